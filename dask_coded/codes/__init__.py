@@ -1,0 +1,12 @@
+"""Linear codes: how blocks become pieces, and which pieces give the blocks back.
+
+NumPy and SciPy only; nothing here knows of Dask, of workers or of time.
+"""
+
+from __future__ import annotations
+
+from dask_coded.codes._linear import CODES, Code, DecodeError
+from dask_coded.codes._mds import MDS
+from dask_coded.codes._repetition import Repetition
+
+__all__ = ["CODES", "MDS", "Code", "DecodeError", "Repetition"]

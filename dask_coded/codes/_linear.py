@@ -1,0 +1,390 @@
+r"""What every linear code has in common.
+
+The rows of a matrix ``A`` are cut into ``k`` blocks ``A_0 … A_{k-1}``. A code stores *pieces*
+
+.. math:: P_i = \sum_j G_{ij} A_j
+
+so that ``P_i @ x`` is the same combination of the products ``A_j @ x``. Which products have been
+computed is a set of rows of ``G``; the blocks of the result follow by solving those rows.
+
+A code is data: the generator ``G``, the *place* of each piece (pieces of one place live on one
+worker), and the *group* of each piece. A group is a set of pieces of which any ``need`` suffice for
+the blocks that they mention: an MDS code is one group that needs ``k``; repetition is one group per
+block that needs one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+#: Every code with a name, by that name; a subclass of :class:`Code` enters itself.
+CODES: dict[str, type[Code]] = {}
+
+#: Up to this many subsets are looked at one by one; beyond, this many are drawn.
+EXHAUSTIVE_SUBSETS = 3_000
+
+_FACTORS_KEPT = 1_024
+
+
+class DecodeError(ValueError):
+    """The pieces at hand do not determine the blocks."""
+
+
+class Code:
+    """A linear code given by its generator matrix.
+
+    Subclass it to plug in a code of your own: pass ``G`` to this constructor, set ``name`` to make
+    it selectable by name, and override :meth:`with_redundancy` if it can be built from a number of
+    workers and a number of losses to survive.
+
+    Parameters
+    ----------
+    G : array_like, shape (pieces, k)
+        Generator matrix: piece ``i`` is ``sum_j G[i, j] * block_j``.
+    place : array_like of int, shape (pieces,), optional
+        The place of each piece, ``0 … n-1``. Pieces of one place are stored on one worker.
+        Default: every piece has a place of its own.
+    group : array_like of int, shape (pieces,), optional
+        The group of each piece. Default: one group.
+    need : array_like of int, shape (groups,), optional
+        How many pieces of each group suffice. Default: ``k`` of the only group.
+
+    Attributes
+    ----------
+    n : int
+        Number of places, that is, of workers that the code spreads over.
+    k : int
+        Number of blocks.
+    pieces : int
+        Number of pieces, ``len(G)``.
+    tolerance : int
+        How many places may be lost, whichever they are.
+    systematic : bool
+        Whether every block is itself a piece.
+    exact : bool
+        Whether encoding and decoding only copy: then every dtype, sparsity and non-finite value
+        survives bit for bit.
+
+    Raises
+    ------
+    ValueError
+        If ``G`` is no matrix of finite numbers with at least as many rows as columns.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> code = Code([[1, 0], [0, 1], [1, 1]])
+    >>> code.n, code.k, code.systematic
+    (3, 2, True)
+    >>> pieces = code.encode([np.array([1.0, 2.0]), np.array([10.0, 20.0])])
+    >>> code.decode([pieces[0], pieces[2]], [0, 2])
+    array([[ 1.,  2.],
+           [10., 20.]])
+    """
+
+    name: ClassVar[str | None] = None
+    exact: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.__dict__.get("name") is not None:
+            CODES[str(cls.name)] = cls
+
+    def __init__(
+        self,
+        G: npt.ArrayLike,
+        *,
+        place: npt.ArrayLike | None = None,
+        group: npt.ArrayLike | None = None,
+        need: npt.ArrayLike | None = None,
+    ) -> None:
+        generator = np.array(G, dtype=np.float64)
+        if generator.ndim != 2 or min(generator.shape) == 0:
+            raise ValueError(
+                f"Argument 'G' must be a matrix (pieces, k), its shape is {generator.shape}."
+            )
+        pieces, k = generator.shape
+        if pieces < k:
+            raise ValueError(
+                f"Argument 'G' must have at least as many rows as columns, {pieces} is less than {k}."
+            )
+        if not np.isfinite(generator).all():
+            raise ValueError("Argument 'G' must be finite, it holds NaN or infinity.")
+        generator.flags.writeable = False
+        self.G: npt.NDArray[np.float64] = generator
+        self.k = k
+        self.pieces = pieces
+        self.place = _labels("place", np.arange(pieces) if place is None else place, pieces)
+        self.n = int(self.place.max()) + 1
+        self.group = _labels("group", np.zeros(pieces) if group is None else group, pieces)
+        self.need: npt.NDArray[np.intp] = np.asarray([k] if need is None else need, dtype=np.intp)
+        if len(self.need) != int(self.group.max()) + 1:
+            raise ValueError(
+                f"Argument 'need' must have one entry per group, it has {len(self.need)} for "
+                f"{int(self.group.max()) + 1} groups."
+            )
+        # The block of a piece that *is* a block, -1 for parity.
+        unit = (np.count_nonzero(generator, axis=1) == 1) & (generator.max(axis=1) == 1)
+        self._block_of = np.where(unit, generator.argmax(axis=1), -1)
+        self._factors: dict[tuple[int, ...], tuple[list[int], npt.NDArray[np.float64]]] = {}
+
+    @classmethod
+    def with_redundancy(cls, n: int, redundancy: int) -> Code:
+        """Build the code for ``n`` workers that survives the loss of any ``redundancy`` of them.
+
+        Raises
+        ------
+        TypeError
+            If this kind of code cannot be built from those two numbers.
+        """
+        raise TypeError(
+            f"{cls.__name__} cannot be built from a number of workers and a redundancy: "
+            f"pass an instance."
+        )
+
+    @property
+    def systematic(self) -> bool:
+        """Whether every block is itself a piece."""
+        return set(range(self.k)) <= set(self._block_of.tolist())
+
+    @property
+    def systematic_pieces(self) -> list[int]:
+        """The first piece that is block 0, 1, … ``k - 1``.
+
+        Raises
+        ------
+        ValueError
+            If the code is not systematic.
+        """
+        if not self.systematic:
+            raise ValueError(f"{self!r} is not systematic: its pieces do not include the blocks.")
+        blocks = self._block_of.tolist()
+        return [blocks.index(j) for j in range(self.k)]
+
+    @property
+    def tolerance(self) -> int:
+        """How many places may be lost, whichever they are."""
+        holders = [len(set(self.place[self.group == g])) for g in range(len(self.need))]
+        return min(h - int(m) for h, m in zip(holders, self.need, strict=True))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(n={self.n}, k={self.k})"
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            type(other) is type(self)
+            and isinstance(other, Code)
+            and np.array_equal(self.G, other.G)
+            and np.array_equal(self.place, other.place)
+            and np.array_equal(self.group, other.group)
+        )
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.n, self.k, self.G.tobytes()))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Factors are cheap to make again and may be many: they stay where they were needed.
+        return {**self.__dict__, "_factors": {}}
+
+    # -- encoding ------------------------------------------------------------------------------
+
+    def encode(self, blocks: Sequence[Any]) -> list[Any]:
+        """Combine ``k`` blocks into the pieces.
+
+        Parameters
+        ----------
+        blocks : sequence of k arrays, all of shape (rows, …)
+            NumPy arrays or SciPy sparse matrices. A block that *is* a piece is passed on as it is.
+
+        Returns
+        -------
+        list of arrays
+            One per piece, each of shape (rows, …).
+
+        Raises
+        ------
+        ValueError
+            If there are not ``k`` blocks, or not of one shape.
+        """
+        if len(blocks) != self.k:
+            raise ValueError(f"{self!r} encodes {self.k} blocks, {len(blocks)} were given.")
+        if len(shapes := {b.shape for b in blocks}) > 1:
+            raise ValueError(f"All blocks must have one shape, they have {sorted(shapes)}.")
+        return [
+            blocks[j] if j >= 0 else sum(g * b for g, b in zip(row, blocks, strict=True) if g)
+            for j, row in zip(self._block_of, self.G, strict=True)
+        ]
+
+    def combination(self, piece: int, sources: Sequence[int]) -> npt.NDArray[np.float64]:
+        """How to make one piece out of others: ``piece = sum_i c[i] * sources[i]``.
+
+        Parameters
+        ----------
+        piece : int
+            The piece to make.
+        sources : sequence of int
+            Pieces at hand; they must determine it.
+
+        Returns
+        -------
+        ndarray, shape (len(sources),)
+            Coefficients; zero for the sources that are not needed.
+
+        Raises
+        ------
+        DecodeError
+            If the sources do not determine the piece.
+        """
+        row = self.G[piece]
+        for i, source in enumerate(sources):
+            if np.array_equal(self.G[source], row):
+                return np.eye(len(sources))[i]
+        solution = np.linalg.lstsq(self.G[list(sources)].T, row, rcond=None)[0]
+        if not np.allclose(self.G[list(sources)].T @ solution, row, atol=1e-9):
+            raise DecodeError(f"Pieces {list(sources)} of {self!r} do not determine piece {piece}.")
+        return np.asarray(solution)
+
+    # -- decoding ------------------------------------------------------------------------------
+
+    def decode(self, results: Sequence[npt.NDArray[Any]], pieces: Sequence[int]) -> npt.NDArray[Any]:
+        """Recover the ``k`` blocks of a stripe from the pieces of it that were computed.
+
+        Blocks that were computed are copied; only missing ones are solved for, in double
+        precision whatever the dtype of the results.
+
+        Parameters
+        ----------
+        results : sequence of arrays, each of shape (rows, …)
+            What was computed of the pieces, in the order of ``pieces``.
+        pieces : sequence of int
+            Which pieces these are. More than suffice may be given.
+
+        Returns
+        -------
+        ndarray, shape (k, rows, …)
+            In the dtype of the results.
+
+        Raises
+        ------
+        DecodeError
+            If the pieces do not determine the blocks.
+        """
+        if len(results) != len(pieces):
+            raise ValueError(
+                f"Each piece needs one result, {len(results)} came for {len(pieces)} pieces."
+            )
+        first = np.asarray(results[0])
+        out = np.empty((self.k, *first.shape), dtype=first.dtype)
+        have = self._block_of[list(pieces)]
+        for block, result in zip(have, results, strict=True):
+            if block >= 0:
+                out[block] = result
+        missing, weights = self.recovery(pieces)
+        if missing:
+            used = np.flatnonzero(weights.any(axis=0))
+            stack = np.stack([np.asarray(results[i]) for i in used])
+            solved = np.tensordot(weights[:, used], stack.astype(_wide(first.dtype)), axes=1)
+            out[missing] = solved.astype(first.dtype)
+        return out
+
+    def recovery(self, pieces: Sequence[int]) -> tuple[list[int], npt.NDArray[np.float64]]:
+        """Which blocks are missing from a set of pieces, and how to solve for them.
+
+        Parameters
+        ----------
+        pieces : sequence of int
+
+        Returns
+        -------
+        missing : list of int
+            Blocks that are not themselves among the pieces.
+        weights : ndarray, shape (len(missing), len(pieces))
+            ``block[missing[i]] = sum_j weights[i, j] * piece[pieces[j]]``.
+
+        Raises
+        ------
+        DecodeError
+            If the pieces do not determine the blocks.
+        """
+        key = tuple(int(p) for p in pieces)
+        if (found := self._factors.get(key)) is None:
+            if len(self._factors) >= _FACTORS_KEPT:
+                self._factors.clear()
+            found = self._factors[key] = self._factor(key)
+        return found
+
+    def _factor(self, pieces: tuple[int, ...]) -> tuple[list[int], npt.NDArray[np.float64]]:
+        have = self._block_of[list(pieces)]
+        present = dict(zip(have.tolist(), range(len(pieces)), strict=True))
+        missing = [j for j in range(self.k) if j not in present]
+        weights = np.zeros((len(missing), len(pieces)))
+        parity = np.flatnonzero(have < 0)[: len(missing)] if missing else np.zeros(0, dtype=int)
+        if not missing:
+            return missing, weights
+        rows = self.G[[pieces[i] for i in parity]]
+        small = rows[:, missing]
+        if len(parity) < len(missing) or np.linalg.matrix_rank(small) < len(missing):
+            raise DecodeError(
+                f"Pieces {list(pieces)} of {self!r} do not determine blocks {missing}: "
+                f"any {self.k} independent pieces do."
+            )
+        inverse = np.linalg.inv(small)
+        weights[:, parity] = inverse
+        known = [j for j in range(self.k) if j in present]
+        weights[:, [present[j] for j in known]] = -inverse @ rows[:, known]
+        return missing, weights
+
+    # -- conditioning --------------------------------------------------------------------------
+
+    def condition_number(self, subset: Sequence[int]) -> float:
+        """2-norm condition number of the rows of ``G`` in ``subset``: digits lost in decoding.
+
+        Returns infinity for a subset that does not determine the blocks.
+
+        Examples
+        --------
+        >>> Code([[1, 0], [0, 1], [1, 1]]).condition_number([0, 1])
+        1.0
+        """
+        values = np.linalg.svd(self.G[list(subset)], compute_uv=False)
+        if len(values) < self.k or values[-1] < values[0] * np.finfo(float).eps:
+            return math.inf
+        return float(values[0] / values[-1])
+
+    def worst_condition_number(self) -> float:
+        """The largest :meth:`condition_number` over subsets of ``k`` pieces.
+
+        All subsets are looked at when there are few (up to 3,000), else a fixed sample of them:
+        then this is a lower bound.
+        """
+        subsets = k_subsets(self.pieces, self.k)
+        return max(self.condition_number(s) for s in subsets)
+
+
+def k_subsets(n: int, k: int, limit: int = EXHAUSTIVE_SUBSETS) -> list[tuple[int, ...]]:
+    """All ``k``-subsets of ``range(n)`` if at most ``limit``, else ``limit`` of them, repeatably."""
+    if math.comb(n, k) <= limit:
+        return list(itertools.combinations(range(n), k))
+    rng = np.random.default_rng(0)
+    draws = rng.permuted(np.tile(np.arange(n), (limit, 1)), axis=1)[:, :k]
+    return [tuple(row) for row in np.sort(draws, axis=1).tolist()]
+
+
+def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return np.result_type(dtype, np.float64)
+
+
+def _labels(name: str, values: npt.ArrayLike, pieces: int) -> npt.NDArray[np.intp]:
+    labels = np.asarray(values).astype(np.intp)
+    if labels.shape != (pieces,) or labels.min() < 0:
+        raise ValueError(
+            f"Argument {name!r} must hold one non-negative integer per piece ({pieces}), "
+            f"its shape is {labels.shape}."
+        )
+    return labels

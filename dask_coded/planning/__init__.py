@@ -1,0 +1,27 @@
+"""Who computes what: assignments, policies and speed prediction as pure functions of arrays."""
+
+from __future__ import annotations
+
+from dask_coded.planning.assignment import InfeasibleError, deal, fluid_time
+from dask_coded.planning.layout import Layout, Run
+from dask_coded.planning.policies import POLICIES, Policy
+from dask_coded.planning.progress import Assign, Command, Finish, Progress, Reporting, Withdraw
+from dask_coded.planning.speeds import PREDICTORS, SpeedHistory
+
+__all__ = [
+    "POLICIES",
+    "PREDICTORS",
+    "Assign",
+    "Command",
+    "Finish",
+    "InfeasibleError",
+    "Layout",
+    "Policy",
+    "Progress",
+    "Reporting",
+    "Run",
+    "SpeedHistory",
+    "Withdraw",
+    "deal",
+    "fluid_time",
+]

@@ -1,0 +1,99 @@
+"""What a round is about, as plain arrays: pieces, the workers that hold them, the work in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.intp]
+Bools = npt.NDArray[np.bool_]
+
+
+class Run(NamedTuple):
+    """Consecutive stripes ``start … stop - 1`` of one piece: what is dealt out and sent back."""
+
+    piece: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Which worker holds which piece, and what each stripe of it costs.
+
+    Parameters
+    ----------
+    host : array_like of int, shape (pieces,)
+        Index of the worker that holds each piece, ``-1`` for a piece that nobody holds.
+    work : array_like, shape (pieces, stripes)
+        Cost of each stripe in any unit: rows of dense pieces, non-zeros of sparse ones.
+    group, place : array_like of int, shape (pieces,)
+        As in :class:`dask_coded.codes.Code`.
+    need : array_like of int, shape (groups,)
+        How many pieces of its group a stripe needs.
+    workers : int
+        Number of workers.
+    """
+
+    host: Ints
+    work: Floats
+    group: Ints
+    place: Ints
+    need: Ints
+    workers: int
+
+    @classmethod
+    def of(cls, code: Any, host: Sequence[int], work: npt.ArrayLike, workers: int = 0) -> Layout:
+        """Lay out a code: ``host[piece]`` is a worker index, ``work`` broadcasts to the pieces."""
+        hosts = np.asarray(host, dtype=np.intp)
+        costs = np.asarray(work, dtype=np.float64)
+        costs = np.broadcast_to(costs, (len(hosts), costs.shape[-1]))
+        return cls(
+            host=hosts,
+            work=costs,
+            group=code.group,
+            place=code.place,
+            need=code.need,
+            workers=max(workers, int(hosts.max(initial=-1)) + 1),
+        )
+
+    @property
+    def pieces(self) -> int:
+        return len(self.host)
+
+    @property
+    def stripes(self) -> int:
+        return self.work.shape[1]
+
+    @cached_property
+    def before(self) -> Floats:
+        """Work in the stripes before each stripe of a piece, shape (pieces, stripes + 1)."""
+        out = np.zeros((self.pieces, self.stripes + 1))
+        np.cumsum(self.work, axis=1, out=out[:, 1:])
+        return out
+
+    @cached_property
+    def pieces_of(self) -> list[list[int]]:
+        """The pieces that each worker holds."""
+        lists: list[list[int]] = [[] for _ in range(self.workers)]
+        for piece, worker in enumerate(self.host.tolist()):
+            if worker >= 0:
+                lists[worker].append(piece)
+        return lists
+
+    @cached_property
+    def sufficient(self) -> int:
+        """How many workers suffice, whichever they are, when each holds one place of the code."""
+        holders = np.bincount(self.group, minlength=len(self.need))
+        return len(np.unique(self.place)) - int((holders - self.need).min())
+
+    def cost(self, run: Run) -> float:
+        """Work in a run of stripes."""
+        row = self.before[run.piece]
+        return float(row[run.stop] - row[run.start])

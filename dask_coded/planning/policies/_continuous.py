@@ -1,0 +1,137 @@
+"""Continuous squeeze: S2C2's assignment, then work flows from late workers to free ones, at once.
+
+Workers stream what they have computed. When one is about to run dry it is given the tail of the
+list of the worker that is predicted to finish last. No data moves, because every worker holds a
+piece of every stripe; partial work is used; nothing waits for a time-out. What is left in the hands
+of slow or silent workers at the very end is computed a second time by free ones.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dask_coded.planning.assignment import deal
+from dask_coded.planning.layout import Bools, Floats, Layout, Run
+from dask_coded.planning.policies._policy import Policy
+from dask_coded.planning.progress import Progress, runs_of
+
+
+class Continuous(Policy):
+    """Feed whoever runs dry from whoever is latest.
+
+    Parameters
+    ----------
+    lead : float
+        Seconds before running dry at which a worker is fed: the time for a message there and back,
+        so that it does not stand idle meanwhile.
+    """
+
+    def __init__(self, lead: float = 0.004) -> None:
+        self.lead = lead
+
+    def first(self, layout: Layout, speeds: Floats) -> list[list[Run]]:
+        return deal(layout, speeds)
+
+    def react(self, progress: Progress) -> float | None:
+        if not progress.unfinished:
+            return None
+        speeds = progress.speeds()
+        present = progress.present()
+        eta = progress.remaining(speeds)
+        hungry = np.flatnonzero(present & (eta <= self.lead))
+        idle = False
+        for thief in hungry[np.argsort(eta[hungry], kind="stable")].tolist():
+            if not (self._steal(progress, thief, speeds) or progress.todo[thief]):
+                idle |= not self._second(progress, thief, speeds)
+        if not idle:
+            return None
+        # Somebody is free and found nothing worth taking: look again soon, lateness shows with time.
+        return progress.now + max(self.lead, 0.02 * (progress.now - progress.started))
+
+    def _steal(self, progress: Progress, thief: int, speeds: Floats) -> bool:
+        """Move tails to ``thief`` so that it ends together with everybody else."""
+        own = speeds[thief]
+        if own <= 0:
+            return False
+        eta = progress.remaining(speeds)
+        present = progress.present()
+        level = progress.todo[present].sum() / speeds[present].sum()
+        taken = False
+        for victim in np.argsort(-eta, kind="stable").tolist():
+            if eta[victim] <= max(eta[thief], self.lead) or victim == thief:
+                break
+            surplus = progress.todo[victim] - speeds[victim] * level
+            room = own * level - progress.todo[thief]
+            if surplus <= 0 or room <= 0:
+                if taken:
+                    break
+                # Nobody within reach is later than the average: share evenly with the latest, so
+                # that work diffuses to this worker through its neighbours.
+                gap = eta[victim] - progress.todo[thief] / own
+                surplus = room = gap / (1 / own + (1 / speeds[victim] if speeds[victim] else 0))
+            if self._move(progress, victim, thief, min(surplus, room), own, eta[victim]):
+                taken = True
+                eta = progress.remaining(speeds)
+        return taken
+
+    def _move(
+        self, progress: Progress, victim: int, thief: int, amount: float, own: float, eta: float
+    ) -> bool:
+        """Move up to ``amount`` of work from the tail of one list to the end of another."""
+        layout = progress.layout
+        withdrawn: list[Run] = []
+        given: list[Run] = []
+        load = progress.todo[thief]
+        head = True  # the stripe that the victim is believed to be at is left to it
+        for index in range(len(progress.queues[victim]) - 1, -1, -1):
+            run = progress.queues[victim][index]
+            head = index == 0
+            for piece in layout.pieces_of[thief]:
+                if layout.group[piece] != layout.group[run.piece] or not progress.available[piece]:
+                    continue
+                free = ~progress.held[piece, run.start : run.stop]
+                if head:
+                    free[0] = False
+                stripes = np.flatnonzero(free)[::-1] + run.start
+                costs = layout.work[piece, stripes]
+                sums = np.cumsum(costs)
+                count = int(np.searchsorted(sums, amount, side="right"))
+                if not count and not given and len(costs) and (load + costs[0]) / own < eta:
+                    count = 1  # less than a stripe is asked for, but even a whole one pays
+                if not count:
+                    continue
+                mask = np.zeros(layout.stripes, dtype=bool)
+                mask[stripes[:count]] = True
+                given += runs_of(piece, mask)
+                withdrawn += runs_of(run.piece, mask)
+                amount -= float(sums[count - 1])
+                load += float(sums[count - 1])
+                break
+            if amount <= 0:
+                break
+        progress.withdraw(victim, withdrawn)
+        progress.assign(thief, given)
+        return bool(given)
+
+    def _second(self, progress: Progress, thief: int, speeds: Floats) -> bool:
+        """Give an idle worker a copy of stripes whose last holders are slower than it would be."""
+        own = speeds[thief]
+        if own <= 0:
+            return False
+        layout = progress.layout
+        eta = progress.remaining(speeds)
+        smallest = float(layout.work[layout.pieces_of[thief]].mean()) / own
+        prompt: Bools = eta <= smallest + self.lead
+        unsafe = progress.missing > progress.outstanding(prompt)
+        given: list[Run] = []
+        for piece in layout.pieces_of[thief]:
+            if not progress.available[piece]:
+                continue
+            stripes = np.flatnonzero(unsafe[layout.group[piece]] & ~progress.held[piece])
+            # One at a time: the next free worker takes the next, nobody hoards.
+            for stripe in stripes[-1:].tolist():
+                given.append(Run(piece, stripe, stripe + 1))
+            if given:
+                break
+        progress.assign(thief, given)
+        return bool(given)

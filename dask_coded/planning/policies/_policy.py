@@ -1,0 +1,28 @@
+"""What a policy is."""
+
+from __future__ import annotations
+
+from dask_coded.planning.layout import Floats, Layout, Run
+from dask_coded.planning.progress import Progress
+
+
+class Policy:
+    """One round's rule: a first assignment, then a reaction to every event.
+
+    A policy sees nothing but a :class:`Progress`; it does no I/O and reads no clock. An instance
+    serves one round, so that it may keep state.
+    """
+
+    def first(self, layout: Layout, speeds: Floats) -> list[list[Run]]:
+        """The runs that each worker is given when the round begins."""
+        raise NotImplementedError  # pragma: no cover
+
+    def react(self, progress: Progress) -> float | None:
+        """Move work after an event, by ``progress.assign`` and ``progress.withdraw``.
+
+        Returns
+        -------
+        float or None
+            The time at which to be called again if nothing happens before.
+        """
+        return None

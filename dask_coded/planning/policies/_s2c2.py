@@ -1,0 +1,84 @@
+"""Slack squeeze (S2C2) as published: loads by predicted speed, one recovery after a time-out.
+
+References
+----------
+.. [1] Narra et al., "Slack squeeze coded computing for adaptive straggler mitigation", SC'19.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dask_coded.planning.assignment import deal
+from dask_coded.planning.layout import Floats, Layout, Run
+from dask_coded.planning.policies._policy import Policy
+from dask_coded.planning.progress import Progress, cover
+
+# The authors' rule: about the error of their speed predictor.
+PATIENCE = 0.15
+
+
+class S2C2(Policy):
+    """General S2C2: loads in proportion to predicted speeds.
+
+    When enough workers to decode from have finished, the others get 15 % of those workers' mean
+    time more; then what they owe is dealt to the ones that have finished.
+    """
+
+    def __init__(self) -> None:
+        self._late: set[int] = set()
+        self._again: float | None = None
+
+    def first(self, layout: Layout, speeds: Floats) -> list[list[Run]]:
+        return deal(layout, speeds)
+
+    def react(self, progress: Progress) -> float | None:
+        took_part = ~np.isnan(progress.began) & progress.present()
+        finished = took_part & (progress.todo == 0)
+        finished[list(self._late)] = False
+        if self._again is None:
+            if finished.sum() < min(progress.layout.sufficient, int(took_part.sum())):
+                return None
+            spent = float((progress.heard - progress.began)[finished].mean())
+            self._again = progress.started + spent * (1 + PATIENCE)
+        if progress.now < self._again:
+            return self._again
+        return self._recover(progress, took_part, finished)
+
+    def _recover(self, progress: Progress, took_part: np.ndarray, finished: np.ndarray) -> float:
+        late = took_part & (progress.todo > 0)
+        under_way = progress.outstanding(~late)
+        short = np.clip(progress.missing - under_way, 0, None)
+        covered = cover(progress, short, finished)
+        if (covered < short).any():
+            covered += cover(progress, short - covered, progress.present() & ~late)
+        settled = covered == short
+        for worker in np.flatnonzero(late).tolist():
+            owed = list(progress.queues[worker])
+            if all(settled[progress.layout.group[r.piece], r.start : r.stop].all() for r in owed):
+                progress.withdraw(worker, owed)
+                self._late.add(worker)
+        # Should a helper fail too, look again when what it was given ought to be done.
+        speeds = np.maximum(progress.speeds(), 1e-12)
+        expected = progress.remaining(speeds)[~late].max(initial=0.0)
+        spent = progress.now - progress.started
+        self._again = progress.now + max(expected * (1 + PATIENCE), PATIENCE * spent, 1e-3)
+        return self._again
+
+
+class BasicS2C2(S2C2):
+    """Basic S2C2: a worker is a straggler or not; those that are not get equal loads.
+
+    A straggler is a worker predicted at less than half of the median speed; there are never more of
+    them than the code tolerates.
+    """
+
+    def first(self, layout: Layout, speeds: Floats) -> list[list[Run]]:
+        holders = np.unique(layout.host[layout.host >= 0])
+        order = holders[np.argsort(speeds[holders], kind="stable")]
+        slow = speeds[order] < 0.5 * np.median(speeds[holders])
+        stragglers = order[slow][: max(len(holders) - layout.sufficient, 0)]
+        equal = np.zeros(layout.workers)
+        equal[holders] = 1.0
+        equal[stragglers] = 0.0
+        return deal(layout, equal)

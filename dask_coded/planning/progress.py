@@ -1,0 +1,264 @@
+"""The state of a running round as a policy sees it, and the two moves that a policy has."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from dask_coded.planning.layout import Bools, Floats, Ints, Layout, Run
+
+
+@dataclass(frozen=True)
+class Assign:
+    """Command: have ``worker`` compute these runs, after what it was given before."""
+
+    worker: int
+    runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True)
+class Withdraw:
+    """Command: take these runs back from ``worker``; what it has computed already is welcome."""
+
+    worker: int
+    runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True)
+class Finish:
+    """Command: everything needed has come back; all workers may drop what is left."""
+
+
+Command = Assign | Withdraw | Finish
+
+
+@dataclass(frozen=True)
+class Reporting:
+    """How often workers report: every ``interval`` seconds, later every ``growth`` of the round."""
+
+    interval: float = 0.005
+    growth: float = 0.2
+
+    def gap(self, elapsed: Floats) -> Floats:
+        """Longest silence, in seconds, that is normal for a worker ``elapsed`` seconds in."""
+        return np.maximum(self.interval, self.growth * elapsed) * 2
+
+
+class Progress:
+    """What has been dealt, what has come back, and how fast every worker turns out to be.
+
+    Policies read the arrays and call :meth:`assign` and :meth:`withdraw`.
+
+    Attributes
+    ----------
+    computed : ndarray of bool, shape (pieces, stripes)
+        Stripes that have come back.
+    held : ndarray of bool, shape (pieces, stripes)
+        Stripes that have come back, or were dealt and not withdrawn: not to be dealt again.
+    missing : ndarray of int, shape (groups, stripes)
+        How many more pieces each stripe needs.
+    queues : list of deque of Run
+        What each worker still owes, in its order.
+    todo, done : ndarray, shape (workers,)
+        Work owed and work come back in this round.
+    available : ndarray of bool, shape (pieces,)
+        Pieces on workers that are there.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        speeds: Floats,
+        now: float,
+        reporting: Reporting | None = None,
+    ) -> None:
+        shape = layout.pieces, layout.stripes
+        self.layout = layout
+        self.started = now
+        self.reporting = reporting or Reporting()
+        self.computed: Bools = np.zeros(shape, dtype=bool)
+        self.held: Bools = np.zeros(shape, dtype=bool)
+        self.missing: Ints = np.repeat(layout.need[:, None], layout.stripes, axis=1)
+        self.queues: list[deque[Run]] = [deque() for _ in range(layout.workers)]
+        self.available: Bools = layout.host >= 0
+        self.prior: Floats = np.asarray(speeds, dtype=np.float64)
+        self.todo: Floats = np.zeros(layout.workers)
+        self.done: Floats = np.zeros(layout.workers)
+        self.busy: Floats = np.zeros(layout.workers)
+        self.began: Floats = np.full(layout.workers, np.nan)
+        self.heard: Floats = np.full(layout.workers, np.nan)
+        self.commands: list[Command] = []
+        self.now = now
+
+    # -- moves ---------------------------------------------------------------------------------
+
+    def assign(self, worker: int, runs: list[Run]) -> None:
+        """Deal runs that the worker does not hold yet."""
+        for run in runs:
+            self.held[run.piece, run.start : run.stop] = True
+            self.todo[worker] += self.layout.cost(run)
+            self.queues[worker].append(run)
+        if runs:
+            if np.isnan(self.began[worker]):
+                self.began[worker] = self.heard[worker] = self.now
+            self.commands.append(Assign(worker, tuple(runs)))
+
+    def withdraw(self, worker: int, runs: list[Run]) -> None:
+        """Take back runs that the worker owes."""
+        for run in runs:
+            self._drop(worker, run)
+            self.held[run.piece, run.start : run.stop] = self.computed[
+                run.piece, run.start : run.stop
+            ]
+        if runs:
+            self.commands.append(Withdraw(worker, tuple(runs)))
+
+    # -- what a policy asks --------------------------------------------------------------------
+
+    @property
+    def unfinished(self) -> bool:
+        return bool((self.missing > 0).any())
+
+    def present(self) -> Bools:
+        """Workers with at least one piece within reach, shape (workers,)."""
+        hosts = self.layout.host[self.available]
+        return np.bincount(hosts, minlength=self.layout.workers) > 0
+
+    def outstanding(self, workers: Bools | None = None) -> Ints:
+        """Copies under way per group and stripe, only those of ``workers`` if given."""
+        under_way = self.held & ~self.computed
+        if workers is not None:
+            under_way &= (workers[self.layout.host] & (self.layout.host >= 0))[:, None]
+        if len(self.layout.need) == 1:
+            return under_way.sum(axis=0, keepdims=True)
+        out = np.zeros(self.missing.shape, dtype=np.intp)
+        np.add.at(out, self.layout.group, under_way)
+        return out
+
+    def speeds(self) -> Floats:
+        """Best estimate of every worker's speed at this moment, work per second.
+
+        Measured in this round where a worker has reported, else its prediction on the scale of the
+        others. A worker that has been silent for longer than is normal is believed to be slowing
+        down, ever more: this is how a stopped worker is told from a busy one.
+        """
+        with np.errstate(divide="ignore", invalid="ignore"):
+            measured = self.done / self.busy
+            known = (self.done > 0) & (self.busy > 0)
+            trusted = known & (self.prior > 0)
+            ratios = measured[trusted] / self.prior[trusted]
+            scale = float(np.median(ratios)) if len(ratios) else 1.0
+            speed = np.where(known, measured, self.prior * scale)
+            elapsed = self.now - self.began
+            normal = self.reporting.gap(elapsed)
+            silent = (self.todo > 0) & (self.now - self.heard > normal)
+            believed = (self.done + speed * normal) / elapsed
+            if len(ratios) or known.any():  # without any report there is no scale to be late on
+                speed = np.where(silent, np.minimum(speed, believed), speed)
+        return np.nan_to_num(speed, nan=0.0, posinf=0.0)
+
+    def remaining(self, speeds: Floats) -> Floats:
+        """Seconds until each worker runs dry; infinite for one that owes work and makes none."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(self.todo > 0, self.todo / speeds, 0.0)
+
+    # -- events, from the round ----------------------------------------------------------------
+
+    def record(self, worker: int, runs: list[Run], seconds: float) -> list[Run]:
+        """Enter runs that came back; returns those that were new."""
+        fresh = []
+        self.heard[worker] = self.now
+        self.busy[worker] += seconds
+        for run in runs:
+            self.done[worker] += self.layout.cost(run)
+            self._drop(worker, run)
+            span = slice(run.start, run.stop)
+            self.held[run.piece, span] = True
+            new = ~self.computed[run.piece, span]
+            if new.any():
+                self.missing[self.layout.group[run.piece], span] -= new
+                self.computed[run.piece, span] = True
+                fresh.append(run)
+        return fresh
+
+    def lose(self, pieces: list[int]) -> None:
+        """Enter that pieces are out of reach; what they have computed stays."""
+        for piece in pieces:
+            worker = int(self.layout.host[piece])
+            self.available[piece] = False
+            self.held[piece] = self.computed[piece]
+            if worker < 0:
+                continue
+            self.queues[worker] = deque(r for r in self.queues[worker] if r.piece != piece)
+            self.todo[worker] = sum(self.layout.cost(r) for r in self.queues[worker])
+
+    def take(self) -> list[Command]:
+        """The commands given since the last call."""
+        commands, self.commands = self.commands, []
+        return commands
+
+    def _drop(self, worker: int, gone: Run) -> None:
+        """Remove a run, or what there is of it, from what a worker owes."""
+        queue = self.queues[worker]
+        kept: deque[Run] = deque()
+        for run in queue:
+            if run.piece != gone.piece or run.stop <= gone.start or gone.stop <= run.start:
+                kept.append(run)
+                continue
+            if run.start < gone.start:
+                kept.append(Run(run.piece, run.start, gone.start))
+            if gone.stop < run.stop:
+                kept.append(Run(run.piece, gone.stop, run.stop))
+        self.queues[worker] = kept
+        # Summed anew rather than subtracted: a queue is short, and an empty one is exactly zero.
+        self.todo[worker] = sum(self.layout.cost(run) for run in kept)
+
+
+def runs_of(piece: int, mask: Bools, offset: int = 0) -> list[Run]:
+    """The runs of stripes where ``mask`` is true."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.view(np.int8), [0]])))
+    return [
+        Run(piece, a + offset, b + offset)
+        for a, b in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
+    ]
+
+
+def cover(progress: Progress, short: Ints, eligible: Bools) -> Ints:
+    """Deal copies of stripes to eligible workers, each to the one that will be done with it first.
+
+    Parameters
+    ----------
+    progress : Progress
+    short : ndarray of int, shape (groups, stripes)
+        How many more copies of each stripe to deal.
+    eligible : ndarray of bool, shape (workers,)
+        Who may be given work.
+
+    Returns
+    -------
+    ndarray of int, shape (groups, stripes)
+        How many copies of each stripe could be dealt.
+    """
+    layout = progress.layout
+    speeds = np.maximum(progress.speeds(), 1e-12)
+    load = progress.todo.copy()
+    dealt: dict[int, Bools] = {}
+    covered = np.zeros_like(short)
+    usable = progress.available & eligible[layout.host] & (layout.host >= 0)
+    for g, stripe in np.argwhere(short > 0).tolist():
+        holders = np.flatnonzero(usable & (layout.group == g) & ~progress.held[:, stripe])
+        workers = layout.host[holders]
+        costs = layout.work[holders, stripe]
+        for _ in range(min(int(short[g, stripe]), len(holders))):
+            best = int(np.argmin((load[workers] + costs) / speeds[workers]))
+            piece = int(holders[best])
+            load[workers[best]] += costs[best]
+            dealt.setdefault(piece, np.zeros(layout.stripes, dtype=bool))[stripe] = True
+            covered[g, stripe] += 1
+            keep = np.arange(len(holders)) != best
+            holders, workers, costs = holders[keep], workers[keep], costs[keep]
+    for piece, mask in dealt.items():
+        progress.assign(int(layout.host[piece]), runs_of(piece, mask))
+    return covered

@@ -1,0 +1,27 @@
+"""Linear algebra on Dask clusters whose workers are slow, uneven or dying, made fast by coding."""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"
+
+from dask_coded import config as _config  # noqa: F401  defaults first
+from dask_coded import graph
+from dask_coded.array import CodedArray, encode, submit
+from dask_coded.codes import CODES, MDS, Code, Repetition
+from dask_coded.runtime.coordinator import Operator
+from dask_coded.runtime.install import ClusterUnfitError
+from dask_coded.runtime.spec import CodedDataLostError
+
+__all__ = [
+    "CODES",
+    "MDS",
+    "ClusterUnfitError",
+    "Code",
+    "CodedArray",
+    "CodedDataLostError",
+    "Operator",
+    "Repetition",
+    "encode",
+    "graph",
+    "submit",
+]

@@ -1,0 +1,415 @@
+"""Coded arrays: dask arrays whose products end with the first sufficient workers.
+
+:func:`encode` stores an array as coded pieces on the workers of a cluster, once. The
+:class:`CodedArray` that it returns is a dask array over the pieces that are plain blocks, so that
+everything a dask array can do still works; its products with vectors and matrices are coded rounds.
+:func:`submit` runs a whole algorithm inside the cluster, where each product is one round.
+"""
+
+from __future__ import annotations
+
+import html
+import uuid
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import dask
+import dask.array as da
+import numpy as np
+import scipy.sparse
+from dask._task_spec import TaskRef
+from dask.base import is_dask_collection, tokenize
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+from dask.utils import format_bytes
+from distributed import Client, Future, default_client
+
+from dask_coded.codes import CODES, MDS, Code, Repetition
+from dask_coded.runtime.coordinator import (
+    DataSlot,
+    OperatorSlot,
+    check_operand,
+    run_loop,
+    run_round,
+)
+from dask_coded.runtime.encoding import Encoded, encode_source, new_id, sparse_type
+from dask_coded.runtime.spec import CodedTask
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+
+def encode(
+    A: Any,
+    code: Code | str | None = None,
+    client: Client | None = None,
+    *,
+    redundancy: int | None = None,
+    transpose: bool = False,
+    oversubscribe: bool = False,
+    check_finite: bool = True,
+) -> CodedArray:
+    """Store a matrix as coded pieces on the workers of a cluster.
+
+    Eager, as ``persist`` is. Afterwards the source is not needed any more: lost pieces are rebuilt
+    from the others.
+
+    Parameters
+    ----------
+    A : dask array, NumPy array or SciPy sparse matrix, shape (rows, columns)
+        Dask arrays may be chunked in any way, with NumPy or SciPy sparse chunks.
+    code : Code or str, optional
+        How pieces are made: :class:`MDS`, :class:`Repetition`, a code of your own, or the name of
+        one. By default MDS over all workers for floating-point and complex data, repetition for
+        sparse data and for integers and booleans, which parity would make dense or inexact.
+    client : distributed.Client, optional
+        The cluster; by default the current one.
+    redundancy : int, optional
+        How many workers may be lost, when ``code`` is a name or not given; by default a quarter of
+        them (``coded.redundancy`` in the configuration).
+    transpose : bool
+        Encode ``A.T`` as well, so that ``x @ C`` and ``C.T @ y`` are coded: twice the memory.
+    oversubscribe : bool
+        Allow several pieces on one worker if there are fewer workers than the code wants.
+    check_finite : bool
+        Refuse NaN and infinity. One of them would spread to all results that it is mixed into.
+
+    Returns
+    -------
+    CodedArray, shape (rows, columns)
+        With an asynchronous client: a coroutine that returns it.
+
+    Raises
+    ------
+    TypeError
+        If A is no matrix, or its dtype does not suit the code.
+    ValueError
+        If A has NaN or infinity, or chunks of unknown size.
+    ClusterUnfitError
+        If the cluster has too few workers, or lacks the package in this version.
+
+    Examples
+    --------
+    >>> import numpy as np, dask_coded as coded
+    >>> from distributed import Client
+    >>> client = Client(n_workers=4, threads_per_worker=1, processes=False, dashboard_address=None)
+    >>> A = np.arange(12.0).reshape(6, 2)
+    >>> C = coded.encode(A, coded.MDS(n=4, k=3))
+    >>> (C @ [1.0, 10.0]).compute()
+    array([ 10.,  32.,  54.,  76.,  98., 120.])
+    >>> client.close()
+    """
+    client = _client(client)
+    source = _source(A)
+    if redundancy is not None and isinstance(code, Code):
+        raise TypeError("Pass either a code or a redundancy: a code has its own.")
+
+    async def run() -> CodedArray:
+        chosen = code if isinstance(code, Code) else await _choose(client, source, code, redundancy)
+        _check_dtype(source, chosen)
+        options = {"oversubscribe": oversubscribe, "check_finite": check_finite}
+        ids = new_id(), new_id()
+        back = None
+        if transpose:
+            back = await encode_source(
+                client, _source(source.T), chosen, array_id=ids[1], transposed=ids[0], **options
+            )
+        there = await encode_source(
+            client, source, chosen, array_id=ids[0], transposed=back and ids[1], **options
+        )
+        return CodedArray(there, back)
+
+    return client.sync(run)
+
+
+def submit(
+    function: Callable[..., Any],
+    *args: Any,
+    client: Client | None = None,
+    workers: str | Sequence[str] | None = None,
+    **kwargs: Any,
+) -> Future:
+    """Run an algorithm inside the cluster, as one task.
+
+    The function is ordinary NumPy code over operators with ``@``. Every :class:`CodedArray` among
+    its arguments becomes such an operator (see :class:`dask_coded.Operator`), of which each
+    ``operator @ x`` is one coded round of a few milliseconds; other dask collections become their
+    values.
+
+    Parameters
+    ----------
+    function : callable
+    *args, **kwargs
+        Its arguments.
+    client : distributed.Client, optional
+        By default the current one.
+    workers : str or sequence of str, optional
+        Addresses of workers to run the function on; by default a fast one is chosen.
+
+    Returns
+    -------
+    distributed.Future
+        Of what the function returns.
+
+    Examples
+    --------
+    >>> import numpy as np, dask_coded as coded
+    >>> from distributed import Client
+    >>> client = Client(n_workers=3, threads_per_worker=1, processes=False, dashboard_address=None)
+    >>> C = coded.encode(np.diag([1.0, 2.0, 3.0]), coded.MDS(n=3, k=2))
+    >>> def power(operator, rounds):
+    ...     x = np.ones(3)
+    ...     for _ in range(rounds):
+    ...         x = operator @ x
+    ...         x /= np.linalg.norm(x)
+    ...     return x @ (operator @ x)
+    >>> round(float(coded.submit(power, C, rounds=30).result()), 6)
+    3.0
+    >>> client.close()
+    """
+    client = _client(client)
+    arrays: dict[str, CodedArray] = {}
+    data: list[Any] = []
+
+    def slot(value: Any) -> Any:
+        if isinstance(value, CodedArray):
+            arrays[value.encoded.spec.id] = value
+            return OperatorSlot(value.encoded.spec.id)
+        if isinstance(value, Future):
+            data.append(value)
+            return DataSlot(len(data) - 1)
+        if is_dask_collection(value):
+            data.append(client.compute(value))
+            return DataSlot(len(data) - 1)
+        return value
+
+    places = tuple(slot(value) for value in args)
+    named = {name: slot(value) for name, value in kwargs.items()}
+    name = getattr(function, "__name__", "function")
+    key = f"coded-{name}-{uuid.uuid4().hex}"
+    task = CodedTask(
+        key,
+        run_loop,
+        tuple(arrays),
+        function,
+        places,
+        named,
+        *(TaskRef(future.key) for future in data),
+    )
+    graph = {key: task, **{future.key: future for future in data}}
+    return client.get(graph, key, sync=False, workers=workers)
+
+
+class CodedArray(da.Array):
+    """A dask array whose products are coded.
+
+    Made by :func:`encode`. ``C @ x``, ``C.dot(x)``, ``np.matmul(C, x)`` and ``np.dot(C, x)`` with a
+    NumPy or dask vector or matrix are lazy coded rounds and give dask arrays; so are ``x @ C`` and
+    ``C.T @ y`` if it was encoded with ``transpose=True``. Everything else is that of a dask array
+    over the plain blocks.
+
+    Attributes
+    ----------
+    encoded : Encoded
+        The pieces: ``spec``, ``futures``, ``workers``, ``nbytes``.
+    code : Code
+    """
+
+    encoded: Encoded
+    _back: Encoded | None
+
+    def __new__(cls, encoded: Encoded, back: Encoded | None = None) -> Self:
+        spec = encoded.spec
+        systematic = spec.code.systematic_pieces
+        graph = {spec.keys[i]: encoded.futures[i] for i in systematic}
+        meta: Any = np.empty((0, 0), dtype=spec.dtype)
+        if spec.sparse:
+            meta = spec.sparse((0, 0), dtype=spec.dtype)
+        chunks = (spec.geometry.rows, (spec.columns,))
+        self = super().__new__(cls, graph, spec.id, chunks, dtype=spec.dtype, meta=meta)
+        self.encoded = encoded
+        self._back = back
+        return self
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.encoded, self._back)
+
+    def __dask_postpersist__(self) -> Any:
+        return self._persisted, ()
+
+    def _persisted(self, dsk: Any, *, rename: Any = None) -> da.Array:
+        # The pieces are in memory already: persisting gives the same coded array again.
+        return self if rename is None else super()._rebuild(dsk, rename=rename)
+
+    @property
+    def code(self) -> Code:
+        return self.encoded.spec.code
+
+    # -- products ------------------------------------------------------------------------------
+
+    def __matmul__(self, other: Any) -> Any:
+        if isinstance(other, (list, tuple)) or np.isscalar(other):
+            other = np.asarray(other)
+        if scipy.sparse.issparse(other):
+            raise TypeError(
+                "The right operand of a coded product must be dense: pass `other.toarray()`."
+            )
+        if not isinstance(other, (np.ndarray, da.Array)):
+            return NotImplemented
+        return self._product(check_operand(self.shape, other))
+
+    def __rmatmul__(self, other: Any) -> Any:
+        if self._back is None:
+            return super().__rmatmul__(other)
+        other = other if isinstance(other, da.Array) else np.asarray(other)
+        return (self.T @ other.T).T
+
+    def dot(self, other: Any) -> Any:
+        """Coded product, as ``@``."""
+        return self @ other
+
+    def transpose(self, *axes: Any) -> da.Array:
+        """The transposed array: coded if it was encoded with ``transpose=True``."""
+        flat = axes[0] if len(axes) == 1 and isinstance(axes[0], (tuple, list)) else axes
+        if self._back is not None and (not flat or flat[0] is None or tuple(flat) == (1, 0)):
+            return CodedArray(self._back, self.encoded)
+        return super().transpose(*axes)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if ufunc is np.matmul and method == "__call__" and not kwargs:
+            left, right = inputs
+            return left @ right if isinstance(left, CodedArray) else right.__rmatmul__(left)
+        return super().__array_ufunc__(ufunc, method, *inputs, **kwargs)
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if func is np.dot and len(args) == 2 and not kwargs:
+            left, right = args
+            return left @ right if isinstance(left, CodedArray) else right.__rmatmul__(left)
+        return super().__array_function__(func, types, args, kwargs)
+
+    def _product(self, x: np.ndarray[Any, Any] | da.Array) -> da.Array:
+        """One lazy round per column chunk of ``x``."""
+        spec = self.encoded.spec
+        name = f"coded-round-{tokenize(spec.id, x)}"
+        dependencies: list[da.Array] = []
+        columns: tuple[tuple[int, ...], ...] = tuple((c,) for c in x.shape[1:])
+        parts: list[Any] = [x]
+        if isinstance(x, da.Array):
+            x = x.rechunk({0: -1})
+            columns = x.chunks[1:]
+            parts = [TaskRef(key) for key in dask.core.flatten(x.__dask_keys__())]
+            dependencies = [x]
+        suffix: list[tuple[int, ...]] = [()] if x.ndim == 1 else [(j,) for j in range(len(parts))]
+        tasks = {
+            (name, 0, *index): CodedTask((name, 0, *index), run_round, (spec.id,), part)
+            for index, part in zip(suffix, parts, strict=True)
+        }
+        dtype = np.result_type(spec.dtype, x.dtype)
+        graph = HighLevelGraph.from_collections(name, tasks, dependencies=dependencies)
+        graph.layers[name] = _RoundLayer(tasks, self.encoded)  # type: ignore[index]
+        meta = np.empty((0,) * x.ndim, dtype=dtype)
+        return da.Array(graph, name, ((self.shape[0],), *columns), dtype=dtype, meta=meta)
+
+    # -- looks ---------------------------------------------------------------------------------
+
+    def _summary(self) -> dict[str, str]:
+        encoded, code = self.encoded, self.code
+        each = format_bytes(encoded.nbytes // code.pieces)
+        per_worker = encoded.workers.count(encoded.workers[0])
+        return {
+            "Code": repr(code),
+            "Survives": f"the loss of any {code.tolerance} of its workers",
+            "Pieces": f"{code.pieces} of {each}, {format_bytes(encoded.nbytes)} together",
+            "Placement": f"{per_worker} on each of {len(set(encoded.workers))} workers",
+            "Transpose": "coded" if self._back is not None else "not coded",
+        }
+
+    def __repr__(self) -> str:
+        summary = self._summary()
+        return (
+            f"coded.CodedArray<{self.name}, shape={self.shape}, dtype={self.dtype}, "
+            f"code={summary['Code']}, pieces={summary['Pieces']}, "
+            f"placement={summary['Placement']}>"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{html.escape(k)}</th><td>{html.escape(v)}</td></tr>"
+            for k, v in self._summary().items()
+        )
+        return f"{super()._repr_html_()}<table>{rows}</table>"
+
+
+class _RoundLayer(MaterializedLayer):
+    """The tasks of coded products; keeps the pieces alive as long as the lazy result lives."""
+
+    def __init__(self, mapping: Any, encoded: Encoded | None, annotations: Any = None) -> None:
+        super().__init__(mapping, annotations=annotations)
+        self.encoded = encoded
+
+    def cull(self, keys: Any, all_hlg_keys: Any) -> Any:
+        layer, dependencies = super().cull(keys, all_hlg_keys)
+        return _RoundLayer(layer.mapping, self.encoded, self.annotations), dependencies
+
+    def __reduce__(self) -> Any:
+        # The scheduler is told what a round needs by its task; futures stay with the client.
+        return _RoundLayer, (self.mapping, None, self.annotations)
+
+
+def _client(client: Client | None) -> Client:
+    try:
+        return client or default_client()
+    except ValueError:
+        raise ValueError(
+            "A coded array lives on a Dask cluster and there is none: create a "
+            "`dask.distributed.Client()` first, or pass one as `client`."
+        ) from None
+
+
+def _source(A: Any) -> Any:
+    """A dask array, C-contiguous NumPy array or CSR array; anything else is refused."""
+    if isinstance(A, da.Array):
+        if np.isnan(A.shape).any():
+            raise ValueError(
+                "The array has chunks of unknown size: call `A.compute_chunk_sizes()` first."
+            )
+    elif scipy.sparse.issparse(A):
+        A = A.tocsr()
+    else:
+        A = np.asarray(A)
+    if A.ndim != 2:
+        raise TypeError(f"Only a matrix can be encoded, this array has {A.ndim} dimensions.")
+    if not A.shape[0] or not A.shape[1]:
+        raise ValueError(f"An empty array cannot be encoded, its shape is {A.shape}.")
+    if A.dtype.kind not in "fcibu":
+        raise TypeError(f"Only numbers and booleans can be encoded, the dtype is {A.dtype}.")
+    return A
+
+
+def _check_dtype(source: Any, code: Code) -> None:
+    if source.dtype.kind in "biu" and not code.exact:
+        raise TypeError(
+            f"{code!r} mixes rows in floating point, which would make dtype {source.dtype} inexact: "
+            f"use `coded.Repetition`, or convert with `A.astype(float)`."
+        )
+
+
+async def _choose(client: Client, source: Any, name: str | None, redundancy: int | None) -> Code:
+    """The code for an operand and a cluster."""
+    info: npt.ArrayLike = await client.scheduler.ncores()
+    n = len(info)  # type: ignore[arg-type]
+    if not n:
+        raise ValueError("The cluster has no workers yet: call `client.wait_for_workers(n)`.")
+    if redundancy is None:
+        redundancy = max(1, round(n * dask.config.get("coded.redundancy"))) if n > 1 else 0
+    if name is None:
+        kind: type[Code] = (
+            Repetition if sparse_type(source) or source.dtype.kind in "biu" else MDS
+        )
+        if kind is Repetition:
+            # A copy costs a whole block per worker: one more is the default, whatever the size.
+            redundancy = min(redundancy, 1)
+    elif name in CODES:
+        kind = CODES[name]
+    else:
+        raise ValueError(f"Code must be one of {sorted(CODES)} or a Code, it is {name!r}.")
+    return kind.with_redundancy(n, redundancy)

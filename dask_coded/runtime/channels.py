@@ -1,0 +1,149 @@
+"""Long-lived two-way channels between a coordinator's worker and the workers of its rounds.
+
+One channel per pair of workers serves all rounds and all arrays. A message is a dict with an ``op``
+and the run id of its round; a message of a round that is over finds no listener and is dropped. A
+dead peer closes its channel at once, long before the scheduler misses a heartbeat. Messages to
+oneself take the short way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from distributed.batched import BatchedSend
+from distributed.comm import CommClosedError, connect
+from distributed.core import Status
+from distributed.protocol import to_serialize
+
+if TYPE_CHECKING:
+    from distributed.comm import Comm
+    from distributed.worker import Worker
+
+logger = logging.getLogger("distributed.dask_coded")
+
+Message = dict[str, Any]
+Handler = Callable[[Message], None]
+
+#: Sent to the listener of every running round when the peer is gone.
+CLOSED: Message = {"op": "closed"}
+
+
+class Channel:
+    """The coordinator's end of a channel.
+
+    Attributes
+    ----------
+    unanswered : bool
+        Something was asked of the peer and nothing has come back since. A stopped worker stays so
+        until it runs again, whatever the round that it answers.
+    """
+
+    def __init__(self, worker: Worker, address: str, local: Handler | None = None) -> None:
+        self.address = address
+        self.unanswered = False
+        self.closed = False
+        self._worker = worker
+        self._listeners: dict[str, Handler] = {}
+        self._over: list[str] = []
+        self._loop = asyncio.get_running_loop()
+        self._local = local
+        self._stream = BatchedSend(interval="1ms", loop=worker.loop)
+        self._task = None if local else asyncio.create_task(self._connect_and_read())
+
+    def listen(self, run: str, handler: Handler) -> None:
+        """Hand the messages of a round to ``handler`` from now on."""
+        self._listeners[run] = handler
+
+    def send(self, message: Message) -> None:
+        """Send soon; messages keep their order."""
+        if self._over:
+            message = {**message, "over": self._over}
+            self._over = []
+        self.unanswered = True
+        if self._local is not None:
+            self._loop.call_soon(self._local, message)
+        elif not self.closed:
+            self._stream.send(_packed(message))
+
+    def end(self, run: str, *, now: bool) -> None:
+        """Stop listening; the peer drops its part of the round, at once or with the next message."""
+        self._listeners.pop(run, None)
+        self._over.append(run)
+        if now:
+            waiting = self.unanswered
+            self.send({"op": "stop", "run": run})
+            self.unanswered = waiting
+
+    def receive(self, message: Message) -> None:
+        """A message came in from the peer."""
+        self.unanswered = False
+        if handler := self._listeners.get(message.get("run", "")):
+            handler(message)
+
+    async def _connect_and_read(self) -> None:
+        comm = None
+        try:
+            comm = await connect(self.address, **self._worker.connection_args)
+            comm.name = "coded channel"
+            await comm.write({"op": "coded_channel", "reply": False})
+            self._stream.start(comm)
+            while True:
+                for message in await comm.read():
+                    self.receive(message)
+        except OSError:
+            pass
+        finally:
+            self.closed = True
+            if comm is not None:
+                comm.abort()
+            for handler in list(self._listeners.values()):
+                handler(CLOSED)
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._stream.abort()
+        self.closed = True
+
+
+async def serve(comm: Comm, worker: Worker, handle: Callable[[Message, Handler], None]) -> Status:
+    """The other end: hand incoming messages and a way to answer to ``handle`` until the peer goes."""
+    loop = asyncio.get_running_loop()
+    stream = BatchedSend(interval="1ms", loop=worker.loop)
+    stream.start(comm)
+
+    def send(message: Message) -> None:
+        try:
+            stream.send(_packed(message))
+        except CommClosedError:
+            pass  # the coordinator is gone, nobody waits for this share
+
+    def answer(message: Message) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(send, message)
+
+    try:
+        while True:
+            for message in await comm.read():
+                handle(message, answer)
+    except OSError:
+        pass
+    finally:
+        handle(CLOSED, answer)
+        stream.abort()
+    return Status.dont_reply
+
+
+def _packed(message: Message) -> Message:
+    """Mark arrays to travel as frames instead of msgpack."""
+    out = dict(message)
+    if isinstance(x := message.get("x"), np.ndarray):
+        out["x"] = to_serialize(x)
+    if rows := message.get("rows"):
+        out["rows"] = [to_serialize(r) for r in rows]
+    return out

@@ -1,0 +1,494 @@
+"""The coordinator: drives rounds from inside the cluster, and the operator that algorithms see.
+
+An algorithm is an ordinary function over an operator with ``@``. It runs in one task; each
+``operator @ x`` in it is one round: the operand goes to the workers that hold pieces, shares come
+back, and the thread of the task decodes them. The state machine of :mod:`dask_coded.rounds` decides;
+this module carries its commands out and tells it what happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import math
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, Self
+
+import dask
+import numpy as np
+from dask.typing import Key
+from dask.utils import parse_timedelta
+from distributed import get_worker, secede
+from distributed.utils import sync
+from distributed.worker import thread_state
+
+from dask_coded.planning import (
+    POLICIES,
+    Assign,
+    Command,
+    InfeasibleError,
+    Layout,
+    Reporting,
+    Run,
+    Withdraw,
+)
+from dask_coded.planning.layout import Floats
+from dask_coded.rounds import Round, assemble
+from dask_coded.runtime.channels import CLOSED, Channel, Message
+from dask_coded.runtime.spec import ArraySpec, CodedDataLostError
+from dask_coded.runtime.worker import CodedWorkerPlugin, worker_plugin
+
+# A fresh plan is worth waiting for only while the wait is small against a round: this share of it.
+_PATIENCE = 0.02
+# Rounds may be far shorter than this; the scheduler is not asked more often.
+_ASK_SECONDS = 0.03
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The scheduler's answer: who holds what, how fast everybody is thought to be, who does what."""
+
+    layout: Layout
+    addresses: tuple[str, ...]
+    speeds: Floats
+    first: list[list[Run]] | None
+
+
+@dataclass
+class RoundReport:
+    """What happened in a round.
+
+    Attributes
+    ----------
+    seconds : float
+        From the operand to the decoded result.
+    workers : int
+        Workers whose shares were used.
+    messages : int
+        Messages sent and received by the coordinator.
+    timeline : list of (address, piece, start stripe, stop stripe, begin, end)
+        Who computed what when; seconds since the round began.
+    """
+
+    seconds: float = 0.0
+    workers: int = 0
+    messages: int = 0
+    timeline: list[tuple[str, int, int, int, float, float]] = field(default_factory=list)
+
+
+class _LiveRound:
+    """A round on the wire: commands become messages, messages become events."""
+
+    def __init__(
+        self, plugin: CodedWorkerPlugin, spec: ArraySpec, plan: Plan, x: np.ndarray[Any, Any]
+    ) -> None:
+        self.run = uuid.uuid4().hex
+        self.spec = spec
+        self.plan = plan
+        self.x = x
+        self.shares: list[tuple[Run, np.ndarray[Any, Any]]] = []
+        self.report = RoundReport()
+        config = dask.config.get("coded")
+        self._kernel = "matvec"
+        self._lead = parse_timedelta(config["round"]["lead"])
+        self._reporting = Reporting(
+            parse_timedelta(config["round"]["report-interval"]), config["round"]["report-growth"]
+        )
+        self._policy = config["policy"]
+        self._channels = [plugin.channel(address) for address in plan.addresses]
+        self._started: set[int] = set()
+        self._loop = asyncio.get_running_loop()
+        self._done: asyncio.Future[None] = self._loop.create_future()
+        self._timer: asyncio.TimerHandle | None = None
+        self._began = monotonic()
+
+    async def play(self) -> Round:
+        """Run to the end.
+
+        Raises
+        ------
+        _Unfinishable
+            If too many pieces have gone out of reach.
+        """
+        plan = self.plan
+        # Ask nothing of a worker that has not answered yet: its messages would only pile up.
+        silent = np.array([channel.unanswered for channel in self._channels])
+        speeds, first = plan.speeds, plan.first
+        if silent.any():
+            speeds, first = np.where(silent, 0.0, speeds), None
+        self.round = Round(
+            plan.layout, make_policy(self._policy, self._lead), speeds, self._began, self._reporting
+        )
+        for worker, channel in enumerate(self._channels):
+            channel.listen(self.run, lambda m, worker=worker: self._receive(worker, m))
+        try:
+            try:
+                commands = self.round.start(first)
+            except InfeasibleError:
+                # Not enough of the others: then those that are silent have to be tried.
+                self.round.progress.prior[:] = np.maximum(plan.speeds, plan.speeds.max() * 1e-3)
+                commands = self.round.start()
+            self._carry_out(commands)
+            await self._done
+            return self.round
+        finally:
+            self._end()
+
+    def speeds(self) -> dict[str, float]:
+        """Speeds measured in this round, work per second by address."""
+        progress = self.round.progress
+        elapsed = monotonic() - self._began
+        out = {}
+        for worker in self._started:
+            address = self.plan.addresses[worker]
+            if progress.busy[worker] > 0 and progress.done[worker] > 0:
+                out[address] = progress.done[worker] / progress.busy[worker]
+            elif progress.todo[worker] > 0:
+                # Not one share: at best it was about to send its first.
+                pieces = self.plan.layout.pieces_of[worker]
+                out[address] = float(self.plan.layout.work[pieces, 0].mean()) / elapsed
+        return out
+
+    def _carry_out(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            if isinstance(command, Assign):
+                self._assign(command)
+            elif isinstance(command, Withdraw):
+                runs = [tuple(run) for run in command.runs]
+                self._send(command.worker, {"op": "withdraw", "run": self.run, "runs": runs})
+        if self._done.done():
+            return
+        if self.round.finished:
+            self._done.set_result(None)
+        elif self.round.failed:
+            self._done.set_exception(_Unfinishable(self.round.failed))
+        else:
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self.round.wake is not None:
+            delay = max(self.round.wake - monotonic(), 0.0)
+            self._timer = self._loop.call_later(delay, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._carry_out(self.round.timer(monotonic()))
+
+    def _assign(self, command: Assign) -> None:
+        worker = command.worker
+        runs = [tuple(run) for run in command.runs]
+        if worker in self._started:
+            self._send(worker, {"op": "assign", "run": self.run, "runs": runs})
+            return
+        self._started.add(worker)
+        spec = self.spec
+        self._send(
+            worker,
+            {
+                "op": "start",
+                "run": self.run,
+                "kernel": self._kernel,
+                "x": self.x,
+                "stripes": spec.geometry.stripes,
+                "pieces": [
+                    (p, spec.keys[p], int(spec.geometry.edges(int(spec.code.group[p]))[-1]))
+                    for p in self.plan.layout.pieces_of[worker]
+                ],
+                "runs": runs,
+                "reporting": (self._reporting.interval, self._reporting.growth, self._lead),
+            },
+        )
+
+    def _send(self, worker: int, message: Message) -> None:
+        self.report.messages += 1
+        channel = self._channels[worker]
+        if channel.closed:
+            self._loop.call_soon(self._receive, worker, CLOSED)
+        else:
+            channel.send(message)
+
+    def _receive(self, worker: int, message: Message) -> None:
+        if self._done.done():
+            return
+        self.report.messages += 1
+        now = monotonic()
+        op = message["op"]
+        if op == "share":
+            runs = [Run(*run) for run in message["runs"]]
+            fresh, commands = self.round.share(worker, runs, message["seconds"], now)
+            new = set(fresh)
+            self.shares += [s for s in zip(runs, message["rows"], strict=True) if s[0] in new]
+            self._log(worker, runs, message["seconds"], now - self._began)
+        elif op == "closed":
+            commands = self.round.lost([worker], now)
+        elif op == "absent":
+            commands = self.round.lost_pieces(message["pieces"], now)
+        elif op == "error":
+            self._done.set_exception(
+                RuntimeError(f"Worker {self.plan.addresses[worker]} failed: {message['error']}")
+            )
+            return
+        else:
+            return
+        self._carry_out(commands)
+
+    def _log(self, worker: int, runs: list[Run], seconds: float, end: float) -> None:
+        address = self.plan.addresses[worker]
+        total = sum(run.stop - run.start for run in runs)
+        begin = end - seconds
+        for run in runs:
+            until = begin + seconds * (run.stop - run.start) / total
+            self.report.timeline.append((address, *run, begin, until))
+            begin = until
+
+    def _end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        progress = self.round.progress
+        for worker, channel in enumerate(self._channels):
+            busy = worker in self._started and progress.todo[worker] > 0
+            channel.end(self.run, now=busy and not channel.closed)
+        self.report.workers = int((progress.done > 0).sum())
+
+
+class _Unfinishable(Exception):
+    """Too many pieces are out of reach, at least for now."""
+
+
+def make_policy(name: str, lead: float) -> Any:
+    """A fresh policy by its name in the configuration."""
+    if name not in POLICIES:
+        raise ValueError(
+            f"Policy must be one of {sorted(POLICIES)}, it is {name!r}: set `coded.policy`."
+        )
+    return POLICIES[name](lead) if name == "continuous" else POLICIES[name]()
+
+
+class Coordinator:
+    """Runs the rounds of one coded array for one task."""
+
+    def __init__(self, plugin: CodedWorkerPlugin, array_id: str, task: Key | None) -> None:
+        self._plugin = plugin
+        self._id = array_id
+        self._task = task
+        self._plan: Plan | None = None
+        self._asking: asyncio.Task[Plan] | None = None
+        self._asked = -math.inf
+        self._last = 0.0
+        self._measured: dict[str, float] = {}
+        self.spec: ArraySpec | None = None
+
+    def multiply(self, x: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], RoundReport]:
+        """One round, from a thread: ``A @ x`` decoded, and what happened."""
+        began = monotonic()
+        live, round_ = sync(self._plugin.worker.loop, self._round, x)
+        spec = live.spec
+        result = assemble(
+            spec.code,
+            spec.geometry,
+            round_.progress.computed,
+            live.shares,
+            np.result_type(spec.dtype, x.dtype),
+            x.shape[1:],
+        )
+        live.report.seconds = self._last = monotonic() - began
+        return result, live.report
+
+    def open(self) -> ArraySpec:
+        """Learn what the array is, from a thread."""
+        sync(self._plugin.worker.loop, self._current_plan)
+        assert self.spec is not None
+        return self.spec
+
+    async def _round(self, x: np.ndarray[Any, Any]) -> tuple[_LiveRound, Round]:
+        while True:
+            if self._task in self._plugin.cancelled:
+                raise CancelledError(f"{self._task} was cancelled")
+            plan = await self._current_plan()
+            assert self.spec is not None
+            live = _LiveRound(self._plugin, self.spec, plan, x)
+            try:
+                round_ = await live.play()
+            except _Unfinishable:
+                # Pieces have been lost or moved since the plan was made: ask where they are now.
+                self._plan = None
+                self._asking = None
+                continue
+            self._measured |= live.speeds()
+            lost = not round_.progress.available.all()
+            if lost or monotonic() - self._asked >= _ASK_SECONDS:
+                self._ask_ahead(fresh=lost)
+            return live, round_
+
+    def _ask_ahead(self, fresh: bool) -> None:
+        """Have the plan for the next round made while the algorithm does its own arithmetic."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask())
+        if fresh:
+            self._plan = None
+
+    async def _current_plan(self) -> Plan:
+        if self._plan is None and self._asking is None:
+            self._asking = asyncio.create_task(self._ask())
+        if self._asking is not None:
+            timeout = None if self._plan is None else _PATIENCE * self._last
+            await asyncio.wait([self._asking], timeout=timeout)
+            if self._asking.done():
+                self._plan, self._asking = self._asking.result(), None
+        assert self._plan is not None
+        return self._plan
+
+    async def _ask(self) -> Plan:
+        """One exchange with the scheduler plugin: measurements up, assignment down."""
+        plugin = self._plugin
+        measured, self._measured = self._measured, {}
+        self._asked = monotonic()
+        for attempt in itertools.count():
+            answer = await plugin.worker.scheduler.coded_plan(
+                array=self._id,
+                measured=measured,
+                silent=[a for a, c in plugin.channels.items() if c.unanswered],
+                spec=self._id not in plugin.specs,
+            )
+            if answer["status"] == "lost":
+                raise CodedDataLostError(answer["message"])
+            if answer.get("spec") is not None:
+                plugin.specs[self._id] = answer["spec"]
+            self.spec = plugin.specs.get(self._id)
+            if answer["status"] == "OK":
+                return self._read(answer)
+            measured = {}
+            await asyncio.sleep(min(0.01 * 2**attempt, 0.5))
+        raise AssertionError("unreachable")  # pragma: no cover
+
+    def _read(self, answer: dict[str, Any]) -> Plan:
+        assert self.spec is not None
+        addresses = tuple(answer["addresses"])
+        work = answer["work"] if answer["work"] is not None else self.spec.uniform_work
+        layout = Layout.of(self.spec.code, answer["host"], work, len(addresses))
+        first = answer["first"] and [[Run(*run) for run in runs] for runs in answer["first"]]
+        return Plan(layout, addresses, np.asarray(answer["speeds"], dtype=np.float64), first)
+
+
+class Operator:
+    """A coded array inside the cluster: ``operator @ x`` is one round, and gives a NumPy array.
+
+    Algorithms get it in the place of a :class:`dask_coded.CodedArray`. It has what a NumPy matrix
+    would have there: ``shape``, ``dtype``, ``@`` on either side, ``.T``, ``.dot``.
+
+    Attributes
+    ----------
+    last_round : RoundReport or None
+        What happened in the round before.
+    """
+
+    __array_ufunc__ = None  # so that `ndarray @ operator` comes here
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        spec = coordinator.open()
+        self.shape = spec.shape
+        self.dtype = spec.dtype
+        self.ndim = 2
+        self.last_round: RoundReport | None = None
+        self._transposed: Operator | None = None
+
+    @classmethod
+    def of(cls, array_id: str) -> Self:
+        """The operator of a registered array, in a task."""
+        plugin = worker_plugin(get_worker())
+        return cls(Coordinator(plugin, array_id, getattr(thread_state, "key", None)))
+
+    def __matmul__(self, other: Any) -> np.ndarray[Any, Any]:
+        x = check_operand(self.shape, np.asarray(other))
+        result, self.last_round = self._coordinator.multiply(x)
+        return result
+
+    dot = __matmul__
+
+    def __rmatmul__(self, other: Any) -> np.ndarray[Any, Any]:
+        return (self.T @ np.asarray(other).T).T
+
+    @property
+    def T(self) -> Operator:
+        """The transposed operator, if the array was encoded with ``transpose=True``."""
+        if self._transposed is None:
+            spec = self._coordinator.open()
+            if spec.transposed is None:
+                raise TypeError(
+                    "This array was encoded without its transpose: "
+                    "encode it with `transpose=True` to multiply from the left."
+                )
+            self._transposed = Operator(
+                Coordinator(
+                    self._coordinator._plugin, spec.transposed, self._coordinator._task
+                )
+            )
+            self._transposed._transposed = self
+        return self._transposed
+
+
+def check_operand(shape: tuple[int, int], x: Any) -> Any:
+    """``x``, if it can stand to the right of an array of this shape.
+
+    Raises
+    ------
+    ValueError
+        As NumPy does, with both shapes.
+    """
+    if x.ndim not in (1, 2):
+        raise ValueError(
+            f"The right operand of a coded product must be a vector or a matrix, "
+            f"it has {x.ndim} dimensions."
+        )
+    if x.shape[0] != shape[1]:
+        raise ValueError(
+            f"Shapes {shape} and {x.shape} do not fit together: "
+            f"{shape[1]} columns on the left, {x.shape[0]} rows on the right."
+        )
+    return x
+
+
+def run_round(array_ids: Sequence[str], x: Any) -> np.ndarray[Any, Any]:
+    """Task: one round."""
+    return Operator.of(array_ids[0]) @ x
+
+
+def run_loop(
+    array_ids: Sequence[str], function: Callable[..., Any], args: Any, kwargs: Any, *found: Any
+) -> Any:
+    """Task: a whole algorithm, with operators and data in the places marked for them."""
+    with contextlib.suppress(Exception):  # already a thread of its own, as in a test without worker
+        secede()
+    operators = {array_id: Operator.of(array_id) for array_id in array_ids}
+
+    def fill(value: Any) -> Any:
+        if isinstance(value, OperatorSlot):
+            return operators[value.array_id]
+        if isinstance(value, DataSlot):
+            return found[value.index]
+        return value
+
+    return function(*map(fill, args), **{name: fill(value) for name, value in kwargs.items()})
+
+
+@dataclass(frozen=True)
+class OperatorSlot:
+    """Stands for an operator among the arguments of an algorithm."""
+
+    array_id: str
+
+
+@dataclass(frozen=True)
+class DataSlot:
+    """Stands for the result of another task among the arguments of an algorithm."""
+
+    index: int

@@ -1,0 +1,177 @@
+"""Encoding: from an array, wherever it is, to pieces on distinct workers."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import dask
+import dask.array as da
+import numpy as np
+import scipy.sparse
+from distributed import futures_of, wait
+from distributed.protocol.serialize import ToPickle
+
+import dask_coded
+from dask_coded.codes import Code
+from dask_coded.rounds import Geometry
+from dask_coded.runtime.install import ClusterUnfitError, install
+from dask_coded.runtime.pieces import make_piece
+from dask_coded.runtime.spec import ArraySpec, PieceTask
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """An encoded array as its owner holds it: as long as this lives, so do the pieces.
+
+    Attributes
+    ----------
+    spec : ArraySpec
+    futures : tuple of Future
+        One per piece.
+    workers : tuple of str
+        Where each piece was made.
+    nbytes : int
+        Bytes of all pieces together.
+    transposed : Encoded or None
+    """
+
+    spec: ArraySpec
+    futures: tuple[Future, ...]
+    workers: tuple[str, ...]
+    nbytes: int
+    transposed: Encoded | None = field(default=None, repr=False)
+
+
+async def encode_source(
+    client: Client,
+    source: Any,
+    code: Code,
+    *,
+    oversubscribe: bool,
+    check_finite: bool,
+    array_id: str = "",
+    transposed: str | None = None,
+) -> Encoded:
+    """Make the pieces of one array.
+
+    Raises
+    ------
+    ClusterUnfitError
+        If there are too few workers, or packages or versions are lacking.
+    """
+    await install(client)
+    rows = block_rows(source, code)
+    work = source.nnz if scipy.sparse.issparse(source) else source.shape[0] * source.shape[1]
+    geometry = Geometry(rows, _stripes(rows, work / code.k), mixed=not code.exact)
+    array_id = array_id or new_id()
+    systematic = {piece: j for j, piece in enumerate(code.systematic_pieces)}
+    spec = ArraySpec(
+        id=array_id,
+        code=code,
+        geometry=geometry,
+        columns=source.shape[1],
+        dtype=np.dtype(source.dtype),
+        sparse=sparse_type(source),
+        keys=tuple(
+            (array_id, systematic[i], 0) if i in systematic else (f"{array_id}-extra", i)
+            for i in range(code.pieces)
+        ),
+        transposed=transposed,
+        check_finite=check_finite,
+    )
+    blocks = _Blocks(source, rows)
+    answer = await client.scheduler.coded_register(
+        spec=ToPickle(spec),
+        sources=blocks.keys,
+        holders=[None] * code.k,
+        version=dask_coded.__version__,
+        oversubscribe=oversubscribe,
+    )
+    if answer["status"] != "OK":
+        raise ClusterUnfitError(answer["message"])
+    workers = answer["workers"]
+    held = await blocks.load(client, [workers[i] for i in code.systematic_pieces])
+    tasks = {key: PieceTask(key, make_piece, array_id, i) for i, key in enumerate(spec.keys)}
+    futures = client.get(tasks, list(spec.keys), sync=False)
+    await _settled(futures)
+    await client.scheduler.coded_sealed(array=array_id)
+    del held
+    sizes = await client.scheduler.nbytes(keys=list(spec.keys), summary=False)
+    return Encoded(spec, tuple(futures), tuple(workers), sum(sizes.values()))
+
+
+def new_id() -> str:
+    """A name for a coded array that nobody else has."""
+    return f"coded-{uuid.uuid4().hex[:16]}"
+
+
+async def _settled(futures: Sequence[Future]) -> None:
+    """Wait for all; the first error is raised."""
+    await wait(list(futures))
+    for future in futures:
+        if future.status != "finished":
+            await future
+
+
+class _Blocks:
+    """The source as k row blocks in the cluster's memory."""
+
+    def __init__(self, source: Any, rows: tuple[int, ...]) -> None:
+        self._rows = rows
+        if isinstance(source, da.Array):
+            source = source.rechunk((rows, (source.shape[1],)))
+            self.keys = [(source.name, j, 0) for j in range(len(rows))]
+        else:
+            name = f"coded-source-{uuid.uuid4().hex[:16]}"
+            self.keys = [(name, j, 0) for j in range(len(rows))]
+        self._source = source
+
+    async def load(self, client: Client, workers: Sequence[str]) -> Any:
+        """Bring the blocks to the workers of the systematic pieces; keep what is returned."""
+        if isinstance(self._source, da.Array):
+            persisted = client.persist(self._source)
+            await _settled(futures_of(persisted))
+            return persisted
+        ends = np.cumsum(self._rows)
+        futures = []
+        for key, end, size, worker in zip(self.keys, ends, self._rows, workers, strict=True):
+            block = self._source[end - size : end]
+            scattered = await client.scatter({key: block}, workers=[worker], hash=False)
+            futures.append(scattered[key])
+        return futures
+
+
+def sparse_type(source: Any) -> type | None:
+    """The CSR type that suits an array, or a dask array by its chunks; None if it is dense."""
+    meta = getattr(source, "_meta", source)
+    if isinstance(meta, scipy.sparse.sparray):
+        return scipy.sparse.csr_array
+    return scipy.sparse.csr_matrix if scipy.sparse.issparse(meta) else None
+
+
+def block_rows(source: Any, code: Code) -> tuple[int, ...]:
+    """Rows of each of the k blocks.
+
+    Equal up to one row. Where blocks are not mixed, those of a SciPy sparse matrix hold equal
+    numbers of non-zeros instead.
+    """
+    rows, k = source.shape[0], code.k
+    if code.exact and scipy.sparse.issparse(source) and source.nnz:
+        # A row costs its non-zeros, plus one for writing its result.
+        cost = np.cumsum(np.diff(source.indptr) + 1)
+        cuts = np.searchsorted(cost, cost[-1] * np.arange(1, k) / k, side="right")
+    else:
+        cuts = np.arange(1, k) * rows // k
+    return tuple(np.diff(np.concatenate([[0], cuts, [rows]])).tolist())
+
+
+def _stripes(rows: tuple[int, ...], work: float) -> int:
+    limits = dask.config.get("coded.round")
+    wanted = min(limits["stripes"], int(work / limits["stripe-work"]), max(rows))
+    return max(wanted, 1)

@@ -1,0 +1,201 @@
+"""One worker's part of one round: stripes in, shares out, stoppable between any two stripes."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from dask_coded.planning import Reporting, Run
+
+# Stripes are computed in batches of about this long: short enough to stop in, long enough that
+# Python between them does not count.
+_BATCH_SECONDS = 0.0005
+
+
+class Job:
+    """Computes the stripes that one worker is dealt in one round.
+
+    All methods but the computing itself run on the worker's event loop.
+
+    Parameters
+    ----------
+    run : str
+        Run id of the round.
+    kernels : dict of int to callable(start_row, stop_row) -> rows
+        The bound kernel of each piece of this worker.
+    edges : dict of int to ndarray
+        First row of each stripe of each piece, and the end.
+    lengths : dict of int to int
+        Rows that each piece really has; the last stripe may be cut short there.
+    send : callable(dict)
+        Sends a message to the coordinator; called from any thread.
+    executor : concurrent.futures.Executor
+    threads : int
+        How many threads may work on this job.
+    reporting : Reporting
+    lead : float
+        Seconds before running dry at which a report is due, so that more work can be on its way.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        kernels: dict[int, Callable[[int, int], np.ndarray[Any, Any]]],
+        edges: dict[int, np.ndarray[Any, Any]],
+        lengths: dict[int, int],
+        send: Callable[[dict[str, Any]], None],
+        executor: Executor,
+        threads: int,
+        reporting: Reporting,
+        lead: float,
+    ) -> None:
+        self.run = run
+        self._kernels = kernels
+        self._edges = edges
+        self._lengths = lengths
+        self._send = send
+        self._executor = executor
+        self._threads = threads
+        self._reporting = reporting
+        self._lead = lead
+        self._lock = threading.Lock()
+        self._queue: deque[Run] = deque()
+        self._taken = {p: np.zeros(len(e) - 1, dtype=bool) for p, e in edges.items()}
+        self._shares: list[tuple[Run, np.ndarray[Any, Any]]] = []
+        self._active = 0
+        self._began: float | None = None
+        self._started = perf_counter()
+        self._reported = self._started
+        self._busy = 0.0  # seconds with at least one thread at work, not yet reported
+        self._stripe = 0.0  # seconds per stripe and thread, lately
+        self._hinted = False
+
+    def assign(self, runs: list[Run]) -> None:
+        """Compute these, after what is already in the list."""
+        with self._lock:
+            self._queue.extend(run for run in runs if run.piece in self._kernels)
+            self._hinted = False
+            missing = min(self._threads, len(self._queue)) - self._active
+            self._active += max(missing, 0)
+        for _ in range(missing):
+            self._executor.submit(self._work)
+
+    def withdraw(self, runs: list[Run]) -> None:
+        """Do not compute these after all, as far as they have not been begun."""
+        with self._lock:
+            for gone in runs:
+                kept: deque[Run] = deque()
+                for run in self._queue:
+                    if run.piece != gone.piece or run.stop <= gone.start or gone.stop <= run.start:
+                        kept.append(run)
+                        continue
+                    if run.start < gone.start:
+                        kept.append(run._replace(stop=gone.start))
+                    if gone.stop < run.stop:
+                        kept.append(run._replace(start=gone.stop))
+                self._queue = kept
+
+    def stop(self) -> tuple[int, float]:
+        """Drop everything; returns the stripes computed but not reported, and the seconds spent."""
+        with self._lock:
+            self._queue.clear()
+            busy = self._busy
+            if self._began is not None:
+                busy += perf_counter() - self._began
+            return sum(run.stop - run.start for run, _ in self._shares), busy
+
+    def _work(self) -> None:
+        try:
+            while (batch := self._next()) is not None:
+                began = perf_counter()
+                rows = self._compute(batch)
+                self._finish(batch, rows, perf_counter() - began)
+        except Exception as exc:
+            self._send({"op": "error", "run": self.run, "error": f"{type(exc).__name__}: {exc}"})
+        self._leave()
+
+    def _next(self) -> Run | None:
+        """The next few stripes from the head of the list."""
+        with self._lock:
+            while self._queue:
+                run = self._queue.popleft()
+                size = int(_BATCH_SECONDS / self._stripe) if self._stripe else 1
+                size = max(1, min(size, run.stop - run.start))
+                if run.start + size < run.stop:
+                    self._queue.appendleft(run._replace(start=run.start + size))
+                batch = run._replace(stop=run.start + size)
+                taken = self._taken[batch.piece]
+                # A stripe withdrawn too late and dealt again has been sent already.
+                if taken[batch.start : batch.stop].all():
+                    continue
+                taken[batch.start : batch.stop] = True
+                if self._began is None:
+                    self._began = perf_counter()
+                return batch
+            return None
+
+    def _compute(self, batch: Run) -> np.ndarray[Any, Any]:
+        edges, length = self._edges[batch.piece], self._lengths[batch.piece]
+        a, b = int(edges[batch.start]), int(edges[batch.stop])
+        return self._kernels[batch.piece](min(a, length), min(b, length))
+
+    def _finish(self, batch: Run, rows: np.ndarray[Any, Any], seconds: float) -> None:
+        with self._lock:
+            self._shares.append((batch, rows))
+            self._stripe = seconds / (batch.stop - batch.start)
+            now = perf_counter()
+            left = sum(run.stop - run.start for run in self._queue)
+            due = now - self._reported >= max(
+                self._reporting.interval, self._reporting.growth * (now - self._started)
+            )
+            if not self._hinted and left * self._stripe / self._threads <= self._lead:
+                # Nearly dry: say so now, and not again until more has come.
+                self._hinted = due = True
+            message = self._report(now) if due else None
+        if message:
+            self._send(message)
+
+    def _report(self, now: float) -> dict[str, Any]:
+        busy = self._busy
+        if self._began is not None:
+            busy += now - self._began
+            self._began = now
+        self._busy = 0.0
+        self._reported = now
+        shares, self._shares = _merged(self._shares), []
+        return {
+            "op": "share",
+            "run": self.run,
+            "runs": [tuple(run) for run, _ in shares],
+            "rows": [rows for _, rows in shares],
+            "seconds": busy,
+        }
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._active -= 1
+            if self._active:
+                return
+            message = self._report(perf_counter()) if self._shares else None
+            self._began = None
+        if message:
+            self._send(message)
+
+
+def _merged(
+    shares: list[tuple[Run, np.ndarray[Any, Any]]],
+) -> list[tuple[Run, np.ndarray[Any, Any]]]:
+    """Join shares of neighbouring stripes: fewer arrays to serialise."""
+    groups: list[tuple[Run, list[np.ndarray[Any, Any]]]] = []
+    for run, rows in sorted(shares, key=lambda share: share[0]):
+        if groups and groups[-1][0].piece == run.piece and groups[-1][0].stop == run.start:
+            groups[-1] = (groups[-1][0]._replace(stop=run.stop), [*groups[-1][1], rows])
+        else:
+            groups.append((run, [rows]))
+    return [(r, parts[0] if len(parts) == 1 else np.concatenate(parts)) for r, parts in groups]

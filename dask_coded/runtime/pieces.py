@@ -1,0 +1,175 @@
+"""Making pieces on the workers that will hold them, in bounded memory.
+
+A piece is a linear combination of other things in the cluster: of source blocks when the array is
+encoded, of any sufficient other pieces when one was lost. Either way it is accumulated slice by
+slice, fetched straight from the workers that hold the parts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+import dask
+import numpy as np
+import scipy.sparse
+from dask.sizeof import sizeof
+from dask.utils import parse_bytes, parse_timedelta
+from distributed import get_worker
+from distributed.utils import sync
+
+from dask_coded.runtime.spec import ArraySpec, CodedDataLostError
+from dask_coded.runtime.worker import CodedWorkerPlugin, worker_plugin
+
+
+@sizeof.register(scipy.sparse.sparray)
+def _sizeof_sparse(array: scipy.sparse.sparray) -> int:
+    """Dask knows the size of sparse matrices, not of sparse arrays: workers would never spill."""
+    return sum(sizeof(value) for value in vars(array).values())
+
+
+Source = tuple[Any, list[str], float, int]
+
+
+class _SourceGone(Exception):
+    """A worker that held a part does not answer, or no longer holds it."""
+
+    def __init__(self, address: str, silent: bool) -> None:
+        super().__init__(address)
+        self.address = address
+        self.silent = silent
+
+
+def make_piece(array_id: str, piece: int) -> Any:
+    """Task: make one piece, on this worker."""
+    plugin = worker_plugin(get_worker())
+    return sync(plugin.worker.loop, _make, plugin, array_id, piece)
+
+
+async def _make(plugin: CodedWorkerPlugin, array_id: str, piece: int) -> Any:
+    avoid: list[str] = []
+    for attempt in itertools.count():
+        answer = await plugin.worker.scheduler.coded_sources(
+            array=array_id, piece=piece, avoid=avoid
+        )
+        if answer["status"] == "lost":
+            raise CodedDataLostError(answer["message"])
+        if answer["status"] == "OK":
+            spec: ArraySpec = answer["spec"]
+            try:
+                data = await _combine(plugin, spec, piece, answer["sources"])
+            except _SourceGone as gone:
+                if gone.silent:
+                    avoid.append(gone.address)
+                continue
+            if spec.sparse:
+                edges = np.minimum(
+                    spec.geometry.edges(int(spec.code.group[piece])), data.shape[0]
+                )
+                await plugin.worker.scheduler.coded_made(
+                    array=array_id,
+                    piece=piece,
+                    work=np.diff(data.indptr[edges]).astype(float).tolist(),
+                )
+            return data
+        await asyncio.sleep(min(0.01 * 2**attempt, 0.5))
+    raise AssertionError("unreachable")  # pragma: no cover
+
+
+async def _combine(
+    plugin: CodedWorkerPlugin, spec: ArraySpec, piece: int, sources: list[Source]
+) -> Any:
+    """``sum weight * source``: a copy if there is one source of weight one, else accumulated."""
+    loop = asyncio.get_running_loop()
+    rows = spec.piece_rows(piece)
+    copy = len(sources) == 1 and sources[0][2] == 1
+    if copy and plugin.worker.address in sources[0][1]:
+        data = plugin.worker.data[_key(sources[0][0])]
+        return await loop.run_in_executor(None, _finished, data, spec)
+    if spec.sparse:
+        return await _combine_sparse(plugin, spec, rows, sources)
+    out = np.zeros((rows, spec.columns), dtype=spec.dtype)
+    step = _slice_rows(spec)
+    # Each worker begins elsewhere, lest all of them ask the first holder at once.
+    shift = piece % len(sources)
+    for source in sources[shift:] + sources[:shift]:
+        weight, length = source[2], min(source[3], rows)
+        async for start, part in _slices(plugin, source, length, step):
+            into = out[start : start + len(part)]
+            await loop.run_in_executor(None, _accumulate, into, part, None if copy else weight)
+    return await loop.run_in_executor(None, _finished, out, spec)
+
+
+async def _combine_sparse(
+    plugin: CodedWorkerPlugin, spec: ArraySpec, rows: int, sources: list[Source]
+) -> Any:
+    loop = asyncio.get_running_loop()
+    total = None
+    for source in sources:
+        parts = [part async for _, part in _slices(plugin, source, source[3], 2**16)]
+
+        def add(parts: list[Any] = parts, weight: float = source[2], so_far: Any = total) -> Any:
+            block = scipy.sparse.vstack(parts, format="csr")
+            block.resize((rows, spec.columns))
+            if weight != 1:
+                block = block * weight
+            return block if so_far is None else so_far + block
+
+        total = await loop.run_in_executor(None, add)
+    return await loop.run_in_executor(None, _finished, total, spec)
+
+
+async def _slices(plugin: CodedWorkerPlugin, source: Source, rows: int, step: int) -> Any:
+    """(first row, rows) of a source, one slice at a time."""
+    key, addresses, _, _ = source
+    address = addresses[0]
+    timeout = parse_timedelta(dask.config.get("coded.encode.timeout"))
+    local = plugin.worker.data.get(_key(key)) if plugin.worker.address in addresses else None
+    for start in range(0, max(rows, 1), step):
+        stop = min(start + step, rows)
+        if local is not None:
+            yield start, local[start:stop]
+            continue
+        try:
+            answer = await asyncio.wait_for(
+                plugin.worker.rpc(address).coded_rows(key=key, start=start, stop=stop), timeout
+            )
+        except (OSError, TimeoutError) as exc:
+            raise _SourceGone(address, isinstance(exc, TimeoutError)) from exc
+        if answer["rows"] is None:
+            raise _SourceGone(address, False)
+        yield start, answer["rows"]
+
+
+def _accumulate(
+    out: np.ndarray[Any, Any], part: np.ndarray[Any, Any], weight: float | None
+) -> None:
+    if weight is None:
+        out[:] = part
+    else:
+        out += out.dtype.type(weight) * part
+
+
+def _finished(data: Any, spec: ArraySpec) -> Any:
+    """The piece as it is stored: checked, of the array's dtype, contiguous and aligned."""
+    if spec.sparse:
+        data = spec.sparse(data, dtype=spec.dtype)
+        values = data.data
+    else:
+        data = values = np.require(np.asarray(data, dtype=spec.dtype), requirements="CA")
+    if spec.check_finite and values.dtype.kind in "fc" and not np.isfinite(values).all():
+        raise ValueError(
+            "The array holds NaN or infinity, which a coded product would spread: "
+            "replace them, or encode with `check_finite=False`."
+        )
+    return data
+
+
+def _slice_rows(spec: ArraySpec) -> int:
+    size = parse_bytes(dask.config.get("coded.encode.slice"))
+    return max(1, size // max(spec.columns * spec.dtype.itemsize, 1))
+
+
+def _key(key: Any) -> Any:
+    return tuple(key) if isinstance(key, list) else key

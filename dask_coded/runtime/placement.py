@@ -1,0 +1,73 @@
+"""Which worker gets which place of a code."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dask_coded.codes import Code
+from dask_coded.planning.layout import Floats
+
+
+@dataclass(frozen=True)
+class WorkerInfo:
+    """A worker that pieces can be put on, and how many it has already."""
+
+    address: str
+    host: str
+    pieces: int
+
+
+def place(
+    code: Code,
+    workers: Sequence[WorkerInfo],
+    speeds: Floats,
+    holders: Sequence[str | None],
+    *,
+    oversubscribe: bool = False,
+) -> list[str]:
+    """Spread the places of a code over distinct workers, and over hosts.
+
+    Parameters
+    ----------
+    code : Code
+    workers : sequence of WorkerInfo
+        Those that can be used.
+    speeds : ndarray, shape (workers,)
+        Predicted; the fast ones are taken where there are more than are needed.
+    holders : sequence of str or None, length k
+        The worker that holds each source block already, if any: its block stays there.
+    oversubscribe : bool
+        Allow several places on one worker when there are fewer workers than places.
+
+    Returns
+    -------
+    list of str
+        The address for each place.
+
+    Raises
+    ------
+    ValueError
+        If there are fewer workers than places.
+    """
+    if not workers or (len(workers) < code.n and not oversubscribe):
+        raise ValueError(
+            f"Code {code!r} needs {code.n} workers, the cluster has {len(workers)}: pass a smaller "
+            f"code, scale the cluster, or encode with `oversubscribe=True`."
+        )
+    by_host = defaultdict(list)
+    ranked = sorted(zip(workers, speeds, strict=True), key=lambda w: (w[0].pieces, -w[1]))
+    for worker, _ in ranked:
+        by_host[worker.host].append(worker.address)
+    # One of each host in turn, so that a host takes as few places with it as possible.
+    turns = [a for i in range(len(workers)) for h in by_host.values() for a in h[i : i + 1]]
+    rounds = -(-code.n // len(turns))
+    free = (turns * rounds)[: code.n]
+    places: list[str | None] = [None] * code.n
+    for block, piece in enumerate(code.systematic_pieces):
+        where = int(code.place[piece])
+        if (holder := holders[block]) in free and places[where] is None:
+            places[where] = holder
+            free.remove(holder)
+    return [address or free.pop(0) for address in places]

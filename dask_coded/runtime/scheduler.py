@@ -1,0 +1,380 @@
+"""The scheduler's half of S2C2: what must be known of all workers, arrays and rounds in one place.
+
+It places pieces, remembers how fast every worker has been, and answers each round's question with
+an assignment that sizes every worker's part by its predicted speed. Where a piece is, is asked of
+the scheduler's own state each time, so that retirement, rebalancing and repair need no bookkeeping.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import dask
+import numpy as np
+from dask.typing import Key
+from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.metrics import time
+from distributed.protocol import to_serialize
+from distributed.protocol.pickle import dumps
+from distributed.protocol.serialize import ToPickle
+from distributed.utils import offload
+
+import dask_coded
+from dask_coded.codes import DecodeError
+from dask_coded.planning import InfeasibleError, Layout, SpeedHistory, deal
+from dask_coded.planning.layout import Floats
+from dask_coded.runtime.placement import WorkerInfo, place
+from dask_coded.runtime.spec import NAME, ArraySpec, CodedTask, PieceTask
+from dask_coded.runtime.worker import CodedWorkerPlugin
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler, TaskState, WorkerState
+
+logger = logging.getLogger("distributed.dask_coded")
+
+
+@dataclass
+class ArrayState:
+    """What the scheduler knows of one coded array."""
+
+    spec: ArraySpec
+    #: Where each piece is to be made; a piece may be elsewhere later.
+    worker_of: list[str]
+    #: Keys of the source blocks while the array is being encoded.
+    sources: tuple[Key, ...] | None
+    work: Floats | None = None
+    alive: set[Key] = field(default_factory=set)
+    #: Bumped when a piece is made, to know that a cached layout is out of date.
+    index: dict[Key, int] = field(default_factory=dict)
+
+
+class S2C2SchedulerPlugin(SchedulerPlugin):
+    """Places coded pieces, predicts worker speeds, and deals out the rounds' work by them."""
+
+    name = NAME
+    idempotent = True
+
+    async def start(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.arrays: dict[str, ArrayState] = {}
+        self.speeds = SpeedHistory(dask.config.get("coded.predictor"))
+        #: Version of the package on every worker that has the plugin.
+        self.versions: dict[str, str] = {}
+        self._piece_keys: dict[Key, str] = {}
+        self._pins: dict[Key, str] = {}
+        self._holding: dict[Key, str] = {}
+        self._silent: dict[str, float] = {}
+        scheduler.handlers.update(
+            coded_hello=self.hello,
+            coded_register=self.register,
+            coded_sealed=self.sealed,
+            coded_made=self.made,
+            coded_sources=self.sources,
+            coded_plan=self.plan,
+        )
+        scheduler.extensions["coded"] = self
+        await scheduler.register_worker_plugin(
+            None, dumps(CodedWorkerPlugin()), name=NAME, idempotent=True
+        )
+
+    # -- encoding ------------------------------------------------------------------------------
+
+    def hello(self, worker: str, version: str) -> None:
+        """Handler: a worker has the plugin."""
+        self.versions[worker] = version
+
+    async def register(
+        self,
+        spec: ArraySpec,
+        sources: Sequence[Key],
+        holders: Sequence[str | None],
+        version: str,
+        oversubscribe: bool,
+    ) -> dict[str, Any]:
+        """Handler: a new array is going to be encoded; answers where its pieces go."""
+        if message := self._unfit(version):
+            return {"status": "unfit", "message": message}
+        workers = [
+            WorkerInfo(ws.address, ws.host, self._pieces_on(ws))
+            for ws in self.scheduler.running
+            if ws.address in self.versions
+        ]
+        speeds = self._predict([w.address for w in workers])
+        known = [self._located(k) or h for k, h in zip(sources, holders, strict=True)]
+        try:
+            places = place(spec.code, workers, speeds, known, oversubscribe=oversubscribe)
+        except ValueError as exc:
+            lacking = len(self.scheduler.workers) - len(workers)
+            extra = f" {lacking} more lack the package dask_coded or are paused." * (lacking > 0)
+            return {"status": "unfit", "message": f"{exc}{extra}"}
+        worker_of = [places[p] for p in spec.code.place.tolist()]
+        sources = tuple(map(_key, sources))
+        self.arrays[spec.id] = ArrayState(
+            spec,
+            worker_of,
+            sources,
+            alive=set(spec.keys),
+            index={key: i for i, key in enumerate(spec.keys)},
+        )
+        for key, worker in zip(spec.keys, worker_of, strict=True):
+            self._piece_keys[key] = spec.id
+            self._pins[key] = worker
+        for block, piece in enumerate(spec.code.systematic_pieces):
+            self._pins[sources[block]] = worker_of[piece]
+        self._log("register", array=spec.id, code=repr(spec.code), workers=worker_of)
+        return {"status": "OK", "workers": worker_of}
+
+    def _unfit(self, version: str) -> str | None:
+        own = dask_coded.__version__
+        if version != own:
+            return (
+                f"The client has dask_coded {version}, the scheduler {own}: "
+                f"install the same version on both."
+            )
+        if other := {v for v in self.versions.values() if v != own}:
+            return (
+                f"Workers have dask_coded {', '.join(sorted(other))}, the scheduler {own}: "
+                f"install the same version on all of them."
+            )
+        return None
+
+    def _pieces_on(self, ws: WorkerState) -> int:
+        return sum(ts.key in self._piece_keys for ts in ws.has_what)
+
+    def sealed(self, array: str, transposed: str | None = None) -> None:
+        """Handler: all pieces are made; from now on they are their own source."""
+        if state := self.arrays.get(array):
+            for key in state.sources or ():
+                self._pins.pop(key, None)
+            state.sources = None
+
+    def made(self, array: str, piece: int, work: list[float]) -> None:
+        """Handler: a sparse piece is made; its work per stripe is known now."""
+        if state := self.arrays.get(array):
+            if state.work is None:
+                state.work = state.spec.uniform_work
+            state.work[piece] = work
+
+    async def sources(self, array: str, piece: int, avoid: Sequence[str] = ()) -> dict[str, Any]:
+        """Handler: what to make a piece from, as (key, addresses, coefficient, rows) each."""
+        if (state := self.arrays.get(array)) is None:
+            return {"status": "lost", "message": "The coded array has been released."}
+        spec, code = state.spec, state.spec.code
+        if state.sources is not None:
+            needed = np.flatnonzero(code.G[piece]).tolist()
+            keys = {state.sources[j]: (code.G[piece, j], spec.geometry.rows[j]) for j in needed}
+        else:
+            others = [
+                i for i, key in enumerate(spec.keys) if i != piece and self._holders(key, avoid)
+            ]
+            try:
+                weights = await offload(code.combination, piece, others)
+            except (DecodeError, ValueError):
+                return {"status": "lost", "message": self._lost_message(state)}
+            keys = {
+                spec.keys[i]: (float(w), spec.piece_rows(i))
+                for i, w in zip(others, weights, strict=True)
+                if w
+            }
+        found = []
+        for key, (weight, rows) in keys.items():
+            ts = self.scheduler.tasks.get(key)
+            if ts is None or ts.state == "erred":
+                return {"status": "lost", "message": self._lost_message(state)}
+            if not (holders := self._holders(key, avoid)):
+                return {"status": "waiting"}
+            found.append((key, holders, float(weight), rows))
+        return {"status": "OK", "sources": found, "spec": ToPickle(spec)}
+
+    def _holders(self, key: Key, avoid: Sequence[str] = ()) -> list[str]:
+        ts = self.scheduler.tasks.get(key)
+        return [ws.address for ws in (ts and ts.who_has) or () if ws.address not in avoid]
+
+    def _located(self, key: Key) -> str | None:
+        return next(iter(self._holders(_key(key))), None)
+
+    def _lost_message(self, state: ArrayState) -> str:
+        left = sum(bool(self._holders(key)) for key in state.spec.keys)
+        return (
+            f"{state.spec.code!r} can lose {state.spec.code.tolerance} workers; "
+            f"{left} of its {state.spec.code.pieces} pieces are left, which do not suffice: "
+            f"encode the array again, with more redundancy if workers come and go."
+        )
+
+    # -- rounds --------------------------------------------------------------------------------
+
+    async def plan(
+        self, array: str, measured: dict[str, float], silent: Sequence[str], spec: bool
+    ) -> dict[str, Any]:
+        """Handler: measurements of the rounds before come in, the next assignment goes out."""
+        self.speeds.record({w: s for w, s in measured.items() if w in self.scheduler.workers})
+        now = time()
+        self._silent.update((address, now) for address in silent)
+        if (state := self.arrays.get(array)) is None:
+            return {"status": "lost", "message": "The coded array has been released."}
+        answer: dict[str, Any] = {"spec": ToPickle(state.spec) if spec else None}
+        code = state.spec.code
+        holder = [self._located(key) for key in state.spec.keys]
+        addresses = sorted({address for address in holder if address})
+        number = {address: i for i, address in enumerate(addresses)}
+        host = [number.get(address or "", -1) for address in holder]
+        there = np.bincount(code.group[np.array(host) >= 0], minlength=len(code.need))
+        if (there < code.need).any():
+            coming = any(
+                ts.state in ("processing", "waiting", "no-worker", "queued", "released")
+                for key in state.spec.keys
+                if (ts := self.scheduler.tasks.get(key))
+            )
+            if not coming or not addresses:
+                return answer | {"status": "lost", "message": self._lost_message(state)}
+            return answer | {"status": "waiting"}
+        speeds = self._predict(addresses)
+        layout = Layout.of(
+            code, host, state.spec.uniform_work if state.work is None else state.work
+        )
+        first = None
+        if dask.config.get("coded.policy") in ("continuous", "s2c2"):
+            try:
+                first = deal(layout, speeds)
+            except InfeasibleError:
+                speeds = np.maximum(speeds, 1e-3)
+        return answer | {
+            "status": "OK",
+            "addresses": addresses,
+            "host": host,
+            "speeds": speeds.tolist(),
+            "first": first,
+            "work": None if state.work is None else to_serialize(state.work),
+        }
+
+    def _predict(self, addresses: Sequence[str]) -> Floats:
+        """Predicted speeds; zero for a worker that was silent and has not been heard of since."""
+        speeds = self.speeds.predict(addresses)
+        for i, address in enumerate(addresses):
+            since = self._silent.get(address)
+            ws = self.scheduler.workers.get(address)
+            if since is not None and ws is not None:
+                if ws.last_seen > since:
+                    del self._silent[address]
+                else:
+                    speeds[i] = 0.0
+        return speeds
+
+    # -- hooks of the scheduler ----------------------------------------------------------------
+
+    def update_graph(self, scheduler: Scheduler, *, tasks: list[Key], **kwargs: Any) -> None:
+        if not self.arrays:
+            return
+        for key in tasks:
+            ts = scheduler.tasks.get(key)
+            if ts is None:
+                continue
+            if (pin := self._pins.get(key)) and not ts.who_has:
+                scheduler.set_restrictions({key: {pin} if pin in scheduler.workers else None})
+            elif isinstance(ts.run_spec, CodedTask) and key not in self._holding:
+                self._hold(ts, ts.run_spec)
+
+    def _hold(self, ts: TaskState, task: CodedTask) -> None:
+        """Keep the pieces of a round while it runs, and have it run on a fast worker."""
+        holder = f"coded-{ts.key}"
+        for array in task.array_ids:
+            if state := self.arrays.get(array):
+                self.scheduler.client_desires_keys(list(state.alive), client=holder)
+                self._holding[ts.key] = holder
+        addresses = [a for a in self.scheduler.workers if a in self.versions]
+        if not ts.worker_restrictions and addresses:
+            speeds = self._predict(addresses)
+            fast = speeds >= 0.8 * np.median(speeds)
+            ts.worker_restrictions = {a for a, f in zip(addresses, fast, strict=True) if f}
+            ts.loose_restrictions = True
+
+    def transition(
+        self, key: Key, start: str, finish: str, *args: Any, stimulus_id: str, **kwargs: Any
+    ) -> None:
+        if finish in ("memory", "erred", "forgotten") and (
+            holder := self._holding.pop(key, None)
+        ):
+            # Transitions must not be started from within one.
+            self.scheduler.loop.add_callback(self._release, holder)
+        if finish == "forgotten" and (array := self._piece_keys.pop(key, None)):
+            self._pins.pop(key, None)
+            if state := self.arrays.get(array):
+                state.alive.discard(key)
+                if not state.alive:
+                    self._log("release", array=array)
+                    del self.arrays[array]
+
+    def _release(self, holder: str) -> None:
+        if client := self.scheduler.clients.get(holder):
+            keys = [ts.key for ts in client.wants_what]
+            self.scheduler.client_releases_keys(keys=keys, client=holder)
+            self.scheduler.clients.pop(holder, None)
+
+    def remove_worker(
+        self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **kwargs: Any
+    ) -> None:
+        """Have lost pieces rebuilt elsewhere; a task pinned to a lost worker would wait for ever."""
+        self.versions.pop(worker, None)
+        self.speeds.forget(worker)
+        self._silent.pop(worker, None)
+        lost = [key for key, pin in self._pins.items() if pin == worker]
+        stranded = {}
+        for key in lost:
+            ts = scheduler.tasks.get(key)
+            if ts is None:
+                continue
+            if key in self._piece_keys:
+                self._pins[key] = pin = self._spare(self.arrays[self._piece_keys[key]])
+                scheduler.set_restrictions({key: {pin} if pin else None})
+            else:
+                del self._pins[key]
+                scheduler.set_restrictions({key: None})
+            if ts.state == "no-worker":
+                stranded[key] = "processing"
+        if stranded:
+            self._log("repair", keys=list(map(str, stranded)), worker=worker)
+            scheduler.transitions(stranded, stimulus_id=stimulus_id)
+
+    def _spare(self, state: ArrayState) -> str:
+        """The worker on which to rebuild a piece: one with few pieces of the array, and fast."""
+        addresses = [a for a in self.versions if a in self.scheduler.workers]
+        if not addresses:
+            return ""
+        pinned = [self._pins.get(key) for key in state.spec.keys]
+        speeds = self._predict(addresses)
+        return min(
+            zip(addresses, speeds, strict=True), key=lambda w: (pinned.count(w[0]), -w[1])
+        )[0]
+
+    def restart(self, scheduler: Scheduler) -> None:
+        self.arrays.clear()
+        self._piece_keys.clear()
+        self._pins.clear()
+        self._holding.clear()
+
+    def valid_workers_downscaling(
+        self, scheduler: Scheduler, workers: list[WorkerState]
+    ) -> list[WorkerState]:
+        """Workers that take part in a running round stay."""
+        busy = {
+            ws
+            for holder in self._holding.values()
+            if (client := scheduler.clients.get(holder))
+            for ts in client.wants_what
+            for ws in ts.who_has or ()
+        }
+        return [ws for ws in workers if ws not in busy]
+
+    def _log(self, action: str, **fields: Any) -> None:
+        self.scheduler.log_event(NAME, {"action": action, **fields})
+
+
+def _key(key: Any) -> Key:
+    """Keys that are tuples travel as lists."""
+    return tuple(key) if isinstance(key, list) else key
+
+
+__all__ = ["CodedTask", "PieceTask", "S2C2SchedulerPlugin"]

@@ -1,0 +1,100 @@
+"""What the parts of the runtime tell each other: a coded array, and the tasks that concern it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from dask._task_spec import Task
+from dask.typing import Key
+
+from dask_coded.codes import Code
+from dask_coded.planning.layout import Floats
+from dask_coded.rounds import Geometry
+
+#: Name under which both plugins register, and of the event topic.
+NAME = "dask-coded"
+
+
+class CodedDataLostError(RuntimeError):
+    """Too few pieces of a coded array are left to rebuild it."""
+
+
+@dataclass(frozen=True, eq=False)
+class ArraySpec:
+    """A coded array, for whoever takes part in its rounds.
+
+    Parameters
+    ----------
+    id : str
+        Unique name.
+    code : Code
+    geometry : Geometry
+        Rows of every block, stripes of every piece.
+    columns : int
+        Columns of the array.
+    dtype : numpy.dtype
+    sparse : type or None
+        ``scipy.sparse.csr_array`` or ``csr_matrix`` if pieces are of that type, None for NumPy.
+    keys : tuple
+        Dask key of each piece.
+    transposed : str or None
+        The id of the encoding of the transposed array, if there is one.
+    check_finite : bool
+        Whether NaN and infinity are refused when pieces are made.
+    """
+
+    id: str
+    code: Code
+    geometry: Geometry
+    columns: int
+    dtype: np.dtype[Any]
+    sparse: type | None
+    keys: tuple[Key, ...]
+    transposed: str | None = None
+    check_finite: bool = True
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return sum(self.geometry.rows), self.columns
+
+    def piece_rows(self, piece: int) -> int:
+        """Rows of a piece; parity of blocks of unequal length has those of the longest."""
+        block = int(self.code._block_of[piece])
+        return max(self.geometry.rows) if block < 0 else self.geometry.rows[block]
+
+    @property
+    def uniform_work(self) -> Floats:
+        """Work per stripe of a dense piece, in rows: shape (pieces, stripes)."""
+        return np.stack(
+            [np.diff(self.geometry.edges(g)).astype(np.float64) for g in self.code.group.tolist()]
+        )
+
+
+class CodedTask(Task):
+    """A task that runs rounds: ``args[0]`` are the ids of the arrays that it needs.
+
+    The scheduler plugin knows it by its type: names may change on the way to the scheduler, and
+    annotations are dropped by dask.array's optimisation.
+    """
+
+    __slots__ = ()
+
+    @property
+    def array_ids(self) -> tuple[str, ...]:
+        return tuple(self.args[0])
+
+    @property
+    def block_fusion(self) -> bool:
+        return True
+
+
+class PieceTask(Task):
+    """The task that makes a piece, ``args = (array id, piece)``: from its source or from others."""
+
+    __slots__ = ()
+
+    @property
+    def block_fusion(self) -> bool:
+        return True

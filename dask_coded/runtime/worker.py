@@ -1,0 +1,187 @@
+"""The worker's half: holds pieces, computes stripes of them, carries the coordinator's channels."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import scipy.sparse
+from distributed.core import Status
+from distributed.diagnostics.plugin import WorkerPlugin
+from distributed.protocol import to_serialize
+
+import dask_coded
+from dask_coded.planning import Reporting, Run
+from dask_coded.runtime.channels import CLOSED, Channel, Handler, Message, serve
+from dask_coded.runtime.jobs import Job
+from dask_coded.runtime.kernels import KERNELS
+from dask_coded.runtime.spec import NAME, ArraySpec
+
+if TYPE_CHECKING:
+    from distributed.comm import Comm
+    from distributed.worker import Worker
+
+logger = logging.getLogger("distributed.dask_coded")
+
+
+class CodedWorkerPlugin(WorkerPlugin):
+    """Computes a worker's part of coded rounds, in threads of its own.
+
+    As many threads as the worker has: a coordinator that runs as a task on a one-thread worker
+    waits for a share from this very worker, which therefore cannot be an ordinary task there.
+    """
+
+    name = NAME
+    idempotent = True
+
+    async def setup(self, worker: Worker) -> None:
+        self.worker = worker
+        self.channels: dict[str, Channel] = {}
+        self.specs: dict[str, ArraySpec] = {}
+        #: Coordinator tasks on this worker that were cancelled, by task key.
+        self.cancelled: set[Any] = set()
+        self._jobs: dict[str, Job] = {}
+        self._jobs_of: dict[Handler, set[str]] = {}
+        self._executor = ThreadPoolExecutor(worker.state.nthreads, thread_name_prefix="Coded")
+        worker.handlers["coded_channel"] = self._serve
+        worker.handlers["coded_rows"] = self._rows
+        worker.extensions["coded"] = self
+        await worker.scheduler.coded_hello(worker=worker.address, version=dask_coded.__version__)
+
+    async def teardown(self, worker: Worker) -> None:
+        for job in self._jobs.values():
+            job.stop()
+        self._jobs.clear()
+        await asyncio.gather(*(c.close() for c in self.channels.values()))
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
+        # The thread of a cancelled task runs on: its next round is where it can be stopped.
+        if finish == "cancelled":
+            self.cancelled.add(key)
+        elif key in self.cancelled and finish in ("released", "forgotten", "executing"):
+            self.cancelled.discard(key)
+
+    # -- the coordinator's side ----------------------------------------------------------------
+
+    def channel(self, address: str) -> Channel:
+        """The channel to another worker, or to this one."""
+        channel = self.channels.get(address)
+        if channel is None or channel.closed:
+            local = self._local if address == self.worker.address else None
+            channel = self.channels[address] = Channel(self.worker, address, local)
+        return channel
+
+    def _local(self, message: Message) -> None:
+        self._handle(message, self._answer_self)
+
+    def _answer_self(self, message: Message) -> None:
+        if channel := self.channels.get(self.worker.address):
+            self.worker.loop.add_callback(channel.receive, message)
+
+    # -- the participant's side ----------------------------------------------------------------
+
+    async def _serve(self, comm: Comm) -> Status:
+        return await serve(comm, self.worker, self._handle)
+
+    def _handle(self, message: Message, answer: Handler) -> None:
+        """Act on one message of a coordinator."""
+        if message is CLOSED:
+            for run in self._jobs_of.pop(answer, set()):
+                self._drop(run)
+            return
+        for run in message.get("over", ()):
+            self._drop(run)
+        op, run = message["op"], message["run"]
+        if op == "start":
+            self._start(message, answer)
+        elif job := self._jobs.get(run):
+            runs = [Run(*r) for r in message.get("runs", ())]
+            if op == "assign":
+                job.assign(runs)
+            elif op == "withdraw":
+                job.withdraw(runs)
+            elif op == "stop":
+                stripes, seconds = job.stop()
+                self._drop(run)
+                answer({"op": "stopped", "run": run, "stripes": stripes, "seconds": seconds})
+
+    def _start(self, message: Message, answer: Handler) -> None:
+        run, x = message["run"], _aligned(message["x"])
+        kernel = KERNELS[message["kernel"]]
+        kernels, edges, lengths, absent = {}, {}, {}, []
+        for piece, key, rows in message["pieces"]:
+            key = tuple(key) if isinstance(key, list) else key
+            if (data := self.piece(key)) is None:
+                absent.append(piece)
+                continue
+            kernels[piece] = kernel(data, x)
+            stripes = message["stripes"]
+            edges[piece] = np.arange(stripes + 1) * rows // stripes
+            lengths[piece] = data.shape[0]
+        if absent:
+            answer({"op": "absent", "run": run, "pieces": absent})
+        interval, growth, lead = message["reporting"]
+        job = Job(
+            run,
+            kernels,
+            edges,
+            lengths,
+            answer,
+            self._executor,
+            self.worker.state.nthreads,
+            Reporting(interval, growth),
+            lead,
+        )
+        self._jobs[run] = job
+        self._jobs_of.setdefault(answer, set()).add(run)
+        job.assign([Run(*r) for r in message["runs"]])
+
+    def _drop(self, run: str) -> None:
+        if job := self._jobs.pop(run, None):
+            job.stop()
+
+    def piece(self, key: Any) -> Any:
+        """A piece that this worker holds, aligned; None if it holds it no more."""
+        data = self.worker.data.get(key)
+        if isinstance(data, np.ndarray) and not (data.flags.aligned and data.flags.c_contiguous):
+            # Arrays that came over a comm may lie anywhere; a product with an unaligned one is
+            # several times slower. Copied once, kept in the place of the original.
+            data = self.worker.data[key] = np.require(data, requirements="CA")
+        return data
+
+    async def _rows(self, key: Any, start: int, stop: int) -> Any:
+        """Handler: rows of something that this worker holds, for a worker that makes a piece."""
+        key = tuple(key) if isinstance(key, list) else key
+        data = self.worker.data.get(key)
+        if data is None:
+            return {"rows": None}
+        if scipy.sparse.issparse(data):
+            loop = asyncio.get_running_loop()
+            part = await loop.run_in_executor(self._executor, lambda: data.tocsr()[start:stop])
+            return {"rows": to_serialize(part)}
+        return {"rows": to_serialize(data[start:stop])}
+
+
+def _aligned(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return np.require(x, requirements="CA")
+
+
+def worker_plugin(worker: Worker) -> CodedWorkerPlugin:
+    """The plugin of a worker.
+
+    Raises
+    ------
+    RuntimeError
+        If the worker does not have it.
+    """
+    plugin = worker.extensions.get("coded")
+    if not isinstance(plugin, CodedWorkerPlugin):
+        raise RuntimeError(
+            f"Worker {worker.address} lacks the dask-coded plugin: install the package there, "
+            f"version {dask_coded.__version__}."
+        )
+    return plugin

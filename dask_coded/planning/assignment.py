@@ -26,8 +26,6 @@ References
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from dask_coded.planning.layout import Floats, Ints, Layout, Run
@@ -68,10 +66,7 @@ def fluid_time(rates: Floats, need: float, size: float = 1.0) -> float:
     """
     active = np.sort(rates[rates > 0])[::-1]
     if len(active) < need:
-        raise InfeasibleError(
-            f"{need:g} pieces are needed of workers that make progress, {len(active)} have one: "
-            f"wait for lost workers to come back, or use a code with more redundancy."
-        )
+        raise InfeasibleError(f"{need:g} rates above zero are needed, {len(active)} are.")
     # With the c fastest at their cap, the rest work to the end: T = (need - c) * size / sum(rest).
     rest = np.cumsum(active[::-1])[::-1]
     capped = np.arange(len(active))
@@ -102,6 +97,13 @@ def deal(layout: Layout, speeds: Floats) -> list[list[Run]]:
     """
     shared = np.bincount(layout.host[layout.host >= 0], minlength=layout.workers)
     speed = np.where(layout.host >= 0, speeds[layout.host] / shared[layout.host], 0.0)
+    moving = np.bincount(layout.group[speed > 0], minlength=len(layout.need))
+    if (moving < layout.need).any():
+        group = int(np.argmax(layout.need - moving))
+        raise InfeasibleError(
+            f"{layout.need[group]} pieces are needed of workers that make progress, {moving[group]} "
+            f"have one: wait for lost workers to come back, or use a code with more redundancy."
+        )
     if len(layout.need) == 1:
         loads = _ring(speed * layout.stripes / layout.work.sum(axis=1), layout)
     else:
@@ -164,12 +166,9 @@ def _slide(speed: Floats, layout: Layout) -> list[Run]:
         steps = np.minimum(origin, np.concatenate([[np.inf], limit])) + reach
         return steps if (steps[:-1] >= start - total * 1e-12).all() else None
 
-    low = total / max(rates.sum(), 1e-300)
-    high = low
-    while (best := boundaries(high)) is None:
+    low = high = total / rates.sum()
+    while (best := boundaries(high)) is None:  # ends: every block has a holder that makes progress
         high *= 2
-        if not math.isfinite(high) or high > low * 2**60:
-            return _split_each_group(speed, layout)
     for _ in range(40):
         middle = (low + high) / 2
         if (found := boundaries(middle)) is None:

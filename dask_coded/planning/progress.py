@@ -42,8 +42,8 @@ class Reporting:
     growth: float = 0.2
 
     def gap(self, elapsed: Floats) -> Floats:
-        """Longest silence, in seconds, that is normal for a worker ``elapsed`` seconds in."""
-        return np.maximum(self.interval, self.growth * elapsed) * 2
+        """Seconds from a report ``elapsed`` seconds in to the next, at the latest."""
+        return np.maximum(self.interval, self.growth * elapsed)
 
 
 class Progress:
@@ -89,6 +89,10 @@ class Progress:
         self.busy: Floats = np.zeros(layout.workers)
         self.began: Floats = np.full(layout.workers, np.nan)
         self.heard: Floats = np.full(layout.workers, np.nan)
+        # Since when a worker has owed an answer; NaN if it owes none. Taking work back does not
+        # excuse it: a stopped worker would look as good as new each time.
+        self.asked: Floats = np.full(layout.workers, np.nan)
+        self._stripe = float(layout.work.mean())
         self.commands: list[Command] = []
         self.now = now
 
@@ -103,6 +107,8 @@ class Progress:
         if runs:
             if np.isnan(self.began[worker]):
                 self.began[worker] = self.heard[worker] = self.now
+            if np.isnan(self.asked[worker]):
+                self.asked[worker] = self.now
             self.commands.append(Assign(worker, tuple(runs)))
 
     def withdraw(self, worker: int, runs: list[Run]) -> None:
@@ -151,12 +157,12 @@ class Progress:
             ratios = measured[trusted] / self.prior[trusted]
             scale = float(np.median(ratios)) if len(ratios) else 1.0
             speed = np.where(known, measured, self.prior * scale)
-            elapsed = self.now - self.began
-            normal = self.reporting.gap(elapsed)
-            silent = (self.todo > 0) & (self.now - self.heard > normal)
-            believed = (self.done + speed * normal) / elapsed
-            if len(ratios) or known.any():  # without any report there is no scale to be late on
-                speed = np.where(silent, np.minimum(speed, believed), speed)
+            # A report may be due, and the stripe in hand has to be finished first: twice that.
+            # Before anything has come back there is no telling how long a stripe takes.
+            stripe = self._stripe / speed if len(ratios) else 10 * self.reporting.interval
+            normal = 2 * (self.reporting.gap(self.heard - self.began) + stripe)
+            quiet = self.now - self.asked
+            speed = np.where(quiet > normal, speed * normal / quiet, speed)
         return np.nan_to_num(speed, nan=0.0, posinf=0.0)
 
     def remaining(self, speeds: Floats) -> Floats:
@@ -174,6 +180,8 @@ class Progress:
         for run in runs:
             self.done[worker] += self.layout.cost(run)
             self._drop(worker, run)
+        self.asked[worker] = self.now if self.todo[worker] > 0 else np.nan
+        for run in runs:
             span = slice(run.start, run.stop)
             self.held[run.piece, span] = True
             new = ~self.computed[run.piece, span]

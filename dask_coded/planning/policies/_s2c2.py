@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from dask_coded.planning.assignment import deal
-from dask_coded.planning.layout import Floats, Layout, Run
+from dask_coded.planning.layout import Bools, Floats, Layout, Run
 from dask_coded.planning.policies._policy import Policy
 from dask_coded.planning.progress import Progress, cover
 
@@ -36,16 +36,25 @@ class S2C2(Policy):
         took_part = ~np.isnan(progress.began) & progress.present()
         finished = took_part & (progress.todo == 0)
         finished[list(self._late)] = False
-        if self._again is None:
-            if finished.sum() < min(progress.layout.sufficient, int(took_part.sum())):
-                return None
-            spent = float((progress.heard - progress.began)[finished].mean())
-            self._again = progress.started + spent * (1 + PATIENCE)
-        if progress.now < self._again:
+        if self._again is None and (deadline := self._deadline(progress, took_part, finished)):
+            self._again = deadline
+        if self._again is None or progress.now < self._again:
             return self._again
         return self._recover(progress, took_part, finished)
 
-    def _recover(self, progress: Progress, took_part: np.ndarray, finished: np.ndarray) -> float:
+    def _deadline(self, progress: Progress, took_part: Bools, finished: Bools) -> float | None:
+        """When to give up on the others: 15 % after those that finish in any case have finished."""
+        tolerance = len(np.unique(progress.layout.place)) - progress.layout.sufficient
+        needed = int(took_part.sum()) - tolerance
+        if needed <= 0 and not finished.any():
+            # So few were given work that all of them may be gone: there is nobody to compare with.
+            return progress.started + 20 * progress.reporting.interval
+        if finished.sum() < needed:
+            return None
+        spent = float((progress.heard - progress.began)[finished].mean())
+        return progress.started + spent * (1 + PATIENCE)
+
+    def _recover(self, progress: Progress, took_part: Bools, finished: Bools) -> float:
         late = took_part & (progress.todo > 0)
         under_way = progress.outstanding(~late)
         short = np.clip(progress.missing - under_way, 0, None)
@@ -62,7 +71,8 @@ class S2C2(Policy):
         speeds = np.maximum(progress.speeds(), 1e-12)
         expected = progress.remaining(speeds)[~late].max(initial=0.0)
         spent = progress.now - progress.started
-        self._again = progress.now + max(expected * (1 + PATIENCE), PATIENCE * spent, 1e-3)
+        patience = max(expected * (1 + PATIENCE), PATIENCE * spent)
+        self._again = progress.now + max(min(patience, spent), 1e-3)
         return self._again
 
 

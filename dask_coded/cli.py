@@ -1,0 +1,346 @@
+"""Command line: ``dask-coded``, which is also ``dask coded``.
+
+Results go to standard output; what goes on meanwhile is shown there on a terminal (with ``rich``),
+and as plain lines on standard error otherwise.
+
+=========  ===============================================================
+exit code  meaning
+=========  ===============================================================
+0          done
+1          the computation failed or did not converge
+2          wrong usage, bad input or a scheduler that cannot be reached
+130        interrupted
+=========  ===============================================================
+"""
+
+from __future__ import annotations
+
+import csv
+import logging
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import click
+import numpy as np
+from dask.system import CPU_COUNT
+from distributed import Client
+
+from dask_coded import __version__
+from dask_coded.codes import CODES, Code
+from dask_coded.demo import run_demo
+from dask_coded.graph import ConvergenceError, Graph, pagerank, read_graph
+from dask_coded.graph.progress import Progress
+from dask_coded.local import local_client
+
+logger = logging.getLogger(__name__)
+
+_CONNECT_SECONDS = 5
+_INTERRUPTED = 130
+
+
+class BadInput(click.ClickException):
+    """What the user gave cannot be worked with."""
+
+    exit_code = 2
+
+
+class _Commands(click.Group):
+    """A group whose errors are one line each and whose interruption is no error."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except click.UsageError as error:
+            error.ctx = None  # with a context click prints the usage around the error
+            raise
+        except KeyboardInterrupt:
+            click.echo("Interrupted.", err=True)
+            ctx.exit(_INTERRUPTED)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="dask-coded")
+def coded() -> None:
+    """Linear algebra on Dask clusters whose workers are uneven and may be lost."""
+
+
+@coded.command("pagerank")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    help="Start a local cluster of this many one-thread processes.  "
+    "[default: number of cores, from 2 to 8]",
+)
+@click.option("--scheduler", metavar="ADDRESS", help="Use the cluster of this scheduler instead.")
+@click.option(
+    "--code",
+    type=click.Choice(sorted(CODES)),
+    help="How the matrix is coded: 'mds' needs the least memory but fills in sparse matrices, "
+    "'repetition' keeps plain copies.  [default: repetition]",
+)
+@click.option(
+    "--redundancy",
+    type=click.IntRange(min=0),
+    help="How many of the n workers may be lost, whichever they are: N gives the code "
+    "MDS(n, n - N) or Repetition(n, N + 1).  [default: a quarter of them; one without --code]",
+)
+@click.option(
+    "--damping",
+    type=click.FloatRange(0, 1),
+    default=0.85,
+    show_default=True,
+    help="Probability of following an edge.",
+)
+@click.option(
+    "--tol",
+    type=click.FloatRange(min=0),
+    default=1e-10,
+    show_default=True,
+    help="Stop when the scores change by less in a round, summed over all nodes; "
+    "0 for exactly --max-iter rounds.",
+)
+@click.option(
+    "--max-iter",
+    type=click.IntRange(min=1),
+    default=200,
+    show_default=True,
+    help="Most rounds to do.",
+)
+@click.option("--undirected", is_flag=True, help="Take every edge in both directions.")
+@click.option(
+    "--top",
+    type=click.IntRange(min=0),
+    default=10,
+    show_default=True,
+    help="Print this many nodes of highest score.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Write all scores to this CSV file (node,score), highest first.",
+)
+def pagerank_command(
+    file: Path,
+    workers: int | None,
+    scheduler: str | None,
+    code: str | None,
+    redundancy: int | None,
+    damping: float,
+    tol: float,
+    max_iter: int,
+    undirected: bool,
+    top: int,
+    output: Path | None,
+) -> None:
+    """PageRank of the graph in FILE.
+
+    FILE is an edge list (text: source, target and optionally a weight on each line; # and % begin
+    comments), a Matrix Market file (.mtx) or a sparse matrix of SciPy (.npz); .gz and .bz2 are
+    unpacked.
+    """
+    if workers is not None and scheduler is not None:
+        raise click.UsageError(
+            "--workers starts a cluster and --scheduler uses one that runs: give one of them."
+        )
+    if output is not None and (output.is_dir() or not output.parent.is_dir()):
+        raise BadInput(f"--output {output}: expected a file in a folder that exists.")
+    with _Display() as display:
+        display.say(f"Reading {file}")
+        graph = _read(file, undirected)
+        with _cluster(workers, scheduler, display.say) as client:
+            display.say(f"Encoding {len(graph.nodes):,} nodes, {graph.adjacency.nnz:,} edges")
+            scores = _compute(
+                graph,
+                damping=damping,
+                tol=tol,
+                max_iter=max_iter,
+                code=_code(code, redundancy, len(client.nthreads())),
+                client=client,
+                callback=display.round,
+            )
+    nodes, values = list(scores), np.array(list(scores.values()))
+    ranking = [(nodes[i], float(values[i])) for i in np.argsort(-values, kind="stable").tolist()]
+    display.summary()
+    if top:
+        display.table(ranking[:top])
+    if output is not None:
+        _write(output, ranking)
+
+
+@coded.command("demo")
+@click.option(
+    "--workers",
+    type=click.IntRange(min=4),
+    default=8,
+    show_default=True,
+    help="Worker processes; a quarter of them are slowed down.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("dask-coded-demo.png"),
+    show_default=True,
+    help="Where to draw who computed what when.",
+)
+def demo_command(workers: int, output: Path) -> None:
+    """Rounds of A @ x with slow workers: plain dask.array and coded, side by side."""
+    if not output.parent.is_dir():
+        raise BadInput(f"--output {output}: expected a file in a folder that exists.")
+    run_demo(workers, output)
+
+
+# -- the steps of a command --------------------------------------------------------------------
+
+
+def _read(file: Path, undirected: bool) -> Graph:
+    try:
+        graph = read_graph(file)
+    except (OSError, ValueError) as error:
+        raise BadInput(str(error)) from error
+    return graph.to_undirected() if undirected else graph
+
+
+@contextmanager
+def _cluster(
+    workers: int | None, scheduler: str | None, say: Callable[[str], None]
+) -> Iterator[Client]:
+    if scheduler is None:
+        n = workers or max(2, min(8, CPU_COUNT))
+        say(f"Starting {n} workers")
+        with local_client(n) as client:
+            yield client
+        return
+    say(f"Connecting to {scheduler}")
+    try:
+        client = Client(scheduler, timeout=_CONNECT_SECONDS)
+    except (OSError, ValueError) as error:
+        raise BadInput(
+            f"No scheduler answers at {scheduler} within {_CONNECT_SECONDS} seconds: "
+            "check the address, and that it runs."
+        ) from error
+    with client:
+        if not client.nthreads():
+            raise BadInput(
+                f"The scheduler at {scheduler} has no workers: start some, "
+                f"with 'dask worker {scheduler}'."
+            )
+        yield client
+
+
+def _code(name: str | None, redundancy: int | None, workers: int) -> Code | str | None:
+    if redundancy is None:
+        return name
+    if redundancy >= workers:
+        raise BadInput(
+            f"--redundancy {redundancy} needs at least {redundancy + 1} workers, "
+            f"the cluster has {workers}: ask for less, or for more workers."
+        )
+    return CODES[name or "repetition"].with_redundancy(workers, redundancy)
+
+
+def _compute(graph: Graph, **arguments: Any) -> dict[Any, float]:
+    try:
+        return cast(dict[Any, float], pagerank(graph, **arguments))
+    except ConvergenceError as error:
+        raise click.ClickException(str(error)) from error
+    except ValueError as error:
+        raise BadInput(str(error)) from error
+    except Exception as error:
+        logger.debug("The computation failed.", exc_info=True)
+        first_line = next(iter(str(error).splitlines()), "")
+        raise click.ClickException(f"{type(error).__name__}: {first_line}") from error
+
+
+def _write(path: Path, ranking: list[tuple[Any, float]]) -> None:
+    try:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(["node", "score"])
+            writer.writerows(ranking)
+    except OSError as error:
+        raise click.ClickException(f"--output {path}: {error.strerror}.") from error
+
+
+# -- what the user sees ------------------------------------------------------------------------
+
+
+class _Display:
+    """A status that changes on a terminal; elsewhere lines, at most one a second of rounds."""
+
+    def __init__(self) -> None:
+        self._console = _terminal()
+        self._status: Any = None
+        self._last: Progress | None = None
+        self._seconds: list[float] = []
+        self._next_line = 0.0
+
+    def __enter__(self) -> _Display:
+        if self._console is not None:
+            self._status = self._console.status("")
+            self._status.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def say(self, text: str) -> None:
+        """Say what is being done now."""
+        if self._status is not None:
+            self._status.update(text)
+        else:
+            click.echo(text, err=True)
+
+    def round(self, progress: Progress) -> None:
+        """Show a round that ended, and remember it for the summary."""
+        self._last = progress
+        if progress.seconds is not None:
+            self._seconds.append(progress.seconds)
+        if self._status is not None or time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + 1
+            self.say(_line(progress, progress.seconds))
+
+    def summary(self) -> None:
+        """Say how it ended: the last round, with the median time of those that were reported."""
+        if self._last is not None:
+            median = statistics.median(self._seconds) if self._seconds else None
+            click.echo(f"Done. {_line(self._last, median)}", err=True)
+
+    def table(self, ranking: list[tuple[Any, float]]) -> None:
+        """Print nodes and scores."""
+        if self._console is None:
+            width = max(len(str(node)) for node, _ in ranking)
+            for node, score in ranking:
+                click.echo(f"{node!s:<{width}}  {score:.10f}")
+            return
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table("", "node", "score")
+        for i, (node, score) in enumerate(ranking, 1):
+            table.add_row(str(i), Text(str(node)), f"{score:.10f}")
+        self._console.print(table)
+
+
+def _terminal() -> Any:
+    """Rich's console, or None without rich or without a terminal."""
+    try:
+        from rich.console import Console
+    except ImportError:
+        return None
+    console = Console()
+    return console if console.is_terminal else None
+
+
+def _line(progress: Progress, seconds: float | None) -> str:
+    text = f"Round {progress.round}: change {progress.residual:.2e}"
+    if seconds is not None:
+        text += f", {seconds * 1e3:.1f} ms a round"
+    if progress.workers is not None:
+        text += f", {progress.workers} workers used"
+    return text

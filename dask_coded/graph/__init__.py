@@ -1,0 +1,8 @@
+"""Algorithms on graphs whose rounds are coded: NumPy code over an operator with ``@``."""
+
+from __future__ import annotations
+
+from dask_coded.graph.pagerank import ConvergenceError, pagerank
+from dask_coded.graph.readers import Graph, read_graph
+
+__all__ = ["ConvergenceError", "Graph", "pagerank", "read_graph"]

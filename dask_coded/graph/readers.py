@@ -1,0 +1,366 @@
+"""Graphs from files and from memory, as one thing: node names and a sparse adjacency matrix.
+
+============================  =====================================================================
+file                          what is read
+============================  =====================================================================
+``.mtx``                      Matrix Market; nodes are row numbers from 0, as SciPy counts them
+``.npz``                      what :func:`scipy.sparse.save_npz` writes, or arrays ``indptr``,
+                              ``indices`` and optionally ``data`` and ``shape`` or ``n``; nodes are
+                              row numbers from 0
+``.txt``, ``.tsv``, ``.csv``  an edge list: source, target and optionally a weight, one edge a line,
+and anything else             separated by blanks, tabs or commas. Lines that begin with ``#`` or
+                              ``%`` are comments; a first line of words above lines of numbers is a
+                              header and skipped
+============================  =====================================================================
+
+All but ``.npz`` may be compressed (``.gz``, ``.bz2``). An edge that is listed several times counts
+once, with its last weight, as in :class:`networkx.DiGraph`.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+import networkx as nx
+import numpy as np
+import numpy.typing as npt
+import scipy.io
+import scipy.sparse as sp
+
+Array = npt.NDArray[Any]
+
+_COMMENTS = ("#", "%")
+_GRAPHS = "expected a networkx graph, a SciPy sparse matrix or a list of edges (source, target)"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Graph:
+    """A directed graph with weights: what readers give and algorithms take.
+
+    Parameters
+    ----------
+    nodes : ndarray, shape (n,)
+        The name of each node as it was given: integers, strings, or any objects (networkx).
+    adjacency : scipy.sparse.csr_array, shape (n, n)
+        ``adjacency[i, j]`` is the weight of the edge from ``nodes[i]`` to ``nodes[j]``.
+
+    Raises
+    ------
+    ValueError
+        If the matrix is not square, does not fit the nodes, or has a weight that is complex,
+        negative, infinite or NaN.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse
+    >>> Graph(np.array(["a", "b"]), scipy.sparse.csr_array([[0.0, 2.0], [1.0, 0.0]]))
+    Graph(nodes=2, edges=2)
+    """
+
+    nodes: Array
+    adjacency: sp.csr_array
+
+    def __post_init__(self) -> None:
+        rows, columns = self.adjacency.shape
+        if rows != columns:
+            raise ValueError(f"expected a square adjacency matrix, this one is {rows} x {columns}.")
+        if rows != len(self.nodes):
+            raise ValueError(f"expected a name for each of {rows} nodes, not {len(self.nodes)}.")
+        weights = self.adjacency.data
+        if weights.dtype.kind not in "biuf":
+            raise ValueError(f"expected weights that are real numbers, not {weights.dtype}.")
+        bad = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
+        if len(bad):
+            row = np.searchsorted(self.adjacency.indptr, bad[0], side="right") - 1
+            source, target = self.nodes[row], self.nodes[self.adjacency.indices[bad[0]]]
+            raise ValueError(
+                "expected weights that are finite and not negative, "
+                f"edge {source} -> {target} has {weights[bad[0]]}."
+            )
+
+    def __repr__(self) -> str:
+        return f"Graph(nodes={len(self.nodes)}, edges={self.adjacency.nnz})"
+
+    def to_undirected(self) -> Graph:
+        """Take every edge in both directions; where both are there, the greater weight counts."""
+        both = self.adjacency.maximum(self.adjacency.T)
+        return Graph(self.nodes, sp.csr_array(both))
+
+
+# -- graphs from memory ------------------------------------------------------------------------
+
+
+def as_graph(graph: Any, *, undirected: bool = False, weight: str | None = "weight") -> Graph:
+    """Take a graph in any of the usual forms.
+
+    Parameters
+    ----------
+    graph : Graph, networkx graph, SciPy sparse adjacency, or edge list
+        An edge list is a sequence of pairs ``(source, target)`` or of triples ``(source, target,
+        weight)``, or an array of shape (m, 2) or (m, 3). Names are integers or strings.
+    undirected : bool
+        Take every edge in both directions. Undirected networkx graphs need no telling.
+    weight : str or None
+        The edge attribute of a networkx graph that holds the weight (1 where it is absent); None
+        for no weights.
+
+    Returns
+    -------
+    Graph
+        Its nodes are in networkx's order, row numbers for a sparse matrix, or the distinct names
+        in ascending order for an edge list.
+
+    Raises
+    ------
+    ValueError
+        If it is none of these, has no nodes, or has impossible weights.
+
+    Examples
+    --------
+    >>> as_graph([("a", "b"), ("b", "c"), ("a", "b")]).adjacency.toarray()
+    array([[0., 1., 0.],
+           [0., 0., 1.],
+           [0., 0., 0.]])
+    """
+    if isinstance(graph, Graph):
+        found = graph
+    elif isinstance(graph, nx.Graph):
+        found = _from_networkx(graph, weight)
+    elif sp.issparse(graph):
+        found = _from_matrix(graph)
+    elif isinstance(graph, (str, bytes, Path)):
+        raise ValueError(f"{_GRAPHS}, not a file name: pass that to read_graph first.")
+    elif isinstance(graph, Iterable):
+        found = _from_edge_list(graph)
+    else:
+        raise ValueError(f"{_GRAPHS}, not {type(graph).__name__}.")
+    return found.to_undirected() if undirected else found
+
+
+def _from_networkx(graph: nx.Graph, weight: str | None) -> Graph:
+    if len(graph) == 0:
+        raise ValueError("expected a graph with at least one node, this one is empty.")
+    # Element by element: from a list, NumPy would make a table of nodes that are tuples.
+    nodes = np.fromiter(graph, dtype=object, count=len(graph))
+    return Graph(nodes, nx.to_scipy_sparse_array(graph, dtype=np.float64, weight=weight))
+
+
+def _from_matrix(matrix: Any) -> Graph:
+    if matrix.ndim != 2 or matrix.shape[0] == 0:
+        raise ValueError(f"expected a square matrix with at least one row, not {matrix.shape}.")
+    return Graph(np.arange(matrix.shape[0]), sp.csr_array(matrix))
+
+
+def _from_edge_list(edges: Iterable[Any]) -> Graph:
+    if not isinstance(edges, np.ndarray):
+        edges = list(edges)
+    if len(edges) == 0:
+        raise ValueError(f"{_GRAPHS}, this list is empty.")
+    if isinstance(edges, np.ndarray):
+        widths = {edges.shape[1] if edges.ndim == 2 else 0}
+    else:
+        # A string of two letters is no edge, though it has two entries.
+        widths = {len(e) if isinstance(e, (tuple, list, np.ndarray)) else 0 for e in edges}
+    if widths not in ({2}, {3}):
+        raise ValueError(
+            f"{_GRAPHS}; edges must all have 2 entries, or 3 with a weight: make a dense "
+            "adjacency matrix sparse, with scipy.sparse.csr_array, first."
+        )
+    if isinstance(edges, np.ndarray):
+        source, target, *weights = edges.T
+        ends = _names(np.concatenate([source, target]))
+    else:
+        source, target, *weights = zip(*edges, strict=True)
+        ends = _names([*source, *target])
+    try:
+        numbers = np.asarray(weights[0], dtype=np.float64) if weights else None
+    except (TypeError, ValueError):
+        raise ValueError(f"{_GRAPHS}; a third entry must be a number, the weight.") from None
+    return _from_ends(ends.reshape(2, -1), numbers)
+
+
+def _names(given: Any) -> Array:
+    names = np.asarray(given)
+    if names.dtype.kind == "f" and np.isfinite(names).all() and (names == np.trunc(names)).all():
+        return names.astype(np.int64)  # the first columns of a table of numbers with weights
+    mixed = names.dtype.kind == "U" and not all(isinstance(name, str) for name in given)
+    if names.dtype.kind not in "iuU" or names.ndim != 1 or mixed:
+        raise ValueError("expected node names that are all integers (of 64 bits) or all strings.")
+    return names
+
+
+def _from_ends(ends: Array, weights: npt.NDArray[np.float64] | None) -> Graph:
+    """The graph of the edges ``ends[0, i] -> ends[1, i]``; of equal ones the last counts."""
+    nodes, (source, target) = np.unique(ends, return_inverse=True)
+    n = len(nodes)
+    # Each cell of the adjacency matrix by its number; np.unique keeps the first of equals, so
+    # look from the back.
+    cells, last = np.unique((source * n + target)[::-1], return_index=True)
+    data = np.ones(len(cells)) if weights is None else weights[::-1][last]
+    indptr = np.searchsorted(cells, np.arange(n + 1) * n)
+    return Graph(nodes, sp.csr_array((data, cells % n, indptr), shape=(n, n)))
+
+
+# -- graphs from files -------------------------------------------------------------------------
+
+
+def read_graph(path: str | Path) -> Graph:
+    """Read a graph from an edge list, a Matrix Market file or an ``.npz`` file.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file. Its suffix tells the format, see :mod:`dask_coded.graph.readers`.
+
+    Returns
+    -------
+    Graph
+        Nodes of an edge list are in ascending order: integers if every name in the file is one
+        (of 64 bits), strings otherwise.
+
+    Raises
+    ------
+    OSError
+        If the file is missing or cannot be opened.
+    ValueError
+        If the file holds no graph; the message says where and why.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp(), "votes.txt")
+    >>> _ = path.write_text("# voter, candidate\\n30 1412\\n30 3352\\n3352 1412\\n")
+    >>> graph = read_graph(path)
+    >>> graph, graph.nodes
+    (Graph(nodes=3, edges=3), array([  30, 1412, 3352]))
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"expected a graph file, {str(path)!r} does not exist.")
+    if path.is_dir():
+        raise IsADirectoryError(f"expected a graph file, {str(path)!r} is a folder.")
+    suffixes = [s.lower() for s in path.suffixes if s.lower() not in (".gz", ".bz2")]
+    reader = {".mtx": _read_matrix_market, ".npz": _read_npz}.get(
+        suffixes[-1] if suffixes else "", _read_edges
+    )
+    try:
+        return reader(path)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: expected text in UTF-8, this is something else.") from error
+    except (EOFError, zlib.error, zipfile.BadZipFile, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # the operating system's own: no permission, a broken disk
+        raise ValueError(f"{path}: the compressed data are damaged ({error}).") from error
+    except (ValueError, KeyError, OverflowError) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _read_matrix_market(path: Path) -> Graph:
+    return _from_matrix(sp.coo_array(scipy.io.mmread(path)))
+
+
+def _read_npz(path: Path) -> Graph:
+    if not zipfile.is_zipfile(path):
+        raise ValueError("expected an .npz archive, this is something else.")
+    with np.load(path, allow_pickle=False) as arrays:
+        if "format" in arrays:
+            return _from_matrix(sp.load_npz(path))
+        if not {"indptr", "indices"} <= set(arrays):
+            raise ValueError(
+                "expected what scipy.sparse.save_npz writes, or arrays 'indptr' and 'indices', "
+                f"the archive holds {sorted(arrays)}."
+            )
+        indptr, indices = arrays["indptr"], arrays["indices"]
+        n = int(arrays["n"]) if "n" in arrays else len(indptr) - 1
+        shape = tuple(arrays["shape"].tolist()) if "shape" in arrays else (n, n)
+        data = arrays["data"] if "data" in arrays else np.ones(len(indices))
+    matrix = sp.csr_array((data, indices, indptr), shape=shape)
+    matrix.check_format(full_check=True)
+    return _from_matrix(matrix)
+
+
+def _read_edges(path: Path) -> Graph:
+    with _open(path) as lines:
+        number, line = next(_content(lines), (0, ""))
+    if not line:
+        raise ValueError("expected one edge a line, the file has none.")
+    separator = next((mark for mark in ",\t" if mark in line), None)
+    width = len(line.split(separator))
+    if width not in (2, 3):
+        raise ValueError(
+            "expected lines of 2 columns (source, target) or 3 (and a weight), "
+            f"line {number} has {width}."
+        )
+    try:
+        table = np.loadtxt(
+            path,
+            dtype=[("source", np.int64), ("target", np.int64), ("weight", np.float64)][:width],
+            comments=_COMMENTS,
+            # Tabs are white space here: files mix them with blanks.
+            delimiter="," if separator == "," else None,
+            encoding="utf-8-sig",
+            ndmin=1,
+        )
+    except ValueError:
+        # Names, a header or a bad line: look at each, which takes ten times as long.
+        return _from_ends(*_parse_edges(path, separator, width))
+    return _from_ends(
+        np.stack([table["source"], table["target"]]), table["weight"] if width == 3 else None
+    )
+
+
+def _parse_edges(
+    path: Path, separator: str | None, width: int
+) -> tuple[Array, npt.NDArray[np.float64] | None]:
+    """Ends, shape (2, m), and weights, with the line number in every complaint."""
+    ends: list[list[str]] = []
+    weights: list[float] = []
+    with _open(path) as lines:
+        for number, line in _content(lines):
+            row = [field.strip(' "') for field in line.split(separator)]
+            if len(row) != width:
+                raise ValueError(
+                    f"expected {width} columns as in the first line, line {number} has {len(row)}."
+                )
+            if width == 3:
+                try:
+                    weights.append(float(row[2]))
+                except ValueError:
+                    if not ends:
+                        continue  # a header
+                    raise ValueError(
+                        f"expected a number as weight, line {number} has {row[2]!r}."
+                    ) from None
+            ends.append(row[:2])
+    if not ends:
+        raise ValueError("expected one edge a line, the file has only a header.")
+    names = np.array(ends)
+    values = np.array(weights) if width == 3 else None
+    for edges in (slice(None), slice(1, None)):  # all lines, or all below a header
+        try:
+            numbers = names[edges].astype(np.int64)
+        except (ValueError, OverflowError):
+            continue
+        if len(numbers):
+            return numbers.T, None if values is None else values[edges]
+    return names.T, values
+
+
+def _open(path: Path) -> TextIO:
+    openers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open}
+    opener = openers.get(path.suffix.lower(), open)
+    return cast(TextIO, opener(path, "rt", encoding="utf-8-sig"))
+
+
+def _content(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """The lines that say something, with their numbers from 1."""
+    for number, line in enumerate(lines, 1):
+        if (line := line.strip()) and not line.startswith(_COMMENTS):
+            yield number, line

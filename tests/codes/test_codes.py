@@ -1,0 +1,167 @@
+"""Codes against NumPy: every admissible loss decodes, and conditioning is what it is said to be."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import pickle
+
+import numpy as np
+import pytest
+import scipy.sparse
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dask_coded.codes import CODES, MDS, Code, DecodeError, Repetition
+
+
+@st.composite
+def mds_codes(draw: st.DrawFn) -> MDS:
+    k = draw(st.integers(1, 12))
+    return MDS(draw(st.integers(k, k + 6)), k)
+
+
+@given(mds_codes(), st.data())
+@settings(deadline=None)
+def test_any_k_pieces_decode(code: MDS, data: st.DataObject) -> None:
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    blocks = rng.standard_normal((code.k, 5, 2))
+    pieces = code.encode(list(blocks))
+    subset = sorted(data.draw(st.permutations(range(code.n)))[: code.k])
+    decoded = code.decode([pieces[i] for i in subset], subset)
+    np.testing.assert_allclose(decoded, blocks, atol=1e-11 * code.condition_number(subset))
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16"])
+def test_dtype_survives(dtype: str) -> None:
+    code = MDS(6, 4)
+    rng = np.random.default_rng(0)
+    blocks = [rng.standard_normal(7).astype(dtype) for _ in range(4)]
+    pieces = [np.asarray(p).astype(dtype) for p in code.encode(blocks)]
+    decoded = code.decode([pieces[i] for i in (1, 3, 4, 5)], [1, 3, 4, 5])
+    assert decoded.dtype == np.dtype(dtype)
+    np.testing.assert_allclose(decoded, blocks, rtol=1e-4 if dtype in ("f4", "c8") else 1e-12)
+
+
+def test_systematic_blocks_are_copied_not_computed() -> None:
+    code = MDS(5, 3)
+    blocks = [np.array([0.1, np.pi]), np.array([1e300, -1.0]), np.array([5e-324, 0.0])]
+    decoded = code.decode(blocks, [0, 1, 2])
+    assert (decoded == np.array(blocks)).all()
+
+
+@pytest.mark.parametrize(("n", "k"), [(12, 10), (12, 6), (24, 20), (50, 40), (100, 90)])
+def test_products_agree_with_numpy_for_every_single_and_sampled_multiple_losses(
+    n: int, k: int
+) -> None:
+    code = MDS(n, k)
+    rng = np.random.default_rng(n)
+    A, x = rng.standard_normal((3 * k, 40)), rng.standard_normal(40)
+    y = A @ x
+    results = [p @ x for p in code.encode(np.split(A, k))]
+    losses = [(i,) for i in range(n)]
+    losses += [tuple(rng.choice(n, size=rng.integers(2, n - k + 1), replace=False)) for _ in range(200)]
+    for lost in losses:
+        left = [i for i in range(n) if i not in lost]
+        decoded = code.decode([results[i] for i in left], left).ravel()
+        assert np.linalg.norm(decoded - y) <= 1e-10 * np.linalg.norm(y)
+
+
+@pytest.mark.parametrize(("n", "k"), [(3, 2), (10, 7), (12, 10), (12, 4)])
+def test_worst_condition_number_is_the_worst(n: int, k: int) -> None:
+    code = MDS(n, k)
+    numbers = [code.condition_number(s) for s in itertools.combinations(range(n), k)]
+    assert code.worst_condition_number() == max(numbers)
+    assert math.isfinite(max(numbers))
+
+
+def test_well_conditioned() -> None:
+    # The published figures of the paper's own codes: 5.1e2, 2.5e3 and 8.3e3.
+    assert MDS(12, 10).worst_condition_number() < 2e2
+    assert MDS(10, 7).worst_condition_number() < 3e2
+    assert MDS(12, 9).worst_condition_number() < 1e3
+
+
+def test_parity_rows_are_orthonormal_and_deterministic() -> None:
+    parity = MDS(12, 9).G[9:]
+    np.testing.assert_allclose(parity @ parity.T, np.eye(3), atol=1e-12)
+    MDS(12, 9)._factors[(0,)] = ([], np.zeros((0, 1)))
+    assert MDS(12, 9) == pickle.loads(pickle.dumps(MDS(12, 9)))
+    assert not pickle.loads(pickle.dumps(MDS(12, 9)))._factors
+
+
+@given(st.integers(1, 9), st.data())
+def test_repetition_survives_any_r_minus_1_places(n: int, data: st.DataObject) -> None:
+    r = data.draw(st.integers(1, n))
+    code = Repetition(n, r)
+    blocks = [np.array([j, -j], dtype=np.int8) for j in range(n)]
+    pieces = code.encode(blocks)
+    lost = data.draw(st.permutations(range(n)))[: code.tolerance]
+    left = [i for i in range(code.pieces) if code.place[i] not in lost]
+    decoded = code.decode([pieces[i] for i in left], left)
+    assert decoded.dtype == np.int8
+    assert (decoded == np.array(blocks)).all()
+
+
+def test_repetition_keeps_sparse_blocks() -> None:
+    blocks = [scipy.sparse.eye_array(3, format="csr") * j for j in range(4)]
+    pieces = Repetition(4, 2).encode(blocks)
+    assert all(p is blocks[b] for p, b in zip(pieces, Repetition(4, 2).group, strict=True))
+
+
+def test_a_code_of_ones_own() -> None:
+    class Single(Code):
+        name = "single-parity"
+
+        def __init__(self, k: int) -> None:
+            super().__init__(np.vstack([np.eye(k), np.ones(k)]))
+
+    try:
+        code = CODES["single-parity"](3)  # type: ignore[arg-type, call-arg]
+        assert (code.n, code.k, code.tolerance) == (4, 3, 1)
+        assert code.decode([np.ones(1), np.ones(1), np.array([5.0])], [0, 2, 3])[1] == 3
+    finally:
+        del CODES["single-parity"]
+    with pytest.raises(TypeError, match="pass an instance"):
+        Single.with_redundancy(4, 1)
+
+
+def test_a_lost_piece_is_a_combination_of_any_others() -> None:
+    code = MDS(7, 4)
+    rng = np.random.default_rng(0)
+    pieces = code.encode(list(rng.standard_normal((4, 6))))
+    for piece in range(7):
+        sources = [i for i in range(7) if i != piece][1:5]
+        weights = code.combination(piece, sources)
+        made = sum(w * pieces[i] for w, i in zip(weights, sources, strict=True))
+        np.testing.assert_allclose(made, pieces[piece], atol=1e-12)
+    assert Repetition(4, 2).combination(1, [0, 2, 5]).tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: MDS(3, 5), "'n' must be at least 'k', 3 is less than 5"),
+        (lambda: MDS(3, 0), "'k' must be at least 1"),
+        (lambda: MDS(3.0, 2), "'n' must be an integer"),  # type: ignore[arg-type]
+        (lambda: Repetition(3, 4), "'r' must be between 1 and 'n' = 3, it is 4"),
+        (lambda: Code([[1, 0]]), "at least as many rows as columns, 1 is less than 2"),
+        (lambda: Code([[np.nan]]), "must be finite"),
+        (lambda: Code([1, 2]), "must be a matrix"),
+        (lambda: Code([[1]], place=[0, 1]), "one non-negative integer per piece"),
+        (lambda: Code([[1]], need=[1, 1]), "one entry per group"),
+        (lambda: MDS(3, 2).encode([np.ones(2)]), "encodes 2 blocks, 1 were given"),
+        (lambda: MDS(3, 2).encode([np.ones(2), np.ones(3)]), "must have one shape"),
+        (lambda: MDS(3, 2).decode([np.ones(2)], [0, 1]), "one result, 1 came for 2"),
+    ],
+)
+def test_errors_say_what_came(make, message: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises((ValueError, TypeError), match=message):
+        make()
+
+
+def test_too_few_pieces_say_so() -> None:
+    with pytest.raises(DecodeError, match=r"do not determine blocks \[0\]"):
+        MDS(4, 3).decode([np.ones(1), np.ones(1)], [1, 2])
+    with pytest.raises(DecodeError, match="do not determine piece 0"):
+        MDS(4, 3).combination(0, [1, 2])

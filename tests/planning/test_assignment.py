@@ -1,0 +1,129 @@
+"""First assignments: every stripe exactly often enough, and nobody's part longer than need be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from dask_coded.codes import MDS, Code, Repetition
+from dask_coded.planning import InfeasibleError, Layout, deal, fluid_time
+
+speeds_strategy = st.lists(st.one_of(st.just(0.0), st.floats(0.01, 10)), min_size=2, max_size=12)
+
+
+def covered(layout: Layout, runs: list) -> np.ndarray:
+    """Copies of each stripe per group, after checking that no piece has a stripe twice."""
+    held = np.zeros((layout.pieces, layout.stripes), dtype=int)
+    for worker, mine in enumerate(runs):
+        for run in mine:
+            assert layout.host[run.piece] == worker
+            assert 0 <= run.start < run.stop <= layout.stripes
+            held[run.piece, run.start : run.stop] += 1
+    assert held.max() <= 1
+    out = np.zeros((len(layout.need), layout.stripes), dtype=int)
+    np.add.at(out, layout.group, held)
+    return out
+
+
+def slowest(layout: Layout, runs: list, speeds: np.ndarray) -> float:
+    return max(
+        sum(layout.cost(run) for run in mine) / speed
+        for mine, speed in zip(runs, speeds, strict=True)
+        if mine
+    )
+
+
+@given(speeds_strategy, st.data(), st.integers(1, 80))
+def test_ring_covers_every_stripe_k_times(speeds: list, data: st.DataObject, stripes: int) -> None:
+    u = np.array(speeds)
+    k = data.draw(st.integers(1, len(u)))
+    code = MDS(len(u), k)
+    layout = Layout.of(code, range(len(u)), np.ones((1, stripes)))
+    if (u > 0).sum() < k:
+        with pytest.raises(InfeasibleError, match="wait for lost workers"):
+            deal(layout, u)
+        return
+    runs = deal(layout, u)
+    assert (covered(layout, runs) == k).all()
+    bound = fluid_time(u, k, stripes)
+    # Rounding to whole stripes costs at most one stripe of one worker.
+    assert slowest(layout, runs, u) <= bound + 1 / u[u > 0].min() + 1e-9
+
+
+@given(st.lists(st.floats(0, 10), min_size=1, max_size=20), st.data())
+def test_fluid_time_is_the_water_level(rates: list, data: st.DataObject) -> None:
+    u = np.array(rates)
+    assume((u > 1e-3).any())
+    u[u <= 1e-3] = 0
+    need = data.draw(st.integers(1, int((u > 0).sum())))
+    time = fluid_time(u, need, size=7.0)
+    assert np.minimum(u * time, 7.0).sum() == pytest.approx(need * 7.0, rel=1e-9)
+
+
+@given(speeds_strategy, st.data())
+@settings(deadline=None)
+def test_intervals_slide_round_the_ring(speeds: list, data: st.DataObject) -> None:
+    u = np.array(speeds)
+    n = len(u)
+    r = data.draw(st.integers(1, n))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    code = Repetition(n, r)
+    sizes = rng.integers(0, 50, size=(n, 24)).astype(float) + 0.5
+    layout = Layout.of(code, code.place, sizes[code.group])
+    held = np.zeros(n, dtype=bool)
+    held[code.group[u[code.place] > 0]] = True
+    if not held.all():
+        with pytest.raises(InfeasibleError):
+            deal(layout, u)
+        return
+    runs = deal(layout, u)
+    assert (covered(layout, runs) == 1).all()
+
+
+@pytest.mark.parametrize(("n", "r"), [(8, 2), (12, 3), (5, 5)])
+def test_slide_reaches_the_best_possible_time(n: int, r: int) -> None:
+    """The optimum, from a linear programme over how much of each block each holder computes."""
+    from scipy.optimize import linprog
+
+    rng = np.random.default_rng(n)
+    u = rng.uniform(0.2, 2, n)
+    code = Repetition(n, r)
+    stripes = 400
+    layout = Layout.of(code, code.place, np.ones((1, stripes)))
+    cost = np.zeros(code.pieces + 1)
+    cost[-1] = 1
+    loads = np.zeros((n, code.pieces + 1))
+    loads[code.place, np.arange(code.pieces)] = 1
+    loads[:, -1] = -u
+    blocks = np.zeros((n, code.pieces + 1))
+    blocks[code.group, np.arange(code.pieces)] = 1
+    best = linprog(cost, A_ub=loads, b_ub=np.zeros(n), A_eq=blocks, b_eq=np.full(n, stripes)).fun
+    assert slowest(layout, deal(layout, u), u) <= best * 1.02
+
+
+def test_several_pieces_on_one_worker_share_its_speed() -> None:
+    code = MDS(6, 4)
+    layout = Layout.of(code, [0, 0, 1, 1, 2, 2], np.ones((1, 60)))
+    u = np.array([1.0, 1.0, 2.0])
+    runs = deal(layout, u)
+    assert (covered(layout, runs) == 4).all()
+    assert slowest(layout, runs, u) == pytest.approx(60, abs=1)
+
+
+def test_denser_pieces_get_fewer_stripes() -> None:
+    code = MDS(3, 2)
+    work = np.array([[1.0], [1.0], [4.0]]) * np.ones((3, 90))
+    runs = deal(Layout.of(code, [0, 1, 2], work), np.ones(3))
+    loads = [sum(run.stop - run.start for run in mine) for mine in runs]
+    assert loads[2] < loads[0] / 3
+
+
+def test_a_code_with_groups_of_its_own() -> None:
+    """Two independent (3, 2) groups: blocks 0, 1 and blocks 2, 3."""
+    parity = np.array([[1, 1, 0, 0], [0, 0, 1, 1]])
+    code = Code(np.vstack([np.eye(4), parity]), group=[0, 0, 1, 1, 0, 1], need=[2, 2])
+    layout = Layout.of(code, range(6), np.ones((1, 30)))
+    assert (covered(layout, deal(layout, np.ones(6))) == 2).all()
+    assert code.tolerance == 1

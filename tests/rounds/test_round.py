@@ -1,0 +1,234 @@
+"""The round engine under arbitrary speeds, deaths, late and duplicate messages."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dask_coded.codes import MDS, Code, Repetition
+from dask_coded.planning import POLICIES, Assign, Command, Finish, Layout, Reporting, Run, Withdraw
+from dask_coded.rounds import Geometry, Round, assemble
+
+
+@dataclass
+class Cluster:
+    """Workers in virtual time, each computing the stripes of its list one by one.
+
+    Commands and shares take ``latency`` seconds; at its time of death a worker falls silent, and
+    ``notice`` seconds later the round is told.
+    """
+
+    code: Code
+    layout: Layout
+    policy: str
+    speeds: np.ndarray
+    prior: np.ndarray
+    latency: float = 0.001
+    deaths: dict[int, float] = field(default_factory=dict)
+    stopped: frozenset[int] = frozenset()
+    notice: float = 0.05
+    duplicate: bool = False
+    results: dict[int, np.ndarray] | None = None
+
+    def run(self) -> Round:
+        self.round = Round(
+            self.layout, POLICIES[self.policy](), self.prior, 0.0, Reporting(0.01, 0.2)
+        )
+        self.lists: list[list[tuple[int, int]]] = [[] for _ in range(self.layout.workers)]
+        self.current: list[tuple[int, int] | None] = [None] * self.layout.workers
+        self.shares: list[tuple[Run, np.ndarray]] = []
+        self.dealt = np.zeros((self.layout.pieces, self.layout.stripes), dtype=bool)
+        self.events: list = []
+        self.count = itertools.count()
+        self.finish = 0
+        for worker, time in self.deaths.items():
+            self.at(time + self.notice, "dead", worker)
+        self.obey(self.round.start(), 0.0)
+        for _ in range(20_000):
+            wake = self.round.wake
+            if wake is not None and (not self.events or wake < self.events[0][0]):
+                self.now = max(wake, getattr(self, "now", 0.0))
+                self.obey(self.round.timer(self.now), self.now)
+            elif self.events:
+                self.now, _, kind, worker, what = heapq.heappop(self.events)
+                getattr(self, kind)(worker, what)
+            if self.round.finished or self.round.failed or not (self.events or self.round.wake):
+                return self.round
+        raise AssertionError("the round does not end")
+
+    def at(self, time: float, kind: str, worker: int, what: object = None) -> None:
+        heapq.heappush(self.events, (time, next(self.count), kind, worker, what))
+
+    def alive(self, worker: int, time: float) -> bool:
+        return worker not in self.stopped and time < self.deaths.get(worker, np.inf)
+
+    def obey(self, commands: list[Command], now: float) -> None:
+        for command in commands:
+            if isinstance(command, Finish):
+                self.finish += 1
+                continue
+            for run in command.runs:
+                span = self.dealt[run.piece, run.start : run.stop]
+                if isinstance(command, Assign):
+                    assert not span.any(), "dealt twice"
+                    assert not self.round.progress.computed[run.piece, run.start : run.stop].any()
+                span[:] = isinstance(command, Assign)
+            self.at(now + self.latency, "message", command.worker, command)
+
+    def message(self, worker: int, command: Assign | Withdraw) -> None:
+        stripes = [(run.piece, s) for run in command.runs for s in range(run.start, run.stop)]
+        if isinstance(command, Assign):
+            self.lists[worker] += stripes
+            self.work(worker, None)
+        else:
+            gone = set(stripes)
+            self.lists[worker] = [s for s in self.lists[worker] if s not in gone]
+
+    def work(self, worker: int, done: tuple[int, int] | None) -> None:
+        if not self.alive(worker, self.now):
+            return
+        if done is not None:
+            self.current[worker] = None
+            self.at(self.now + self.latency, "share", worker, done)
+            if self.duplicate:
+                self.at(self.now + 3 * self.latency, "share", worker, done)
+        if self.current[worker] is None and self.lists[worker]:
+            self.current[worker] = piece, stripe = self.lists[worker].pop(0)
+            cost = self.layout.work[piece, stripe] / self.speeds[worker]
+            self.at(self.now + cost, "work", worker, (piece, stripe))
+
+    def share(self, worker: int, what: tuple[int, int]) -> None:
+        piece, stripe = what
+        run = Run(piece, stripe, stripe + 1)
+        seconds = self.layout.work[piece, stripe] / self.speeds[worker]
+        fresh, commands = self.round.share(worker, [run], seconds, self.now)
+        if fresh and self.results is not None:
+            self.shares.append((run, self.results[piece][stripe : stripe + 1]))
+        self.obey(commands, self.now)
+
+    def dead(self, worker: int, _: object) -> None:
+        for piece in self.layout.pieces_of[worker]:
+            self.dealt[piece] = False
+        self.obey(self.round.lost([worker], self.now), self.now)
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> Cluster:
+    n = draw(st.integers(1, 9))
+    if draw(st.booleans()):
+        code: Code = MDS(n, draw(st.integers(1, n)))
+    else:
+        code = Repetition(n, draw(st.integers(1, n)))
+    stripes = draw(st.integers(1, 20))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    speeds = rng.uniform(20, 200, code.n)
+    slow = draw(st.lists(st.integers(0, code.n - 1), max_size=3))
+    speeds[slow] /= draw(st.sampled_from([5, 50]))
+    down = draw(st.lists(st.integers(0, code.n - 1), max_size=code.tolerance, unique=True))
+    silent = draw(st.integers(0, len(down)))
+    policy = draw(st.sampled_from(sorted(POLICIES)))
+    deaths = {w: float(rng.uniform(0, 0.5)) for w in down[silent:]}
+    stopped = frozenset(down[:silent])
+    work = rng.uniform(0.5, 2, (code.pieces, stripes))
+    if code.exact:
+        work = work[code.group]
+    return Cluster(
+        code,
+        Layout.of(code, code.place, work),
+        policy,
+        speeds,
+        prior=np.ones(code.n) if draw(st.booleans()) else rng.uniform(0.1, 2, code.n),
+        deaths=deaths,
+        stopped=stopped,
+        duplicate=draw(st.booleans()),
+    )
+
+
+def _results(cluster: Cluster, stripes: int) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    blocks = rng.standard_normal((cluster.code.k, stripes))
+    cluster.results = dict(enumerate(np.asarray(p) for p in cluster.code.encode(list(blocks))))
+    return blocks
+
+
+@given(clusters())
+@settings(deadline=None, max_examples=300)
+def test_every_round_that_enough_pieces_survive_ends_and_decodes(cluster: Cluster) -> None:
+    stripes = cluster.layout.stripes
+    blocks = _results(cluster, stripes)
+    round_ = cluster.run()
+    assert round_.finished and not round_.failed
+    assert cluster.finish == 1
+    code = cluster.code
+    geometry = Geometry((stripes,) * code.k, stripes, mixed=not code.exact)
+    y = assemble(code, geometry, round_.progress.computed, cluster.shares, "f8")
+    np.testing.assert_allclose(y.reshape(code.k, stripes), blocks, rtol=1e-7, atol=1e-7)
+
+
+@given(clusters(), st.integers(0, 8))
+@settings(deadline=None)
+def test_a_round_that_too_few_pieces_survive_says_so(cluster: Cluster, first: int) -> None:
+    tolerance = cluster.code.tolerance
+    if tolerance + 1 > cluster.code.n:
+        return
+    # Neighbouring places: for repetition these hold all copies of some block.
+    gone = [(first + i) % cluster.code.n for i in range(tolerance + 1)]
+    cluster.deaths = dict.fromkeys(gone, 1e-6)
+    cluster.stopped = frozenset()
+    if isinstance(cluster.code, Repetition):
+        gone_pieces = np.isin(cluster.code.place, gone)
+        lost = {g for g in range(cluster.code.k) if gone_pieces[cluster.code.group == g].all()}
+        if not lost:
+            return
+    round_ = cluster.run()
+    assert not round_.finished
+    assert "too few are within reach" in str(round_.failed)
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_events_after_the_end_change_nothing(policy: str) -> None:
+    code = MDS(3, 2)
+    cluster = Cluster(
+        code, Layout.of(code, range(3), np.ones((1, 4))), policy, np.ones(3) * 50, np.ones(3)
+    )
+    round_ = cluster.run()
+    assert round_.finished
+    before = round_.progress.computed.copy()
+    assert round_.share(0, [Run(0, 0, 4)], 1.0, 99.0) == ([], [])
+    assert round_.lost([0, 1, 2], 99.0) == []
+    assert round_.timer(99.0) == []
+    assert (round_.progress.computed == before).all()
+
+
+def _ratio(policy: str, n: int, k: int, speeds: np.ndarray, prior: np.ndarray) -> float:
+    from dask_coded.planning import fluid_time
+
+    code = MDS(n, k)
+    cluster = Cluster(
+        code,
+        Layout.of(code, range(n), np.ones((1, 64))),
+        policy,
+        speeds,
+        prior,
+        latency=1e-6,
+    )
+    cluster.run()
+    return cluster.now / fluid_time(speeds, k, 64)
+
+
+@pytest.mark.parametrize(("n", "k"), [(10, 7), (12, 10), (12, 6)])
+def test_continuous_needs_no_prediction_and_s2c2_does(n: int, k: int) -> None:
+    """Virtual time, in which ratios are exact: the table of the design."""
+    rng = np.random.default_rng(n * k)
+    speeds = 100 * np.clip(1 + 0.3 * rng.standard_normal(n), 0.2, None)
+    uniform = np.ones(n)
+    assert _ratio("continuous", n, k, speeds, uniform) < 1.10
+    assert _ratio("s2c2", n, k, speeds, speeds) < 1.05
+    assert _ratio("s2c2", n, k, speeds, uniform) > _ratio("continuous", n, k, speeds, uniform)
+    assert _ratio("static", n, k, speeds, uniform) > 1.2

@@ -32,7 +32,7 @@ from dask_coded.runtime.coordinator import (
     run_round,
 )
 from dask_coded.runtime.encoding import Encoded, encode_source, new_id, sparse_type
-from dask_coded.runtime.spec import CodedTask
+from dask_coded.runtime.spec import CodedTask, RoundOptions
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -190,6 +190,7 @@ def submit(
         key,
         run_loop,
         tuple(arrays),
+        RoundOptions.from_config(),
         function,
         places,
         named,
@@ -289,7 +290,8 @@ class CodedArray(da.Array):
     def _product(self, x: np.ndarray[Any, Any] | da.Array) -> da.Array:
         """One lazy round per column chunk of ``x``."""
         spec = self.encoded.spec
-        name = f"coded-round-{tokenize(spec.id, x)}"
+        options = RoundOptions.from_config()
+        name = f"coded-round-{tokenize(spec.id, x, options)}"
         dependencies: list[da.Array] = []
         columns: tuple[tuple[int, ...], ...] = tuple((c,) for c in x.shape[1:])
         parts: list[Any] = [x]
@@ -300,7 +302,7 @@ class CodedArray(da.Array):
             dependencies = [x]
         suffix: list[tuple[int, ...]] = [()] if x.ndim == 1 else [(j,) for j in range(len(parts))]
         tasks = {
-            (name, 0, *index): CodedTask((name, 0, *index), run_round, (spec.id,), part)
+            (name, 0, *index): CodedTask((name, 0, *index), run_round, (spec.id,), options, part)
             for index, part in zip(suffix, parts, strict=True)
         }
         dtype = np.result_type(spec.dtype, x.dtype)

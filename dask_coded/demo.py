@@ -54,7 +54,9 @@ def run_demo(workers: int, output: str | Path) -> None:
     slow = workers // 4
     code = MDS(workers, workers - slow)
     rows = -(-_SIZE // workers)
-    click.echo(f"{workers} workers on {CPU_COUNT} cores, A is {_SIZE} x {_SIZE}.")
+    click.echo(
+        f"{workers} workers on {CPU_COUNT} cores, A: {_SIZE} x {_SIZE}, x: {_COLUMNS} columns."
+    )
     with local_client(workers) as client:
         matrix = da.random.default_rng(0).standard_normal((_SIZE, _SIZE), chunks=(rows, -1))
         whole = matrix.persist()
@@ -89,7 +91,7 @@ def slow_down(pids: Sequence[int], factor: float, period: float = 0.05) -> Itera
     Parameters
     ----------
     pids : sequence of int
-        The processes. None: nothing is done.
+        The processes; there may be none.
     factor : float
         They get ``1 / factor`` of each period. Above 1.
     period : float

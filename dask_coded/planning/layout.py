@@ -53,6 +53,8 @@ class Layout:
         """Lay out a code: ``host[piece]`` is a worker index, ``work`` broadcasts to the pieces."""
         hosts = np.asarray(host, dtype=np.intp)
         costs = np.asarray(work, dtype=np.float64)
+        # Work of exactly zero would make everybody's speed at it undefined.
+        costs = np.maximum(costs, costs.max() * 1e-9 or 1.0)
         costs = np.broadcast_to(costs, (len(hosts), costs.shape[-1]))
         return cls(
             host=hosts,

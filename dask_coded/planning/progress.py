@@ -161,8 +161,14 @@ class Progress:
             # Before anything has come back there is no telling how long a stripe takes.
             stripe = self._stripe / speed if len(ratios) else 10 * self.reporting.interval
             normal = 2 * (self.reporting.gap(self.heard - self.began) + stripe)
-            quiet = self.now - self.asked
-            speed = np.where(quiet > normal, speed * normal / quiet, speed)
+            # A worker that is late already is expected to be late by as much again.
+            late = self.now - self.asked - normal
+            slowed = np.where(
+                self.todo > 0,
+                self.todo / (self.todo / speed + late),
+                speed * normal / (normal + late),
+            )
+            speed = np.where(late > 0, slowed, speed)
         return np.nan_to_num(speed, nan=0.0, posinf=0.0)
 
     def remaining(self, speeds: Floats) -> Floats:

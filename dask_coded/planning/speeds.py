@@ -46,10 +46,16 @@ def exponentially_weighted(history: Floats, alpha: float = 0.5) -> Floats:
     return estimate
 
 
+def uniform(history: Floats) -> Floats:
+    """Nothing is known: everybody is as fast as everybody else."""
+    return np.ones(history.shape[0])
+
+
 #: Predictors by name. ``coded.predictor`` in the configuration selects one.
 PREDICTORS: dict[str, Predictor] = {
     "exponential": exponentially_weighted,
     "last": last_value,
+    "uniform": uniform,
 }
 
 
@@ -58,26 +64,18 @@ class SpeedHistory:
 
     Parameters
     ----------
-    predictor : str
-        A key of ``PREDICTORS``.
     length : int
         Rounds to remember.
 
     Examples
     --------
-    >>> history = SpeedHistory("last")
+    >>> history = SpeedHistory()
     >>> history.record({"a": 30.0, "b": 10.0})
     >>> history.predict(["a", "b", "c"]).tolist()
     [1.5, 0.5, 1.0]
     """
 
-    def __init__(self, predictor: str = "exponential", length: int = 64) -> None:
-        if predictor not in PREDICTORS:
-            raise ValueError(
-                f"Predictor must be one of {sorted(PREDICTORS)}, it is {predictor!r}: "
-                f"set `coded.predictor` to one of them."
-            )
-        self._predictor = PREDICTORS[predictor]
+    def __init__(self, length: int = 64) -> None:
         self._length = length
         self._rounds: dict[str, list[float]] = {}
 
@@ -99,17 +97,18 @@ class SpeedHistory:
         """Drop a worker that has left."""
         self._rounds.pop(worker, None)
 
-    def predict(self, workers: Sequence[str]) -> Floats:
-        """Speeds to expect, shape (workers,); 1.0 for a worker never seen."""
-        known = [w for w in workers if w in self._rounds]
-        if not known:
-            return np.ones(len(workers))
-        length = max(len(self._rounds[w]) for w in known)
-        history = np.full((len(known), length), np.nan)
-        for row, worker in zip(history, known, strict=True):
-            values = self._rounds[worker]
-            if values:
+    def predict(self, workers: Sequence[str], predictor: str = "exponential") -> Floats:
+        """Speeds to expect, shape (workers,); 1.0 for a worker never seen.
+
+        Parameters
+        ----------
+        workers : sequence of str
+        predictor : str
+            A key of ``PREDICTORS``.
+        """
+        length = max((len(values) for values in self._rounds.values()), default=0)
+        history = np.full((len(workers), length), np.nan)
+        for row, worker in zip(history, workers, strict=True):
+            if values := self._rounds.get(worker):
                 row[-len(values) :] = values
-        found = dict(zip(known, self._predictor(history).tolist(), strict=True))
-        speeds = np.array([found.get(w, np.nan) for w in workers])
-        return np.where(np.isnan(speeds), 1.0, speeds)
+        return np.nan_to_num(PREDICTORS[predictor](history), nan=1.0)

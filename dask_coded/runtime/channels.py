@@ -74,9 +74,7 @@ class Channel:
         self._listeners.pop(run, None)
         self._over.append(run)
         if now:
-            waiting = self.unanswered
             self.send({"op": "stop", "run": run})
-            self.unanswered = waiting
 
     def receive(self, message: Message) -> None:
         """A message came in from the peer."""

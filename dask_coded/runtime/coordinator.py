@@ -19,28 +19,24 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Self
 
-import dask
 import numpy as np
 from dask.typing import Key
-from dask.utils import parse_timedelta
 from distributed import get_worker, secede
 from distributed.utils import sync
 from distributed.worker import thread_state
 
 from dask_coded.planning import (
-    POLICIES,
     Assign,
     Command,
     InfeasibleError,
     Layout,
-    Reporting,
     Run,
     Withdraw,
 )
 from dask_coded.planning.layout import Floats
 from dask_coded.rounds import Round, assemble
 from dask_coded.runtime.channels import CLOSED, Channel, Message
-from dask_coded.runtime.spec import ArraySpec, CodedDataLostError
+from dask_coded.runtime.spec import ArraySpec, CodedDataLostError, RoundOptions
 from dask_coded.runtime.worker import CodedWorkerPlugin, worker_plugin
 
 # A fresh plan is worth waiting for only while the wait is small against a round: this share of it.
@@ -85,7 +81,12 @@ class _LiveRound:
     """A round on the wire: commands become messages, messages become events."""
 
     def __init__(
-        self, plugin: CodedWorkerPlugin, spec: ArraySpec, plan: Plan, x: np.ndarray[Any, Any]
+        self,
+        plugin: CodedWorkerPlugin,
+        spec: ArraySpec,
+        plan: Plan,
+        x: np.ndarray[Any, Any],
+        options: RoundOptions,
     ) -> None:
         self.run = uuid.uuid4().hex
         self.spec = spec
@@ -93,13 +94,8 @@ class _LiveRound:
         self.x = x
         self.shares: list[tuple[Run, np.ndarray[Any, Any]]] = []
         self.report = RoundReport()
-        config = dask.config.get("coded")
         self._kernel = "matvec"
-        self._lead = parse_timedelta(config["round"]["lead"])
-        self._reporting = Reporting(
-            parse_timedelta(config["round"]["report-interval"]), config["round"]["report-growth"]
-        )
-        self._policy = config["policy"]
+        self._options = options
         self._channels = [plugin.channel(address) for address in plan.addresses]
         self._started: set[int] = set()
         self._loop = asyncio.get_running_loop()
@@ -122,7 +118,11 @@ class _LiveRound:
         if silent.any():
             speeds, first = np.where(silent, 0.0, speeds), None
         self.round = Round(
-            plan.layout, make_policy(self._policy, self._lead), speeds, self._began, self._reporting
+            plan.layout,
+            self._options.make_policy(),
+            speeds,
+            self._began,
+            self._options.reporting,
         )
         for worker, channel in enumerate(self._channels):
             channel.listen(self.run, lambda m, worker=worker: self._receive(worker, m))
@@ -190,6 +190,7 @@ class _LiveRound:
             return
         self._started.add(worker)
         spec = self.spec
+        reporting = self._options.reporting
         self._send(
             worker,
             {
@@ -203,7 +204,7 @@ class _LiveRound:
                     for p in self.plan.layout.pieces_of[worker]
                 ],
                 "runs": runs,
-                "reporting": (self._reporting.interval, self._reporting.growth, self._lead),
+                "reporting": (reporting.interval, reporting.growth, self._options.lead),
             },
         )
 
@@ -252,32 +253,27 @@ class _LiveRound:
     def _end(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        progress = self.round.progress
         for worker, channel in enumerate(self._channels):
-            busy = worker in self._started and progress.todo[worker] > 0
-            channel.end(self.run, now=busy and not channel.closed)
-        self.report.workers = int((progress.done > 0).sum())
+            # Whoever owes an answer is told to stop, and owes that answer: only a worker that
+            # gives none at all is silent. The others drop their part with the next message.
+            owes = worker in self._started and channel.unanswered
+            channel.end(self.run, now=owes and not channel.closed)
+        self.report.workers = int((self.round.progress.done > 0).sum())
 
 
 class _Unfinishable(Exception):
     """Too many pieces are out of reach, at least for now."""
 
 
-def make_policy(name: str, lead: float) -> Any:
-    """A fresh policy by its name in the configuration."""
-    if name not in POLICIES:
-        raise ValueError(
-            f"Policy must be one of {sorted(POLICIES)}, it is {name!r}: set `coded.policy`."
-        )
-    return POLICIES[name](lead) if name == "continuous" else POLICIES[name]()
-
-
 class Coordinator:
     """Runs the rounds of one coded array for one task."""
 
-    def __init__(self, plugin: CodedWorkerPlugin, array_id: str, task: Key | None) -> None:
+    def __init__(
+        self, plugin: CodedWorkerPlugin, array_id: str, options: RoundOptions, task: Key | None
+    ) -> None:
         self._plugin = plugin
         self._id = array_id
+        self._options = options
         self._task = task
         self._plan: Plan | None = None
         self._asking: asyncio.Task[Plan] | None = None
@@ -285,6 +281,10 @@ class Coordinator:
         self._last = 0.0
         self._measured: dict[str, float] = {}
         self.spec: ArraySpec | None = None
+
+    def other(self, array_id: str) -> Coordinator:
+        """The same for another array, in the same task."""
+        return Coordinator(self._plugin, array_id, self._options, self._task)
 
     def multiply(self, x: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], RoundReport]:
         """One round, from a thread: ``A @ x`` decoded, and what happened."""
@@ -314,7 +314,7 @@ class Coordinator:
                 raise CancelledError(f"{self._task} was cancelled")
             plan = await self._current_plan()
             assert self.spec is not None
-            live = _LiveRound(self._plugin, self.spec, plan, x)
+            live = _LiveRound(self._plugin, self.spec, plan, x, self._options)
             try:
                 round_ = await live.play()
             except _Unfinishable:
@@ -355,6 +355,8 @@ class Coordinator:
             answer = await plugin.worker.scheduler.coded_plan(
                 array=self._id,
                 measured=measured,
+                policy=self._options.policy,
+                predictor=self._options.predictor,
                 silent=[a for a, c in plugin.channels.items() if c.unanswered],
                 spec=self._id not in plugin.specs,
             )
@@ -402,10 +404,10 @@ class Operator:
         self._transposed: Operator | None = None
 
     @classmethod
-    def of(cls, array_id: str) -> Self:
+    def of(cls, array_id: str, options: RoundOptions) -> Self:
         """The operator of a registered array, in a task."""
         plugin = worker_plugin(get_worker())
-        return cls(Coordinator(plugin, array_id, getattr(thread_state, "key", None)))
+        return cls(Coordinator(plugin, array_id, options, getattr(thread_state, "key", None)))
 
     def __matmul__(self, other: Any) -> np.ndarray[Any, Any]:
         x = check_operand(self.shape, np.asarray(other))
@@ -427,11 +429,7 @@ class Operator:
                     "This array was encoded without its transpose: "
                     "encode it with `transpose=True` to multiply from the left."
                 )
-            self._transposed = Operator(
-                Coordinator(
-                    self._coordinator._plugin, spec.transposed, self._coordinator._task
-                )
-            )
+            self._transposed = Operator(self._coordinator.other(spec.transposed))
             self._transposed._transposed = self
         return self._transposed
 
@@ -457,18 +455,23 @@ def check_operand(shape: tuple[int, int], x: Any) -> Any:
     return x
 
 
-def run_round(array_ids: Sequence[str], x: Any) -> np.ndarray[Any, Any]:
+def run_round(array_ids: Sequence[str], options: RoundOptions, x: Any) -> np.ndarray[Any, Any]:
     """Task: one round."""
-    return Operator.of(array_ids[0]) @ x
+    return Operator.of(array_ids[0], options) @ x
 
 
 def run_loop(
-    array_ids: Sequence[str], function: Callable[..., Any], args: Any, kwargs: Any, *found: Any
+    array_ids: Sequence[str],
+    options: RoundOptions,
+    function: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    *found: Any,
 ) -> Any:
     """Task: a whole algorithm, with operators and data in the places marked for them."""
     with contextlib.suppress(Exception):  # already a thread of its own, as in a test without worker
         secede()
-    operators = {array_id: Operator.of(array_id) for array_id in array_ids}
+    operators = {array_id: Operator.of(array_id, options) for array_id in array_ids}
 
     def fill(value: Any) -> Any:
         if isinstance(value, OperatorSlot):

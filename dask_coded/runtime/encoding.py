@@ -99,7 +99,7 @@ async def encode_source(
     held = await blocks.load(client, [workers[i] for i in code.systematic_pieces])
     tasks = {key: PieceTask(key, make_piece, array_id, i) for i, key in enumerate(spec.keys)}
     futures = client.get(tasks, list(spec.keys), sync=False)
-    await _settled(futures)
+    await _settled(client, futures)
     await client.scheduler.coded_sealed(array=array_id)
     del held
     sizes = await client.scheduler.nbytes(keys=list(spec.keys), summary=False)
@@ -111,9 +111,10 @@ def new_id() -> str:
     return f"coded-{uuid.uuid4().hex[:16]}"
 
 
-async def _settled(futures: Sequence[Future]) -> None:
+async def _settled(client: Client, futures: Sequence[Future]) -> None:
     """Wait for all; the first error is raised."""
-    await wait(list(futures))
+    with client.as_current():
+        await wait(list(futures))
     for future in futures:
         if future.status != "finished":
             await future
@@ -136,7 +137,7 @@ class _Blocks:
         """Bring the blocks to the workers of the systematic pieces; keep what is returned."""
         if isinstance(self._source, da.Array):
             persisted = client.persist(self._source)
-            await _settled(futures_of(persisted))
+            await _settled(client, futures_of(persisted, client=client))
             return persisted
         ends = np.cumsum(self._rows)
         futures = []

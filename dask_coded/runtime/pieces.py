@@ -70,7 +70,8 @@ async def _make(plugin: CodedWorkerPlugin, array_id: str, piece: int) -> Any:
                 await plugin.worker.scheduler.coded_made(
                     array=array_id,
                     piece=piece,
-                    work=np.diff(data.indptr[edges]).astype(float).tolist(),
+                    # A row costs its non-zeros, plus one for being written.
+                    work=np.diff(data.indptr[edges] + edges).astype(float).tolist(),
                 )
             return data
         await asyncio.sleep(min(0.01 * 2**attempt, 0.5))

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import dask
 import numpy as np
 from dask.typing import Key
 from distributed.diagnostics.plugin import SchedulerPlugin
@@ -24,7 +23,7 @@ from distributed.utils import offload
 
 import dask_coded
 from dask_coded.codes import DecodeError
-from dask_coded.planning import InfeasibleError, Layout, SpeedHistory, deal
+from dask_coded.planning import POLICIES, InfeasibleError, Layout, SpeedHistory
 from dask_coded.planning.layout import Floats
 from dask_coded.runtime.placement import WorkerInfo, place
 from dask_coded.runtime.spec import NAME, ArraySpec, CodedTask, PieceTask
@@ -60,7 +59,7 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
     async def start(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self.arrays: dict[str, ArrayState] = {}
-        self.speeds = SpeedHistory(dask.config.get("coded.predictor"))
+        self.speeds = SpeedHistory()
         #: Version of the package on every worker that has the plugin.
         self.versions: dict[str, str] = {}
         self._piece_keys: dict[Key, str] = {}
@@ -207,7 +206,13 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
     # -- rounds --------------------------------------------------------------------------------
 
     async def plan(
-        self, array: str, measured: dict[str, float], silent: Sequence[str], spec: bool
+        self,
+        array: str,
+        measured: dict[str, float],
+        policy: str,
+        predictor: str,
+        silent: Sequence[str],
+        spec: bool,
     ) -> dict[str, Any]:
         """Handler: measurements of the rounds before come in, the next assignment goes out."""
         self.speeds.record({w: s for w, s in measured.items() if w in self.scheduler.workers})
@@ -231,16 +236,15 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
             if not coming or not addresses:
                 return answer | {"status": "lost", "message": self._lost_message(state)}
             return answer | {"status": "waiting"}
-        speeds = self._predict(addresses)
+        speeds = self._predict(addresses, predictor)
         layout = Layout.of(
             code, host, state.spec.uniform_work if state.work is None else state.work
         )
-        first = None
-        if dask.config.get("coded.policy") in ("continuous", "s2c2"):
-            try:
-                first = deal(layout, speeds)
-            except InfeasibleError:
-                speeds = np.maximum(speeds, 1e-3)
+        try:
+            first = POLICIES[policy]().first(layout, speeds)
+        except InfeasibleError:
+            # Those not heard of have to be tried as well.
+            first, speeds = None, np.maximum(speeds, 1e-3)
         return answer | {
             "status": "OK",
             "addresses": addresses,
@@ -250,9 +254,9 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
             "work": None if state.work is None else to_serialize(state.work),
         }
 
-    def _predict(self, addresses: Sequence[str]) -> Floats:
+    def _predict(self, addresses: Sequence[str], predictor: str = "exponential") -> Floats:
         """Predicted speeds; zero for a worker that was silent and has not been heard of since."""
-        speeds = self.speeds.predict(addresses)
+        speeds = self.speeds.predict(addresses, predictor)
         for i, address in enumerate(addresses):
             since = self._silent.get(address)
             ws = self.scheduler.workers.get(address)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
+import dask
 import numpy as np
 from dask._task_spec import Task
 from dask.typing import Key
+from dask.utils import parse_timedelta
 
 from dask_coded.codes import Code
+from dask_coded.planning import POLICIES, PREDICTORS, Policy, Reporting
 from dask_coded.planning.layout import Floats
+from dask_coded.planning.policies import Continuous
 from dask_coded.rounds import Geometry
 
 #: Name under which both plugins register, and of the event topic.
@@ -19,6 +23,56 @@ NAME = "dask-coded"
 
 class CodedDataLostError(RuntimeError):
     """Too few pieces of a coded array are left to rebuild it."""
+
+
+@dataclass(frozen=True)
+class RoundOptions:
+    """How rounds are played: the configuration of the client that asked for them.
+
+    Parameters
+    ----------
+    policy, predictor : str
+        Keys of ``POLICIES`` and ``PREDICTORS``.
+    lead : float
+        Seconds before a worker runs dry at which it is fed.
+    reporting : Reporting
+    """
+
+    policy: str
+    predictor: str
+    lead: float
+    reporting: Reporting
+
+    @classmethod
+    def from_config(cls) -> Self:
+        """What ``coded:`` in Dask's configuration says now.
+
+        Raises
+        ------
+        ValueError
+            If it names a policy or predictor that there is not.
+        """
+        config = dask.config.get("coded")
+        for what, table in (("policy", POLICIES), ("predictor", PREDICTORS)):
+            if config[what] not in table:
+                raise ValueError(
+                    f"`coded.{what}` in Dask's configuration must be one of {sorted(table)}, "
+                    f"it is {config[what]!r}."
+                )
+        timing = config["round"]
+        return cls(
+            policy=config["policy"],
+            predictor=config["predictor"],
+            lead=parse_timedelta(timing["lead"]),
+            reporting=Reporting(
+                parse_timedelta(timing["report-interval"]), float(timing["report-growth"])
+            ),
+        )
+
+    def make_policy(self) -> Policy:
+        """A fresh policy for one round."""
+        kind = POLICIES[self.policy]
+        return kind(self.lead) if issubclass(kind, Continuous) else kind()
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,457 @@
+"""The straggler lab: make processes slow on purpose, each by as much as wanted.
+
+A `Throttle` holds every process to its share of one core while its block lasts::
+
+    pids = client.run(os.getpid)
+    with Throttle({pid: share for pid, share in zip(pids.values(), [1.0, 1.0, 0.2])}) as lab:
+        print(lab.kind)
+        ...
+        lab.set_share(pid, 0.5)  # speeds may drift
+
+Sleeping inside a task, the usual way to fake a straggler, leaves the core to the other workers and
+the worker's own event loop at full speed. Here the process itself is slow, communication included,
+as on a busy virtual machine. There are two ways:
+
+cgroup quota
+    As root on Linux each process gets a control group of its own with the CPU controller's
+    bandwidth limit: ``share * period`` of run time per period, all threads together. Version 1 and
+    version 2 of control groups are supported.
+stop/continue duty cycle
+    Elsewhere a thread stops and continues the processes (``SIGSTOP`` and ``SIGCONT`` on Unix), so
+    that each may run for ``share`` of every period. The share is one of time, not of a core: a
+    process with several busy threads gets as much more.
+
+Measured on Linux 6.18 (250 Hz): with a period of 10 ms a quota of 0.2 gives 0.203 of a core, in
+runs of a few milliseconds; with the kernel's default period of 100 ms the process stands still for
+80 ms at a time, which is longer than many a task.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol, Self
+
+import psutil
+
+Kind = Literal["cgroup quota", "stop/continue duty cycle"]
+
+#: Control groups are called PREFIX-<owner's pid>-<owner's start, ticks after boot>-<process's pid>.
+PREFIX = "dask-coded-lab"
+
+#: Seconds per period. Signals from a Python thread cost more than the kernel's own accounting.
+DEFAULT_PERIOD: Mapping[Kind, float] = {"cgroup quota": 0.01, "stop/continue duty cycle": 0.05}
+
+#: The kernel takes no quota below 1 ms and no period above 1 s.
+_LEAST_QUOTA_US = 1_000
+_GREATEST_PERIOD_US = 1_000_000
+
+
+class _Brake(Protocol):
+    """A way to slow processes down."""
+
+    def set_share(self, pid: int, share: float) -> None: ...
+
+    def release(self) -> None: ...
+
+
+class Throttle:
+    """Hold processes to shares of one core for as long as a ``with`` block lasts.
+
+    Everything is undone when the block is left, be it by an exception, and when the interpreter
+    exits. What a run that was killed left behind is removed by the next one.
+
+    Parameters
+    ----------
+    shares
+        For each process id its share of one core, above 0. One-thread workers at full speed have
+        1.0.
+    period
+        Seconds over which a share is counted: 10 ms for quotas, 50 ms for a duty cycle by default.
+        Shorter is smoother. A quota of less than 1 ms per period lengthens its own period.
+    kind
+        How to slow down; by default a cgroup quota where that is to be had, otherwise a duty cycle.
+
+    Attributes
+    ----------
+    kind
+        The way that is in use: ``"cgroup quota"`` or ``"stop/continue duty cycle"``.
+    shares
+        The shares in force.
+
+    Raises
+    ------
+    ValueError
+        If a share or the period is not above 0.
+    ProcessLookupError
+        If there is no such process.
+    OSError
+        If cgroup quotas were asked for and cannot be had: they need root on Linux.
+    """
+
+    def __init__(
+        self,
+        shares: Mapping[int, float],
+        *,
+        period: float | None = None,
+        kind: Kind | None = None,
+    ) -> None:
+        if period is not None and not period > 0:
+            raise ValueError(f"Argument 'period' must be above 0 seconds, it is {period}.")
+        for pid, share in shares.items():
+            _check(pid, share)
+        self.shares = dict(shares)
+        self._period = period
+        self._wanted = kind
+        self._kind: Kind | None = None
+        self._brake: _Brake | None = None
+        self._owner = os.getpid()
+
+    @property
+    def kind(self) -> Kind:
+        if self._kind is None:
+            raise RuntimeError("A throttle has a kind once its 'with' block is entered: enter it.")
+        return self._kind
+
+    def set_share(self, pid: int, share: float) -> None:
+        """Change the share of a process, or begin to slow one more."""
+        if self._brake is None:
+            raise RuntimeError("A throttle works only inside its 'with' block: enter it first.")
+        _check(pid, share)
+        self._brake.set_share(pid, share)
+        self.shares[pid] = share
+
+    def __enter__(self) -> Self:
+        if self._brake is not None:
+            raise RuntimeError("This throttle is in use: make another one.")
+        if self._wanted != "stop/continue duty cycle":
+            try:
+                self._engage("cgroup quota")
+                return self
+            except OSError:
+                # A vanished process is the caller's concern, whatever slows it down.
+                if self._wanted is not None or not all(map(psutil.pid_exists, self.shares)):
+                    raise
+        self._engage("stop/continue duty cycle")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._release()
+
+    def _engage(self, kind: Kind) -> None:
+        period = DEFAULT_PERIOD[kind] if self._period is None else self._period
+        atexit.register(self._release)
+        try:
+            self._brake = QuotaGroups(period) if kind == "cgroup quota" else DutyCycle(period)
+            for pid, share in self.shares.items():
+                self._brake.set_share(pid, share)
+        except BaseException:
+            self._release()
+            raise
+        self._kind = kind
+
+    def _release(self) -> None:
+        atexit.unregister(self._release)
+        if self._brake is not None and os.getpid() == self._owner:  # not in a forked child
+            brake, self._brake = self._brake, None
+            brake.release()
+
+
+def _check(pid: int, share: float) -> None:
+    if not share > 0:
+        raise ValueError(f"The share of process {pid} must be above 0, it is {share}.")
+    if not psutil.pid_exists(pid):
+        raise ProcessLookupError(f"There is no process {pid} to slow down.")
+
+
+# ------------------------------------------------------------------------------------------ quotas
+
+
+@dataclass(frozen=True)
+class Controller:
+    """The CPU controller of control groups: where it is mounted and how it is spoken to.
+
+    Attributes
+    ----------
+    version
+        1 or 2.
+    mount
+        Where its hierarchy is mounted.
+    subtree
+        The group that the mount shows as its root: inside a container not always ``/``.
+    proc
+        Where the process file system is mounted.
+    """
+
+    version: Literal[1, 2]
+    mount: Path
+    subtree: str = "/"
+    proc: Path = Path("/proc")
+
+    @classmethod
+    def find(cls, proc: Path = Path("/proc")) -> Controller:
+        """Find the controller among the mounts of this process.
+
+        Raises
+        ------
+        OSError
+            If there is none.
+        """
+        second = None
+        for line in (proc / "self" / "mountinfo").read_text(encoding="utf-8").splitlines():
+            fields, _, rest = line.partition(" - ")
+            subtree, mount = fields.split(" ")[3:5]
+            filesystem, _, options = rest.split(" ", 2)
+            if filesystem == "cgroup" and "cpu" in options.split(","):
+                return cls(1, Path(mount), subtree, proc)
+            controllers = Path(mount) / "cgroup.controllers"
+            if filesystem == "cgroup2" and "cpu" in controllers.read_text().split():
+                second = cls(2, Path(mount), subtree, proc)
+        if second is None:
+            raise OSError("No CPU controller of control groups is mounted.")
+        return second
+
+    @property
+    def parent(self) -> Path:
+        """The group in which groups are made.
+
+        In version 1 it is our own, so that limits on it, say of a container, go on to hold. In
+        version 2 a group that has processes cannot limit its children: there it is the root.
+        """
+        return self.group_of(os.getpid()) if self.version == 1 else self.mount
+
+    def group_of(self, pid: int) -> Path:
+        """Return the group that a process is in now, or the root where that is out of sight."""
+        path = "/"
+        for line in (self.proc / str(pid) / "cgroup").read_text(encoding="utf-8").splitlines():
+            hierarchy, controllers, group = line.split(":", 2)
+            if (hierarchy == "0") if self.version == 2 else ("cpu" in controllers.split(",")):
+                path = group
+        if self.subtree != "/" and (path + "/").startswith(self.subtree + "/"):
+            path = path[len(self.subtree) :]
+        group_folder = self.mount / path.strip("/")
+        return group_folder if group_folder.is_dir() else self.mount
+
+    def enable(self) -> None:
+        """Let the parent's children have quotas."""
+        if self.version == 2:
+            switch = self.parent / "cgroup.subtree_control"
+            if "cpu" not in switch.read_text().split():
+                switch.write_text("+cpu")
+
+    def limit(self, group: Path, share: float, period: float) -> None:
+        """Set the quota of a group to a share of one core, counted over a period in seconds."""
+        period_us, quota_us = quota(share, period)
+        if self.version == 1:
+            (group / "cpu.cfs_quota_us").write_text("-1")  # any period goes with no quota
+            (group / "cpu.cfs_period_us").write_text(str(period_us))
+            (group / "cpu.cfs_quota_us").write_text(str(quota_us))
+        else:
+            (group / "cpu.max").write_text(f"{quota_us} {period_us}")
+
+
+class QuotaGroups:
+    """Control groups with a CPU quota, one for each process.
+
+    Parameters
+    ----------
+    period
+        Seconds.
+    controller
+        Found among this process's mounts by default.
+    """
+
+    def __init__(self, period: float, controller: Controller | None = None) -> None:
+        self._period = period
+        self._controller = controller or Controller.find()
+        self._groups: dict[int, Path] = {}
+        self._undo = ExitStack()
+        remove_stale_groups(self._controller.parent)
+        self._controller.enable()
+
+    def set_share(self, pid: int, share: float) -> None:
+        if pid in self._groups:
+            self._controller.limit(self._groups[pid], share, self._period)
+            return
+        origin = self._controller.group_of(pid)
+        if origin.name.startswith(PREFIX):
+            raise ValueError(f"Process {pid} is slowed already, by control group {origin}.")
+        group = self._controller.parent / group_name(pid)
+        group.mkdir()
+        self._undo.callback(_dissolve, group, origin)
+        self._controller.limit(group, share, self._period)
+        _move(pid, group)
+        self._groups[pid] = group
+
+    def release(self) -> None:
+        self._groups.clear()
+        self._undo.close()  # every group, even if removing one of them fails
+
+
+def quota(share: float, period: float) -> tuple[int, int]:
+    """Return period and quota in the kernel's whole microseconds and within its limits.
+
+    Parameters
+    ----------
+    share
+        Share of one core.
+    period
+        Seconds; lengthened where the quota would be too short to be had.
+
+    Examples
+    --------
+    >>> quota(0.2, 0.01)
+    (10000, 2000)
+    >>> quota(0.02, 0.01)
+    (50000, 1000)
+    """
+    period_us = round(max(period * 1e6, _LEAST_QUOTA_US / share, _LEAST_QUOTA_US))
+    period_us = min(period_us, _GREATEST_PERIOD_US)
+    return period_us, max(round(share * period_us), _LEAST_QUOTA_US)
+
+
+def group_name(pid: int) -> str:
+    """Name the control group that this process makes for another one."""
+    return f"{PREFIX}-{os.getpid()}-{_start_ticks(os.getpid())}-{pid}"
+
+
+def remove_stale_groups(parent: Path) -> list[Path]:
+    """Remove the groups whose owner is gone, and return them."""
+    stale = []
+    for group in parent.glob(f"{PREFIX}-*"):
+        owner, start = group.name.removeprefix(f"{PREFIX}-").split("-")[:2]
+        if _start_ticks(int(owner)) != int(start):
+            _dissolve(group, parent)
+            stale.append(group)
+    return stale
+
+
+def _move(pid: int, group: Path) -> None:
+    (group / "cgroup.procs").write_text(str(pid))
+
+
+def _dissolve(group: Path, origin: Path) -> None:
+    """Remove a group after moving all that is in it, children forked meanwhile included."""
+    for attempts_left in reversed(range(100)):
+        if not group.exists():
+            return
+        for pid in (group / "cgroup.procs").read_text().split():
+            with suppress(ProcessLookupError):  # it has ended meanwhile
+                _move(int(pid), origin)
+        try:
+            group.rmdir()
+        except OSError as error:
+            if error.errno != errno.EBUSY or not attempts_left:
+                raise
+            time.sleep(0.01)  # a process in it was being born or was dying
+
+
+def _start_ticks(pid: int) -> int | None:
+    """When a process began, in clock ticks after boot: tells a process from one with its number."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    return int(stat.rpartition(")")[2].split()[19])
+
+
+# -------------------------------------------------------------------------------------- duty cycle
+
+Action = Literal["stop", "continue"]
+
+
+def duty_cycle(shares: Mapping[int, float]) -> list[tuple[float, Action, int]]:
+    """Plan one period: when to stop and when to continue which process.
+
+    Parameters
+    ----------
+    shares
+        For each process id the part of the period for which it may run.
+
+    Returns
+    -------
+    list of (float, str, int)
+        Moment in [0, 1) as a part of the period, ``"stop"`` or ``"continue"``, process id; in
+        order of time. The processes' turns are spread over the period, so that those who are slow
+        do not all run at once. A share of 1 or more is left alone.
+
+    Examples
+    --------
+    >>> duty_cycle({7: 0.25, 8: 0.75, 9: 1.0})
+    [(0.0, 'continue', 7), (0.25, 'stop', 7), (0.25, 'stop', 8), (0.5, 'continue', 8)]
+    """
+    slow = {pid: share for pid, share in shares.items() if share < 1}
+    plan: list[tuple[float, Action, int]] = []
+    for i, (pid, share) in enumerate(slow.items()):
+        start = i / len(slow)
+        plan += [(start, "continue", pid), ((start + share) % 1, "stop", pid)]
+    return sorted(plan, key=lambda event: event[0])
+
+
+class DutyCycle:
+    """A thread that stops and continues processes in turn.
+
+    Parameters
+    ----------
+    period
+        Seconds.
+    clock
+        Seconds since some fixed moment.
+    """
+
+    def __init__(self, period: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._period = period
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._shares: dict[int, float] = {}
+        self._processes: dict[int, psutil.Process] = {}
+        self._end = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def set_share(self, pid: int, share: float) -> None:
+        with self._lock:
+            if pid not in self._processes:
+                # psutil remembers when a process began: a later one of its number is never touched.
+                self._processes[pid] = psutil.Process(pid)
+            self._shares[pid] = share
+            if share >= 1:
+                self._act("continue", pid)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=PREFIX, daemon=True)
+            self._thread.start()
+
+    def release(self) -> None:
+        self._end.set()
+        if self._thread is not None:
+            self._thread.join()
+        with self._lock:
+            for pid in self._processes:
+                self._act("continue", pid)
+
+    def _run(self) -> None:
+        while not self._end.is_set():
+            begin = self._clock()
+            with self._lock:
+                plan = duty_cycle(self._shares)
+            for part, action, pid in plan:
+                self._wait_until(begin + part * self._period)
+                with self._lock:
+                    # The end may have come, or the process been freed, since the plan was made.
+                    if not self._end.is_set() and self._shares[pid] < 1:
+                        self._act(action, pid)
+            self._wait_until(begin + self._period)
+
+    def _wait_until(self, moment: float) -> None:
+        self._end.wait(max(moment - self._clock(), 0))
+
+    def _act(self, action: Action, pid: int) -> None:
+        process = self._processes[pid]
+        with suppress(psutil.NoSuchProcess):
+            process.suspend() if action == "stop" else process.resume()

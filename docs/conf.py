@@ -1,0 +1,43 @@
+"""Sphinx configuration. Builds need no network; DASK_CODED_INTERSPHINX=1 links other manuals."""
+
+from __future__ import annotations
+
+import os
+
+import dask_coded
+
+project = "dask-coded"
+author = "The dask-coded developers"
+project_copyright = "2026, the dask-coded developers"
+version = release = dask_coded.__version__
+
+extensions = [
+    "myst_parser",
+    "numpydoc",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.mathjax",
+]
+if os.environ.get("DASK_CODED_INTERSPHINX"):
+    extensions.append("sphinx.ext.intersphinx")
+    intersphinx_mapping = {
+        "dask": ("https://docs.dask.org/en/stable", None),
+        "distributed": ("https://distributed.dask.org/en/stable", None),
+        "networkx": ("https://networkx.org/documentation/stable", None),
+        "numpy": ("https://numpy.org/doc/stable", None),
+        "python": ("https://docs.python.org/3", None),
+        "scipy": ("https://docs.scipy.org/doc/scipy", None),
+    }
+
+templates_path = ["_templates"]
+exclude_patterns = ["_build"]
+default_role = "py:obj"
+myst_heading_anchors = 3
+
+autodoc_typehints = "none"  # the docstrings tell types, with shapes and units
+autosummary_generate = True
+numpydoc_class_members_toctree = False
+numpydoc_show_class_members = False
+
+html_theme = "furo"
+html_title = "dask-coded"

@@ -1,0 +1,102 @@
+"""Real clusters for the tests: processes started by `dask scheduler` and `dask worker`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from distributed import Client
+from hypothesis import settings
+
+settings.register_profile("dask-coded", deadline=None)
+settings.load_profile("dask-coded")
+
+
+class Processes:
+    """A scheduler and workers as processes of their own, to be killed at will."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "scheduler.json"
+        self._log = (folder / "log").open("w")
+        self._all: list[subprocess.Popen] = []
+        self.workers: dict[str, subprocess.Popen] = {}
+        self._dask("scheduler", "--port", "0", "--no-dashboard", "--no-show")
+        self.client = Client(scheduler_file=str(self._file), set_as_default=False)
+
+    def _dask(self, *command: str) -> subprocess.Popen:
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "DASK_DISTRIBUTED__WORKER__HTTP__ROUTES": "[]",
+            # A lost connection is noticed at once anyway; do not wait for a stopped process.
+            "DASK_DISTRIBUTED__COMM__RETRY__COUNT": "0",
+        }
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dask", *command, "--scheduler-file", str(self._file)],
+            env=environment,
+            stdout=self._log,
+            stderr=self._log,
+        )
+        self._all.append(process)
+        return process
+
+    def add(self, count: int, threads: int = 1) -> list[str]:
+        """Start workers; returns their addresses."""
+        names = [f"w{len(self.workers) + i}" for i in range(count)]
+        for name in names:
+            options = ("--nthreads", str(threads), "--name", name, "--no-nanny", "--no-dashboard")
+            self.workers[name] = self._dask("worker", *options)
+        self.client.wait_for_workers(
+            sum(process.poll() is None for process in self.workers.values()), timeout=120
+        )
+        return [self.address(name) for name in names]
+
+    def address(self, name: str) -> str:
+        workers = self.client.scheduler_info(n_workers=-1)["workers"]
+        return next(a for a, info in workers.items() if info["name"] == name)
+
+    def process(self, address: str) -> subprocess.Popen:
+        workers = self.client.scheduler_info(n_workers=-1)["workers"]
+        return self.workers[workers[address]["name"]]
+
+    def kill(self, address: str) -> None:
+        """kill -9, and wait until the process is gone."""
+        process = self.process(address)
+        process.kill()
+        process.wait()
+
+    def signal(self, address: str, number: signal.Signals) -> None:
+        self.process(address).send_signal(number)
+
+    def close(self) -> None:
+        with contextlib.suppress(Exception):
+            self.client.close(timeout=5)
+        for process in reversed(self._all):
+            process.kill()
+        for process in self._all:
+            process.wait()
+        self._log.close()
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    cluster = Processes(tmp_path)
+    try:
+        yield cluster
+    finally:
+        cluster.close()
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    """The folder of real graphs and data sets; tests that need it are skipped without it."""
+    folder = os.environ.get("DASK_CODED_DATA")
+    if not folder:
+        pytest.skip("DASK_CODED_DATA is not set")
+    return Path(folder)

@@ -1,0 +1,321 @@
+"""The command line: what it prints, writes and refuses, and with which exit code."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import signal
+import sys
+import threading
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+
+from dask_coded import cli, demo, local
+from dask_coded.codes import MDS, Repetition
+from dask_coded.graph import ConvergenceError, read_graph
+from dask_coded.graph.progress import Progress
+
+# The package has a function of the module's name.
+pagerank_module = importlib.import_module("dask_coded.graph.pagerank")
+
+VOTES = "# voter candidate\n30 1412\n30 3352\n3352 1412\n"
+
+
+@pytest.fixture
+def votes(tmp_path):
+    path = tmp_path / "votes.txt"
+    path.write_text(VOTES)
+    return path
+
+
+def run(*args):
+    return CliRunner().invoke(cli.coded, [str(arg) for arg in args])
+
+
+def complaint(result) -> str:
+    """The last line on standard error; there must be no traceback and no usage above it."""
+    assert "Traceback" not in result.output
+    assert "Usage" not in result.output
+    return result.stderr.splitlines()[-1]
+
+
+class FakeClient:
+    """As much of a client as the command looks at."""
+
+    def __init__(self, workers):
+        self.workers = workers
+
+    def nthreads(self):
+        return dict.fromkeys(range(self.workers), 1)
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Run `pagerank` in this process; gives the arguments that it got."""
+    seen = []
+
+    @contextmanager
+    def local_client(workers):
+        yield FakeClient(workers)
+
+    def pagerank(graph, *, damping, tol, max_iter, code, client, callback):
+        seen.append({"graph": graph, "code": code, "workers": client.workers})
+        matrix, dangling = pagerank_module.transition_matrix(graph.adjacency)
+        ranks = pagerank_module.pagerank_rounds(
+            matrix, dangling, damping=damping, tol=tol, max_iter=max_iter
+        )
+        callback(Progress(ranks.rounds, ranks.residual, seconds=0.012, workers=3))
+        return dict(zip(graph.nodes.tolist(), ranks.scores.tolist()))
+
+    monkeypatch.setattr(cli, "local_client", local_client)
+    monkeypatch.setattr(cli, "pagerank", pagerank)
+    return seen
+
+
+# -- what it gives -----------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("here")
+def test_prints_the_top_nodes_and_how_it_went(votes):
+    result = run("pagerank", votes, "--top", 2)
+    assert result.exit_code == 0
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["1412", "3352"]
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("Done. Round ")
+    assert "12.0 ms a round, 3 workers used" in last
+
+
+@pytest.mark.usefixtures("here")
+def test_writes_all_scores_highest_first(votes, tmp_path):
+    output = tmp_path / "ranks.csv"
+    result = run("pagerank", votes, "--top", 0, "--output", output)
+    assert (result.exit_code, result.stdout) == (0, "")
+    header, *rows = csv.reader(output.read_text().splitlines())
+    assert header == ["node", "score"]
+    assert [node for node, _ in rows] == ["1412", "3352", "30"]
+    scores = [float(score) for _, score in rows]
+    assert scores == sorted(scores, reverse=True)
+    assert sum(scores) == pytest.approx(1, abs=1e-12)
+
+
+@pytest.mark.usefixtures("here")
+def test_exactly_so_many_rounds_without_a_tolerance(votes):
+    result = run("pagerank", votes, "--tol", 0, "--max-iter", 3)
+    assert result.exit_code == 0
+    assert "Done. Round 3:" in result.stderr
+
+
+def test_undirected_takes_edges_both_ways(here, votes):
+    assert run("pagerank", votes, "--undirected").exit_code == 0
+    assert here[0]["graph"].adjacency.nnz == 2 * read_graph(votes).adjacency.nnz
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ([], None),
+        (["--code", "mds"], "mds"),
+        (["--code", "mds", "--redundancy", "2"], MDS(8, 6)),
+        (["--code", "repetition", "--redundancy", "1"], Repetition(8, 2)),
+        (["--redundancy", "2"], Repetition(8, 3)),
+        (["--redundancy", "0"], Repetition(8, 1)),
+    ],
+)
+def test_code_and_redundancy(here, votes, options, code):
+    assert run("pagerank", votes, "--workers", 8, *options).exit_code == 0
+    assert here[0]["workers"] == 8
+    assert here[0]["code"] == code
+
+
+def test_there_are_at_least_two_workers(here, votes, monkeypatch):
+    monkeypatch.setattr(cli, "CPU_COUNT", 1)
+    run("pagerank", votes)
+    monkeypatch.setattr(cli, "CPU_COUNT", 64)
+    run("pagerank", votes)
+    assert [call["workers"] for call in here] == [2, 8]
+
+
+def test_without_rich_all_is_plain(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    assert cli._terminal() is None
+
+
+# -- what it refuses ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--damping", "1.5"], "Error: Invalid value for '--damping': 1.5 is not in the range"),
+        (["--damping", "much"], "Error: Invalid value for '--damping': 'much' is not"),
+        (["--tol", "-1"], "Error: Invalid value for '--tol'"),
+        (["--max-iter", "0"], "Error: Invalid value for '--max-iter'"),
+        (["--workers", "0"], "Error: Invalid value for '--workers'"),
+        (["--redundancy", "-1"], "Error: Invalid value for '--redundancy'"),
+        (["--code", "fountain"], "Error: Invalid value for '--code': 'fountain' is not one of"),
+        (["--workers", "2", "--redundancy", "2"], "Error: --redundancy 2 needs at least 3 workers"),
+        (["--workers", "2", "--scheduler", "tcp://a:1"], "Error: --workers starts a cluster and"),
+        (["--output", "/no/such/folder/ranks.csv"], "Error: --output /no/such/folder/ranks.csv: "),
+        (["--tol", "nan"], "Error: Argument 'tol' must be 0 or a positive number, it is nan."),
+    ],
+)
+@pytest.mark.usefixtures("here")
+def test_bad_options_are_one_line_and_exit_code_2(votes, options, expected):
+    result = run("pagerank", votes, *options)
+    assert result.exit_code == 2
+    assert complaint(result).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("", "expected one edge a line, the file has none."),
+        ("1 2\n3\n", "expected 2 columns as in the first line, line 2 has 1."),
+        ("1 2 -4\n", "expected weights that are finite and not negative, edge 1 -> 2 has -4.0."),
+    ],
+)
+@pytest.mark.usefixtures("here")
+def test_bad_files_are_one_line_and_exit_code_2(votes, content, expected):
+    votes.write_text(content)
+    result = run("pagerank", votes)
+    assert result.exit_code == 2
+    assert complaint(result) == f"Error: {votes}: {expected}"
+
+
+def test_a_missing_file_is_exit_code_2(tmp_path):
+    result = run("pagerank", tmp_path / "absent.txt")
+    assert result.exit_code == 2
+    assert complaint(result).startswith("Error: expected a graph file, ")
+
+
+@pytest.mark.parametrize(("args", "expected"), [(["pagerank"], "FILE"), (["rank"], "rank")])
+def test_wrong_usage_is_one_line_and_exit_code_2(args, expected):
+    result = run(*args)
+    assert result.exit_code == 2
+    assert expected in complaint(result)
+
+
+def test_an_unreachable_scheduler_is_exit_code_2(votes, monkeypatch):
+    monkeypatch.setattr(cli, "_CONNECT_SECONDS", 0.05)
+    result = run("pagerank", votes, "--scheduler", "tcp://127.0.0.1:1")
+    assert result.exit_code == 2
+    assert complaint(result).startswith("Error: No scheduler answers at tcp://127.0.0.1:1 within")
+
+
+# -- what goes wrong ---------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("here")
+def test_no_convergence_is_exit_code_1(votes):
+    result = run("pagerank", votes, "--max-iter", 1)
+    assert result.exit_code == 1
+    assert complaint(result).startswith("Error: PageRank is to change by less than tol=1e-10")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "expected"),
+    [
+        (ConvergenceError("too slow"), 1, "Error: too slow"),
+        (RuntimeError("all lost\nhere is where"), 1, "Error: RuntimeError: all lost"),
+        (OSError(), 1, "Error: OSError: "),
+        (KeyboardInterrupt(), 130, "Interrupted."),
+    ],
+)
+@pytest.mark.usefixtures("here")
+def test_failures_are_one_line(votes, monkeypatch, error, code, expected):
+    def fail(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(cli, "pagerank", fail)
+    result = run("pagerank", votes)
+    assert result.exit_code == code
+    assert complaint(result) == expected
+
+
+# -- the demo's parts --------------------------------------------------------------------------
+
+needs_stopping = pytest.mark.skipif(
+    not hasattr(signal, "SIGSTOP"), reason="this system cannot stop processes"
+)
+
+
+@needs_stopping
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt])
+def test_slowed_processes_run_again_afterwards(monkeypatch, error):
+    sent = []
+    stopped = threading.Event()
+
+    def kill(pid, number):
+        sent.append((pid, number))
+        if number == signal.SIGSTOP:
+            stopped.set()
+        if pid == 2:
+            raise ProcessLookupError
+
+    monkeypatch.setattr(demo.os, "kill", kill)
+    try:
+        with demo.slow_down([1, 2, 3], factor=5, period=1e-3):
+            assert stopped.wait(60)
+            if error:
+                raise error
+    except KeyboardInterrupt:
+        pass
+    assert sent[-3:] == [(1, signal.SIGCONT), (2, signal.SIGCONT), (3, signal.SIGCONT)]
+    assert not [t for t in threading.enumerate() if t.name == "slow-down"]
+
+
+def test_the_timeline_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    timeline = [("a", 0, 0, 5, 0.0, 0.1), ("b", 1, 0, 3, 0.0, 0.1), ("a", 0, 5, 9, 0.1, 0.15)]
+    demo._draw(timeline, ["a", "b", "c"], ["c"], tmp_path / "round.png")
+    assert (tmp_path / "round.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_the_demo_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    demo._draw([], [], [], tmp_path / "round.png")
+    assert "dask-coded[complete]" in capsys.readouterr().out
+
+
+def test_the_loop_of_the_demo_gives_its_median_round():
+    class Operator:
+        rounds = iter([0.3, 0.1, 0.2])
+
+        def __matmul__(self, x):
+            seconds = next(self.rounds)
+            self.last_round = SimpleNamespace(seconds=seconds, timeline=[seconds])
+
+    assert demo._loop(Operator(), None, rounds=3) == (0.2, [0.2])
+
+
+# -- for real ----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_cluster_of_processes_ranks(tmp_path):
+    output, ring = tmp_path / "ranks.csv", tmp_path / "ring.txt"
+    ring.write_text("".join(f"{i} {(i + step) % 20}\n" for i in range(20) for step in (1, i)))
+    options = ["--workers", 3, "--code", "mds", "--redundancy", 1, "--output", output]
+    result = run("pagerank", ring, *options)
+    assert result.exit_code == 0, result.output
+    graph = read_graph(ring)
+    expected = pagerank_module.pagerank_rounds(
+        *pagerank_module.transition_matrix(graph.adjacency), tol=1e-13
+    )
+    rows = list(csv.reader(output.read_text().splitlines()))[1:]
+    scores = {int(node): float(score) for node, score in rows}
+    assert [scores[node] for node in graph.nodes.tolist()] == pytest.approx(
+        expected.scores.tolist(), abs=1e-9
+    )
+    assert "workers used" in result.stderr
+
+
+@pytest.mark.slow
+def test_workers_of_a_local_cluster_leave_interrupts_to_us():
+    with local.local_client(1) as client:
+        masks = client.run(lambda: signal.pthread_sigmask(signal.SIG_BLOCK, []))
+    assert all(signal.SIGINT in mask for mask in masks.values())
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])

@@ -11,7 +11,7 @@ from __future__ import annotations
 import html
 import uuid
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import dask
 import dask.array as da
@@ -34,16 +34,13 @@ from dask_coded.runtime.coordinator import (
 from dask_coded.runtime.encoding import Encoded, encode_source, new_id, sparse_type
 from dask_coded.runtime.spec import CodedTask, RoundOptions
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-
 def encode(
     A: Any,
     code: Code | str | None = None,
     client: Client | None = None,
     *,
     redundancy: int | None = None,
+    workers: Sequence[str] | None = None,
     transpose: bool = False,
     oversubscribe: bool = False,
     check_finite: bool = True,
@@ -66,6 +63,8 @@ def encode(
     redundancy : int, optional
         How many workers may be lost, when ``code`` is a name or not given; by default a quarter of
         them (``coded.redundancy`` in the configuration).
+    workers : sequence of str, optional
+        Addresses of the workers that may hold pieces; by default all.
     transpose : bool
         Encode ``A.T`` as well, so that ``x @ C`` and ``C.T @ y`` are coded: twice the memory.
     oversubscribe : bool
@@ -104,9 +103,15 @@ def encode(
         raise TypeError("Pass either a code or a redundancy: a code has its own.")
 
     async def run() -> CodedArray:
-        chosen = code if isinstance(code, Code) else await _choose(client, source, code, redundancy)
+        chosen = code
+        if not isinstance(chosen, Code):
+            chosen = await _choose(client, source, chosen, redundancy, workers)
         _check_dtype(source, chosen)
-        options = {"oversubscribe": oversubscribe, "check_finite": check_finite}
+        options: dict[str, Any] = {
+            "oversubscribe": oversubscribe,
+            "check_finite": check_finite,
+            "workers": workers,
+        }
         ids = new_id(), new_id()
         back = None
         if transpose:
@@ -395,10 +400,15 @@ def _check_dtype(source: Any, code: Code) -> None:
         )
 
 
-async def _choose(client: Client, source: Any, name: str | None, redundancy: int | None) -> Code:
+async def _choose(
+    client: Client,
+    source: Any,
+    name: str | None,
+    redundancy: int | None,
+    workers: Sequence[str] | None,
+) -> Code:
     """The code for an operand and a cluster."""
-    info: npt.ArrayLike = await client.scheduler.ncores()
-    n = len(info)  # type: ignore[arg-type]
+    n = len(workers or await client.scheduler.ncores())  # type: ignore[union-attr]
     if not n:
         raise ValueError("The cluster has no workers yet: call `client.wait_for_workers(n)`.")
     if redundancy is None:

@@ -38,8 +38,8 @@ Command = Assign | Withdraw | Finish
 class Reporting:
     """How often workers report: every ``interval`` seconds, later every ``growth`` of the round."""
 
-    interval: float = 0.005
-    growth: float = 0.2
+    interval: float = 0.02
+    growth: float = 0.5
 
     def gap(self, elapsed: Floats) -> Floats:
         """Seconds from a report ``elapsed`` seconds in to the next, at the latest."""
@@ -92,6 +92,8 @@ class Progress:
         # Since when a worker has owed an answer; NaN if it owes none. Taking work back does not
         # excuse it: a stopped worker would look as good as new each time.
         self.asked: Floats = np.full(layout.workers, np.nan)
+        # From an assignment to the first report on it, less the computing: messages, queues, stalls.
+        self._lags: Floats = np.full(layout.workers, np.nan)
         self._stripe = float(layout.work.mean())
         self.commands: list[Command] = []
         self.now = now
@@ -171,6 +173,12 @@ class Progress:
             speed = np.where(late > 0, slowed, speed)
         return np.nan_to_num(speed, nan=0.0, posinf=0.0)
 
+    @property
+    def lag(self) -> float:
+        """Seconds that a worker typically needs to begin with new work and to tell of it."""
+        known = self._lags[~np.isnan(self._lags)]
+        return float(np.median(known)) if len(known) else 0.0
+
     def remaining(self, speeds: Floats) -> Floats:
         """Seconds until each worker runs dry; infinite for one that owes work and makes none."""
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -181,6 +189,8 @@ class Progress:
     def record(self, worker: int, runs: list[Run], seconds: float) -> list[Run]:
         """Enter runs that came back; returns those that were new."""
         fresh = []
+        if np.isnan(self._lags[worker]):
+            self._lags[worker] = max(self.now - self.asked[worker] - seconds, 0.0)
         self.heard[worker] = self.now
         self.busy[worker] += seconds
         for run in runs:

@@ -55,6 +55,7 @@ async def encode_source(
     *,
     oversubscribe: bool,
     check_finite: bool,
+    workers: Sequence[str] | None = None,
     array_id: str = "",
     transposed: str | None = None,
 ) -> Encoded:
@@ -89,21 +90,21 @@ async def encode_source(
     answer = await client.scheduler.coded_register(
         spec=ToPickle(spec),
         sources=blocks.keys,
-        holders=[None] * code.k,
+        allowed=None if workers is None else list(workers),
         version=dask_coded.__version__,
         oversubscribe=oversubscribe,
     )
     if answer["status"] != "OK":
         raise ClusterUnfitError(answer["message"])
-    workers = answer["workers"]
-    held = await blocks.load(client, [workers[i] for i in code.systematic_pieces])
+    placed = answer["workers"]
+    held = await blocks.load(client, [placed[i] for i in code.systematic_pieces])
     tasks = {key: PieceTask(key, make_piece, array_id, i) for i, key in enumerate(spec.keys)}
     futures = client.get(tasks, list(spec.keys), sync=False)
     await _settled(client, futures)
     await client.scheduler.coded_sealed(array=array_id)
     del held
     sizes = await client.scheduler.nbytes(keys=list(spec.keys), summary=False)
-    return Encoded(spec, tuple(futures), tuple(workers), sum(sizes.values()))
+    return Encoded(spec, tuple(futures), tuple(placed), sum(sizes.values()))
 
 
 def new_id() -> str:

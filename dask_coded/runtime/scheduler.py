@@ -89,7 +89,7 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
         self,
         spec: ArraySpec,
         sources: Sequence[Key],
-        holders: Sequence[str | None],
+        allowed: Sequence[str] | None,
         version: str,
         oversubscribe: bool,
     ) -> dict[str, Any]:
@@ -99,15 +99,15 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
         workers = [
             WorkerInfo(ws.address, ws.host, self._pieces_on(ws))
             for ws in self.scheduler.running
-            if ws.address in self.versions
+            if ws.address in self.versions and (allowed is None or ws.address in allowed)
         ]
         speeds = self._predict([w.address for w in workers])
-        known = [self._located(k) or h for k, h in zip(sources, holders, strict=True)]
+        known = [self._located(key) for key in sources]
         try:
             places = place(spec.code, workers, speeds, known, oversubscribe=oversubscribe)
         except ValueError as exc:
-            lacking = len(self.scheduler.workers) - len(workers)
-            extra = f" {lacking} more lack the package dask_coded or are paused." * (lacking > 0)
+            lacking = len(self.scheduler.running) - len(workers) if allowed is None else 0
+            extra = f" {lacking} more lack the package dask_coded." * (lacking > 0)
             return {"status": "unfit", "message": f"{exc}{extra}"}
         worker_of = [places[p] for p in spec.code.place.tolist()]
         sources = tuple(map(_key, sources))

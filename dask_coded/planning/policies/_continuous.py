@@ -22,8 +22,9 @@ class Continuous(Policy):
     Parameters
     ----------
     lead : float
-        Seconds before running dry at which a worker is fed: the time for a message there and back,
-        so that it does not stand idle meanwhile.
+        Seconds before running dry at which a worker is fed, at least: the time for a message there
+        and back, so that it does not stand idle meanwhile. Where workers are found to need longer
+        to react, they are fed that much earlier.
     """
 
     def __init__(self, lead: float = 0.004) -> None:
@@ -38,7 +39,8 @@ class Continuous(Policy):
         speeds = progress.speeds()
         present = progress.present()
         eta = progress.remaining(speeds)
-        hungry = np.flatnonzero(present & (eta <= self.lead))
+        lead = max(self.lead, progress.lag)
+        hungry = np.flatnonzero(present & (speeds > 0) & (eta <= lead))
         idle = False
         for thief in hungry[np.argsort(eta[hungry], kind="stable")].tolist():
             if not (self._steal(progress, thief, speeds) or progress.todo[thief]):
@@ -46,82 +48,82 @@ class Continuous(Policy):
         if not idle:
             return None
         # Somebody is free and found nothing worth taking: look again soon, lateness shows with time.
-        return progress.now + max(self.lead, 0.02 * (progress.now - progress.started))
+        return progress.now + max(lead, 0.02 * (progress.now - progress.started))
 
     def _steal(self, progress: Progress, thief: int, speeds: Floats) -> bool:
         """Move tails to ``thief`` so that it ends together with everybody else."""
         own = speeds[thief]
-        if own <= 0:
-            return False
         eta = progress.remaining(speeds)
         present = progress.present()
         level = progress.todo[present].sum() / speeds[present].sum()
+        # What is given now is begun when the message is there, and not before the rest is done.
+        start = max(eta[thief], progress.lag)
         taken = False
         for victim in np.argsort(-eta, kind="stable").tolist():
-            if eta[victim] <= max(eta[thief], self.lead) or victim == thief:
+            if victim == thief or eta[victim] <= max(start, self.lead):
                 break
             surplus = progress.todo[victim] - speeds[victim] * level
-            room = own * level - progress.todo[thief]
+            room = own * (level - start)
             if surplus <= 0 or room <= 0:
                 if taken:
                     break
                 # Nobody within reach is later than the average: share evenly with the latest, so
                 # that work diffuses to this worker through its neighbours.
-                gap = eta[victim] - progress.todo[thief] / own
-                surplus = room = gap / (1 / own + (1 / speeds[victim] if speeds[victim] else 0))
-            if self._move(progress, victim, thief, min(surplus, room), own, eta[victim]):
+                slow = 1 / speeds[victim] if speeds[victim] else 0
+                surplus = room = (eta[victim] - start) / (1 / own + slow)
+            if moved := self._move(
+                progress, victim, thief, min(surplus, room), own * (eta[victim] - start)
+            ):
                 taken = True
+                start += moved / own
                 eta = progress.remaining(speeds)
         return taken
 
     def _move(
-        self, progress: Progress, victim: int, thief: int, amount: float, own: float, eta: float
-    ) -> bool:
-        """Move up to ``amount`` of work from the tail of one list to the end of another."""
+        self, progress: Progress, victim: int, thief: int, amount: float, most: float
+    ) -> float:
+        """Move up to ``amount`` of work from the tail of one list to the end of another.
+
+        A single stripe may be larger, up to ``most``. Returns the work moved.
+        """
         layout = progress.layout
         withdrawn: list[Run] = []
         given: list[Run] = []
-        load = progress.todo[thief]
-        head = True  # the stripe that the victim is believed to be at is left to it
+        moved = 0.0
         for index in range(len(progress.queues[victim]) - 1, -1, -1):
             run = progress.queues[victim][index]
-            head = index == 0
             for piece in layout.pieces_of[thief]:
                 if layout.group[piece] != layout.group[run.piece] or not progress.available[piece]:
                     continue
                 free = ~progress.held[piece, run.start : run.stop]
-                if head:
-                    free[0] = False
+                if index == 0:
+                    free[0] = False  # the victim is believed to be at this stripe
                 stripes = np.flatnonzero(free)[::-1] + run.start
-                costs = layout.work[piece, stripes]
-                sums = np.cumsum(costs)
+                sums = moved + np.cumsum(layout.work[piece, stripes])
                 count = int(np.searchsorted(sums, amount, side="right"))
-                if not count and not given and len(costs) and (load + costs[0]) / own < eta:
-                    count = 1  # less than a stripe is asked for, but even a whole one pays
+                if not count and not given and len(sums) and sums[0] < most:
+                    count = 1
                 if not count:
                     continue
                 mask = np.zeros(layout.stripes, dtype=bool)
                 mask[stripes[:count]] = True
                 given += runs_of(piece, mask)
                 withdrawn += runs_of(run.piece, mask)
-                amount -= float(sums[count - 1])
-                load += float(sums[count - 1])
+                moved = float(sums[count - 1])
                 break
-            if amount <= 0:
+            if moved >= amount:
                 break
         progress.withdraw(victim, withdrawn)
         progress.assign(thief, given)
-        return bool(given)
+        return moved
 
     def _second(self, progress: Progress, thief: int, speeds: Floats) -> bool:
         """Give an idle worker a copy of stripes whose last holders are slower than it would be."""
         own = speeds[thief]
-        if own <= 0:
-            return False
         layout = progress.layout
         eta = progress.remaining(speeds)
         smallest = float(layout.work[layout.pieces_of[thief]].mean()) / own
-        prompt: Bools = eta <= smallest + self.lead
+        prompt: Bools = eta <= smallest + max(self.lead, progress.lag)
         unsafe = progress.missing > progress.outstanding(prompt)
         given: list[Run] = []
         for piece in layout.pieces_of[thief]:

@@ -43,7 +43,7 @@ class Size:
     """How large a run is."""
 
     rows: int = 48_000
-    columns: int = 4_000
+    columns: int = 8_000
     right: int = 16
     share: float = 0.18
     turns: int = 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -44,6 +45,26 @@ class Reporting:
     def gap(self, elapsed: Floats) -> Floats:
         """Seconds from a report ``elapsed`` seconds in to the next, at the latest."""
         return np.maximum(self.interval, self.growth * elapsed)
+
+
+class Estimate(NamedTuple):
+    """What to think of every worker, each of shape (workers,).
+
+    Attributes
+    ----------
+    speed : ndarray
+        Work per second from now on.
+    backlog : ndarray
+        Work owed, less what is believed to have been computed since the last report.
+    latest, eta : ndarray
+        Seconds until it runs dry, going by what has been reported, and by what is believed;
+        infinite for one that owes work and makes none.
+    """
+
+    speed: Floats
+    backlog: Floats
+    latest: Floats
+    eta: Floats
 
 
 class Progress:
@@ -145,12 +166,13 @@ class Progress:
         np.add.at(out, self.layout.group, under_way)
         return out
 
-    def speeds(self) -> Floats:
-        """Best estimate of every worker's speed at this moment, work per second.
+    def estimate(self) -> Estimate:
+        """What to think of every worker at this moment.
 
-        Measured in this round where a worker has reported, else its prediction on the scale of the
-        others. A worker that has been silent for longer than is normal is believed to be slowing
-        down, ever more: this is how a stopped worker is told from a busy one.
+        A worker's speed is what was measured in this round, or its prediction on the scale of the
+        others. It is believed to go on at that speed until its next report is due. A worker that
+        has been silent for longer is believed to be slowing down, ever more: this is how a stopped
+        worker is told from a busy one.
         """
         with np.errstate(divide="ignore", invalid="ignore"):
             measured = self.done / self.busy
@@ -163,26 +185,31 @@ class Progress:
             # Before anything has come back there is no telling how long a stripe takes.
             stripe = self._stripe / speed if len(ratios) else 10 * self.reporting.interval
             normal = 2 * (self.reporting.gap(self.heard - self.began) + stripe)
+            quiet = np.nan_to_num(self.now - self.asked)
+            late = quiet - normal
+            computed = speed * (quiet - np.where(known, 0.0, self.lag)) if len(ratios) else 0.0
+            backlog = np.where(
+                late > 0, self.todo, np.clip(self.todo - computed, 0.0, self.todo)
+            )
             # A worker that is late already is expected to be late by as much again.
-            late = self.now - self.asked - normal
             slowed = np.where(
                 self.todo > 0,
                 self.todo / (self.todo / speed + late),
                 speed * normal / (normal + late),
             )
             speed = np.where(late > 0, slowed, speed)
-        return np.nan_to_num(speed, nan=0.0, posinf=0.0)
+            return Estimate(
+                np.nan_to_num(speed, nan=0.0, posinf=0.0),
+                backlog,
+                np.where(self.todo > 0, self.todo / speed, 0.0),
+                np.where(backlog > 0, backlog / speed, 0.0),
+            )
 
     @property
     def lag(self) -> float:
         """Seconds that a worker typically needs to begin with new work and to tell of it."""
         known = self._lags[~np.isnan(self._lags)]
         return float(np.median(known)) if len(known) else 0.0
-
-    def remaining(self, speeds: Floats) -> Floats:
-        """Seconds until each worker runs dry; infinite for one that owes work and makes none."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(self.todo > 0, self.todo / speeds, 0.0)
 
     # -- events, from the round ----------------------------------------------------------------
 
@@ -266,7 +293,7 @@ def cover(progress: Progress, short: Ints, eligible: Bools) -> Ints:
         How many copies of each stripe could be dealt.
     """
     layout = progress.layout
-    speeds = np.maximum(progress.speeds(), 1e-12)
+    speeds = np.maximum(progress.estimate().speed, 1e-12)
     load = progress.todo.copy()
     dealt: dict[int, Bools] = {}
     covered = np.zeros_like(short)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +29,9 @@ logger = logging.getLogger("distributed.dask_coded")
 Message = dict[str, Any]
 Handler = Callable[[Message], None]
 
+# Answers to `stop` come from the event loop at once; one that is throttled may stall this long.
+_SILENCE = 0.1
+
 #: Sent to the listener of every running round when the peer is gone.
 CLOSED: Message = {"op": "closed"}
 
@@ -37,14 +41,14 @@ class Channel:
 
     Attributes
     ----------
-    unanswered : bool
-        Something was asked of the peer and nothing has come back since. A stopped worker stays so
-        until it runs again, whatever the round that it answers.
+    asked : float or None
+        Since when an answer has been due, on the monotonic clock; None if none is. A stopped worker
+        owes it until it runs again, whatever the round that it answers.
     """
 
     def __init__(self, worker: Worker, address: str, local: Handler | None = None) -> None:
         self.address = address
-        self.unanswered = False
+        self.asked: float | None = None
         self.closed = False
         self._worker = worker
         self._listeners: dict[str, Handler] = {}
@@ -63,22 +67,34 @@ class Channel:
         if self._over:
             message = {**message, "over": self._over}
             self._over = []
-        self.unanswered = True
+        if self.asked is None:
+            self.asked = monotonic()
         if self._local is not None:
             self._loop.call_soon(self._local, message)
         elif not self.closed:
             self._stream.send(_packed(message))
 
-    def end(self, run: str, *, now: bool) -> None:
-        """Stop listening; the peer drops its part of the round, at once or with the next message."""
+    @property
+    def silent(self) -> bool:
+        """Whether the peer has owed an answer for longer than an event loop may be busy."""
+        return self.asked is not None and monotonic() - self.asked > _SILENCE
+
+    def end(self, run: str, began: float) -> None:
+        """Stop listening to a round that began at ``began``; the peer is told to drop its part.
+
+        A peer that owes nothing is told with the next message. One that is asked to stop owes the
+        answer to this from now on, unless it has owed one since before the round.
+        """
         self._listeners.pop(run, None)
         self._over.append(run)
-        if now:
+        if self.asked is not None and not self.closed:
+            if self.asked >= began:
+                self.asked = None
             self.send({"op": "stop", "run": run})
 
     def receive(self, message: Message) -> None:
         """A message came in from the peer."""
-        self.unanswered = False
+        self.asked = None
         if handler := self._listeners.get(message.get("run", "")):
             handler(message)
 

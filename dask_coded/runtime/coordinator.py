@@ -113,7 +113,7 @@ class _LiveRound:
         """
         plan = self.plan
         # Ask nothing of a worker that has not answered yet: its messages would only pile up.
-        silent = np.array([channel.unanswered for channel in self._channels])
+        silent = np.array([channel.silent for channel in self._channels])
         speeds, first = plan.speeds, plan.first
         if silent.any():
             speeds, first = np.where(silent, 0.0, speeds), None
@@ -253,11 +253,8 @@ class _LiveRound:
     def _end(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        for worker, channel in enumerate(self._channels):
-            # Whoever owes an answer is told to stop, and owes that answer: only a worker that
-            # gives none at all is silent. The others drop their part with the next message.
-            owes = worker in self._started and channel.unanswered
-            channel.end(self.run, now=owes and not channel.closed)
+        for channel in self._channels:
+            channel.end(self.run, self._began)
         self.report.workers = int((self.round.progress.done > 0).sum())
 
 
@@ -357,7 +354,7 @@ class Coordinator:
                 measured=measured,
                 policy=self._options.policy,
                 predictor=self._options.predictor,
-                silent=[a for a, c in plugin.channels.items() if c.unanswered],
+                silent=[a for a, c in plugin.channels.items() if c.silent],
                 spec=self._id not in plugin.specs,
             )
             if answer["status"] == "lost":

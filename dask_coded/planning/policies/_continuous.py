@@ -36,47 +36,46 @@ class Continuous(Policy):
     def react(self, progress: Progress) -> float | None:
         if not progress.unfinished:
             return None
-        speeds = progress.speeds()
-        present = progress.present()
-        eta = progress.remaining(speeds)
+        now = progress.estimate()
         lead = max(self.lead, progress.lag)
-        hungry = np.flatnonzero(present & (speeds > 0) & (eta <= lead))
+        # Who is hungry is told by reports: a stopped worker is not to be fed on a belief.
+        hungry = np.flatnonzero(progress.present() & (now.speed > 0) & (now.latest <= lead))
         idle = False
-        for thief in hungry[np.argsort(eta[hungry], kind="stable")].tolist():
-            if not (self._steal(progress, thief, speeds) or progress.todo[thief]):
-                idle |= not self._second(progress, thief, speeds)
+        for thief in hungry[np.argsort(now.latest[hungry], kind="stable")].tolist():
+            if not (self._steal(progress, thief, lead) or progress.todo[thief]):
+                idle |= not self._second(progress, thief, lead)
         if not idle:
             return None
         # Somebody is free and found nothing worth taking: look again soon, lateness shows with time.
         return progress.now + max(lead, 0.02 * (progress.now - progress.started))
 
-    def _steal(self, progress: Progress, thief: int, speeds: Floats) -> bool:
+    def _steal(self, progress: Progress, thief: int, lead: float) -> bool:
         """Move tails to ``thief`` so that it ends together with everybody else."""
-        own = speeds[thief]
-        eta = progress.remaining(speeds)
+        speed, backlog, latest, eta = progress.estimate()
+        own = speed[thief]
         present = progress.present()
-        level = progress.todo[present].sum() / speeds[present].sum()
+        level = backlog[present].sum() / speed[present].sum()
         # What is given now is begun when the message is there, and not before the rest is done.
-        start = max(eta[thief], progress.lag)
+        start = max(latest[thief], progress.lag)
         taken = False
         for victim in np.argsort(-eta, kind="stable").tolist():
-            if victim == thief or eta[victim] <= max(start, self.lead):
+            # A move costs a message and a wait on either side: small differences are left alone.
+            if victim == thief or eta[victim] <= start + lead:
                 break
-            surplus = progress.todo[victim] - speeds[victim] * level
+            surplus = backlog[victim] - speed[victim] * level
             room = own * (level - start)
             if surplus <= 0 or room <= 0:
                 if taken:
                     break
                 # Nobody within reach is later than the average: share evenly with the latest, so
                 # that work diffuses to this worker through its neighbours.
-                slow = 1 / speeds[victim] if speeds[victim] else 0
+                slow = 1 / speed[victim] if speed[victim] else 0
                 surplus = room = (eta[victim] - start) / (1 / own + slow)
-            if moved := self._move(
+            moved = self._move(
                 progress, victim, thief, min(surplus, room), own * (eta[victim] - start)
-            ):
-                taken = True
-                start += moved / own
-                eta = progress.remaining(speeds)
+            )
+            taken |= moved > 0
+            start += moved / own
         return taken
 
     def _move(
@@ -117,23 +116,20 @@ class Continuous(Policy):
         progress.assign(thief, given)
         return moved
 
-    def _second(self, progress: Progress, thief: int, speeds: Floats) -> bool:
+    def _second(self, progress: Progress, thief: int, lead: float) -> bool:
         """Give an idle worker a copy of stripes whose last holders are slower than it would be."""
-        own = speeds[thief]
+        speed, _, latest, _ = progress.estimate()
         layout = progress.layout
-        eta = progress.remaining(speeds)
-        smallest = float(layout.work[layout.pieces_of[thief]].mean()) / own
-        prompt: Bools = eta <= smallest + max(self.lead, progress.lag)
+        smallest = float(layout.work[layout.pieces_of[thief]].mean()) / speed[thief]
+        prompt: Bools = latest <= smallest + lead
         unsafe = progress.missing > progress.outstanding(prompt)
-        given: list[Run] = []
         for piece in layout.pieces_of[thief]:
             if not progress.available[piece]:
                 continue
             stripes = np.flatnonzero(unsafe[layout.group[piece]] & ~progress.held[piece])
-            # One at a time: the next free worker takes the next, nobody hoards.
-            for stripe in stripes[-1:].tolist():
-                given.append(Run(piece, stripe, stripe + 1))
-            if given:
-                break
-        progress.assign(thief, given)
-        return bool(given)
+            if len(stripes):
+                # One at a time: the next free worker takes the next, nobody hoards.
+                last = int(stripes[-1])
+                progress.assign(thief, [Run(piece, last, last + 1)])
+                return True
+        return False

@@ -68,8 +68,7 @@ class S2C2(Policy):
                 progress.withdraw(worker, owed)
                 self._late.add(worker)
         # Should a helper fail too, look again when what it was given ought to be done.
-        speeds = np.maximum(progress.speeds(), 1e-12)
-        expected = progress.remaining(speeds)[~late].max(initial=0.0)
+        expected = progress.estimate().latest[~late].max(initial=0.0)
         spent = progress.now - progress.started
         patience = max(expected * (1 + PATIENCE), PATIENCE * spent)
         self._again = progress.now + max(min(patience, spent), 1e-3)

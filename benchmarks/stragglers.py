@@ -105,8 +105,9 @@ def cluster(workers: int) -> Iterator[tuple[Client, list[str], str]]:
         yield client, throttled, free
 
 
-def run_case(client: Client, workers: list[str], free: str, k: int, slowed: int, size: Size,
-             kinds: set[str]) -> Result:
+def run_case(
+    client: Client, workers: list[str], free: str, k: int, slowed: int, size: Size, kinds: set[str]
+) -> Result:
     """All policies in turn, then dask.array, on workers of which some are slowed."""
     n = len(workers)
     A = da.random.default_rng(0).standard_normal(
@@ -118,8 +119,7 @@ def run_case(client: Client, workers: list[str], free: str, k: int, slowed: int,
     wait(local)
     pids = client.run(os.getpid, workers=workers)
     shares = {
-        pid: size.share / (5 if i < slowed else 1)
-        for i, pid in enumerate(pids[w] for w in workers)
+        pid: size.share / (5 if i < slowed else 1) for i, pid in enumerate(pids[w] for w in workers)
     }
     with Throttle(shares) as throttle:
         kinds.add(throttle.kind)

@@ -34,6 +34,7 @@ from dask_coded.runtime.coordinator import (
 from dask_coded.runtime.encoding import Encoded, encode_source, new_id, sparse_type
 from dask_coded.runtime.spec import CodedTask, RoundOptions
 
+
 def encode(
     A: Any,
     code: Code | str | None = None,
@@ -414,9 +415,7 @@ async def _choose(
     if redundancy is None:
         redundancy = max(1, round(n * dask.config.get("coded.redundancy"))) if n > 1 else 0
     if name is None:
-        kind: type[Code] = (
-            Repetition if sparse_type(source) or source.dtype.kind in "biu" else MDS
-        )
+        kind: type[Code] = Repetition if sparse_type(source) or source.dtype.kind in "biu" else MDS
         if kind is Repetition:
             # A copy costs a whole block per worker: one more is the default, whatever the size.
             redundancy = min(redundancy, 1)

@@ -252,7 +252,9 @@ class Code:
 
     # -- decoding ------------------------------------------------------------------------------
 
-    def decode(self, results: Sequence[npt.NDArray[Any]], pieces: Sequence[int]) -> npt.NDArray[Any]:
+    def decode(
+        self, results: Sequence[npt.NDArray[Any]], pieces: Sequence[int]
+    ) -> npt.NDArray[Any]:
         """Recover the ``k`` blocks of a stripe from the pieces of it that were computed.
 
         Blocks that were computed are copied; only missing ones are solved for, in double

@@ -188,9 +188,7 @@ class Progress:
             quiet = np.nan_to_num(self.now - self.asked)
             late = quiet - normal
             computed = speed * (quiet - np.where(known, 0.0, self.lag)) if len(ratios) else 0.0
-            backlog = np.where(
-                late > 0, self.todo, np.clip(self.todo - computed, 0.0, self.todo)
-            )
+            backlog = np.where(late > 0, self.todo, np.clip(self.todo - computed, 0.0, self.todo))
             # A worker that is late already is expected to be late by as much again.
             slowed = np.where(
                 self.todo > 0,

@@ -9,14 +9,14 @@ oneself take the short way.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from distributed.batched import BatchedSend
-from distributed.comm import CommClosedError, connect
+from distributed.comm import connect
 from distributed.core import Status
 from distributed.protocol import to_serialize
 
@@ -34,6 +34,48 @@ _SILENCE = 0.1
 
 #: Sent to the listener of every running round when the peer is gone.
 CLOSED: Message = {"op": "closed"}
+
+
+class _Outbox:
+    """Writes messages in order, as many at a time as have come up while the last were written.
+
+    distributed's ``BatchedSend`` would do, were it not that it remembers its last thousand messages
+    for debugging: here those hold arrays.
+    """
+
+    def __init__(self) -> None:
+        self._comm: Comm | None = None
+        self._waiting: list[Message] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def open(self, comm: Comm) -> None:
+        self._comm = comm
+        self._wake()
+
+    def send(self, message: Message) -> None:
+        self._waiting.append(_packed(message))
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._comm is not None and self._waiting and self._task is None:
+            self._task = asyncio.create_task(self._write(self._comm))
+
+    async def _write(self, comm: Comm) -> None:
+        try:
+            while self._waiting:
+                messages, self._waiting = self._waiting, []
+                await comm.write(messages)
+        except OSError:
+            comm.abort()  # whoever reads from it learns that the peer is gone
+        finally:
+            self._task = None
+
+    def close(self) -> None:
+        self._waiting = []
+        if self._task is not None:
+            self._task.cancel()
+        if self._comm is not None:
+            self._comm.abort()
 
 
 class Channel:
@@ -55,7 +97,7 @@ class Channel:
         self._over: list[str] = []
         self._loop = asyncio.get_running_loop()
         self._local = local
-        self._stream = BatchedSend(interval="1ms", loop=worker.loop)
+        self._outbox = _Outbox()
         self._task = None if local else asyncio.create_task(self._connect_and_read())
 
     def listen(self, run: str, handler: Handler) -> None:
@@ -72,7 +114,7 @@ class Channel:
         if self._local is not None:
             self._loop.call_soon(self._local, message)
         elif not self.closed:
-            self._stream.send(_packed(message))
+            self._outbox.send(message)
 
     @property
     def silent(self) -> bool:
@@ -104,7 +146,7 @@ class Channel:
             comm = await connect(self.address, **self._worker.connection_args)
             comm.name = "coded channel"
             await comm.write({"op": "coded_channel", "reply": False})
-            self._stream.start(comm)
+            self._outbox.open(comm)
             while True:
                 for message in await comm.read():
                     self.receive(message)
@@ -112,8 +154,7 @@ class Channel:
             pass
         finally:
             self.closed = True
-            if comm is not None:
-                comm.abort()
+            self._outbox.close()
             for handler in list(self._listeners.values()):
                 handler(CLOSED)
 
@@ -121,25 +162,18 @@ class Channel:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        self._stream.abort()
         self.closed = True
 
 
-async def serve(comm: Comm, worker: Worker, handle: Callable[[Message, Handler], None]) -> Status:
+async def serve(comm: Comm, handle: Callable[[Message, Handler], None]) -> Status:
     """The other end: hand incoming messages and a way to answer to ``handle`` until the peer goes."""
     loop = asyncio.get_running_loop()
-    stream = BatchedSend(interval="1ms", loop=worker.loop)
-    stream.start(comm)
-
-    def send(message: Message) -> None:
-        try:
-            stream.send(_packed(message))
-        except CommClosedError:
-            pass  # the coordinator is gone, nobody waits for this share
+    outbox = _Outbox()
+    outbox.open(comm)
 
     def answer(message: Message) -> None:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(send, message)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for this share
+            loop.call_soon_threadsafe(outbox.send, message)
 
     try:
         while True:
@@ -149,7 +183,7 @@ async def serve(comm: Comm, worker: Worker, handle: Callable[[Message, Handler],
         pass
     finally:
         handle(CLOSED, answer)
-        stream.abort()
+        outbox.close()
     return Status.dont_reply
 
 

@@ -35,7 +35,7 @@ from dask_coded.planning import (
 )
 from dask_coded.planning.layout import Floats
 from dask_coded.rounds import Round, assemble
-from dask_coded.runtime.channels import CLOSED, Channel, Message
+from dask_coded.runtime.channels import CLOSED, Message
 from dask_coded.runtime.spec import ArraySpec, CodedDataLostError, RoundOptions
 from dask_coded.runtime.worker import CodedWorkerPlugin, worker_plugin
 

@@ -64,9 +64,7 @@ async def _make(plugin: CodedWorkerPlugin, array_id: str, piece: int) -> Any:
                     avoid.append(gone.address)
                 continue
             if spec.sparse:
-                edges = np.minimum(
-                    spec.geometry.edges(int(spec.code.group[piece])), data.shape[0]
-                )
+                edges = np.minimum(spec.geometry.edges(int(spec.code.group[piece])), data.shape[0])
                 await plugin.worker.scheduler.coded_made(
                     array=array_id,
                     piece=piece,

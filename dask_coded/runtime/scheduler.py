@@ -298,9 +298,7 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
     def transition(
         self, key: Key, start: str, finish: str, *args: Any, stimulus_id: str, **kwargs: Any
     ) -> None:
-        if finish in ("memory", "erred", "forgotten") and (
-            holder := self._holding.pop(key, None)
-        ):
+        if finish in ("memory", "erred", "forgotten") and (holder := self._holding.pop(key, None)):
             # Transitions must not be started from within one.
             self.scheduler.loop.add_callback(self._release, holder)
         if finish == "forgotten" and (array := self._piece_keys.pop(key, None)):
@@ -349,9 +347,9 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
             return ""
         pinned = [self._pins.get(key) for key in state.spec.keys]
         speeds = self._predict(addresses)
-        return min(
-            zip(addresses, speeds, strict=True), key=lambda w: (pinned.count(w[0]), -w[1])
-        )[0]
+        return min(zip(addresses, speeds, strict=True), key=lambda w: (pinned.count(w[0]), -w[1]))[
+            0
+        ]
 
     def restart(self, scheduler: Scheduler) -> None:
         self.arrays.clear()

@@ -85,7 +85,7 @@ class CodedWorkerPlugin(WorkerPlugin):
     # -- the participant's side ----------------------------------------------------------------
 
     async def _serve(self, comm: Comm) -> Status:
-        return await serve(comm, self.worker, self._handle)
+        return await serve(comm, self._handle)
 
     def _handle(self, message: Message, answer: Handler) -> None:
         """Act on one message of a coordinator."""

@@ -60,7 +60,9 @@ def test_products_agree_with_numpy_for_every_single_and_sampled_multiple_losses(
     y = A @ x
     results = [p @ x for p in code.encode(np.split(A, k))]
     losses = [(i,) for i in range(n)]
-    losses += [tuple(rng.choice(n, size=rng.integers(2, n - k + 1), replace=False)) for _ in range(200)]
+    losses += [
+        tuple(rng.choice(n, size=rng.integers(2, n - k + 1), replace=False)) for _ in range(200)
+    ]
     for lost in losses:
         left = [i for i in range(n) if i not in lost]
         decoded = code.decode([results[i] for i in left], left).ravel()

@@ -13,7 +13,7 @@ import numpy as np
 from dask_coded.planning.assignment import deal
 from dask_coded.planning.layout import Bools, Floats, Layout, Run
 from dask_coded.planning.policies._policy import Policy
-from dask_coded.planning.progress import Progress, runs_of
+from dask_coded.planning.progress import Estimate, Progress, runs_of
 
 
 class Continuous(Policy):
@@ -38,26 +38,33 @@ class Continuous(Policy):
             return None
         now = progress.estimate()
         lead = max(self.lead, progress.lag)
-        # Who is hungry is told by reports: a stopped worker is not to be fed on a belief.
-        hungry = np.flatnonzero(progress.present() & (now.speed > 0) & (now.latest <= lead))
-        idle = False
-        for thief in hungry[np.argsort(now.latest[hungry], kind="stable")].tolist():
-            if not (self._steal(progress, thief, lead) or progress.todo[thief]):
-                idle |= not self._second(progress, thief, lead)
-        if not idle:
+        free = progress.present() & (now.speed > 0)
+        if now.latest.max() > lead:  # else everybody is about to be done anyway
+            # Who is hungry is told by reports: a stopped worker is not to be fed on a belief.
+            hungry = np.flatnonzero(free & (now.latest <= lead))
+            for thief in hungry[np.argsort(now.latest[hungry], kind="stable")].tolist():
+                if self._steal(progress, now, thief, lead) or (
+                    not progress.todo[thief] and self._second(progress, now, thief, lead)
+                ):
+                    now = progress.estimate()
+        if not (free & (progress.todo == 0)).any():
             return None
         # Somebody is free and found nothing worth taking: look again soon, lateness shows with time.
         return progress.now + max(lead, 0.02 * (progress.now - progress.started))
 
-    def _steal(self, progress: Progress, thief: int, lead: float) -> bool:
+    def _steal(self, progress: Progress, now: Estimate, thief: int, lead: float) -> bool:
         """Move tails to ``thief`` so that it ends together with everybody else."""
-        speed, backlog, latest, eta = progress.estimate()
+        speed, backlog, latest, eta = now
         own = speed[thief]
         present = progress.present()
-        level = backlog[present].sum() / speed[present].sum()
+        # When all could end together, if everybody who is dry begins anew one lag from now.
+        idle = np.where(latest <= lead, progress.lag, 0.0)
+        level = (backlog + speed * idle)[present].sum() / speed[present].sum()
         # What is given now is begun when the message is there, and not before the rest is done.
         start = max(latest[thief], progress.lag)
         taken = False
+        if eta.max() <= start + lead:
+            return False
         for victim in np.argsort(-eta, kind="stable").tolist():
             # A move costs a message and a wait on either side: small differences are left alone.
             if victim == thief or eta[victim] <= start + lead:
@@ -116,12 +123,13 @@ class Continuous(Policy):
         progress.assign(thief, given)
         return moved
 
-    def _second(self, progress: Progress, thief: int, lead: float) -> bool:
+    def _second(self, progress: Progress, now: Estimate, thief: int, lead: float) -> bool:
         """Give an idle worker a copy of stripes whose last holders are slower than it would be."""
-        speed, _, latest, _ = progress.estimate()
         layout = progress.layout
-        smallest = float(layout.work[layout.pieces_of[thief]].mean()) / speed[thief]
-        prompt: Bools = latest <= smallest + lead
+        smallest = float(layout.work[layout.pieces_of[thief]].mean()) / now.speed[thief]
+        prompt: Bools = now.latest <= smallest + lead
+        if prompt.all():
+            return False
         unsafe = progress.missing > progress.outstanding(prompt)
         for piece in layout.pieces_of[thief]:
             if not progress.available[piece]:

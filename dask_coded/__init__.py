@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-__version__ = "0.1.0"
-
 from dask_coded import config as _config  # noqa: F401  defaults first
 from dask_coded import graph
+from dask_coded._version import __version__
 from dask_coded.array import CodedArray, encode, submit
 from dask_coded.codes import CODES, MDS, Code, Repetition
 from dask_coded.runtime.coordinator import Operator
@@ -21,6 +20,7 @@ __all__ = [
     "CodedDataLostError",
     "Operator",
     "Repetition",
+    "__version__",
     "encode",
     "graph",
     "submit",

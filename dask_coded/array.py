@@ -120,7 +120,7 @@ def encode(
                 client, _source(source.T), chosen, array_id=ids[1], transposed=ids[0], **options
             )
         there = await encode_source(
-            client, source, chosen, array_id=ids[0], transposed=back and ids[1], **options
+            client, source, chosen, array_id=ids[0], transposed=ids[1] if back else None, **options
         )
         return CodedArray(there, back)
 
@@ -281,11 +281,11 @@ class CodedArray(da.Array):
             return CodedArray(self._back, self.encoded)
         return super().transpose(*axes)
 
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        if ufunc is np.matmul and method == "__call__" and not kwargs:
+    def __array_ufunc__(self, numpy_ufunc: Any, method: Any, *inputs: Any, **kwargs: Any) -> Any:
+        if numpy_ufunc is np.matmul and method == "__call__" and not kwargs:
             left, right = inputs
             return left @ right if isinstance(left, CodedArray) else right.__rmatmul__(left)
-        return super().__array_ufunc__(ufunc, method, *inputs, **kwargs)
+        return super().__array_ufunc__(numpy_ufunc, method, *inputs, **kwargs)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if func is np.dot and len(args) == 2 and not kwargs:
@@ -293,12 +293,12 @@ class CodedArray(da.Array):
             return left @ right if isinstance(left, CodedArray) else right.__rmatmul__(left)
         return super().__array_function__(func, types, args, kwargs)
 
-    def _product(self, x: np.ndarray[Any, Any] | da.Array) -> da.Array:
+    def _product(self, x: Any) -> da.Array:
         """One lazy round per column chunk of ``x``."""
         spec = self.encoded.spec
         options = RoundOptions.from_config()
         name = f"coded-round-{tokenize(spec.id, x, options)}"
-        dependencies: list[da.Array] = []
+        dependencies: list[Any] = []
         columns: tuple[tuple[int, ...], ...] = tuple((c,) for c in x.shape[1:])
         parts: list[Any] = [x]
         if isinstance(x, da.Array):
@@ -307,7 +307,7 @@ class CodedArray(da.Array):
             parts = [TaskRef(key) for key in dask.core.flatten(x.__dask_keys__())]
             dependencies = [x]
         suffix: list[tuple[int, ...]] = [()] if x.ndim == 1 else [(j,) for j in range(len(parts))]
-        tasks = {
+        tasks: dict[Any, Any] = {
             (name, 0, *index): CodedTask((name, 0, *index), run_round, (spec.id,), options, part)
             for index, part in zip(suffix, parts, strict=True)
         }
@@ -355,6 +355,7 @@ class _RoundLayer(MaterializedLayer):
         self.encoded = encoded
 
     def cull(self, keys: Any, all_hlg_keys: Any) -> Any:
+        layer: Any
         layer, dependencies = super().cull(keys, all_hlg_keys)
         return _RoundLayer(layer.mapping, self.encoded, self.annotations), dependencies
 
@@ -396,7 +397,7 @@ def _source(A: Any) -> Any:
 def _check_dtype(source: Any, code: Code) -> None:
     if source.dtype.kind in "biu" and not code.exact:
         raise TypeError(
-            f"{code!r} mixes rows in floating point, which would make dtype {source.dtype} inexact: "
+            f"{code!r} mixes rows in floating point, which makes dtype {source.dtype} inexact: "
             f"use `coded.Repetition`, or convert with `A.astype(float)`."
         )
 

@@ -112,7 +112,8 @@ class Code:
         pieces, k = generator.shape
         if pieces < k:
             raise ValueError(
-                f"Argument 'G' must have at least as many rows as columns, {pieces} is less than {k}."
+                f"Argument 'G' must have at least as many rows as columns, "
+                f"{pieces} is less than {k}."
             )
         if not np.isfinite(generator).all():
             raise ValueError("Argument 'G' must be finite, it holds NaN or infinity.")
@@ -290,7 +291,7 @@ class Code:
         missing, weights = self.recovery(pieces)
         if missing:
             used = np.flatnonzero(weights.any(axis=0))
-            stack = np.stack([np.asarray(results[i]) for i in used])
+            stack = np.stack([np.asarray(results[i]) for i in used.tolist()])
             solved = np.tensordot(weights[:, used], stack.astype(_wide(first.dtype)), axes=1)
             out[missing] = solved.astype(first.dtype)
         return out
@@ -370,7 +371,7 @@ class Code:
 
 
 def k_subsets(n: int, k: int, limit: int = EXHAUSTIVE_SUBSETS) -> list[tuple[int, ...]]:
-    """All ``k``-subsets of ``range(n)`` if at most ``limit``, else ``limit`` of them, repeatably."""
+    """All ``k``-subsets of ``range(n)`` if at most ``limit``, else that many, repeatably."""
     if math.comb(n, k) <= limit:
         return list(itertools.combinations(range(n), k))
     rng = np.random.default_rng(0)

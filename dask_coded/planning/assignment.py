@@ -101,8 +101,8 @@ def deal(layout: Layout, speeds: Floats) -> list[list[Run]]:
     if (moving < layout.need).any():
         group = int(np.argmax(layout.need - moving))
         raise InfeasibleError(
-            f"{layout.need[group]} pieces are needed of workers that make progress, {moving[group]} "
-            f"have one: wait for lost workers to come back, or use a code with more redundancy."
+            f"{layout.need[group]} pieces are needed of workers that make progress, "
+            f"{moving[group]} have one: wait for lost workers to come back, or use a code with more redundancy."
         )
     if len(layout.need) == 1:
         loads = _ring(speed * layout.stripes / layout.work.sum(axis=1), layout)
@@ -115,7 +115,7 @@ def deal(layout: Layout, speeds: Floats) -> list[list[Run]]:
 
 
 def _ring(rates: Floats, layout: Layout) -> list[Run]:
-    """Loads laid end to end, ``need`` times round a ring of stripes; rates in stripes per second."""
+    """Loads laid end to end, ``need`` times round a ring; rates in stripes per second."""
     need, stripes = int(layout.need[0]), layout.stripes
     loads = np.minimum(rates * fluid_time(rates, need, stripes), stripes)
     # Rounding the running sum, not the loads, keeps the laps whole: cover stays exactly `need`.
@@ -138,8 +138,8 @@ def _ring(rates: Floats, layout: Layout) -> list[Run]:
 def _slide(speed: Floats, layout: Layout) -> list[Run]:
     """One interval per place inside the blocks that it holds, the longest time as short as can be.
 
-    Place ``i`` may work on the arc from the start of block ``i`` to the end of its last block. For a
-    given time ``T`` the best boundaries follow from one scan: each place goes as far as its speed
+    Place ``i`` may work on the arc from the start of block ``i`` to the end of its last block. For
+    a given time ``T`` the best boundaries follow from one scan: each place goes as far as its speed
     and its arc allow, ``b[i+1] = min(b[i] + T u_i, end_i)``, which unrolls into a running minimum.
     """
     places = int(layout.place.max()) + 1

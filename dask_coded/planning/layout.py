@@ -71,7 +71,7 @@ class Layout:
 
     @property
     def stripes(self) -> int:
-        return self.work.shape[1]
+        return int(self.work.shape[1])
 
     @cached_property
     def before(self) -> Floats:

@@ -113,7 +113,7 @@ class Progress:
         # Since when a worker has owed an answer; NaN if it owes none. Taking work back does not
         # excuse it: a stopped worker would look as good as new each time.
         self.asked: Floats = np.full(layout.workers, np.nan)
-        # From an assignment to the first report on it, less the computing: messages, queues, stalls.
+        # From an assignment to the first report, less the computing: messages, queues, stalls.
         self._lags: Floats = np.full(layout.workers, np.nan)
         self._stripe = float(layout.work.mean())
         self.commands: list[Command] = []
@@ -161,7 +161,7 @@ class Progress:
         if workers is not None:
             under_way &= (workers[self.layout.host] & (self.layout.host >= 0))[:, None]
         if len(self.layout.need) == 1:
-            return under_way.sum(axis=0, keepdims=True)
+            return np.asarray(under_way.sum(axis=0, keepdims=True))
         out = np.zeros(self.missing.shape, dtype=np.intp)
         np.add.at(out, self.layout.group, under_way)
         return out

@@ -32,7 +32,7 @@ def last_value(history: Floats) -> Floats:
 def exponentially_weighted(history: Floats, alpha: float = 0.5) -> Floats:
     """Exponentially weighted mean; rounds without a measurement pull slowly back to the average.
 
-    Without that pull a worker once found slow would never be given work, and so never be found fast.
+    Without that pull a worker once found slow would never be given work, nor be found fast.
     """
     estimate = np.full(history.shape[0], np.nan)
     for column in history.T:

@@ -166,7 +166,7 @@ class Channel:
 
 
 async def serve(comm: Comm, handle: Callable[[Message, Handler], None]) -> Status:
-    """The other end: hand incoming messages and a way to answer to ``handle`` until the peer goes."""
+    """The other end: hand messages, and a way to answer, to ``handle`` until the peer goes."""
     loop = asyncio.get_running_loop()
     outbox = _Outbox()
     outbox.open(comm)

@@ -2,8 +2,8 @@
 
 An algorithm is an ordinary function over an operator with ``@``. It runs in one task; each
 ``operator @ x`` in it is one round: the operand goes to the workers that hold pieces, shares come
-back, and the thread of the task decodes them. The state machine of :mod:`dask_coded.rounds` decides;
-this module carries its commands out and tells it what happened.
+back, and the thread of the task decodes them. The state machine of :mod:`dask_coded.rounds`
+decides; this module carries its commands out and tells it what happened.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic
 from typing import Any, Self
 
@@ -47,7 +48,7 @@ _ASK_SECONDS = 0.03
 
 @dataclass(frozen=True)
 class Plan:
-    """The scheduler's answer: who holds what, how fast everybody is thought to be, who does what."""
+    """The scheduler's answer: who holds what, how fast all are thought to be, who does what."""
 
     layout: Layout
     addresses: tuple[str, ...]
@@ -125,7 +126,7 @@ class _LiveRound:
             self._options.reporting,
         )
         for worker, channel in enumerate(self._channels):
-            channel.listen(self.run, lambda m, worker=worker: self._receive(worker, m))
+            channel.listen(self.run, partial(self._receive, worker))
         try:
             try:
                 commands = self.round.start(first)

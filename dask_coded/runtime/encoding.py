@@ -14,7 +14,7 @@ import scipy.sparse
 from distributed import futures_of, wait
 from distributed.protocol.serialize import ToPickle
 
-import dask_coded
+from dask_coded._version import __version__
 from dask_coded.codes import Code
 from dask_coded.rounds import Geometry
 from dask_coded.runtime.install import ClusterUnfitError, install
@@ -67,6 +67,7 @@ async def encode_source(
         If there are too few workers, or packages or versions are lacking.
     """
     await install(client)
+    scheduler: Any = client.scheduler
     rows = block_rows(source, code)
     work = source.nnz if scipy.sparse.issparse(source) else source.shape[0] * source.shape[1]
     geometry = Geometry(rows, _stripes(rows, work / code.k), mixed=not code.exact)
@@ -87,11 +88,11 @@ async def encode_source(
         check_finite=check_finite,
     )
     blocks = _Blocks(source, rows)
-    answer = await client.scheduler.coded_register(
+    answer = await scheduler.coded_register(
         spec=ToPickle(spec),
         sources=blocks.keys,
         allowed=None if workers is None else list(workers),
-        version=dask_coded.__version__,
+        version=__version__,
         oversubscribe=oversubscribe,
     )
     if answer["status"] != "OK":
@@ -101,9 +102,9 @@ async def encode_source(
     tasks = {key: PieceTask(key, make_piece, array_id, i) for i, key in enumerate(spec.keys)}
     futures = client.get(tasks, list(spec.keys), sync=False)
     await _settled(client, futures)
-    await client.scheduler.coded_sealed(array=array_id)
+    await scheduler.coded_sealed(array=array_id)
     del held
-    sizes = await client.scheduler.nbytes(keys=list(spec.keys), summary=False)
+    sizes = await scheduler.nbytes(keys=list(spec.keys), summary=False)
     return Encoded(spec, tuple(futures), tuple(placed), sum(sizes.values()))
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import dask_coded
+from dask_coded._version import __version__
 from dask_coded.runtime.scheduler import S2C2SchedulerPlugin
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ async def install(client: Client) -> None:
     try:
         await client.register_plugin(S2C2SchedulerPlugin())
     except (ImportError, AttributeError) as exc:
+        scheduler: Any = client.scheduler
         raise ClusterUnfitError(
-            f"The scheduler at {client.scheduler.address} lacks the package dask_coded ({exc}): "
-            f"install version {dask_coded.__version__} there and on the workers."
+            f"The scheduler at {scheduler.address} lacks the package dask_coded ({exc}): "
+            f"install version {__version__} there and on the workers."
         ) from exc

@@ -124,7 +124,7 @@ async def _slices(plugin: CodedWorkerPlugin, source: Source, rows: int, step: in
     key, addresses, _, _ = source
     address = addresses[0]
     timeout = parse_timedelta(dask.config.get("coded.encode.timeout"))
-    local = plugin.worker.data.get(_key(key)) if plugin.worker.address in addresses else None
+    local: Any = plugin.worker.data.get(_key(key)) if plugin.worker.address in addresses else None
     for start in range(0, max(rows, 1), step):
         stop = min(start + step, rows)
         if local is not None:
@@ -156,7 +156,7 @@ def _finished(data: Any, spec: ArraySpec) -> Any:
         data = spec.sparse(data, dtype=spec.dtype)
         values = data.data
     else:
-        data = values = np.require(np.asarray(data, dtype=spec.dtype), requirements="CA")
+        data = values = np.require(np.asarray(data, dtype=spec.dtype), requirements=["C", "A"])
     if spec.check_finite and values.dtype.kind in "fc" and not np.isfinite(values).all():
         raise ValueError(
             "The array holds NaN or infinity, which a coded product would spread: "

@@ -21,7 +21,7 @@ from distributed.protocol.pickle import dumps
 from distributed.protocol.serialize import ToPickle
 from distributed.utils import offload
 
-import dask_coded
+from dask_coded._version import __version__
 from dask_coded.codes import DecodeError
 from dask_coded.planning import POLICIES, InfeasibleError, Layout, SpeedHistory
 from dask_coded.planning.layout import Floats
@@ -127,7 +127,7 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
         return {"status": "OK", "workers": worker_of}
 
     def _unfit(self, version: str) -> str | None:
-        own = dask_coded.__version__
+        own = __version__
         if version != own:
             return (
                 f"The client has dask_coded {version}, the scheduler {own}: "
@@ -318,12 +318,12 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
     def remove_worker(
         self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **kwargs: Any
     ) -> None:
-        """Have lost pieces rebuilt elsewhere; a task pinned to a lost worker would wait for ever."""
+        """Have lost pieces rebuilt elsewhere; tasks pinned to a lost worker would wait for ever."""
         self.versions.pop(worker, None)
         self.speeds.forget(worker)
         self._silent.pop(worker, None)
         lost = [key for key, pin in self._pins.items() if pin == worker]
-        stranded = {}
+        stranded: dict[Key, Any] = {}
         for key in lost:
             ts = scheduler.tasks.get(key)
             if ts is None:

@@ -13,7 +13,7 @@ from distributed.core import Status
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.protocol import to_serialize
 
-import dask_coded
+from dask_coded._version import __version__
 from dask_coded.planning import Reporting, Run
 from dask_coded.runtime.channels import CLOSED, Channel, Handler, Message, serve
 from dask_coded.runtime.jobs import Job
@@ -49,7 +49,7 @@ class CodedWorkerPlugin(WorkerPlugin):
         worker.handlers["coded_channel"] = self._serve
         worker.handlers["coded_rows"] = self._rows
         worker.extensions["coded"] = self
-        await worker.scheduler.coded_hello(worker=worker.address, version=dask_coded.__version__)
+        await worker.scheduler.coded_hello(worker=worker.address, version=__version__)
 
     async def teardown(self, worker: Worker) -> None:
         for job in self._jobs.values():
@@ -150,13 +150,13 @@ class CodedWorkerPlugin(WorkerPlugin):
         if isinstance(data, np.ndarray) and not (data.flags.aligned and data.flags.c_contiguous):
             # Arrays that came over a comm may lie anywhere; a product with an unaligned one is
             # several times slower. Copied once, kept in the place of the original.
-            data = self.worker.data[key] = np.require(data, requirements="CA")
+            data = self.worker.data[key] = np.require(data, requirements=["C", "A"])
         return data
 
     async def _rows(self, key: Any, start: int, stop: int) -> Any:
         """Handler: rows of something that this worker holds, for a worker that makes a piece."""
         key = tuple(key) if isinstance(key, list) else key
-        data = self.worker.data.get(key)
+        data: Any = self.worker.data.get(key)
         if data is None:
             return {"rows": None}
         if scipy.sparse.issparse(data):
@@ -167,7 +167,7 @@ class CodedWorkerPlugin(WorkerPlugin):
 
 
 def _aligned(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return np.require(x, requirements="CA")
+    return np.require(x, requirements=["C", "A"])
 
 
 def worker_plugin(worker: Worker) -> CodedWorkerPlugin:
@@ -182,6 +182,6 @@ def worker_plugin(worker: Worker) -> CodedWorkerPlugin:
     if not isinstance(plugin, CodedWorkerPlugin):
         raise RuntimeError(
             f"Worker {worker.address} lacks the dask-coded plugin: install the package there, "
-            f"version {dask_coded.__version__}."
+            f"version {__version__}."
         )
     return plugin

@@ -49,7 +49,7 @@ class Continuous(Policy):
                     now = progress.estimate()
         if not (free & (progress.todo == 0)).any():
             return None
-        # Somebody is free and found nothing worth taking: look again soon, lateness shows with time.
+        # Somebody is free and found nothing worth taking: look again soon, lateness shows in time.
         return progress.now + max(lead, 0.02 * (progress.now - progress.started))
 
     def _steal(self, progress: Progress, now: Estimate, thief: int, lead: float) -> bool:

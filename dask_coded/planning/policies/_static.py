@@ -1,4 +1,4 @@
-"""Conventional coded computing: everybody computes everything, the first sufficient results count."""
+"""Conventional coded computing: everybody computes everything, the first sufficient count."""
 
 from __future__ import annotations
 

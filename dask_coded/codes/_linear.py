@@ -245,7 +245,7 @@ class Code:
         row = self.G[piece]
         for i, source in enumerate(sources):
             if np.array_equal(self.G[source], row):
-                return np.eye(len(sources))[i]
+                return np.asarray(np.eye(len(sources))[i])
         solution = np.linalg.lstsq(self.G[list(sources)].T, row, rcond=None)[0]
         if not np.allclose(self.G[list(sources)].T @ solution, row, atol=1e-9):
             raise DecodeError(f"Pieces {list(sources)} of {self!r} do not determine piece {piece}.")

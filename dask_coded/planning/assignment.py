@@ -102,7 +102,8 @@ def deal(layout: Layout, speeds: Floats) -> list[list[Run]]:
         group = int(np.argmax(layout.need - moving))
         raise InfeasibleError(
             f"{layout.need[group]} pieces are needed of workers that make progress, "
-            f"{moving[group]} have one: wait for lost workers to come back, or use a code with more redundancy."
+            f"{moving[group]} have one: wait for lost workers to come back, "
+            f"or use a code with more redundancy."
         )
     if len(layout.need) == 1:
         loads = _ring(speed * layout.stripes / layout.work.sum(axis=1), layout)

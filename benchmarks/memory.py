@@ -1,7 +1,7 @@
 """How much memory a worker needs at most while an array is encoded.
 
-The bound: its piece, plus two blocks, plus a constant. Each worker's peak is read from the operating
-system (the high-water mark of its resident memory), less what it needed before.
+The bound: its piece, plus two blocks, plus a constant. Each worker's peak is read from the
+operating system (the high-water mark of its resident memory), less what it needed before.
 """
 
 from __future__ import annotations

@@ -287,7 +287,7 @@ def test_places_are_distinct_workers(code, A, client):
     assert len(set(C.encoded.workers)) == code.n
     held = client.who_has(C.encoded.futures)
     for key, worker in zip(C.encoded.spec.keys, C.encoded.workers, strict=True):
-        assert held[key] == (worker,)
+        assert list(held[key]) == [worker]
 
 
 def test_some_workers_only(A, client):

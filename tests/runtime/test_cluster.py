@@ -1,0 +1,483 @@
+"""Coded arrays on a cluster that changes: clients, workers, plugins and versions come and go."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from distributed import Client, Event, Worker, wait
+from distributed.security import Security
+from distributed.utils_test import async_poll_for, gen_cluster
+
+import dask_coded as coded
+from dask_coded.planning import Run
+from dask_coded.preload import dask_setup
+from dask_coded.runtime.install import install
+from dask_coded.runtime.scheduler import S2C2SchedulerPlugin
+from dask_coded.runtime.worker import CodedWorkerPlugin, worker_plugin
+
+FOUR = [("127.0.0.1", 1)] * 4
+SIX = [("127.0.0.1", 1)] * 6
+
+A = np.random.default_rng(0).standard_normal((23, 7))
+x = np.random.default_rng(1).standard_normal(7)
+
+
+def plugin_of(scheduler):
+    return scheduler.extensions["coded"]
+
+
+async def check(client, *arrays):
+    """Products of coded arrays of ``A``, all at once."""
+    for result in await asyncio.gather(*(client.compute(C @ x) for C in arrays)):
+        np.testing.assert_allclose(result, A @ x)
+
+
+def holders(scheduler, C):
+    """Addresses at which each piece is."""
+    tasks = [scheduler.tasks[key] for key in C.encoded.spec.keys]
+    return [{ws.address for ws in ts.who_has or ()} for ts in tasks]
+
+
+# -- many at once ------------------------------------------------------------------------------
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_several_arrays(c, s, *workers):
+    codes = [coded.MDS(4, 3), coded.MDS(4, 2), coded.Repetition(4, 2), coded.MDS(2, 1)]
+    arrays = await asyncio.gather(*(coded.encode(A, code, c) for code in codes))
+    assert set(plugin_of(s).arrays) == {C.encoded.spec.id for C in arrays}
+    await check(c, *arrays, *arrays)
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_several_arrays_in_one_algorithm(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    D = await coded.encode(A.T.copy(), coded.Repetition(4, 2), c)
+
+    def algorithm(C, D, x):
+        for _ in range(5):
+            x = D @ (C @ x)
+            x /= np.linalg.norm(x)
+        return x
+
+    np.testing.assert_allclose(await coded.submit(algorithm, C, D, x, client=c), _power(A.T @ A))
+
+
+def _power(matrix):
+    vector = np.linalg.matrix_power(matrix, 5) @ x
+    return vector / np.linalg.norm(vector)
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_several_clients(c, s, *workers):
+    async with Client(s.address, asynchronous=True, set_as_default=False) as d:
+        C = await coded.encode(A, coded.MDS(4, 3), c)
+        D = await coded.encode(A, coded.MDS(4, 2), d)
+        await asyncio.gather(check(c, C, C), check(d, D, D))
+        del D
+        await async_poll_for(lambda: set(plugin_of(s).arrays) == {C.encoded.spec.id})
+    await check(c, C)
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_client_that_goes_takes_its_arrays_with_it(c, s, *workers):
+    async with Client(s.address, asynchronous=True, set_as_default=False) as d:
+        D = await coded.encode(A, coded.MDS(4, 2), d)
+        await check(d, D)
+    await async_poll_for(lambda: not plugin_of(s).arrays)
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_more_loops_than_threads(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+
+    def loop(operator):
+        return [operator @ x for _ in range(5)][-1]
+
+    for result in await c.gather([coded.submit(loop, C, client=c) for _ in range(12)]):
+        np.testing.assert_allclose(result, A @ x)
+
+
+# -- released ----------------------------------------------------------------------------------
+
+
+def forgotten(scheduler):
+    """Whether the scheduler plugin knows of no array any more."""
+    plugin = plugin_of(scheduler)
+    state = (plugin.arrays, plugin._piece_keys, plugin._pins, plugin._holding)
+    return not any(state) and not scheduler.tasks
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_released_array_is_forgotten(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    del C
+    await async_poll_for(lambda: forgotten(s))
+    await async_poll_for(lambda: not any(w.data for w in workers))
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_array_with_transpose_is_forgotten(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c, transpose=True)
+    assert len(plugin_of(s).arrays) == 2
+    transposed = C.T
+    del C
+    np.testing.assert_allclose(await c.compute(transposed @ np.ones(23)), A.sum(0))
+    del transposed
+    await async_poll_for(lambda: forgotten(s))
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_source_is_released_after_encoding(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    await async_poll_for(lambda: set(s.tasks) == set(C.encoded.spec.keys))
+    assert set(plugin_of(s)._pins) == set(C.encoded.spec.keys)
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_array_released_after_its_rounds(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    result = c.compute(C @ x)
+    np.testing.assert_allclose(await result, A @ x)
+    await async_poll_for(lambda: not plugin_of(s)._holding)
+    del C, result
+    await async_poll_for(lambda: forgotten(s))
+
+
+def gated(operator, name):
+    """A round, a wait for the test, another round."""
+    first = operator @ x
+    Event(f"{name}-started").set()
+    Event(f"{name}-go").wait()
+    return first, operator @ x
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_array_released_during_a_loop(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    future = coded.submit(gated, C, "release", client=c)
+    await Event("release-started").wait()
+    keys = C.encoded.spec.keys
+    del C
+    await async_poll_for(lambda: {cs.client_key for cs in s.tasks[keys[0]].who_wants} != {c.id})
+    await async_poll_for(lambda: c.id not in {cs.client_key for cs in s.tasks[keys[0]].who_wants})
+    assert set(keys) <= set(s.tasks)
+    await Event("release-go").set()
+    np.testing.assert_allclose(await future, [A @ x] * 2)
+    del future
+    await async_poll_for(lambda: not plugin_of(s).arrays)
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_failed_loop_holds_nothing(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+
+    def fail(operator):
+        raise ZeroDivisionError("on purpose")
+
+    with pytest.raises(ZeroDivisionError, match="on purpose"):
+        await coded.submit(fail, C, client=c)
+    del C
+    await async_poll_for(lambda: not plugin_of(s).arrays)
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_failed_encoding_leaves_nothing(c, s, *workers):
+    bad = A.copy()
+    bad[20, 1] = np.nan
+    with pytest.raises(ValueError, match="check_finite=False"):
+        await coded.encode(bad, coded.MDS(4, 3), c)
+    await async_poll_for(lambda: forgotten(s))
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_cancelled_loop_ends(c, s, *workers, tmp_path):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    over = tmp_path / "over"
+
+    def endless(operator, path):
+        try:
+            Event("endless-started").set()
+            while True:
+                operator @ x
+        finally:
+            Path(path).touch()
+
+    future = coded.submit(endless, C, str(over), client=c)
+    await Event("endless-started").wait()
+    await future.cancel()
+    await async_poll_for(over.exists)
+    await check(c, C)
+
+
+# -- workers come and go -----------------------------------------------------------------------
+
+
+@gen_cluster(client=True, nthreads=SIX)
+async def test_workers_of_a_running_round_are_not_scaled_away(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    everyone = list(s.workers.values())
+    plugin = plugin_of(s)
+    assert plugin.valid_workers_downscaling(s, everyone) == everyone
+    future = coded.submit(gated, C, "scale", client=c)
+    await Event("scale-started").wait()
+    free = {ws.address for ws in plugin.valid_workers_downscaling(s, everyone)}
+    assert free == set(s.workers) - set(C.encoded.workers)
+    assert not set(s.workers_to_close(n=6)) & set(C.encoded.workers)
+    await Event("scale-go").set()
+    await future
+    await async_poll_for(lambda: plugin.valid_workers_downscaling(s, everyone) == everyone)
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_retired_workers_hand_their_pieces_on(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    for gone in C.encoded.workers[:2]:
+        await c.retire_workers([gone])
+        assert gone not in s.workers
+        assert all(holders(s, C))
+        await check(c, C, C)
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_worker_retired_during_a_loop(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    coordinator = C.encoded.workers[0]
+    future = coded.submit(gated, C, "retire", client=c, workers=coordinator)
+    await Event("retire-started").wait()
+    await c.retire_workers([C.encoded.workers[1]])
+    await Event("retire-go").set()
+    np.testing.assert_allclose(await future, [A @ x] * 2)
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_pieces_of_a_closed_worker_are_rebuilt_from_the_others(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    await async_poll_for(lambda: set(s.tasks) == set(C.encoded.spec.keys))  # the source is gone
+    for gone in C.encoded.workers[::2]:
+        await next(w for w in workers if w.address == gone).close()
+        await check(c, C, C)
+        await async_poll_for(lambda: all(holders(s, C)))
+        np.testing.assert_allclose(await c.compute(C), A)
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_copies_of_a_closed_worker_are_rebuilt_exactly(c, s, *workers):
+    whole = np.arange(40).reshape(10, 4)
+    C = await coded.encode(whole, coded.Repetition(4, 2), c)
+    await workers[1].close()
+    await async_poll_for(lambda: all(holders(s, C)))
+    np.testing.assert_array_equal(await c.compute(C), whole)
+    np.testing.assert_array_equal(await c.compute(C @ np.arange(4)), whole @ np.arange(4))
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_worker_closed_during_a_loop(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    future = coded.submit(gated, C, "close", client=c, workers=C.encoded.workers[0])
+    await Event("close-started").wait()
+    await next(w for w in workers if w.address == C.encoded.workers[1]).close()
+    await Event("close-go").set()
+    np.testing.assert_allclose(await future, [A @ x] * 2)
+
+
+@gen_cluster(client=True, nthreads=FOUR[:3])
+async def test_loss_of_more_than_the_code_survives(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(3, 3), c)
+    await workers[0].close()
+    with pytest.raises(coded.CodedDataLostError, match=r"MDS\(n=3, k=3\) can lose 0 workers; 2 of"):
+        await c.compute(C @ x)
+
+
+@gen_cluster(client=True, nthreads=FOUR[:2])
+async def test_worker_that_comes_later_is_used(c, s, *workers):
+    with pytest.raises(coded.ClusterUnfitError, match="needs 3 workers, the cluster has 2"):
+        await coded.encode(A, coded.MDS(3, 2), c)
+    async with Worker(s.address, nthreads=1) as late:
+        assert isinstance(late.extensions["coded"], CodedWorkerPlugin)
+        C = await coded.encode(A, coded.MDS(3, 2), c)
+        assert late.address in C.encoded.workers
+        await check(c, C)
+        del C
+        await async_poll_for(lambda: not plugin_of(s).arrays)
+
+
+@gen_cluster(client=True, nthreads=FOUR[:1])
+async def test_replicas_do_not_matter(c, s, a):
+    C = await coded.encode(A, coded.MDS(4, 3), c, oversubscribe=True)
+    async with Worker(s.address, nthreads=1):
+        await c.replicate(C.encoded.futures)
+        await check(c, C)
+        await async_poll_for(lambda: not plugin_of(s)._holding)
+    await check(c, C)
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_restart_clears(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    await check(c, C)
+    plugin = plugin_of(s)
+    await s.restart(stimulus_id="test", wait_for_workers=False)
+    assert plugin_of(s) is plugin
+    assert not any((plugin.arrays, plugin._piece_keys, plugin._pins, plugin._holding))
+    await async_poll_for(lambda: all(f.status == "cancelled" for f in C.encoded.futures))
+    async with Worker(s.address), Worker(s.address):
+        D = await coded.encode(A, coded.MDS(2, 1), c)
+        await check(c, D)
+
+
+# -- getting the plugins there -----------------------------------------------------------------
+
+
+@gen_cluster(client=True, nthreads=FOUR[:2], scheduler_kwargs={"preload": ["dask_coded.preload"]})
+async def test_preload_of_the_scheduler(c, s, *workers):
+    plugin = plugin_of(s)
+    assert isinstance(plugin, S2C2SchedulerPlugin)
+    assert all(worker_plugin(w) for w in workers)
+    C = await coded.encode(A, coded.MDS(2, 1), c)
+    assert plugin_of(s) is plugin
+    await check(c, C)
+
+
+@gen_cluster(nthreads=FOUR[:2], worker_kwargs={"preload": ["dask_coded.preload"]})
+async def test_preload_of_workers_alone(s, *workers):
+    assert "coded" not in s.extensions
+    for worker in workers:
+        with pytest.raises(RuntimeError, match="lacks the dask-coded plugin"):
+            worker_plugin(worker)
+
+
+@gen_cluster(client=True, nthreads=FOUR[:2])
+async def test_installing_again_keeps_the_arrays(c, s, *workers):
+    await install(c)
+    first = plugin_of(s), [worker_plugin(w) for w in workers]
+    C = await coded.encode(A, coded.MDS(2, 1), c)
+    await install(c)
+    await dask_setup(s)
+    assert (plugin_of(s), [worker_plugin(w) for w in workers]) == first
+    await check(c, C)
+
+
+@gen_cluster(client=True, nthreads=FOUR[:2])
+async def test_scheduler_without_the_package(c, s, *workers, monkeypatch):
+    async def register_plugin(plugin):
+        raise ModuleNotFoundError("No module named 'dask_coded'")
+
+    monkeypatch.setattr(c, "register_plugin", register_plugin)
+    with pytest.raises(coded.ClusterUnfitError, match=r"scheduler at .* lacks the package"):
+        await coded.encode(A, coded.MDS(2, 1), c)
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_worker_without_the_package(c, s, *workers):
+    await install(c)
+    del plugin_of(s).versions[workers[0].address]
+    C = await coded.encode(A, coded.MDS(3, 2), c)
+    assert workers[0].address not in C.encoded.workers
+    await check(c, C)
+    with pytest.raises(coded.ClusterUnfitError, match=r"has 3: .* 1 more lack the package"):
+        await coded.encode(A, coded.MDS(4, 2), c)
+
+
+@gen_cluster(client=True, nthreads=FOUR[:2])
+async def test_worker_of_another_version(c, s, *workers):
+    await install(c)
+    plugin_of(s).hello(workers[0].address, "0.0.7")
+    with pytest.raises(coded.ClusterUnfitError, match=r"Workers have dask_coded 0\.0\.7, the sch"):
+        await coded.encode(A, coded.MDS(2, 1), c)
+
+
+@gen_cluster(client=True, nthreads=FOUR[:2])
+async def test_client_of_another_version(c, s, *workers, monkeypatch):
+    other = SimpleNamespace(__version__="0.0.7")
+    monkeypatch.setattr("dask_coded.runtime.encoding.dask_coded", other)
+    with pytest.raises(coded.ClusterUnfitError, match=r"client has dask_coded 0\.0\.7, the sch"):
+        await coded.encode(A, coded.MDS(2, 1), c)
+
+
+@gen_cluster(client=True, nthreads=[])
+async def test_cluster_without_workers(c, s):
+    with pytest.raises(ValueError, match="wait_for_workers"):
+        await coded.encode(A, client=c)
+    with pytest.raises(coded.ClusterUnfitError, match="the cluster has 0"):
+        await coded.encode(A, coded.MDS(2, 1), c)
+
+
+# -- messages ----------------------------------------------------------------------------------
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_messages_of_an_older_run_are_ignored(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    future = coded.submit(gated, C, "old", client=c)
+    await Event("old-started").wait()
+    rows = [np.full(1, 1e9)]
+    for worker in workers:
+        plugin = worker_plugin(worker)
+        # The participant's side: nothing is computed and nothing is answered.
+        answers = []
+        for op in ("assign", "withdraw", "stop"):
+            message = {"op": op, "run": "older", "runs": [(0, 0, 1)], "over": ["older"]}
+            plugin._handle(message, answers.append)
+        assert answers == []
+        # The coordinator's side: nothing is decoded.
+        for channel in plugin.channels.values():
+            share = {"op": "share", "run": "older", "runs": [Run(0, 0, 1)], "rows": rows}
+            channel.receive(share | {"seconds": 0.0})
+            channel.receive({"op": "absent", "run": "older", "pieces": [0, 1, 2, 3]})
+            channel.receive({"op": "stopped", "run": "older", "stripes": 1, "seconds": 0.0})
+    await Event("old-go").set()
+    np.testing.assert_allclose(await future, [A @ x] * 2)
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_channels_close_with_their_worker(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 4), c)
+    coordinator, other = C.encoded.workers[:2]
+    await coded.submit(lambda C: C @ x, C, client=c, workers=coordinator)
+    plugin = next(worker_plugin(w) for w in workers if w.address == coordinator)
+    assert set(plugin.channels) == set(s.workers)
+    await next(w for w in workers if w.address == other).close()
+    await async_poll_for(lambda: plugin.channels[other].closed)
+    assert not any(plugin.channels[a].closed for a in s.workers)
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_speeds_are_learnt(c, s, *workers):
+    big = np.ones((4000, 100))
+    C = await coded.encode(big, coded.MDS(4, 3), c)
+
+    def loop(operator):
+        for _ in range(5):
+            operator @ np.ones(100)
+
+    await wait([coded.submit(loop, C, client=c), coded.submit(loop, C, client=c)])
+    await c.compute(C @ np.ones(100))
+    speeds = plugin_of(s).speeds.predict(list(s.workers), "exponential")
+    assert np.isfinite(speeds).all()
+    assert (speeds > 0).all()
+
+
+# -- security ----------------------------------------------------------------------------------
+
+pytest.importorskip("cryptography")
+
+
+@gen_cluster(
+    client=True,
+    scheduler="tls://127.0.0.1",
+    nthreads=[("tls://127.0.0.1", 1)] * 4,
+    security=Security.temporary(),
+)
+async def test_tls(c, s, *workers):
+    assert all(w.address.startswith("tls://") for w in workers)
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    await check(c, C, C)
+    plugins = [worker_plugin(w) for w in workers]
+    assert all(a.startswith("tls://") for p in plugins for a in p.channels)
+    await workers[0].close()
+    await check(c, C)

@@ -67,6 +67,8 @@ class Code:
         How many places may be lost, whichever they are.
     systematic : bool
         Whether every block is itself a piece.
+    block_of : ndarray of int, shape (pieces,)
+        The block that a piece is, -1 for parity.
     exact : bool
         Whether encoding and decoding only copy: then every dtype, sparsity and non-finite value
         survives bit for bit.
@@ -132,7 +134,7 @@ class Code:
             )
         # The block of a piece that *is* a block, -1 for parity.
         unit = (np.count_nonzero(generator, axis=1) == 1) & (generator.max(axis=1) == 1)
-        self._block_of = np.where(unit, generator.argmax(axis=1), -1)
+        self.block_of = np.where(unit, generator.argmax(axis=1), -1)
         self._factors: dict[tuple[int, ...], tuple[list[int], npt.NDArray[np.float64]]] = {}
 
     @classmethod
@@ -152,7 +154,7 @@ class Code:
     @property
     def systematic(self) -> bool:
         """Whether every block is itself a piece."""
-        return set(range(self.k)) <= set(self._block_of.tolist())
+        return set(range(self.k)) <= set(self.block_of.tolist())
 
     @property
     def systematic_pieces(self) -> list[int]:
@@ -165,7 +167,7 @@ class Code:
         """
         if not self.systematic:
             raise ValueError(f"{self!r} is not systematic: its pieces do not include the blocks.")
-        blocks = self._block_of.tolist()
+        blocks = self.block_of.tolist()
         return [blocks.index(j) for j in range(self.k)]
 
     @property
@@ -219,7 +221,7 @@ class Code:
             raise ValueError(f"All blocks must have one shape, they have {sorted(shapes)}.")
         return [
             blocks[j] if j >= 0 else sum(g * b for g, b in zip(row, blocks, strict=True) if g)
-            for j, row in zip(self._block_of, self.G, strict=True)
+            for j, row in zip(self.block_of, self.G, strict=True)
         ]
 
     def combination(self, piece: int, sources: Sequence[int]) -> npt.NDArray[np.float64]:
@@ -284,7 +286,7 @@ class Code:
             )
         first = np.asarray(results[0])
         out = np.empty((self.k, *first.shape), dtype=first.dtype)
-        have = self._block_of[list(pieces)]
+        have = self.block_of[list(pieces)]
         for block, result in zip(have, results, strict=True):
             if block >= 0:
                 out[block] = result
@@ -323,7 +325,7 @@ class Code:
         return found
 
     def _factor(self, pieces: tuple[int, ...]) -> tuple[list[int], npt.NDArray[np.float64]]:
-        have = self._block_of[list(pieces)]
+        have = self.block_of[list(pieces)]
         present = dict(zip(have.tolist(), range(len(pieces)), strict=True))
         missing = [j for j in range(self.k) if j not in present]
         weights = np.zeros((len(missing), len(pieces)))

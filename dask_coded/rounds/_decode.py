@@ -68,7 +68,7 @@ def assemble(
     offsets = np.concatenate([[0], np.cumsum(geometry.rows)])
     out = np.empty((int(offsets[-1]), *columns), dtype=dtype)
     edges = [geometry.edges(g) for g in range(len(code.need))]
-    block_of = code._block_of
+    block_of = code.block_of
     parity: dict[int, npt.NDArray[Any]] = {}
     for run, rows in shares:
         own = edges[code.group[run.piece]]
@@ -106,7 +106,7 @@ def _solve(
         used = np.flatnonzero(weights.any(axis=0)).tolist()
         stack = np.zeros((len(used), last - first, *out.shape[1:]), dtype=wide)
         for row, i in zip(stack, used, strict=True):
-            block = int(code._block_of[pieces[i]])
+            block = int(code.block_of[pieces[i]])
             if block >= 0:
                 end = min(last, geometry.rows[block])
                 row[: max(end - first, 0)] = out[offsets[block] + first : offsets[block] + end]

@@ -308,7 +308,9 @@ class Coordinator:
 
     async def _round(self, x: np.ndarray[Any, Any]) -> tuple[_LiveRound, Round]:
         while True:
-            if self._task in self._plugin.cancelled:
+            # The thread of a cancelled task runs on: its next round is where it can be stopped.
+            ts = self._plugin.worker.state.tasks.get(self._task) if self._task else None
+            if ts is not None and ts.state == "cancelled":
                 raise CancelledError(f"{self._task} was cancelled")
             plan = await self._current_plan()
             assert self.spec is not None

@@ -26,7 +26,7 @@ from dask_coded.codes import DecodeError
 from dask_coded.planning import POLICIES, InfeasibleError, Layout, SpeedHistory
 from dask_coded.planning.layout import Floats
 from dask_coded.runtime.placement import WorkerInfo, place
-from dask_coded.runtime.spec import NAME, ArraySpec, CodedTask, PieceTask
+from dask_coded.runtime.spec import NAME, ArraySpec, CodedTask
 from dask_coded.runtime.worker import CodedWorkerPlugin
 
 if TYPE_CHECKING:
@@ -40,14 +40,11 @@ class ArrayState:
     """What the scheduler knows of one coded array."""
 
     spec: ArraySpec
-    #: Where each piece is to be made; a piece may be elsewhere later.
-    worker_of: list[str]
     #: Keys of the source blocks while the array is being encoded.
     sources: tuple[Key, ...] | None
     work: Floats | None = None
+    #: Keys of pieces that somebody still wants.
     alive: set[Key] = field(default_factory=set)
-    #: Bumped when a piece is made, to know that a cached layout is out of date.
-    index: dict[Key, int] = field(default_factory=dict)
 
 
 class S2C2SchedulerPlugin(SchedulerPlugin):
@@ -111,13 +108,7 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
             return {"status": "unfit", "message": f"{exc}{extra}"}
         worker_of = [places[p] for p in spec.code.place.tolist()]
         sources = tuple(map(_key, sources))
-        self.arrays[spec.id] = ArrayState(
-            spec,
-            worker_of,
-            sources,
-            alive=set(spec.keys),
-            index={key: i for i, key in enumerate(spec.keys)},
-        )
+        self.arrays[spec.id] = ArrayState(spec, sources, alive=set(spec.keys))
         for key, worker in zip(spec.keys, worker_of, strict=True):
             self._piece_keys[key] = spec.id
             self._pins[key] = worker
@@ -143,7 +134,7 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
     def _pieces_on(self, ws: WorkerState) -> int:
         return sum(ts.key in self._piece_keys for ts in ws.has_what)
 
-    def sealed(self, array: str, transposed: str | None = None) -> None:
+    def sealed(self, array: str) -> None:
         """Handler: all pieces are made; from now on they are their own source."""
         if state := self.arrays.get(array):
             for key in state.sources or ():
@@ -377,6 +368,3 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
 def _key(key: Any) -> Key:
     """Keys that are tuples travel as lists."""
     return tuple(key) if isinstance(key, list) else key
-
-
-__all__ = ["CodedTask", "PieceTask", "S2C2SchedulerPlugin"]

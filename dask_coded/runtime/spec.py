@@ -115,7 +115,7 @@ class ArraySpec:
 
     def piece_rows(self, piece: int) -> int:
         """Rows of a piece; parity of blocks of unequal length has those of the longest."""
-        block = int(self.code._block_of[piece])
+        block = int(self.code.block_of[piece])
         return max(self.geometry.rows) if block < 0 else self.geometry.rows[block]
 
     @property

@@ -41,8 +41,6 @@ class CodedWorkerPlugin(WorkerPlugin):
         self.worker = worker
         self.channels: dict[str, Channel] = {}
         self.specs: dict[str, ArraySpec] = {}
-        #: Coordinator tasks on this worker that were cancelled, by task key.
-        self.cancelled: set[Any] = set()
         self._jobs: dict[str, Job] = {}
         self._jobs_of: dict[Handler, set[str]] = {}
         self._executor = ThreadPoolExecutor(worker.state.nthreads, thread_name_prefix="Coded")
@@ -57,13 +55,6 @@ class CodedWorkerPlugin(WorkerPlugin):
         self._jobs.clear()
         await asyncio.gather(*(c.close() for c in self.channels.values()))
         self._executor.shutdown(wait=False, cancel_futures=True)
-
-    def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
-        # The thread of a cancelled task runs on: its next round is where it can be stopped.
-        if finish == "cancelled":
-            self.cancelled.add(key)
-        elif key in self.cancelled and finish in ("released", "forgotten", "executing"):
-            self.cancelled.discard(key)
 
     # -- the coordinator's side ----------------------------------------------------------------
 

@@ -291,6 +291,8 @@ class CodedArray(da.Array):
         if func is np.dot and len(args) == 2 and not kwargs:
             left, right = args
             return left @ right if isinstance(left, CodedArray) else right.__rmatmul__(left)
+        if func in (np.transpose, np.matrix_transpose) and len(args) == 1 and not kwargs:
+            return self.transpose()
         return super().__array_function__(func, types, args, kwargs)
 
     def _product(self, x: Any) -> da.Array:

@@ -439,9 +439,15 @@ def check_operand(shape: tuple[int, int], x: Any) -> Any:
 
     Raises
     ------
+    TypeError
+        If it does not hold numbers.
     ValueError
         As NumPy does, with both shapes.
     """
+    if x.dtype.kind not in "fciub":
+        raise TypeError(
+            f"The right operand of a coded product must hold numbers, its dtype is {x.dtype}."
+        )
     if x.ndim not in (1, 2):
         raise ValueError(
             f"The right operand of a coded product must be a vector or a matrix, "

@@ -98,11 +98,20 @@ async def encode_source(
     if answer["status"] != "OK":
         raise ClusterUnfitError(answer["message"])
     placed = answer["workers"]
-    held = await blocks.load(client, [placed[i] for i in code.systematic_pieces])
-    tasks = {key: PieceTask(key, make_piece, array_id, i) for i, key in enumerate(spec.keys)}
-    futures = client.get(tasks, list(spec.keys), sync=False)
-    await _settled(client, futures)
+    futures: list[Future] = []
+    try:
+        held = await blocks.load(client, [placed[i] for i in code.systematic_pieces])
+        tasks = {key: PieceTask(key, make_piece, array_id, i) for i, key in enumerate(spec.keys)}
+        futures += client.get(tasks, list(spec.keys), sync=False)
+        await _settled(client, futures)
+    except BaseException:
+        # The error's traceback, which the client keeps, would keep everything in the cluster.
+        for future in (*futures, *blocks.futures):
+            future.release()
+        await scheduler.coded_abandon(array=array_id)
+        raise
     await scheduler.coded_sealed(array=array_id)
+    blocks.futures.clear()
     del held
     sizes = await scheduler.nbytes(keys=list(spec.keys), summary=False)
     return Encoded(spec, tuple(futures), tuple(placed), sum(sizes.values()))
@@ -127,6 +136,7 @@ class _Blocks:
 
     def __init__(self, source: Any, rows: tuple[int, ...]) -> None:
         self._rows = rows
+        self.futures: list[Future] = []
         if isinstance(source, da.Array):
             source = source.rechunk((rows, (source.shape[1],)))
             self.keys = [(source.name, j, 0) for j in range(len(rows))]
@@ -139,15 +149,15 @@ class _Blocks:
         """Bring the blocks to the workers of the systematic pieces; keep what is returned."""
         if isinstance(self._source, da.Array):
             persisted = client.persist(self._source)
-            await _settled(client, futures_of(persisted, client=client))
+            self.futures += futures_of(persisted, client=client)
+            await _settled(client, self.futures)
             return persisted
         ends = np.cumsum(self._rows)
-        futures = []
         for key, end, size, worker in zip(self.keys, ends, self._rows, workers, strict=True):
             block = self._source[end - size : end]
             scattered = await client.scatter({key: block}, workers=[worker], hash=False)
-            futures.append(scattered[key])
-        return futures
+            self.futures.append(scattered[key])
+        return self.futures
 
 
 def sparse_type(source: Any) -> type | None:

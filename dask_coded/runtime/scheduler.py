@@ -7,6 +7,7 @@ the scheduler's own state each time, so that retirement, rebalancing and repair 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -52,8 +53,22 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
 
     name = NAME
     idempotent = True
+    _ready: asyncio.Event
 
     async def start(self, scheduler: Scheduler) -> None:
+        # Two clients may install at once: the scheduler sees the name only when the first is done.
+        first = scheduler.extensions.get("coded")
+        if isinstance(first, S2C2SchedulerPlugin):
+            await first._ready.wait()
+            return
+        self._ready = asyncio.Event()
+        scheduler.extensions["coded"] = self
+        try:
+            await self._set_up(scheduler)
+        finally:
+            self._ready.set()
+
+    async def _set_up(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self.arrays: dict[str, ArrayState] = {}
         self.speeds = SpeedHistory()
@@ -67,11 +82,11 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
             coded_hello=self.hello,
             coded_register=self.register,
             coded_sealed=self.sealed,
+            coded_abandon=self.abandon,
             coded_made=self.made,
             coded_sources=self.sources,
             coded_plan=self.plan,
         )
-        scheduler.extensions["coded"] = self
         await scheduler.register_worker_plugin(
             None, dumps(CodedWorkerPlugin()), name=NAME, idempotent=True
         )
@@ -141,6 +156,13 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
                 self._pins.pop(key, None)
             state.sources = None
 
+    def abandon(self, array: str) -> None:
+        """Handler: encoding has failed; forget the array."""
+        if state := self.arrays.pop(array, None):
+            for key in (*state.spec.keys, *(state.sources or ())):
+                self._pins.pop(key, None)
+                self._piece_keys.pop(key, None)
+
     def made(self, array: str, piece: int, work: list[float]) -> None:
         """Handler: a sparse piece is made; its work per stripe is known now."""
         if state := self.arrays.get(array):
@@ -183,6 +205,12 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
         ts = self.scheduler.tasks.get(key)
         return [ws.address for ws in (ts and ts.who_has) or () if ws.address not in avoid]
 
+    def _holder_of(self, key: Key) -> str | None:
+        """The worker to compute on a piece: where it was made, even if others have copies."""
+        holders = self._holders(key)
+        pin = self._pins.get(key)
+        return pin if pin in holders else next(iter(holders), None)
+
     def _located(self, key: Key) -> str | None:
         return next(iter(self._holders(_key(key))), None)
 
@@ -213,7 +241,7 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
             return {"status": "lost", "message": "The coded array has been released."}
         answer: dict[str, Any] = {"spec": ToPickle(state.spec) if spec else None}
         code = state.spec.code
-        holder = [self._located(key) for key in state.spec.keys]
+        holder = [self._holder_of(key) for key in state.spec.keys]
         addresses = sorted({address for address in holder if address})
         number = {address: i for i, address in enumerate(addresses)}
         host = [number.get(address or "", -1) for address in holder]

@@ -633,7 +633,9 @@ def test_operator_from_the_left(both, C, A, client):
         coded.submit(left, C, client=client).result()
 
 
-def test_round_reports(C, client):
+def test_round_reports(A, client):
+    C = coded.encode(A, coded.MDS(5, 3), client)
+
     def report(operator):
         assert operator.last_round is None
         operator @ np.ones(operator.shape[1])

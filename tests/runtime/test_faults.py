@@ -1,0 +1,247 @@
+"""Real processes die, stop and come back: during rounds and while encoding."""
+
+from __future__ import annotations
+
+import random
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Event
+from distributed.utils_test import poll_for
+
+import dask_coded as coded
+
+BLOCKS, ROWS, COLUMNS = 8, 1600, 200
+ROUNDS = 50
+
+WHOLE = np.cos(np.add.outer(7.0 * np.arange(ROWS), np.arange(COLUMNS) ** 2))
+CHUNKS = ((ROWS // BLOCKS,) * BLOCKS, (COLUMNS,))
+
+
+class Log:
+    """A file that workers write lines to."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.touch()
+
+    def __len__(self) -> int:
+        return len(self.path.read_text().splitlines())
+
+    def wait(self, lines: int) -> None:
+        poll_for(lambda: len(self) >= lines, timeout=60)
+
+
+def source(log: Log, gate: str | None = None) -> da.Array:
+    """``WHOLE`` as a dask array, of which each block leaves a line when it is made."""
+    path, rows, columns = str(log.path), ROWS // BLOCKS, COLUMNS
+
+    # Functions inside functions travel by value: workers cannot import this module.
+    def block(block_id=None):
+        with open(path, "a") as file:
+            file.write(f"{block_id}\n")
+        if gate is not None:
+            Event(gate).wait()
+        first = block_id[0] * rows
+        return np.cos(np.add.outer(7.0 * np.arange(first, first + rows), np.arange(columns) ** 2))
+
+    return da.map_blocks(block, chunks=CHUNKS, dtype=float, meta=np.empty((0, 0)))
+
+
+class Loop:
+    """A run of rounds in the cluster, which goes on until the test has done all it wanted to."""
+
+    def __init__(self, client, C, folder: Path, workers=None) -> None:
+        self._client = client
+        self.log = Log(folder / "rounds")
+        self.starts = Log(folder / "starts")
+        self._over = folder / "over"
+        paths = [str(log) for log in (self.log.path, self.starts.path, self._over)]
+
+        def rounds(operator, whole, count, log, starts, over):
+            with open(starts, "a") as file:
+                file.write("started\n")
+            i = after = 0
+            while i < count or after < 5:
+                x = np.sin(np.arange(whole.shape[1]) + i)
+                np.testing.assert_allclose(operator @ x, whole @ x, rtol=1e-10, atol=1e-10)
+                after += Path(over).exists()
+                i += 1
+                with open(log, "a") as file:
+                    file.write(f"{i}\n")
+            return i
+
+        self._future = coded.submit(
+            rounds, C, WHOLE, ROUNDS, *paths, client=client, workers=workers
+        )
+
+    def coordinator(self) -> str:
+        """Address of the worker that the loop runs on."""
+        processing = self._client.processing()
+        return next(a for a, keys in processing.items() if self._future.key in keys)
+
+    def progress(self, rounds: int) -> None:
+        """Wait until that many more rounds are over."""
+        self.log.wait(len(self.log) + rounds)
+
+    def finish(self) -> None:
+        """A few more rounds; everything was right."""
+        self._over.touch()
+        assert self._future.result(timeout=60) >= ROUNDS
+
+
+def check(client, C) -> None:
+    x = np.sin(np.arange(COLUMNS))
+    np.testing.assert_allclose(client.compute(C @ x).result(timeout=60), WHOLE @ x, atol=1e-10)
+
+
+def complete(client, C) -> bool:
+    """Whether every piece is somewhere."""
+    return all(client.who_has(C.encoded.futures).values())
+
+
+@pytest.mark.parametrize("code", [coded.MDS(5, 3), coded.Repetition(5, 3)], ids=repr)
+def test_workers_killed_during_rounds(code, processes, tmp_path):
+    processes.add(5)
+    made = Log(tmp_path / "blocks")
+    C = coded.encode(source(made), code, processes.client)
+    assert len(made) == BLOCKS
+    loop = Loop(processes.client, C, tmp_path)
+    rng = random.Random(7)
+    for _ in range(2):
+        loop.progress(rng.randrange(1, 15))
+        others = sorted(set(processes.client.ncores()) - {loop.coordinator()})
+        processes.kill(rng.choice(others))
+    loop.progress(5)
+    loop.finish()
+    assert len(loop.starts) == 1
+    poll_for(lambda: complete(processes.client, C), timeout=60)
+    np.testing.assert_allclose(processes.client.compute(C).result(), WHOLE, atol=1e-10)
+    assert len(made) == BLOCKS  # what was lost came from the other pieces
+
+
+def test_workers_killed_one_after_another(processes, tmp_path):
+    """More than the code survives at once: each time, the pieces are rebuilt first."""
+    processes.add(5)
+    client = processes.client
+    made = Log(tmp_path / "blocks")
+    C = coded.encode(source(made), coded.MDS(5, 3), client)
+    loop = Loop(client, C, tmp_path)
+    for _ in range(3):
+        loop.progress(3)
+        gone = next(a for a in client.ncores() if a != loop.coordinator())
+        processes.kill(gone)
+        poll_for(lambda gone=gone: gone not in client.ncores(), timeout=60)
+        poll_for(lambda: complete(client, C), timeout=60)
+    loop.finish()
+    assert len(made) == BLOCKS
+
+
+def test_worker_stopped_during_rounds(processes, tmp_path):
+    addresses = processes.add(4)
+    C = coded.encode(source(Log(tmp_path / "blocks")), coded.MDS(4, 3), processes.client)
+    loop = Loop(processes.client, C, tmp_path, workers=addresses[0])
+    loop.progress(3)
+    processes.signal(addresses[1], signal.SIGSTOP)
+    try:
+        loop.progress(20)  # rounds end without it
+    finally:
+        processes.signal(addresses[1], signal.SIGCONT)
+    loop.progress(5)
+    loop.finish()
+    # It is heard of again, and what it missed does no harm.
+    assert addresses[1] in processes.client.ncores()
+    check(processes.client, C)
+
+
+def test_worker_stopped_and_another_killed_during_rounds(processes, tmp_path):
+    addresses = processes.add(5)
+    C = coded.encode(source(Log(tmp_path / "blocks")), coded.MDS(5, 3), processes.client)
+    loop = Loop(processes.client, C, tmp_path, workers=addresses[0])
+    loop.progress(3)
+    processes.signal(addresses[1], signal.SIGSTOP)
+    try:
+        loop.progress(3)
+        processes.kill(addresses[2])
+        loop.progress(10)
+    finally:
+        processes.signal(addresses[1], signal.SIGCONT)
+    loop.finish()
+
+
+def test_coordinator_killed_during_rounds(processes, tmp_path):
+    processes.add(4)
+    made = Log(tmp_path / "blocks")
+    C = coded.encode(source(made), coded.MDS(4, 3), processes.client)
+    loop = Loop(processes.client, C, tmp_path)
+    loop.progress(10)
+    processes.kill(loop.coordinator())
+    loop.starts.wait(2)  # again, elsewhere
+    loop.progress(5)
+    loop.finish()
+    assert len(made) == BLOCKS
+
+
+def test_coordinator_killed_during_lazy_rounds(processes, tmp_path):
+    processes.add(4)
+    client = processes.client
+    C = coded.encode(source(Log(tmp_path / "blocks")), coded.MDS(4, 3), client)
+    x = np.cos(np.arange(COLUMNS * 40.0)).reshape(COLUMNS, 40)
+    future = client.compute(C @ da.from_array(x, chunks=(COLUMNS, 1)))
+    processes.kill(C.encoded.workers[0])
+    np.testing.assert_allclose(future.result(timeout=60), WHOLE @ x, atol=1e-10)
+
+
+@pytest.mark.parametrize("blocks", [1, BLOCKS])
+def test_worker_killed_while_encoding(blocks, processes, tmp_path):
+    processes.add(4, threads=2)
+    client = processes.client
+    made = Log(tmp_path / "blocks")
+    with ThreadPoolExecutor(1) as executor:
+        encoding = executor.submit(
+            coded.encode, source(made, gate="encode"), coded.MDS(3, 2), client
+        )
+        made.wait(blocks)
+        busy = max(client.processing().items(), key=lambda item: len(item[1]))[0]
+        processes.kill(busy)
+        Event("encode", client=client).set()
+        C = encoding.result(timeout=60)
+    check(client, C)
+    poll_for(lambda: complete(client, C), timeout=60)
+    np.testing.assert_allclose(client.compute(C).result(), WHOLE, atol=1e-10)
+
+
+def test_too_many_workers_killed(processes, tmp_path):
+    processes.add(4)
+    client = processes.client
+    C = coded.encode(source(Log(tmp_path / "blocks")), coded.MDS(4, 3), client)
+    gone, left = C.encoded.workers[:2], C.encoded.workers[2:]
+    # Nobody can rebuild anything before both are gone.
+    for address in left:
+        processes.signal(address, signal.SIGSTOP)
+    for process in [processes.process(address) for address in gone]:
+        process.kill()
+        process.wait()
+    poll_for(lambda: set(client.ncores()) == set(left), timeout=60)
+    for process in processes.workers.values():
+        if process.poll() is None:
+            process.send_signal(signal.SIGCONT)
+    with pytest.raises(
+        coded.CodedDataLostError,
+        match=r"MDS\(n=4, k=3\) can lose 1 workers; 2 of its 4 pieces are left.*encode the array",
+    ):
+        client.compute(C @ np.ones(COLUMNS)).result(timeout=60)
+
+
+def test_too_many_workers_killed_during_rounds(processes, tmp_path):
+    processes.add(3)
+    C = coded.encode(source(Log(tmp_path / "blocks")), coded.MDS(3, 3), processes.client)
+    loop = Loop(processes.client, C, tmp_path)
+    loop.progress(3)
+    processes.kill(next(a for a in C.encoded.workers if a != loop.coordinator()))
+    with pytest.raises(coded.CodedDataLostError, match=r"2 of its 3 pieces are left"):
+        loop.finish()

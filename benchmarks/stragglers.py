@@ -46,8 +46,8 @@ class Size:
     columns: int = 8_000
     right: int = 16
     share: float = 0.18
-    turns: int = 3
-    rounds: int = 4
+    turns: int = 2
+    rounds: int = 5
     codes: tuple[tuple[int, int], ...] = ((8, 6), (8, 4))
     slowed: tuple[int, ...] = (0, 1, 2)
 

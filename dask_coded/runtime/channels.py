@@ -30,7 +30,7 @@ Message = dict[str, Any]
 Handler = Callable[[Message], None]
 
 # Answers to `stop` come from the event loop at once; one that is throttled may stall this long.
-_SILENCE = 0.1
+_SILENCE = 1.0
 
 #: Sent to the listener of every running round when the peer is gone.
 CLOSED: Message = {"op": "closed"}

@@ -9,7 +9,6 @@ decides; this module carries its commands out and tells it what happened.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import math
 import uuid
@@ -95,7 +94,6 @@ class _LiveRound:
         self.x = x
         self.shares: list[tuple[Run, np.ndarray[Any, Any]]] = []
         self.report = RoundReport()
-        self._kernel = "matvec"
         self._options = options
         self._channels = [plugin.channel(address) for address in plan.addresses]
         self._started: set[int] = set()
@@ -197,7 +195,7 @@ class _LiveRound:
             {
                 "op": "start",
                 "run": self.run,
-                "kernel": self._kernel,
+                "kernel": "matvec",
                 "x": self.x,
                 "stripes": spec.geometry.stripes,
                 "pieces": [
@@ -475,8 +473,7 @@ def run_loop(
     *found: Any,
 ) -> Any:
     """Task: a whole algorithm, with operators and data in the places marked for them."""
-    with contextlib.suppress(Exception):  # already a thread of its own, as in a test without worker
-        secede()
+    secede()
     operators = {array_id: Operator.of(array_id, options) for array_id in array_ids}
 
     def fill(value: Any) -> Any:

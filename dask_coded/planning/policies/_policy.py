@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 from dask_coded.planning.layout import Floats, Layout, Run
 from dask_coded.planning.progress import Progress
 
 
-class Policy:
+class Policy(ABC):
     """One round's rule: a first assignment, then a reaction to every event.
 
     A policy sees nothing but a :class:`Progress`; it does no I/O and reads no clock. An instance
     serves one round, so that it may keep state.
     """
 
+    @abstractmethod
     def first(self, layout: Layout, speeds: Floats) -> list[list[Run]]:
         """The runs that each worker is given when the round begins."""
-        raise NotImplementedError  # pragma: no cover
 
     def react(self, progress: Progress) -> float | None:
         """Move work after an event, by ``progress.assign`` and ``progress.withdraw``.

@@ -119,20 +119,21 @@ def _ring(rates: Floats, layout: Layout) -> list[Run]:
     """Loads laid end to end, ``need`` times round a ring; rates in stripes per second."""
     need, stripes = int(layout.need[0]), layout.stripes
     loads = np.minimum(rates * fluid_time(rates, need, stripes), stripes)
-    # Rounding the running sum, not the loads, keeps the laps whole: cover stays exactly `need`.
-    ends = np.rint(np.cumsum(loads) * (need * stripes / loads.sum())).astype(np.intp)
+    # Largest remainders: whole stripes that keep the laps whole, no load longer than the ring.
+    lengths = np.floor(loads + 1e-9).astype(np.intp)
+    left = need * stripes - int(lengths.sum())
+    lengths[np.argsort(lengths - loads, kind="stable")[:left]] += 1
     runs = []
-    start = 0
-    for piece, end in enumerate(ends.tolist()):
-        length, begin = end - start, start % stripes
-        start = end
-        if length <= 0:
+    begin = 0
+    for piece, length in enumerate(lengths.tolist()):
+        if not length:
             continue
         if begin + length <= stripes:
             runs.append(Run(piece, begin, begin + length))
         else:
             runs.append(Run(piece, begin, stripes))
             runs.append(Run(piece, 0, begin + length - stripes))
+        begin = (begin + length) % stripes
     return runs
 
 

@@ -37,8 +37,15 @@ def slowest(layout: Layout, runs: list, speeds: np.ndarray) -> float:
 
 @given(speeds_strategy, st.data(), st.integers(1, 80))
 def test_ring_covers_every_stripe_k_times(speeds: list, data: st.DataObject, stripes: int) -> None:
-    u = np.array(speeds)
-    k = data.draw(st.integers(1, len(u)))
+    k = data.draw(st.integers(1, len(speeds)))
+    check_ring(np.array(speeds), k, stripes)
+
+
+def test_loads_that_end_half_way_through_a_stripe_never_lap_themselves() -> None:
+    check_ring(np.array([0.25, 0.25, 1.0, 1.0, 0.25, 0.25]), k=3, stripes=1)
+
+
+def check_ring(u: np.ndarray, k: int, stripes: int) -> None:
     code = MDS(len(u), k)
     layout = Layout.of(code, range(len(u)), np.ones((1, stripes)))
     if (u > 0).sum() < k:

@@ -87,6 +87,7 @@ class _LiveRound:
         plan: Plan,
         x: np.ndarray[Any, Any],
         options: RoundOptions,
+        lead: float,
     ) -> None:
         self.run = uuid.uuid4().hex
         self.spec = spec
@@ -95,6 +96,7 @@ class _LiveRound:
         self.shares: list[tuple[Run, np.ndarray[Any, Any]]] = []
         self.report = RoundReport()
         self._options = options
+        self._lead = lead
         self._channels = [plugin.channel(address) for address in plan.addresses]
         self._started: set[int] = set()
         self._loop = asyncio.get_running_loop()
@@ -112,10 +114,11 @@ class _LiveRound:
         """
         plan = self.plan
         # Ask nothing of a worker that has not answered yet: its messages would only pile up.
-        silent = np.array([channel.silent for channel in self._channels])
+        self._silent = {w for w, channel in enumerate(self._channels) if channel.silent}
         speeds, first = plan.speeds, plan.first
-        if silent.any():
-            speeds, first = np.where(silent, 0.0, speeds), None
+        if self._silent:
+            speeds, first = speeds.copy(), None
+            speeds[list(self._silent)] = 0.0
         self.round = Round(
             plan.layout,
             self._options.make_policy(),
@@ -153,6 +156,12 @@ class _LiveRound:
                 out[address] = float(self.plan.layout.work[pieces, 0].mean()) / elapsed
         return out
 
+    def _welcome_back(self) -> None:
+        """Workers that were silent when the round began and have answered may take part again."""
+        for worker in [w for w in self._silent if not self._channels[w].silent]:
+            self._silent.discard(worker)
+            self.round.progress.prior[worker] = self.plan.speeds[worker]
+
     def _carry_out(self, commands: Sequence[Command]) -> None:
         for command in commands:
             if isinstance(command, Assign):
@@ -179,6 +188,7 @@ class _LiveRound:
 
     def _tick(self) -> None:
         self._timer = None
+        self._welcome_back()
         self._carry_out(self.round.timer(monotonic()))
 
     def _assign(self, command: Assign) -> None:
@@ -203,7 +213,7 @@ class _LiveRound:
                     for p in self.plan.layout.pieces_of[worker]
                 ],
                 "runs": runs,
-                "reporting": (reporting.interval, reporting.growth, self._options.lead),
+                "reporting": (reporting.interval, reporting.growth, self._lead),
             },
         )
 
@@ -219,6 +229,7 @@ class _LiveRound:
         if self._done.done():
             return
         self.report.messages += 1
+        self._welcome_back()
         now = monotonic()
         op = message["op"]
         if op == "share":
@@ -275,6 +286,7 @@ class Coordinator:
         self._asking: asyncio.Task[Plan] | None = None
         self._asked = -math.inf
         self._last = 0.0
+        self._lead = options.lead
         self._measured: dict[str, float] = {}
         self.spec: ArraySpec | None = None
 
@@ -312,7 +324,7 @@ class Coordinator:
                 raise CancelledError(f"{self._task} was cancelled")
             plan = await self._current_plan()
             assert self.spec is not None
-            live = _LiveRound(self._plugin, self.spec, plan, x, self._options)
+            live = _LiveRound(self._plugin, self.spec, plan, x, self._options, self._lead)
             try:
                 round_ = await live.play()
             except _Unfinishable:
@@ -321,6 +333,7 @@ class Coordinator:
                 self._asking = None
                 continue
             self._measured |= live.speeds()
+            self._lead = max(self._options.lead, round_.progress.lag)
             lost = not round_.progress.available.all()
             if lost or monotonic() - self._asked >= _ASK_SECONDS:
                 self._ask_ahead(fresh=lost)

@@ -101,14 +101,10 @@ class Job:
                         kept.append(run._replace(start=gone.stop))
                 self._queue = kept
 
-    def stop(self) -> tuple[int, float]:
-        """Drop everything; returns the stripes computed but not reported, and the seconds spent."""
+    def stop(self) -> None:
+        """Drop everything."""
         with self._lock:
             self._queue.clear()
-            busy = self._busy
-            if self._began is not None:
-                busy += perf_counter() - self._began
-            return sum(run.stop - run.start for run, _ in self._shares), busy
 
     def _work(self) -> None:
         try:

@@ -89,16 +89,16 @@ class CodedWorkerPlugin(WorkerPlugin):
         op, run = message["op"], message["run"]
         if op == "start":
             self._start(message, answer)
+        elif op == "stop":
+            # Answered in any case: a coordinator that waits in vain takes this worker for stopped.
+            self._drop(run)
+            answer({"op": "stopped", "run": run})
         elif job := self._jobs.get(run):
-            runs = [Run(*r) for r in message.get("runs", ())]
+            runs = [Run(*r) for r in message["runs"]]
             if op == "assign":
                 job.assign(runs)
             elif op == "withdraw":
                 job.withdraw(runs)
-            elif op == "stop":
-                stripes, seconds = job.stop()
-                self._drop(run)
-                answer({"op": "stopped", "run": run, "stripes": stripes, "seconds": seconds})
 
     def _start(self, message: Message, answer: Handler) -> None:
         run, x = message["run"], _aligned(message["x"])

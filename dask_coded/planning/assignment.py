@@ -123,17 +123,33 @@ def _ring(rates: Floats, layout: Layout) -> list[Run]:
     lengths = np.floor(loads + 1e-9).astype(np.intp)
     left = need * stripes - int(lengths.sum())
     lengths[np.argsort(lengths - loads, kind="stable")[:left]] += 1
+    order = np.flatnonzero(lengths)
+    if len(order) != 2 * need or stripes % 2:
+        return _lay(order, lengths, 0, stripes)
+    # Equal loads of half a ring fall on two windows only, and of two workers with the same one
+    # neither can take over from the other. In two rings, the second with every other pair of
+    # neighbours swapped, most can. An odd load is rounded up in one ring and the next one down.
+    odd = lengths & 1
+    first = (lengths + (odd & np.cumsum(odd))) // 2
+    turn = np.arange(len(order))
+    return [
+        *_lay(order, first, 0, stripes // 2),
+        *_lay(order[turn ^ (turn >> 1 & 1)], lengths - first, stripes // 2, stripes),
+    ]
+
+
+def _lay(order: Ints, lengths: Ints, first: int, last: int) -> list[Run]:
+    """Runs laid end to end round the ring of stripes ``first … last - 1``."""
+    size = last - first
     runs = []
     begin = 0
-    for piece, length in enumerate(lengths.tolist()):
-        if not length:
-            continue
-        if begin + length <= stripes:
-            runs.append(Run(piece, begin, begin + length))
-        else:
-            runs.append(Run(piece, begin, stripes))
-            runs.append(Run(piece, 0, begin + length - stripes))
-        begin = (begin + length) % stripes
+    for piece, length in zip(order.tolist(), lengths[order].tolist(), strict=True):
+        end = begin + length
+        if length:
+            runs.append(Run(piece, first + begin, first + min(end, size)))
+        if end > size:
+            runs.append(Run(piece, first, first + end - size))
+        begin = end % size
     return runs
 
 

@@ -14,7 +14,9 @@ import pytest
 from distributed import Client
 from hypothesis import settings
 
-settings.register_profile("dask-coded", deadline=None)
+# The same examples in every run; `--hypothesis-profile=search` looks for new ones.
+settings.register_profile("dask-coded", deadline=None, derandomize=True)
+settings.register_profile("search", deadline=None, max_examples=1000)
 settings.load_profile("dask-coded")
 
 

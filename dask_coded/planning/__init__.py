@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from dask_coded.planning.assignment import InfeasibleError, deal, fluid_time
 from dask_coded.planning.layout import Layout, Run
-from dask_coded.planning.policies import POLICIES, Policy
+from dask_coded.planning.policies import POLICIES, Continuous, Policy
+from dask_coded.planning.predictors import PREDICTORS, Predictor
 from dask_coded.planning.progress import Assign, Command, Finish, Progress, Reporting, Withdraw
-from dask_coded.planning.speeds import PREDICTORS, SpeedHistory
+from dask_coded.planning.speeds import SpeedHistory
 
 __all__ = [
     "POLICIES",
     "PREDICTORS",
     "Assign",
     "Command",
+    "Continuous",
     "Finish",
     "InfeasibleError",
     "Layout",
     "Policy",
+    "Predictor",
     "Progress",
     "Reporting",
     "Run",

@@ -1,7 +1,7 @@
 """The round: what to do when a share arrives, a worker is lost, or time has passed.
 
 The cluster, the simulator and the tests drive this same class. Every method takes the time of the
-event and returns commands; after each, :attr:`Round.wake` says when to call :meth:`Round.timer` if
+event and returns commands; after each, :attr:`Round.wake` says when to call :meth:`Round.react` if
 nothing else happens.
 """
 
@@ -38,7 +38,7 @@ class Round:
     failed : str or None
         Why the round can never finish: too many pieces are out of reach.
     wake : float or None
-        When to call :meth:`timer`.
+        When to call :meth:`react`.
     """
 
     def __init__(
@@ -76,11 +76,19 @@ class Round:
             The runs that hold anything new; the others are duplicates and may be dropped.
         commands : list
         """
+        fresh = self.record(worker, runs, seconds, now)
+        return fresh, self.react(now)
+
+    def record(self, worker: int, runs: Iterable[Run], seconds: float, now: float) -> list[Run]:
+        """Enter results without reacting yet: :meth:`react` once for all that came together."""
         if self.finished:
-            return [], []
+            return []
         self.progress.now = now
-        fresh = self.progress.record(worker, list(runs), seconds)
-        return fresh, self._after(now)
+        return self.progress.record(worker, list(runs), seconds)
+
+    def react(self, now: float) -> list[Command]:
+        """Act upon what was recorded, or upon time having passed."""
+        return [] if self.finished else self._after(now)
 
     def lost(self, workers: Iterable[int], now: float) -> list[Command]:
         """Workers are gone, with all their pieces."""
@@ -96,10 +104,6 @@ class Round:
             return []
         self.progress.lose(gone)
         return self._after(now, repair=True)
-
-    def timer(self, now: float) -> list[Command]:
-        """Time has passed."""
-        return [] if self.finished else self._after(now)
 
     def _after(self, now: float, repair: bool = False) -> list[Command]:
         progress = self.progress

@@ -189,7 +189,7 @@ class _LiveRound:
     def _tick(self) -> None:
         self._timer = None
         self._welcome_back()
-        self._carry_out(self.round.timer(monotonic()))
+        self._carry_out(self.round.react(monotonic()))
 
     def _assign(self, command: Assign) -> None:
         worker = command.worker

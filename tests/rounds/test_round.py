@@ -54,7 +54,7 @@ class Cluster:
             wake = self.round.wake
             if wake is not None and (not self.events or wake < self.events[0][0]):
                 self.now = max(wake, getattr(self, "now", 0.0))
-                self.obey(self.round.timer(self.now), self.now)
+                self.obey(self.round.react(self.now), self.now)
             elif self.events:
                 self.now, _, kind, worker, what = heapq.heappop(self.events)
                 getattr(self, kind)(worker, what)
@@ -202,7 +202,7 @@ def test_events_after_the_end_change_nothing(policy: str) -> None:
     before = round_.progress.computed.copy()
     assert round_.share(0, [Run(0, 0, 4)], 1.0, 99.0) == ([], [])
     assert round_.lost([0, 1, 2], 99.0) == []
-    assert round_.timer(99.0) == []
+    assert round_.react(99.0) == []
     assert (round_.progress.computed == before).all()
 
 

@@ -1,0 +1,31 @@
+"""The simulator: the round engine of the cluster, driven in virtual time.
+
+What wins here is what runs there: :class:`Simulation` plays the same :class:`~dask_coded.rounds.
+Round` with the same policies and predictors, among workers that are only numbers. Nothing is random
+but the speeds, which are made from a seed.
+"""
+
+from __future__ import annotations
+
+from dask_coded.simulation._cluster import Network
+from dask_coded.simulation._simulation import SimulatedRound, Simulation
+from dask_coded.simulation.speeds import (
+    Speeds,
+    changed,
+    constant,
+    drifting,
+    gilbert_elliott,
+    shifted_exponential,
+)
+
+__all__ = [
+    "Network",
+    "SimulatedRound",
+    "Simulation",
+    "Speeds",
+    "changed",
+    "constant",
+    "drifting",
+    "gilbert_elliott",
+    "shifted_exponential",
+]

@@ -1,0 +1,285 @@
+"""One round in virtual time: the real round engine, among workers that are only numbers."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dask_coded.planning import Assign, Command, Finish, Layout, Reporting, Run
+from dask_coded.planning.layout import Floats
+from dask_coded.rounds import Round
+
+
+@dataclass(frozen=True)
+class Network:
+    """What messages cost.
+
+    Parameters
+    ----------
+    latency : float
+        Seconds from one process to another.
+    bandwidth : float
+        Bytes per second of the coordinator's link, shared by all messages in one direction.
+    operand : int
+        Bytes of the operand, which every worker is sent.
+    result : int
+        Bytes of the product with one whole piece.
+    notice : float
+        Seconds until a lost worker is noticed.
+    tick : float
+        The coordinator acts on all messages of so many seconds at once; 0 for each by itself.
+    """
+
+    latency: float = 5e-4
+    bandwidth: float = 1e9
+    operand: int = 0
+    result: int = 0
+    notice: float = 0.01
+    tick: float = 0.0
+
+
+@dataclass
+class _Worker:
+    """What a worker has in hand; the counterpart of the runtime's job."""
+
+    queue: deque[Run] = field(default_factory=deque)
+    asked: bool = False  # whether the operand has been sent
+    begun: float | None = None  # when its first list arrived
+    since: float = 0.0  # up to when its progress has been entered
+    partial: float = 0.0  # work done on the stripe at the head of the list
+    busy: float = 0.0  # seconds at work, not yet reported
+    unsent: list[Run] = field(default_factory=list)
+    reported: float = 0.0
+    hinted: bool = False
+    version: int = 0  # of its next report: earlier ones have been overtaken
+
+
+class VirtualRound:
+    """Plays one round to its end.
+
+    Parameters
+    ----------
+    round_ : Round
+        Not yet started.
+    rates : callable(time) -> (speeds, until)
+        Work per second of every worker at a time, and until when.
+    network : Network
+    reporting : Reporting
+    lead : float
+        As in the runtime's jobs.
+    """
+
+    def __init__(
+        self,
+        round_: Round,
+        rates: Callable[[float], tuple[Floats, float]],
+        network: Network,
+        reporting: Reporting,
+        lead: float,
+    ) -> None:
+        self.round = round_
+        self.layout: Layout = round_.layout
+        self.now = round_.progress.now
+        self.messages = 0
+        self.computed = 0.0  # work done by anybody, in vain or not
+        self._rates = rates
+        self._network = network
+        self._reporting = reporting
+        self._lead = lead
+        self._workers = [_Worker() for _ in range(self.layout.workers)]
+        self._events: list[tuple[float, int, str, int, Any]] = []
+        self._count = itertools.count()
+        self._sending = self._receiving = self.now  # when the link is free again
+        self._gone = np.zeros(self.layout.workers, dtype=bool)
+        self._work = float(self.layout.work.sum(axis=1).mean())
+
+    def play(self, first: list[list[Run]] | None = None) -> None:
+        """Run until the round has finished or can never finish.
+
+        Raises
+        ------
+        RuntimeError
+            If too many workers are stopped or gone for it to end.
+        """
+        self._speeds, until = self._rates(self.now)
+        self._notice_the_gone(after=0.0)
+        if np.isfinite(until):
+            self._at(until, "change")
+        self._obey(self.round.start(first))
+        while not (self.round.finished or self.round.failed):
+            wake = self.round.wake
+            if wake is not None and (not self._events or wake < self._events[0][0]):
+                self.now = max(wake, self.now)
+                self._obey(self.round.react(self.now))
+                continue
+            if not self._events:
+                break
+            self.now, _, kind, worker, what = heapq.heappop(self._events)
+            getattr(self, f"_{kind}")(worker, what)
+        for number, idle in enumerate(self._workers):
+            self._settle(number, idle)
+        if not self.round.finished:
+            reason = self.round.failed or "Those that could finish it have stopped."
+            raise RuntimeError(f"The round at {self.now:g} s cannot end. {reason}")
+
+    # -- the coordinator -----------------------------------------------------------------------
+
+    def _obey(self, commands: list[Command]) -> None:
+        for command in commands:
+            if isinstance(command, Finish):
+                return
+            self.messages += 1
+            size = 0
+            receiver = self._workers[command.worker]
+            if not receiver.asked:
+                receiver.asked, size = True, self._network.operand
+            self._sending = max(self._sending, self.now) + size / self._network.bandwidth
+            self._at(self._sending + self._network.latency, "message", command.worker, command)
+
+    def _share(self, worker: int, what: tuple[list[Run], float]) -> None:
+        """Shares arrive; with a tick, those of that many seconds are acted upon together."""
+        batch = [(worker, *what)]
+        if self._network.tick:
+            until = self.now + self._network.tick
+            later = []
+            while self._events and self._events[0][0] <= until:
+                event = heapq.heappop(self._events)
+                if event[2] == "share":
+                    batch.append((event[3], *event[4]))
+                    self.now = event[0]
+                else:
+                    later.append(event)
+            for event in later:
+                heapq.heappush(self._events, event)
+        self.messages += len(batch)
+        for sender, runs, seconds in batch:
+            self.round.record(sender, runs, seconds, self.now)
+        self._obey(self.round.react(self.now))
+
+    def _lost(self, worker: int, _: None) -> None:
+        self._obey(self.round.lost([worker], self.now))
+
+    # -- the workers ---------------------------------------------------------------------------
+
+    def _message(self, number: int, command: Command) -> None:
+        worker = self._workers[number]
+        if self._gone[number] or isinstance(command, Finish):
+            return
+        self._settle(number, worker)
+        if isinstance(command, Assign):
+            if worker.begun is None:
+                worker.begun = worker.reported = self.now
+            worker.queue.extend(command.runs)
+            worker.hinted = False
+        else:
+            for gone in command.runs:
+                worker.queue = _without(worker.queue, gone, keep_head=worker.partial > 0)
+        self._plan_report(number, worker)
+
+    def _settle(self, number: int, worker: _Worker) -> None:
+        """Enter what has been computed since the last time."""
+        rate, elapsed = self._speeds[number], self.now - worker.since
+        worker.since = self.now
+        if not worker.queue or not rate > 0:
+            return
+        have = worker.partial + rate * elapsed
+        before = have
+        queue = worker.queue
+        while queue:
+            run = queue[0]
+            edges = self.layout.before[run.piece]
+            reached = edges[run.start] + have * (1 + 1e-12)
+            stop = min(int(np.searchsorted(edges, reached, side="right")) - 1, run.stop)
+            if stop <= run.start:
+                break
+            have -= edges[stop] - edges[run.start]
+            worker.unsent.append(run._replace(stop=stop))
+            if stop < run.stop:
+                queue[0] = run._replace(start=stop)
+                break
+            queue.popleft()
+        have = max(have, 0.0)
+        idle = have if not queue else 0.0  # it had nothing left to do
+        worker.partial = have - idle
+        worker.busy += elapsed - idle / rate
+        self.computed += before - idle - (before - rate * elapsed)
+
+    def _plan_report(self, number: int, worker: _Worker) -> None:
+        """Foresee the stripe after which the worker reports."""
+        worker.version += 1
+        rate = self._speeds[number]
+        if not worker.queue:
+            if worker.unsent:
+                self._at(self.now, "report", number, worker.version)
+            return
+        if not rate > 0:
+            return
+        costs = np.concatenate([self.layout.work[r.piece, r.start : r.stop] for r in worker.queue])
+        ends = self.now + (np.cumsum(costs) - worker.partial) / rate
+        assert worker.begun is not None
+        growing = self._reporting.growth * (ends - worker.begun)
+        due = ends - worker.reported >= np.maximum(self._reporting.interval, growing)
+        if not worker.hinted:
+            due |= ends >= ends[-1] - self._lead
+        due[-1] = True
+        self._at(float(ends[np.argmax(due)]), "report", number, worker.version)
+
+    def _report(self, number: int, version: int) -> None:
+        worker = self._workers[number]
+        if version != worker.version or self._gone[number]:
+            return
+        self._settle(number, worker)
+        if worker.unsent:
+            left = sum(self.layout.cost(run) for run in worker.queue)
+            worker.hinted |= left <= self._lead * self._speeds[number]
+            worker.reported = self.now
+            share = worker.unsent, worker.busy
+            worker.unsent, worker.busy = [], 0.0
+            amount = sum(self.layout.cost(run) for run in share[0]) / self._work
+            size = amount * self._network.result
+            self._receiving = max(self._receiving, self.now + self._network.latency)
+            self._receiving += size / self._network.bandwidth
+            self._at(self._receiving, "share", number, share)
+        self._plan_report(number, worker)
+
+    def _change(self, _: int, __: None) -> None:
+        """Speeds change from now on."""
+        for number, worker in enumerate(self._workers):
+            self._settle(number, worker)
+        self._speeds, until = self._rates(self.now)
+        self._at(until, "change")
+        self._notice_the_gone(after=self._network.notice)
+        for number, worker in enumerate(self._workers):
+            if worker.queue:
+                self._plan_report(number, worker)
+
+    def _notice_the_gone(self, after: float) -> None:
+        for number in np.flatnonzero(np.isnan(self._speeds) & ~self._gone).tolist():
+            self._gone[number] = True
+            self._at(self.now + after, "lost", number)
+
+    def _at(self, time: float, kind: str, worker: int = -1, what: Any = None) -> None:
+        heapq.heappush(self._events, (time, next(self._count), kind, worker, what))
+
+
+def _without(queue: deque[Run], gone: Run, *, keep_head: bool) -> deque[Run]:
+    """A list without some stripes, save the one that has been begun."""
+    kept: deque[Run] = deque()
+    for index, run in enumerate(queue):
+        if run.piece != gone.piece or run.stop <= gone.start or gone.stop <= run.start:
+            kept.append(run)
+            continue
+        first = gone.start
+        if keep_head and index == 0:
+            first = max(first, run.start + 1)
+        if run.start < first:
+            kept.append(run._replace(stop=min(first, run.stop)))
+        if gone.stop < run.stop:
+            kept.append(run._replace(start=max(gone.stop, first)))
+    return kept

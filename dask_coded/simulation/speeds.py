@@ -1,0 +1,125 @@
+"""How fast simulated workers are, round by round or second by second.
+
+Speeds are relative: at 1.0 a worker computes its whole piece in the time that the simulation calls
+``piece_seconds``. Zero stands for a worker that has stopped and tells nobody, NaN for one that is
+gone, which its peers find out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dask_coded.planning.layout import Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Speeds:
+    """Speeds of all workers over time.
+
+    Parameters
+    ----------
+    values : ndarray, shape (rows, workers)
+        One row after the other; after the last the first comes again.
+    seconds : float or None
+        How long each row holds, in virtual seconds. None: each row holds for one round.
+
+    Raises
+    ------
+    ValueError
+        If there is nothing in it, or a speed below zero.
+    """
+
+    values: Floats
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.values.ndim != 2 or not self.values.size:
+            raise ValueError(
+                f"Argument 'values' must have one row per step and one column per worker, "
+                f"its shape is {self.values.shape}."
+            )
+        if (self.values < 0).any() or np.isinf(self.values).any():
+            raise ValueError("Speeds must be zero or above and finite, or NaN for a lost worker.")
+
+    @property
+    def workers(self) -> int:
+        return int(self.values.shape[1])
+
+    def at(self, round_: int, time: float) -> tuple[Floats, float]:
+        """Speeds in a round at a time, and the time until which they hold."""
+        if self.seconds is None:
+            return self.values[round_ % len(self.values)], np.inf
+        # A time that is the end of a row up to rounding belongs to the next one.
+        row = int(np.floor(time / self.seconds + 1e-9))
+        return self.values[row % len(self.values)], (row + 1) * self.seconds
+
+    def restarted(self, seed: int, workers: int) -> Speeds:
+        """Other columns, each begun at a random row: many clusters out of one trace."""
+        rng = np.random.default_rng(seed)
+        rows, columns = self.values.shape
+        chosen = rng.choice(columns, workers, replace=workers > columns)
+        begun = (np.arange(rows)[:, None] + rng.integers(rows, size=workers)) % rows
+        return Speeds(self.values[begun, chosen], self.seconds)
+
+
+def constant(speeds: npt.ArrayLike) -> Speeds:
+    """Every worker keeps its speed."""
+    return Speeds(np.atleast_2d(np.asarray(speeds, dtype=np.float64)))
+
+
+def drifting(
+    workers: int, rounds: int, *, spread: float = 0.2, memory: float = 0.95, seed: int = 0
+) -> Speeds:
+    """Speeds that wander: ``log u`` is an AR(1) process of standard deviation ``spread``."""
+    rng = np.random.default_rng(seed)
+    noise = rng.standard_normal((rounds, workers)) * spread
+    log = noise[0]
+    rows = [log]
+    for shock in noise[1:]:
+        log = memory * log + np.sqrt(1 - memory**2) * shock
+        rows.append(log)
+    return Speeds(np.exp(np.array(rows)))
+
+
+def shifted_exponential(
+    workers: int, rounds: int, *, straggling: float = 0.5, seed: int = 0
+) -> Speeds:
+    """Time for a unit of work is 1 plus an exponential of mean ``straggling``, afresh each round.
+
+    The usual model of the coded computing literature; nothing in it can be predicted.
+    """
+    rng = np.random.default_rng(seed)
+    return Speeds(1 / (1 + rng.exponential(straggling, (rounds, workers))))
+
+
+def gilbert_elliott(
+    workers: int,
+    rounds: int,
+    *,
+    slowdown: float = 5.0,
+    to_bad: float = 0.02,
+    to_good: float = 0.1,
+    seed: int = 0,
+) -> Speeds:
+    """Two-state Markov: good workers turn bad, ``slowdown`` times slower, and recover."""
+    rng = np.random.default_rng(seed)
+    bad = rng.random(workers) < to_bad / (to_bad + to_good)
+    rows = []
+    for change in rng.random((rounds, workers)):
+        bad = np.where(bad, change >= to_good, change < to_bad)
+        rows.append(np.where(bad, 1 / slowdown, 1.0))
+    return Speeds(np.array(rows))
+
+
+def changed(speeds: Speeds, workers: list[int], first: int, last: int, factor: float) -> Speeds:
+    """The same, but some workers are ``factor`` as fast in the rows ``first … last - 1``.
+
+    A factor of 0.2 is a sudden slow-down, 0 a stop, NaN a death; from row ``last`` they are back.
+    """
+    rows = max(last, len(speeds.values))
+    values = np.resize(speeds.values, (rows, speeds.workers))
+    values[first:last, workers] *= factor
+    return Speeds(values, speeds.seconds)

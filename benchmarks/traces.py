@@ -90,7 +90,7 @@ def _nab(file: Path) -> np.ndarray:
 
 
 def _noise(file: Path, metric: str) -> np.ndarray:
-    """One benchmark on all machines, sample by sample; bandwidth and rates are speeds themselves."""
+    """One benchmark on all machines; bandwidth and rates are speeds themselves."""
     archive = np.load(file)
     names = [" ".join(words).lower().replace("_", " ") for words in archive["series_name"]]
     columns = []

@@ -146,11 +146,9 @@ class Job:
             self._shares.append((batch, rows))
             self._stripe = seconds / (batch.stop - batch.start)
             now = perf_counter()
-            left = sum(run.stop - run.start for run in self._queue)
-            due = now - self._reported >= max(
-                self._reporting.interval, self._reporting.growth * (now - self._started)
-            )
-            if not self._hinted and left * self._stripe / self._threads <= self._lead:
+            left = sum(run.stop - run.start for run in self._queue) * self._stripe / self._threads
+            due = bool(self._reporting.due(now - self._reported, now - self._started, left))
+            if not self._hinted and left <= self._lead:
                 # Nearly dry: say so now, and not again until more has come.
                 self._hinted = due = True
             message = self._report(now) if due else None

@@ -113,7 +113,10 @@ class VirtualRound:
         self._notice_the_gone(after=0.0)
         if np.isfinite(until):
             self._at(until, "change")
-        self._obey(self.round.start(first))
+        commands = self.round.start(first)
+        delays = self.round.policy.delays()
+        self._delays = np.zeros(self.layout.workers) if delays is None else delays
+        self._obey(commands)
         while not (self.round.finished or self.round.failed):
             wake = self.round.wake
             if wake is not None and (not self._events or wake < self._events[0][0]):
@@ -137,12 +140,14 @@ class VirtualRound:
             if isinstance(command, Finish):
                 return
             self.messages += 1
-            size = 0
+            size, delay = 0, 0.0
             receiver = self._workers[command.worker]
             if not receiver.asked:
                 receiver.asked, size = True, self._network.operand
+                delay = float(self._delays[command.worker])
             self._sending = max(self._sending, self.now) + size / self._network.bandwidth
-            self._at(self._sending + self._network.latency, "message", command.worker, command)
+            arrival = self._sending + self._network.latency + delay
+            self._at(arrival, "message", command.worker, command)
 
     def _share(self, worker: int, what: tuple[list[Run], float]) -> None:
         """Shares arrive; with a tick, those of that many seconds are acted upon together."""
@@ -225,8 +230,9 @@ class VirtualRound:
         costs = np.concatenate([self.layout.work[r.piece, r.start : r.stop] for r in worker.queue])
         ends = self.now + (np.cumsum(costs) - worker.partial) / rate
         assert worker.begun is not None
-        growing = self._reporting.growth * (ends - worker.begun)
-        due = ends - worker.reported >= np.maximum(self._reporting.interval, growing)
+        due = np.asarray(
+            self._reporting.due(ends - worker.reported, ends - worker.begun, ends[-1] - ends)
+        )
         if not worker.hinted:
             due |= ends >= ends[-1] - self._lead
         due[-1] = True

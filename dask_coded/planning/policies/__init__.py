@@ -6,6 +6,11 @@ One file and one row each: a policy is a subclass of :class:`Policy` entered in 
 from __future__ import annotations
 
 from dask_coded.planning.policies._continuous import Continuous
+from dask_coded.planning.policies._overdecomposition import (
+    OverDecomposition,
+    Stores,
+    over_decomposed,
+)
 from dask_coded.planning.policies._policy import Policy
 from dask_coded.planning.policies._replication import Replication
 from dask_coded.planning.policies._s2c2 import S2C2, BasicS2C2
@@ -20,4 +25,15 @@ POLICIES: dict[str, type[Policy]] = {
     "static": Static,
 }
 
-__all__ = ["POLICIES", "S2C2", "BasicS2C2", "Continuous", "Policy", "Replication", "Static"]
+__all__ = [
+    "POLICIES",
+    "S2C2",
+    "BasicS2C2",
+    "Continuous",
+    "OverDecomposition",
+    "Policy",
+    "Replication",
+    "Static",
+    "Stores",
+    "over_decomposed",
+]

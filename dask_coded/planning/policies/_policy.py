@@ -28,3 +28,10 @@ class Policy(ABC):
             The time at which to be called again if nothing happens before.
         """
         return None
+
+    def delays(self) -> Floats | None:
+        """Seconds before each worker can begin what :meth:`first` gave it; None for at once.
+
+        For baselines that move data between rounds; only the simulator charges it.
+        """
+        return None

@@ -1,18 +1,25 @@
 """The LSTM: trained on traces of real machines, shipped as a small file of weights.
 
-The network sees the last speeds of one worker, each divided by their mean, and gives the next one
-in the same unit::
+The network sees the last 64 speeds of one worker as deviations from their mean, in units of their
+own spread, and gives the next one in the same unit::
 
+    z = speeds / mean - 1
+    u = z / spread                                 spread: root mean square of z
     h, c = 0, 0
-    for z in (s[-steps:] / mean - 1):             one cell, shared by all workers
-        i, f, g, o = W z + U h + b                 gates: input, forget, cell, output
+    for x in (u in 16 runs of 4 rounds):           one cell, shared by all workers
+        i, f, g, o = W [x, l] + U h + b            gates: input, forget, cell, output
         c = sigmoid(f) c + sigmoid(i) tanh(g)
         h = sigmoid(o) tanh(c)
-    next = mean * (1 + v . h + w . z[-steps:] + d)
+    next = mean * (1 + spread * (w . u + v . h))
 
-The straight line ``w . z`` lets it fall back on what an autoregression would say. The authors'
-network looks one step back and keeps no state, which makes it a fixed function of the last speed.
-Training is in ``benchmarks/lstm.py``; the record of it is in the file beside the weights.
+``l``, the logarithm of the spread, tells a restless worker from a quiet one. The straight line
+``w . u`` is what an autoregression of order 64 would say, and the cell, four rounds a step, bends
+it: where a spike has passed, where a level has changed. A worker that never varies is predicted to
+stay as it is. What lies before a worker's first round counts as its mean.
+
+The authors' network looks one round back and keeps no state, which makes it a fixed function of
+the last speed. Training is in ``benchmarks/lstm.py``, the record of it in the file beside the
+weights, and how well it predicts in ``docs/prediction.md``.
 
 References
 ----------
@@ -23,16 +30,22 @@ References
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dask_coded.planning.layout import Floats
 from dask_coded.planning.predictors._basic import carried
 
 #: Names of the arrays in the file of weights, after PyTorch's.
-NAMES = ("weight_ih", "weight_hh", "bias", "head", "line", "offset")
+NAMES = ("weight_ih", "weight_hh", "bias", "head", "line")
+
+# A spread of less than this, relative to the mean, is rounding.
+_STILL = 1e-9
 
 
 @cache
@@ -40,6 +53,12 @@ def shipped() -> dict[str, Floats]:
     """The weights that come with the package, by name."""
     with (files(__package__) / "lstm.npz").open("rb") as file, np.load(file) as archive:
         return {name: archive[name] for name in NAMES}
+
+
+def record() -> dict[str, Any]:
+    """How the shipped weights were trained: data, split, seed, losses, versions."""
+    with (files(__package__) / "lstm.npz").open("rb") as file, np.load(file) as archive:
+        return dict(json.loads(str(archive["record"])))
 
 
 def lstm(history: Floats) -> Floats:
@@ -56,38 +75,79 @@ def lstm(history: Floats) -> Floats:
     if not history.shape[1]:
         return np.full(history.shape[0], np.nan)
     weights = shipped()
-    steps = len(weights["line"])
-    values = carried(history)[:, -steps:]
-    if (lacking := steps - values.shape[1]) > 0:
-        values = np.pad(values, ((0, 0), (lacking, 0)), mode="edge")
-    mean = np.maximum(values.mean(axis=1), 1e-12)
-    relative = values / mean[:, None] - 1
-    return np.asarray(mean * np.maximum(1 + forward(relative, weights), 0.0))
+    mean, spread, u = normalised(history, len(weights["line"]))
+    # Single precision: a fifth of the time, and seven digits are more than a speed has.
+    change = forward(u.astype(np.float32), spread.astype(np.float32), weights)
+    return np.asarray(mean * np.maximum(1 + spread * change, 0.0))
 
 
-def forward(z: Floats, weights: dict[str, Floats]) -> Floats:
-    """The network itself.
+def normalised(history: Floats, window: int) -> tuple[Floats, Floats, Floats]:
+    """What the network sees of a history.
 
     Parameters
     ----------
-    z : ndarray, shape (workers, steps)
-        Speeds over their mean, less 1.
+    history : ndarray, shape (workers, rounds)
+        At least one round.
+    window : int
+        Rounds that the network looks back.
+
+    Returns
+    -------
+    mean, spread : ndarray, shape (workers,)
+        Of the last ``window`` rounds; the spread is relative to the mean.
+    u : ndarray, shape (workers, window)
+        Deviations from the mean in units of the spread; 0 before a worker's first round.
+    """
+    values = carried(history)[:, -window:]
+    missing = np.isnan(history)
+    known = np.ones(values.shape)
+    if missing[:, 0].any():
+        known -= np.logical_and.accumulate(missing, axis=1)[:, -window:]
+    count = np.maximum(known.sum(axis=1), 1)
+    # A worker without any round is NaN throughout, and stays so.
+    mean = np.maximum((values * known).sum(axis=1) / count, 1e-12)
+    z = (values / mean[:, None] - 1) * known
+    spread = np.maximum(np.sqrt((z * z).sum(axis=1) / count), _STILL)
+    lacking = window - values.shape[1]
+    return mean, spread, np.pad(z / spread[:, None], ((0, 0), (lacking, 0)))
+
+
+def forward(
+    u: npt.NDArray[np.floating[Any]],
+    spread: npt.NDArray[np.floating[Any]],
+    weights: dict[str, Floats],
+) -> npt.NDArray[np.floating[Any]]:
+    """The network itself, computed in the precision of ``u``.
+
+    Parameters
+    ----------
+    u : ndarray, shape (workers, window)
+        Deviations from the mean in units of the spread.
+    spread : ndarray, shape (workers,)
     weights : dict
-        Arrays by the names in ``NAMES``: shapes (4 h, 1), (4 h, h), (4 h,), (h,), (steps,), ().
+        Arrays by the names in ``NAMES``: shapes (4 h, width + 1), (4 h, h), (4 h,), (h,),
+        (window,), where ``width`` is the number of rounds that the cell takes per step.
 
     Returns
     -------
     ndarray, shape (workers,)
-        The next speed over the mean, less 1.
+        The next deviation, in the same unit.
     """
-    size = weights["weight_hh"].shape[1]
+    inputs, recurrent, bias, head, line = (weights[name].astype(u.dtype) for name in NAMES)
+    size, width = recurrent.shape[1], inputs.shape[1] - 1
     # Workers along the last axis: each gate is then one contiguous block.
-    hidden, cell = np.zeros((2, size, len(z)))
-    inputs, bias = weights["weight_ih"], weights["bias"][:, None]
-    for step in z.T:
-        gates = weights["weight_hh"] @ hidden + (inputs * step + bias)
+    steps = np.ascontiguousarray(u.T).reshape(-1, width, len(u))
+    constant = np.outer(inputs[:, width], loudness(spread)) + bias[:, None]
+    hidden, cell = np.zeros((2, size, len(u)), u.dtype)
+    for step in steps:
+        gates = recurrent @ hidden + inputs[:, :width] @ step + constant
         new = np.tanh(gates[2 * size : 3 * size])
         gates = 0.5 + 0.5 * np.tanh(0.5 * gates)  # the sigmoid, without overflow
         cell = gates[size : 2 * size] * cell + gates[:size] * new
         hidden = gates[3 * size :] * np.tanh(cell)
-    return np.asarray(weights["head"] @ hidden + z @ weights["line"] + weights["offset"])
+    return np.asarray(head @ hidden + u @ line)
+
+
+def loudness(spread: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.floating[Any]]:
+    """The spread as the cell is told it: its logarithm, brought to about -1 .. 1."""
+    return np.asarray((np.log(spread + 1e-3) + 3) / 1.5)

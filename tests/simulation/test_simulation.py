@@ -1,0 +1,168 @@
+"""Rounds in virtual time: exact, repeatable, and told from one another by policy and speed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dask_coded.codes import MDS, Code, Repetition
+from dask_coded.planning import POLICIES, fluid_time
+from dask_coded.simulation import (
+    Network,
+    SimulatedRound,
+    Simulation,
+    Speeds,
+    changed,
+    constant,
+    drifting,
+    gilbert_elliott,
+    shifted_exponential,
+)
+
+nan = np.nan
+IDEAL = Network(latency=0.0, bandwidth=np.inf)
+
+
+def ratios(rounds: list[SimulatedRound]) -> np.ndarray:
+    return np.array([round_.seconds / round_.bound for round_ in rounds])
+
+
+def test_equal_workers_that_compute_everything_take_the_time_of_one_piece() -> None:
+    simulation = Simulation(MDS(5, 3), constant([1.0] * 5), policy="static", network=IDEAL)
+    [round_] = simulation.run(1)
+    assert round_.seconds == pytest.approx(1.0)
+    assert round_.bound == pytest.approx(3 / 5)
+    assert round_.computed == pytest.approx(5 / 3)
+
+
+@pytest.mark.parametrize("policy", ["s2c2", "continuous"])
+def test_perfect_prediction_reaches_the_bound(policy: str) -> None:
+    speeds = constant([1.0, 0.5, 0.75, 0.25])
+    simulation = Simulation(
+        MDS(4, 2), speeds, policy=policy, foresight=lambda u: u, network=IDEAL, stripes=400
+    )
+    [round_] = simulation.run(1)
+    assert round_.bound == pytest.approx(fluid_time(np.array([1.0, 0.5, 0.75, 0.25]), 2))
+    assert round_.seconds <= 1.02 * round_.bound
+
+
+def test_static_waits_for_the_slowest_that_is_needed() -> None:
+    simulation = Simulation(
+        MDS(4, 3), constant([1.0, 1.0, 0.5, 0.1]), policy="static", network=IDEAL
+    )
+    assert simulation.step().seconds == pytest.approx(2.0)
+
+
+def test_messages_and_decoding_take_their_time() -> None:
+    slow = Network(latency=0.25, bandwidth=10.0, operand=1, result=0)
+    simulation = Simulation(
+        Repetition(2, 1), constant([1.0, 1.0]), policy="static", network=slow, decode_seconds=3.0
+    )
+    # The second operand leaves after the first; one message there, one back.
+    assert simulation.step().seconds == pytest.approx(0.2 + 0.25 + 1.0 + 0.25 + 3.0)
+
+
+def test_results_queue_at_the_coordinators_link() -> None:
+    link = Network(latency=0.0, bandwidth=10.0, result=5)
+    simulation = Simulation(Repetition(3, 1), constant([1.0] * 3), policy="static", network=link)
+    assert simulation.step().seconds >= 1.5
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_the_same_seed_gives_the_same_rounds(policy: str) -> None:
+    def play() -> list[SimulatedRound]:
+        code = Repetition(8, 3) if policy == "replication" else MDS(8, 6)
+        return Simulation(code, gilbert_elliott(8, 30, seed=3), policy=policy).run(30)
+
+    assert play() == play()
+
+
+def test_speeds_are_learnt_from_round_to_round() -> None:
+    simulation = Simulation(MDS(6, 4), constant([1, 1, 1, 1, 1, 0.3]), policy="s2c2")
+    first, *_, last = ratios(simulation.run(8))
+    assert last < first
+    assert last < 1.1
+
+
+def test_a_sudden_slow_down_within_a_round() -> None:
+    steady = Speeds(np.ones((1, 8)), seconds=0.1)
+    slowed = changed(steady, [0, 1], first=3, last=1000, factor=0.2)
+    [round_] = Simulation(MDS(8, 6), slowed, network=IDEAL).run(1)
+    # 0.3 s at full speed, then 6.4 workers' worth.
+    assert round_.bound == pytest.approx(0.3 + (6 - 8 * 0.3) / 6.4)
+    assert round_.seconds < 1.2 * round_.bound
+
+
+def test_two_workers_die_in_the_middle_of_a_round_and_return() -> None:
+    steady = Speeds(np.ones((1, 8)), seconds=0.1)
+    speeds = changed(steady, [2, 5], first=3, last=12, factor=nan)
+    simulation = Simulation(MDS(8, 6), speeds)
+    rounds = simulation.run(3)
+    assert (ratios(rounds) < 1.3).all()
+    assert rounds[0].bound == pytest.approx(0.3 + (6 - 8 * 0.3) / 6)
+
+
+def test_a_stopped_worker_is_told_from_a_busy_one() -> None:
+    stopped = constant([1, 1, 1, 0, 1, 1])
+    rounds = Simulation(MDS(6, 4), stopped).run(4)
+    assert (ratios(rounds) < 1.35).all()
+
+
+def test_too_many_losses_are_said() -> None:
+    simulation = Simulation(MDS(4, 3), constant([1, 1, nan, nan]))
+    with pytest.raises(RuntimeError, match="too few are within reach: 2 of 4 are left"):
+        simulation.step()
+    simulation = Simulation(MDS(4, 3), constant([1, 1, 0, 0]), policy="static")
+    with pytest.raises(RuntimeError, match="Those that could finish it have stopped"):
+        simulation.step()
+
+
+def test_speeds_of_another_number_of_workers_are_refused() -> None:
+    with pytest.raises(ValueError, match="needs speeds of 10 workers, there are 3"):
+        Simulation(MDS(10, 7), constant([1.0, 1.0, 1.0]))
+
+
+@pytest.mark.parametrize("values", [np.ones(3), np.ones((0, 3)), -np.ones((1, 2)), [[np.inf]]])
+def test_impossible_speeds_are_refused(values: object) -> None:
+    with pytest.raises(ValueError, match=r"Speeds must be|Argument 'values'"):
+        Speeds(np.array(values))
+
+
+@pytest.mark.parametrize("make", [drifting, gilbert_elliott, shifted_exponential])
+def test_models_are_made_from_a_seed(make: object) -> None:
+    one, same, other = make(5, 20, seed=1), make(5, 20, seed=1), make(5, 20, seed=2)  # type: ignore[operator]
+    assert one.values.shape == (20, 5)
+    assert (one.values > 0).all()
+    assert (one.values == same.values).all()
+    assert (one.values != other.values).any()
+
+
+def test_many_clusters_out_of_one_trace() -> None:
+    trace = Speeds(np.arange(1.0, 13.0).reshape(4, 3))
+    cluster = trace.restarted(seed=0, workers=2)
+    assert cluster.values.shape == (4, 2)
+    for column in cluster.values.T:
+        begins = [np.roll(trace.values, -row, axis=0) for row in range(4)]
+        assert any((column == b[:, c]).all() for b in begins for c in range(3))
+
+
+@given(st.data())
+@settings(max_examples=60)
+def test_nothing_beats_the_bound_and_every_round_ends(data: st.DataObject) -> None:
+    n = data.draw(st.integers(1, 8))
+    policy = data.draw(st.sampled_from(sorted(POLICIES)))
+    copies = policy == "replication" or data.draw(st.booleans())
+    k = data.draw(st.integers(1, n))
+    code: Code = Repetition(n, k) if copies else MDS(n, k)
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    seconds = data.draw(st.sampled_from([None, 0.07]))
+    speeds = Speeds(rng.uniform(0.1, 1, (5, n)), seconds)
+    tick = data.draw(st.sampled_from([0.0, 0.05]))
+    simulation = Simulation(
+        code, speeds, policy=policy, stripes=16, network=Network(latency=1e-3, tick=tick)
+    )
+    for round_ in simulation.run(3):
+        assert round_.seconds >= round_.bound * (1 - 1e-6)
+        assert round_.computed >= 1 - 1e-3

@@ -1,4 +1,4 @@
-"""The straggler lab: make processes slow on purpose, each by as much as wanted.
+"""The straggler lab's brakes: make processes slow on purpose, each by as much as wanted.
 
 A `Throttle` holds every process to its share of one core while its block lasts::
 
@@ -7,6 +7,8 @@ A `Throttle` holds every process to its share of one core while its block lasts:
         print(lab.kind)
         ...
         lab.set_share(pid, 0.5)  # speeds may drift
+
+`benchmarks.cluster.Lab` is a whole cluster whose workers are held like this.
 
 Sleeping inside a task, the usual way to fake a straggler, leaves the core to the other workers and
 the worker's own event loop at full speed. Here the process itself is slow, communication included,
@@ -21,6 +23,8 @@ stop/continue duty cycle
     that each may run for ``share`` of every period. The share is one of time, not of a core: a
     process with several busy threads gets as much more.
 
+A share of 0 stops a process, in both ways. None stays stopped when the one that stopped it is gone.
+
 Measured on Linux 6.18 (250 Hz): with a period of 10 ms a quota of 0.2 gives 0.203 of a core, in
 runs of a few milliseconds; with the kernel's default period of 100 ms the process stands still for
 80 ms at a time, which is longer than many a task.
@@ -30,16 +34,18 @@ from __future__ import annotations
 
 import atexit
 import errno
+import math
 import os
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, Self
 
 import psutil
+
+from benchmarks.stopping import DutyCycle, Signals
 
 Kind = Literal["cgroup quota", "stop/continue duty cycle"]
 
@@ -66,13 +72,14 @@ class Throttle:
     """Hold processes to shares of one core for as long as a ``with`` block lasts.
 
     Everything is undone when the block is left, be it by an exception, and when the interpreter
-    exits. What a run that was killed left behind is removed by the next one.
+    exits. When it is killed, stopped processes are continued at once, and control groups that it
+    left behind are removed by the next run.
 
     Parameters
     ----------
     shares
-        For each process id its share of one core, above 0. One-thread workers at full speed have
-        1.0.
+        For each process id its share of one core. One-thread workers at full speed have 1.0; 0
+        stops a process, and infinity does not limit it, which is room for a later `set_share`.
     period
         Seconds over which a share is counted: 10 ms for quotas, 50 ms for a duty cycle by default.
         Shorter is smoother. A quota of less than 1 ms per period lengthens its own period.
@@ -89,7 +96,7 @@ class Throttle:
     Raises
     ------
     ValueError
-        If a share or the period is not above 0.
+        If a share is below 0, or the period is not above 0.
     ProcessLookupError
         If there is no such process.
     OSError
@@ -125,6 +132,8 @@ class Throttle:
         if self._brake is None:
             raise RuntimeError("A throttle works only inside its 'with' block: enter it first.")
         _check(pid, share)
+        if self.shares.get(pid) == share:
+            return
         self._brake.set_share(pid, share)
         self.shares[pid] = share
 
@@ -165,8 +174,8 @@ class Throttle:
 
 
 def _check(pid: int, share: float) -> None:
-    if not share > 0:
-        raise ValueError(f"The share of process {pid} must be above 0, it is {share}.")
+    if not share >= 0:
+        raise ValueError(f"The share of process {pid} must be 0 or above, it is {share}.")
     if not psutil.pid_exists(pid):
         raise ProcessLookupError(f"There is no process {pid} to slow down.")
 
@@ -248,6 +257,10 @@ class Controller:
 
     def limit(self, group: Path, share: float, period: float) -> None:
         """Set the quota of a group to a share of one core, counted over a period in seconds."""
+        if math.isinf(share):
+            file, none = ("cpu.cfs_quota_us", "-1") if self.version == 1 else ("cpu.max", "max")
+            (group / file).write_text(none)
+            return
         period_us, quota_us = quota(share, period)
         if self.version == 1:
             (group / "cpu.cfs_quota_us").write_text("-1")  # any period goes with no quota
@@ -272,21 +285,29 @@ class QuotaGroups:
         self._period = period
         self._controller = controller or Controller.find()
         self._groups: dict[int, Path] = {}
+        self._signals = Signals()
         self._undo = ExitStack()
+        self._undo.callback(self._signals.close)
         remove_stale_groups(self._controller.parent)
         self._controller.enable()
 
     def set_share(self, pid: int, share: float) -> None:
-        if pid in self._groups:
-            self._controller.limit(self._groups[pid], share, self._period)
+        if pid not in self._groups:
+            self._enclose(pid)
+        if share == 0:  # which no quota is
+            self._signals.stop(pid)
             return
+        self._controller.limit(self._groups[pid], share, self._period)
+        self._signals.resume(pid)
+
+    def _enclose(self, pid: int) -> None:
+        """Make a group for a process and move it there."""
         origin = self._controller.group_of(pid)
         if origin.name.startswith(PREFIX):
             raise ValueError(f"Process {pid} is slowed already, by control group {origin}.")
         group = self._controller.parent / group_name(pid)
         group.mkdir()
         self._undo.callback(_dissolve, group, origin)
-        self._controller.limit(group, share, self._period)
         _move(pid, group)
         self._groups[pid] = group
 
@@ -340,14 +361,15 @@ def _move(pid: int, group: Path) -> None:
 def _dissolve(group: Path, origin: Path) -> None:
     """Remove a group after moving all that is in it, children forked meanwhile included."""
     for attempts_left in reversed(range(100)):
-        if not group.exists():
-            return
-        for pid in (group / "cgroup.procs").read_text().split():
-            with suppress(ProcessLookupError):  # it has ended meanwhile
-                _move(int(pid), origin)
         try:
+            for pid in (group / "cgroup.procs").read_text().split():
+                with suppress(ProcessLookupError):  # it has ended meanwhile
+                    _move(int(pid), origin)
             group.rmdir()
+            return
         except OSError as error:
+            if not group.exists():  # another run may be tidying up as well
+                return
             if error.errno != errno.EBUSY or not attempts_left:
                 raise
             time.sleep(0.01)  # a process in it was being born or was dying
@@ -360,98 +382,3 @@ def _start_ticks(pid: int) -> int | None:
     except OSError:
         return None
     return int(stat.rpartition(")")[2].split()[19])
-
-
-# -------------------------------------------------------------------------------------- duty cycle
-
-Action = Literal["stop", "continue"]
-
-
-def duty_cycle(shares: Mapping[int, float]) -> list[tuple[float, Action, int]]:
-    """Plan one period: when to stop and when to continue which process.
-
-    Parameters
-    ----------
-    shares
-        For each process id the part of the period for which it may run.
-
-    Returns
-    -------
-    list of (float, str, int)
-        Moment in [0, 1) as a part of the period, ``"stop"`` or ``"continue"``, process id; in
-        order of time. The processes' turns are spread over the period, so that those who are slow
-        do not all run at once. A share of 1 or more is left alone.
-
-    Examples
-    --------
-    >>> duty_cycle({7: 0.25, 8: 0.75, 9: 1.0})
-    [(0.0, 'continue', 7), (0.25, 'stop', 7), (0.25, 'stop', 8), (0.5, 'continue', 8)]
-    """
-    slow = {pid: share for pid, share in shares.items() if share < 1}
-    plan: list[tuple[float, Action, int]] = []
-    for i, (pid, share) in enumerate(slow.items()):
-        start = i / len(slow)
-        plan += [(start, "continue", pid), ((start + share) % 1, "stop", pid)]
-    return sorted(plan, key=lambda event: event[0])
-
-
-class DutyCycle:
-    """A thread that stops and continues processes in turn.
-
-    Parameters
-    ----------
-    period
-        Seconds.
-    clock
-        Seconds since some fixed moment.
-    """
-
-    def __init__(self, period: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._period = period
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._shares: dict[int, float] = {}
-        self._processes: dict[int, psutil.Process] = {}
-        self._end = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def set_share(self, pid: int, share: float) -> None:
-        with self._lock:
-            if pid not in self._processes:
-                # psutil remembers when a process began: a later one of its number is never touched.
-                self._processes[pid] = psutil.Process(pid)
-            self._shares[pid] = share
-            if share >= 1:
-                self._act("continue", pid)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=PREFIX, daemon=True)
-            self._thread.start()
-
-    def release(self) -> None:
-        self._end.set()
-        if self._thread is not None:
-            self._thread.join()
-        with self._lock:
-            for pid in self._processes:
-                self._act("continue", pid)
-
-    def _run(self) -> None:
-        while not self._end.is_set():
-            begin = self._clock()
-            with self._lock:
-                plan = duty_cycle(self._shares)
-            for part, action, pid in plan:
-                self._wait_until(begin + part * self._period)
-                with self._lock:
-                    # The end may have come, or the process been freed, since the plan was made.
-                    if not self._end.is_set() and self._shares[pid] < 1:
-                        self._act(action, pid)
-            self._wait_until(begin + self._period)
-
-    def _wait_until(self, moment: float) -> None:
-        self._end.wait(max(moment - self._clock(), 0))
-
-    def _act(self, action: Action, pid: int) -> None:
-        process = self._processes[pid]
-        with suppress(psutil.NoSuchProcess):
-            process.suspend() if action == "stop" else process.resume()

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import click
 import dask.array as da
-from distributed import Client, LocalCluster
 
 import dask_coded as coded
+from benchmarks.cluster import local_workers
 from benchmarks.report import Report, options
 
 
@@ -36,12 +36,7 @@ def main(json_file: Path | None, png_file: Path | None, smoke: bool) -> None:
     """Peak memory per worker while encoding, beyond its piece and two blocks."""
     n, k, megabytes = (3, 2, 4) if smoke else (6, 4, 800)
     report = Report("memory")
-    with (
-        LocalCluster(
-            n_workers=n, threads_per_worker=1, processes=True, dashboard_address=None
-        ) as cluster,
-        Client(cluster) as client,
-    ):
+    with local_workers(n) as (client, _):
         columns = 1_000
         rows = megabytes * 2**20 // (8 * columns)
         small = coded.encode(da.ones((100, 10), chunks=10), coded.MDS(n, k))

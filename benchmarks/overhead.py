@@ -15,22 +15,14 @@ from typing import Any
 import click
 import dask.array as da
 import numpy as np
-from distributed import Client, LocalCluster, get_worker
+from distributed import get_worker
 from distributed.utils import sync
 
 import dask_coded as coded
+from benchmarks.cluster import local_workers, play_rounds
 from benchmarks.report import Report, Summary, options, side_by_side
 
 ROUNDS = 25
-
-
-def loop(operator: Any, x: np.ndarray, rounds: int) -> list[float]:
-    """In the cluster: seconds of each of some rounds."""
-    seconds = []
-    for _ in range(rounds):
-        operator @ x
-        seconds.append(operator.last_round.seconds)
-    return seconds
 
 
 def bare_messages(addresses: list[str], x: np.ndarray, rounds: int) -> list[float]:
@@ -54,20 +46,14 @@ def main(json_file: Path | None, png_file: Path | None, smoke: bool) -> None:
     """A coded round over a dask.array product, with negligible arithmetic."""
     workers, repeats, rounds = (4, 1, 2) if smoke else (12, 30, ROUNDS)
     report = Report("overhead")
-    with (
-        LocalCluster(
-            n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=None
-        ) as cluster,
-        Client(cluster) as client,
-    ):
-        addresses = sorted(client.scheduler_info(n_workers=-1)["workers"])
+    with local_workers(workers) as (client, addresses):
         A = da.random.random((1_200, 64), chunks=(1_200 // workers, -1)).persist()
         x = np.random.default_rng(0).standard_normal(64)
         C = coded.encode(A, coded.MDS(workers, workers - 2))
         in_cluster: dict[str, list[float]] = {"loop": [], "messages": []}
 
         def play() -> None:
-            seconds = coded.submit(loop, C, x, rounds).result()
+            seconds = coded.submit(play_rounds, C, x, rounds).result()
             in_cluster["loop"].append(float(np.median(seconds)))
 
         def exchange() -> None:

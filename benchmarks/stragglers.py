@@ -8,10 +8,7 @@ Nothing is known of the workers beforehand unless a row says so.
 
 from __future__ import annotations
 
-import asyncio
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -21,10 +18,10 @@ import click
 import dask
 import dask.array as da
 import numpy as np
-from distributed import Client, LocalCluster, wait
+from distributed import wait
 
 import dask_coded as coded
-from benchmarks.lab import Throttle
+from benchmarks.cluster import Lab, play_rounds
 from benchmarks.report import Report, Summary, options, picture
 from dask_coded.planning import fluid_time
 
@@ -63,94 +60,37 @@ class Result:
     rounds: dict[str, list[float]] = field(default_factory=dict)
 
 
-def play(operator: Any, x: np.ndarray, rounds: int) -> list[float]:
-    """In the cluster: seconds of each of some rounds."""
-    seconds = []
-    for _ in range(rounds):
-        operator @ x
-        seconds.append(operator.last_round.seconds)
-    return seconds
-
-
-async def measure_speed(key: Any, x: np.ndarray, seconds: float, dask_worker: Any) -> float:
-    """On a worker: its rows per second with nothing else to do, beside its event loop."""
-    piece = dask_worker.data[key]
-    step = max(1, len(piece) // 64)
-
-    def work() -> float:
-        done, began = 0, perf_counter()
-        while perf_counter() - began < seconds:
-            start = done % (len(piece) - step + 1)
-            piece[start : start + step] @ x
-            done += step
-        return done / (perf_counter() - began)
-
-    return await asyncio.get_running_loop().run_in_executor(None, work)
-
-
-@contextmanager
-def cluster(workers: int) -> Iterator[tuple[Client, list[str], str]]:
-    """``workers`` for the pieces, and one more, never throttled, for the coordinator."""
-    with (
-        LocalCluster(
-            n_workers=workers + 1,
-            threads_per_worker=1,
-            processes=True,
-            dashboard_address=None,
-            memory_limit=0,
-        ) as local,
-        Client(local) as client,
-    ):
-        *throttled, free = sorted(client.scheduler_info(n_workers=-1)["workers"])
-        yield client, throttled, free
-
-
-def run_case(
-    client: Client, workers: list[str], free: str, k: int, slowed: int, size: Size, kinds: set[str]
-) -> Result:
+def run_case(lab: Lab, k: int, slowed: int, size: Size) -> Result:
     """All policies in turn, then dask.array, on workers of which some are slowed."""
-    n = len(workers)
+    n = len(lab.workers)
+    lab.set_speeds(math.inf)
     A = da.random.default_rng(0).standard_normal(
         (size.rows, size.columns), chunks=(-(-size.rows // n), -1)
     )
     x = np.random.default_rng(1).standard_normal((size.columns, size.right))
-    C = coded.encode(A, coded.MDS(n, k), workers=workers)
-    local = client.persist(A, workers=workers)
+    C = coded.encode(A, coded.MDS(n, k), workers=lab.workers)
+    local = lab.client.persist(A, workers=lab.workers)
     wait(local)
-    pids = client.run(os.getpid, workers=workers)
-    shares = {
-        pid: size.share / (5 if i < slowed else 1) for i, pid in enumerate(pids[w] for w in workers)
-    }
-    with Throttle(shares) as throttle:
-        kinds.add(throttle.kind)
-        seconds = 1.0 if size.turns > 1 else 0.01
-
-        def unloaded() -> np.ndarray:
-            return np.array(
-                [
-                    client.run(measure_speed, piece.key, x, seconds, workers=[w])[w]
-                    for piece, w in zip(C.encoded.futures, C.encoded.workers, strict=True)
-                ]
-            )
-
-        unloaded()  # the first touch of a new piece is slower
-        before = unloaded()
-        result = Result()
-        for _ in range(size.turns):
-            for policy, predictor in POLICIES:
-                with dask.config.set({"coded.policy": policy, "coded.predictor": predictor}):
-                    future = coded.submit(play, C, x, size.rounds, workers=[free])
-                    name = f"{policy}, {'nothing known' if predictor == 'uniform' else 'learning'}"
-                    result.rounds.setdefault(name, []).extend(future.result())
-            for name, compute in (
-                ("dask.array", lambda: client.compute(local @ x).result()),
-                ("NumPy, one process", numpy_product(A.shape, x)),
-            ):
-                began = perf_counter()
-                compute()
-                result.rounds.setdefault(name, []).append(perf_counter() - began)
-        speeds = (before + unloaded()) / 2
-        result.bound = fluid_time(speeds, k, -(-size.rows // k))
+    lab.set_speeds([1 / 5] * slowed + [1] * (n - slowed))
+    seconds = 1.0 if size.turns > 1 else 0.01
+    lab.measure_speeds(C, x, seconds)  # the first touch of a new piece is slower
+    before = lab.measure_speeds(C, x, seconds)
+    result = Result()
+    for _ in range(size.turns):
+        for policy, predictor in POLICIES:
+            with dask.config.set({"coded.policy": policy, "coded.predictor": predictor}):
+                future = coded.submit(play_rounds, C, x, size.rounds, workers=[lab.free])
+                name = f"{policy}, {'nothing known' if predictor == 'uniform' else 'learning'}"
+                result.rounds.setdefault(name, []).extend(future.result())
+        for name, compute in (
+            ("dask.array", lambda: lab.client.compute(local @ x).result()),
+            ("NumPy, one process", numpy_product(A.shape, x)),
+        ):
+            began = perf_counter()
+            compute()
+            result.rounds.setdefault(name, []).append(perf_counter() - began)
+    speeds = (before + lab.measure_speeds(C, x, seconds)) / 2
+    result.bound = fluid_time(speeds, k, -(-size.rows // k))
     return result
 
 
@@ -169,9 +109,10 @@ def main(json_file: Path | None, png_file: Path | None, smoke: bool) -> None:
     results: dict[tuple[int, int, int], Result] = {}
     kinds: set[str] = set()
     for n, k in size.codes:
-        with cluster(n) as (client, workers, free):
+        with Lab(n, size.share) as lab:
+            kinds.add(lab.kind)
             for slowed in size.slowed:
-                result = run_case(client, workers, free, k, slowed, size, kinds)
+                result = run_case(lab, k, slowed, size)
                 results[n, k, slowed] = result
                 for name, seconds in result.rounds.items():
                     policy = name.split(",")[0]

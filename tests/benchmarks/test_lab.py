@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -14,7 +15,8 @@ import psutil
 import pytest
 
 from benchmarks import lab
-from benchmarks.lab import Controller, DutyCycle, QuotaGroups, Throttle, duty_cycle, quota
+from benchmarks.lab import Controller, QuotaGroups, Throttle, quota
+from benchmarks.stopping import DutyCycle, duty_cycle
 
 REPOSITORY = Path(lab.__file__).parents[1]
 
@@ -31,6 +33,11 @@ needs_quotas = pytest.mark.skipif(
     not quotas_are_to_be_had(), reason="cgroup quotas need root on Linux"
 )
 needs_signals = pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs Unix signals")
+
+KINDS = [
+    pytest.param("cgroup quota", marks=needs_quotas),
+    pytest.param("stop/continue duty cycle", marks=needs_signals),
+]
 
 
 @pytest.fixture
@@ -68,8 +75,9 @@ def test_quota_keeps_within_the_limits_of_the_kernel(share, period, expected):
 
 
 def test_shares_and_period_are_checked():
-    with pytest.raises(ValueError, match="above 0"):
-        Throttle({os.getpid(): 0.0})
+    for share in (-0.1, float("nan")):
+        with pytest.raises(ValueError, match="0 or above"):
+            Throttle({os.getpid(): share})
     with pytest.raises(ValueError, match="period"):
         Throttle({}, period=0.0)
 
@@ -179,6 +187,8 @@ def test_version_1_files(feigned: Path):
     }
     groups.set_share(7, 0.5)
     assert (group / "cpu.cfs_quota_us").read_text() == "5000"
+    groups.set_share(7, math.inf)
+    assert (group / "cpu.cfs_quota_us").read_text() == "-1"
     (group / "cgroup.procs").write_text("7\n")
     groups.release()
     assert not group.exists()
@@ -194,6 +204,8 @@ def test_version_2_files(feigned: Path):
     groups.set_share(7, 0.2)
     group = feigned / lab.group_name(7)
     assert (group / "cpu.max").read_text() == "2000 10000"
+    groups.set_share(7, math.inf)
+    assert (group / "cpu.max").read_text() == "max"
     assert (group / "cgroup.procs").read_text() == "7"
     groups.release()
     assert not group.exists()
@@ -302,7 +314,7 @@ def test_without_quotas_there_is_the_duty_cycle(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.parametrize(
-    "shares", [{}, {1: 1.0, 2: 1.5}, {1: 0.2}, {1: 0.2, 2: 0.9, 3: 0.5, 4: 1.0}]
+    "shares", [{}, {1: 1.0, 2: math.inf}, {1: 0.2}, {1: 0.2, 2: 0.9, 3: 0.5, 4: 1.0}]
 )
 def test_duty_cycle_gives_each_process_its_share(shares):
     plan = duty_cycle(shares)
@@ -315,7 +327,7 @@ def test_duty_cycle_gives_each_process_its_share(shares):
 
 
 class FeignedProcess:
-    def __init__(self, pid: int) -> None:
+    def __init__(self) -> None:
         self.actions: list[str] = []
         self.stopped = threading.Event()
 
@@ -328,9 +340,8 @@ class FeignedProcess:
 
 
 def test_stopped_process_is_continued_in_the_end(monkeypatch: pytest.MonkeyPatch):
-    processes = {}
-    feign = lambda pid: processes.setdefault(pid, FeignedProcess(pid))  # noqa: E731
-    monkeypatch.setattr(psutil, "Process", feign)
+    processes = {7: FeignedProcess(), 8: FeignedProcess()}
+    monkeypatch.setattr(psutil, "Process", processes.__getitem__)
     cycle = DutyCycle(period=0.001)
     cycle.set_share(7, 0.5)
     cycle.set_share(8, 1.0)
@@ -352,3 +363,49 @@ def test_process_may_end_while_it_is_slowed(process):
     with Throttle({process.pid: 0.5}, period=0.001, kind="stop/continue duty cycle"):
         process.kill()
         process.wait()
+
+
+# -------------------------------------------------------------------------------------------- stop
+
+
+def test_duty_cycle_never_continues_a_stopped_process():
+    assert duty_cycle({7: 0.0}) == [(0.0, "stop", 7)]
+
+
+def wait_until_stopped(process: subprocess.Popen[str]) -> None:
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+
+
+def answers(process: subprocess.Popen[str]) -> bool:
+    """Wait for an answer, which a stopped process never gives."""
+    print(file=process.stdin, flush=True)
+    psutil.Process(int(process.stdout.readline())).kill()
+    return True
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_share_0_stops_a_process_until_it_gets_another_share(process, kind):
+    with Throttle({process.pid: 0.0}, kind=kind) as throttle:
+        wait_until_stopped(process)
+        throttle.set_share(process.pid, 1.0)
+        assert answers(process)
+        throttle.set_share(process.pid, 0.0)
+        wait_until_stopped(process)
+    assert answers(process)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_stopped_process_is_continued_when_its_owner_is_killed(process, kind):
+    program = (
+        "import os\n"
+        "from benchmarks.lab import Throttle\n"
+        f"Throttle({{{process.pid}: 0.0}}, kind={kind!r}).__enter__()\n"
+        "input()\n"
+    )
+    arguments = [sys.executable, "-c", program]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, cwd=REPOSITORY) as owner:
+        wait_until_stopped(process)
+        owner.kill()
+    assert answers(process)
+    with Throttle({}):  # removes the control group
+        pass

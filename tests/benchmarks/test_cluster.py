@@ -1,0 +1,245 @@
+"""The straggler lab: who gets which share, and that nothing outlives it, not speeds."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import dask.array as da
+import numpy as np
+import psutil
+import pytest
+
+import dask_coded as coded
+from benchmarks import cluster
+from benchmarks.cluster import Follower, Lab
+from benchmarks.lab import PREFIX, Controller, Throttle
+from tests.benchmarks.test_lab import KINDS
+
+REPOSITORY = Path(cluster.__file__).parents[1]
+
+
+# --------------------------------------------------------------------------------------- the trace
+
+
+def test_trace_is_walked_through_by_hand_again_and_again():
+    seen = []
+    with Follower(np.array([[1.0], [2.0], [3.0]]), lambda row: seen.append(row[0])) as follower:
+        assert (follower.row, seen) == (0, [1])
+        for _ in range(3):
+            follower.next_row()
+    assert (follower.row, seen) == (0, [1, 2, 3, 1])
+
+
+def test_trace_is_walked_through_by_a_thread_that_ends_with_the_block():
+    seen = []
+    turned = threading.Event()
+
+    def apply(row: np.ndarray) -> None:
+        seen.append(row[0])
+        if len(seen) == 4:
+            turned.set()
+
+    with pytest.raises(ZeroDivisionError):
+        with Follower(np.array([[1.0], [2.0]]), apply, seconds=1e-6):
+            assert turned.wait(60)
+            _ = 1 / 0
+    assert seen[:4] == [1, 2, 1, 2]
+    assert "trace follower" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_error_of_the_thread_is_raised_where_the_block_ends():
+    failed = threading.Event()
+
+    def apply(row: np.ndarray) -> None:
+        if row[0] == 2:
+            failed.set()
+            raise ProcessLookupError("There is no process 7 to slow down.")
+
+    with pytest.raises(RuntimeError, match="ceased to follow") as caught:
+        with Follower(np.array([[1.0], [2.0]]), apply, seconds=1e-6):
+            assert failed.wait(60)
+    assert isinstance(caught.value.__cause__, ProcessLookupError)
+
+
+def test_arguments_are_checked():
+    with pytest.raises(ValueError, match="at least 1 worker"):
+        Lab(0)
+    with pytest.raises(ValueError, match="share=0"):
+        Lab(1, share=0)
+    with pytest.raises(ValueError, match="above 0"):
+        Follower(np.ones((1, 1)), print, seconds=0)
+
+
+# ----------------------------------------------------------------------------------------- the lab
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
+    with Lab(2, share=0.5, floor=0.01, kind=request.param) as lab:
+        yield lab
+        children = psutil.Process().children(recursive=True)
+        groups = groups_of(os.getpid())
+    assert not any(map(is_worker, children))
+    assert not any(group.exists() for group in groups)
+
+
+def is_worker(process: psutil.Process) -> bool:
+    """Whether it is more than multiprocessing's resource tracker, which lives as long as we do."""
+    try:
+        return "resource_tracker" not in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
+
+
+def groups_of(owner: int) -> list[Path]:
+    try:
+        return list(Controller.find().parent.glob(f"{PREFIX}-{owner}-*"))
+    except OSError:
+        return []
+
+
+def shares(lab: Lab) -> list[float]:
+    """Shares in force, in the order of the workers."""
+    pids = lab.client.run(os.getpid, workers=lab.workers)
+    return [lab._throttle.shares[pids[worker]] for worker in lab.workers]
+
+
+def test_all_but_one_worker_are_held(lab: Lab):
+    assert lab.kind == lab._throttle.kind
+    assert len(lab.workers) == 2
+    assert {*lab.workers, lab.free} == set(lab.client.scheduler_info(n_workers=-1)["workers"])
+    free = lab.client.run(os.getpid, workers=[lab.free])[lab.free]
+    assert len(lab._throttle.shares) == 2
+    assert free not in lab._throttle.shares
+
+
+def test_workers_run_at_full_speed_until_told_otherwise(lab: Lab):
+    assert lab.speeds.tolist() == shares(lab) == [math.inf, math.inf]
+    lab.set_speeds([1.0, 0.2])
+    assert lab.speeds.tolist() == [1.0, 0.2]
+    assert shares(lab) == [0.5, 0.1]
+    lab.set_speeds([1.0, 1e-6])
+    assert shares(lab) == [0.5, 0.01]
+    lab.set_speeds(math.inf)
+    assert shares(lab) == [math.inf, math.inf]
+
+
+def test_worker_of_speed_0_is_stopped_and_comes_back(lab: Lab):
+    pids = lab.client.run(os.getpid, workers=lab.workers)
+    lab.set_speeds([1.0, 0.0])
+    pid = pids[lab.workers[1]]
+    assert lab._throttle.shares[pid] == 0
+    wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    lab.set_speeds(math.inf)
+    assert shares(lab) == [math.inf, math.inf]
+
+
+def test_workers_follow_a_trace_and_return(lab: Lab):
+    lab.set_speeds(1.0)
+    with lab.following([[1.0, 0.2], [0.4, math.inf]]) as follower:
+        assert shares(lab) == [0.5, 0.1]
+        follower.next_row()
+        assert shares(lab) == [0.2, math.inf]
+    assert lab.speeds.tolist() == [1.0, 1.0]
+    with pytest.raises(ZeroDivisionError), lab.following([[0.2, 0.2]]):
+        _ = 1 / 0
+    assert lab.speeds.tolist() == [1.0, 1.0]
+    lab.set_speeds(math.inf)
+
+
+def test_trace_must_fit_the_workers(lab: Lab):
+    for trace in ([1.0, 1.0], [[1.0]], np.ones((0, 2))):
+        with pytest.raises(ValueError, match="2 speeds"), lab.following(trace):
+            pass
+    for speed in (-1.0, math.nan):
+        with pytest.raises(ValueError, match="without NaN"), lab.following([[speed, 1.0]]):
+            pass
+        with pytest.raises(ValueError, match="without NaN"):
+            lab.set_speeds(speed)
+    with pytest.raises(ValueError):
+        lab.set_speeds([1.0, 1.0, 1.0])
+    assert lab.speeds.tolist() == [math.inf, math.inf]
+
+
+def test_speeds_are_measured_on_the_pieces(lab: Lab):
+    A = da.ones((40, 10), chunks=(20, -1))
+    C = coded.encode(A, coded.MDS(2, 1), workers=lab.workers)
+    speeds = lab.measure_speeds(C, np.ones((10, 2)), seconds=0.001)
+    assert speeds.shape == (2,)
+    assert (speeds > 0).all()
+
+
+# ---------------------------------------------------------------------------------- how a lab ends
+
+
+def wait_until(condition) -> None:
+    """Wait for a state of processes that are not ours, of whose changes nobody tells us."""
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def stopped(process: psutil.Process) -> bool:
+    return process.status() == psutil.STATUS_STOPPED
+
+
+def gone(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE  # for which nobody may care
+    except psutil.NoSuchProcess:
+        return True
+
+
+OWNER = """
+import sys
+from benchmarks.cluster import Lab
+
+with Lab(2, share=0.5, kind=sys.argv[1]) as lab, lab.following([[1, 0], [0.5, 0]], seconds=0.01):
+    print("ready", flush=True)
+    sys.stdin.readline()
+    raise ZeroDivisionError
+"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("end", ["error", "Ctrl-C", "kill"])
+def test_nothing_outlives_the_owner(kind: str, end: str):
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER, kind],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd=REPOSITORY,
+        start_new_session=True,
+    ) as owner:
+        try:
+            assert owner.stdout.readline() == b"ready\n"
+            children = psutil.Process(owner.pid).children(recursive=True)
+            assert len(children) >= 4  # three workers, and the guard of the stopped one
+            wait_until(lambda: any(map(stopped, children)))
+            assert len(groups_of(owner.pid)) == (2 if kind == "cgroup quota" else 0)
+            if end == "kill":
+                owner.kill()
+            elif end == "Ctrl-C":
+                os.killpg(owner.pid, signal.SIGINT)  # as a terminal does: to the workers, too
+            else:
+                owner.stdin.write(b"\n")
+                owner.stdin.flush()
+            expected = {"error": 1, "Ctrl-C": -signal.SIGINT, "kill": -signal.SIGKILL}[end]
+            assert owner.wait() == expected
+        finally:
+            owner.kill()
+    wait_until(lambda: all(map(gone, children)))
+    if end == "kill":
+        with Throttle({}):  # the next run tidies up
+            pass
+    assert groups_of(owner.pid) == []

@@ -95,6 +95,18 @@ class Layout:
         holders = np.bincount(self.group, minlength=len(self.need))
         return len(np.unique(self.place)) - int((holders - self.need).min())
 
+    def per_group(self, pieces: Bools) -> Ints:
+        """How many pieces of each group are marked: (pieces, stripes) to (groups, stripes)."""
+        if len(self.need) == 1:
+            return np.asarray(pieces.sum(axis=0, keepdims=True))
+        order, starts = self._by_group
+        return np.asarray(np.add.reduceat(pieces[order], starts, axis=0, dtype=np.intp))
+
+    @cached_property
+    def _by_group(self) -> tuple[Ints, Ints]:
+        order = np.argsort(self.group, kind="stable")
+        return order, np.searchsorted(self.group[order], np.arange(len(self.need)))
+
     def cost(self, run: Run) -> float:
         """Work in a run of stripes."""
         row = self.before[run.piece]

@@ -171,11 +171,7 @@ class Progress:
         under_way = self.held & ~self.computed
         if workers is not None:
             under_way &= (workers[self.layout.host] & (self.layout.host >= 0))[:, None]
-        if len(self.layout.need) == 1:
-            return np.asarray(under_way.sum(axis=0, keepdims=True))
-        out = np.zeros(self.missing.shape, dtype=np.intp)
-        np.add.at(out, self.layout.group, under_way)
-        return out
+        return self.layout.per_group(under_way)
 
     def estimate(self) -> Estimate:
         """What to think of every worker at this moment.

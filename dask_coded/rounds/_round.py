@@ -131,6 +131,4 @@ class Round:
         """Stripes that no assignment can finish any more, shape (groups, stripes)."""
         progress = self.progress
         possible = progress.available[:, None] & ~progress.computed
-        reach = np.zeros(progress.missing.shape, dtype=np.intp)
-        np.add.at(reach, self.layout.group, possible)
-        return np.asarray(progress.missing > reach)
+        return np.asarray(progress.missing > self.layout.per_group(possible))

@@ -29,6 +29,8 @@ class Continuous(Policy):
 
     def __init__(self, lead: float = 0.004) -> None:
         self.lead = lead
+        # When to try again to find work for a worker that there was none for.
+        self._retry: dict[int, float] = {}
 
     def first(self, layout: Layout, speeds: Floats) -> list[list[Run]]:
         return deal(layout, speeds)
@@ -43,13 +45,18 @@ class Continuous(Policy):
             # Who is hungry is told by reports: a stopped worker is not to be fed on a belief.
             hungry = np.flatnonzero(free & (now.latest <= lead))
             for thief in hungry[np.argsort(now.latest[hungry], kind="stable")].tolist():
+                if self._retry.get(thief, -np.inf) > progress.now:
+                    continue
                 if self._steal(progress, now, thief, lead) or (
                     not progress.todo[thief] and self._second(progress, now, thief, lead)
                 ):
                     now = progress.estimate()
+                elif not progress.todo[thief]:
+                    # Nothing worth taking: look again soon, lateness shows in time.
+                    wait = max(lead, 0.02 * (progress.now - progress.started))
+                    self._retry[thief] = progress.now + wait
         if not (free & (progress.todo == 0)).any():
             return None
-        # Somebody is free and found nothing worth taking: look again soon, lateness shows in time.
         return progress.now + max(lead, 0.02 * (progress.now - progress.started))
 
     def _steal(self, progress: Progress, now: Estimate, thief: int, lead: float) -> bool:
@@ -65,9 +72,10 @@ class Continuous(Policy):
         taken = False
         if eta.max() <= start + lead:
             return False
-        for victim in np.argsort(-eta, kind="stable").tolist():
-            # A move costs a message and a wait on either side: small differences are left alone.
-            if victim == thief or eta[victim] <= start + lead:
+        # A move costs a message and a wait on either side: small differences are left alone.
+        victims = np.flatnonzero(self._reachable(progress, thief) & (eta > start + lead))
+        for victim in victims[np.argsort(-eta[victims], kind="stable")].tolist():
+            if eta[victim] <= start + lead:
                 break
             surplus = backlog[victim] - speed[victim] * level
             room = own * (level - start)
@@ -84,6 +92,20 @@ class Continuous(Policy):
             taken |= moved > 0
             start += moved / own
         return taken
+
+    @staticmethod
+    def _reachable(progress: Progress, thief: int) -> Bools:
+        """Workers that owe a stripe which the thief could compute, shape (workers,)."""
+        layout = progress.layout
+        owed = progress.held & ~progress.computed
+        found = np.zeros(layout.workers, dtype=bool)
+        for piece in layout.pieces_of[thief]:
+            if progress.available[piece]:
+                others = np.flatnonzero((layout.group == layout.group[piece]) & progress.available)
+                common = (owed[others] & ~progress.held[piece]).any(axis=1)
+                found[layout.host[others[common]]] = True
+        found[thief] = False
+        return found
 
     def _move(
         self, progress: Progress, victim: int, thief: int, amount: float, most: float

@@ -10,6 +10,7 @@ import csv
 import io
 import os
 import zipfile
+from functools import cache
 from pathlib import Path
 
 import click
@@ -42,6 +43,7 @@ def folder() -> Path | None:
     return Path(path) if path and Path(path).is_dir() else None
 
 
+@cache
 def load(name: str) -> np.ndarray:
     """Read a trace.
 

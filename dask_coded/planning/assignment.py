@@ -204,25 +204,24 @@ def _cut(bounds: Floats, piece_of: Ints, edges: Floats, layout: Layout) -> list[
     stripes = layout.stripes
     # Each boundary as a stripe number counted along the doubled ring.
     block = np.clip(np.searchsorted(edges, bounds, side="right") - 1, 0, 2 * places - 1)
-    marks = [
-        b * stripes + _nearest(layout.before[piece_of[b % places, 0]], x - edges[b])
-        for b, x in zip(block.tolist(), bounds.tolist(), strict=True)
-    ]
+    within = bounds - edges[block]
+    before = layout.before[piece_of[block % places, 0]]  # one row for each boundary
+    above = np.clip((before < within[:, None]).sum(axis=1), 1, stripes)
+    rows = np.arange(len(above))
+    down = within - before[rows, above - 1] < before[rows, above] - within
+    marks = block * stripes + above - down
     marks[-1] = marks[0] + places * stripes
-    marks = np.maximum.accumulate(marks).tolist()
-    runs = []
-    for i in range(places):
-        for c in range(copies):
-            offset = (i + c) * stripes
-            lo, hi = max(marks[i], offset), min(marks[i + 1], offset + stripes)
-            if lo < hi:
-                runs.append(Run(int(piece_of[i, c]), lo - offset, hi - offset))
-    return runs
-
-
-def _nearest(ascending: Floats, value: float) -> int:
-    above = int(np.searchsorted(ascending, value).clip(1, len(ascending) - 1))
-    return above - int(value - ascending[above - 1] < ascending[above] - value)
+    marks = np.maximum.accumulate(marks)
+    offset = (np.arange(places)[:, None] + np.arange(copies)) * stripes
+    first = np.maximum(marks[:-1, None] - offset, 0)
+    last = np.minimum(marks[1:, None] - offset, stripes)
+    dealt = first < last
+    return [
+        Run(*run)
+        for run in zip(
+            piece_of[dealt].tolist(), first[dealt].tolist(), last[dealt].tolist(), strict=True
+        )
+    ]
 
 
 def _split_each_group(speed: Floats, layout: Layout) -> list[Run]:

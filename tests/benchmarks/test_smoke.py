@@ -4,27 +4,55 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+needs_traces = pytest.mark.skipif(
+    "DASK_CODED_DATA" not in os.environ, reason="the traces of real machines are not here"
+)
+
 
 @pytest.mark.parametrize(
-    ("name", "measures"),
+    ("name", "options", "measures"),
     [
-        ("overhead", {"lazy_matmul_over_dask", "loop_round_over_dask"}),
-        ("stragglers", {"round_over_fluid"}),
-        ("memory", {"peak_over_piece"}),
+        ("overhead", [], {"lazy_matmul_over_dask", "loop_round_over_dask"}),
+        ("stragglers", [], {"round_over_fluid"}),
+        ("memory", [], {"peak_over_piece"}),
+        ("scale", [], {"plan_ms", "predict_ms", "simulated_rounds_per_second"}),
+        ("paper", ["--only", "prediction-error"], {"round_over_fluid"}),
+        pytest.param(
+            "paper",
+            ["--only", "traces", "--only", "predictors"],
+            {"round_over_fluid", "mean_round_over_fluid"},
+            marks=needs_traces,
+        ),
+        pytest.param("prediction", [], {"mape", "rmse", "predict_ms"}, marks=needs_traces),
     ],
 )
-def test_smoke_sized_run(name: str, measures: set[str], tmp_path: Path) -> None:
+def test_smoke_sized_run(name: str, options: list[str], measures: set[str], tmp_path: Path) -> None:
+    if name == "prediction":
+        pytest.importorskip("statsmodels")
+        pytest.importorskip("pyarrow")
     main = importlib.import_module(f"benchmarks.{name}").main
     file = tmp_path / "report.json"
-    result = CliRunner().invoke(main, ["--smoke", "--json", str(file)])
+    result = CliRunner().invoke(main, ["--smoke", "--json", str(file), *options])
     assert result.exit_code == 0, result.output
     rows = json.loads(file.read_text())["rows"]
     assert measures <= {row["measure"] for row in rows}
     for row in rows:
         assert {"benchmark", "case", "measure", "value", "unit", "goal"} <= set(row)
-        assert row["value"] > 0
+        assert row["value"] >= 0
+
+
+def test_the_page_and_the_pictures_of_the_comparison(tmp_path: Path) -> None:
+    from benchmarks.paper import main
+
+    page, plots = tmp_path / "paper.md", tmp_path / "plots"
+    options = ["--smoke", "--simulation-only", "--only", "controlled"]
+    result = CliRunner().invoke(main, [*options, "--page", str(page), "--plots", str(plots)])
+    assert result.exit_code == 0, result.output
+    assert "| continuous | 1." in page.read_text()
+    assert len(list(plots.glob("*.png"))) == 1

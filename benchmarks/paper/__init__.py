@@ -1,0 +1,43 @@
+"""The S2C2 paper's tables, measured again: simulated, on real processes, and against the bound.
+
+``python -m benchmarks.paper`` runs all sections, ``--only NAME`` one of them; ``--page FILE``
+writes the documentation's page of results, ``--plots FOLDER`` pictures round by round.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from benchmarks.paper.page import write_page, write_plots
+from benchmarks.paper.sections import SECTIONS, Results
+from benchmarks.report import Report
+
+
+@click.command()
+@click.option("--only", type=click.Choice(sorted(SECTIONS)), multiple=True, help="One section.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--page", type=click.Path(dir_okay=False, path_type=Path), help="Write the docs page."
+)
+@click.option("--plots", type=click.Path(file_okay=False, path_type=Path), help="Write pictures.")
+@click.option("--simulation-only", is_flag=True, help="Leave the real processes out.")
+@click.option("--smoke", is_flag=True, help="Tiny sizes: only to see that it runs.")
+def main(
+    only: tuple[str, ...],
+    json_file: Path | None,
+    page: Path | None,
+    plots: Path | None,
+    simulation_only: bool,
+    smoke: bool,
+) -> None:
+    """Measure the claims of the S2C2 paper again."""
+    results = Results(Report("paper"), smoke=smoke, processes=not simulation_only)
+    for name in only or SECTIONS:
+        SECTIONS[name](results)
+    if page:
+        write_page(page, results)
+    if plots:
+        write_plots(plots, results)
+    results.report.finish(json_file)

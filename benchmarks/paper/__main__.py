@@ -1,0 +1,3 @@
+from benchmarks.paper import main
+
+main()

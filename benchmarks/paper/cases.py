@@ -1,0 +1,206 @@
+"""What is compared, with what, and what the paper says of it.
+
+All contenders of a case do the same work: with every worker at speed 1 and the work shared evenly,
+a round takes one second. The yardstick of a case is the fluid bound of its (n, k) code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks import traces
+from dask_coded.codes import MDS, Code, Repetition
+from dask_coded.planning import POLICIES, Policy
+from dask_coded.planning.policies import OverDecomposition, Stores, over_decomposed
+
+#: Seconds to move one of 4 n partitions: 1.4 GB of data in all, 1 Gbit/s per worker.
+MOVED_BYTES = 1.4e9
+LINK = 1.25e8
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """Workers, their speeds round by round, and a code.
+
+    Parameters
+    ----------
+    name : str
+    n, k : int
+    speeds : ndarray, shape (rounds, n)
+        Relative speeds, one row per round.
+    operand, result : int
+        Bytes of the operand and of the whole result.
+    fields : dict
+        What the report's rows say of it beside.
+    """
+
+    name: str
+    n: int
+    k: int
+    speeds: np.ndarray
+    operand: int = 40_000
+    result: int = 2_800_000
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A way to do the work of a case.
+
+    Parameters
+    ----------
+    name : str
+    code : callable(n, k) -> Code
+    policy : callable(n) -> callable() -> Policy
+        What makes the policies of the rounds of one run.
+    key : str or None
+        The policy's key in the configuration; None if only the simulator knows it.
+    """
+
+    name: str
+    code: Callable[[int, int], Code]
+    policy: Callable[[int], Callable[[], Policy]]
+    key: str | None = None
+
+
+def _registered(name: str, key: str, code: Callable[[int, int], Code]) -> Contender:
+    return Contender(name, code, lambda n: POLICIES[key], key)
+
+
+def _over_decomposition(n: int) -> Callable[[], Policy]:
+    stores = Stores(n, move_seconds=MOVED_BYTES / (4 * n) / LINK)
+    return lambda: OverDecomposition(stores)
+
+
+@cache
+def _mds(n: int, k: int) -> Code:
+    """The simulator decodes nothing: no search for a well conditioned code of (50, 40)."""
+    return MDS(n, k) if n <= 12 else Code(np.vstack([np.eye(k), np.ones((n - k, k))]))
+
+
+CONTENDERS = {
+    contender.name: contender
+    for contender in (
+        _registered("uncoded", "static", lambda n, k: Repetition(n, 1)),
+        _registered("replication", "replication", lambda n, k: Repetition(n, min(3, n))),
+        Contender("over-decomposition", lambda n, k: over_decomposed(n), _over_decomposition),
+        _registered("MDS", "static", _mds),
+        _registered("S2C2 basic", "s2c2-basic", _mds),
+        _registered("S2C2", "s2c2", _mds),
+        _registered("continuous", "continuous", _mds),
+    )
+}
+
+
+def stragglers(
+    n: int, rounds: int, slow: int, factor: float, spread: float = 0.2, seed: int = 0
+) -> np.ndarray:
+    """Speeds of a controlled cluster: some slowed ``factor`` times, the others up to ``spread``."""
+    rng = np.random.default_rng([seed, n, slow])
+    speeds = 1 - spread * rng.random(n)
+    speeds[rng.permutation(n)[:slow]] = 1 / factor
+    return np.tile(speeds, (rounds, 1))
+
+
+def replayed(trace: str, n: int, rounds: int, seed: int = 0) -> np.ndarray:
+    """Speeds of ``n`` machines of a trace, each from a random moment on."""
+    machines = traces.load(trace)
+    rng = np.random.default_rng([seed, n])
+    chosen = rng.choice(machines.shape[1], n, replace=machines.shape[1] < n)
+    columns = []
+    for machine in chosen:
+        values = machines[:, machine]
+        values = values[~np.isnan(values)]
+        start = int(rng.integers(len(values)))
+        columns.append(np.take(values, np.arange(start, start + rounds), mode="wrap"))
+    # A machine that is wholly busy with others still does something.
+    return np.maximum(np.array(columns).T, 0.02)
+
+
+#: Bytes of operand and result of the paper's three algorithms, double precision.
+SHAPES = {
+    "logistic regression": (5_000 * 8, 350_000 * 8),
+    "PageRank": (40_000 * 8, 40_000 * 8),
+    "graph filtering": (24_000 * 8, 24_000 * 8),
+}
+
+
+def controlled(
+    codes: Sequence[tuple[int, int]],
+    slowed: Sequence[int],
+    factors: Sequence[float],
+    rounds: int,
+    shapes: Sequence[str] = tuple(SHAPES),
+) -> list[Case]:
+    """The controlled cluster: so many of 12 workers slowed, the others within 20 %."""
+    return [
+        Case(
+            f"({n},{k}), {slow} slowed {factor:g}x, {shape}",
+            n,
+            k,
+            stragglers(n, rounds, slow, factor),
+            *SHAPES[shape],
+            {"section": "controlled", "slowed": slow, "factor": factor, "shape": shape},
+        )
+        for n, k in codes
+        for factor in factors
+        for slow in slowed
+        for shape in shapes
+        if slow or factor == factors[0]  # nobody slowed is the same at any factor
+    ]
+
+
+#: Traces in the place of the paper's two clouds, by how often predictions fail.
+CLOUDS = {"low": "stream-triad", "high": "bytedance-SE"}
+
+
+def cloud(codes: Sequence[tuple[int, int]], rounds: int) -> list[Case]:
+    """Speeds of real machines, easy and hard to predict."""
+    return [
+        Case(
+            f"({n},{k}), {level} misprediction ({trace})",
+            n,
+            k,
+            replayed(trace, n, rounds),
+            fields={"section": "cloud", "misprediction": level, "trace": trace},
+        )
+        for level, trace in CLOUDS.items()
+        for n, k in codes
+    ]
+
+
+class Claim(NamedTuple):
+    """A published figure: how much less time S2C2 takes, in per cent.
+
+    Attributes
+    ----------
+    n, k : int
+    misprediction : str
+        ``"low"`` or ``"high"``.
+    versus : str
+        A contender.
+    percent : float
+    sure : str
+        How sure it is that the paper says so; the body of the paper was not at hand.
+    """
+
+    n: int
+    k: int
+    misprediction: str
+    versus: str
+    percent: float
+    sure: str
+
+
+CLAIMS = (
+    Claim(10, 7, "low", "MDS", 39.3, "recalled, sure"),
+    Claim(10, 7, "high", "MDS", 17.0, "recalled, fairly sure"),
+    Claim(10, 7, "low", "over-decomposition", 19.0, "recalled, fairly sure"),
+    Claim(50, 40, "low", "MDS", 25.0, "recalled, unsure"),
+    Claim(50, 40, "high", "MDS", 12.0, "recalled, unsure"),
+)

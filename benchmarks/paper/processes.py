@@ -1,0 +1,117 @@
+"""The same cases on worker processes whose quotas follow the speeds, round by round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+
+import dask
+import dask.array as da
+import numpy as np
+from distributed import wait
+
+import dask_coded as coded
+from benchmarks.cluster import Lab, play_rounds
+from benchmarks.paper.cases import Case, Contender
+from dask_coded.planning import fluid_time
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large the operand is, and what the machine gives.
+
+    Parameters
+    ----------
+    rows, columns, right : int
+        Shape of the operand, and columns of what it is multiplied with.
+    cores : float
+        Shared evenly by the workers when all have speed 1.
+    measure : float
+        Seconds for which the speed of each worker is measured.
+    """
+
+    rows: int = 40_000
+    columns: int = 8_000
+    right: int = 16
+    cores: float = 1.5
+    measure: float = 1.0
+
+
+SMOKE = Size(rows=480, columns=60, right=2, measure=0.01)
+
+
+class Bench:
+    """A lab of ``n`` workers with one operand, encoded as contenders want it."""
+
+    def __init__(self, lab: Lab, size: Size) -> None:
+        self.lab = lab
+        self.size = size
+        self._x = np.random.default_rng(1).standard_normal((size.columns, size.right))
+        self._code: tuple[object, ...] = ()
+
+    @classmethod
+    @contextmanager
+    def open(cls, n: int, size: Size) -> Iterator[Bench]:
+        with Lab(n, size.cores / n) as lab:
+            yield cls(lab, size)
+
+    def _data(self, chunks_per_worker: int = 1) -> da.Array:
+        chunk = -(-self.size.rows // (len(self.lab.workers) * chunks_per_worker))
+        return da.random.default_rng(0).standard_normal(
+            (self.size.rows, self.size.columns), chunks=(chunk, -1)
+        )
+
+    def _encoded(self, contender: Contender, case: Case) -> coded.CodedArray:
+        """The operand under the contender's code; only one is held at a time."""
+        code = contender.code(case.n, case.k)
+        wanted = (type(code), case.n, case.k if code.exact is False else code.pieces)
+        if wanted != self._code:
+            self._array = None
+            self.lab.set_speeds(np.inf)
+            self._array = coded.encode(self._data(), code, workers=self.lab.workers)
+            self._code = wanted
+            self.lab.set_speeds(1.0)
+            # The first touch of a new piece is slower; then what speed 1 is, of each worker.
+            self.lab.measure_speeds(self._array, self._x, self.size.measure / 2)
+            self.unit = self.lab.measure_speeds(self._array, self._x, self.size.measure)
+        assert self._array is not None
+        return self._array
+
+    def play(self, case: Case, contender: Contender) -> np.ndarray:
+        """Rounds over the fluid bound, one for each row of speeds, the first of all left out.
+
+        The first round opens connections.
+        """
+        array = self._encoded(contender, case)
+        ratios = []
+        with dask.config.set({"coded.policy": contender.key}):
+            with self.lab.following(case.speeds) as follower:
+                for row in [case.speeds[0], *case.speeds]:
+                    future = coded.submit(play_rounds, array, self._x, 1, workers=[self.lab.free])
+                    [seconds] = future.result()
+                    ratios.append(seconds / self.bound(case, row))
+                    if len(ratios) > 1:
+                        follower.next_row()
+        return np.array(ratios[1:])
+
+    def bound(self, case: Case, row: np.ndarray) -> float:
+        """Fluid bound in seconds of workers of these speeds."""
+        return fluid_time(self.unit * row, case.k, self.size.rows / case.k)
+
+    def dask_array(self, case: Case, chunks_per_worker: int) -> np.ndarray:
+        """Rounds of plain dask.array over the fluid bound, its data where they are computed."""
+        self._array, self._code = None, ()
+        self.lab.set_speeds(np.inf)
+        data = self.lab.client.persist(self._data(chunks_per_worker), workers=self.lab.workers)
+        wait(data)
+        self.lab.set_speeds(1.0)
+        ratios = []
+        with self.lab.following(case.speeds) as follower:
+            for row in case.speeds:
+                began = perf_counter()
+                self.lab.client.compute(data @ self._x).result()
+                ratios.append((perf_counter() - began) / self.bound(case, row))
+                follower.next_row()
+        return np.array(ratios)

@@ -1,0 +1,269 @@
+"""The sections of the comparison: each adds its rows to the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from benchmarks import traces
+from benchmarks.paper import cases, simulated
+from benchmarks.paper.cases import CONTENDERS, Case, Contender
+from benchmarks.paper.processes import SMOKE, Bench, Size
+from benchmarks.report import Report, Summary
+from dask_coded.planning import PREDICTORS
+
+CODED = ("MDS", "S2C2", "continuous")
+
+
+@dataclass
+class Results:
+    """The report, and every single round for the pictures.
+
+    Attributes
+    ----------
+    rounds : dict
+        Rounds over the fluid bound by (case, contender, where).
+    """
+
+    report: Report
+    smoke: bool = False
+    processes: bool = True
+    rounds: dict[tuple[str, str, str], np.ndarray] = field(default_factory=dict)
+
+    def count(self, rounds: int) -> int:
+        """So many rounds, or a few in a smoke run."""
+        return min(rounds, 3) if self.smoke else rounds
+
+    def add(
+        self,
+        case: Case,
+        contender: Contender,
+        where: str,
+        ratios: np.ndarray,
+        goals: dict[float, float] | None = None,
+        **fields: Any,
+    ) -> None:
+        """Enter rounds over their bounds: median with quartiles, and the 99th percentile."""
+        self.rounds[case.name, contender.name, where] = ratios
+        common = {
+            "policy": contender.name,
+            "n": case.n,
+            "k": case.k,
+            "where": where,
+            **case.fields,
+            **fields,
+        }
+        goals = goals or {}
+        name = f"{case.name}: {contender.name}, {where}"
+        self.report.add(
+            name,
+            "round_over_fluid",
+            Summary.of(ratios),
+            goal=goals.get(0.5),
+            quantile=0.5,
+            **common,
+        )
+        if len(ratios) >= 100 or 0.99 in goals:
+            worst = float(np.quantile(ratios, 0.99))
+            self.report.add(
+                name, "round_over_fluid", worst, goal=goals.get(0.99), quantile=0.99, **common
+            )
+
+    def simulate(self, case: Case, names: Iterable[str], **fields: Any) -> None:
+        bounds = simulated.bounds(case)
+        for name in names:
+            seconds = simulated.play(case, CONTENDERS[name])
+            self.add(case, CONTENDERS[name], "simulation", seconds / bounds, **fields)
+
+    def gains(self, case: Case, contender: str, versus: str, where: str, **fields: Any) -> None:
+        """Less time than another contender needs, in both ways of counting."""
+        ours = self.rounds[case.name, contender, where]
+        theirs = self.rounds[case.name, versus, where]
+        # Every round has the same bound for both, and bounds weigh the rounds.
+        bounds = simulated.bounds(case)[: len(ours)]
+        ours_total, theirs_total = (ours * bounds).sum(), (theirs * bounds).sum()
+        for measure, base in (("gain_over_theirs", theirs_total), ("gain_over_ours", ours_total)):
+            self.report.add(
+                f"{case.name}: {contender} against {versus}, {where}",
+                measure,
+                100 * (theirs_total - ours_total) / base,
+                "%",
+                policy=contender,
+                versus=versus,
+                n=case.n,
+                k=case.k,
+                where=where,
+                **case.fields,
+                **fields,
+            )
+
+
+def controlled(results: Results) -> None:
+    """12 workers, 0 to 6 of them slowed 5 and 20 times, 20 % between the others."""
+    codes = [(12, 6), (12, 9), (12, 10)]
+    if results.smoke:
+        some = cases.controlled(codes[:1], [1], [5], 3, ["PageRank"])
+    else:
+        some = cases.controlled(codes, range(7), [5, 20], 15)
+    everybody = [name for name in CONTENDERS if name != "over-decomposition"]
+    for case in some:
+        results.simulate(case, everybody)
+        for ours in ("S2C2", "continuous"):
+            results.gains(case, ours, "MDS", "simulation")
+    if not results.processes:
+        return
+    shape = "logistic regression"
+    rounds = results.count(8)
+    real = cases.controlled(codes, [0, 3], [5], rounds, [shape])
+    on_processes(results, real[:1] if results.smoke else real, CODED, first=3)
+
+
+def cloud(results: Results) -> None:
+    """Speeds of real machines: against conventional MDS and over-decomposition."""
+    codes = [(10, 7), (9, 7), (8, 7), (50, 40)]
+    for case in cases.cloud(codes[:1] if results.smoke else codes, results.count(100)):
+        names = CONTENDERS if case.n <= 12 else CODED
+        results.simulate(case, names)
+        results.report.add(
+            f"{case.name}: workers slower than predicted by over 15 %",
+            "mispredicted",
+            100 * simulated.mispredicted(case),
+            "%",
+            predictor=simulated.PREDICTOR,
+            **case.fields,
+        )
+        for ours in ("S2C2", "continuous"):
+            for versus in ("MDS", "over-decomposition"):
+                if versus in names:
+                    results.gains(case, ours, versus, "simulation")
+    if results.processes:
+        real = cases.cloud([(10, 7)], results.count(15))
+        on_processes(results, real[:1] if results.smoke else real, CODED)
+
+
+def on_processes(
+    results: Results, real: list[Case], names: Iterable[str], first: int = 0, **goals: Any
+) -> None:
+    """Measure cases on a lab of worker processes; ``first`` rounds are left out, to learn in."""
+    size = SMOKE if results.smoke else Size()
+    for n in sorted({case.n for case in real}):
+        with Bench.open(n, size) as bench:
+            results.report.machine["throttle"] = bench.lab.kind
+            for case in (case for case in real if case.n == n):
+                for name in names:
+                    ratios = bench.play(case, CONTENDERS[name])
+                    ratios = ratios[first:] if len(ratios) > first else ratios
+                    results.add(case, CONTENDERS[name], "processes", ratios, **goals)
+                if len(ratios) == len(case.speeds):
+                    for ours in set(names) - {"MDS"}:
+                        if "MDS" in names:
+                            results.gains(case, ours, "MDS", "processes")
+
+
+def prediction_error(results: Results) -> None:
+    """Predictions that are wrong by a given spread, on every round anew."""
+    rounds = results.count(40)
+    speeds = np.tile(cases.stragglers(12, 1, 0, 5)[0], (rounds, 1))
+    case = Case("(12,9), spread 20 %", 12, 9, speeds, fields={"section": "prediction-error"})
+    bounds = simulated.bounds(case)
+    for error in (0.0, 0.3) if results.smoke else (0.0, 0.05, 0.1, 0.2, 0.3, 0.5):
+        for name in ("S2C2", "continuous"):
+            rng = np.random.default_rng(0)
+
+            def wrong(actual: np.ndarray, rng: Any = rng, error: float = error) -> np.ndarray:
+                return actual * np.exp(error * rng.standard_normal(len(actual)))
+
+            seconds = simulated.play(case, CONTENDERS[name], foresight=wrong)
+            exact = Case(f"{case.name}, error {error:.0%}", 12, 9, speeds, fields=case.fields)
+            results.add(exact, CONTENDERS[name], "simulation", seconds / bounds, error=error)
+
+
+def every_trace(results: Results) -> None:
+    """The default policy and predictor on every trace: the library's own promise."""
+    codes = [(10, 7), (12, 10)]
+    names = ("matrix-math", "google2011") if results.smoke else traces.NAMES
+    real = []
+    for trace in names:
+        for n, k in codes:
+            fields = {"section": "traces", "trace": trace, "predictor": simulated.PREDICTOR}
+            speeds = cases.replayed(trace, n, results.count(150))
+            case = Case(f"({n},{k}), {trace}", n, k, speeds, fields=fields)
+            goals = {} if results.smoke else {0.5: 1.10, 0.99: 1.3}
+            results.simulate(case, ["continuous"], goals=goals)
+            real.append(Case(case.name, n, k, speeds[: results.count(12)], fields=fields))
+    if results.processes:
+        goals = {} if results.smoke else {0.5: 1.15}
+        on_processes(results, real[:1] if results.smoke else real, ["continuous"], goals=goals)
+
+
+def predictors(results: Results) -> None:
+    """Which predictor gives the shortest rounds, on traces and machines it was not trained on."""
+    names = ("matrix-math",) if results.smoke else traces.NAMES
+    for name in ("S2C2", "continuous"):
+        ratios: dict[str, list[np.ndarray]] = {key: [] for key in [*PREDICTORS, "perfect"]}
+        for trace in names:
+            speeds = cases.replayed(trace, 10, results.count(150), seed=1)
+            case = Case(f"(10,7), {trace}", 10, 7, speeds)
+            bounds = simulated.bounds(case)
+            for key, collected in ratios.items():
+                known: dict[str, Any] = {"predictor": key}
+                if key == "perfect":
+                    known = {"foresight": lambda actual: actual}
+                seconds = simulated.play(case, CONTENDERS[name], **known)
+                collected.append(seconds / bounds)
+                results.report.add(
+                    f"{case.name}: {name}, {key}",
+                    "round_over_fluid",
+                    Summary.of(seconds / bounds),
+                    policy=name,
+                    predictor=key,
+                    trace=trace,
+                    n=10,
+                    k=7,
+                    where="simulation",
+                    quantile=0.5,
+                    section="predictors",
+                )
+        for key, collected in ratios.items():
+            results.report.add(
+                f"(10,7), all traces: {name}, {key}",
+                "mean_round_over_fluid",
+                float(np.mean(np.concatenate(collected))),
+                policy=name,
+                predictor=key,
+                section="predictors",
+            )
+
+
+def regimes(results: Results) -> None:
+    """Few large and many small tasks per worker in plain dask.array, which steals work."""
+    if not results.processes:
+        return
+    rounds = results.count(6)
+    [case] = cases.controlled([(12, 9)], [3], [5], rounds, ["logistic regression"])
+    case.fields["section"] = "regimes"
+    size = SMOKE if results.smoke else Size()
+    with Bench.open(12, size) as bench:
+        for name in ("continuous",):
+            results.add(case, CONTENDERS[name], "processes", bench.play(case, CONTENDERS[name]))
+        for chunks in (1, 16):
+            ratios = bench.dask_array(case, chunks)
+            plain = Contender(f"dask.array, {chunks} tasks a worker", CONTENDERS["MDS"].code, _no)
+            results.add(case, plain, "processes", ratios)
+
+
+def _no(n: int) -> Any:
+    raise TypeError("Plain dask.array is no policy.")
+
+
+SECTIONS: dict[str, Callable[[Results], None]] = {
+    "controlled": controlled,
+    "cloud": cloud,
+    "prediction-error": prediction_error,
+    "traces": every_trace,
+    "predictors": predictors,
+    "regimes": regimes,
+}

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks import traces
+from benchmarks.prediction import PARTS, before_test, series
 from dask_coded.codes import MDS, Code, Repetition
 from dask_coded.planning import POLICIES, Policy
 from dask_coded.planning.policies import OverDecomposition, Stores, over_decomposed
@@ -108,14 +108,16 @@ def stragglers(
 
 
 def replayed(trace: str, n: int, rounds: int, seed: int = 0) -> np.ndarray:
-    """Speeds of ``n`` machines of a trace, each from a random moment on."""
-    machines = traces.load(trace)
+    """Speeds of ``n`` machines of a trace, each from a random moment on.
+
+    Only of machines and times that no predictor was trained on.
+    """
+    test = PARTS["test"]
+    unseen = [v[before_test(v) :] for i, v in enumerate(series(trace)) if test.has(i)]
     rng = np.random.default_rng([seed, n])
-    chosen = rng.choice(machines.shape[1], n, replace=machines.shape[1] < n)
     columns = []
-    for machine in chosen:
-        values = machines[:, machine]
-        values = values[~np.isnan(values)]
+    for machine in rng.choice(len(unseen), n, replace=len(unseen) < n):
+        values = unseen[machine]
         start = int(rng.integers(len(values)))
         columns.append(np.take(values, np.arange(start, start + rounds), mode="wrap"))
     # A machine that is wholly busy with others still does something.

@@ -14,6 +14,7 @@ from benchmarks.paper.cases import CONTENDERS, Case, Contender
 from benchmarks.paper.processes import SMOKE, Bench, Size
 from benchmarks.report import Report, Summary
 from dask_coded.planning import PREDICTORS
+from dask_coded.simulation import drifting, gilbert_elliott, shifted_exponential
 
 CODED = ("MDS", "S2C2", "continuous")
 
@@ -107,7 +108,8 @@ def controlled(results: Results) -> None:
     if results.smoke:
         some = cases.controlled(codes[:1], [1], [5], 3, ["PageRank"])
     else:
-        some = cases.controlled(codes, range(7), [5, 20], 15)
+        some = cases.controlled(codes, range(7), [5], 15)
+        some += cases.controlled(codes, [1, 3, 6], [20], 15, ["logistic regression"])
     everybody = [name for name in CONTENDERS if name != "over-decomposition"]
     for case in some:
         results.simulate(case, everybody)
@@ -189,7 +191,7 @@ def every_trace(results: Results) -> None:
     for trace in names:
         for n, k in codes:
             fields = {"section": "traces", "trace": trace, "predictor": simulated.PREDICTOR}
-            speeds = cases.replayed(trace, n, results.count(150))
+            speeds = cases.replayed(trace, n, results.count(100))
             case = Case(f"({n},{k}), {trace}", n, k, speeds, fields=fields)
             goals = {} if results.smoke else {0.5: 1.10, 0.99: 1.3}
             results.simulate(case, ["continuous"], goals=goals)
@@ -200,20 +202,27 @@ def every_trace(results: Results) -> None:
 
 
 def predictors(results: Results) -> None:
-    """Which predictor gives the shortest rounds, on traces and machines it was not trained on."""
-    names = ("matrix-math",) if results.smoke else traces.NAMES
+    """Which predictor gives the shortest rounds, on machines and models it was not trained on."""
+    rounds = results.count(40)
+    models = {
+        "two-state Markov": gilbert_elliott(10, rounds).values,
+        "drifting": drifting(10, rounds).values,
+        "shifted exponential": shifted_exponential(10, rounds).values,
+    }
+    for trace in ("matrix-math",) if results.smoke else traces.NAMES:
+        models[trace] = cases.replayed(trace, 10, rounds, seed=1)
     for name in ("S2C2", "continuous"):
-        ratios: dict[str, list[np.ndarray]] = {key: [] for key in [*PREDICTORS, "perfect"]}
-        for trace in names:
-            speeds = cases.replayed(trace, 10, results.count(150), seed=1)
+        ratios: dict[tuple[str, str], list[np.ndarray]] = {}
+        for trace, speeds in models.items():
+            kind = "traces" if trace in traces.NAMES else "models"
             case = Case(f"(10,7), {trace}", 10, 7, speeds)
             bounds = simulated.bounds(case)
-            for key, collected in ratios.items():
+            for key in [*PREDICTORS, "perfect"]:
                 known: dict[str, Any] = {"predictor": key}
                 if key == "perfect":
                     known = {"foresight": lambda actual: actual}
                 seconds = simulated.play(case, CONTENDERS[name], **known)
-                collected.append(seconds / bounds)
+                ratios.setdefault((key, kind), []).append(seconds / bounds)
                 results.report.add(
                     f"{case.name}: {name}, {key}",
                     "round_over_fluid",
@@ -227,13 +236,14 @@ def predictors(results: Results) -> None:
                     quantile=0.5,
                     section="predictors",
                 )
-        for key, collected in ratios.items():
+        for (key, kind), collected in ratios.items():
             results.report.add(
-                f"(10,7), all traces: {name}, {key}",
+                f"(10,7), all {kind}: {name}, {key}",
                 "mean_round_over_fluid",
                 float(np.mean(np.concatenate(collected))),
                 policy=name,
                 predictor=key,
+                on=kind,
                 section="predictors",
             )
 

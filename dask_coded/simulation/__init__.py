@@ -8,6 +8,7 @@ but the speeds, which are made from a seed.
 from __future__ import annotations
 
 from dask_coded.simulation._cluster import Network
+from dask_coded.simulation._operator import SimulatedOperator
 from dask_coded.simulation._simulation import SimulatedRound, Simulation
 from dask_coded.simulation.speeds import (
     Speeds,
@@ -20,6 +21,7 @@ from dask_coded.simulation.speeds import (
 
 __all__ = [
     "Network",
+    "SimulatedOperator",
     "SimulatedRound",
     "Simulation",
     "Speeds",

@@ -45,6 +45,17 @@ def holders(scheduler, C):
     return [{ws.address for ws in ts.who_has or ()} for ts in tasks]
 
 
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_a_stop_is_answered_even_when_its_round_is_gone(c, s, *workers):
+    """A coordinator that waits in vain for the answer takes the worker for a stopped one."""
+    await coded.encode(A, coded.MDS(4, 3), c)
+    answers = []
+    worker_plugin(workers[0])._handle(
+        {"op": "stop", "run": "gone", "over": ["gone"]}, answers.append
+    )
+    assert answers == [{"op": "stopped", "run": "gone"}]
+
+
 # -- many at once ------------------------------------------------------------------------------
 
 

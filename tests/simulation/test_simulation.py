@@ -11,6 +11,7 @@ from dask_coded.codes import MDS, Code, Repetition
 from dask_coded.planning import POLICIES, fluid_time
 from dask_coded.simulation import (
     Network,
+    SimulatedOperator,
     SimulatedRound,
     Simulation,
     Speeds,
@@ -146,6 +147,23 @@ def test_many_clusters_out_of_one_trace() -> None:
     for column in cluster.values.T:
         begins = [np.roll(trace.values, -row, axis=0) for row in range(4)]
         assert any((column == b[:, c]).all() for b in begins for c in range(3))
+
+
+def test_an_algorithm_runs_on_a_simulated_operator_as_on_a_matrix() -> None:
+    def power_iteration(operator: object, rounds: int = 5) -> np.ndarray:
+        x = np.ones(6)
+        for _ in range(rounds):
+            x = operator @ x  # type: ignore[operator]
+            x /= np.linalg.norm(x)
+        return x
+
+    A = np.random.default_rng(0).standard_normal((6, 6))
+    operator = SimulatedOperator(A, Simulation(MDS(4, 3), constant([1, 1, 1, 0.5])))
+    np.testing.assert_array_equal(power_iteration(operator), power_iteration(A))
+    assert len(operator.rounds) == 5
+    np.testing.assert_allclose(np.ones(6) @ operator, np.ones(6) @ A)
+    assert len(operator.rounds) == 6
+    assert operator.simulation.now == pytest.approx(sum(r.seconds for r in operator.rounds))
 
 
 @given(st.data())

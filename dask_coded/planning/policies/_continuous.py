@@ -63,6 +63,7 @@ class Continuous(Policy):
         """Move tails to ``thief`` so that it ends together with everybody else."""
         speed, backlog, latest, eta = now
         own = speed[thief]
+        stripe = float(progress.layout.work.mean())
         present = progress.present()
         # When all could end together, if everybody who is dry begins anew one lag from now.
         idle = np.where(latest <= lead, progress.lag, 0.0)
@@ -86,6 +87,9 @@ class Continuous(Policy):
                 # that work diffuses to this worker through its neighbours.
                 slow = 1 / speed[victim] if speed[victim] else 0
                 surplus = room = (eta[victim] - start) / (1 / own + slow)
+            else:
+                # Rounded up: what is left behind costs one more move, and a wait.
+                room += 0.99 * stripe
             moved = self._move(
                 progress, victim, thief, min(surplus, room), own * (eta[victim] - start)
             )

@@ -326,7 +326,7 @@ def add_rows(report: Report, trace: str, trial: Trial) -> None:
     where: dict[str, Any] = {"trace": trace, "split": PARTS["test"].description}
     for key in trial.predicted:
         for measure, value, unit in (
-            ("mape", trial.percentage(key), "%"),  # codespell:ignore mape
+            ("mape", trial.percentage(key), "%"),
             ("rmse", trial.rmse(key), "ratio"),
         ):
             report.add(f"{trace}, {key}", measure, value, unit, predictor=key, **where)

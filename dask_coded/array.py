@@ -27,12 +27,11 @@ from dask_coded.codes import CODES, MDS, Code, Repetition
 from dask_coded.runtime.coordinator import (
     DataSlot,
     OperatorSlot,
-    check_operand,
     run_loop,
     run_round,
 )
 from dask_coded.runtime.encoding import Encoded, encode_source, new_id, sparse_type
-from dask_coded.runtime.spec import CodedTask, RoundOptions
+from dask_coded.runtime.spec import CodedTask, RoundOptions, check_operand
 
 
 def encode(

@@ -36,7 +36,12 @@ from dask_coded.planning import (
 from dask_coded.planning.layout import Floats
 from dask_coded.rounds import Round, assemble
 from dask_coded.runtime.channels import CLOSED, Message
-from dask_coded.runtime.spec import ArraySpec, CodedDataLostError, RoundOptions
+from dask_coded.runtime.spec import (
+    ArraySpec,
+    CodedDataLostError,
+    RoundOptions,
+    check_operand,
+)
 from dask_coded.runtime.worker import CodedWorkerPlugin, worker_plugin
 
 # A fresh plan is worth waiting for only while the wait is small against a round: this share of it.
@@ -443,33 +448,6 @@ class Operator:
             self._transposed = Operator(self._coordinator.other(spec.transposed))
             self._transposed._transposed = self
         return self._transposed
-
-
-def check_operand(shape: tuple[int, int], x: Any) -> Any:
-    """``x``, if it can stand to the right of an array of this shape.
-
-    Raises
-    ------
-    TypeError
-        If it does not hold numbers.
-    ValueError
-        As NumPy does, with both shapes.
-    """
-    if x.dtype.kind not in "fciub":
-        raise TypeError(
-            f"The right operand of a coded product must hold numbers, its dtype is {x.dtype}."
-        )
-    if x.ndim not in (1, 2):
-        raise ValueError(
-            f"The right operand of a coded product must be a vector or a matrix, "
-            f"it has {x.ndim} dimensions."
-        )
-    if x.shape[0] != shape[1]:
-        raise ValueError(
-            f"Shapes {shape} and {x.shape} do not fit together: "
-            f"{shape[1]} columns on the left, {x.shape[0]} rows on the right."
-        )
-    return x
 
 
 def run_round(array_ids: Sequence[str], options: RoundOptions, x: Any) -> np.ndarray[Any, Any]:

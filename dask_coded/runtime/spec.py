@@ -152,3 +152,30 @@ class PieceTask(Task):
     @property
     def block_fusion(self) -> bool:
         return True
+
+
+def check_operand(shape: tuple[int, int], x: Any) -> Any:
+    """``x``, if it can stand to the right of an array of this shape.
+
+    Raises
+    ------
+    TypeError
+        If it does not hold numbers.
+    ValueError
+        As NumPy does, with both shapes.
+    """
+    if x.dtype.kind not in "fciub":
+        raise TypeError(
+            f"The right operand of a coded product must hold numbers, its dtype is {x.dtype}."
+        )
+    if x.ndim not in (1, 2):
+        raise ValueError(
+            f"The right operand of a coded product must be a vector or a matrix, "
+            f"it has {x.ndim} dimensions."
+        )
+    if x.shape[0] != shape[1]:
+        raise ValueError(
+            f"Shapes {shape} and {x.shape} do not fit together: "
+            f"{shape[1]} columns on the left, {x.shape[0]} rows on the right."
+        )
+    return x

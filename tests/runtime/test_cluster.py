@@ -439,18 +439,18 @@ async def test_messages_of_an_older_run_are_ignored(c, s, *workers):
     rows = [np.full(1, 1e9)]
     for worker in workers:
         plugin = worker_plugin(worker)
-        # The participant's side: nothing is computed and nothing is answered.
+        # The participant's side: nothing is computed, and only a stop is answered.
         answers = []
         for op in ("assign", "withdraw", "stop"):
             message = {"op": op, "run": "older", "runs": [(0, 0, 1)], "over": ["older"]}
             plugin._handle(message, answers.append)
-        assert answers == []
+        assert answers == [{"op": "stopped", "run": "older"}]
         # The coordinator's side: nothing is decoded.
         for channel in plugin.channels.values():
             share = {"op": "share", "run": "older", "runs": [Run(0, 0, 1)], "rows": rows}
             channel.receive(share | {"seconds": 0.0})
             channel.receive({"op": "absent", "run": "older", "pieces": [0, 1, 2, 3]})
-            channel.receive({"op": "stopped", "run": "older", "stripes": 1, "seconds": 0.0})
+            channel.receive({"op": "stopped", "run": "older"})
     await Event("old-go").set()
     np.testing.assert_allclose(await future, [A @ x] * 2)
 

@@ -23,9 +23,10 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 
@@ -130,6 +131,7 @@ class Lab:
             *self.workers, self.free = addresses
             pids = self.client.run(os.getpid, workers=self.workers)
             self._pids = [pids[worker] for worker in self.workers]
+            self._dead: set[int] = set()
             # Left before the cluster is closed: slow workers would be slow to end, stopped ones
             # would not end at all.
             unlimited = dict.fromkeys(self._pids, math.inf)
@@ -152,9 +154,10 @@ class Lab:
             of speed 0 is stopped: it answers nobody. One of speed ``math.inf`` is not limited.
         """
         speeds = np.broadcast_to(np.asarray(speeds, dtype=float), self._count).copy()
-        for pid, speed in zip(self._pids, _check(speeds).tolist(), strict=True):
+        for i, (pid, speed) in enumerate(zip(self._pids, _check(speeds).tolist(), strict=True)):
             share = 0.0 if speed == 0 else max(self._share * speed, self._floor)
-            self._throttle.set_share(pid, share)
+            if i not in self._dead:
+                self._throttle.set_share(pid, share)
         self.speeds = speeds
 
     @contextmanager
@@ -187,7 +190,11 @@ class Lab:
             self.set_speeds(before)
 
     def measure_speeds(self, operator: Any, x: np.ndarray, seconds: float = 1.0) -> np.ndarray:
-        """Measure how fast each worker is on its piece when all others are idle.
+        """Measure how fast the workers are on their pieces, all at once, with nothing else to do.
+
+        At once, because they share caches and memory with each other in a round as well. For
+        other tenants of the machine the speed of all may change by tens of percent within
+        seconds: measure beside what is to be compared, before and after.
 
         Parameters
         ----------
@@ -196,21 +203,30 @@ class Lab:
         x
             Its operand.
         seconds
-            How long to measure each worker.
+            How long to measure.
 
         Returns
         -------
         ndarray, shape (workers,)
-            Rows per second.
+            Rows per second; 0 where a worker has died.
         """
         encoded = operator.encoded
         keys = {w: piece.key for w, piece in zip(encoded.workers, encoded.futures, strict=True)}
-        return np.array(
-            [
-                self.client.run(_measure_speed, keys[worker], x, seconds, workers=[worker])[worker]
-                for worker in self.workers
-            ]
-        )
+        alive = [w for i, w in enumerate(self.workers) if i not in self._dead]
+        speeds = self.client.run(_measure_speed, keys, x, seconds, workers=alive)
+        return np.array([speeds.get(worker, 0.0) for worker in self.workers])
+
+    def kill(self, worker: str) -> None:
+        """Kill a worker for good (SIGKILL), and wait until the scheduler knows."""
+        index = self.workers.index(worker)
+        cluster: Any = self.client.cluster
+        for nanny in cluster.workers.values():
+            if nanny.worker_address == worker:
+                nanny.close_gracefully()  # it is not to start another one
+        os.kill(self._pids[index], signal.SIGKILL)
+        self._dead.add(index)
+        while worker in cluster.scheduler.workers:
+            time.sleep(0.01)
 
 
 class Follower:
@@ -281,9 +297,11 @@ def _check(speeds: np.ndarray) -> np.ndarray:
     return speeds
 
 
-async def _measure_speed(key: Any, x: np.ndarray, seconds: float, dask_worker: Any) -> float:
+async def _measure_speed(
+    keys: Mapping[str, Any], x: np.ndarray, seconds: float, dask_worker: Any
+) -> float:
     """On a worker: its rows per second with nothing else to do, beside its event loop."""
-    piece = dask_worker.data[key]
+    piece = dask_worker.data[keys[dask_worker.address]]
     step = max(1, len(piece) // 64)
 
     def work() -> float:

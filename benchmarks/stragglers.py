@@ -2,14 +2,19 @@
 
 Eight one-thread workers share two cores under CPU quotas; some of them are slowed five times. The
 yardstick is the fluid bound: the time in which workers of the speeds measured with nothing else
-running, before and after, all busy to the end and nothing computed in vain, can do a round.
-Nothing is known of the workers beforehand unless a row says so.
+running, all busy to the end and nothing computed in vain, can do a round. Speeds are measured
+before and after every few rounds, because those of a shared machine change. Nothing is known of the
+workers beforehand unless a row says so.
+
+At last one worker is killed: the bound of the rounds after that is that of the others.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -41,111 +46,174 @@ class Size:
 
     rows: int = 48_000
     columns: int = 8_000
-    right: int = 16
+    # Few enough for the operand to stay in a core's cache beside seven other workers'.
+    right: int = 4
     share: float = 0.18
-    turns: int = 2
-    rounds: int = 5
+    turns: int = 3
+    rounds: int = 4
+    measure: float = 0.7
     codes: tuple[tuple[int, int], ...] = ((8, 6), (8, 4))
     slowed: tuple[int, ...] = (0, 1, 2)
 
 
-SMOKE = Size(rows=240, columns=100, right=2, turns=1, rounds=2, codes=((4, 3),), slowed=(1,))
+SMOKE = Size(
+    rows=240,
+    columns=100,
+    right=2,
+    turns=1,
+    rounds=2,
+    measure=0.01,
+    codes=((4, 3),),
+    slowed=(1,),
+)
 
 
 @dataclass
 class Result:
-    """Seconds of every round of one code with so many workers slowed, by policy."""
+    """Rounds over the fluid bound, by policy, and the bounds in seconds beside each few rounds."""
 
-    bound: float = 0.0
-    rounds: dict[str, list[float]] = field(default_factory=dict)
-
-
-def run_case(lab: Lab, k: int, slowed: int, size: Size) -> Result:
-    """All policies in turn, then dask.array, on workers of which some are slowed."""
-    n = len(lab.workers)
-    lab.set_speeds(math.inf)
-    A = da.random.default_rng(0).standard_normal(
-        (size.rows, size.columns), chunks=(-(-size.rows // n), -1)
-    )
-    x = np.random.default_rng(1).standard_normal((size.columns, size.right))
-    C = coded.encode(A, coded.MDS(n, k), workers=lab.workers)
-    local = lab.client.persist(A, workers=lab.workers)
-    wait(local)
-    lab.set_speeds([1 / 5] * slowed + [1] * (n - slowed))
-    seconds = 1.0 if size.turns > 1 else 0.01
-    lab.measure_speeds(C, x, seconds)  # the first touch of a new piece is slower
-    before = lab.measure_speeds(C, x, seconds)
-    result = Result()
-    for _ in range(size.turns):
-        for policy, predictor in POLICIES:
-            with dask.config.set({"coded.policy": policy, "coded.predictor": predictor}):
-                future = coded.submit(play_rounds, C, x, size.rounds, workers=[lab.free])
-                name = f"{policy}, {'nothing known' if predictor == 'uniform' else 'learning'}"
-                result.rounds.setdefault(name, []).extend(future.result())
-        for name, compute in (
-            ("dask.array", lambda: lab.client.compute(local @ x).result()),
-            ("NumPy, one process", numpy_product(A.shape, x)),
-        ):
-            began = perf_counter()
-            compute()
-            result.rounds.setdefault(name, []).append(perf_counter() - began)
-    speeds = (before + lab.measure_speeds(C, x, seconds)) / 2
-    result.bound = fluid_time(speeds, k, -(-size.rows // k))
-    return result
+    ratios: dict[str, list[float]] = field(default_factory=dict)
+    bounds: list[float] = field(default_factory=list)
 
 
-def numpy_product(shape: tuple[int, int], x: np.ndarray) -> Any:
+class Bench:
+    """A matrix in a lab: coded, and as a plain dask array."""
+
+    def __init__(self, lab: Lab, k: int, size: Size) -> None:
+        n = len(lab.workers)
+        lab.set_speeds(math.inf)
+        A = da.random.default_rng(0).standard_normal(
+            (size.rows, size.columns), chunks=(-(-size.rows // n), -1)
+        )
+        self.x = np.random.default_rng(1).standard_normal((size.columns, size.right))
+        self.coded = coded.encode(A, coded.MDS(n, k), workers=lab.workers)
+        self.plain: Any = lab.client.persist(A, workers=lab.workers)
+        wait(self.plain)
+        self._lab = lab
+        self._k = k
+        self._size = size
+
+    def bound(self) -> float:
+        """Seconds that a round takes at least, at the speeds that the workers have just now."""
+        speeds = self._lab.measure_speeds(self.coded, self.x, self._size.measure)
+        return fluid_time(speeds, self._k, -(-self._size.rows // self._k))
+
+    def play(self, policy: str, predictor: str) -> list[float]:
+        """Seconds of a few coded rounds."""
+        with dask.config.set({"coded.policy": policy, "coded.predictor": predictor}):
+            return coded.submit(
+                play_rounds, self.coded, self.x, self._size.rounds, workers=[self._lab.free]
+            ).result()
+
+    def compute(self) -> list[float]:
+        """Seconds of a product by dask.array."""
+        began = perf_counter()
+        self._lab.client.compute(self.plain @ self.x).result()
+        return [perf_counter() - began]
+
+    def compare(self, ways: dict[str, Callable[[], list[float]]], turns: int) -> Result:
+        """Rounds of all ways in turn, each beside the bound before and after it."""
+        result = Result()
+        self.bound()  # the first touch of a new piece is slower
+        before = self.bound()
+        for _ in range(turns):
+            for name, play in ways.items():
+                seconds = play()
+                after = self.bound()
+                result.bounds.append((before + after) / 2)
+                ratios = [s / result.bounds[-1] for s in seconds]
+                result.ratios.setdefault(name, []).extend(ratios)
+                before = after
+        return result
+
+
+def coded_ways(bench: Bench, policies: list[tuple[str, str]]) -> dict[str, Callable[[], Any]]:
+    return {
+        f"{policy}, {'nothing known' if predictor == 'uniform' else 'learning'}": partial(
+            bench.play, policy, predictor
+        )
+        for policy, predictor in policies
+    }
+
+
+def run_slowed(lab: Lab, bench: Bench, slowed: int, size: Size) -> Result:
+    """All policies, dask.array and NumPy on workers of which some are slowed."""
+    lab.set_speeds([1 / 5] * slowed + [1] * (len(lab.workers) - slowed))
+    ways = coded_ways(bench, POLICIES)
+    ways["dask.array"] = bench.compute
+    ways["NumPy, one process"] = numpy_product(bench.plain.shape, bench.x)
+    return bench.compare(ways, size.turns)
+
+
+def run_loss(lab: Lab, bench: Bench, size: Size) -> Result:
+    """Rounds after one of the workers has been killed."""
+    lab.set_speeds(1)
+    bench.plain = None  # or dask would compute its lost chunks again beside the rounds
+    lab.kill(lab.workers[0])
+    return bench.compare(coded_ways(bench, POLICIES[-2:]), size.turns)
+
+
+def numpy_product(shape: tuple[int, int], x: np.ndarray) -> Callable[[], list[float]]:
     """The same product by NumPy in this process, unthrottled."""
     A = np.ones(shape)
-    return lambda: A @ x
+
+    def play() -> list[float]:
+        began = perf_counter()
+        A @ x
+        return [perf_counter() - began]
+
+    return play
 
 
 @click.command()
 @options
 def main(json_file: Path | None, png_file: Path | None, smoke: bool) -> None:
-    """Rounds over the fluid bound with 0, 1 and 2 of 8 workers slowed 5x."""
+    """Rounds over the fluid bound with 0, 1 and 2 of 8 workers slowed 5x, and with 1 killed."""
     size = SMOKE if smoke else Size()
     report = Report("stragglers")
-    results: dict[tuple[int, int, int], Result] = {}
+    results: dict[tuple[int, int, str], Result] = {}
     kinds: set[str] = set()
     for n, k in size.codes:
         with Lab(n, size.share) as lab:
             kinds.add(lab.kind)
+            bench = Bench(lab, k, size)
             for slowed in size.slowed:
-                result = run_case(lab, k, slowed, size)
-                results[n, k, slowed] = result
-                for name, seconds in result.rounds.items():
-                    policy = name.split(",")[0]
-                    report.add(
-                        f"({n},{k}), {slowed} slowed 5x: {name}",
-                        "round_over_fluid",
-                        Summary.of(np.array(seconds) / result.bound),
-                        goal=1.2 if name == "continuous, nothing known" else None,
-                        policy=policy,
-                        known="nothing" if "nothing" in name else "earlier rounds",
-                        n=n,
-                        k=k,
-                        slowed=slowed,
-                        fluid_bound_seconds=result.bound,
-                    )
+                results[n, k, f"{slowed} slowed"] = run_slowed(lab, bench, slowed, size)
+            results[n, k, "1 killed"] = run_loss(lab, bench, size)
+    for (n, k, what), result in results.items():
+        number, fault = what.split()
+        for name, ratios in result.ratios.items():
+            report.add(
+                f"({n},{k}), {what}{' 5x' * (fault == 'slowed')}: {name}",
+                "round_over_fluid",
+                Summary.of(ratios),
+                goal=1.2 if name == "continuous, nothing known" else None,
+                policy=name.split(",")[0],
+                known="nothing" if "nothing" in name else "earlier rounds",
+                n=n,
+                k=k,
+                slowed=int(number) if fault == "slowed" else 0,
+                killed=int(number) if fault == "killed" else 0,
+                fluid_bound_seconds=float(np.median(result.bounds)),
+            )
     report.machine["throttle"] = ", ".join(sorted(kinds))
     if png_file:
         draw(png_file, results)
     report.finish(json_file)
 
 
-def draw(file: Path, results: dict[tuple[int, int, int], Result]) -> None:
+def draw(file: Path, results: dict[tuple[int, int, str], Result]) -> None:
     """Medians as bars, one group per case."""
     with picture(file, figsize=(11, 5)) as figure:
         axes = figure.subplots()
-        names = list(next(iter(results.values())).rounds)
+        names = list(next(iter(results.values())).ratios)
         for i, name in enumerate(names):
-            medians = [np.median(r.rounds[name]) / r.bound for r in results.values()]
+            medians = [np.median(r.ratios.get(name, np.nan)) for r in results.values()]
             places = np.arange(len(results)) + (i - len(names) / 2) * 0.8 / len(names)
             axes.bar(places, medians, width=0.8 / len(names), label=name)
         axes.axhline(1, color="black", linewidth=1)
         axes.set_xticks(range(len(results)))
-        axes.set_xticklabels([f"({n},{k})\n{s} slowed" for n, k, s in results])
+        axes.set_xticklabels([f"({n},{k})\n{what}" for n, k, what in results])
         axes.set_ylabel("median round over the fluid bound")
         axes.set_ylim(0, 4)
         axes.legend(fontsize="small", ncols=3, loc="upper left")

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dask_coded import config as _config  # noqa: F401  defaults first
 from dask_coded import graph
 from dask_coded._version import __version__
-from dask_coded.array import CodedArray, encode, submit
+from dask_coded.array import CodedArray, encode
 from dask_coded.codes import CODES, MDS, Code, Repetition
+from dask_coded.loop import Loop, Progress
 from dask_coded.runtime.coordinator import Operator
 from dask_coded.runtime.install import ClusterUnfitError
 from dask_coded.runtime.spec import CodedDataLostError
+from dask_coded.submission import submit
 
 __all__ = [
     "CODES",
@@ -18,7 +20,9 @@ __all__ = [
     "Code",
     "CodedArray",
     "CodedDataLostError",
+    "Loop",
     "Operator",
+    "Progress",
     "Repetition",
     "__version__",
     "encode",

@@ -3,14 +3,13 @@
 :func:`encode` stores an array as coded pieces on the workers of a cluster, once. The
 :class:`CodedArray` that it returns is a dask array over the pieces that are plain blocks, so that
 everything a dask array can do still works; its products with vectors and matrices are coded rounds.
-:func:`submit` runs a whole algorithm inside the cluster, where each product is one round.
+:func:`dask_coded.submit` runs a whole algorithm inside the cluster, where each product is one.
 """
 
 from __future__ import annotations
 
 import html
-import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 import dask
@@ -18,20 +17,15 @@ import dask.array as da
 import numpy as np
 import scipy.sparse
 from dask._task_spec import TaskRef
-from dask.base import is_dask_collection, tokenize
+from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.utils import format_bytes
-from distributed import Client, Future, default_client
+from distributed import Client, default_client
 
 from dask_coded.codes import CODES, MDS, Code, Repetition
-from dask_coded.runtime.coordinator import (
-    DataSlot,
-    OperatorSlot,
-    run_loop,
-    run_round,
-)
 from dask_coded.runtime.encoding import Encoded, encode_source, new_id, sparse_type
 from dask_coded.runtime.spec import CodedTask, RoundOptions, check_operand
+from dask_coded.runtime.tasks import run_round
 
 
 def encode(
@@ -97,7 +91,7 @@ def encode(
     array([ 10.,  32.,  54.,  76.,  98., 120.])
     >>> client.close()
     """
-    client = _client(client)
+    client = current_client(client)
     source = _source(A)
     if redundancy is not None and isinstance(code, Code):
         raise TypeError("Pass either a code or a redundancy: a code has its own.")
@@ -124,85 +118,6 @@ def encode(
         return CodedArray(there, back)
 
     return client.sync(run)
-
-
-def submit(
-    function: Callable[..., Any],
-    *args: Any,
-    client: Client | None = None,
-    workers: str | Sequence[str] | None = None,
-    **kwargs: Any,
-) -> Future:
-    """Run an algorithm inside the cluster, as one task.
-
-    The function is ordinary NumPy code over operators with ``@``. Every :class:`CodedArray` among
-    its arguments becomes such an operator (see :class:`dask_coded.Operator`), of which each
-    ``operator @ x`` is one coded round of a few milliseconds; other dask collections become their
-    values.
-
-    Parameters
-    ----------
-    function : callable
-    *args, **kwargs
-        Its arguments.
-    client : distributed.Client, optional
-        By default the current one.
-    workers : str or sequence of str, optional
-        Addresses of workers to run the function on; by default a fast one is chosen.
-
-    Returns
-    -------
-    distributed.Future
-        Of what the function returns.
-
-    Examples
-    --------
-    >>> import numpy as np, dask_coded as coded
-    >>> from distributed import Client
-    >>> client = Client(n_workers=3, threads_per_worker=1, processes=False, dashboard_address=None)
-    >>> C = coded.encode(np.diag([1.0, 2.0, 3.0]), coded.MDS(n=3, k=2))
-    >>> def power(operator, rounds):
-    ...     x = np.ones(3)
-    ...     for _ in range(rounds):
-    ...         x = operator @ x
-    ...         x /= np.linalg.norm(x)
-    ...     return x @ (operator @ x)
-    >>> round(float(coded.submit(power, C, rounds=30).result()), 6)
-    3.0
-    >>> client.close()
-    """
-    client = _client(client)
-    arrays: dict[str, CodedArray] = {}
-    data: list[Any] = []
-
-    def slot(value: Any) -> Any:
-        if isinstance(value, CodedArray):
-            arrays[value.encoded.spec.id] = value
-            return OperatorSlot(value.encoded.spec.id)
-        if isinstance(value, Future):
-            data.append(value)
-            return DataSlot(len(data) - 1)
-        if is_dask_collection(value):
-            data.append(client.compute(value))
-            return DataSlot(len(data) - 1)
-        return value
-
-    places = tuple(slot(value) for value in args)
-    named = {name: slot(value) for name, value in kwargs.items()}
-    name = getattr(function, "__name__", "function")
-    key = f"coded-{name}-{uuid.uuid4().hex}"
-    task = CodedTask(
-        key,
-        run_loop,
-        tuple(arrays),
-        RoundOptions.from_config(),
-        function,
-        places,
-        named,
-        *(TaskRef(future.key) for future in data),
-    )
-    graph = {key: task, **{future.key: future for future in data}}
-    return client.get(graph, key, sync=False, workers=workers)
 
 
 class CodedArray(da.Array):
@@ -365,7 +280,8 @@ class _RoundLayer(MaterializedLayer):
         return _RoundLayer, (self.mapping, None, self.annotations)
 
 
-def _client(client: Client | None) -> Client:
+def current_client(client: Client | None) -> Client:
+    """The one given, or the current one."""
     try:
         return client or default_client()
     except ValueError:

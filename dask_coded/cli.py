@@ -33,8 +33,8 @@ from dask_coded import __version__
 from dask_coded.codes import CODES, Code
 from dask_coded.demo import run_demo
 from dask_coded.graph import ConvergenceError, Graph, pagerank, read_graph
-from dask_coded.graph.progress import Progress
 from dask_coded.local import local_client
+from dask_coded.loop import Progress
 
 logger = logging.getLogger(__name__)
 

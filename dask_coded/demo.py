@@ -26,9 +26,10 @@ import numpy as np
 from dask.system import CPU_COUNT
 from distributed import wait
 
-from dask_coded.array import encode, submit
+from dask_coded.array import encode
 from dask_coded.codes import MDS
 from dask_coded.local import local_client
+from dask_coded.submission import submit
 
 _SLOWDOWN = 5
 _ROUNDS = 8

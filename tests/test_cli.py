@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from dask_coded import cli, demo, local
 from dask_coded.codes import MDS, Repetition
 from dask_coded.graph import ConvergenceError, read_graph
-from dask_coded.graph.progress import Progress
+from dask_coded.loop import Progress
 
 # The package has a function of the module's name.
 pagerank_module = importlib.import_module("dask_coded.graph.pagerank")

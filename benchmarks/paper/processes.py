@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
@@ -29,14 +29,15 @@ class Size:
     cores : float
         Shared evenly by the workers when all have speed 1.
     measure : float
-        Seconds for which the speed of each worker is measured.
+        Seconds for which speeds are measured, before and after every round.
     """
 
-    rows: int = 40_000
+    rows: int = 80_000
     columns: int = 8_000
-    right: int = 16
+    # Few enough for the operand to stay in a core's cache beside the other workers'.
+    right: int = 4
     cores: float = 1.5
-    measure: float = 1.0
+    measure: float = 0.5
 
 
 SMOKE = Size(rows=480, columns=60, right=2, measure=0.01)
@@ -73,11 +74,26 @@ class Bench:
             self._array = coded.encode(self._data(), code, workers=self.lab.workers)
             self._code = wanted
             self.lab.set_speeds(1.0)
-            # The first touch of a new piece is slower; then what speed 1 is, of each worker.
-            self.lab.measure_speeds(self._array, self._x, self.size.measure / 2)
-            self.unit = self.lab.measure_speeds(self._array, self._x, self.size.measure)
+            self._measure()  # the first touch of a new piece is slower
         assert self._array is not None
         return self._array
+
+    def _measure(self) -> np.ndarray:
+        """What speed 1 is of each worker just now, in rows per second."""
+        self.lab.set_speeds(1.0)
+        return self.lab.measure_speeds(self._array, self._x, self.size.measure)
+
+    def _ratios(self, case: Case, rows: list[np.ndarray], play: Callable[[], float]) -> np.ndarray:
+        """Rounds over the fluid bound at the speeds that were measured before and after each."""
+        ratios = []
+        before = self._measure()
+        for row in rows:
+            self.lab.set_speeds(row)
+            seconds = play()
+            after = self._measure()
+            unit, before = (before + after) / 2, after
+            ratios.append(seconds / fluid_time(unit * row, case.k, self.size.rows / case.k))
+        return np.array(ratios)
 
     def play(self, case: Case, contender: Contender) -> np.ndarray:
         """Rounds over the fluid bound, one for each row of speeds, the first of all left out.
@@ -85,33 +101,26 @@ class Bench:
         The first round opens connections.
         """
         array = self._encoded(contender, case)
-        ratios = []
-        with dask.config.set({"coded.policy": contender.key}):
-            with self.lab.following(case.speeds) as follower:
-                for row in [case.speeds[0], *case.speeds]:
-                    future = coded.submit(play_rounds, array, self._x, 1, workers=[self.lab.free])
-                    [seconds] = future.result()
-                    ratios.append(seconds / self.bound(case, row))
-                    if len(ratios) > 1:
-                        follower.next_row()
-        return np.array(ratios[1:])
 
-    def bound(self, case: Case, row: np.ndarray) -> float:
-        """Fluid bound in seconds of workers of these speeds."""
-        return fluid_time(self.unit * row, case.k, self.size.rows / case.k)
+        def play() -> float:
+            future = coded.submit(play_rounds, array, self._x, 1, workers=[self.lab.free])
+            return future.result()[0]
+
+        with dask.config.set({"coded.policy": contender.key}):
+            return self._ratios(case, [case.speeds[0], *case.speeds], play)[1:]
 
     def dask_array(self, case: Case, chunks_per_worker: int) -> np.ndarray:
-        """Rounds of plain dask.array over the fluid bound, its data where they are computed."""
-        self._array, self._code = None, ()
+        """Rounds of plain dask.array over the fluid bound, its data where they are computed.
+
+        Beside the pieces of the contender before it, on which speeds are measured.
+        """
         self.lab.set_speeds(np.inf)
         data = self.lab.client.persist(self._data(chunks_per_worker), workers=self.lab.workers)
         wait(data)
-        self.lab.set_speeds(1.0)
-        ratios = []
-        with self.lab.following(case.speeds) as follower:
-            for row in case.speeds:
-                began = perf_counter()
-                self.lab.client.compute(data @ self._x).result()
-                ratios.append((perf_counter() - began) / self.bound(case, row))
-                follower.next_row()
-        return np.array(ratios)
+
+        def play() -> float:
+            began = perf_counter()
+            self.lab.client.compute(data @ self._x).result()
+            return perf_counter() - began
+
+        return self._ratios(case, list(case.speeds), play)

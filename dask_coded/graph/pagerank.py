@@ -30,9 +30,10 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from dask_coded.array import encode, submit
-from dask_coded.graph.progress import Progress, watch
+from dask_coded.array import encode
 from dask_coded.graph.readers import Graph, as_graph
+from dask_coded.loop import QUIET, Loop, Progress
+from dask_coded.submission import run
 
 Vector = npt.NDArray[np.float64]
 
@@ -69,7 +70,7 @@ def pagerank_rounds(
     start: npt.ArrayLike | None = None,
     tol: float = 1e-10,
     max_iter: int = 200,
-    report: Callable[[Progress, bool], object] | None = None,
+    loop: Loop = QUIET,
 ) -> Ranks:
     """Iterate PageRank over an operator, in this thread.
 
@@ -91,8 +92,8 @@ def pagerank_rounds(
         exactly ``max_iter`` rounds.
     max_iter : int
         Most rounds to do.
-    report : callable, optional
-        Called as ``report(progress, last)`` after each round.
+    loop : Loop
+        Told of each round.
 
     Returns
     -------
@@ -120,19 +121,13 @@ def pagerank_rounds(
     n = len(lost)
     jump = _distribution("personalization", personalization, n)
     x = _distribution("start", start, n)
-    for i in range(1, max_iter + 1):
+    first, x = loop.resume((1, x))
+    for i in range(first, max_iter + 1):
         previous, x = x, damping * (operator @ x + (lost @ x) * jump) + (1 - damping) * jump
         residual = float(np.abs(x - previous).sum())
         converged = residual < tol
-        if report is not None:
-            last_round = getattr(operator, "last_round", None)
-            progress = Progress(
-                i,
-                residual,
-                seconds=getattr(last_round, "seconds", None),
-                workers=getattr(last_round, "workers", None),
-            )
-            report(progress, converged or i == max_iter)
+        last = converged or i == max_iter
+        loop.report(Progress.of(operator, i, residual), state=(i + 1, x), last=last)
         if converged:
             break
     if tol > 0 and not converged:
@@ -219,7 +214,7 @@ def pagerank(
     client : distributed.Client, optional
         The cluster. Default: the current client.
     callback : callable, optional
-        Called with a :class:`~dask_coded.graph.progress.Progress` for the last round and for
+        Called with a :class:`~dask_coded.Progress` for the last round and for
         earlier ones, at most ten a second, in the client's event loop: it should return soon.
 
     Returns
@@ -267,23 +262,17 @@ def pagerank(
         if value is not None
     }
     coded = encode(matrix, code, client=client)
-    with watch(callback, client) as report:
-        future = submit(
-            pagerank_rounds,
-            coded,
-            dangling,
-            damping=damping,
-            tol=tol,
-            max_iter=max_iter,
-            report=report,
-            client=client,
-            **vectors,
-        )
-        try:
-            scores = future.result().scores
-        except KeyboardInterrupt:
-            future.cancel()
-            raise
+    scores = run(
+        pagerank_rounds,
+        coded,
+        dangling,
+        damping=damping,
+        tol=tol,
+        max_iter=max_iter,
+        client=client,
+        callback=callback,
+        **vectors,
+    ).scores
     return scores if sp.issparse(graph) else dict(zip(found.nodes.tolist(), scores.tolist()))
 
 

@@ -12,7 +12,7 @@ import asyncio
 import itertools
 import math
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +21,7 @@ from typing import Any, Self
 
 import numpy as np
 from dask.typing import Key
-from distributed import get_worker, secede
+from distributed import get_worker
 from distributed.utils import sync
 from distributed.worker import thread_state
 
@@ -404,6 +404,7 @@ class Operator:
 
     Attributes
     ----------
+    code : Code
     last_round : RoundReport or None
         What happened in the round before.
     """
@@ -416,6 +417,7 @@ class Operator:
         self.shape = spec.shape
         self.dtype = spec.dtype
         self.ndim = 2
+        self.code = spec.code
         self.last_round: RoundReport | None = None
         self._transposed: Operator | None = None
 
@@ -448,44 +450,3 @@ class Operator:
             self._transposed = Operator(self._coordinator.other(spec.transposed))
             self._transposed._transposed = self
         return self._transposed
-
-
-def run_round(array_ids: Sequence[str], options: RoundOptions, x: Any) -> np.ndarray[Any, Any]:
-    """Task: one round."""
-    return Operator.of(array_ids[0], options) @ x
-
-
-def run_loop(
-    array_ids: Sequence[str],
-    options: RoundOptions,
-    function: Callable[..., Any],
-    args: Any,
-    kwargs: Any,
-    *found: Any,
-) -> Any:
-    """Task: a whole algorithm, with operators and data in the places marked for them."""
-    secede()
-    operators = {array_id: Operator.of(array_id, options) for array_id in array_ids}
-
-    def fill(value: Any) -> Any:
-        if isinstance(value, OperatorSlot):
-            return operators[value.array_id]
-        if isinstance(value, DataSlot):
-            return found[value.index]
-        return value
-
-    return function(*map(fill, args), **{name: fill(value) for name, value in kwargs.items()})
-
-
-@dataclass(frozen=True)
-class OperatorSlot:
-    """Stands for an operator among the arguments of an algorithm."""
-
-    array_id: str
-
-
-@dataclass(frozen=True)
-class DataSlot:
-    """Stands for the result of another task among the arguments of an algorithm."""
-
-    index: int

@@ -26,6 +26,7 @@ from dask_coded._version import __version__
 from dask_coded.codes import DecodeError
 from dask_coded.planning import POLICIES, InfeasibleError, Layout, SpeedHistory
 from dask_coded.planning.layout import Floats
+from dask_coded.runtime.checkpoints import keepers
 from dask_coded.runtime.placement import WorkerInfo, place
 from dask_coded.runtime.spec import NAME, ArraySpec, CodedTask
 from dask_coded.runtime.worker import CodedWorkerPlugin
@@ -78,8 +79,11 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
         self._pins: dict[Key, str] = {}
         self._holding: dict[Key, str] = {}
         self._silent: dict[str, float] = {}
+        #: Workers that keep the state of a loop, by the key of its task.
+        self._keepers: dict[Key, list[str]] = {}
         scheduler.handlers.update(
             coded_hello=self.hello,
+            coded_keepers=self.keepers,
             coded_register=self.register,
             coded_sealed=self.sealed,
             coded_abandon=self.abandon,
@@ -286,6 +290,21 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
                     speeds[i] = 0.0
         return speeds
 
+    def keepers(self, key: Key, worker: str, copies: int) -> list[str]:
+        """Handler: which workers keep, or are to keep, the state of a loop that runs on one."""
+        there = [address for address in self.versions if address in self.scheduler.workers]
+        best = [there[i] for i in np.argsort(-self._predict(there), kind="stable")]
+        known = [address for address in self._keepers.get(key, ()) if address in there]
+        chosen = keepers(known, best, worker, copies)
+        self._keepers[key] = [*known, *(address for address in chosen if address not in known)]
+        return chosen
+
+    def _forget_state(self, key: Key) -> None:
+        """What is kept of a loop is of no use any more."""
+        for address in self._keepers.pop(key, ()):
+            if address in self.scheduler.stream_comms:
+                self.scheduler.worker_send(address, {"op": "coded-forget", "key": key})
+
     # -- hooks of the scheduler ----------------------------------------------------------------
 
     def update_graph(self, scheduler: Scheduler, *, tasks: list[Key], **kwargs: Any) -> None:
@@ -317,9 +336,11 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
     def transition(
         self, key: Key, start: str, finish: str, *args: Any, stimulus_id: str, **kwargs: Any
     ) -> None:
-        if finish in ("memory", "erred", "forgotten") and (holder := self._holding.pop(key, None)):
-            # Transitions must not be started from within one.
-            self.scheduler.loop.add_callback(self._release, holder)
+        if finish in ("memory", "erred", "forgotten"):
+            if holder := self._holding.pop(key, None):
+                # Transitions must not be started from within one.
+                self.scheduler.loop.add_callback(self._release, holder)
+            self._forget_state(key)
         if finish == "forgotten" and (array := self._piece_keys.pop(key, None)):
             self._pins.pop(key, None)
             if state := self.arrays.get(array):
@@ -375,6 +396,7 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
         self._piece_keys.clear()
         self._pins.clear()
         self._holding.clear()
+        self._keepers.clear()
 
     def valid_workers_downscaling(
         self, scheduler: Scheduler, workers: list[WorkerState]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy.sparse
+from dask.typing import Key
 from distributed.core import Status
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.protocol import to_serialize
@@ -41,11 +43,16 @@ class CodedWorkerPlugin(WorkerPlugin):
         self.worker = worker
         self.channels: dict[str, Channel] = {}
         self.specs: dict[str, ArraySpec] = {}
+        #: States of loops that run elsewhere: the round after which, and the pickled state.
+        self.kept: dict[Key, tuple[int, bytes]] = {}
+        self._forgotten: deque[Key] = deque(maxlen=1000)
         self._jobs: dict[str, Job] = {}
         self._jobs_of: dict[Handler, set[str]] = {}
         self._executor = ThreadPoolExecutor(worker.state.nthreads, thread_name_prefix="Coded")
         worker.handlers["coded_channel"] = self._serve
         worker.handlers["coded_rows"] = self._rows
+        worker.handlers["coded_kept"] = self.kept_state
+        worker.stream_handlers["coded-forget"] = self._forget
         worker.extensions["coded"] = self
         await worker.scheduler.coded_hello(worker=worker.address, version=__version__)
 
@@ -93,6 +100,10 @@ class CodedWorkerPlugin(WorkerPlugin):
             # Answered in any case: a coordinator that waits in vain takes this worker for stopped.
             self._drop(run)
             answer({"op": "stopped", "run": run})
+        elif op == "keep":
+            if run not in self._forgotten:
+                self.kept[run] = message["round"], message["state"]
+            answer({"op": "kept", "run": run})
         elif job := self._jobs.get(run):
             runs = [Run(*r) for r in message["runs"]]
             if op == "assign":
@@ -134,6 +145,15 @@ class CodedWorkerPlugin(WorkerPlugin):
     def _drop(self, run: str) -> None:
         if job := self._jobs.pop(run, None):
             job.stop()
+
+    def kept_state(self, key: Key) -> tuple[int, bytes] | None:
+        """Handler: the state that is kept of a loop."""
+        return self.kept.get(key)
+
+    def _forget(self, key: Key) -> None:
+        """The loop is over; a state that comes in late is not wanted either."""
+        self.kept.pop(key, None)
+        self._forgotten.append(key)
 
     def piece(self, key: Any) -> Any:
         """A piece that this worker holds, aligned; None if it holds it no more."""

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import dask.array as da
 import numpy as np
 import psutil
 import pytest
+from distributed.utils_test import poll_for
 
 import dask_coded as coded
 from benchmarks import cluster
@@ -137,7 +137,7 @@ def test_worker_of_speed_0_is_stopped_and_comes_back(lab: Lab):
     lab.set_speeds([1.0, 0.0])
     pid = pids[lab.workers[1]]
     assert lab._throttle.shares[pid] == 0
-    wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    poll_for(lambda: stopped(psutil.Process(pid)), timeout=120)
     lab.set_speeds(math.inf)
     assert shares(lab) == [math.inf, math.inf]
 
@@ -180,14 +180,6 @@ def test_speeds_are_measured_on_the_pieces(lab: Lab):
 # ---------------------------------------------------------------------------------- how a lab ends
 
 
-def wait_until(condition) -> None:
-    """Wait for a state of processes that are not ours, of whose changes nobody tells us."""
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def stopped(process: psutil.Process) -> bool:
     return process.status() == psutil.STATUS_STOPPED
 
@@ -225,7 +217,7 @@ def test_nothing_outlives_the_owner(kind: str, end: str):
             assert owner.stdout.readline() == b"ready\n"
             children = psutil.Process(owner.pid).children(recursive=True)
             assert len(children) >= 4  # three workers, and the guard of the stopped one
-            wait_until(lambda: any(map(stopped, children)))
+            poll_for(lambda: any(map(stopped, children)), timeout=120)
             assert len(groups_of(owner.pid)) == (2 if kind == "cgroup quota" else 0)
             if end == "kill":
                 owner.kill()
@@ -238,7 +230,7 @@ def test_nothing_outlives_the_owner(kind: str, end: str):
             assert owner.wait() == expected
         finally:
             owner.kill()
-    wait_until(lambda: all(map(gone, children)))
+    poll_for(lambda: all(map(gone, children)), timeout=120)
     if end == "kill":
         with Throttle({}):  # the next run tidies up
             pass

@@ -1,0 +1,84 @@
+"""The state of a loop outlives the worker that the loop runs on."""
+
+from __future__ import annotations
+
+import numpy as np
+from distributed import Event
+from distributed.utils_test import async_poll_for, gen_cluster, poll_for
+
+import dask_coded as coded
+from dask_coded.loop import Progress
+from dask_coded.runtime.checkpoints import keepers
+
+KILLED_AFTER = 5
+
+
+def rounds(operator, begun, go, loop):
+    """Add up ``operator @ 1``; wait after some rounds until told to go on."""
+    first, total = loop.resume((1, np.zeros(4)))
+    for i in range(first, 11):
+        total = total + operator @ np.ones(4)
+        loop.report(Progress(i, residual=0.0), state=(i + 1, total), last=i == 10)
+        if i == KILLED_AFTER:
+            Event(begun).set()
+            Event(go).wait()
+    return first, total
+
+
+def test_those_that_kept_it_before_go_first():
+    assert keepers(["c"], ["a", "b", "c"], "b", copies=2) == ["c", "a"]
+
+
+def test_the_worker_of_the_loop_keeps_nothing():
+    assert keepers(["a"], ["a"], "a", copies=3) == []
+
+
+@gen_cluster(client=True, nthreads=[("", 1)] * 4)
+async def test_states_are_dropped_when_the_loop_is_over(c, s, *workers):
+    C = await coded.encode(np.eye(4), coded.MDS(4, 2), client=c)
+    future = coded.submit(rounds, C, "begun", "go", coded.Loop(), client=c)
+    await Event("begun", client=c)
+    plugins = [w.extensions["coded"] for w in workers]
+    await async_poll_for(lambda: sum(len(p.kept) for p in plugins) == 3, timeout=30)
+    await Event("go", client=c).set()
+    first, total = await future
+    assert first == 1
+    np.testing.assert_allclose(total, 10.0)
+    await async_poll_for(lambda: not any(p.kept for p in plugins), timeout=30)
+    assert not s.extensions["coded"]._keepers
+
+
+@gen_cluster(client=True, nthreads=[("", 1)] * 4)
+async def test_states_are_dropped_when_the_loop_is_cancelled(c, s, *workers):
+    C = await coded.encode(np.eye(4), coded.MDS(4, 2), client=c)
+    future = coded.submit(rounds, C, "begun", "go", coded.Loop(), client=c)
+    await Event("begun", client=c)
+    await future.cancel()
+    await Event("go", client=c).set()
+    plugins = [w.extensions["coded"] for w in workers]
+    await async_poll_for(lambda: not any(p.kept for p in plugins), timeout=30)
+
+
+def test_coordinator_and_as_many_workers_as_the_code_allows_killed_between_rounds(processes):
+    *holders, one, other = processes.add(7)
+    client = processes.client
+    C = coded.encode(np.eye(4), coded.MDS(5, 3), client=client, workers=holders)
+    future = coded.submit(
+        rounds, C, "begun", "go", coded.Loop(), client=client, workers=[one, other]
+    )
+    Event("begun", client=client).wait()
+    poll_for(lambda: len(kept(client)) == 3, timeout=30)
+    running = next(a for a, tasks in client.processing().items() if future.key in tasks)
+    for address in [running, *sorted(kept(client) & set(holders))[:2]]:
+        processes.kill(address)
+    Event("go", client=client).set()
+    first, total = future.result(timeout=120)
+    # Not every state is kept of a loop with such short rounds, but the first one is.
+    assert 1 < first <= KILLED_AFTER + 1
+    np.testing.assert_allclose(total, 10.0)
+
+
+def kept(client) -> set[str]:
+    """Workers that keep a state."""
+    held = client.run(lambda dask_worker: len(dask_worker.extensions["coded"].kept))
+    return {address for address, count in held.items() if count}

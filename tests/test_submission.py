@@ -1,0 +1,72 @@
+"""Algorithms sent to the cluster: what the client hears of them, and how it stops them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from distributed import Client, Event
+
+import dask_coded as coded
+from dask_coded import submission
+from dask_coded.loop import QUIET, Progress
+from dask_coded.runtime.tasks import LoopSlot
+
+
+@pytest.fixture(scope="module")
+def client():
+    options = {"n_workers": 3, "threads_per_worker": 2, "processes": False}
+    with Client(**options, dashboard_address=None, set_as_default=False) as client:
+        coded.encode(np.eye(4), coded.MDS(3, 2), client=client)  # has the plugins installed
+        yield client
+
+
+def count(rounds, loop=QUIET):
+    first = loop.resume(1)
+    for i in range(first, rounds + 1):
+        loop.report(Progress(i, residual=1 / i, objective=2.0), state=i + 1, last=i == rounds)
+    return first
+
+
+def test_the_client_hears_of_the_last_round(client):
+    heard = []
+    assert submission.run(count, 1000, client=client, callback=heard.append) == 1
+    assert heard[-1] == Progress(1000, residual=1e-3, objective=2.0)
+    assert len(heard) < 1000
+
+
+def test_without_a_callback_nobody_is_told(client):
+    before = client.get_events()
+    assert submission.run(count, 3, client=client) == 1
+    assert not [topic for topic in set(client.get_events()) - set(before) if "progress" in topic]
+
+
+def test_an_interrupt_cancels_the_algorithm(client, monkeypatch):
+    futures = []
+
+    class Interrupted:
+        def __init__(self, future):
+            self.future = future
+
+        def result(self):
+            raise KeyboardInterrupt
+
+        def cancel(self):
+            futures.append(self.future)
+            self.future.cancel()
+
+    submit = submission.submit
+    monkeypatch.setattr(submission, "submit", lambda *a, **k: Interrupted(submit(*a, **k)))
+    with pytest.raises(KeyboardInterrupt):
+        submission.run(lambda name, loop: Event(name).wait(), "never", client=client)
+    assert futures[0].cancelled()
+    Event("never", client=client).set()
+
+
+def test_a_plain_loop_among_the_arguments_is_one_that_is_kept(client):
+    C = coded.encode(np.eye(4), coded.MDS(3, 2), client=client)
+
+    def kind(operator, loop):
+        return type(loop).__name__, loop._copies, loop._topic
+
+    assert coded.submit(kind, C, coded.Loop(), client=client).result() == ("KeptLoop", 2, None)
+    assert LoopSlot() == LoopSlot(None, 0.1)

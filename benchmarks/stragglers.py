@@ -44,10 +44,10 @@ POLICIES = [
 class Size:
     """How large a run is."""
 
-    rows: int = 48_000
+    rows: int = 64_000
     columns: int = 8_000
     # Few enough for the operand to stay in a core's cache beside seven other workers'.
-    right: int = 4
+    right: int = 8
     share: float = 0.18
     turns: int = 3
     rounds: int = 4

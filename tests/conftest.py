@@ -10,14 +10,21 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import dask
 import pytest
-from distributed import Client
+from distributed import Client, utils_test
 from hypothesis import settings
+
+import dask_coded  # noqa: F401  its defaults
 
 # The same examples in every run; `--hypothesis-profile=search` looks for new ones.
 settings.register_profile("dask-coded", deadline=None, derandomize=True)
 settings.register_profile("search", deadline=None, max_examples=1000)
 settings.load_profile("dask-coded")
+
+
+# gen_cluster resets the configuration to what it was when its module was imported.
+utils_test.original_config["coded"] = dask.config.get("coded")
 
 
 class Processes:
@@ -73,8 +80,17 @@ class Processes:
         process.kill()
         process.wait()
 
-    def signal(self, address: str, number: signal.Signals) -> None:
-        self.process(address).send_signal(number)
+    @contextlib.contextmanager
+    def stopped(self, *addresses: str) -> Iterator[None]:
+        """SIGSTOP for as long as a block lasts."""
+        processes = [self.process(address) for address in addresses]
+        try:
+            for process in processes:
+                process.send_signal(signal.SIGSTOP)
+            yield
+        finally:
+            for process in processes:
+                process.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
         with contextlib.suppress(Exception):

@@ -35,7 +35,7 @@ class Size:
     rows: int = 80_000
     columns: int = 8_000
     # Few enough for the operand to stay in a core's cache beside the other workers'.
-    right: int = 4
+    right: int = 8
     cores: float = 1.5
     measure: float = 0.5
 

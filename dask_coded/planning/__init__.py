@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dask_coded.planning.assignment import InfeasibleError, deal, fluid_time
-from dask_coded.planning.layout import Layout, Run
+from dask_coded.planning.layout import Layout, Run, without
 from dask_coded.planning.policies import POLICIES, Continuous, Policy
 from dask_coded.planning.predictors import PREDICTORS, Predictor
 from dask_coded.planning.progress import Assign, Command, Finish, Progress, Reporting, Withdraw
@@ -27,4 +27,5 @@ __all__ = [
     "Withdraw",
     "deal",
     "fluid_time",
+    "without",
 ]

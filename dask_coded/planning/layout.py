@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -21,6 +21,26 @@ class Run(NamedTuple):
     piece: int
     start: int
     stop: int
+
+
+def without(runs: Iterable[Run], gone: Run) -> list[Run]:
+    """Runs, less the stripes of one.
+
+    Examples
+    --------
+    >>> without([Run(0, 0, 4), Run(1, 2, 8)], Run(1, 4, 6))
+    [Run(piece=0, start=0, stop=4), Run(piece=1, start=2, stop=4), Run(piece=1, start=6, stop=8)]
+    """
+    kept = []
+    for run in runs:
+        if run.piece != gone.piece or run.stop <= gone.start or gone.stop <= run.start:
+            kept.append(run)
+            continue
+        if run.start < gone.start:
+            kept.append(run._replace(stop=gone.start))
+        if gone.stop < run.stop:
+            kept.append(run._replace(start=gone.stop))
+    return kept
 
 
 @dataclass(frozen=True, eq=False)

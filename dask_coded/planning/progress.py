@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dask_coded.planning.layout import Bools, Floats, Ints, Layout, Run
+from dask_coded.planning.layout import Bools, Floats, Ints, Layout, Run, without
 
 
 @dataclass(frozen=True)
@@ -257,16 +257,7 @@ class Progress:
 
     def _drop(self, worker: int, gone: Run) -> None:
         """Remove a run, or what there is of it, from what a worker owes."""
-        queue = self.queues[worker]
-        kept: deque[Run] = deque()
-        for run in queue:
-            if run.piece != gone.piece or run.stop <= gone.start or gone.stop <= run.start:
-                kept.append(run)
-                continue
-            if run.start < gone.start:
-                kept.append(Run(run.piece, run.start, gone.start))
-            if gone.stop < run.stop:
-                kept.append(Run(run.piece, gone.stop, run.stop))
+        kept = deque(without(self.queues[worker], gone))
         self.queues[worker] = kept
         # Summed anew rather than subtracted: a queue is short, and an empty one is exactly zero.
         self.todo[worker] = sum(self.layout.cost(run) for run in kept)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dask_coded.planning import Reporting, Run
+from dask_coded.planning import Reporting, Run, without
 
 # Stripes are computed in batches of about this long: short enough to stop in, long enough that
 # Python between them does not count.
@@ -90,16 +90,7 @@ class Job:
         """Do not compute these after all, as far as they have not been begun."""
         with self._lock:
             for gone in runs:
-                kept: deque[Run] = deque()
-                for run in self._queue:
-                    if run.piece != gone.piece or run.stop <= gone.start or gone.stop <= run.start:
-                        kept.append(run)
-                        continue
-                    if run.start < gone.start:
-                        kept.append(run._replace(stop=gone.start))
-                    if gone.stop < run.stop:
-                        kept.append(run._replace(start=gone.stop))
-                self._queue = kept
+                self._queue = deque(without(self._queue, gone))
 
     def stop(self) -> None:
         """Drop everything."""

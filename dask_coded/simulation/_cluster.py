@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dask_coded.planning import Assign, Command, Finish, Layout, Reporting, Run
+from dask_coded.planning import Assign, Command, Finish, Layout, Reporting, Run, without
 from dask_coded.planning.layout import Floats
 from dask_coded.rounds import Round
 
@@ -186,7 +186,11 @@ class VirtualRound:
             worker.hinted = False
         else:
             for gone in command.runs:
-                worker.queue = _without(worker.queue, gone, keep_head=worker.partial > 0)
+                if worker.partial:  # what has been begun will be finished
+                    piece, begun, _ = worker.queue[0]
+                    if piece == gone.piece and gone.start <= begun < gone.stop:
+                        gone = gone._replace(start=begun + 1)
+                worker.queue = deque(without(worker.queue, gone))
         self._plan_report(number, worker)
 
     def _settle(self, number: int, worker: _Worker) -> None:
@@ -196,7 +200,6 @@ class VirtualRound:
         if not worker.queue or not rate > 0:
             return
         have = worker.partial + rate * elapsed
-        before = have
         queue = worker.queue
         while queue:
             run = queue[0]
@@ -215,7 +218,7 @@ class VirtualRound:
         idle = have if not queue else 0.0  # it had nothing left to do
         worker.partial = have - idle
         worker.busy += elapsed - idle / rate
-        self.computed += before - idle - (before - rate * elapsed)
+        self.computed += rate * elapsed - idle
 
     def _plan_report(self, number: int, worker: _Worker) -> None:
         """Foresee the stripe after which the worker reports."""
@@ -261,7 +264,8 @@ class VirtualRound:
         for number, worker in enumerate(self._workers):
             self._settle(number, worker)
         self._speeds, until = self._rates(self.now)
-        self._at(until, "change")
+        if np.isfinite(until):
+            self._at(until, "change")
         self._notice_the_gone(after=self._network.notice)
         for number, worker in enumerate(self._workers):
             if worker.queue:
@@ -274,20 +278,3 @@ class VirtualRound:
 
     def _at(self, time: float, kind: str, worker: int = -1, what: Any = None) -> None:
         heapq.heappush(self._events, (time, next(self._count), kind, worker, what))
-
-
-def _without(queue: deque[Run], gone: Run, *, keep_head: bool) -> deque[Run]:
-    """A list without some stripes, save the one that has been begun."""
-    kept: deque[Run] = deque()
-    for index, run in enumerate(queue):
-        if run.piece != gone.piece or run.stop <= gone.start or gone.stop <= run.start:
-            kept.append(run)
-            continue
-        first = gone.start
-        if keep_head and index == 0:
-            first = max(first, run.start + 1)
-        if run.start < first:
-            kept.append(run._replace(stop=min(first, run.stop)))
-        if gone.stop < run.stop:
-            kept.append(run._replace(start=max(gone.stop, first)))
-    return kept

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import dask
 import numpy as np
 import pytest
-from distributed import Client, Event, Worker, utils_test, wait
+from distributed import Client, Event, Worker, wait
 from distributed.security import Security
 from distributed.utils_test import async_poll_for, gen_cluster
 
@@ -18,9 +17,6 @@ from dask_coded.preload import dask_setup
 from dask_coded.runtime.install import install
 from dask_coded.runtime.scheduler import S2C2SchedulerPlugin
 from dask_coded.runtime.worker import CodedWorkerPlugin, worker_plugin
-
-# gen_cluster resets the configuration to what it was when its module was imported.
-utils_test.original_config["coded"] = dask.config.get("coded")
 
 FOUR = [("127.0.0.1", 1)] * 4
 SIX = [("127.0.0.1", 1)] * 6

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -146,11 +145,8 @@ def test_worker_stopped_during_rounds(processes, tmp_path):
     C = coded.encode(source(Log(tmp_path / "blocks")), coded.MDS(4, 3), processes.client)
     loop = Loop(processes.client, C, tmp_path, workers=addresses[0])
     loop.progress(3)
-    processes.signal(addresses[1], signal.SIGSTOP)
-    try:
+    with processes.stopped(addresses[1]):
         loop.progress(20)  # rounds end without it
-    finally:
-        processes.signal(addresses[1], signal.SIGCONT)
     loop.progress(5)
     loop.finish()
     # It is heard of again, and what it missed does no harm.
@@ -163,13 +159,10 @@ def test_worker_stopped_and_another_killed_during_rounds(processes, tmp_path):
     C = coded.encode(source(Log(tmp_path / "blocks")), coded.MDS(5, 3), processes.client)
     loop = Loop(processes.client, C, tmp_path, workers=addresses[0])
     loop.progress(3)
-    processes.signal(addresses[1], signal.SIGSTOP)
-    try:
+    with processes.stopped(addresses[1]):
         loop.progress(3)
         processes.kill(addresses[2])
         loop.progress(10)
-    finally:
-        processes.signal(addresses[1], signal.SIGCONT)
     loop.finish()
 
 
@@ -221,15 +214,11 @@ def test_too_many_workers_killed(processes, tmp_path):
     C = coded.encode(source(Log(tmp_path / "blocks")), coded.MDS(4, 3), client)
     gone, left = C.encoded.workers[:2], C.encoded.workers[2:]
     # Nobody can rebuild anything before both are gone.
-    for address in left:
-        processes.signal(address, signal.SIGSTOP)
-    for process in [processes.process(address) for address in gone]:
-        process.kill()
-        process.wait()
-    poll_for(lambda: set(client.ncores()) == set(left), timeout=60)
-    for process in processes.workers.values():
-        if process.poll() is None:
-            process.send_signal(signal.SIGCONT)
+    with processes.stopped(*left):
+        for process in [processes.process(address) for address in gone]:
+            process.kill()
+            process.wait()
+        poll_for(lambda: set(client.ncores()) == set(left), timeout=60)
     with pytest.raises(
         coded.CodedDataLostError,
         match=r"MDS\(n=4, k=3\) can lose 1 workers; 2 of its 4 pieces are left.*encode the array",

@@ -17,7 +17,17 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.mathjax",
+    "sphinx_gallery.gen_gallery",
 ]
+# Every page of the gallery is a program that is run when the pages are built.
+sphinx_gallery_conf = {
+    "examples_dirs": "gallery",
+    "gallery_dirs": "examples",
+    "download_all_examples": False,
+    "show_memory": False,
+    "abort_on_example_error": True,
+    "min_reported_time": 1e9,
+}
 if os.environ.get("DASK_CODED_INTERSPHINX"):
     extensions.append("sphinx.ext.intersphinx")
     intersphinx_mapping = {
@@ -30,7 +40,7 @@ if os.environ.get("DASK_CODED_INTERSPHINX"):
     }
 
 templates_path = ["_templates"]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "gallery"]
 default_role = "py:obj"
 myst_heading_anchors = 3
 

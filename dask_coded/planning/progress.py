@@ -45,7 +45,7 @@ class Reporting:
     """
 
     interval: float = 0.02
-    growth: float = 0.5
+    growth: float = 1.0
 
     def gap(self, elapsed: Floats) -> Floats:
         """Seconds from a report ``elapsed`` seconds in to the next, at the latest."""

@@ -34,6 +34,9 @@ class Network:
         Seconds until a lost worker is noticed.
     tick : float
         The coordinator acts on all messages of so many seconds at once; 0 for each by itself.
+    handling : float
+        Seconds in which a worker of speed 1 computes nothing, for each message that it sends or
+        receives.
     """
 
     latency: float = 5e-4
@@ -42,6 +45,7 @@ class Network:
     result: int = 0
     notice: float = 0.01
     tick: float = 0.0
+    handling: float = 0.0
 
 
 @dataclass
@@ -53,6 +57,7 @@ class _Worker:
     begun: float | None = None  # when its first list arrived
     since: float = 0.0  # up to when its progress has been entered
     partial: float = 0.0  # work done on the stripe at the head of the list
+    owed: float = 0.0  # work that it would have done but for messages not yet dealt with
     busy: float = 0.0  # seconds at work, not yet reported
     unsent: list[Run] = field(default_factory=list)
     reported: float = 0.0
@@ -179,6 +184,7 @@ class VirtualRound:
         if self._gone[number] or isinstance(command, Finish):
             return
         self._settle(number, worker)
+        worker.owed += self._network.handling
         if isinstance(command, Assign):
             if worker.begun is None:
                 worker.begun = worker.reported = self.now
@@ -197,9 +203,15 @@ class VirtualRound:
         """Enter what has been computed since the last time."""
         rate, elapsed = self._speeds[number], self.now - worker.since
         worker.since = self.now
-        if not worker.queue or not rate > 0:
+        if not rate > 0:
             return
-        have = worker.partial + rate * elapsed
+        able = rate * elapsed
+        handled = min(worker.owed, able)
+        worker.owed -= handled
+        if not worker.queue:
+            return
+        able -= handled
+        have = worker.partial + able
         queue = worker.queue
         while queue:
             run = queue[0]
@@ -218,7 +230,7 @@ class VirtualRound:
         idle = have if not queue else 0.0  # it had nothing left to do
         worker.partial = have - idle
         worker.busy += elapsed - idle / rate
-        self.computed += rate * elapsed - idle
+        self.computed += able - idle
 
     def _plan_report(self, number: int, worker: _Worker) -> None:
         """Foresee the stripe after which the worker reports."""
@@ -231,7 +243,7 @@ class VirtualRound:
         if not rate > 0:
             return
         costs = np.concatenate([self.layout.work[r.piece, r.start : r.stop] for r in worker.queue])
-        ends = self.now + (np.cumsum(costs) - worker.partial) / rate
+        ends = self.now + (np.cumsum(costs) - worker.partial + worker.owed) / rate
         assert worker.begun is not None
         due = np.asarray(
             self._reporting.due(ends - worker.reported, ends - worker.begun, ends[-1] - ends)
@@ -252,6 +264,7 @@ class VirtualRound:
             worker.reported = self.now
             share = worker.unsent, worker.busy
             worker.unsent, worker.busy = [], 0.0
+            worker.owed += self._network.handling
             amount = sum(self.layout.cost(run) for run in share[0]) / self._work
             size = amount * self._network.result
             self._receiving = max(self._receiving, self.now + self._network.latency)

@@ -56,6 +56,17 @@ def test_static_waits_for_the_slowest_that_is_needed() -> None:
     assert simulation.step().seconds == pytest.approx(2.0)
 
 
+def test_handling_messages_takes_the_workers_time() -> None:
+    network = Network(latency=0.0, bandwidth=np.inf, handling=0.25)
+    simulation = Simulation(
+        Repetition(1, 1), constant([0.5]), policy="static", network=network, stripes=1
+    )
+    [round_] = simulation.run(1)
+    # One message comes in: half a second at half the speed, before two of computing.
+    assert round_.messages == 2
+    assert round_.seconds == pytest.approx(2.5)
+
+
 def test_messages_and_decoding_take_their_time() -> None:
     slow = Network(latency=0.25, bandwidth=10.0, operand=1, result=0)
     simulation = Simulation(

@@ -7,6 +7,7 @@ from dask_coded import graph
 from dask_coded._version import __version__
 from dask_coded.array import CodedArray, encode
 from dask_coded.codes import CODES, MDS, Code, Repetition
+from dask_coded.display import Display
 from dask_coded.loop import Loop, Progress
 from dask_coded.runtime.coordinator import Operator
 from dask_coded.runtime.install import ClusterUnfitError
@@ -20,6 +21,7 @@ __all__ = [
     "Code",
     "CodedArray",
     "CodedDataLostError",
+    "Display",
     "Loop",
     "Operator",
     "Progress",

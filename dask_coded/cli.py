@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import csv
 import logging
-import statistics
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,9 +30,9 @@ from distributed import Client
 from dask_coded import __version__
 from dask_coded.codes import CODES, Code
 from dask_coded.demo import run_demo
+from dask_coded.display import Display
 from dask_coded.graph import ConvergenceError, Graph, pagerank, read_graph
 from dask_coded.local import local_client
-from dask_coded.loop import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -161,7 +159,7 @@ def pagerank_command(
                 max_iter=max_iter,
                 code=_code(code, redundancy, len(client.nthreads())),
                 client=client,
-                callback=display.round,
+                callback=display,
             )
     nodes, values = list(scores), np.array(list(scores.values()))
     ranking = [(nodes[i], float(values[i])) for i in np.argsort(-values, kind="stable").tolist()]
@@ -269,51 +267,12 @@ def _write(path: Path, ranking: list[tuple[Any, float]]) -> None:
 # -- what the user sees ------------------------------------------------------------------------
 
 
-class _Display:
-    """A status that changes on a terminal; elsewhere lines, at most one a second of rounds."""
-
-    def __init__(self) -> None:
-        self._console = _terminal()
-        self._status: Any = None
-        self._last: Progress | None = None
-        self._seconds: list[float] = []
-        self._next_line = 0.0
-
-    def __enter__(self) -> _Display:
-        if self._console is not None:
-            self._status = self._console.status("")
-            self._status.start()
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        if self._status is not None:
-            self._status.stop()
-
-    def say(self, text: str) -> None:
-        """Say what is being done now."""
-        if self._status is not None:
-            self._status.update(text)
-        else:
-            click.echo(text, err=True)
-
-    def round(self, progress: Progress) -> None:
-        """Show a round that ended, and remember it for the summary."""
-        self._last = progress
-        if progress.seconds is not None:
-            self._seconds.append(progress.seconds)
-        if self._status is not None or time.monotonic() >= self._next_line:
-            self._next_line = time.monotonic() + 1
-            self.say(_line(progress, progress.seconds))
-
-    def summary(self) -> None:
-        """Say how it ended: the last round, with the median time of those that were reported."""
-        if self._last is not None:
-            median = statistics.median(self._seconds) if self._seconds else None
-            click.echo(f"Done. {_line(self._last, median)}", err=True)
+class _Display(Display):
+    """Shows results as well."""
 
     def table(self, ranking: list[tuple[Any, float]]) -> None:
         """Print nodes and scores."""
-        if self._console is None:
+        if self.console is None:
             width = max(len(str(node)) for node, _ in ranking)
             for node, score in ranking:
                 click.echo(f"{node!s:<{width}}  {score:.10f}")
@@ -324,23 +283,4 @@ class _Display:
         table = Table("", "node", "score")
         for i, (node, score) in enumerate(ranking, 1):
             table.add_row(str(i), Text(str(node)), f"{score:.10f}")
-        self._console.print(table)
-
-
-def _terminal() -> Any:
-    """Rich's console, or None without rich or without a terminal."""
-    try:
-        from rich.console import Console
-    except ImportError:
-        return None
-    console = Console()
-    return console if console.is_terminal else None
-
-
-def _line(progress: Progress, seconds: float | None) -> str:
-    text = f"Round {progress.round}: change {progress.residual:.2e}"
-    if seconds is not None:
-        text += f", {seconds * 1e3:.1f} ms a round"
-    if progress.workers is not None:
-        text += f", {progress.workers} workers used"
-    return text
+        self.console.print(table)

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from dask_coded import cli, demo, local
+from dask_coded import cli, demo, display, local
 from dask_coded.codes import MDS, Repetition
 from dask_coded.graph import ConvergenceError, read_graph
 from dask_coded.loop import Progress
@@ -140,7 +140,7 @@ def test_there_are_at_least_two_workers(here, votes, monkeypatch):
 
 def test_without_rich_all_is_plain(monkeypatch):
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    assert cli._terminal() is None
+    assert display._terminal() is None
 
 
 # -- what it refuses ---------------------------------------------------------------------------

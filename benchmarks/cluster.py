@@ -26,14 +26,16 @@ import os
 import signal
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 
 import numpy as np
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, Queue
 from numpy.typing import ArrayLike
 
+import dask_coded as coded
 from benchmarks.lab import Kind, Throttle
 
 
@@ -69,6 +71,50 @@ def play_rounds(operator: Any, x: np.ndarray, rounds: int) -> list[float]:
         operator @ x
         seconds.append(operator.last_round.seconds)
     return seconds
+
+
+class Rounds:
+    """Rounds of one loop in the cluster, each played when it is asked for.
+
+    Parameters
+    ----------
+    client
+        Of the cluster.
+    operator
+        A coded array.
+    x
+        Its operand.
+    worker
+        Where the loop runs.
+    """
+
+    def __init__(self, client: Client, operator: Any, x: np.ndarray, worker: str) -> None:
+        name = uuid.uuid4().hex
+        self._asked = Queue(f"asked-{name}", client=client)
+        self._played = Queue(f"played-{name}", client=client)
+        self._future = coded.submit(
+            _play_when_asked, operator, x, name, client=client, workers=[worker]
+        )
+
+    def play(self) -> float:
+        """Seconds of one round."""
+        self._asked.put(True)
+        return self._played.get()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._asked.put(False)
+        if error[0] is None:
+            self._future.result()
+
+
+def _play_when_asked(operator: Any, x: np.ndarray, name: str) -> None:
+    asked, played = Queue(f"asked-{name}"), Queue(f"played-{name}")
+    while asked.get():
+        operator @ x
+        played.put(operator.last_round.seconds)
 
 
 class Lab:

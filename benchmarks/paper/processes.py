@@ -13,7 +13,7 @@ import numpy as np
 from distributed import wait
 
 import dask_coded as coded
-from benchmarks.cluster import Lab, play_rounds
+from benchmarks.cluster import Lab, Rounds
 from benchmarks.paper.cases import Case, Contender
 from dask_coded.planning import fluid_time
 
@@ -102,12 +102,9 @@ class Bench:
         """
         array = self._encoded(contender, case)
 
-        def play() -> float:
-            future = coded.submit(play_rounds, array, self._x, 1, workers=[self.lab.free])
-            return future.result()[0]
-
         with dask.config.set({"coded.policy": contender.key}):
-            return self._ratios(case, [case.speeds[0], *case.speeds], play)[1:]
+            with Rounds(self.lab.client, array, self._x, self.lab.free) as rounds:
+                return self._ratios(case, [case.speeds[0], *case.speeds], rounds.play)[1:]
 
     def dask_array(self, case: Case, chunks_per_worker: int) -> np.ndarray:
         """Rounds of plain dask.array over the fluid bound, its data where they are computed.

@@ -66,7 +66,7 @@ def graphs(report: Report, client: Client, smoke: bool) -> None:
 
 def _rankings(adjacency: sp.csr_array, client: Client) -> Iterator[Compared]:
     n = adjacency.shape[0]
-    options: dict[str, Any] = {"client": client, "tol": 1e-13, "max_iter": 2000}
+    options: dict[str, Any] = {"client": client, "tol": 1e-12, "max_iter": 2000}
 
     # Where the dangling mass goes as jumps go, it only changes the scale of the solution.
     out = adjacency.sum(axis=1)

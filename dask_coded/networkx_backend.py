@@ -280,7 +280,8 @@ def eigenvector_centrality(
         return coded.eigenvector_centrality(
             G.by(weight),
             start=_known(nstart, G),
-            tol=tol * len(G),
+            # There the vector has norm 1, here sum 1: the sum is at most the root of n.
+            tol=tol * len(G) ** 0.5,
             max_iter=max_iter,
             **options,
         )

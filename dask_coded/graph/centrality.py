@@ -119,7 +119,7 @@ def eigenvector_rounds(
     start : array_like, shape (n,), optional
         First vector, not negative. Default: all alike.
     tol : float
-        Stop when the centralities, of Euclidean norm 1, change by less than this in a round, summed
+        Stop when the centralities change by less than this share of their sum in a round, summed
         over all nodes. 0: do exactly ``max_iter`` rounds.
     max_iter : int
         Most rounds to do.
@@ -148,9 +148,9 @@ def eigenvector_rounds(
 
     def step(x: Vector) -> Vector:
         x = x + operator @ x
-        return np.asarray(x / np.linalg.norm(x))
+        return np.asarray(x / x.sum())
 
-    return iterate(
+    scores = iterate(
         "Eigenvector centrality",
         step,
         distribution("start", start, operator.shape[0]),
@@ -159,6 +159,7 @@ def eigenvector_rounds(
         max_iter=max_iter,
         loop=loop,
     ).scores
+    return np.asarray(scores / np.linalg.norm(scores))
 
 
 def katz_centrality(
@@ -271,7 +272,7 @@ def eigenvector_centrality(
     graph : networkx graph, SciPy sparse adjacency, edge list, or Graph
         As for :func:`pagerank`.
     tol : float
-        Stop when the centralities, of Euclidean norm 1, change by less than this in a round, summed
+        Stop when the centralities change by less than this share of their sum in a round, summed
         over all nodes. 0: do exactly ``max_iter`` rounds.
     max_iter : int
         Most rounds to do.

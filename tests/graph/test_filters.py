@@ -14,11 +14,8 @@ import dask_coded as coded
 from benchmarks.accuracy_graphs import FILTERED, signal_graph
 from dask_coded.codes import MDS
 from dask_coded.graph import Graph, Heat, Hops, Polynomial, as_graph, filter, laplacian
-from dask_coded.graph.filters import (
-    chebyshev_coefficients,
-    chebyshev_rounds,
-    polynomial_rounds,
-)
+from dask_coded.graph.filters import chebyshev_rounds, polynomial_rounds
+from dask_coded.graph.kernels import chebyshev_coefficients
 from dask_coded.graph.laplacian import greatest_eigenvalue_rounds
 
 KERNELS = {
@@ -163,6 +160,21 @@ def test_heat_on_real_graphs_is_expm_multiply(name, normalized, data_folder):
     coefficients = chebyshev_coefficients(Heat(t), lmax, tol=1e-12)
     found = chebyshev_rounds(matrix, signal, coefficients, lmax)
     np.testing.assert_allclose(found, expm_multiply(-t * sp.csc_array(matrix), signal), atol=1e-10)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of SciPy's, about what PyGSP does
+@pytest.mark.parametrize("normalized", [False, True])
+def test_heat_on_the_logo_is_pygsp(normalized):
+    pygsp = pytest.importorskip("pygsp")
+    theirs = pygsp.graphs.Logo(lap_type="normalized" if normalized else "combinatorial")
+    theirs.compute_fourier_basis()
+    signal = np.random.default_rng(0).standard_normal(theirs.N)
+    expected = pygsp.filters.Heat(theirs, scale=10).filter(signal, method="exact")
+    matrix = laplacian(as_graph(sp.csr_array(theirs.W, dtype=float)), normalized=normalized)
+    lmax = greatest_eigenvalue_rounds(matrix)
+    coefficients = chebyshev_coefficients(Heat(10 / theirs.lmax), lmax)
+    found = chebyshev_rounds(matrix, signal, coefficients, lmax)
+    np.testing.assert_allclose(found, expected, atol=1e-8)
 
 
 # -- the public function -----------------------------------------------------------------------

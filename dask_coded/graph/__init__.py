@@ -2,7 +2,27 @@
 
 from __future__ import annotations
 
-from dask_coded.graph.pagerank import ConvergenceError, pagerank
-from dask_coded.graph.readers import Graph, read_graph
+from dask_coded.graph.centrality import eigenvector_centrality, katz_centrality
+from dask_coded.graph.filters import filter
+from dask_coded.graph.hits import hits
+from dask_coded.graph.iteration import ConvergenceError
+from dask_coded.graph.kernels import Heat, Hops, Polynomial
+from dask_coded.graph.laplacian import laplacian
+from dask_coded.graph.pagerank import pagerank
+from dask_coded.graph.readers import Graph, as_graph, read_graph
 
-__all__ = ["ConvergenceError", "Graph", "pagerank", "read_graph"]
+__all__ = [
+    "ConvergenceError",
+    "Graph",
+    "Heat",
+    "Hops",
+    "Polynomial",
+    "as_graph",
+    "eigenvector_centrality",
+    "filter",
+    "hits",
+    "katz_centrality",
+    "laplacian",
+    "pagerank",
+    "read_graph",
+]

@@ -2,9 +2,10 @@ r"""PageRank by power iteration, in one place and on a cluster.
 
 With ``W`` the weights of the edges (row = source) and ``D`` the diagonal of its row sums, the
 random surfer at page ``j`` follows an edge with probability ``d`` (damping) and otherwise jumps to
-a page drawn from ``p`` (personalization); from a page without edges (dangling) he always jumps:
+a page drawn from ``p`` (personalization); from a page without edges (dangling) he goes to one drawn
+from ``q``, which is ``p`` unless it is told otherwise:
 
-.. math:: x' = d \, (M x + p \, \delta^T x) + (1 - d) \, p, \qquad M = (D^{-1} W)^T
+.. math:: x' = d \, (M x + q \, \delta^T x) + (1 - d) \, p, \qquad M = (D^{-1} W)^T
 
 ``M`` (n x n, sparse) has a zero column for every dangling page and :math:`\delta` marks those.
 Dangling mass and teleportation are terms of rank one, so that ``M @ x`` is all the work there is:
@@ -21,8 +22,7 @@ References
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import networkx as nx
@@ -31,34 +31,11 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dask_coded.array import encode
-from dask_coded.graph.readers import Graph, as_graph
+from dask_coded.graph.iteration import Ranks, Vector, check_stopping, iterate
+from dask_coded.graph.readers import as_graph
+from dask_coded.graph.values import PerNode, distribution, named, vector
 from dask_coded.loop import QUIET, Loop, Progress
 from dask_coded.submission import run
-
-Vector = npt.NDArray[np.float64]
-
-
-class ConvergenceError(RuntimeError):
-    """The iteration did not reach the tolerance within the rounds that it was given."""
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """What a power iteration ends with.
-
-    Parameters
-    ----------
-    scores : ndarray, shape (n,)
-        The ranks, which sum to 1.
-    rounds : int
-        Iterations done.
-    residual : float
-        Sum of the absolute changes in the last one.
-    """
-
-    scores: Vector
-    rounds: int
-    residual: float
 
 
 def pagerank_rounds(
@@ -67,6 +44,7 @@ def pagerank_rounds(
     *,
     damping: float = 0.85,
     personalization: npt.ArrayLike | None = None,
+    from_dangling: npt.ArrayLike | None = None,
     start: npt.ArrayLike | None = None,
     tol: float = 1e-10,
     max_iter: int = 200,
@@ -85,6 +63,9 @@ def pagerank_rounds(
         Probability of following an edge, between 0 and 1.
     personalization : array_like, shape (n,), optional
         Where jumps go, not necessarily normalised. Default: anywhere alike.
+    from_dangling : array_like, shape (n,), optional
+        Where the surfer goes from dangling nodes, not necessarily normalised. Default: as
+        ``personalization``.
     start : array_like, shape (n,), optional
         First vector, not necessarily normalised. Default: ``1 / n``.
     tol : float
@@ -119,23 +100,21 @@ def pagerank_rounds(
     _check_numbers(damping, tol, max_iter)
     lost = np.asarray(dangling, dtype=np.float64)
     n = len(lost)
-    jump = _distribution("personalization", personalization, n)
-    x = _distribution("start", start, n)
-    first, x = loop.resume((1, x))
-    for i in range(first, max_iter + 1):
-        previous, x = x, damping * (operator @ x + (lost @ x) * jump) + (1 - damping) * jump
-        residual = float(np.abs(x - previous).sum())
-        converged = residual < tol
-        last = converged or i == max_iter
-        loop.report(Progress.of(operator, i, residual), state=(i + 1, x), last=last)
-        if converged:
-            break
-    if tol > 0 and not converged:
-        raise ConvergenceError(
-            f"PageRank is to change by less than tol={tol:g} in a round, after max_iter={max_iter} "
-            f"rounds it still changes by {residual:.3g}: raise max_iter or tol."
-        )
-    return Ranks(x, i, residual)
+    jump = distribution("personalization", personalization, n)
+    landing = jump if from_dangling is None else distribution("dangling", from_dangling, n)
+
+    def step(x: Vector) -> Vector:
+        return np.asarray(damping * (operator @ x + (lost @ x) * landing) + (1 - damping) * jump)
+
+    return iterate(
+        "PageRank",
+        step,
+        distribution("start", start, n),
+        operator=operator,
+        tol=tol,
+        max_iter=max_iter,
+        loop=loop,
+    )
 
 
 def transition_matrix(adjacency: Any) -> tuple[sp.csr_array, npt.NDArray[np.bool_]]:
@@ -178,11 +157,12 @@ def transition_matrix(adjacency: Any) -> tuple[sp.csr_array, npt.NDArray[np.bool
 def pagerank(
     graph: Any,
     damping: float = 0.85,
-    personalization: Mapping[Any, float] | npt.ArrayLike | None = None,
+    personalization: PerNode | None = None,
     tol: float = 1e-10,
     max_iter: int = 200,
     *,
-    start: Mapping[Any, float] | npt.ArrayLike | None = None,
+    dangling: PerNode | None = None,
+    start: PerNode | None = None,
     weight: str | None = "weight",
     code: Any = None,
     client: Any = None,
@@ -198,13 +178,16 @@ def pagerank(
     damping : float
         Probability of following an edge, between 0 and 1.
     personalization : mapping node -> weight, or array_like of shape (n,), optional
-        Where jumps go, and the mass of dangling nodes; nodes that a mapping leaves out get none.
-        It is normalised. Default: anywhere alike.
+        Where jumps go; nodes that a mapping leaves out get none. It is normalised. Default:
+        anywhere alike.
     tol : float
         Stop when the scores change by less than this in a round, summed over all nodes. 0: do
         exactly ``max_iter`` rounds.
     max_iter : int
         Most rounds to do.
+    dangling : mapping node -> weight, or array_like of shape (n,), optional
+        Where the surfer goes from nodes without outgoing edges. It is normalised. Default: as
+        ``personalization``.
     start : mapping node -> weight, or array_like of shape (n,), optional
         First vector, which is normalised. Default: ``1 / n``.
     weight : str or None
@@ -255,63 +238,31 @@ def pagerank(
     if isinstance(graph, nx.Graph) and len(graph) == 0:
         return {}
     found = as_graph(graph, weight=weight)
-    matrix, dangling = transition_matrix(found.adjacency)
+    matrix, without_edges = transition_matrix(found.adjacency)
+    given = {"personalization": personalization, "dangling": dangling, "start": start}
     vectors: dict[str, Any] = {
-        name: _distribution(name, _per_node(name, value, found), len(dangling))
-        for name, value in [("personalization", personalization), ("start", start)]
+        name: distribution(name, vector(name, value, found), len(without_edges))
+        for name, value in given.items()
         if value is not None
     }
     coded = encode(matrix, code, client=client)
-    scores = run(
+    ranks = run(
         pagerank_rounds,
         coded,
-        dangling,
+        without_edges,
         damping=damping,
+        personalization=vectors.get("personalization"),
+        from_dangling=vectors.get("dangling"),
+        start=vectors.get("start"),
         tol=tol,
         max_iter=max_iter,
         client=client,
         callback=callback,
-        **vectors,
-    ).scores
-    return scores if sp.issparse(graph) else dict(zip(found.nodes.tolist(), scores.tolist()))
+    )
+    return named(ranks.scores, found, graph)
 
 
 def _check_numbers(damping: float, tol: float, max_iter: int) -> None:
     if not 0 <= damping <= 1:
         raise ValueError(f"Argument 'damping' must be between 0 and 1, it is {damping}.")
-    if not 0 <= tol < np.inf:
-        raise ValueError(f"Argument 'tol' must be 0 or a positive number, it is {tol}.")
-    if max_iter != int(max_iter) or max_iter < 1:
-        raise ValueError(f"Argument 'max_iter' must be a whole number from 1, it is {max_iter}.")
-
-
-def _per_node(
-    name: str, values: Mapping[Any, float] | npt.ArrayLike, graph: Graph
-) -> npt.ArrayLike:
-    """A mapping as a vector in the order of the nodes, zero where it says nothing."""
-    if not isinstance(values, Mapping):
-        return values
-    place = {node: i for i, node in enumerate(graph.nodes.tolist())}
-    vector = np.zeros(len(place))
-    for node, value in values.items():
-        if node not in place:
-            raise ValueError(f"Argument {name!r} has the node {node!r}, which the graph has not.")
-        vector[place[node]] = value
-    return vector
-
-
-def _distribution(name: str, values: npt.ArrayLike | None, n: int) -> Vector:
-    if values is None:
-        return np.full(n, 1 / n)
-    vector = np.asarray(values, dtype=np.float64)
-    if vector.shape != (n,):
-        raise ValueError(
-            f"Argument {name!r} must have one value for each of the {n} nodes, "
-            f"its shape is {vector.shape}."
-        )
-    if not (np.isfinite(vector).all() and (vector >= 0).all() and vector.any()):
-        raise ValueError(
-            f"Argument {name!r} must be finite and not negative, and not zero everywhere: "
-            f"its least value is {vector.min()}, its greatest {vector.max()}."
-        )
-    return np.asarray(vector / vector.sum())
+    check_stopping(tol, max_iter)

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import networkx as nx
 import numpy as np
 import pytest
-from distributed import Client
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +16,7 @@ import dask_coded.graph
 from dask_coded.codes import MDS
 from dask_coded.graph import ConvergenceError, pagerank, read_graph
 from dask_coded.graph.pagerank import pagerank_rounds, transition_matrix
-from dask_coded.loop import Loop, Progress
+from dask_coded.loop import Progress
 
 # A module and a function have one name: the attribute of the package is the function.
 MODULE = "dask_coded.graph.pagerank"
@@ -192,23 +191,8 @@ class Timed:
         return CYCLE @ x
 
 
-class Heard(Loop):
-    """A loop that remembers what it is told, and can begin where another one was."""
-
-    def __init__(self, state=None):
-        self.state = state
-        self.reports = []
-
-    def resume(self, state):
-        return state if self.state is None else self.state
-
-    def report(self, progress, state=None, last=False):
-        self.state = state
-        self.reports.append((progress, last))
-
-
-def test_every_round_is_reported_and_the_last_marked():
-    loop = Heard()
+def test_every_round_is_reported_and_the_last_marked(heard):
+    loop = heard()
     pagerank_rounds(Timed(), NONE_DANGLING, tol=0, max_iter=3, loop=loop)
     assert [(p.round, p.seconds, p.workers, last) for p, last in loop.reports] == [
         (1, 0.25, 3, False),
@@ -217,15 +201,15 @@ def test_every_round_is_reported_and_the_last_marked():
     ]
 
 
-def test_the_round_that_converges_is_the_last():
-    loop = Heard()
+def test_the_round_that_converges_is_the_last(heard):
+    loop = heard()
     ranks = pagerank_rounds(CYCLE, NONE_DANGLING, loop=loop)
     assert loop.reports == [(Progress(ranks.rounds, ranks.residual), True)]
 
 
-def test_a_resumed_iteration_goes_on_where_it_was():
-    start = [0.7, 0.2, 0.1]
-    whole, part, rest = Heard(), Heard(), Heard()
+def test_a_resumed_iteration_goes_on_where_it_was(heard):
+    start = [0.7, 0.2, 0.1, 0.0]
+    whole, part, rest = heard(), heard(), heard()
     ranks = pagerank_rounds(CYCLE, NONE_DANGLING, start=start, tol=0, max_iter=9, loop=whole)
     pagerank_rounds(CYCLE, NONE_DANGLING, start=start, tol=0, max_iter=4, loop=part)
     rest.state = part.state
@@ -238,23 +222,15 @@ def test_a_resumed_iteration_goes_on_where_it_was():
 
 
 @pytest.fixture
-def here(monkeypatch):
-    """Run coded operations in this process; gives the functions that were run."""
-    functions = []
-
-    def run(function, *args, client, callback, **kwargs):
-        functions.append(function)
-        return function(*args, **kwargs)
-
-    monkeypatch.setitem(pagerank.__globals__, "encode", lambda matrix, code, client: matrix)
-    monkeypatch.setitem(pagerank.__globals__, "run", run)
-    return functions
+def pagerank_here(here):
+    """Run it in this process; gives the functions that were run."""
+    return here(pagerank)
 
 
 PAIRS = [(3, 1), (1, 2), (2, 3), (1, 3)]
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("pagerank_here")
 def test_results_come_as_the_graph_came():
     expected = nx.pagerank(nx.DiGraph(PAIRS), tol=1e-12, max_iter=999)
     from_networkx = pagerank(nx.DiGraph(PAIRS))
@@ -267,12 +243,12 @@ def test_results_come_as_the_graph_came():
     np.testing.assert_allclose(scores, list(expected.values()), atol=1e-10)
 
 
-def test_an_empty_networkx_graph_has_no_ranks(here):
+def test_an_empty_networkx_graph_has_no_ranks(pagerank_here):
     assert pagerank(nx.DiGraph()) == {}
-    assert not here
+    assert not pagerank_here
 
 
-@pytest.mark.usefixtures("here")
+@pytest.mark.usefixtures("pagerank_here")
 def test_weights_and_personalization_by_node():
     graph = nx.DiGraph()
     graph.add_weighted_edges_from([("a", "b", 3), ("a", "c", 1), ("c", "a", 1)])
@@ -299,20 +275,13 @@ def test_weights_and_personalization_by_node():
         ({"damping": 2}, "'damping'"),
     ],
 )
-def test_bad_arguments_are_refused_before_anything_is_computed(here, arguments, complaint):
+def test_bad_arguments_are_refused_before_anything_is_computed(pagerank_here, arguments, complaint):
     with pytest.raises(ValueError, match=complaint):
         pagerank(PAIRS, **arguments)
-    assert not here
+    assert not pagerank_here
 
 
 # -- the public function, on a cluster ---------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def client():
-    options = {"n_workers": 4, "threads_per_worker": 1, "processes": False}
-    with Client(**options, dashboard_address=None, set_as_default=False) as client:
-        yield client
 
 
 @pytest.mark.slow

@@ -1,0 +1,188 @@
+r"""Kernels of graph filters: functions of eigenvalues, and their Chebyshev expansions.
+
+A kernel ``g`` is any callable from eigenvalues, an ndarray, to real numbers. On
+:math:`[0, \lambda_{max}]` it is expanded in Chebyshev polynomials,
+
+.. math:: g(\lambda) = \sum_k c_k \, T_k(2 \lambda / \lambda_{max} - 1)
+
+whose coefficients are those of the polynomial through its values at Chebyshev points, a discrete
+cosine transform of these [1]_. Since :math:`|T_k| \le 1` there, leaving out all terms beyond ``m``
+changes ``g`` by at most :math:`\sum_{k>m} |c_k|`: that is how the degree is chosen.
+
+References
+----------
+.. [1] L. Trefethen, "Approximation theory and approximation practice", SIAM, 2013, chapters 3, 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.fft
+
+from dask_coded.graph.iteration import Vector
+
+Kernel = Callable[[Vector], Vector]
+
+# A kernel that needs a higher degree than this is no smooth function.
+_HIGHEST_ORDER = 2**13
+
+
+@dataclass(frozen=True)
+class Polynomial:
+    """The kernel ``g(λ) = c_0 + c_1 λ + … + c_m λ^m``, evaluated exactly.
+
+    Parameters
+    ----------
+    coefficients : sequence of float
+        ``c_0, …, c_m``.
+
+    Examples
+    --------
+    >>> float(Polynomial((0, 0, 1))(3.0))
+    9.0
+    """
+
+    coefficients: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        found = tuple(float(c) for c in self.coefficients)
+        if not found or not np.isfinite(found).all():
+            raise ValueError(
+                "Argument 'coefficients' must be one or more finite numbers, "
+                f"it is {self.coefficients!r}."
+            )
+        object.__setattr__(self, "coefficients", found)
+
+    def __call__(self, eigenvalues: Any) -> Any:
+        return np.polynomial.polynomial.polyval(eigenvalues, self.coefficients)
+
+
+@dataclass(frozen=True)
+class Hops:
+    """The kernel ``g(λ) = 1 + λ + … + λ^n``: every node hears of those within ``n`` hops.
+
+    It is the n-hop filter of the slack squeeze paper, as its authors' program has it. The last
+    power alone, ``L^n x``, is ``Polynomial([0] * n + [1])``.
+
+    Parameters
+    ----------
+    n : int
+        Number of hops, and of products.
+
+    Examples
+    --------
+    >>> float(Hops(2)(3.0))
+    13.0
+    """
+
+    n: int
+
+    def __post_init__(self) -> None:
+        if self.n != int(self.n) or self.n < 0:
+            raise ValueError(f"Argument 'n' must be a whole number from 0, it is {self.n}.")
+
+    @property
+    def coefficients(self) -> tuple[float, ...]:
+        """``n + 1`` times 1."""
+        return (1.0,) * (int(self.n) + 1)
+
+    def __call__(self, eigenvalues: Any) -> Any:
+        return Polynomial(self.coefficients)(eigenvalues)
+
+
+@dataclass(frozen=True)
+class Heat:
+    """The kernel ``g(λ) = exp(-t λ)``: what is left of a signal that diffuses for a time.
+
+    Parameters
+    ----------
+    t : float
+        Time, 0 or positive, in units of 1 over an eigenvalue. (PyGSP's kernel of this name takes
+        time in units of 1 over the greatest eigenvalue.)
+
+    Examples
+    --------
+    >>> round(float(Heat(2.0)(0.5)), 4)
+    0.3679
+    """
+
+    t: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.t < np.inf:
+            raise ValueError(f"Argument 't' must be 0 or a positive number, it is {self.t}.")
+
+    def __call__(self, eigenvalues: Any) -> Any:
+        return np.exp(-self.t * np.asarray(eigenvalues))
+
+
+def chebyshev_coefficients(
+    kernel: Kernel, lmax: float, *, tol: float = 1e-10, order: int | None = None
+) -> Vector:
+    """Expand a kernel in Chebyshev polynomials on ``[0, lmax]``.
+
+    Parameters
+    ----------
+    kernel : callable
+        Takes eigenvalues, an ndarray of shape (m,), and gives as many real numbers.
+    lmax : float
+        End of the interval, positive.
+    tol : float
+        What the terms that are left out may sum to, relative to the kernel's greatest value.
+    order : int, optional
+        The degree; by default the least that satisfies ``tol``.
+
+    Returns
+    -------
+    ndarray, shape (order + 1,)
+        ``c_0, c_1, …`` of ``g(λ) = sum c_k T_k(2 λ / lmax - 1)``.
+
+    Raises
+    ------
+    ValueError
+        If the kernel gives something else than finite real numbers, or is not smooth enough for
+        ``tol``.
+
+    Examples
+    --------
+    >>> chebyshev_coefficients(lambda x: x**2, lmax=2.0).round(12) + 0.0
+    array([1.5, 2. , 0.5])
+    """
+    if order is not None:
+        return _interpolate(kernel, lmax, max(2 * (order + 1), 64))[0][: order + 1]
+    points = 64
+    while points <= 2 * _HIGHEST_ORDER:
+        found, greatest = _interpolate(kernel, lmax, points)
+        left_out = np.cumsum(np.abs(found)[::-1])[::-1]
+        # The upper half is there to show that nothing is left beyond the last point.
+        enough = np.flatnonzero(left_out[1 : points // 2] <= tol * greatest)
+        if len(enough):
+            return found[: enough[0] + 1]
+        points *= 2
+    raise ValueError(
+        f"The kernel is not smooth enough for tol={tol:g} with a degree up to {_HIGHEST_ORDER}: "
+        "raise tol, or choose the degree with 'order'."
+    )
+
+
+def _interpolate(kernel: Kernel, lmax: float, points: int) -> tuple[Vector, float]:
+    """Coefficients of the polynomial through so many Chebyshev points; the greatest value there."""
+    where = lmax / 2 * (1 + np.cos(np.pi * (np.arange(points) + 0.5) / points))
+    values = np.asarray(kernel(where))
+    if values.shape != where.shape or values.dtype.kind not in "fiub":
+        raise ValueError(
+            f"A kernel must give one real number for each eigenvalue: for shape {where.shape} it "
+            f"gave shape {values.shape} and dtype {values.dtype}."
+        )
+    if not np.isfinite(values).all():
+        raise ValueError(
+            f"A kernel must be finite from 0 to {lmax:.4g}, the greatest eigenvalue: it gave "
+            f"{values[~np.isfinite(values)][0]} at {where[~np.isfinite(values)][0]:.4g}."
+        )
+    found = scipy.fft.dct(values.astype(np.float64), type=2) / points
+    found[0] /= 2
+    return found, float(np.abs(values).max())

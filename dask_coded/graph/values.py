@@ -1,0 +1,121 @@
+"""Numbers for the nodes of a graph: from what callers have to vectors, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from dask_coded.graph.iteration import Vector
+from dask_coded.graph.readers import Graph
+
+#: What public functions take as a number for each node.
+PerNode = Mapping[Any, float] | npt.ArrayLike
+
+
+def vector(name: str, values: PerNode, graph: Graph) -> Vector:
+    """Put values into the order of the nodes.
+
+    Parameters
+    ----------
+    name : str
+        Of the argument, for the error.
+    values : mapping node -> number, or array_like of shape (n,)
+        Nodes that a mapping leaves out get zero.
+    graph : Graph
+
+    Returns
+    -------
+    ndarray of float, shape (n,)
+
+    Raises
+    ------
+    ValueError
+        If a mapping has a node that the graph has not, there are too few or too many values, or
+        one of them is not finite.
+
+    Examples
+    --------
+    >>> from dask_coded.graph.readers import as_graph
+    >>> vector("start", {"b": 2.0}, as_graph([("a", "b")]))
+    array([0., 2.])
+    """
+    if not isinstance(values, Mapping):
+        return _finite(name, np.asarray(values, dtype=np.float64), len(graph.nodes))
+    place = {node: i for i, node in enumerate(graph.nodes.tolist())}
+    found = np.zeros(len(place))
+    for node, value in values.items():
+        if node not in place:
+            raise ValueError(f"Argument {name!r} has the node {node!r}, which the graph has not.")
+        found[place[node]] = value
+    return _finite(name, found, len(place))
+
+
+def distribution(name: str, values: npt.ArrayLike | None, n: int) -> Vector:
+    """Scale values to a sum of 1.
+
+    Parameters
+    ----------
+    name : str
+        Of the argument, for the error.
+    values : array_like, shape (n,), optional
+        Default: all alike.
+    n : int
+        Number of nodes.
+
+    Returns
+    -------
+    ndarray of float, shape (n,)
+
+    Raises
+    ------
+    ValueError
+        If there are too few or too many values, they are not finite, one is negative, or all are
+        zero.
+
+    Examples
+    --------
+    >>> distribution("start", [3, 1], 2)
+    array([0.75, 0.25])
+    """
+    if values is None:
+        return np.full(n, 1 / n)
+    found = _finite(name, np.asarray(values, dtype=np.float64), n)
+    if not ((found >= 0).all() and found.any()):
+        raise ValueError(
+            f"Argument {name!r} must be finite and not negative, and not zero everywhere: "
+            f"its least value is {found.min()}, its greatest {found.max()}."
+        )
+    return np.asarray(found / found.sum())
+
+
+def _finite(name: str, found: Vector, n: int) -> Vector:
+    if found.shape != (n,):
+        raise ValueError(
+            f"Argument {name!r} must have one value for each of the {n} nodes, "
+            f"its shape is {found.shape}."
+        )
+    if not np.isfinite(found).all():
+        raise ValueError(f"Argument {name!r} must be finite, it has NaN or infinity.")
+    return found
+
+
+def named(scores: Vector, graph: Graph, given: Any) -> dict[Any, float] | Vector:
+    """Give scores the form that suits the graph as it was given.
+
+    Parameters
+    ----------
+    scores : ndarray, shape (n,)
+    graph : Graph
+    given : object
+        What the caller had for a graph.
+
+    Returns
+    -------
+    dict node -> float, or ndarray of shape (n,)
+        The array itself if a SciPy sparse matrix was given.
+    """
+    return scores if sp.issparse(given) else dict(zip(graph.nodes.tolist(), scores.tolist()))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dask_coded.graph.pagerank import ConvergenceError, pagerank
+from dask_coded.graph.pagerank import pagerank
 from dask_coded.graph.readers import Graph, read_graph
+from dask_coded.loop import ConvergenceError
 
 __all__ = ["ConvergenceError", "Graph", "pagerank", "read_graph"]

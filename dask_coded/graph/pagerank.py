@@ -32,14 +32,10 @@ import scipy.sparse as sp
 
 from dask_coded.array import encode
 from dask_coded.graph.readers import Graph, as_graph
-from dask_coded.loop import QUIET, Loop, Progress
+from dask_coded.loop import QUIET, ConvergenceError, Loop, Progress
 from dask_coded.submission import run
 
 Vector = npt.NDArray[np.float64]
-
-
-class ConvergenceError(RuntimeError):
-    """The iteration did not reach the tolerance within the rounds that it was given."""
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,11 @@ from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.utils import format_bytes
 from distributed import Client, default_client
+from scipy.sparse.linalg import LinearOperator
 
 from dask_coded.codes import CODES, MDS, Code, Repetition
 from dask_coded.runtime.encoding import Encoded, encode_source, new_id, sparse_type
+from dask_coded.runtime.linear import RoundOperator, refuse_transpose
 from dask_coded.runtime.spec import CodedTask, RoundOptions, check_operand
 from dask_coded.runtime.tasks import run_round
 
@@ -233,6 +235,36 @@ class CodedArray(da.Array):
         meta = np.empty((0,) * x.ndim, dtype=dtype)
         return da.Array(graph, name, ((self.shape[0],), *columns), dtype=dtype, meta=meta)
 
+    def as_linear_operator(self) -> LinearOperator:
+        """A linear operator for SciPy, of which every product is computed at once, as one round.
+
+        With it the solvers of :mod:`scipy.sparse.linalg` run on the client: ``cg``, ``gmres`` and
+        ``eigsh`` in any case; ``lsqr``, ``lsmr`` and ``svds``, which need the adjoint as well, if
+        the array was encoded with ``transpose=True``. A solver that does many rounds had better run
+        inside the cluster, where a round costs less and the array itself takes the operator's
+        place: ``coded.submit(scipy.sparse.linalg.eigsh, C, k=3).result()``.
+
+        Returns
+        -------
+        scipy.sparse.linalg.LinearOperator, shape (rows, columns)
+            Its products are NumPy arrays. Those with the adjoint raise a TypeError if the array was
+            encoded without its transpose.
+
+        Examples
+        --------
+        >>> import numpy as np, scipy.sparse.linalg, dask_coded as coded
+        >>> from distributed import Client
+        >>> client = Client(
+        ...     n_workers=3, threads_per_worker=1, processes=False, dashboard_address=None
+        ... )
+        >>> C = coded.encode(np.diag([1.0, 2.0, 4.0]), coded.MDS(n=3, k=2))
+        >>> x, status = scipy.sparse.linalg.cg(C.as_linear_operator(), np.ones(3))
+        >>> x.round(6), status
+        (array([1.  , 0.5 , 0.25]), 0)
+        >>> client.close()
+        """
+        return _ClientOperator(self)
+
     # -- looks ---------------------------------------------------------------------------------
 
     def _summary(self) -> dict[str, str]:
@@ -261,6 +293,24 @@ class CodedArray(da.Array):
             for k, v in self._summary().items()
         )
         return f"{super()._repr_html_()}<table>{rows}</table>"
+
+
+class _ClientOperator(RoundOperator):
+    """A coded array of which each product is computed when it is asked for."""
+
+    def __init__(self, array: CodedArray) -> None:
+        super().__init__(array.dtype, array.shape)
+        self._array = array
+
+    def _matmat(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        # The client that holds the pieces, whichever is the current one.
+        client = self._array.encoded.futures[0].client
+        return client.compute(self._array @ x).result()
+
+    def _transpose(self) -> LinearOperator:
+        if self._array._back is None:
+            refuse_transpose()
+        return _ClientOperator(self._array.T)
 
 
 class _RoundLayer(MaterializedLayer):

@@ -14,6 +14,10 @@ from typing import Any, Self, TypeVar
 State = TypeVar("State")
 
 
+class ConvergenceError(RuntimeError):
+    """An iteration did not reach its tolerance within the rounds that it was given."""
+
+
 @dataclass(frozen=True)
 class Progress:
     """One round of a loop.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dask_coded.graph.centrality import eigenvector_centrality, katz_centrality
 from dask_coded.graph.filters import filter
 from dask_coded.graph.hits import hits
-from dask_coded.graph.iteration import ConvergenceError
 from dask_coded.graph.kernels import Heat, Hops, Polynomial
 from dask_coded.graph.laplacian import laplacian
 from dask_coded.graph.pagerank import pagerank
 from dask_coded.graph.readers import Graph, as_graph, read_graph
+from dask_coded.loop import ConvergenceError
 
 __all__ = [
     "ConvergenceError",

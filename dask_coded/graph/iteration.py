@@ -14,13 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dask_coded.loop import Loop, Progress
+from dask_coded.loop import ConvergenceError, Loop, Progress
 
 Vector = npt.NDArray[np.float64]
-
-
-class ConvergenceError(RuntimeError):
-    """The iteration did not reach the tolerance within the rounds that it was given."""
 
 
 @dataclass(frozen=True)

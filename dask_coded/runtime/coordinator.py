@@ -36,12 +36,8 @@ from dask_coded.planning import (
 from dask_coded.planning.layout import Floats
 from dask_coded.rounds import Round, assemble
 from dask_coded.runtime.channels import CLOSED, Message
-from dask_coded.runtime.spec import (
-    ArraySpec,
-    CodedDataLostError,
-    RoundOptions,
-    check_operand,
-)
+from dask_coded.runtime.linear import RoundOperator, refuse_transpose
+from dask_coded.runtime.spec import ArraySpec, CodedDataLostError, RoundOptions
 from dask_coded.runtime.worker import CodedWorkerPlugin, worker_plugin
 
 # A fresh plan is worth waiting for only while the wait is small against a round: this share of it.
@@ -396,11 +392,12 @@ class Coordinator:
         return Plan(layout, addresses, np.asarray(answer["speeds"], dtype=np.float64), first)
 
 
-class Operator:
+class Operator(RoundOperator):
     """A coded array inside the cluster: ``operator @ x`` is one round, and gives a NumPy array.
 
     Algorithms get it in the place of a :class:`dask_coded.CodedArray`. It has what a NumPy matrix
-    would have there: ``shape``, ``dtype``, ``@`` on either side, ``.T``, ``.dot``.
+    would have there: ``shape``, ``dtype``, ``@`` on either side, ``.T``, ``.dot``. And it is a
+    :class:`scipy.sparse.linalg.LinearOperator`, so that SciPy's solvers take it.
 
     Attributes
     ----------
@@ -409,14 +406,10 @@ class Operator:
         What happened in the round before.
     """
 
-    __array_ufunc__ = None  # so that `ndarray @ operator` comes here
-
     def __init__(self, coordinator: Coordinator) -> None:
-        self._coordinator = coordinator
         spec = coordinator.open()
-        self.shape = spec.shape
-        self.dtype = spec.dtype
-        self.ndim = 2
+        super().__init__(spec.dtype, spec.shape)
+        self._coordinator = coordinator
         self.code = spec.code
         self.last_round: RoundReport | None = None
         self._transposed: Operator | None = None
@@ -427,26 +420,15 @@ class Operator:
         plugin = worker_plugin(get_worker())
         return cls(Coordinator(plugin, array_id, options, getattr(thread_state, "key", None)))
 
-    def __matmul__(self, other: Any) -> np.ndarray[Any, Any]:
-        x = check_operand(self.shape, np.asarray(other))
+    def _matmat(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         result, self.last_round = self._coordinator.multiply(x)
         return result
 
-    dot = __matmul__
-
-    def __rmatmul__(self, other: Any) -> np.ndarray[Any, Any]:
-        return (self.T @ np.asarray(other).T).T
-
-    @property
-    def T(self) -> Operator:
-        """The transposed operator, if the array was encoded with ``transpose=True``."""
+    def _transpose(self) -> Operator:
         if self._transposed is None:
             spec = self._coordinator.open()
             if spec.transposed is None:
-                raise TypeError(
-                    "This array was encoded without its transpose: "
-                    "encode it with `transpose=True` to multiply from the left."
-                )
+                refuse_transpose()
             self._transposed = Operator(self._coordinator.other(spec.transposed))
             self._transposed._transposed = self
         return self._transposed

@@ -1,0 +1,215 @@
+r"""The dominant eigenpair by power iteration.
+
+.. math:: x' = A x / \|A x\|, \qquad \theta = x^H A x, \qquad r = \|A x - \theta x\|
+
+A round multiplies the error by :math:`|\lambda_2 / \lambda_1|`, so that the eigenvalue of greatest
+modulus has to be alone in its modulus: a real matrix whose dominant eigenvalues are a complex pair,
+or :math:`\pm\lambda`, never settles. The product is all the work there is; the rest is a few vector
+operations.
+
+References
+----------
+.. [1] G. Golub, C. Van Loan, "Matrix Computations", 4th edition, 2013, section 7.3.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dask_coded.linalg.operand import as_coded, check_count
+from dask_coded.loop import QUIET, ConvergenceError, Loop, Progress
+from dask_coded.submission import run
+
+
+@dataclass(frozen=True)
+class Eigenpair:
+    """What a power iteration ends with.
+
+    Parameters
+    ----------
+    value : float or complex
+        The eigenvalue.
+    vector : ndarray, shape (n,)
+        Its eigenvector, of length 1.
+    rounds : int
+        Products done.
+    residual : float
+        Length of ``A @ vector - value * vector``.
+    """
+
+    value: Any
+    vector: npt.NDArray[Any]
+    rounds: int
+    residual: float
+
+
+def power_rounds(
+    operator: Any,
+    *,
+    tol: float = 1e-8,
+    max_iter: int = 1000,
+    start: npt.ArrayLike | None = None,
+    seed: Any = None,
+    loop: Loop = QUIET,
+) -> Eigenpair:
+    """Iterate over an operator, in this thread.
+
+    Parameters
+    ----------
+    operator : anything with ``operator @ x`` and ``shape``
+        A square matrix: a NumPy array, a SciPy sparse matrix, or a coded operator inside the
+        cluster.
+    tol, max_iter, start, seed
+        See :func:`power_iteration`.
+    loop : Loop
+        Told of each round.
+
+    Returns
+    -------
+    Eigenpair
+
+    Raises
+    ------
+    ConvergenceError
+        If ``tol`` is positive and not reached within ``max_iter`` rounds.
+    ValueError
+        If an argument is out of its range, or the operator is not square.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> pair = power_rounds(np.array([[2.0, 1.0], [1.0, 2.0]]), seed=0)
+    >>> round(pair.value, 6), abs(pair.vector).round(4)
+    (3.0, array([0.7071, 0.7071]))
+    """
+    _check(operator.shape, tol, max_iter)
+    n = operator.shape[0]
+    x = np.random.default_rng(seed).standard_normal(n) if start is None else _start(start, n)
+    first, x = loop.resume((1, x / np.linalg.norm(x)))
+    for i in range(first, max_iter + 1):
+        y = operator @ x
+        value = np.vdot(x, y)
+        residual = float(np.linalg.norm(y - value * x))
+        converged = residual <= tol * abs(value)
+        last = converged or i == max_iter
+        progress = Progress.of(operator, i, residual)
+        if last:
+            loop.report(progress, last=True)
+            break
+        # Not the zero vector: that would be an exact eigenpair, of value 0.
+        x = y / np.linalg.norm(y)
+        loop.report(progress, state=(i + 1, x))
+    if tol > 0 and not converged:
+        raise ConvergenceError(
+            f"Power iteration is to reach a residual of tol={tol:g} times the eigenvalue, after "
+            f"max_iter={max_iter} rounds it is {residual:.3g} at {value:.3g}: raise max_iter or "
+            f"tol, or use `scipy.sparse.linalg.eigs` if two eigenvalues may be equally great."
+        )
+    return Eigenpair(value.item(), x, i, residual)
+
+
+def power_iteration(
+    A: Any,
+    tol: float = 1e-8,
+    max_iter: int = 1000,
+    *,
+    start: npt.ArrayLike | None = None,
+    seed: Any = None,
+    code: Any = None,
+    client: Any = None,
+    callback: Callable[[Progress], object] | None = None,
+) -> Eigenpair:
+    """The eigenvalue of greatest modulus and its vector, computed in coded rounds.
+
+    Parameters
+    ----------
+    A : dask array, NumPy array, SciPy sparse matrix or CodedArray, shape (n, n)
+        Need not be symmetric.
+    tol : float
+        Stop when the length of ``A @ x - value * x`` is at most this times the modulus of the
+        value. 0: do exactly ``max_iter`` rounds, unless the pair becomes exact.
+    max_iter : int
+        Most rounds to do.
+    start : array_like, shape (n,), optional
+        First vector, which is normalised. Default: drawn at random.
+    seed : int, Generator, ... , optional
+        For that, see :func:`numpy.random.default_rng`.
+    code : Code or str, optional
+        How the matrix is coded, see :func:`dask_coded.encode`, which also chooses by default.
+    client : distributed.Client, optional
+        The cluster. Default: the current client.
+    callback : callable, optional
+        Called with a :class:`~dask_coded.Progress` for the last round and for earlier ones, at
+        most ten a second, in the client's event loop: it should return soon.
+
+    Returns
+    -------
+    Eigenpair
+        ``value``, ``vector``, ``rounds``, ``residual``.
+
+    Raises
+    ------
+    ConvergenceError
+        If ``tol`` is positive and not reached within ``max_iter`` rounds: two eigenvalues may be
+        equally great, or nearly.
+    ValueError
+        If an argument is out of its range, the matrix is not square, or there is no client.
+
+    See Also
+    --------
+    scipy.sparse.linalg.eigsh : needs far fewer rounds where eigenvalues are close together.
+        ``coded.submit(scipy.sparse.linalg.eigsh, C, k=1)`` runs it over coded rounds.
+
+    Notes
+    -----
+    Of a symmetric or Hermitian matrix some eigenvalue is within ``residual`` of ``value``. Codes
+    that mix rows decode to within rounding errors that differ from round to round, so that a
+    ``tol`` much below 1e-12 may not be reached with them.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from distributed import Client
+    >>> client = Client(
+    ...     n_workers=3, threads_per_worker=1, processes=False, dashboard_address=None
+    ... )
+    >>> pair = power_iteration(np.diag([1.0, -5.0, 2.0]), seed=0)
+    >>> round(pair.value, 6), abs(pair.vector).round(6)
+    (-5.0, array([0., 1., 0.]))
+    >>> client.close()
+    """
+    if start is not None:
+        start = np.asarray(start)
+    coded = as_coded(A, code, client)
+    return run(
+        power_rounds,
+        coded,
+        tol=tol,
+        max_iter=max_iter,
+        start=start,
+        seed=seed,
+        client=client,
+        callback=callback,
+    )
+
+
+def _check(shape: tuple[int, ...], tol: float, max_iter: int) -> None:
+    if shape[0] != shape[1]:
+        raise ValueError(f"Only a square matrix has eigenvalues, the shape of this one is {shape}.")
+    if not 0 <= tol < np.inf:
+        raise ValueError(f"Argument 'tol' must be 0 or a positive number, it is {tol}.")
+    check_count("max_iter", max_iter, 1)
+
+
+def _start(start: npt.ArrayLike, n: int) -> npt.NDArray[Any]:
+    x = np.asarray(start)
+    if x.shape != (n,) or not np.isfinite(x).all() or not x.any():
+        raise ValueError(
+            f"Argument 'start' must be {n} finite numbers, not all zero, its shape is {x.shape}."
+        )
+    return x

@@ -1,0 +1,201 @@
+r"""The greatest singular values and their vectors, by a randomized range finder.
+
+A random block :math:`\Omega` of a few more columns than are wanted is multiplied by ``A``; an
+orthonormal basis ``Q`` of the product captures most of what ``A`` does, and more so after each pass
+
+.. math:: Q R_1 = A X, \qquad X' R_2 = A^H Q, \qquad X = \Omega \text{ at first.}
+
+As :math:`Q^H A = R_2^H X'^H`, the small matrix :math:`R_2` has the singular values. A pass is two
+rounds, each with a block of ``k + oversample`` columns on the right, which reads every piece once
+for all of them. Orthonormalising between the products keeps the small singular values apart from
+rounding errors.
+
+References
+----------
+.. [1] N. Halko, P. G. Martinsson, J. A. Tropp, "Finding structure with randomness: probabilistic
+       algorithms for constructing approximate matrix decompositions", SIAM Review 53(2), 2011:
+       algorithms 4.4 and 5.1, error bounds in section 10.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import numpy.typing as npt
+
+from dask_coded.array import current_client
+from dask_coded.linalg.operand import as_coded, check_count
+from dask_coded.loop import QUIET, Loop, Progress
+from dask_coded.submission import run
+
+Matrix = npt.NDArray[Any]
+
+
+def svd_rounds(
+    operator: Any,
+    k: int,
+    *,
+    oversample: int = 10,
+    power_iterations: int = 2,
+    seed: Any = None,
+    loop: Loop = QUIET,
+) -> tuple[Matrix, Matrix, Matrix]:
+    """Randomized SVD over an operator, in this thread.
+
+    Parameters
+    ----------
+    operator : anything with ``operator @ x``, ``operator.T @ x`` and ``shape``
+        A NumPy array, a SciPy sparse matrix, or a coded operator inside the cluster.
+    k, oversample, power_iterations, seed
+        See :func:`randomized_svd`.
+    loop : Loop
+        Told of each pass: its residual is how much the singular values changed, relative to the
+        greatest.
+
+    Returns
+    -------
+    U : ndarray, shape (rows, k)
+    s : ndarray, shape (k,)
+    Vh : ndarray, shape (k, columns)
+
+    Raises
+    ------
+    ValueError
+        If an argument is out of its range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> A = np.diag([5.0, 3.0, 1.0, 0.0])
+    >>> U, s, Vh = svd_rounds(A, 2, seed=0)
+    >>> s.round(6)
+    array([5., 3.])
+    >>> ((U * s) @ Vh).round(6).diagonal()
+    array([5., 3., 0., 0.])
+    """
+    _check(operator.shape, k, oversample, power_iterations)
+    columns = operator.shape[1]
+    width = min(k + oversample, *operator.shape)
+    x = np.random.default_rng(seed).standard_normal((columns, width))
+    first, x, s = loop.resume((0, x, np.zeros(width)))
+    for i in range(first, power_iterations + 1):
+        q, _ = np.linalg.qr(operator @ x)
+        x, r = np.linalg.qr((operator.T @ q.conj()).conj())
+        previous, (u, s, vh) = s, np.linalg.svd(r.conj().T)
+        change = np.abs(s - previous)[:k].max() / (s[0] or 1)
+        last = i == power_iterations
+        loop.report(Progress.of(operator, i + 1, change), state=(i + 1, x, s), last=last)
+    return q @ u[:, :k], s[:k], vh[:k] @ x.conj().T
+
+
+def randomized_svd(
+    A: Any,
+    k: int,
+    oversample: int = 10,
+    power_iterations: int = 2,
+    seed: Any = None,
+    *,
+    code: Any = None,
+    client: Any = None,
+    callback: Callable[[Progress], object] | None = None,
+) -> tuple[Any, Matrix, Matrix]:
+    """The greatest singular values and their vectors, computed in coded rounds.
+
+    Parameters
+    ----------
+    A : dask array, NumPy array, SciPy sparse matrix or CodedArray, shape (rows, columns)
+        A coded array must have been encoded with ``transpose=True``.
+    k : int
+        How many singular values.
+    oversample : int
+        How many more columns the random block has: some for safety, 5 or 10.
+    power_iterations : int
+        Passes over the matrix beside the first, two rounds each. Each divides the error by more
+        the faster the singular values decay; 0 suffices where they fall off at once.
+    seed : int, Generator, ... , optional
+        For the random block, see :func:`numpy.random.default_rng`.
+    code : Code or str, optional
+        How the matrix is coded, see :func:`dask_coded.encode`, which also chooses by default.
+    client : distributed.Client, optional
+        The cluster. Default: the current client.
+    callback : callable, optional
+        Called with a :class:`~dask_coded.Progress` for the last pass and for earlier ones, at most
+        ten a second, in the client's event loop: it should return soon.
+
+    Returns
+    -------
+    U : ndarray or dask array, shape (rows, k)
+        Left singular vectors as columns; a dask array, chunked as the rows of A, if A is one.
+    s : ndarray, shape (k,)
+        Singular values, the greatest first.
+    Vh : ndarray, shape (k, columns)
+        Right singular vectors as rows, conjugated.
+
+    Raises
+    ------
+    TypeError
+        If A is coded without its transpose.
+    ValueError
+        If an argument is out of its range, or there is no client.
+
+    See Also
+    --------
+    scipy.sparse.linalg.svds : to full precision, in many more rounds.
+    dask.array.linalg.svd_compressed : the same method over plain dask arrays.
+
+    Notes
+    -----
+    The approximation is near the best of rank ``k``: its error exceeds the singular value
+    ``k + 1`` by a factor that tends to 1 as ``power_iterations`` grows ([1]_, section 10.4).
+    ``U``, of ``k + oversample`` columns while it is computed, has to fit into the memory of one
+    worker.
+
+    References
+    ----------
+    .. [1] N. Halko, P. G. Martinsson, J. A. Tropp, "Finding structure with randomness", SIAM
+           Review 53(2), 2011.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from distributed import Client
+    >>> client = Client(
+    ...     n_workers=3, threads_per_worker=1, processes=False, dashboard_address=None
+    ... )
+    >>> A = np.outer([3.0, 4.0, 0.0], [0.0, 2.0])
+    >>> U, s, Vh = randomized_svd(A, 1, seed=0)
+    >>> s.round(6)
+    array([10.])
+    >>> client.close()
+    """
+    client = current_client(client)
+    _check(A.shape, k, oversample, power_iterations)
+    coded = as_coded(A, code, client, transpose=True)
+    U, s, Vh = run(
+        svd_rounds,
+        coded,
+        k,
+        oversample=oversample,
+        power_iterations=power_iterations,
+        seed=seed,
+        client=client,
+        callback=callback,
+    )
+    if isinstance(A, da.Array):
+        # Scattered, because a tall array has no place in a task graph.
+        future = client.scatter(U)
+        U = da.from_delayed(future, U.shape, U.dtype, meta=U[:0]).rechunk((A.chunks[0], -1))
+    return U, s, Vh
+
+
+def _check(shape: tuple[int, int], k: int, oversample: int, power_iterations: int) -> None:
+    check_count("k", k, 1)
+    check_count("oversample", oversample, 0)
+    check_count("power_iterations", power_iterations, 0)
+    if k > min(shape):
+        raise ValueError(
+            f"Argument 'k' must be at most {min(shape)} for a matrix of shape {shape}, it is {k}."
+        )

@@ -1,0 +1,100 @@
+"""dask-glm's algorithms, unmodified: on a coded array they give what they give on a dask array.
+
+With ``normalize=False`` they multiply by the array itself, so that the products are coded rounds;
+otherwise they multiply by a standardised copy, which is a plain dask array over the coded one.
+"""
+
+from __future__ import annotations
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client
+
+import dask_coded as coded
+
+algorithms = pytest.importorskip("dask_glm.algorithms")
+estimators = pytest.importorskip("dask_glm.estimators")
+families = pytest.importorskip("dask_glm.families")
+
+# dask-glm 0.4 sets an option of Dask's by its former name, and one that SciPy gives up.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Dask configuration key 'fuse_ave_width':FutureWarning"),
+    pytest.mark.filterwarnings("ignore:scipy.optimize. The `disp`:DeprecationWarning"),
+]
+
+ROWS, COLUMNS = 120, 4
+rng = np.random.default_rng(0)
+X = rng.standard_normal((ROWS, COLUMNS))
+ETA = X @ [1.0, -0.5, 0.25, 0.0]
+TARGETS = {
+    "Logistic": (rng.random(ROWS) < 1 / (1 + np.exp(-ETA))).astype(float),
+    "Normal": ETA + rng.standard_normal(ROWS),
+    "Poisson": rng.poisson(np.exp(ETA)).astype(float),
+}
+ALGORITHMS = {
+    "gradient_descent": {"max_iter": 3},
+    "newton": {"max_iter": 2},
+    "lbfgs": {"max_iter": 3},
+    "admm": {"max_iter": 2},
+    "proximal_grad": {"max_iter": 3},
+}
+
+
+@pytest.fixture(scope="module")
+def arrays():
+    """The same matrix coded, and as a plain dask array of the same chunks."""
+    with Client(
+        n_workers=4,
+        threads_per_worker=1,
+        processes=False,
+        dashboard_address=None,
+        set_as_default=False,
+    ) as client:
+        # dask-glm computes with the current client.
+        with client.as_current():
+            encoded = coded.encode(X, coded.MDS(4, 3), transpose=True)
+            yield encoded, da.from_array(X, chunks=encoded.chunks)
+
+
+@pytest.fixture
+def rounds(monkeypatch):
+    """The lazy rounds that are made."""
+    made = []
+    product = coded.CodedArray._product
+    monkeypatch.setattr(
+        coded.CodedArray, "_product", lambda self, x: made.append(x) or product(self, x)
+    )
+    return made
+
+
+def compare(arrays, fit):
+    found, expected = (np.asarray(fit(A)) for A in arrays)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("family", TARGETS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_same_coefficients_from_coded_rounds(arrays, rounds, algorithm, family):
+    solve = getattr(algorithms, algorithm)
+    options = {**ALGORITHMS[algorithm], "family": getattr(families, family), "normalize": False}
+    y = da.from_array(TARGETS[family], chunks=arrays[0].chunks[0])
+    compare(arrays, lambda A: solve(A, y, **options))
+    # The alternating directions work on one chunk at a time, and multiply no whole matrix.
+    assert bool(rounds) == (algorithm != "admm")
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_same_coefficients_of_a_standardised_copy(arrays, algorithm):
+    y = da.from_array(TARGETS["Logistic"], chunks=arrays[0].chunks[0])
+    compare(arrays, lambda A: getattr(algorithms, algorithm)(A, y, **ALGORITHMS[algorithm]))
+
+
+def test_same_estimates(arrays):
+    y = da.from_array(TARGETS["Normal"], chunks=arrays[0].chunks[0])
+
+    def fit(A):
+        model = estimators.LinearRegression(solver="gradient_descent", max_iter=3).fit(A, y)
+        return [*model.coef_, model.intercept_, *model.predict(A).compute()]
+
+    compare(arrays, fit)

@@ -62,7 +62,7 @@ def __getattr__(name: str) -> Any:
     try:
         module = import_module(f"{__name__}.{_ESTIMATORS[name]}")
     except ModuleNotFoundError as error:
-        if error.name != "sklearn":
+        if (error.name or "").partition(".")[0] != "sklearn":
             raise
         raise ImportError(
             f"{name} needs scikit-learn: pip install 'dask-coded[linear-model]'."

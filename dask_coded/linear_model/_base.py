@@ -154,16 +154,6 @@ def here(values: Any) -> Any:
     return values.compute() if isinstance(values, da.Array) else values
 
 
-def checked_weights(sample_weight: Any, rows: int) -> Any:
-    weights = np.asarray(sample_weight, dtype=np.float64)
-    if weights.shape != (rows,):
-        raise ValueError(
-            f"Argument 'sample_weight' must have one value for each of the {rows} rows, "
-            f"its shape is {weights.shape}."
-        )
-    return weights
-
-
 def check_positive(name: str, value: float, or_infinite: bool = False) -> None:
     if not value > 0 or (np.isinf(value) and not or_infinite):
         raise ValueError(f"Argument {name!r} must be a positive number, it is {value}.")

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dask_coded.linear_model.families import Family, Floats
 from dask_coded.linear_model.penalties import Penalty
@@ -219,3 +220,25 @@ class Objective:
 
     def _padded(self, part: Floats, w: Floats) -> Floats:
         return part if len(part) == len(w) else np.concatenate([part, np.zeros_like(w[-1:])])
+
+
+def check_weights(name: str, weights: npt.ArrayLike, rows: int) -> Floats:
+    """Weights of rows, shape (rows,).
+
+    Raises
+    ------
+    ValueError
+        If they are not as many, or not as weights are.
+    """
+    found = np.asarray(weights, dtype=np.float64)
+    if found.shape != (rows,):
+        raise ValueError(
+            f"Argument {name!r} must have one value for each of the {rows} rows, "
+            f"its shape is {found.shape}."
+        )
+    if not (np.isfinite(found).all() and (found >= 0).all() and found.any()):
+        raise ValueError(
+            f"Argument {name!r} must hold weights that are finite and not negative, and not all "
+            f"zero: the least is {found.min()}, the greatest {found.max()}."
+        )
+    return found

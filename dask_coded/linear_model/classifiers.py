@@ -9,19 +9,18 @@ from distributed import Client
 from sklearn.base import ClassifierMixin
 from sklearn.metrics import accuracy_score
 from sklearn.utils import column_or_1d
-from sklearn.utils.class_weight import compute_sample_weight
+from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 
 from dask_coded.linear_model._base import (
     LinearModel,
     check_positive,
-    checked_weights,
     here,
     rowwise,
 )
 from dask_coded.linear_model._fit import Callback, current_cluster
-from dask_coded.linear_model._objective import Intercept
-from dask_coded.linear_model.families import Hinge, Logistic, Multinomial, SquaredHinge
+from dask_coded.linear_model._objective import Intercept, check_weights
+from dask_coded.linear_model.families import Family, Hinge, Logistic, Multinomial, SquaredHinge
 from dask_coded.linear_model.penalties import Penalty
 from dask_coded.linear_model.solvers import Solution
 
@@ -39,14 +38,17 @@ class _Classifier(ClassifierMixin, LinearModel):
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(
-                f"{type(self).__name__} needs rows of at least 2 classes, the data have only the "
-                f"class {self.classes_[0]!r}."
+                f"{type(self).__name__} needs rows of at least 2 classes, "
+                f"all of these have one class: {self.classes_[0]}."
             )
-        if self.class_weight is None and sample_weight is None:
-            return X, codes, None
-        weights = compute_sample_weight(self.class_weight, y)
+        weights = None
         if sample_weight is not None:
-            weights = weights * checked_weights(sample_weight, len(y))
+            weights = check_weights("sample_weight", sample_weight, len(y))
+        if self.class_weight is not None:
+            factors = compute_class_weight(
+                self.class_weight, classes=self.classes_, y=y, sample_weight=weights
+            )
+            weights = factors[codes] * (1.0 if weights is None else weights)
         return X, codes, weights
 
     def _signs(self, codes: Any) -> Any:
@@ -88,12 +90,12 @@ class _Classifier(ClassifierMixin, LinearModel):
         -------
         ndarray, or dask array if X is one, shape (n,)
         """
-        classes = self.classes_
+        scores, classes = self.decision_function(X), self.classes_
 
-        def choose(scores: Any) -> Any:
-            return classes[(scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)]
+        def choose(block: Any) -> Any:
+            return classes[(block > 0).astype(int) if block.ndim == 1 else block.argmax(axis=1)]
 
-        return rowwise(self.decision_function(X), choose, (), classes.dtype)
+        return rowwise(scores, choose, (), classes.dtype)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Share of the rows whose class is predicted rightly.
@@ -222,7 +224,12 @@ class LogisticRegression(_Classifier):
             If data or a parameter are not as they should be.
         """
         check_positive("C", self.C, or_infinite=True)
-        ratios = {"l1": 1.0, "l2": 0.0, "auto": self.l1_ratio, "elasticnet": self.l1_ratio}
+        ratios: dict[Any, float] = {
+            "l1": 1.0,
+            "l2": 0.0,
+            "auto": self.l1_ratio,
+            "elasticnet": self.l1_ratio,
+        }
         if self.penalty is not None and self.penalty not in ratios:
             raise ValueError(
                 f"Argument 'penalty' must be None or one of {sorted(ratios)}, "
@@ -235,7 +242,8 @@ class LogisticRegression(_Classifier):
         strength = 0.0
         if self.penalty is not None:
             strength = 1 / (self.C * (len(codes) if weights is None else weights.sum()))
-        y, family = self._signs(codes), Logistic()
+        y = self._signs(codes)
+        family: Family = Logistic()
         if y.ndim == 2:
             y, family = (y > 0).astype(np.int8), Multinomial()
         found = self._minimize(
@@ -254,7 +262,8 @@ class LogisticRegression(_Classifier):
 
     def predict_log_proba(self, X: Any) -> Any:
         """Logarithm of :meth:`predict_proba`."""
-        return rowwise(self.decision_function(X), _log_probabilities, (len(self.classes_),))
+        scores = self.decision_function(X)
+        return rowwise(scores, _log_probabilities, (len(self.classes_),))
 
     def predict_proba(self, X: Any) -> Any:
         """Probability of each class.

@@ -70,7 +70,7 @@ class Penalty:
         return self.l2 * w
 
     def shrink(self, w: Floats, step: float) -> Floats:
-        """Proximal map of the part that is not smooth: ``argmin_v step * l1 |v| + |v - w|² / 2``."""
+        """Proximal map of the corner: the ``v`` of least ``step * corner(v) + |v - w|² / 2``."""
         if not self.l1:
             return w
         return np.sign(w) * np.maximum(np.abs(w) - step * self.l1, 0)

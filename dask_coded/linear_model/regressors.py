@@ -9,9 +9,9 @@ from distributed import Client
 from sklearn.base import RegressorMixin
 from sklearn.metrics import r2_score
 
-from dask_coded.linear_model._base import LinearModel, checked_weights, here
+from dask_coded.linear_model._base import LinearModel, here
 from dask_coded.linear_model._fit import Callback, current_cluster
-from dask_coded.linear_model._objective import Intercept
+from dask_coded.linear_model._objective import Intercept, check_weights
 from dask_coded.linear_model.families import SquaredError
 from dask_coded.linear_model.penalties import Penalty
 
@@ -55,7 +55,9 @@ class _Regressor(RegressorMixin, LinearModel):
         client = current_cluster(client)
         strength = self._strength()
         X, y = self._data(X, y, client, multi_output=True, y_numeric=True)
-        weights = None if sample_weight is None else checked_weights(sample_weight, len(y))
+        weights = (
+            None if sample_weight is None else check_weights("sample_weight", sample_weight, len(y))
+        )
         found = self._minimize(
             X,
             y,

@@ -39,11 +39,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dask_coded.linear_model._objective import Intercept, Objective
+from dask_coded.linear_model._objective import Intercept, Objective, check_weights
 from dask_coded.linear_model._rules import RULES, Rule
 from dask_coded.linear_model.families import Family, Floats
 from dask_coded.linear_model.penalties import Penalty
 from dask_coded.loop import QUIET, Loop, Progress
+
+NO_PENALTY = Penalty()
+FREE_INTERCEPT = Intercept()
 
 
 @dataclass(frozen=True)
@@ -79,11 +82,11 @@ def minimize(
     operator: Any,
     y: npt.ArrayLike,
     family: Family,
-    penalty: Penalty = Penalty(),
+    penalty: Penalty = NO_PENALTY,
     *,
     solver: str = "auto",
     weights: npt.ArrayLike | None = None,
-    intercept: Intercept = Intercept(),
+    intercept: Intercept = FREE_INTERCEPT,
     start: tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
     tol: float = 1e-6,
     max_iter: int = 1000,
@@ -132,12 +135,13 @@ def minimize(
     >>> from dask_coded.linear_model.families import SquaredError
     >>> X = np.array([[0.0], [1.0], [2.0]])
     >>> found = minimize(X, [1.0, 3.0, 5.0], SquaredError(), tol=1e-10)
-    >>> found.coefficients.round(6), found.intercept.round(6), found.rounds
-    (array([2.]), np.float64(1.0), 1)
+    >>> found.coefficients.round(6), float(found.intercept.round(6))
+    (array([2.]), 1.0)
     """
     _check(penalty, solver, tol, max_iter)
     y = np.asarray(y, dtype=np.float64)
-    objective = Objective.of(operator, y, _shares(weights, y), family, penalty, intercept)
+    shares = np.ones(len(y)) if weights is None else check_weights("weights", weights, len(y))
+    objective = Objective.of(operator, y, shares / shares.sum(), family, penalty, intercept)
     rule: Rule = RULES[solver_for(family, penalty) if solver == "auto" else solver]()
     width = operator.shape[1], *y.shape[1:]
     if start is None:
@@ -154,7 +158,9 @@ def minimize(
     if point is None:
         point = objective.point(objective.inside(coefficients, shift))
     for i in range(first, max_iter + 1):
-        point, rule = rule.advance(objective, point)
+        # A warm start may be where it is to go already.
+        if i > 1 or objective.residual(point) > tol:
+            point, rule = rule.advance(objective, point)
         residual, exact = objective.residual(point), family.exact()
         value = objective.value(point.w, point.z, exact)
         converged = residual <= tol
@@ -207,21 +213,3 @@ def _check(penalty: Penalty, solver: str, tol: float, max_iter: int) -> None:
         raise ValueError(f"Argument 'tol' must be 0 or a positive number, it is {tol}.")
     if max_iter != int(max_iter) or max_iter < 1:
         raise ValueError(f"Argument 'max_iter' must be a whole number from 1, it is {max_iter}.")
-
-
-def _shares(weights: npt.ArrayLike | None, y: Floats) -> Floats:
-    """Weights of sum 1."""
-    if weights is None:
-        return np.full(len(y), 1 / len(y))
-    found = np.asarray(weights, dtype=np.float64)
-    if found.shape != y.shape[:1]:
-        raise ValueError(
-            f"Argument 'weights' must have one value for each of the {len(y)} rows, "
-            f"its shape is {found.shape}."
-        )
-    if not (np.isfinite(found).all() and (found >= 0).all() and found.any()):
-        raise ValueError(
-            "Argument 'weights' must be finite and not negative, and not zero everywhere: "
-            f"its least value is {found.min()}, its greatest {found.max()}."
-        )
-    return np.asarray(found / found.sum())

@@ -53,7 +53,7 @@ def test_scikit_learn_checks_of_defaults(estimator, check):
 @pytest.fixture(scope="module")
 def rows():
     rng = np.random.default_rng(0)
-    X = rng.standard_normal((300, 6)) + [0, 1, 2, 3, 4, 5]
+    X = rng.standard_normal((300, 6)) + np.arange(6)
     z = X @ rng.standard_normal(6) + rng.standard_normal(300)
     return X, np.digitize(z, np.quantile(z, [0.3, 0.7])), z
 
@@ -71,7 +71,7 @@ def test_logistic_regression(rows, kind, class_weight, weighted):
     options = {"C": 0.5, "class_weight": class_weight, "tol": 1e-9, "max_iter": 5000}
     ours = LogisticRegression(**options).fit(X, y, weights)
     theirs = reference.LogisticRegression(**options).fit(X, y, weights)
-    np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=1e-6)
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=1e-5)
     if kind == "binary":
         np.testing.assert_allclose(ours.intercept_, theirs.intercept_, atol=1e-5)
     assert ours.coef_.shape == theirs.coef_.shape
@@ -234,7 +234,7 @@ def test_data_that_do_not_fit_together(rows):
         Ridge().fit(X, z[1:])
     with pytest.raises(ValueError, match="NaN"):
         Ridge().fit(np.where(X > 5, np.nan, X), z)
-    with pytest.raises(ValueError, match="only the class 1"):
+    with pytest.raises(ValueError, match="all of these have one class: 1"):
         LinearSVC().fit(X, np.ones(300, dtype=int))
     with pytest.raises(ValueError, match="'sample_weight' must have one value for each of the 300"):
         LogisticRegression().fit(X, y, np.ones(3))

@@ -311,7 +311,7 @@ def test_a_start_at_the_minimum_is_enough():
         ({"tol": -1}, "'tol' must be 0 or a positive number, it is -1"),
         ({"max_iter": 0}, "'max_iter' must be a whole number from 1, it is 0"),
         ({"weights": [1.0]}, "'weights' must have one value for each of the 80 rows"),
-        ({"weights": -np.ones(80)}, "'weights' must be finite and not negative"),
+        ({"weights": -np.ones(80)}, "'weights' must hold weights that are finite"),
         ({"start": (np.zeros(4), 0.0)}, r"'start' must have coefficients of shape \(5,\)"),
     ],
 )

@@ -1,0 +1,74 @@
+"""Linear models: families of losses, penalties and solvers that multiply, and estimators.
+
+:func:`minimize` is NumPy code over an operator with ``@``.
+
+The estimators have scikit-learn's names, defaults and conventions, and need it: it is the extra
+``dask-coded[linear-model]``, imported when the first of them is asked for. With a current Dask
+client, or one passed to ``fit``, the data are encoded with their transpose and the solver runs in
+the cluster as one task, each iteration two coded rounds. Data that are a
+:class:`~dask_coded.CodedArray` already are not encoded again. Without a client the same solver runs
+in this process.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from dask_coded.linear_model._objective import Intercept
+from dask_coded.linear_model.families import (
+    Family,
+    Hinge,
+    Logistic,
+    Multinomial,
+    SquaredError,
+    SquaredHinge,
+)
+from dask_coded.linear_model.penalties import Penalty
+from dask_coded.linear_model.solvers import Solution, minimize
+
+if TYPE_CHECKING:
+    from dask_coded.linear_model.classifiers import LinearSVC, LogisticRegression
+    from dask_coded.linear_model.regressors import LinearRegression, Ridge
+
+__all__ = [
+    "Family",
+    "Hinge",
+    "Intercept",
+    "LinearRegression",
+    "LinearSVC",
+    "Logistic",
+    "LogisticRegression",
+    "Multinomial",
+    "Penalty",
+    "Ridge",
+    "Solution",
+    "SquaredError",
+    "SquaredHinge",
+    "minimize",
+]
+
+_ESTIMATORS = {
+    "LinearRegression": "regressors",
+    "LinearSVC": "classifiers",
+    "LogisticRegression": "classifiers",
+    "Ridge": "regressors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ESTIMATORS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        module = import_module(f"{__name__}.{_ESTIMATORS[name]}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "sklearn":
+            raise
+        raise ImportError(
+            f"{name} needs scikit-learn: pip install 'dask-coded[linear-model]'."
+        ) from error
+    return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,159 @@
+"""What all estimators share: how data come in, how a fit runs, how predictions go out."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import click
+import dask.array as da
+import numpy as np
+from distributed import Client
+from sklearn.base import BaseEstimator
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import check_array, check_consistent_length
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from dask_coded.array import CodedArray
+from dask_coded.linear_model._fit import Callback, check_dask, fit
+from dask_coded.linear_model._objective import Intercept
+from dask_coded.linear_model.families import Family
+from dask_coded.linear_model.penalties import Penalty
+from dask_coded.linear_model.solvers import Solution
+from dask_coded.loop import Progress
+
+
+class LinearModel(BaseEstimator):
+    """What the four have in common: data in, one fit, predictions out."""
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    # -- fitting -------------------------------------------------------------------------------
+
+    def _data(self, X: Any, y: Any, client: Client | None, **checks: Any) -> tuple[Any, Any]:
+        """``X`` as it can be encoded or multiplied, ``y`` as a NumPy array."""
+        if isinstance(y, da.Array):
+            y = y.compute()
+        if check_dask(X):
+            if client is not None or isinstance(X, CodedArray):
+                y = check_array(y, ensure_2d=False, dtype=None, input_name="y")
+                check_consistent_length(range(X.shape[0]), y)
+                self.n_features_in_ = X.shape[1]
+                return X, y
+            X = X.compute()
+        return validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, **checks)
+
+    def _minimize(
+        self,
+        X: Any,
+        y: Any,
+        family: Family,
+        penalty: Penalty,
+        weights: Any,
+        *,
+        intercept: Intercept,
+        client: Client | None,
+        callback: Callback | None,
+    ) -> Solution:
+        start = None
+        if self.warm_start and hasattr(self, "coef_"):
+            start = self._start(np.asarray(y).ndim)
+        found = fit(
+            X,
+            y,
+            family,
+            penalty,
+            weights=weights,
+            intercept=intercept,
+            start=start,
+            solver=self.solver,
+            tol=self.tol,
+            max_iter=self.max_iter,
+            client=client,
+            code=self.code,
+            callback=self._told(callback),
+        )
+        self.history_ = found.history
+        if not found.converged:
+            warnings.warn(
+                f"{type(self).__name__} is to reach tol={self.tol:g}, after "
+                f"max_iter={self.max_iter} iterations it is at {found.residual:.3g}: raise "
+                "max_iter or tol, or scale the data.",
+                ConvergenceWarning,
+                stacklevel=3,
+            )
+        return found
+
+    def _start(self, dimensions: int) -> tuple[Any, Any]:
+        """Coefficients and intercept of the fit before, as the solver has them."""
+        coefficients = np.atleast_2d(self.coef_).T
+        shift = np.broadcast_to(self.intercept_, coefficients.shape[1:])
+        return (coefficients, shift) if dimensions == 2 else (coefficients[:, 0], shift[0])
+
+    def _told(self, callback: Callback | None) -> Callback | None:
+        """The callback, told after what ``verbose`` prints."""
+        if not self.verbose:
+            return callback
+
+        def tell(progress: Progress) -> None:
+            click.echo(
+                f"{type(self).__name__}: iteration {progress.round}, "
+                f"objective {progress.objective:.6g}, residual {progress.residual:.3g}"
+            )
+            if callback is not None:
+                callback(progress)
+
+        return tell
+
+    # -- predicting ----------------------------------------------------------------------------
+
+    def _predictions(self, X: Any) -> Any:
+        """``X @ coef_.T + intercept_``: a dask array if X is one."""
+        check_is_fitted(self)
+        if not check_dask(X):
+            X = validate_data(self, X, accept_sparse="csr", dtype=np.float64, reset=False)
+            return np.asarray(X @ self.coef_.T) + self.intercept_
+        if X.shape[1] != self.n_features_in_:
+            raise ValueError(
+                f"X has {X.shape[1]} features, but {type(self).__name__} is expecting "
+                f"{self.n_features_in_} features as input."
+            )
+        if isinstance(X, CodedArray):
+            return X @ self.coef_.T + self.intercept_
+        coefficients, shift = self.coef_.T, self.intercept_
+        return rowwise(
+            X.rechunk({1: -1}), lambda block: block @ coefficients + shift, coefficients.shape[1:]
+        )
+
+
+# -- helpers -----------------------------------------------------------------------------------
+
+
+def rowwise(
+    scores: Any, function: Callable[[Any], Any], tail: tuple[int, ...], dtype: Any = np.float64
+) -> Any:
+    """A function of blocks of rows, at once or for each block of a dask array later."""
+    if not isinstance(scores, da.Array):
+        return function(scores)
+    return da.map_blocks(
+        function,
+        scores,
+        chunks=(scores.chunks[0], *((length,) for length in tail)),
+        drop_axis=list(range(1 + len(tail), scores.ndim)),
+        new_axis=list(range(scores.ndim, 1 + len(tail))),
+        dtype=dtype,
+        meta=np.empty((0,) * (1 + len(tail)), dtype=dtype),
+    )
+
+
+def here(values: Any) -> Any:
+    return values.compute() if isinstance(values, da.Array) else values
+
+
+def check_positive(name: str, value: float, or_infinite: bool = False) -> None:
+    if not value > 0 or (np.isinf(value) and not or_infinite):
+        raise ValueError(f"Argument {name!r} must be a positive number, it is {value}.")

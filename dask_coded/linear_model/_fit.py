@@ -1,0 +1,105 @@
+"""Where a fit runs: as one task in the cluster if there is a client, else in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import dask.array as da
+import numpy as np
+from dask.base import is_dask_collection
+from distributed import Client, default_client
+
+from dask_coded.array import CodedArray, encode
+from dask_coded.linear_model.families import Family
+from dask_coded.linear_model.penalties import Penalty
+from dask_coded.linear_model.solvers import Solution, minimize
+from dask_coded.loop import Loop, Progress
+from dask_coded.submission import run
+
+Callback = Callable[[Progress], object]
+
+
+def current_cluster(client: Client | None) -> Client | None:
+    """The client given, else the current one, else none."""
+    if client is not None:
+        return client
+    try:
+        return default_client()
+    except ValueError:
+        return None
+
+
+def check_dask(X: Any) -> bool:
+    """Whether data are a dask array.
+
+    Raises
+    ------
+    TypeError
+        If they are another dask collection.
+    ValueError
+        If they are no matrix of real numbers, or a coded array that cannot be multiplied from
+        both sides.
+    """
+    if not is_dask_collection(X):
+        return False
+    if not isinstance(X, da.Array):
+        raise TypeError(
+            f"Argument 'X' must be an array, it is a {type(X).__name__}: "
+            "pass `X.to_dask_array(lengths=True)`."
+        )
+    if X.ndim != 2:
+        raise ValueError(f"Argument 'X' must be a matrix, it has {X.ndim} dimensions.")
+    if X.dtype.kind not in "fbiu":
+        raise ValueError(f"Argument 'X' must hold real numbers, its dtype is {X.dtype}.")
+    return True
+
+
+def fit(
+    X: Any,
+    y: Any,
+    family: Family,
+    penalty: Penalty,
+    *,
+    client: Client | None,
+    code: Any,
+    callback: Callback | None,
+    **options: Any,
+) -> Solution:
+    """Minimise over data in this process or in a cluster.
+
+    Parameters
+    ----------
+    X : NumPy array, SciPy sparse matrix, dask array or CodedArray
+        Not encoded again if it is coded.
+    y, family, penalty, **options
+        As for :func:`~dask_coded.linear_model.minimize`.
+    client : distributed.Client or None
+        None: here.
+    code : Code or str or None
+        How data that are not coded yet will be.
+    callback : callable or None
+        Called with a :class:`~dask_coded.Progress`.
+    """
+    if client is None and not isinstance(X, CodedArray):
+        return minimize(X, y, family, penalty, loop=_Told(callback), **options)
+    if not isinstance(X, CodedArray):
+        # Parity and real coefficients want real numbers.
+        X = encode(X if X.dtype.kind == "f" else X.astype(np.float64), code, client, transpose=True)
+    elif not isinstance(X.T, CodedArray):
+        raise ValueError(
+            "A fit multiplies from both sides, and this array was encoded without its transpose: "
+            "encode it with `transpose=True`."
+        )
+    return run(minimize, X, y, family, penalty, client=client, callback=callback, **options)
+
+
+class _Told(Loop):
+    """Hands what is reported to a callback in this process."""
+
+    def __init__(self, callback: Callback | None) -> None:
+        self._callback = callback
+
+    def report(self, progress: Progress, state: Any = None, last: bool = False) -> None:
+        if self._callback is not None:
+            self._callback(progress)

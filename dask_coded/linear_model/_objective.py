@@ -1,0 +1,244 @@
+r"""What a fit minimises, with the intercept outside the matrix.
+
+With weights :math:`s_i` that sum to 1, the objective is
+
+.. math:: F(w, b) = \sum_i s_i \, \ell(x_i^T w + b, y_i) + r(w).
+
+The matrix is multiplied as it is, encoded once: a column of ones and the subtraction of column
+means are terms of rank one beside it. Centring the columns changes nothing but ``b`` while ``b`` is
+free, and spares the solvers a badly scaled direction. Where the intercept is penalised (liblinear's
+convention, which ``LinearSVC`` follows) it is the coefficient of a constant column instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dask_coded.linear_model.families import Family, Floats
+from dask_coded.linear_model.penalties import Penalty
+
+
+@dataclass(frozen=True)
+class Intercept:
+    """How predictions are shifted.
+
+    Parameters
+    ----------
+    column : float
+        Value of the constant column; 0 for no intercept.
+    penalised : bool
+        Whether its coefficient costs as the others do.
+    """
+
+    column: float = 1.0
+    penalised: bool = False
+
+
+@dataclass(frozen=True)
+class Point:
+    """Coefficients, and what two rounds tell about them.
+
+    Parameters
+    ----------
+    w : ndarray, shape (m,) or (m, k)
+        Coefficients, that of the constant column last if there is one.
+    z : ndarray, shape (n,) or (n, k)
+        Predictions.
+    gradient : ndarray, shape of ``w``
+        Of the smooth part of the objective.
+    """
+
+    w: Floats
+    z: Floats
+    gradient: Floats
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A function of coefficients, of which one product gives the value, and one more the gradient.
+
+    Parameters
+    ----------
+    operator : anything with ``@`` and ``.T``, shape (n, p)
+    y : ndarray, shape (n,) or (n, k)
+    weights : ndarray, shape (n,)
+        Not negative, of sum 1.
+    family : Family
+    penalty : Penalty
+    intercept : Intercept
+    means : ndarray, shape (p,)
+        What is subtracted from each row of the matrix.
+    """
+
+    operator: Any
+    y: Floats
+    weights: Floats
+    family: Family
+    penalty: Penalty
+    intercept: Intercept
+    means: Floats
+
+    @classmethod
+    def of(
+        cls,
+        operator: Any,
+        y: Floats,
+        weights: Floats,
+        family: Family,
+        penalty: Penalty,
+        intercept: Intercept,
+    ) -> Objective:
+        """With the means of the columns, one round, where centring is free."""
+        means = np.zeros(operator.shape[1])
+        if intercept.column and not intercept.penalised:
+            means = np.asarray(operator.T @ weights, dtype=np.float64)
+        return cls(operator, y, weights, family, penalty, intercept, means)
+
+    # -- coefficients as users have them -------------------------------------------------------
+
+    def inside(self, coefficients: Floats, shift: Floats) -> Floats:
+        """Coefficients and intercept as one array, of shape (m,) or (m, k)."""
+        if not self.intercept.column:
+            return coefficients
+        last = (shift + self.means @ coefficients) / self.intercept.column
+        return np.concatenate([coefficients, np.reshape(last, (1, *coefficients.shape[1:]))])
+
+    def outside(self, w: Floats) -> tuple[Floats, Floats]:
+        """Coefficients (p,) or (p, k) and intercept () or (k,) for the matrix as it is."""
+        if not self.intercept.column:
+            return w, np.zeros(w.shape[1:])
+        return w[:-1], np.asarray(self.intercept.column * w[-1] - self.means @ w[:-1])
+
+    # -- the two products ----------------------------------------------------------------------
+
+    def predict(self, w: Floats) -> Floats:
+        """One round: the predictions, or how they change with ``w``; shape (n,) or (n, k)."""
+        coefficients, shift = self.outside(w)
+        return np.asarray((self.operator @ coefficients) + shift)
+
+    def gather(self, residuals: Floats) -> Floats:
+        """One round: the transposed of :meth:`predict`."""
+        total = residuals.sum(axis=0)
+        found = self.operator.T @ residuals - np.multiply.outer(self.means, total)
+        if not self.intercept.column:
+            return np.asarray(found)
+        return np.concatenate(
+            [found, np.reshape(self.intercept.column * total, (1, *np.shape(total)))]
+        )
+
+    def weighed(self, rows: Floats) -> Floats:
+        """Rows times their weights."""
+        return (self.weights * rows.T).T
+
+    # -- values --------------------------------------------------------------------------------
+
+    def point(self, w: Floats, z: Floats | None = None) -> Point:
+        """One round, or two if the predictions are not known."""
+        z = self.predict(w) if z is None else z
+        pull = self.gather(self.weighed(self.family.slope(z, self.y)))
+        return Point(w, z, pull + self._padded(self.penalty.gradient(self._costly(w)), w))
+
+    def smooth(self, w: Floats, z: Floats) -> float:
+        """Loss and the smooth part of the penalty."""
+        return self.value(w, z) - self.corner(w)
+
+    def corner(self, w: Floats) -> float:
+        """The part of the penalty that is not smooth."""
+        return self.penalty.corner(self._costly(w))
+
+    def value(self, w: Floats, z: Floats, family: Family | None = None) -> float:
+        """The objective, of this family or of another."""
+        losses = (family or self.family).loss(z, self.y)
+        return float((self.weights @ losses).sum()) + self.penalty.value(self._costly(w))
+
+    def slope(self, w: Floats, z: Floats, d: Floats, q: Floats) -> float:
+        """Derivative of the smooth part at ``w`` along ``d``, where ``q = predict(d)``."""
+        loss = np.vdot(self.weighed(self.family.slope(z, self.y)), q)
+        return float(loss + self.penalty.l2 * np.vdot(self._costly(w), self._costly(d)))
+
+    def residual(self, point: Point) -> float:
+        """How far from a minimum: the largest entry of the least subgradient, in units of y."""
+        g = point.gradient
+        if self.penalty.l1:
+            w, g = self._costly(point.w), g.copy()
+            costly = g[: len(w)]
+            costly[...] = np.where(
+                w != 0,
+                costly + self.penalty.l1 * np.sign(w),
+                np.sign(costly) * np.maximum(np.abs(costly) - self.penalty.l1, 0),
+            )
+        return float(np.abs(g).max()) / self.family.scale(self.y, self.weights)
+
+    def shrink(self, w: Floats, step: float) -> Floats:
+        """Proximal map of the penalty's corner; leaves alone what costs nothing."""
+        costly = self._costly(w)
+        return np.concatenate([self.penalty.shrink(costly, step), w[len(costly) :]])
+
+    # -- curvature -----------------------------------------------------------------------------
+
+    def bend(self, z: Floats) -> Callable[[Floats], tuple[Floats, Floats]]:
+        """The Hessian at predictions ``z`` as a function of ``v``: two rounds for a product.
+
+        It returns the product and, of which it is made, ``predict(v)``.
+        """
+
+        def times(v: Floats) -> tuple[Floats, Floats]:
+            q = self.predict(v)
+            pull = self.gather(self.weighed(self.family.bend(z, self.y, q)))
+            return pull + self._padded(self.penalty.gradient(self._costly(v)), v), q
+
+        return times
+
+    def hessian(self, z: Floats) -> Floats | None:
+        """The Hessian at ``z``, shape (m, m), if the operator computes it in one round.
+
+        A coded pair does: it has ``product(d)``, which is ``X.T @ diag(d) @ X``.
+        """
+        product = getattr(self.operator, "product", None)
+        if product is None or z.ndim > 1:
+            return None
+        d = self.weights * self.family.curvature(z, self.y)
+        total, column, means = d.sum(), self.intercept.column, self.means
+        H = np.asarray(product(d), dtype=np.float64)
+        if column:
+            pull = self.operator.T @ d
+            H = H - np.outer(pull, means) - np.outer(means, pull) + total * np.outer(means, means)
+            edge = column * (pull - total * means)[:, np.newaxis]
+            H = np.block([[H, edge], [edge.T, np.array([[column**2 * total]])]])
+        costs = np.zeros(len(H))
+        self._costly(costs)[...] = self.penalty.l2
+        return np.asarray(H + np.diag(costs))
+
+    def _costly(self, w: Floats) -> Floats:
+        """The coefficients that the penalty is about."""
+        return w[:-1] if self.intercept.column and not self.intercept.penalised else w
+
+    def _padded(self, part: Floats, w: Floats) -> Floats:
+        return part if len(part) == len(w) else np.concatenate([part, np.zeros_like(w[-1:])])
+
+
+def check_weights(name: str, weights: npt.ArrayLike, rows: int) -> Floats:
+    """Weights of rows, shape (rows,).
+
+    Raises
+    ------
+    ValueError
+        If they are not as many, or not as weights are.
+    """
+    found = np.asarray(weights, dtype=np.float64)
+    if found.shape != (rows,):
+        raise ValueError(
+            f"Argument {name!r} must have one value for each of the {rows} rows, "
+            f"its shape is {found.shape}."
+        )
+    if not (np.isfinite(found).all() and (found >= 0).all() and found.any()):
+        raise ValueError(
+            f"Argument {name!r} must hold weights that are finite and not negative, and not all "
+            f"zero: the least is {found.min()}, the greatest {found.max()}."
+        )
+    return found

@@ -1,0 +1,214 @@
+"""Least squares with scikit-learn's names, defaults and conventions."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+from distributed import Client
+from sklearn.base import RegressorMixin
+from sklearn.metrics import r2_score
+
+from dask_coded.linear_model._base import LinearModel, here
+from dask_coded.linear_model._fit import Callback, current_cluster
+from dask_coded.linear_model._objective import Intercept, check_weights
+from dask_coded.linear_model.families import SquaredError
+from dask_coded.linear_model.penalties import Penalty
+
+
+class _Regressor(RegressorMixin, LinearModel):
+    """Least squares, of one target or more, which share each round."""
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        client: Client | None = None,
+        callback: Callback | None = None,
+    ) -> Self:
+        """Fit the model.
+
+        Parameters
+        ----------
+        X : array, sparse matrix, dask array or CodedArray, shape (n, p)
+        y : array_like, shape (n,) or (n, targets)
+        sample_weight, client, callback
+            As for :meth:`LogisticRegression.fit`.
+
+        Returns
+        -------
+        LinearRegression or Ridge
+            This one.
+
+        Raises
+        ------
+        ValueError
+            If data or a parameter are not as they should be.
+        """
+        client = current_cluster(client)
+        strength = self._strength()
+        X, y = self._data(X, y, client, multi_output=True, y_numeric=True)
+        weights = (
+            None if sample_weight is None else check_weights("sample_weight", sample_weight, len(y))
+        )
+        found = self._minimize(
+            X,
+            y,
+            SquaredError(),
+            Penalty(l2=strength / (len(y) if weights is None else weights.sum())),
+            weights,
+            intercept=Intercept(1.0 if self.fit_intercept else 0.0),
+            client=client,
+            callback=callback,
+        )
+        self.coef_ = found.coefficients.T
+        self.intercept_ = found.intercept if found.intercept.ndim else float(found.intercept)
+        self.n_iter_ = found.rounds
+        return self
+
+    def _strength(self) -> float:
+        return 0.0
+
+    def predict(self, X: Any) -> Any:
+        """Prediction for each row.
+
+        Parameters
+        ----------
+        X : array, sparse matrix, dask array or CodedArray, shape (n, p)
+
+        Returns
+        -------
+        ndarray, or dask array if X is one, shape (n,) or (n, targets)
+        """
+        return self._predictions(X)
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Coefficient of determination, 1 at best.
+
+        Parameters
+        ----------
+        X : array, sparse matrix, dask array or CodedArray, shape (n, p)
+        y : array_like, shape (n,) or (n, targets)
+        sample_weight : array_like, shape (n,), optional
+
+        Returns
+        -------
+        float
+        """
+        return float(r2_score(here(y), here(self.predict(X)), sample_weight=sample_weight))
+
+
+class LinearRegression(_Regressor):
+    r"""Least squares: minimises :math:`\sum_i s_i (x_i^T w + b - y_i)^2`.
+
+    Where the data do not tell the coefficients apart, the smallest that fit are found.
+
+    Parameters
+    ----------
+    fit_intercept : bool
+    tol : float
+        Stop when no entry of the gradient of half the mean square, in units of the root mean
+        square of ``y``, is larger.
+    solver, max_iter, verbose, warm_start, code
+        As in :class:`LogisticRegression`.
+
+    Attributes
+    ----------
+    coef_ : ndarray, shape (p,) or (targets, p)
+    intercept_ : float, or ndarray of shape (targets,)
+    n_iter_ : int
+    n_features_in_ : int
+    history_ : tuple of Progress
+        One entry for each iteration; its objective is half the mean square.
+
+    Examples
+    --------
+    >>> model = LinearRegression().fit([[0.0], [1.0], [2.0]], [1.0, 3.0, 5.0])
+    >>> model.predict([[10.0]]).round(4)
+    array([21.])
+    """
+
+    def __init__(
+        self,
+        *,
+        fit_intercept: bool = True,
+        tol: float = 1e-6,
+        solver: str = "auto",
+        max_iter: int = 1000,
+        verbose: int = 0,
+        warm_start: bool = False,
+        code: Any = None,
+    ) -> None:
+        self.fit_intercept = fit_intercept
+        self.tol = tol
+        self.solver = solver
+        self.max_iter = max_iter
+        self.verbose = verbose
+        self.warm_start = warm_start
+        self.code = code
+
+
+class Ridge(_Regressor):
+    r"""Ridge regression: minimises :math:`\sum_i s_i (x_i^T w + b - y_i)^2 + \alpha \|w\|_2^2`.
+
+    Parameters
+    ----------
+    alpha : float
+        The penalty's strength; not negative.
+    fit_intercept : bool
+    tol : float
+        Stop when no entry of the gradient of half the objective, divided by the sum of the weights
+        and in units of the root mean square of ``y``, is larger.
+    solver, max_iter, verbose, warm_start, code
+        As in :class:`LogisticRegression`.
+
+    Attributes
+    ----------
+    coef_ : ndarray, shape (p,) or (targets, p)
+    intercept_ : float, or ndarray of shape (targets,)
+    n_iter_ : int
+    n_features_in_ : int
+    history_ : tuple of Progress
+        One entry for each iteration; its objective is half the mean square and penalty.
+
+    Examples
+    --------
+    >>> model = Ridge(alpha=2.0).fit([[0.0], [1.0], [2.0]], [1.0, 3.0, 5.0])
+    >>> model.coef_.round(4), round(model.intercept_, 4)
+    (array([1.]), 2.0)
+    """
+
+    def __init__(
+        self,
+        alpha: float = 1.0,
+        *,
+        fit_intercept: bool = True,
+        tol: float = 1e-4,
+        solver: str = "auto",
+        max_iter: int = 1000,
+        verbose: int = 0,
+        warm_start: bool = False,
+        code: Any = None,
+    ) -> None:
+        self.alpha = alpha
+        self.fit_intercept = fit_intercept
+        self.tol = tol
+        self.solver = solver
+        self.max_iter = max_iter
+        self.verbose = verbose
+        self.warm_start = warm_start
+        self.code = code
+
+    def _strength(self) -> float:
+        if not 0 <= self.alpha < np.inf:
+            raise ValueError(
+                f"Argument 'alpha' must be 0 or a positive number, it is {self.alpha}."
+            )
+        return float(self.alpha)

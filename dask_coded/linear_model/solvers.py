@@ -1,0 +1,215 @@
+r"""Solvers: five ways to the minimum, each iteration of two rounds, ``X @ d`` and ``X.T @ r``.
+
+Predictions are linear in the coefficients, so that one product :math:`q = X d` with a direction is
+enough to know the objective all along it: line searches are exact, and cost no further round. The
+second product gives the gradient where the search ended.
+
+============= =========================================== ========== ==========================
+solver        direction                                   penalties  rounds of an iteration
+============= =========================================== ========== ==========================
+``gradient``  steepest descent                            smooth     2
+``lbfgs``     limited-memory BFGS [1]_                    smooth     2
+``newton``    Newton, by conjugate gradients, truncated   smooth     2 for each of their steps;
+              [1]_                                                   or 2 or 3 with the coded
+                                                                     Hessian
+``nesterov``  accelerated proximal gradient [2]_ with     all        2, seldom 3
+              restarts [3]_
+``proximal``  proximal gradient, steps of Barzilai and    all        2
+              Borwein [4]_
+============= =========================================== ========== ==========================
+
+On a quadratic, L-BFGS with exact line searches takes the steps of conjugate gradients.
+
+References
+----------
+.. [1] J. Nocedal, S. Wright, "Numerical optimization", 2006, sections 7.1 and 7.2.
+.. [2] A. Beck, M. Teboulle, "A fast iterative shrinkage-thresholding algorithm for linear inverse
+       problems", SIAM J. Imaging Sciences 2(1), 2009.
+.. [3] B. O'Donoghue, E. Candès, "Adaptive restart for accelerated gradient schemes", Foundations of
+       Computational Mathematics 15, 2015.
+.. [4] S. Wright, R. Nowak, M. Figueiredo, "Sparse reconstruction by separable approximation", IEEE
+       Trans. Signal Processing 57(7), 2009.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dask_coded.linear_model._objective import Intercept, Objective, check_weights
+from dask_coded.linear_model._rules import RULES, Rule
+from dask_coded.linear_model.families import Family, Floats
+from dask_coded.linear_model.penalties import Penalty
+from dask_coded.loop import QUIET, Loop, Progress
+
+NO_PENALTY = Penalty()
+FREE_INTERCEPT = Intercept()
+
+
+@dataclass(frozen=True)
+class Solution:
+    """What a solver ends with.
+
+    Parameters
+    ----------
+    coefficients : ndarray, shape (p,) or (p, k)
+    intercept : ndarray, shape () or (k,)
+    rounds : int
+        Iterations done.
+    residual : float
+        Largest entry of the (least sub-) gradient of the mean loss and penalty.
+    objective : float
+        Mean loss and penalty.
+    converged : bool
+        Whether the tolerance was reached.
+    history : tuple of Progress
+        One entry for each iteration.
+    """
+
+    coefficients: Floats
+    intercept: Floats
+    rounds: int
+    residual: float
+    objective: float
+    converged: bool
+    history: tuple[Progress, ...]
+
+
+def minimize(
+    operator: Any,
+    y: npt.ArrayLike,
+    family: Family,
+    penalty: Penalty = NO_PENALTY,
+    *,
+    solver: str = "auto",
+    weights: npt.ArrayLike | None = None,
+    intercept: Intercept = FREE_INTERCEPT,
+    start: tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
+    tol: float = 1e-6,
+    max_iter: int = 1000,
+    loop: Loop = QUIET,
+) -> Solution:
+    r"""Minimise mean loss plus penalty over the coefficients of a linear model, in this thread.
+
+    Parameters
+    ----------
+    operator : anything with ``operator @ w`` and ``operator.T @ r``, shape (n, p)
+        The data: a NumPy array, a SciPy sparse matrix, or a coded operator inside the cluster.
+    y : array_like, shape (n,) or (n, k)
+        Targets, as the family has them.
+    family : Family
+    penalty : Penalty
+    solver : {"auto", "gradient", "lbfgs", "newton", "nesterov", "proximal"}
+        "auto" is :func:`solver_for` family and penalty.
+    weights : array_like, shape (n,), optional
+        Of the rows, not negative; they are divided by their sum. Default: all alike.
+    intercept : Intercept
+        How predictions are shifted.
+    start : (coefficients, intercept), optional
+        Where to begin; by default all zero.
+    tol : float
+        Stop when no entry of the (least sub-) gradient is larger; for least squares, in units of
+        the root mean square of ``y``. With the hinge loss the objective is besides within this
+        part of itself of that at the minimum.
+    max_iter : int
+        Most iterations to do.
+    loop : Loop
+        Told of each iteration.
+
+    Returns
+    -------
+    Solution
+
+    Raises
+    ------
+    ValueError
+        If an argument is out of its range, or the solver cannot do with the penalty.
+
+    Examples
+    --------
+    A line through three points, by least squares:
+
+    >>> from dask_coded.linear_model.families import SquaredError
+    >>> X = np.array([[0.0], [1.0], [2.0]])
+    >>> found = minimize(X, [1.0, 3.0, 5.0], SquaredError(), tol=1e-10)
+    >>> found.coefficients.round(6), float(found.intercept.round(6))
+    (array([2.]), 1.0)
+    """
+    _check(penalty, solver, tol, max_iter)
+    y = np.asarray(y, dtype=np.float64)
+    shares = np.ones(len(y)) if weights is None else check_weights("weights", weights, len(y))
+    objective = Objective.of(operator, y, shares / shares.sum(), family, penalty, intercept)
+    rule: Rule = RULES[solver_for(family, penalty) if solver == "auto" else solver]()
+    width = operator.shape[1], *y.shape[1:]
+    if start is None:
+        start = np.zeros(width), np.zeros(width[1:])
+    coefficients, shift = (np.asarray(part, dtype=np.float64) for part in start)
+    if coefficients.shape != width or shift.shape != width[1:]:
+        raise ValueError(
+            f"Argument 'start' must have coefficients of shape {width} and intercepts of shape "
+            f"{width[1:]}, the shapes are {coefficients.shape} and {shift.shape}."
+        )
+    history: tuple[Progress, ...] = ()
+    first, point, rule, family, history = loop.resume((1, None, rule, family, history))
+    objective = replace(objective, family=family)
+    if point is None:
+        point = objective.point(objective.inside(coefficients, shift))
+    for i in range(first, max_iter + 1):
+        # A warm start may be where it is to go already.
+        if i > 1 or objective.residual(point) > tol:
+            point, rule = rule.advance(objective, point)
+        residual, exact = objective.residual(point), family.exact()
+        value = objective.value(point.w, point.z, exact)
+        converged = residual <= tol
+        if converged and value - objective.value(point.w, point.z) > tol * value:
+            # The minimum of an approximation that is not yet close enough.
+            converged, family = False, family.sharper()
+            objective = replace(objective, family=family)
+            point, rule = objective.point(point.w, point.z), type(rule)()
+        progress = Progress.of(operator, i, residual, value)
+        history = (*history, progress)
+        last = converged or i == max_iter
+        loop.report(progress, state=(i + 1, point, rule, family, history), last=last)
+        if converged:
+            break
+    coefficients, shift = objective.outside(point.w)
+    return Solution(coefficients, shift, i, residual, value, converged, history)
+
+
+def solver_for(family: Family, penalty: Penalty) -> str:
+    """The solver for a family and a penalty: the one that takes fewest rounds as a rule.
+
+    Examples
+    --------
+    >>> from dask_coded.linear_model.families import Hinge, Logistic
+    >>> solver_for(Logistic(), Penalty(l2=1.0)), solver_for(Logistic(), Penalty(l1=1.0))
+    ('lbfgs', 'nesterov')
+    >>> solver_for(Hinge(), Penalty(l2=1.0))
+    'newton'
+    """
+    if penalty.l1:
+        return "nesterov"
+    # The sharper the corner, the less do gradients tell of it.
+    return "lbfgs" if family.exact() is family else "newton"
+
+
+# -- checks ------------------------------------------------------------------------------------
+
+
+def _check(penalty: Penalty, solver: str, tol: float, max_iter: int) -> None:
+    if solver != "auto" and solver not in RULES:
+        raise ValueError(
+            f"Argument 'solver' must be 'auto' or one of {sorted(RULES)}, it is {solver!r}."
+        )
+    if penalty.l1 and solver not in ("auto", "nesterov", "proximal"):
+        raise ValueError(
+            f"Solver {solver!r} needs a smooth penalty, this one has an L1 part: use 'nesterov' or "
+            "'proximal'."
+        )
+    if not 0 <= tol < np.inf:
+        raise ValueError(f"Argument 'tol' must be 0 or a positive number, it is {tol}.")
+    if max_iter != int(max_iter) or max_iter < 1:
+        raise ValueError(f"Argument 'max_iter' must be a whole number from 1, it is {max_iter}.")

@@ -1,0 +1,195 @@
+"""Fits in a cluster: on every kind of input, and through the loss of workers."""
+
+from __future__ import annotations
+
+import dask.array as da
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from distributed import Client, Event
+from distributed.utils_test import poll_for
+
+import dask_coded as coded
+from dask_coded.linear_model import Logistic, Penalty, minimize
+from dask_coded.loop import Loop
+
+N, P = 200, 5
+rng = np.random.default_rng(0)
+X = rng.standard_normal((N, P)) + np.arange(P)
+Z = X @ rng.standard_normal(P) + rng.standard_normal(N)
+THREE = np.digitize(Z, np.quantile(Z, [0.3, 0.7]))
+TWO = np.where(Z.mean() < Z, "yes", "no")
+
+
+@pytest.fixture(scope="module")
+def client():
+    options = {"n_workers": 4, "threads_per_worker": 1, "processes": False}
+    with Client(**options, dashboard_address=None, set_as_default=False) as client:
+        yield client
+
+
+@pytest.fixture
+def models():
+    pytest.importorskip("sklearn")
+    return coded.linear_model
+
+
+INPUTS = {
+    "numpy": lambda: X,
+    "integers": lambda: np.rint(4 * X).astype(int),
+    "sparse": lambda: sp.csr_matrix(np.where(X > 0, X, 0)),
+    "dask": lambda: da.from_array(X, chunks=(60, 3)),
+    "dask of integers": lambda: da.from_array(np.rint(4 * X).astype(int), chunks=(60, 3)),
+}
+
+
+@pytest.mark.parametrize("kind", INPUTS)
+def test_a_fit_in_the_cluster_is_the_fit_here(client, models, kind):
+    data = INPUTS[kind]()
+    plain = data.compute() if isinstance(data, da.Array) else data
+    model = models.LogisticRegression(tol=1e-9, max_iter=1000)
+    here = model.fit(plain, TWO).coef_
+    heard = []
+    model.fit(data, da.from_array(TWO, chunks=50), client=client, callback=heard.append)
+    np.testing.assert_allclose(model.coef_, here, rtol=1e-5, atol=1e-8)
+    assert heard[-1].workers <= 4
+    assert heard[-1].seconds > 0
+    assert len(model.history_) == model.n_iter_[0]
+
+
+def test_coded_data_are_not_encoded_again(client, models, monkeypatch):
+    C = coded.encode(X, coded.MDS(4, 3), client=client, transpose=True)
+    monkeypatch.delattr("dask_coded.linear_model._fit.encode")
+    for model, y in [
+        (models.LogisticRegression(), TWO),
+        (models.LogisticRegression(l1_ratio=0.5, max_iter=1000), THREE),
+        (models.LinearSVC(), THREE),
+        (models.LinearRegression(), Z),
+        (models.Ridge(solver="newton"), np.stack([Z, -Z], axis=1)),
+    ]:
+        coefficients = model.fit(C, y, client=client).coef_
+        np.testing.assert_allclose(model.fit(X, y).coef_, coefficients, atol=1e-4)
+
+
+def test_coded_data_without_a_client_or_transpose_say_what_to_do(client, models):
+    C = coded.encode(X, coded.MDS(4, 3), client=client)
+    with pytest.raises(ValueError, match="encode it with `transpose=True`"):
+        models.Ridge().fit(C, Z, client=client)
+    with pytest.raises(ValueError, match=r"create a .*Client"):
+        models.Ridge().fit(coded.encode(X, client=client, transpose=True), Z)
+
+
+def test_the_current_client_is_used(client, models):
+    with client.as_current():
+        model = models.Ridge().fit(X, Z)
+    assert model.history_[-1].workers is not None
+    assert models.Ridge().fit(X, Z).history_[-1].workers is None
+
+
+def test_predictions_for_dask_arrays_are_dask_arrays(client, models):
+    D = da.from_array(X, chunks=(60, 3))
+    sparse = D.map_blocks(sp.csr_matrix)
+    C = coded.encode(X, client=client)
+    for model, y in [
+        (models.LogisticRegression(), TWO),
+        (models.LogisticRegression(), THREE),
+        (models.LinearSVC(), THREE),
+        (models.Ridge(), Z),
+        (models.Ridge(), np.stack([Z, -Z], axis=1)),
+    ]:
+        model.fit(X, y)
+        for name in ("predict", "decision_function", "predict_proba", "predict_log_proba"):
+            if not hasattr(model, name):
+                continue
+            expected = getattr(model, name)(X)
+            for data in (D, sparse, C):
+                lazy = getattr(model, name)(data)
+                assert isinstance(lazy, da.Array)
+                assert lazy.shape == expected.shape
+                assert lazy.dtype == expected.dtype
+                found = client.compute(lazy).result()
+                assert type(found) is np.ndarray
+                if expected.dtype.kind == "f":
+                    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
+                else:
+                    np.testing.assert_array_equal(found, expected)
+    with client.as_current():
+        assert model.score(D, da.from_array(y, chunks=60)) == pytest.approx(model.score(X, y))
+
+
+def test_dask_data_that_do_not_fit(client, models):
+    D = da.from_array(X, chunks=(60, 3))
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        models.Ridge().fit(D, Z[1:], client=client)
+    with pytest.raises(ValueError, match="NaN"):
+        models.Ridge().fit(da.where(D > 1, np.nan, D), Z, client=client)
+    with pytest.raises(ValueError, match="must be a matrix, it has 1 dimensions"):
+        models.Ridge().fit(D[:, 0], Z, client=client)
+    with pytest.raises(ValueError, match="must hold real numbers, its dtype is complex128"):
+        models.Ridge().fit(D.astype(complex), Z, client=client)
+    with pytest.raises(ValueError, match="has 4 features, but Ridge is expecting 5"):
+        models.Ridge().fit(X, Z).predict(D[:, :4])
+
+
+def test_too_few_iterations_in_the_cluster_are_a_warning(client, models):
+    from sklearn.exceptions import ConvergenceWarning
+
+    with pytest.warns(ConvergenceWarning, match="max_iter=2"):
+        models.LogisticRegression(max_iter=2).fit(X, TWO, client=client)
+
+
+# -- losses ------------------------------------------------------------------------------------
+
+ROUNDS, KILLED_AFTER = 200, 100
+
+
+def fit_with_a_pause(operator, y, begun, go, loop):
+    """A logistic regression that waits half way until it is told to go on."""
+
+    class Paused(Loop):
+        def resume(self, state):
+            found = loop.resume(state)
+            self.first = found[0]
+            return found
+
+        def report(self, progress, state=None, last=False):
+            loop.report(progress, state, last)
+            if progress.round == KILLED_AFTER:
+                Event(begun).set()
+                Event(go).wait()
+
+    paused = Paused()
+    options = {"solver": "nesterov", "tol": 0, "max_iter": ROUNDS}
+    found = minimize(operator, y, Logistic(), Penalty(l2=1e-4), loop=paused, **options)
+    return found, paused.first
+
+
+def test_a_logistic_regression_survives_its_coordinator_and_as_many_workers_as_the_code_allows(
+    processes,
+):
+    *holders, one, other = processes.add(7)
+    client = processes.client
+    y = np.where(TWO == "yes", 1.0, -1.0)
+    C = coded.encode(X, coded.MDS(5, 3), client=client, workers=holders, transpose=True)
+    future = coded.submit(
+        fit_with_a_pause, C, y, "begun", "go", coded.Loop(), client=client, workers=[one, other]
+    )
+    Event("begun", client=client).wait()
+    poll_for(lambda: len(kept(client)) == 3, timeout=30)
+    running = next(a for a, tasks in client.processing().items() if future.key in tasks)
+    for address in [running, *sorted(kept(client) & set(holders))[:2]]:
+        processes.kill(address)
+    Event("go", client=client).set()
+    found, first = future.result(timeout=120)
+    assert 1 < first <= KILLED_AFTER + 1
+    assert found.rounds == ROUNDS
+    options = {"solver": "nesterov", "tol": 0, "max_iter": ROUNDS}
+    whole = minimize(X, y, Logistic(), Penalty(l2=1e-4), **options)
+    np.testing.assert_allclose(found.coefficients, whole.coefficients, rtol=1e-8)
+    np.testing.assert_allclose(found.intercept, whole.intercept, rtol=1e-8)
+
+
+def kept(client) -> set[str]:
+    """Workers that keep a state."""
+    held = client.run(lambda dask_worker: len(dask_worker.extensions["coded"].kept))
+    return {address for address, count in held.items() if count}

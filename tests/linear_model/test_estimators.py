@@ -1,0 +1,255 @@
+"""Estimators in this process: scikit-learn's own checks, and its optimum on real data."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+sklearn = pytest.importorskip("sklearn")
+
+from sklearn import linear_model as reference  # noqa: E402
+from sklearn import svm  # noqa: E402
+from sklearn.exceptions import ConvergenceWarning  # noqa: E402
+from sklearn.utils.estimator_checks import parametrize_with_checks  # noqa: E402
+
+from dask_coded.linear_model import (  # noqa: E402
+    LinearRegression,
+    LinearSVC,
+    LogisticRegression,
+    Ridge,
+)
+
+# Some checks compare fits to seven digits.
+TIGHT = {"tol": 1e-10, "max_iter": 1000}
+
+
+@parametrize_with_checks(
+    [LogisticRegression(**TIGHT), LinearSVC(**TIGHT), LinearRegression(tol=1e-12), Ridge(**TIGHT)]
+)
+def test_scikit_learn_checks(estimator, check):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        check(estimator)
+
+
+@parametrize_with_checks([LogisticRegression(), LinearSVC(), LinearRegression(), Ridge()])
+def test_scikit_learn_checks_of_defaults(estimator, check):
+    name = getattr(check, "func", check).__name__
+    if "equivalence" in name or "sparse_container" in name:
+        pytest.skip("compares fits more closely than the default tolerance asks for")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        check(estimator)
+
+
+# -- the same optimum as scikit-learn's --------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def rows():
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((300, 6)) + np.arange(6)
+    z = X @ rng.standard_normal(6) + rng.standard_normal(300)
+    return X, np.digitize(z, np.quantile(z, [0.3, 0.7])), z
+
+
+WEIGHTS = np.random.default_rng(1).uniform(0, 2, 300)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("class_weight", [None, "balanced", {0: 3.0}])
+@pytest.mark.parametrize("kind", ["binary", "multinomial"])
+def test_logistic_regression(rows, kind, class_weight, weighted):
+    X, y, _ = rows
+    y = y if kind == "multinomial" else np.minimum(y, 1)
+    weights = WEIGHTS if weighted else None
+    options = {"C": 0.5, "class_weight": class_weight, "tol": 1e-9, "max_iter": 5000}
+    ours = LogisticRegression(**options).fit(X, y, weights)
+    theirs = reference.LogisticRegression(**options).fit(X, y, weights)
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=1e-5)
+    if kind == "binary":
+        np.testing.assert_allclose(ours.intercept_, theirs.intercept_, atol=1e-5)
+    assert ours.coef_.shape == theirs.coef_.shape
+    assert ours.intercept_.shape == theirs.intercept_.shape
+    np.testing.assert_array_equal(ours.predict(X), theirs.predict(X))
+    np.testing.assert_allclose(ours.predict_proba(X), theirs.predict_proba(X), atol=1e-5)
+    np.testing.assert_allclose(
+        ours.decision_function(X) - ours.decision_function(X).mean(),
+        theirs.decision_function(X) - theirs.decision_function(X).mean(),
+        atol=1e-4,
+    )
+    assert ours.score(X, y, weights) == theirs.score(X, y, weights)
+
+
+@pytest.mark.parametrize(
+    ("names", "old"),
+    [
+        ({"l1_ratio": 1.0}, {"penalty": "l1"}),
+        ({"l1_ratio": 0.4}, {"penalty": "elasticnet", "l1_ratio": 0.4}),
+        ({"C": np.inf}, {"penalty": None}),
+        ({}, {"penalty": "l2"}),
+    ],
+)
+def test_penalties_by_their_names_of_now_and_before(rows, names, old):
+    X, y, _ = rows
+    y = np.minimum(y, 1)
+    options = {"C": 0.05, "tol": 1e-8, "max_iter": 20000}
+    new = LogisticRegression(**options | names).fit(X, y)
+    before = LogisticRegression(**options | old).fit(X, y)
+    np.testing.assert_array_equal(new.coef_, before.coef_)
+    theirs = reference.LogisticRegression(solver="saga", **options | names).fit(X, y)
+    np.testing.assert_allclose(new.coef_, theirs.coef_, atol=1e-4)
+
+
+@pytest.mark.parametrize("class_weight", [None, "balanced"])
+@pytest.mark.parametrize("penalty", ["l1", "l2"])
+def test_linear_svc(rows, penalty, class_weight):
+    X, y, _ = rows
+    y = np.minimum(y, 1)
+    options = {"C": 0.1, "tol": 1e-9, "max_iter": 10**6, "penalty": penalty}
+    options |= {"class_weight": class_weight, "intercept_scaling": 2.0}
+    ours = LinearSVC(**options).fit(X, y)
+    theirs = svm.LinearSVC(dual=False, **options).fit(X, y)
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=1e-5)
+    np.testing.assert_allclose(ours.intercept_, theirs.intercept_, atol=1e-5)
+
+
+def test_linear_svc_of_three_classes(rows):
+    X, y, _ = rows
+    ours = LinearSVC(tol=1e-8).fit(X, y)
+    theirs = svm.LinearSVC(dual=False, tol=1e-9, max_iter=10**6).fit(X, y)
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=1e-5)
+    np.testing.assert_array_equal(ours.predict(X), theirs.predict(X))
+
+
+def test_linear_svc_with_the_hinge(rows):
+    X, y, _ = rows
+    y = np.minimum(y, 1)
+    options = {"loss": "hinge", "C": 0.1, "tol": 1e-7, "max_iter": 10**6}
+    ours = LinearSVC(**options).fit(X, y)
+    theirs = svm.LinearSVC(dual=True, **options).fit(X, y)
+
+    def objective(model):
+        w = np.append(model.coef_, model.intercept_)
+        margin = np.maximum(1 - (2 * y - 1) * model.decision_function(X), 0)
+        return 0.1 * margin.sum() + w @ w / 2
+
+    assert objective(ours) == pytest.approx(objective(theirs), rel=1e-5)
+
+
+@pytest.mark.parametrize("fit_intercept", [True, False])
+@pytest.mark.parametrize("targets", [1, 3])
+def test_least_squares(rows, targets, fit_intercept):
+    X, _, z = rows
+    y = z if targets == 1 else np.stack([z, z**2, np.ones(300)], axis=1)
+    for ours, theirs in [
+        (LinearRegression(tol=1e-12), reference.LinearRegression()),
+        (Ridge(alpha=5.0, tol=1e-12), reference.Ridge(alpha=5.0)),
+    ]:
+        ours.set_params(fit_intercept=fit_intercept).fit(X, y, WEIGHTS)
+        theirs.set_params(fit_intercept=fit_intercept).fit(X, y, WEIGHTS)
+        np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=1e-8)
+        np.testing.assert_allclose(ours.intercept_, theirs.intercept_, atol=1e-8)
+        assert ours.predict(X).shape == theirs.predict(X).shape
+        assert ours.score(X, y) == pytest.approx(theirs.score(X, y))
+
+
+def test_sparse_and_dense_data_give_the_same(rows):
+    X, y, _ = rows
+    X = np.where(np.abs(X) < 1, 0, X)
+    dense = LogisticRegression(tol=1e-9, max_iter=1000).fit(X, y)
+    for convert in (sp.csr_array, sp.csc_matrix):
+        sparse = LogisticRegression(tol=1e-9, max_iter=1000).fit(convert(X), y)
+        np.testing.assert_allclose(sparse.coef_, dense.coef_, rtol=1e-5, atol=1e-8)
+        np.testing.assert_array_equal(sparse.predict(convert(X)), dense.predict(X))
+
+
+# -- manners -----------------------------------------------------------------------------------
+
+
+def test_too_few_iterations_are_a_warning(rows):
+    X, y, _ = rows
+    with pytest.warns(ConvergenceWarning, match=r"LogisticRegression .* max_iter=2 .* raise"):
+        model = LogisticRegression(max_iter=2).fit(X, y)
+    assert model.n_iter_ == [2]
+
+
+def test_a_warm_start_goes_on(rows):
+    X, y, z = rows
+    for model, target in [
+        (LogisticRegression(warm_start=True), y),
+        (LogisticRegression(warm_start=True), np.minimum(y, 1)),
+        (LinearSVC(warm_start=True), y),
+        (Ridge(warm_start=True), z),
+        (LinearRegression(warm_start=True), np.stack([z, -z], axis=1)),
+    ]:
+        assert np.max(model.fit(X, target).n_iter_) > 1
+        coefficients = model.coef_
+        assert np.max(model.fit(X, target).n_iter_) == 1
+        np.testing.assert_allclose(model.coef_, coefficients, atol=1e-3)
+
+
+def test_history_callback_and_verbose_tell_of_each_iteration(rows, capsys):
+    X, y, _ = rows
+    heard = []
+    model = LogisticRegression(verbose=1).fit(X, y, callback=heard.append)
+    assert tuple(heard) == model.history_
+    assert len(heard) == model.n_iter_[0]
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == len(heard)
+    assert printed[0].startswith("LogisticRegression: iteration 1, objective 0.")
+
+
+@pytest.mark.parametrize(
+    ("model", "complaint"),
+    [
+        (LogisticRegression(C=-1), "'C' must be a positive number, it is -1"),
+        (LogisticRegression(penalty="l3"), "'penalty' must be None or one of .*, it is 'l3'"),
+        (LogisticRegression(l1_ratio=2), "'l1_ratio' must be between 0 and 1, it is 2"),
+        (LogisticRegression(penalty="l1", solver="newton"), "'newton' needs a smooth penalty"),
+        (LogisticRegression(solver="magic"), "'solver' must be"),
+        (LogisticRegression(max_iter=0), "'max_iter' must be a whole number from 1"),
+        (LinearSVC(C=np.inf), "'C' must be a positive number, it is inf"),
+        (LinearSVC(loss="square"), "'loss' must be one of .*, it is 'square'"),
+        (LinearSVC(penalty=None), "'penalty' must be one of .*, it is None"),
+        (LinearSVC(intercept_scaling=0), "'intercept_scaling' must be a positive number"),
+        (Ridge(alpha=-1), "'alpha' must be 0 or a positive number, it is -1"),
+        (Ridge(tol=-1), "'tol' must be 0 or a positive number, it is -1"),
+    ],
+)
+def test_parameters_out_of_range(rows, model, complaint):
+    X, y, _ = rows
+    with pytest.raises(ValueError, match=complaint):
+        model.fit(X, y)
+
+
+def test_data_that_do_not_fit_together(rows):
+    X, y, z = rows
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        Ridge().fit(X, z[1:])
+    with pytest.raises(ValueError, match="NaN"):
+        Ridge().fit(np.where(X > 5, np.nan, X), z)
+    with pytest.raises(ValueError, match="all of these have one class: 1"):
+        LinearSVC().fit(X, np.ones(300, dtype=int))
+    with pytest.raises(ValueError, match="'sample_weight' must have one value for each of the 300"):
+        LogisticRegression().fit(X, y, np.ones(3))
+
+
+def test_the_package_does_without_scikit_learn():
+    code = """
+import sys
+sys.modules["sklearn"] = None
+import dask_coded
+dask_coded.linear_model.minimize
+try:
+    dask_coded.linear_model.Ridge
+except ImportError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "Ridge needs scikit-learn: pip install 'dask-coded[linear-model]'.\n"

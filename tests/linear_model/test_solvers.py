@@ -1,0 +1,321 @@
+"""Solvers over plain operators: they find the minimum, with two products an iteration."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.optimize
+import scipy.sparse as sp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dask_coded.codes import MDS
+from dask_coded.linear_model import (
+    Hinge,
+    Intercept,
+    Logistic,
+    Multinomial,
+    Penalty,
+    SquaredError,
+    SquaredHinge,
+    minimize,
+)
+from dask_coded.linear_model._objective import Objective
+from dask_coded.linear_model.solvers import RULES
+from dask_coded.loop import Loop
+from dask_coded.simulation import SimulatedOperator, Simulation, constant
+
+SMOOTH = {"none": Penalty(), "l2": Penalty(l2=0.1)}
+CORNERED = {"l1": Penalty(l1=0.05), "elastic net": Penalty(l1=0.03, l2=0.05)}
+PENALTIES = SMOOTH | CORNERED
+FAMILIES = {
+    "squared": SquaredError(),
+    "logistic": Logistic(),
+    "squared hinge": SquaredHinge(),
+    "multinomial": Multinomial(),
+}
+
+
+def data(family, seed=0, n=80, p=5):
+    """Columns far from centred, classes that overlap."""
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((n, p)) + rng.uniform(-3, 3, p)
+    z = X @ rng.standard_normal(p) + 1.5 * rng.standard_normal(n)
+    z -= z.mean()
+    if isinstance(family, SquaredError):
+        return X, z
+    if isinstance(family, Multinomial):
+        return X, np.eye(3)[np.digitize(z, [-1, 1])]
+    return X, np.where(z > 0, 1.0, -1.0)
+
+
+def slow_minimum(X, y, family, penalty, weights=None, intercept=True):
+    """The least objective, by a solver that has nothing to do with ours."""
+    k = y.shape[1:]
+    weights = np.full(len(y), 1 / len(y)) if weights is None else weights / weights.sum()
+    p = X.shape[1]
+
+    def objective(parts):
+        # Positive and negative parts make the L1 norm smooth.
+        u, v, b = np.split(parts.reshape(-1, *k), [p, 2 * p])
+        z = X @ (u - v) + (b[0] if intercept else 0.0)
+        value = (weights @ family.loss(z, y)).sum() + penalty.l2 / 2 * np.square(u - v).sum()
+        value += penalty.l1 * (u + v).sum()
+        pull = (weights * family.slope(z, y).T).T
+        g = X.T @ pull + penalty.l2 * (u - v)
+        tail = pull.sum(axis=0, keepdims=True) * intercept
+        return value, np.concatenate([g + penalty.l1, penalty.l1 - g, tail]).ravel()
+
+    shape = (2 * p + 1, *k)
+    bounds = np.zeros((*shape, 2))
+    bounds[..., 1] = np.inf
+    bounds[2 * p :, ..., 0] = -np.inf
+    found = scipy.optimize.minimize(
+        objective,
+        np.zeros(np.prod(shape)),
+        jac=True,
+        method="L-BFGS-B",
+        bounds=bounds.reshape(-1, 2),
+        options={"maxiter": 5000, "maxfun": 50000, "ftol": 1e-15, "gtol": 1e-10},
+    )
+    return found.fun
+
+
+@pytest.mark.parametrize("solver", RULES)
+@pytest.mark.parametrize("penalty", PENALTIES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_solver_finds_the_minimum(family, penalty, solver):
+    if penalty in CORNERED and solver not in ("nesterov", "proximal"):
+        pytest.skip("needs a smooth penalty")
+    family, penalty = FAMILIES[family], PENALTIES[penalty]
+    X, y = data(family)
+    found = minimize(X, y, family, penalty, solver=solver, tol=1e-7, max_iter=5000)
+    assert found.converged
+    assert found.objective == pytest.approx(slow_minimum(X, y, family, penalty), rel=1e-7)
+    # What is said of the objective is that of what is returned.
+    z = X @ found.coefficients + found.intercept
+    value = family.loss(z, y).sum() / len(y) + penalty.value(found.coefficients)
+    assert value == pytest.approx(found.objective, rel=1e-10)
+
+
+@settings(max_examples=20)
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from(sorted(FAMILIES)),
+    st.sampled_from(sorted(PENALTIES)),
+    st.booleans(),
+)
+def test_minimum_with_weights_and_without_intercept(seed, family, penalty, intercept):
+    family, penalty = FAMILIES[family], PENALTIES[penalty]
+    X, y = data(family, seed, n=60, p=3)
+    weights = np.random.default_rng(seed).uniform(0, 3, len(y))
+    found = minimize(
+        X,
+        y,
+        family,
+        penalty,
+        weights=weights,
+        intercept=Intercept(float(intercept)),
+        tol=1e-8,
+        max_iter=5000,
+    )
+    expected = slow_minimum(X, y, family, penalty, weights, intercept)
+    assert found.objective <= expected * (1 + 1e-6) + 1e-12
+    if penalty.l1 or penalty.l2:  # else the classes may be separable
+        assert found.objective == pytest.approx(expected, rel=1e-6)
+
+
+def test_least_squares_is_exact():
+    X, y = data(SquaredError())
+    found = minimize(X, y, SquaredError(), tol=1e-12)
+    exact = np.linalg.lstsq(np.column_stack([X, np.ones(len(X))]), y, rcond=None)[0]
+    np.testing.assert_allclose(found.coefficients, exact[:-1], rtol=1e-9)
+    assert found.intercept == pytest.approx(exact[-1], rel=1e-9)
+    # As conjugate gradients: as many iterations as there are columns.
+    assert found.rounds <= X.shape[1] + 1
+
+
+def test_least_squares_with_more_columns_than_rows_has_the_smallest_coefficients():
+    X, y = data(SquaredError(), n=6, p=15)
+    found = minimize(X, y, SquaredError(), tol=1e-12)
+    centred = np.linalg.lstsq(X - X.mean(axis=0), y - y.mean(), rcond=None)[0]
+    np.testing.assert_allclose(found.coefficients, centred, rtol=1e-7)
+
+
+@pytest.mark.parametrize("solver", ["lbfgs", "newton"])
+def test_hinge_is_within_tol_of_its_minimum(solver):
+    X, y = data(Hinge())
+    penalty = Penalty(l2=0.05)
+    found = minimize(X, y, Hinge(), penalty, solver=solver, tol=1e-5, max_iter=3000)
+    assert found.converged
+    w = np.concatenate([found.coefficients, [found.intercept]])
+
+    # The dual: a quadratic over a box, with one equation.
+    K = (y[:, np.newaxis] * X) @ (y[:, np.newaxis] * X).T / penalty.l2
+
+    def dual(a):
+        return 0.5 * a @ K @ a - a.sum(), K @ a - 1
+
+    best = scipy.optimize.minimize(
+        dual,
+        np.zeros(len(y)),
+        jac=True,
+        method="SLSQP",
+        bounds=[(0, 1 / len(y))] * len(y),
+        constraints={"type": "eq", "fun": lambda a: a @ y, "jac": lambda a: y},
+        options={"maxiter": 1000, "ftol": 1e-14},
+    )
+    assert len(w) == X.shape[1] + 1
+    assert -best.fun * (1 - 1e-7) <= found.objective <= -best.fun * (1 + 3e-5)
+
+
+def test_a_penalised_intercept_is_a_coefficient_of_a_constant_column():
+    X, y = data(SquaredHinge())
+    penalty = Penalty(l2=0.2)
+    found = minimize(X, y, SquaredHinge(), penalty, intercept=Intercept(3.0, True), tol=1e-9)
+    wide = np.column_stack([X, np.full(len(X), 3.0)])
+    other = minimize(wide, y, SquaredHinge(), penalty, intercept=Intercept(0.0), tol=1e-9)
+    np.testing.assert_allclose(found.coefficients, other.coefficients[:-1], rtol=1e-6)
+    assert found.intercept == pytest.approx(3 * other.coefficients[-1], rel=1e-6)
+
+
+# -- operators and rounds ----------------------------------------------------------------------
+
+
+class Counted:
+    """A matrix that counts its products."""
+
+    def __init__(self, matrix, counts=None):
+        self.matrix = matrix
+        self.shape = matrix.shape
+        self.counts = [0] if counts is None else counts
+
+    def __matmul__(self, other):
+        self.counts[0] += 1
+        return self.matrix @ other
+
+    @property
+    def T(self):
+        return Counted(self.matrix.T, self.counts)
+
+
+@pytest.mark.parametrize("solver", ["gradient", "lbfgs", "proximal"])
+def test_an_iteration_is_two_products(solver):
+    X, y = data(Logistic())
+
+    def products(rounds):
+        operator = Counted(X)
+        minimize(operator, y, Logistic(), Penalty(l2=0.1), solver=solver, tol=0, max_iter=rounds)
+        return operator.counts[0]
+
+    assert products(9) - products(4) == 10
+
+
+def test_operators_of_any_kind_give_the_same():
+    X, y = data(Logistic())
+    X[np.abs(X) < 1] = 0
+    simulated = SimulatedOperator(X, Simulation(MDS(4, 3), constant([1, 1, 1, 0.2])))
+    expected = minimize(X, y, Logistic(), Penalty(l2=0.1), tol=1e-9).coefficients
+    for operator in (sp.csr_array(X), sp.csr_matrix(X), simulated):
+        found = minimize(operator, y, Logistic(), Penalty(l2=0.1), tol=1e-9)
+        np.testing.assert_allclose(found.coefficients, expected, rtol=1e-7)
+    assert len(simulated.rounds) >= 2 * found.rounds
+
+
+class Pair(Counted):
+    """As a coded pair: knows ``X.T @ diag(d) @ X``."""
+
+    def product(self, d):
+        self.counts[0] += 1
+        return self.matrix.T @ (d[:, np.newaxis] * self.matrix)
+
+
+@pytest.mark.parametrize("intercept", [Intercept(), Intercept(0.0), Intercept(2.0, True)], ids=repr)
+def test_newton_takes_the_hessian_of_an_operator_that_has_one(intercept):
+    X, y = data(Logistic())
+    options = {"solver": "newton", "tol": 1e-9, "intercept": intercept}
+    by_product = minimize(Pair(X), y, Logistic(), Penalty(l2=0.1), **options)
+    by_gradients = minimize(X, y, Logistic(), Penalty(l2=0.1), **options)
+    np.testing.assert_allclose(by_product.coefficients, by_gradients.coefficients, rtol=1e-7)
+    assert by_product.rounds <= 8
+    objective = Objective.of(
+        Pair(X), y, np.full(len(y), 1 / len(y)), Logistic(), Penalty(l2=0.1), intercept
+    )
+    z = np.linspace(-1, 1, len(y))
+    H = objective.hessian(z)
+    columns = [objective.bend(z)(e)[0] for e in np.eye(len(H))]
+    np.testing.assert_allclose(H, np.stack(columns), atol=1e-12)
+
+
+# -- the loop ----------------------------------------------------------------------------------
+
+
+class Heard(Loop):
+    """A loop that remembers what it is told, and can begin where another one was."""
+
+    def __init__(self, state=None):
+        self.state = state
+        self.reports = []
+
+    def resume(self, state):
+        return state if self.state is None else self.state
+
+    def report(self, progress, state=None, last=False):
+        self.state = state
+        self.reports.append((progress, last))
+
+
+@pytest.mark.parametrize("solver", RULES)
+def test_a_resumed_fit_goes_on_where_it_was(solver):
+    X, y = data(Logistic())
+
+    def fit(loop, max_iter):
+        options = {"solver": solver, "tol": 0, "max_iter": max_iter, "loop": loop}
+        return minimize(X, y, Logistic(), Penalty(l2=0.01), **options)
+
+    whole, part = Heard(), Heard()
+    expected = fit(whole, 9)
+    fit(part, 4)
+    rest = Heard(part.state)
+    found = fit(rest, 9)
+    assert [progress.round for progress, _ in rest.reports] == [5, 6, 7, 8, 9]
+    np.testing.assert_array_equal(found.coefficients, expected.coefficients)
+    assert found.history == expected.history
+    assert [last for _, last in whole.reports] == [False] * 8 + [True]
+
+
+def test_history_tells_of_each_iteration():
+    X, y = data(Logistic())
+    found = minimize(X, y, Logistic(), Penalty(l2=0.01), tol=1e-8)
+    assert [progress.round for progress in found.history] == list(range(1, found.rounds + 1))
+    objectives = [progress.objective for progress in found.history]
+    assert objectives == sorted(objectives, reverse=True)
+    assert found.history[-1].residual == found.residual <= 1e-8
+
+
+def test_a_start_at_the_minimum_is_enough():
+    X, y = data(Logistic())
+    first = minimize(X, y, Logistic(), Penalty(l2=0.01), tol=1e-8)
+    start = first.coefficients, first.intercept
+    assert minimize(X, y, Logistic(), Penalty(l2=0.01), tol=1e-8, start=start).rounds == 1
+
+
+# -- arguments ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argument", "complaint"),
+    [
+        ({"solver": "magic"}, "'solver' must be 'auto' or one of .*, it is 'magic'"),
+        ({"solver": "lbfgs", "penalty": Penalty(l1=1.0)}, "needs a smooth penalty"),
+        ({"tol": -1}, "'tol' must be 0 or a positive number, it is -1"),
+        ({"max_iter": 0}, "'max_iter' must be a whole number from 1, it is 0"),
+        ({"weights": [1.0]}, "'weights' must have one value for each of the 80 rows"),
+        ({"weights": -np.ones(80)}, "'weights' must hold weights that are finite"),
+        ({"start": (np.zeros(4), 0.0)}, r"'start' must have coefficients of shape \(5,\)"),
+    ],
+)
+def test_arguments_out_of_range(argument, complaint):
+    X, y = data(Logistic())
+    with pytest.raises(ValueError, match=complaint):
+        minimize(X, y, Logistic(), **argument)

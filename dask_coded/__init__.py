@@ -6,11 +6,13 @@ from dask_coded import config as _config  # noqa: F401  defaults first
 from dask_coded import graph, linalg, linear_model
 from dask_coded._version import __version__
 from dask_coded.array import CodedArray, encode
-from dask_coded.codes import CODES, MDS, Code, Repetition
+from dask_coded.codes import CODES, MDS, Code, Polynomial, Repetition
 from dask_coded.display import Display
 from dask_coded.loop import Loop, Progress
+from dask_coded.pair import CodedPair, encode_pair, gram
 from dask_coded.runtime.coordinator import Operator
 from dask_coded.runtime.install import ClusterUnfitError
+from dask_coded.runtime.products import PairOperator
 from dask_coded.runtime.spec import CodedDataLostError
 from dask_coded.submission import submit
 
@@ -21,13 +23,18 @@ __all__ = [
     "Code",
     "CodedArray",
     "CodedDataLostError",
+    "CodedPair",
     "Display",
     "Loop",
     "Operator",
+    "PairOperator",
+    "Polynomial",
     "Progress",
     "Repetition",
     "__version__",
     "encode",
+    "encode_pair",
+    "gram",
     "graph",
     "linalg",
     "linear_model",

@@ -94,7 +94,7 @@ def encode(
     >>> client.close()
     """
     client = current_client(client)
-    source = _source(A)
+    source = matrix_source(A)
     if redundancy is not None and isinstance(code, Code):
         raise TypeError("Pass either a code or a redundancy: a code has its own.")
 
@@ -102,7 +102,7 @@ def encode(
         chosen = code
         if not isinstance(chosen, Code):
             chosen = await _choose(client, source, chosen, redundancy, workers)
-        _check_dtype(source, chosen)
+        check_dtype(source, chosen)
         options: dict[str, Any] = {
             "oversubscribe": oversubscribe,
             "check_finite": check_finite,
@@ -112,7 +112,12 @@ def encode(
         back = None
         if transpose:
             back = await encode_source(
-                client, _source(source.T), chosen, array_id=ids[1], transposed=ids[0], **options
+                client,
+                matrix_source(source.T),
+                chosen,
+                array_id=ids[1],
+                transposed=ids[0],
+                **options,
             )
         there = await encode_source(
             client, source, chosen, array_id=ids[0], transposed=ids[1] if back else None, **options
@@ -231,7 +236,7 @@ class CodedArray(da.Array):
         }
         dtype = np.result_type(spec.dtype, x.dtype)
         graph = HighLevelGraph.from_collections(name, tasks, dependencies=dependencies)
-        graph.layers[name] = _RoundLayer(tasks, self.encoded)  # type: ignore[index]
+        graph.layers[name] = RoundLayer(tasks, self.encoded)  # type: ignore[index]
         meta = np.empty((0,) * x.ndim, dtype=dtype)
         return da.Array(graph, name, ((self.shape[0],), *columns), dtype=dtype, meta=meta)
 
@@ -313,7 +318,7 @@ class _ClientOperator(RoundOperator):
         return _ClientOperator(self._array.T)
 
 
-class _RoundLayer(MaterializedLayer):
+class RoundLayer(MaterializedLayer):
     """The tasks of coded products; keeps the pieces alive as long as the lazy result lives."""
 
     def __init__(self, mapping: Any, encoded: Encoded | None, annotations: Any = None) -> None:
@@ -323,11 +328,11 @@ class _RoundLayer(MaterializedLayer):
     def cull(self, keys: Any, all_hlg_keys: Any) -> Any:
         layer: Any
         layer, dependencies = super().cull(keys, all_hlg_keys)
-        return _RoundLayer(layer.mapping, self.encoded, self.annotations), dependencies
+        return RoundLayer(layer.mapping, self.encoded, self.annotations), dependencies
 
     def __reduce__(self) -> Any:
         # The scheduler is told what a round needs by its task; futures stay with the client.
-        return _RoundLayer, (self.mapping, None, self.annotations)
+        return RoundLayer, (self.mapping, None, self.annotations)
 
 
 def current_client(client: Client | None) -> Client:
@@ -341,7 +346,7 @@ def current_client(client: Client | None) -> Client:
         ) from None
 
 
-def _source(A: Any) -> Any:
+def matrix_source(A: Any) -> Any:
     """A dask array, C-contiguous NumPy array or CSR array; anything else is refused."""
     if isinstance(A, da.Array):
         if np.isnan(A.shape).any():
@@ -361,12 +366,24 @@ def _source(A: Any) -> Any:
     return A
 
 
-def _check_dtype(source: Any, code: Code) -> None:
+def check_dtype(source: Any, code: Code) -> None:
     if source.dtype.kind in "biu" and not code.exact:
         raise TypeError(
             f"{code!r} mixes rows in floating point, which makes dtype {source.dtype} inexact: "
             f"use `coded.Repetition`, or convert with `A.astype(float)`."
         )
+
+
+async def cluster_size(
+    client: Client, workers: Sequence[str] | None, redundancy: int | None
+) -> tuple[int, int]:
+    """How many workers may hold pieces, and how many of them may be lost, by configuration."""
+    n = len(workers or await client.scheduler.ncores())  # type: ignore[union-attr]
+    if not n:
+        raise ValueError("The cluster has no workers yet: call `client.wait_for_workers(n)`.")
+    if redundancy is None:
+        redundancy = max(1, round(n * dask.config.get("coded.redundancy"))) if n > 1 else 0
+    return n, redundancy
 
 
 async def _choose(
@@ -377,11 +394,7 @@ async def _choose(
     workers: Sequence[str] | None,
 ) -> Code:
     """The code for an operand and a cluster."""
-    n = len(workers or await client.scheduler.ncores())  # type: ignore[union-attr]
-    if not n:
-        raise ValueError("The cluster has no workers yet: call `client.wait_for_workers(n)`.")
-    if redundancy is None:
-        redundancy = max(1, round(n * dask.config.get("coded.redundancy"))) if n > 1 else 0
+    n, redundancy = await cluster_size(client, workers, redundancy)
     if name is None:
         kind: type[Code] = Repetition if sparse_type(source) or source.dtype.kind in "biu" else MDS
         if kind is Repetition:

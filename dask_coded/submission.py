@@ -20,6 +20,7 @@ from distributed import Client, Future
 
 from dask_coded.array import CodedArray, current_client
 from dask_coded.loop import QUIET, Loop, Progress
+from dask_coded.pair import CodedPair
 from dask_coded.runtime.spec import CodedTask, RoundOptions
 from dask_coded.runtime.tasks import DataSlot, LoopSlot, OperatorSlot, run_loop
 
@@ -35,7 +36,8 @@ def submit(
 
     The function is ordinary NumPy code over operators with ``@``. Every :class:`CodedArray` among
     its arguments becomes such an operator (see :class:`dask_coded.Operator`), of which each
-    ``operator @ x`` is one coded round of a few milliseconds; other dask collections become their
+    ``operator @ x`` is one coded round of a few milliseconds; every :class:`CodedPair` becomes one
+    with ``product`` (see :class:`dask_coded.PairOperator`); other dask collections become their
     values. A :class:`Loop` becomes one whose state is kept by other workers, so that the function
     goes on from there when it is run again because its worker was lost.
 
@@ -71,11 +73,11 @@ def submit(
     >>> client.close()
     """
     client = current_client(client)
-    arrays: dict[str, CodedArray] = {}
+    arrays: dict[str, CodedArray | CodedPair] = {}
     data: list[Any] = []
 
     def slot(value: Any) -> Any:
-        if isinstance(value, CodedArray):
+        if isinstance(value, CodedArray | CodedPair):
             arrays[value.encoded.spec.id] = value
             return OperatorSlot(value.encoded.spec.id)
         if isinstance(value, Loop):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dask_coded.codes._linear import CODES, Code, DecodeError
 from dask_coded.codes._mds import MDS
+from dask_coded.codes._polynomial import Polynomial
 from dask_coded.codes._repetition import Repetition
 
-__all__ = ["CODES", "MDS", "Code", "DecodeError", "Repetition"]
+__all__ = ["CODES", "MDS", "Code", "DecodeError", "Polynomial", "Repetition"]

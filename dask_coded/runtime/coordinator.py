@@ -34,7 +34,7 @@ from dask_coded.planning import (
     Withdraw,
 )
 from dask_coded.planning.layout import Floats
-from dask_coded.rounds import Round, assemble
+from dask_coded.rounds import Round
 from dask_coded.runtime.channels import CLOSED, Message
 from dask_coded.runtime.linear import RoundOperator, refuse_transpose
 from dask_coded.runtime.spec import ArraySpec, CodedDataLostError, RoundOptions
@@ -86,7 +86,7 @@ class _LiveRound:
         plugin: CodedWorkerPlugin,
         spec: ArraySpec,
         plan: Plan,
-        x: np.ndarray[Any, Any],
+        x: np.ndarray[Any, Any] | None,
         options: RoundOptions,
         lead: float,
     ) -> None:
@@ -206,7 +206,7 @@ class _LiveRound:
             {
                 "op": "start",
                 "run": self.run,
-                "kernel": "matvec",
+                "kernel": spec.kernel,
                 "x": self.x,
                 "stripes": spec.geometry.stripes,
                 "pieces": [
@@ -291,23 +291,21 @@ class Coordinator:
         self._measured: dict[str, float] = {}
         self.spec: ArraySpec | None = None
 
+    @classmethod
+    def of(cls, array_id: str, options: RoundOptions) -> Self:
+        """The coordinator of a registered array, in a task."""
+        plugin = worker_plugin(get_worker())
+        return cls(plugin, array_id, options, getattr(thread_state, "key", None))
+
     def other(self, array_id: str) -> Coordinator:
         """The same for another array, in the same task."""
         return Coordinator(self._plugin, array_id, self._options, self._task)
 
-    def multiply(self, x: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], RoundReport]:
-        """One round, from a thread: ``A @ x`` decoded, and what happened."""
+    def play(self, x: np.ndarray[Any, Any] | None) -> tuple[np.ndarray[Any, Any], RoundReport]:
+        """One round, from a thread: its decoded result, and what happened."""
         began = monotonic()
         live, round_ = sync(self._plugin.worker.loop, self._round, x)
-        spec = live.spec
-        result = assemble(
-            spec.code,
-            spec.geometry,
-            round_.progress.computed,
-            live.shares,
-            np.result_type(spec.dtype, x.dtype),
-            x.shape[1:],
-        )
+        result = live.spec.result(round_.progress.computed, live.shares, x)
         live.report.seconds = self._last = monotonic() - began
         return result, live.report
 
@@ -317,7 +315,7 @@ class Coordinator:
         assert self.spec is not None
         return self.spec
 
-    async def _round(self, x: np.ndarray[Any, Any]) -> tuple[_LiveRound, Round]:
+    async def _round(self, x: np.ndarray[Any, Any] | None) -> tuple[_LiveRound, Round]:
         while True:
             # The thread of a cancelled task runs on: its next round is where it can be stopped.
             ts = self._plugin.worker.state.tasks.get(self._task) if self._task else None
@@ -414,14 +412,8 @@ class Operator(RoundOperator):
         self.last_round: RoundReport | None = None
         self._transposed: Operator | None = None
 
-    @classmethod
-    def of(cls, array_id: str, options: RoundOptions) -> Self:
-        """The operator of a registered array, in a task."""
-        plugin = worker_plugin(get_worker())
-        return cls(Coordinator(plugin, array_id, options, getattr(thread_state, "key", None)))
-
     def _matmat(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        result, self.last_round = self._coordinator.multiply(x)
+        result, self.last_round = self._coordinator.play(x)
         return result
 
     def _transpose(self) -> Operator:

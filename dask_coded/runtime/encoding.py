@@ -15,14 +15,19 @@ from distributed import futures_of, wait
 from distributed.protocol.serialize import ToPickle
 
 from dask_coded._version import __version__
-from dask_coded.codes import Code
+from dask_coded.codes import Code, Polynomial
 from dask_coded.rounds import Geometry
 from dask_coded.runtime.install import ClusterUnfitError, install
 from dask_coded.runtime.pieces import make_piece
-from dask_coded.runtime.spec import ArraySpec, PieceTask
+from dask_coded.runtime.spec import ArraySpec, PairSpec, PieceTask
 
 if TYPE_CHECKING:
     from distributed import Client, Future
+
+
+# A product of matrices reads the whole right factor once per stripe: with fewer rows than this,
+# BLAS would wait for memory.
+_PRODUCT_ROWS = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,8 +71,6 @@ async def encode_source(
     ClusterUnfitError
         If there are too few workers, or packages or versions are lacking.
     """
-    await install(client)
-    scheduler: Any = client.scheduler
     rows = block_rows(source, code)
     work = source.nnz if scipy.sparse.issparse(source) else source.shape[0] * source.shape[1]
     geometry = Geometry(rows, _stripes(rows, work / code.k), mixed=not code.exact)
@@ -87,10 +90,62 @@ async def encode_source(
         transposed=transposed,
         check_finite=check_finite,
     )
-    blocks = _Blocks(source, rows)
+    return await _encode(client, spec, [_Blocks(source, rows)], oversubscribe, workers)
+
+
+async def encode_factors(
+    client: Client,
+    A: Any,
+    B: Any,
+    code: Polynomial,
+    *,
+    oversubscribe: bool,
+    check_finite: bool,
+    workers: Sequence[str] | None = None,
+) -> Encoded:
+    """Make the pieces of a pair of matrices, dense and of equally many rows.
+
+    Raises
+    ------
+    ClusterUnfitError
+        If there are too few workers, or packages or versions are lacking.
+    """
+    left_rows, right_rows = block_rows(A.T, code.left), block_rows(B.T, code.right)
+    rows = tuple(height for height in left_rows for _ in right_rows)
+    work = max(left_rows) * A.shape[0] * max(right_rows)
+    array_id = new_id()
+    blocks = [_Blocks(A.T, left_rows)]
+    # A matrix with itself, cut alike, is one source.
+    if B is not A or left_rows != right_rows:
+        blocks.append(_Blocks(B.T, right_rows))
+    spec = PairSpec(
+        id=array_id,
+        code=code,
+        geometry=Geometry(rows, _stripes(rows, work, _PRODUCT_ROWS), mixed=True),
+        columns=A.shape[0],
+        dtype=np.result_type(A.dtype, B.dtype),
+        sparse=None,
+        keys=tuple((array_id, i) for i in range(code.pieces)),
+        check_finite=check_finite,
+        right_rows=right_rows,
+        right_source=code.a if len(blocks) == 2 else 0,
+    )
+    return await _encode(client, spec, blocks, oversubscribe, workers)
+
+
+async def _encode(
+    client: Client,
+    spec: ArraySpec,
+    sources: Sequence[_Blocks],
+    oversubscribe: bool,
+    workers: Sequence[str] | None,
+) -> Encoded:
+    """Bring source blocks into the cluster, have the pieces made of them, and let them go."""
+    await install(client)
+    scheduler: Any = client.scheduler
     answer = await scheduler.coded_register(
         spec=ToPickle(spec),
-        sources=blocks.keys,
+        sources=[key for blocks in sources for key in blocks.keys],
         allowed=None if workers is None else list(workers),
         version=__version__,
         oversubscribe=oversubscribe,
@@ -100,18 +155,23 @@ async def encode_source(
     placed = answer["workers"]
     futures: list[Future] = []
     try:
-        held = await blocks.load(client, [placed[i] for i in code.systematic_pieces])
-        tasks = {key: PieceTask(key, make_piece, array_id, i) for i, key in enumerate(spec.keys)}
+        homes = iter(spec.homes)
+        held = [
+            await blocks.load(client, [placed[next(homes)] for _ in blocks.keys])
+            for blocks in sources
+        ]
+        tasks = {key: PieceTask(key, make_piece, spec.id, i) for i, key in enumerate(spec.keys)}
         futures += client.get(tasks, list(spec.keys), sync=False)
         await _settled(client, futures)
     except BaseException:
         # The error's traceback, which the client keeps, would keep everything in the cluster.
-        for future in (*futures, *blocks.futures):
+        for future in (*futures, *(future for blocks in sources for future in blocks.futures)):
             future.release()
-        await scheduler.coded_abandon(array=array_id)
+        await scheduler.coded_abandon(array=spec.id)
         raise
-    await scheduler.coded_sealed(array=array_id)
-    blocks.futures.clear()
+    await scheduler.coded_sealed(array=spec.id)
+    for blocks in sources:
+        blocks.futures.clear()
     del held
     sizes = await scheduler.nbytes(keys=list(spec.keys), summary=False)
     return Encoded(spec, tuple(futures), tuple(placed), sum(sizes.values()))
@@ -132,7 +192,7 @@ async def _settled(client: Client, futures: Sequence[Future]) -> None:
 
 
 class _Blocks:
-    """The source as k row blocks in the cluster's memory."""
+    """A source as row blocks in the cluster's memory."""
 
     def __init__(self, source: Any, rows: tuple[int, ...]) -> None:
         self._rows = rows
@@ -146,7 +206,7 @@ class _Blocks:
         self._source = source
 
     async def load(self, client: Client, workers: Sequence[str]) -> Any:
-        """Bring the blocks to the workers of the systematic pieces; keep what is returned."""
+        """Bring each block to a worker; keep what is returned."""
         if isinstance(self._source, da.Array):
             persisted = client.persist(self._source)
             self.futures += futures_of(persisted, client=client)
@@ -184,7 +244,8 @@ def block_rows(source: Any, code: Code) -> tuple[int, ...]:
     return tuple(np.diff(np.concatenate([[0], cuts, [rows]])).tolist())
 
 
-def _stripes(rows: tuple[int, ...], work: float) -> int:
+def _stripes(rows: tuple[int, ...], work: float, least: int = 1) -> int:
+    """How many stripes, of at least so many rows, a piece of so many multiply-adds is cut into."""
     limits = dask.config.get("coded.round")
-    wanted = min(limits["stripes"], int(work / limits["stripe-work"]), max(rows))
+    wanted = min(limits["stripes"], int(work / limits["stripe-work"]), max(rows) // least)
     return max(wanted, 1)

@@ -29,7 +29,8 @@ def _sizeof_sparse(array: scipy.sparse.sparray) -> int:
     return sum(sizeof(value) for value in vars(array).values())
 
 
-Source = tuple[Any, list[str], float, int]
+#: Key, workers that hold it, weight; how many rows, from which on, to where in the piece.
+Source = tuple[Any, list[str], float, int, int, int]
 
 
 class _SourceGone(Exception):
@@ -93,9 +94,9 @@ async def _combine(
     # Each worker begins elsewhere, lest all of them ask the first holder at once.
     shift = piece % len(sources)
     for source in sources[shift:] + sources[:shift]:
-        weight, length = source[2], min(source[3], rows)
+        weight, length, at = source[2], min(source[3], rows), source[5]
         async for start, part in _slices(plugin, source, length, step):
-            into = out[start : start + len(part)]
+            into = out[at + start : at + start + len(part)]
             await loop.run_in_executor(None, _accumulate, into, part, None if copy else weight)
     return await loop.run_in_executor(None, _finished, out, spec)
 
@@ -120,19 +121,22 @@ async def _combine_sparse(
 
 
 async def _slices(plugin: CodedWorkerPlugin, source: Source, rows: int, step: int) -> Any:
-    """(first row, rows) of a source, one slice at a time."""
-    key, addresses, _, _ = source
+    """(first row, rows) of the wanted part of a source, one slice at a time."""
+    key, addresses, _, _, first, _ = source
     address = addresses[0]
     timeout = parse_timedelta(dask.config.get("coded.encode.timeout"))
     local: Any = plugin.worker.data.get(_key(key)) if plugin.worker.address in addresses else None
     for start in range(0, max(rows, 1), step):
         stop = min(start + step, rows)
         if local is not None:
-            yield start, local[start:stop]
+            yield start, local[first + start : first + stop]
             continue
         try:
             answer = await asyncio.wait_for(
-                plugin.worker.rpc(address).coded_rows(key=key, start=start, stop=stop), timeout
+                plugin.worker.rpc(address).coded_rows(
+                    key=key, start=first + start, stop=first + stop
+                ),
+                timeout,
             )
         except (OSError, TimeoutError) as exc:
             raise _SourceGone(address, isinstance(exc, TimeoutError)) from exc

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dask_coded.codes import Code
@@ -23,7 +23,7 @@ def place(
     code: Code,
     workers: Sequence[WorkerInfo],
     speeds: Floats,
-    holders: Sequence[str | None],
+    holders: Iterable[tuple[int, str | None]],
     *,
     oversubscribe: bool = False,
 ) -> list[str]:
@@ -36,8 +36,9 @@ def place(
         Those that can be used.
     speeds : ndarray, shape (workers,)
         Predicted; the fast ones are taken where there are more than are needed.
-    holders : sequence of str or None, length k
-        The worker that holds each source block already, if any: its block stays there.
+    holders : iterable of (int, str or None)
+        The place that each source block is wanted at, and the worker that holds it already, if any:
+        it stays there.
     oversubscribe : bool
         Allow several places on one worker when there are fewer workers than places.
 
@@ -65,9 +66,8 @@ def place(
     rounds = -(-code.n // len(turns))
     free = (turns * rounds)[: code.n]
     places: list[str | None] = [None] * code.n
-    for block, piece in enumerate(code.systematic_pieces):
-        where = int(code.place[piece])
-        if (holder := holders[block]) in free and places[where] is None:
+    for where, holder in holders:
+        if holder in free and places[where] is None:
             places[where] = holder
             free.remove(holder)
     return [address or free.pop(0) for address in places]

@@ -118,7 +118,11 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
             if ws.address in self.versions and (allowed is None or ws.address in allowed)
         ]
         speeds = self._predict([w.address for w in workers])
-        known = [self._located(key) for key in sources]
+        homes = spec.homes
+        known = [
+            (int(spec.code.place[piece]), self._located(key))
+            for piece, key in zip(homes, sources, strict=True)
+        ]
         try:
             places = place(spec.code, workers, speeds, known, oversubscribe=oversubscribe)
         except ValueError as exc:
@@ -131,8 +135,8 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
         for key, worker in zip(spec.keys, worker_of, strict=True):
             self._piece_keys[key] = spec.id
             self._pins[key] = worker
-        for block, piece in enumerate(spec.code.systematic_pieces):
-            self._pins[sources[block]] = worker_of[piece]
+        for piece, key in zip(homes, sources, strict=True):
+            self._pins[key] = worker_of[piece]
         self._log("register", array=spec.id, code=repr(spec.code), workers=worker_of)
         return {"status": "OK", "workers": worker_of}
 
@@ -175,34 +179,28 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
             state.work[piece] = work
 
     async def sources(self, array: str, piece: int, avoid: Sequence[str] = ()) -> dict[str, Any]:
-        """Handler: what to make a piece from, as (key, addresses, coefficient, rows) each."""
+        """Handler: what to make a piece from, each as pieces.py wants it."""
         if (state := self.arrays.get(array)) is None:
             return {"status": "lost", "message": "The coded array has been released."}
-        spec, code = state.spec, state.spec.code
-        if state.sources is not None:
-            needed = np.flatnonzero(code.G[piece]).tolist()
-            keys = {state.sources[j]: (code.G[piece, j], spec.geometry.rows[j]) for j in needed}
+        spec, keys = state.spec, state.sources
+        if keys is not None:
+            ingredients = spec.from_sources(piece)
         else:
-            others = [
-                i for i, key in enumerate(spec.keys) if i != piece and self._holders(key, avoid)
-            ]
+            keys = spec.keys
+            others = [i for i, key in enumerate(keys) if i != piece and self._holders(key, avoid)]
             try:
-                weights = await offload(code.combination, piece, others)
+                ingredients = await offload(spec.from_pieces, piece, others)
             except (DecodeError, ValueError):
                 return {"status": "lost", "message": self._lost_message(state)}
-            keys = {
-                spec.keys[i]: (float(w), spec.piece_rows(i))
-                for i, w in zip(others, weights, strict=True)
-                if w
-            }
         found = []
-        for key, (weight, rows) in keys.items():
+        for source, weight, rows, start, at in ingredients:
+            key = keys[source]
             ts = self.scheduler.tasks.get(key)
             if ts is None or ts.state == "erred":
                 return {"status": "lost", "message": self._lost_message(state)}
             if not (holders := self._holders(key, avoid)):
                 return {"status": "waiting"}
-            found.append((key, holders, float(weight), rows))
+            found.append((key, holders, weight, rows, start, at))
         return {"status": "OK", "sources": found, "spec": ToPickle(spec)}
 
     def _holders(self, key: Key, avoid: Sequence[str] = ()) -> list[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Self
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple, Self
 
 import dask
 import numpy as np
@@ -11,11 +12,11 @@ from dask._task_spec import Task
 from dask.typing import Key
 from dask.utils import parse_timedelta
 
-from dask_coded.codes import Code
-from dask_coded.planning import POLICIES, PREDICTORS, Policy, Reporting
-from dask_coded.planning.layout import Floats
+from dask_coded.codes import Code, Polynomial
+from dask_coded.planning import POLICIES, PREDICTORS, Policy, Reporting, Run
+from dask_coded.planning.layout import Bools, Floats
 from dask_coded.planning.policies import Continuous
-from dask_coded.rounds import Geometry
+from dask_coded.rounds import Geometry, assemble
 
 #: Name under which both plugins register, and of the event topic.
 NAME = "dask-coded"
@@ -75,6 +76,24 @@ class RoundOptions:
         return kind(self.lead) if issubclass(kind, Continuous) else kind()
 
 
+class Ingredient(NamedTuple):
+    """What a piece is made of: ``piece[at : at + rows] += weight * source[start : start + rows]``.
+
+    Parameters
+    ----------
+    source : int
+        A source block or another piece.
+    weight : float
+    rows, start, at : int
+    """
+
+    source: int
+    weight: float
+    rows: int
+    start: int = 0
+    at: int = 0
+
+
 @dataclass(frozen=True, eq=False)
 class ArraySpec:
     """A coded array, for whoever takes part in its rounds.
@@ -109,6 +128,9 @@ class ArraySpec:
     transposed: str | None = None
     check_finite: bool = True
 
+    #: What workers compute on the stripes of their pieces, a key of ``KERNELS``.
+    kernel: ClassVar[str] = "matvec"
+
     @property
     def shape(self) -> tuple[int, int]:
         return sum(self.geometry.rows), self.columns
@@ -124,6 +146,134 @@ class ArraySpec:
         return np.stack(
             [np.diff(self.geometry.edges(g)).astype(np.float64) for g in self.code.group.tolist()]
         )
+
+    @property
+    def homes(self) -> list[int]:
+        """For each source block the piece beside which it is put while the array is encoded."""
+        return self.code.systematic_pieces
+
+    def from_sources(self, piece: int) -> list[Ingredient]:
+        """How to make a piece out of the source blocks."""
+        return _combined(self.code.G[piece], self.geometry.rows)
+
+    def from_pieces(self, piece: int, others: Sequence[int]) -> list[Ingredient]:
+        """How to make a piece out of others.
+
+        Raises
+        ------
+        DecodeError
+            If the others do not determine it.
+        """
+        weights = self.code.combination(piece, others)
+        return [
+            Ingredient(i, float(w), self.piece_rows(i))
+            for i, w in zip(others, weights, strict=True)
+            if w
+        ]
+
+    def result(
+        self,
+        computed: Bools,
+        shares: Iterable[tuple[Run, np.ndarray[Any, Any]]],
+        x: np.ndarray[Any, Any] | None,
+    ) -> np.ndarray[Any, Any]:
+        """What a finished round gives: ``A @ x``, decoded from shares; see :func:`assemble`."""
+        assert x is not None
+        dtype = np.result_type(self.dtype, x.dtype)
+        return assemble(self.code, self.geometry, computed, shares, dtype, x.shape[1:])
+
+
+@dataclass(frozen=True, eq=False)
+class PairSpec(ArraySpec):
+    """A coded pair of matrices ``A`` (N, p) and ``B`` (N, q), whose rounds give ``A.T @ D @ B``.
+
+    A piece is one matrix, ``N`` columns wide: on top the transposed combination of blocks of ``A``,
+    below it that of blocks of ``B``, each as high as its longest block. So a pair of factors is
+    stored, moved and spilled as any piece is, and neither can be lost without the other. Stripes
+    are rows of the upper part: those of the piece's product. The geometry is that of the blocks
+    of the product, ``A_j.T @ B_l`` in the order of the code.
+
+    Parameters
+    ----------
+    right_rows : tuple of int, length b
+        Columns of each block of ``B``.
+    right_source : int
+        Number of the first block of ``B`` among the source blocks: ``a``, or 0 if both matrices
+        have the same blocks.
+    """
+
+    code: Polynomial
+    right_rows: tuple[int, ...] = field(kw_only=True)
+    right_source: int = field(kw_only=True)
+
+    kernel: ClassVar[str] = "bilinear"
+
+    @property
+    def left_rows(self) -> tuple[int, ...]:
+        """Columns of each block of ``A``."""
+        return self.geometry.rows[:: self.code.b]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return sum(self.left_rows), sum(self.right_rows)
+
+    def piece_rows(self, piece: int) -> int:
+        return max(self.left_rows) + max(self.right_rows)
+
+    @property
+    def homes(self) -> list[int]:
+        return [j % self.code.pieces for j in range(self.right_source + self.code.b)]
+
+    def from_sources(self, piece: int) -> list[Ingredient]:
+        left, right = self.code.left.G[piece], self.code.right.G[piece]
+        below = max(self.left_rows)
+        return [
+            *_combined(left, self.left_rows),
+            *_combined(right, self.right_rows, first=self.right_source, at=below),
+        ]
+
+    def from_pieces(self, piece: int, others: Sequence[int]) -> list[Ingredient]:
+        parts = (
+            (self.code.left, 0, max(self.left_rows)),
+            (self.code.right, max(self.left_rows), max(self.right_rows)),
+        )
+        return [
+            Ingredient(i, float(w), rows, start=start, at=start)
+            for code, start, rows in parts
+            for i, w in zip(others, code.combination(piece, others), strict=True)
+            if w
+        ]
+
+    def result(
+        self,
+        computed: Bools,
+        shares: Iterable[tuple[Run, np.ndarray[Any, Any]]],
+        x: np.ndarray[Any, Any] | None,
+    ) -> np.ndarray[Any, Any]:
+        """``A.T @ diag(x) @ B``, without weights ``A.T @ B``."""
+        dtype = self.dtype if x is None else np.result_type(self.dtype, x.dtype)
+        width = max(self.right_rows)
+        blocks = assemble(self.code, self.geometry, computed, shares, dtype, (width,))
+        out = np.empty(self.shape, dtype=dtype)
+        row = first = 0
+        for height in self.left_rows:
+            column = 0
+            for columns in self.right_rows:
+                block = blocks[first : first + height, :columns]
+                out[row : row + height, column : column + columns] = block
+                first += height
+                column += columns
+            row += height
+        return out
+
+
+def _combined(
+    weights: Floats, rows: Sequence[int], first: int = 0, at: int = 0
+) -> list[Ingredient]:
+    return [
+        Ingredient(first + j, float(weights[j]), rows[j], at=at)
+        for j in np.flatnonzero(weights).tolist()
+    ]
 
 
 class CodedTask(Task):
@@ -152,6 +302,26 @@ class PieceTask(Task):
     @property
     def block_fusion(self) -> bool:
         return True
+
+
+def check_weights(rows: int, weights: Any) -> Any:
+    """``weights``, if they can stand as a diagonal matrix between two matrices of so many rows.
+
+    Raises
+    ------
+    TypeError
+        If they are no numbers.
+    ValueError
+        If they are no vector of that length.
+    """
+    if weights.dtype.kind not in "fciub":
+        raise TypeError(f"Argument 'weights' must hold numbers, its dtype is {weights.dtype}.")
+    if weights.shape != (rows,):
+        raise ValueError(
+            f"Argument 'weights' must be a vector with one number for each of the {rows} rows, "
+            f"its shape is {weights.shape}."
+        )
+    return weights
 
 
 def check_operand(shape: tuple[int, int], x: Any) -> Any:

@@ -11,8 +11,9 @@ from distributed import get_worker, secede
 from distributed.worker import thread_state
 
 from dask_coded.runtime.checkpoints import KeptLoop
-from dask_coded.runtime.coordinator import Operator
-from dask_coded.runtime.spec import RoundOptions
+from dask_coded.runtime.coordinator import Coordinator, Operator
+from dask_coded.runtime.products import PairOperator
+from dask_coded.runtime.spec import PairSpec, RoundOptions
 from dask_coded.runtime.worker import worker_plugin
 
 
@@ -46,9 +47,19 @@ class LoopSlot:
     interval: float = 0.1
 
 
-def run_round(array_ids: Sequence[str], options: RoundOptions, x: Any) -> np.ndarray[Any, Any]:
-    """Task: one round."""
-    return Operator.of(array_ids[0], options) @ x
+def operator(array_id: str, options: RoundOptions) -> Operator | PairOperator:
+    """What an algorithm in a task has in the place of a coded array or of a coded pair."""
+    coordinator = Coordinator.of(array_id, options)
+    pair = isinstance(coordinator.open(), PairSpec)
+    return PairOperator(coordinator) if pair else Operator(coordinator)
+
+
+def run_round(
+    array_ids: Sequence[str], options: RoundOptions, operand: Any
+) -> np.ndarray[Any, Any]:
+    """Task: one round, of an array with its right operand or of a pair with its weights."""
+    found = operator(array_ids[0], options)
+    return found.product(operand) if isinstance(found, PairOperator) else found @ operand
 
 
 def run_loop(
@@ -61,7 +72,7 @@ def run_loop(
 ) -> Any:
     """Task: a whole algorithm, with operators, data and the loop in the places marked for them."""
     secede()
-    operators = {array_id: Operator.of(array_id, options) for array_id in array_ids}
+    operators = {array_id: operator(array_id, options) for array_id in array_ids}
     # As many as may be lost at once, and this one beside.
     copies = 1 + max((op.code.tolerance for op in operators.values()), default=0)
 

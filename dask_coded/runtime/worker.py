@@ -112,7 +112,8 @@ class CodedWorkerPlugin(WorkerPlugin):
                 job.withdraw(runs)
 
     def _start(self, message: Message, answer: Handler) -> None:
-        run, x = message["run"], _aligned(message["x"])
+        run, x = message["run"], message["x"]
+        x = None if x is None else np.require(x, requirements=["C", "A"])
         kernel = KERNELS[message["kernel"]]
         kernels, edges, lengths, absent = {}, {}, {}, []
         for piece, key, rows in message["pieces"]:
@@ -120,7 +121,7 @@ class CodedWorkerPlugin(WorkerPlugin):
             if (data := self.piece(key)) is None:
                 absent.append(piece)
                 continue
-            kernels[piece] = kernel(data, x)
+            kernels[piece] = kernel(data, rows, x)
             stripes = message["stripes"]
             edges[piece] = np.arange(stripes + 1) * rows // stripes
             lengths[piece] = data.shape[0]
@@ -175,10 +176,6 @@ class CodedWorkerPlugin(WorkerPlugin):
             part = await loop.run_in_executor(self._executor, lambda: data.tocsr()[start:stop])
             return {"rows": to_serialize(part)}
         return {"rows": to_serialize(data[start:stop])}
-
-
-def _aligned(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return np.require(x, requirements=["C", "A"])
 
 
 def worker_plugin(worker: Worker) -> CodedWorkerPlugin:

@@ -31,14 +31,16 @@ for name, signal in [("measured", measured), ("filtered", smooth)]:
     print(f"{name}: root mean square error {np.sqrt(np.mean((signal - true) ** 2)):.2f}")
 
 # %%
-# Any function of the eigenvalues will do. This one keeps the lowest frequencies and cuts off gently.
+# Any function of the eigenvalues will do. This one keeps the lowest frequencies.
 
 low = coded.graph.filter(graph, measured, lambda eigenvalue: 1 / (1 + eigenvalue**2))
 
 # %%
 
 figure, parts = plt.subplots(1, 3, figsize=(10, 3.6), layout="constrained", sharey=True)
-for axes, title, signal in zip(parts, ["measured", "Heat(0.5)", "low pass"], [measured, smooth, low]):
+for axes, title, signal in zip(
+    parts, ["measured", "Heat(0.5)", "low pass"], [measured, smooth, low]
+):
     nx.draw_networkx_edges(graph, places, ax=axes, width=0.2, alpha=0.4)
     drawn = axes.scatter(*places.T, c=signal, s=14, vmin=-2, vmax=2, cmap="coolwarm", zorder=2)
     axes.set(title=title, aspect="equal")

@@ -1,0 +1,193 @@
+r"""Polynomial codes: products of two matrices from any ``k`` of ``n`` products of their pieces.
+
+The columns of ``A`` are cut into ``a`` blocks, those of ``B`` into ``b``. Worker ``i`` holds two
+combinations and multiplies them:
+
+.. math::
+
+   \Big(\sum_j L_{ij} A_j\Big)^T \Big(\sum_l R_{il} B_l\Big)
+   = \sum_{j,l} L_{ij} R_{il} \, A_j^T B_l
+
+which is a linear code over the ``k = a b`` blocks of ``A.T @ B``, with the generator
+``G[i, (j, l)] = L[i, j] R[i, l]``. A diagonal matrix between the factors changes nothing.
+
+With ``L[i, j] = x_i^j`` and ``R[i, l] = x_i^{a l}`` the generator is a Vandermonde matrix [1]_, of
+which any ``k`` rows are independent. Over the reals it is useless in floating point, whatever the
+nodes ``x_i``, and much better over roots of unity, which are complex. The code here is their real
+form. Let ``t_i = 2 pi i / n``, and let the rows of ``L`` span the waves ``exp(i f t)`` of the
+``a`` frequencies
+
+.. math:: f = -\tfrac{a-1}{2}, \; -\tfrac{a-1}{2} + 1, \; \dots, \; \tfrac{a-1}{2}
+
+in their real form ``sqrt(2) cos(f t), sqrt(2) sin(f t)`` (and 1 for frequency 0), and those of
+``R`` likewise the ``b`` waves of ``a`` times the frequencies ``-(b-1)/2 … (b-1)/2``. The sums of
+one frequency of each run through ``-(k-1)/2 … (k-1)/2`` in steps of 1, each once. Therefore
+``G = D V U``: ``V`` is the Vandermonde matrix of the ``n``-th roots of unity, ``D`` is diagonal
+with entries of modulus 1, and ``U``, the change from waves to their real form, is unitary. So any
+``k`` rows are independent, and their condition number is that of roots of unity.
+
+The rotation embedding [2]_ has the same condition numbers; it cuts every block in two and mixes
+the halves by rotations, while these pieces are plain combinations like those of any other code.
+
+References
+----------
+.. [1] Q. Yu, M. Maddah-Ali, S. Avestimehr, "Polynomial codes: an optimal design for
+   high-dimensional coded matrix multiplication", NeurIPS 2017, section 3.
+.. [2] A. Ramamoorthy, L. Tang, "Numerically stable coded matrix computations via circulant and
+   rotation matrix embeddings", IEEE Transactions on Information Theory 68 (4), 2022.
+.. [3] M. Fahim, V. Cadambe, "Numerically stable polynomially coded computing", IEEE Transactions
+   on Information Theory 67 (5), 2021.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from dask_coded.codes._linear import Code
+from dask_coded.codes._mds import _whole
+
+Floats = npt.NDArray[np.float64]
+
+
+class Polynomial(Code):
+    """Code for products ``A.T @ B``: any ``a * b`` of ``n`` workers give the whole product.
+
+    Each worker stores ``1 / a`` of ``A`` and ``1 / b`` of ``B``. Even of a Gram matrix
+    ``A.T @ A`` it stores two different combinations: the product of a combination with itself is
+    symmetric, and would not tell ``A_0.T @ A_1`` from its transpose.
+
+    Parameters
+    ----------
+    n : int
+        Number of workers, at least ``a * b``.
+    a, b : int
+        Numbers of blocks of columns of ``A`` and of ``B``, at least 1.
+    points : {"circle", "chebyshev", "integers"}
+        Where the polynomials are evaluated. ``"circle"`` is as well conditioned as roots of unity.
+        The others are there to compare with: Chebyshev polynomials at Chebyshev nodes, and powers
+        of 1, 2, … n, the textbook's polynomial code.
+
+    Attributes
+    ----------
+    a, b : int
+    points : str
+    left, right : Code
+        How blocks of ``A`` and of ``B`` are combined, ``n`` pieces of each. Any ``a * b`` pieces
+        give the blocks of both back; fewer may, but pieces can agree in one factor.
+
+    Raises
+    ------
+    TypeError
+        If ``n``, ``a`` or ``b`` is no integer.
+    ValueError
+        If one of them is too small, or there are no such points.
+
+    See Also
+    --------
+    dask_coded.encode_pair : stores two matrices with it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> code = Polynomial(n=6, a=2, b=2)
+    >>> code.k, code.tolerance
+    (4, 2)
+    >>> A, B = np.arange(12.0).reshape(3, 4), np.ones((3, 2))
+    >>> left = code.left.encode(np.split(A, 2, axis=1))
+    >>> right = code.right.encode(np.split(B, 2, axis=1))
+    >>> products = [left[i].T @ right[i] for i in (0, 2, 3, 5)]
+    >>> blocks = code.decode(products, (0, 2, 3, 5)).reshape(2, 2, 2, 1)
+    >>> np.allclose(np.block([list(row) for row in blocks]), A.T @ B)
+    True
+    """
+
+    def __init__(self, n: int, a: int, b: int, points: str = "circle") -> None:
+        n, a, b = _whole("n", n), _whole("a", a), _whole("b", b)
+        for name, value in (("a", a), ("b", b)):
+            if value < 1:
+                raise ValueError(f"Argument {name!r} must be at least 1, it is {value}.")
+        if n < a * b:
+            raise ValueError(
+                f"Argument 'n' must be at least 'a' times 'b', {n} is less than {a * b}."
+            )
+        if points not in POINTS:
+            raise ValueError(
+                f"Argument 'points' must be one of {sorted(POINTS)}, it is {points!r}."
+            )
+        self.a = a
+        self.b = b
+        self.points = points
+        left, right = POINTS[points](n, a, b)
+        self.left = Code(left)
+        self.right = Code(right)
+        super().__init__((left[:, :, None] * right[:, None, :]).reshape(n, a * b))
+
+    @classmethod
+    def with_redundancy(
+        cls, n: int, redundancy: int, shape: tuple[int, int] = (1, 1)
+    ) -> Polynomial:
+        """Build the code that survives the loss of ``redundancy`` of ``n`` workers at least.
+
+        Parameters
+        ----------
+        n : int
+        redundancy : int
+        shape : (int, int)
+            Columns of ``A`` and of ``B``: of all admissible codes the one that stores the fewest
+            columns per worker, ``shape[0] / a + shape[1] / b``, is taken.
+
+        Examples
+        --------
+        >>> Polynomial.with_redundancy(12, 3), Polynomial.with_redundancy(10, 2, (8000, 1000))
+        (Polynomial(n=12, a=3, b=3), Polynomial(n=10, a=8, b=1))
+        """
+        n, redundancy = _whole("n", n), _whole("redundancy", redundancy)
+        if not 0 <= redundancy < n:
+            raise ValueError(
+                f"Argument 'redundancy' must be between 0 and {n - 1}, less than the number of "
+                f"workers, it is {redundancy}."
+            )
+        choices = [(a, (n - redundancy) // a) for a in range(1, n - redundancy + 1)]
+        return cls(n, *min(choices, key=lambda c: (shape[0] / c[0] + shape[1] / c[1], c)))
+
+    def __repr__(self) -> str:
+        points = "" if self.points == "circle" else f", points={self.points!r}"
+        return f"Polynomial(n={self.n}, a={self.a}, b={self.b}{points})"
+
+
+def _circle(n: int, a: int, b: int) -> tuple[Floats, Floats]:
+    angles = 2 * np.pi * np.arange(n) / n
+    return _waves(angles, a), _waves(a * angles, b)
+
+
+def _waves(angles: Floats, count: int) -> Floats:
+    """Real form of ``exp(i f t)``, ``f = -(count - 1) / 2 …``, shape (angles, count)."""
+    frequencies = np.arange(1 - count, count, 2) / 2
+    t = np.outer(angles, frequencies)
+    # One of each pair of opposite frequencies becomes the cosine, the other the sine.
+    waves = np.where(frequencies > 0, np.cos(t), np.sin(-t)) * np.sqrt(2)
+    return np.where(frequencies == 0, 1.0, waves)
+
+
+def _chebyshev(n: int, a: int, b: int) -> tuple[Floats, Floats]:
+    angles = (2 * np.arange(n) + 1) * np.pi / (2 * n)
+    # Orthonormal at these nodes; products of them span the polynomials of degree below a * b.
+    scale = np.sqrt(np.where(np.arange(max(a, b)), 2.0, 1.0))
+    left = np.cos(np.outer(angles, np.arange(a))) * scale[:a]
+    return left, np.cos(np.outer(angles, a * np.arange(b))) * scale[:b]
+
+
+def _integers(n: int, a: int, b: int) -> tuple[Floats, Floats]:
+    nodes = np.arange(1.0, n + 1)
+    return nodes[:, None] ** np.arange(a), nodes[:, None] ** (a * np.arange(b))
+
+
+#: Generators of the two factors, (n, a) and (n, b), by the name of the points.
+POINTS: dict[str, Callable[[int, int, int], tuple[Floats, Floats]]] = {
+    "circle": _circle,
+    "chebyshev": _chebyshev,
+    "integers": _integers,
+}

@@ -1,0 +1,287 @@
+"""Products of two matrices: ``A.T @ B``, Gram matrices, and Hessians ``A.T @ diag(d) @ A``.
+
+:func:`encode_pair` stores two matrices as coded pieces of a :class:`Polynomial` code. From then on
+each product of them, with other weights in between every time if need be, is one coded round, in
+which slow workers compute fewer rows of their own small product than fast ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import scipy.sparse
+from dask._task_spec import TaskRef
+from dask.base import tokenize
+from dask.highlevelgraph import HighLevelGraph
+from distributed import Client
+
+from dask_coded.array import RoundLayer, check_dtype, cluster_size, current_client, matrix_source
+from dask_coded.codes import Polynomial
+from dask_coded.runtime.encoding import Encoded, encode_factors, sparse_type
+from dask_coded.runtime.spec import CodedTask, RoundOptions, check_weights
+from dask_coded.runtime.tasks import run_round
+
+
+def encode_pair(
+    A: Any,
+    B: Any,
+    code: Polynomial | None = None,
+    client: Client | None = None,
+    *,
+    redundancy: int | None = None,
+    workers: Sequence[str] | None = None,
+    oversubscribe: bool = False,
+    check_finite: bool = True,
+) -> CodedPair:
+    """Store two matrices as coded pieces, for products ``A.T @ diag(weights) @ B``.
+
+    Eager, as ``persist`` is. Afterwards neither matrix is needed any more: lost pieces are rebuilt
+    from the others.
+
+    Parameters
+    ----------
+    A : dask array or NumPy array, shape (N, p)
+    B : dask array or NumPy array, shape (N, q)
+        May be ``A`` itself.
+    code : Polynomial, optional
+        By default the one for all workers that stores the least: see
+        :meth:`Polynomial.with_redundancy`.
+    client : distributed.Client, optional
+        The cluster; by default the current one.
+    redundancy : int, optional
+        How many workers a round must be able to do without, when no code is given; by default a
+        quarter of them (``coded.redundancy`` in the configuration).
+    workers : sequence of str, optional
+        Addresses of the workers that may hold pieces; by default all.
+    oversubscribe : bool
+        Allow several pieces on one worker if there are fewer workers than the code wants.
+    check_finite : bool
+        Refuse NaN and infinity. One of them would spread to all results that it is mixed into.
+
+    Returns
+    -------
+    CodedPair
+        With an asynchronous client: a coroutine that returns it.
+
+    Raises
+    ------
+    TypeError
+        If A or B is no dense matrix of floating-point or complex numbers.
+    ValueError
+        If A and B have different numbers of rows, hold NaN or infinity, or have chunks of unknown
+        size.
+    ClusterUnfitError
+        If the cluster has too few workers, or lacks the package in this version.
+
+    References
+    ----------
+    Polynomial codes: Q. Yu, M. Maddah-Ali, S. Avestimehr, NeurIPS 2017; with work dealt out by
+    speed: K. G. Narra et al., "Slack squeeze coded computing for adaptive straggler mitigation",
+    SC 2019, section 5.
+
+    Examples
+    --------
+    >>> import numpy as np, dask_coded as coded
+    >>> from distributed import Client
+    >>> client = Client(n_workers=6, threads_per_worker=1, processes=False, dashboard_address=None)
+    >>> A = np.arange(12.0).reshape(3, 4)
+    >>> P = coded.encode_pair(A, A, coded.Polynomial(n=6, a=2, b=2))
+    >>> P
+    coded.CodedPair<shape=(4, 4), rows=3, dtype=float64, code=Polynomial(n=6, a=2, b=2)>
+    >>> np.allclose(P.product().compute(), A.T @ A)
+    True
+    >>> weights = [1.0, 0.0, 2.0]
+    >>> np.allclose(P.product(weights).compute(), A.T @ np.diag(weights) @ A)
+    True
+    >>> client.close()
+    """
+    client = current_client(client)
+    A, B = _factors(A, B)
+    options = {
+        "redundancy": redundancy,
+        "workers": workers,
+        "oversubscribe": oversubscribe,
+        "check_finite": check_finite,
+    }
+    return client.sync(_encode, client, A, B, code, **options)
+
+
+def gram(
+    A: Any,
+    weights: Any = None,
+    code: Polynomial | None = None,
+    client: Client | None = None,
+    **options: Any,
+) -> da.Array:
+    """``A.T @ diag(weights) @ A``, without weights ``A.T @ A``, as one coded round.
+
+    For one product. Where there are many, with other weights each time as in Newton's method, store
+    ``P = encode_pair(A, A)`` and ask for ``P.product(weights)``: encoding is the larger part.
+
+    Parameters
+    ----------
+    A : dask array or NumPy array, shape (N, p)
+    weights : array_like or dask array, shape (N,), optional
+    code, client, **options
+        As for :func:`encode_pair`.
+
+    Returns
+    -------
+    dask.array.Array, shape (p, p)
+        Lazy; the pieces are stored at once, and live as long as it does. With an asynchronous
+        client: a coroutine that returns it.
+
+    Raises
+    ------
+    TypeError, ValueError, ClusterUnfitError
+        As :func:`encode_pair`, and if the weights do not fit A.
+
+    Examples
+    --------
+    >>> import numpy as np, dask_coded as coded
+    >>> from distributed import Client
+    >>> client = Client(n_workers=4, threads_per_worker=1, processes=False, dashboard_address=None)
+    >>> coded.gram(np.array([[1.0, 2.0], [3.0, 4.0]]), weights=[1.0, 10.0]).compute().round(9)
+    array([[ 91., 122.],
+           [122., 164.]])
+    >>> client.close()
+    """
+    client = current_client(client)
+    A, _ = _factors(A, A)
+    weights = _weights(A.shape[0], weights)
+
+    async def run() -> da.Array:
+        return (await _encode(client, A, A, code, **options)).product(weights)
+
+    return client.sync(run)
+
+
+class CodedPair:
+    """Two matrices ``A`` (N, p) and ``B`` (N, q) whose products are coded rounds.
+
+    Made by :func:`encode_pair`. Among the arguments of :func:`dask_coded.submit` it becomes a
+    :class:`dask_coded.PairOperator`, whose ``product`` is computed at once.
+
+    Attributes
+    ----------
+    shape : (int, int)
+        Of the product: ``(p, q)``.
+    rows : int
+        ``N``.
+    dtype : numpy.dtype
+        Of the product, without weights.
+    code : Polynomial
+    encoded : Encoded
+        The pieces: ``spec``, ``futures``, ``workers``, ``nbytes``.
+    """
+
+    def __init__(self, encoded: Encoded) -> None:
+        spec = encoded.spec
+        self.encoded = encoded
+        self.shape = spec.shape
+        self.rows = spec.columns
+        self.dtype = spec.dtype
+        self.code = spec.code
+
+    def product(self, weights: Any = None) -> da.Array:
+        """``A.T @ diag(weights) @ B``, without weights ``A.T @ B``: one lazy coded round.
+
+        Nothing is conjugated.
+
+        Parameters
+        ----------
+        weights : array_like or dask array, shape (N,), optional
+
+        Returns
+        -------
+        dask.array.Array, shape (p, q), one chunk
+
+        Raises
+        ------
+        TypeError
+            If the weights are no numbers.
+        ValueError
+            If they are no vector of length N.
+        """
+        weights = _weights(self.rows, weights)
+        spec = self.encoded.spec
+        options = RoundOptions.from_config()
+        name = f"coded-product-{tokenize(spec.id, weights, options)}"
+        operand, dependencies = weights, []
+        if isinstance(weights, da.Array):
+            weights = weights.rechunk(-1)
+            operand, dependencies = TaskRef((weights.name, 0)), [weights]
+        key = (name, 0, 0)
+        tasks: dict[Any, Any] = {key: CodedTask(key, run_round, (spec.id,), options, operand)}
+        graph = HighLevelGraph.from_collections(name, tasks, dependencies=dependencies)
+        graph.layers[name] = RoundLayer(tasks, self.encoded)  # type: ignore[index]
+        dtype = self.dtype if weights is None else np.result_type(self.dtype, weights.dtype)
+        meta = np.empty((0, 0), dtype=dtype)
+        return da.Array(graph, name, tuple((m,) for m in self.shape), dtype=dtype, meta=meta)
+
+    def __repr__(self) -> str:
+        return (
+            f"coded.CodedPair<shape={self.shape}, rows={self.rows}, dtype={self.dtype}, "
+            f"code={self.code!r}>"
+        )
+
+
+async def _encode(
+    client: Client,
+    A: Any,
+    B: Any,
+    code: Polynomial | None,
+    *,
+    redundancy: int | None = None,
+    workers: Sequence[str] | None = None,
+    oversubscribe: bool = False,
+    check_finite: bool = True,
+) -> CodedPair:
+    if code is None:
+        n, redundancy = await cluster_size(client, workers, redundancy)
+        code = Polynomial.with_redundancy(n, redundancy, (A.shape[1], B.shape[1]))
+    elif not isinstance(code, Polynomial):
+        raise TypeError(f"Argument 'code' must be a `coded.Polynomial`, it is {code!r}.")
+    elif redundancy is not None:
+        raise TypeError("Pass either a code or a redundancy: a code has its own.")
+    for source in (A, B):
+        check_dtype(source, code)
+    encoded = await encode_factors(
+        client,
+        A,
+        B,
+        code,
+        workers=workers,
+        oversubscribe=oversubscribe,
+        check_finite=check_finite,
+    )
+    return CodedPair(encoded)
+
+
+def _factors(A: Any, B: Any) -> tuple[Any, Any]:
+    """Two dense matrices of equally many rows; one and the same if they were."""
+    same = A is B or (isinstance(A, da.Array) and isinstance(B, da.Array) and A.name == B.name)
+    left = matrix_source(A)
+    right = left if same else matrix_source(B)
+    for name, source in (("A", left), ("B", right)):
+        if scipy.sparse.issparse(source) or sparse_type(source):
+            raise TypeError(
+                f"Argument {name!r} must be dense, it is sparse: products of coded pairs are, and "
+                f"so are the pieces. Pass `{name}.toarray()`, or a dask array of dense chunks."
+            )
+    if left.shape[0] != right.shape[0]:
+        raise ValueError(
+            f"Arguments 'A' and 'B' must have equally many rows, they have {left.shape[0]} and "
+            f"{right.shape[0]}."
+        )
+    return left, right
+
+
+def _weights(rows: int, weights: Any) -> Any:
+    if weights is None:
+        return None
+    weights = weights if isinstance(weights, da.Array) else np.asarray(weights)
+    return check_weights(rows, weights)

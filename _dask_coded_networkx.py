@@ -21,15 +21,15 @@ def get_info() -> dict[str, Any]:
     Returns
     -------
     dict
-        As networkx wants it. Of ``default_config``, ``minimum_edges`` is the size from which on
-        networkx may choose this backend by itself.
+        As networkx wants it. From the sizes in ``default_config`` on, networkx may choose this
+        backend by itself.
     """
     return {
         "backend_name": "dask_coded",
         "project": "dask-coded",
         "package": "dask_coded",
         "short_summary": "Coded rounds on a Dask cluster, for graphs that are large.",
-        "default_config": {"minimum_edges": 20_000_000},
+        "default_config": {"minimum_edges": 20_000_000, "minimum_edges_per_node": 100},
         "functions": {
             "pagerank": {"additional_parameters": _CODED},
             "hits": {

@@ -64,6 +64,11 @@ class CodedGraph:
 
     def by(self, weight: str | None) -> coded.Graph:
         """What the algorithms take, with the weights that are wanted."""
+        if weight not in self.adjacency:
+            raise ValueError(
+                f"This graph was converted without the edge attribute {weight!r}: "
+                f"convert it with `edge_attrs={{{weight!r}: 1}}`."
+            )
         return coded.Graph(self.nodes, self.adjacency[weight])
 
 
@@ -132,8 +137,10 @@ def convert_to_nx(result: Any, **_: Any) -> Any:
     graph.add_nodes_from(nodes)
     for name, matrix in result.adjacency.items():
         entries = matrix.tocoo()
-        for i, j, weight in zip(entries.row, entries.col, entries.data.tolist()):
-            graph.add_edge(nodes[i], nodes[j], **({} if name is None else {name: weight}))
+        graph.add_edges_from(
+            (nodes[i], nodes[j], {} if name is None else {name: weight})
+            for i, j, weight in zip(entries.row, entries.col, entries.data.tolist())
+        )
     return graph
 
 
@@ -151,8 +158,9 @@ def can_run(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool |
 def should_run(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool | str:
     """Tell whether a function is worth a cluster, or why it is not.
 
-    A round costs some milliseconds of messages, in which one process multiplies with millions of
-    edges. networkx does not ask if the backend was named in the call.
+    A round costs some milliseconds, in which one process multiplies with millions of edges; and it
+    sends a vector of all nodes to every worker, which takes as long as many edges to a node.
+    networkx does not ask if the backend was named in the call.
     """
     if kwargs.get("client") is None:
         try:
@@ -160,11 +168,12 @@ def should_run(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> boo
         except ValueError:
             return "there is no Dask client: create a `dask.distributed.Client()` first"
     graph = args[0] if args else kwargs["G"]
-    edges, minimum = graph.number_of_edges(), nx.config.backends[NAME].minimum_edges
-    if edges < minimum:
+    edges, limits = graph.number_of_edges(), nx.config.backends[NAME]
+    if edges < max(limits.minimum_edges, limits.minimum_edges_per_node * len(graph)):
         return (
-            f"with {edges:,} edges one process is faster; it may not be from {minimum:,} on "
-            f"(`nx.config.backends.{NAME}.minimum_edges`)"
+            f"with {edges:,} edges and {len(graph):,} nodes one process is faster; it may not be "
+            f"from {limits.minimum_edges:,} edges and {limits.minimum_edges_per_node:,} to a node "
+            f"on (`nx.config.backends.{NAME}`)"
         )
     return True
 

@@ -7,8 +7,8 @@ to it:
           \quad \text{(eigenvector, for the greatest } \lambda \text{)}
 
 Both are power iterations, whose work is one product with :math:`A^T` a step. That for the
-eigenvector is made with :math:`A^T + I`, which has the same eigenvectors and does not swing to and
-fro where the graph is bipartite.
+eigenvector is made with :math:`A^T + I`, which has the same eigenvectors and does not
+alternate where the graph is bipartite.
 
 References
 ----------

@@ -96,6 +96,11 @@ def test_a_graph_with_weights_serves_those_who_want_none():
         assert there.by("weight").adjacency[0, 1] == weights
 
 
+def test_a_graph_converted_without_an_attribute_says_so():
+    with pytest.raises(ValueError, match=r"with `edge_attrs=\{'votes': 1\}`"):
+        backend.convert_from_nx(nx.path_graph(2), edge_attrs={"weight": 1}).by("votes")
+
+
 def test_parallel_edges_cannot_be_told_apart_again():
     with pytest.raises(NotImplementedError, match="Parallel edges"):
         backend.convert_to_nx(backend.convert_from_nx(nx.MultiGraph([(0, 1)])))
@@ -124,10 +129,13 @@ def test_without_a_client_it_should_not_run():
 
 
 @installed
-def test_it_should_run_for_large_graphs_only(client):
+def test_it_should_run_for_large_and_dense_graphs_only(client):
     graph = nx.path_graph(3)
     assert "one process is faster" in backend.should_run("hits", (), {"G": graph, "client": client})
-    with nx.config.backends.dask_coded(minimum_edges=2):
+    config = nx.config.backends.dask_coded
+    with config(minimum_edges=2):
+        assert "2 edges and 3 nodes" in backend.should_run("hits", (graph,), {"client": client})
+    with config(minimum_edges=2, minimum_edges_per_node=0.5):
         assert backend.should_run("hits", (graph,), {"client": client}) is True
 
 

@@ -32,6 +32,7 @@ import scipy.special
 Floats = npt.NDArray[np.float64]
 
 
+@dataclass(frozen=True)
 class Family:
     """What a row costs.
 
@@ -67,6 +68,7 @@ class Family:
         return self
 
 
+@dataclass(frozen=True)
 class SquaredError(Family):
     """Least squares: half the squared difference.
 
@@ -91,6 +93,7 @@ class SquaredError(Family):
         return square**0.5 or 1.0
 
 
+@dataclass(frozen=True)
 class Logistic(Family):
     """Two classes, -1 and 1: minus the log-likelihood of logistic regression.
 
@@ -110,6 +113,7 @@ class Logistic(Family):
         return np.asarray(scipy.special.expit(z) * scipy.special.expit(-z))
 
 
+@dataclass(frozen=True)
 class SquaredHinge(Family):
     """Two classes, -1 and 1: rows within the margin cost its square, as in ``LinearSVC``.
 
@@ -174,6 +178,7 @@ class Hinge(Family):
         return np.where((inside > 0) & (inside < self.width), 1 / self.width, 0.0)
 
 
+@dataclass(frozen=True)
 class Multinomial(Family):
     """Classes of one model: minus the log-likelihood of softmax regression.
 

@@ -123,6 +123,8 @@ def test_dask_data_that_do_not_fit(client, models):
         models.Ridge().fit(D, Z[1:], client=client)
     with pytest.raises(ValueError, match="NaN"):
         models.Ridge().fit(da.where(D > 1, np.nan, D), Z, client=client)
+    with pytest.raises(ValueError, match="call `X.compute_chunk_sizes"):
+        models.Ridge().fit(D[D[:, 0] > 0], Z, client=client)
     with pytest.raises(ValueError, match="must be a matrix, it has 1 dimensions"):
         models.Ridge().fit(D[:, 0], Z, client=client)
     with pytest.raises(ValueError, match="must hold real numbers, its dtype is complex128"):

@@ -44,7 +44,7 @@ def a9a(data: Path) -> Split:
 
     X, y = load_svmlight_file(data / "clf_a9a.libsvm.gz", n_features=123)
     X_test, y_test = load_svmlight_file(data / "clf_a9a.t.libsvm.gz", n_features=123)
-    return Split(X, (y > 0).astype(int), X_test, (y_test > 0).astype(int))
+    return Split(_sparse(X), (y > 0).astype(int), _sparse(X_test), (y_test > 0).astype(int))
 
 
 def mnist_4_9(data: Path) -> Split:
@@ -66,9 +66,16 @@ def arcene(data: Path) -> Split:
 def basehock(data: Path) -> Split:
     """Word counts of two news groups, logarithms; sparse."""
     found = scipy.io.loadmat(data / "clf_BASEHOCK.mat")
-    X = sp.csr_matrix(found["X"], dtype=np.float64)
+    X = _sparse(found["X"])
     X.data = np.log1p(X.data)
     return _split(X, found["Y"].ravel())
+
+
+def _sparse(matrix: Any) -> sp.csr_matrix:
+    """Real numbers and short indices, on which some of scikit-learn's solvers insist."""
+    X = sp.csr_matrix(matrix, dtype=np.float64)
+    X.indices, X.indptr = X.indices.astype(np.int32), X.indptr.astype(np.int32)
+    return X
 
 
 def _split(X: Any, y: np.ndarray) -> Split:
@@ -127,8 +134,8 @@ def cases(columns: int) -> dict[str, Case]:
     from sklearn import linear_model as reference
     from sklearn import svm
 
-    tight = {"tol": 1e-12, "max_iter": 10**6}
-    loose = {"tol": 1e-7, "max_iter": 20_000}
+    tight: dict[str, Any] = {"tol": 1e-12, "max_iter": 10**6}
+    loose: dict[str, Any] = {"tol": 1e-7, "max_iter": 20_000}
     lm = coded.linear_model
     narrow = "newton-cholesky" if columns < 1_000 else "lbfgs"
     # liblinear penalises the intercept with L1: there is none to compare.
@@ -177,7 +184,7 @@ def linear_models(report: Report, client: Client, smoke: bool) -> None:
             theirs = case.theirs.fit(split.X, split.y)
             best = case.objective(theirs, split.X, split.y)
             found = case.objective(ours, split.X, split.y)
-            keys = {"set": name, "model": model, "rounds": len(ours.history_)}
+            keys: dict[str, Any] = {"set": name, "model": model, "rounds": len(ours.history_)}
             report.add(
                 f"{name}, {model}",
                 "objective_relative_error",

@@ -36,15 +36,14 @@ class LinearModel(BaseEstimator):
 
     def _data(self, X: Any, y: Any, client: Client | None, **checks: Any) -> tuple[Any, Any]:
         """``X`` as it can be encoded or multiplied, ``y`` as a NumPy array."""
-        if isinstance(y, da.Array):
-            y = y.compute()
+        y = here(y, client)
         if check_dask(X):
             if client is not None or isinstance(X, CodedArray):
                 y = check_array(y, ensure_2d=False, dtype=None, input_name="y")
                 check_consistent_length(range(X.shape[0]), y)
                 self.n_features_in_ = X.shape[1]
                 return X, y
-            X = X.compute()
+            X = here(X)
         return validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, **checks)
 
     def _minimize(
@@ -150,8 +149,11 @@ def rowwise(
     )
 
 
-def here(values: Any) -> Any:
-    return values.compute() if isinstance(values, da.Array) else values
+def here(values: Any, client: Client | None = None) -> Any:
+    """A dask array as a NumPy array; anything else as it is."""
+    if not isinstance(values, da.Array):
+        return values
+    return values.compute() if client is None else client.compute(values).result()
 
 
 def check_positive(name: str, value: float, or_infinite: bool = False) -> None:

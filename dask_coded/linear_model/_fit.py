@@ -50,6 +50,10 @@ def check_dask(X: Any) -> bool:
         )
     if X.ndim != 2:
         raise ValueError(f"Argument 'X' must be a matrix, it has {X.ndim} dimensions.")
+    if np.isnan(X.shape).any():
+        raise ValueError(
+            "Argument 'X' has chunks of unknown size: call `X.compute_chunk_sizes()` first."
+        )
     if X.dtype.kind not in "fbiu":
         raise ValueError(f"Argument 'X' must hold real numbers, its dtype is {X.dtype}.")
     return True

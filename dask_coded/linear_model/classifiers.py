@@ -43,7 +43,7 @@ class _Classifier(ClassifierMixin, LinearModel):
             )
         weights = None
         if sample_weight is not None:
-            weights = check_weights("sample_weight", sample_weight, len(y))
+            weights = check_weights("sample_weight", here(sample_weight, client), len(y))
         if self.class_weight is not None:
             factors = compute_class_weight(
                 self.class_weight, classes=self.classes_, y=y, sample_weight=weights
@@ -110,7 +110,9 @@ class _Classifier(ClassifierMixin, LinearModel):
         -------
         float
         """
-        return float(accuracy_score(here(y), here(self.predict(X)), sample_weight=sample_weight))
+        return float(
+            accuracy_score(here(y), here(self.predict(X)), sample_weight=here(sample_weight))
+        )
 
 
 class LogisticRegression(_Classifier):

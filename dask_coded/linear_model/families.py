@@ -32,11 +32,23 @@ import scipy.special
 Floats = npt.NDArray[np.float64]
 
 
+@dataclass(frozen=True)
 class Family:
     """What a row costs.
 
     Subclasses give :meth:`loss` and :meth:`slope`, and :meth:`curvature` or :meth:`bend`.
     """
+
+    def check(self, y: Floats) -> None:
+        """Refuse what are no targets of this family.
+
+        Raises
+        ------
+        ValueError
+            If there is one.
+        """
+        if not np.isfinite(y).all():
+            raise ValueError("Argument 'y' must hold finite numbers, it has NaN or infinity.")
 
     def loss(self, z: Floats, y: Floats) -> Floats:
         """Loss of each row and column, shape of ``z``; rows may put it all in one column."""
@@ -67,6 +79,7 @@ class Family:
         return self
 
 
+@dataclass(frozen=True)
 class SquaredError(Family):
     """Least squares: half the squared difference.
 
@@ -91,7 +104,18 @@ class SquaredError(Family):
         return square**0.5 or 1.0
 
 
-class Logistic(Family):
+@dataclass(frozen=True)
+class _TwoClasses(Family):
+    """Targets are signs."""
+
+    def check(self, y: Floats) -> None:
+        wrong = y[np.abs(y) != 1]
+        if wrong.size:
+            raise ValueError(f"Argument 'y' must hold -1 and 1 alone, it has {wrong[0]}.")
+
+
+@dataclass(frozen=True)
+class Logistic(_TwoClasses):
     """Two classes, -1 and 1: minus the log-likelihood of logistic regression.
 
     Examples
@@ -110,7 +134,8 @@ class Logistic(Family):
         return np.asarray(scipy.special.expit(z) * scipy.special.expit(-z))
 
 
-class SquaredHinge(Family):
+@dataclass(frozen=True)
+class SquaredHinge(_TwoClasses):
     """Two classes, -1 and 1: rows within the margin cost its square, as in ``LinearSVC``.
 
     Examples
@@ -130,7 +155,7 @@ class SquaredHinge(Family):
 
 
 @dataclass(frozen=True)
-class Hinge(Family):
+class Hinge(_TwoClasses):
     """Two classes, -1 and 1: rows within the margin cost their distance from it.
 
     The corner at the margin is rounded off over ``width``, towards the smaller: the smooth loss is
@@ -174,6 +199,7 @@ class Hinge(Family):
         return np.where((inside > 0) & (inside < self.width), 1 / self.width, 0.0)
 
 
+@dataclass(frozen=True)
 class Multinomial(Family):
     """Classes of one model: minus the log-likelihood of softmax regression.
 
@@ -182,6 +208,13 @@ class Multinomial(Family):
     >>> float(Multinomial().loss(np.zeros((1, 4)), np.eye(4)[:1]).sum().round(4))  # log(4)
     1.3863
     """
+
+    def check(self, y: Floats) -> None:
+        if y.ndim != 2 or not (np.isin(y, (0, 1)).all() and (y.sum(axis=1) == 1).all()):
+            raise ValueError(
+                "Argument 'y' must have a column for each class, and a single 1 in each row, the "
+                "rest 0."
+            )
 
     def loss(self, z: Floats, y: Floats) -> Floats:
         return np.asarray(

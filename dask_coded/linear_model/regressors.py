@@ -56,7 +56,9 @@ class _Regressor(RegressorMixin, LinearModel):
         strength = self._strength()
         X, y = self._data(X, y, client, multi_output=True, y_numeric=True)
         weights = (
-            None if sample_weight is None else check_weights("sample_weight", sample_weight, len(y))
+            None
+            if sample_weight is None
+            else check_weights("sample_weight", here(sample_weight, client), len(y))
         )
         found = self._minimize(
             X,
@@ -102,7 +104,7 @@ class _Regressor(RegressorMixin, LinearModel):
         -------
         float
         """
-        return float(r2_score(here(y), here(self.predict(X)), sample_weight=sample_weight))
+        return float(r2_score(here(y), here(self.predict(X)), sample_weight=here(sample_weight)))
 
 
 class LinearRegression(_Regressor):

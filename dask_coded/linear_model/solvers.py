@@ -126,7 +126,8 @@ def minimize(
     Raises
     ------
     ValueError
-        If an argument is out of its range, or the solver cannot do with the penalty.
+        If an argument is out of its range, the solver cannot do with the penalty, or the data have
+        NaN or infinity.
 
     Examples
     --------
@@ -140,6 +141,12 @@ def minimize(
     """
     _check(penalty, solver, tol, max_iter)
     y = np.asarray(y, dtype=np.float64)
+    if y.ndim not in (1, 2) or len(y) != operator.shape[0]:
+        raise ValueError(
+            f"Argument 'y' must have one value or one row for each of the {operator.shape[0]} rows "
+            f"of the data, its shape is {y.shape}."
+        )
+    family.check(y)
     shares = np.ones(len(y)) if weights is None else check_weights("weights", weights, len(y))
     objective = Objective.of(operator, y, shares / shares.sum(), family, penalty, intercept)
     rule: Rule = RULES[solver_for(family, penalty) if solver == "auto" else solver]()
@@ -157,6 +164,8 @@ def minimize(
     objective = replace(objective, family=family)
     if point is None:
         point = objective.point(objective.inside(coefficients, shift))
+        if not np.isfinite(point.gradient).all():
+            raise ValueError("The data must hold finite numbers, they have NaN or infinity.")
     for i in range(first, max_iter + 1):
         # A warm start may be where it is to go already.
         if i > 1 or objective.residual(point) > tol:

@@ -50,7 +50,8 @@ def test_a_fit_in_the_cluster_is_the_fit_here(client, models, kind):
     model = models.LogisticRegression(tol=1e-9, max_iter=1000)
     here = model.fit(plain, TWO).coef_
     heard = []
-    model.fit(data, da.from_array(TWO, chunks=50), client=client, callback=heard.append)
+    weights = client.persist(da.ones(N, chunks=50))
+    model.fit(data, da.from_array(TWO, chunks=50), weights, client=client, callback=heard.append)
     np.testing.assert_allclose(model.coef_, here, rtol=1e-5, atol=1e-8)
     assert heard[-1].workers <= 4
     assert heard[-1].seconds > 0
@@ -123,6 +124,8 @@ def test_dask_data_that_do_not_fit(client, models):
         models.Ridge().fit(D, Z[1:], client=client)
     with pytest.raises(ValueError, match="NaN"):
         models.Ridge().fit(da.where(D > 1, np.nan, D), Z, client=client)
+    with pytest.raises(ValueError, match="has chunks of unknown size"):
+        models.Ridge().fit(D[D[:, 0] > 0], Z, client=client)
     with pytest.raises(ValueError, match="must be a matrix, it has 1 dimensions"):
         models.Ridge().fit(D[:, 0], Z, client=client)
     with pytest.raises(ValueError, match="must hold real numbers, its dtype is complex128"):

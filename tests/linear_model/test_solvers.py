@@ -308,6 +308,11 @@ def test_a_start_at_the_minimum_is_enough():
     [
         ({"solver": "magic"}, "'solver' must be 'auto' or one of .*, it is 'magic'"),
         ({"solver": "lbfgs", "penalty": Penalty(l1=1.0)}, "needs a smooth penalty"),
+        ({"y": np.ones(3)}, "'y' must have one value or one row for each of the 80 rows"),
+        ({"y": np.arange(80)}, "'y' must hold -1 and 1 alone, it has 0.0"),
+        ({"y": np.full(80, np.nan), "family": SquaredError()}, "'y' must hold finite numbers"),
+        ({"y": np.ones(80), "family": Multinomial()}, "'y' must have a column for each class"),
+        ({"operator": np.full((80, 5), np.nan)}, "data must hold finite numbers"),
         ({"tol": -1}, "'tol' must be 0 or a positive number, it is -1"),
         ({"max_iter": 0}, "'max_iter' must be a whole number from 1, it is 0"),
         ({"weights": [1.0]}, "'weights' must have one value for each of the 80 rows"),
@@ -318,4 +323,4 @@ def test_a_start_at_the_minimum_is_enough():
 def test_arguments_out_of_range(argument, complaint):
     X, y = data(Logistic())
     with pytest.raises(ValueError, match=complaint):
-        minimize(X, y, Logistic(), **argument)
+        minimize(**{"operator": X, "y": y, "family": Logistic(), **argument})

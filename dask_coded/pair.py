@@ -131,8 +131,8 @@ def gram(
     Returns
     -------
     dask.array.Array, shape (p, p)
-        Lazy; the pieces are stored at once, and live as long as it does. With an asynchronous
-        client: a coroutine that returns it.
+        Symmetric up to rounding. Lazy; the pieces are stored at once, and live as long as it does.
+        With an asynchronous client: a coroutine that returns it.
 
     Raises
     ------

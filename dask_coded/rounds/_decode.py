@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,9 @@ import numpy.typing as npt
 
 from dask_coded.codes import Code
 from dask_coded.planning.layout import Bools, Run
+
+# Numbers that are solved for at a time: half a MiB of them.
+_STACKED = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -104,16 +108,20 @@ def _solve(
         if not missing or first == last:
             continue
         used = np.flatnonzero(weights.any(axis=0)).tolist()
-        stack = np.zeros((len(used), last - first, *out.shape[1:]), dtype=wide)
-        for row, i in zip(stack, used, strict=True):
-            block = int(code.block_of[pieces[i]])
-            if block >= 0:
-                end = min(last, geometry.rows[block])
-                row[: max(end - first, 0)] = out[offsets[block] + first : offsets[block] + end]
-            else:
-                row[:] = parity[pieces[i]][first:last]
-        solved = np.tensordot(weights[:, used], stack, axes=1)
-        for block, rows in zip(missing, solved, strict=True):
-            end = min(last, geometry.rows[block])
-            if end > first:
-                out[offsets[block] + first : offsets[block] + end] = rows[: end - first]
+        # A few rows at a time: what is stacked up for them stays in the cache.
+        step = max(1, _STACKED // max(1, len(used) * math.prod(out.shape[1:])))
+        for start in range(first, last, step):
+            stop = min(start + step, last)
+            stack = np.zeros((len(used), stop - start, *out.shape[1:]), dtype=wide)
+            for row, i in zip(stack, used, strict=True):
+                block = int(code.block_of[pieces[i]])
+                if block >= 0:
+                    end = min(stop, geometry.rows[block])
+                    row[: max(end - start, 0)] = out[offsets[block] + start : offsets[block] + end]
+                else:
+                    row[:] = parity[pieces[i]][start:stop]
+            solved = np.tensordot(weights[:, used], stack, axes=1)
+            for block, rows in zip(missing, solved, strict=True):
+                end = min(stop, geometry.rows[block])
+                if end > start:
+                    out[offsets[block] + start : offsets[block] + end] = rows[: end - start]

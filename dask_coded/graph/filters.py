@@ -161,8 +161,8 @@ def filter(
     order : int, optional
         The number of terms, and of products, instead.
     lmax : float, optional
-        An upper bound for the eigenvalues. By default 2 for a normalised Laplacian; otherwise some
-        ten rounds are spent to find one.
+        An upper bound for the eigenvalues. By default 2 for a normalised Laplacian; otherwise ten
+        to thirty rounds are spent to find one.
     weight, code, client, callback
         As for :func:`pagerank`.
 
@@ -180,7 +180,7 @@ def filter(
     Notes
     -----
     Polynomials are exact: they need neither ``tol``, ``order`` nor ``lmax``. On other kernels, the
-    fewer terms the smoother; ``Heat(t)`` needs about ``4 * sqrt(t * lmax)``.
+    fewer terms the smoother; ``Heat(t)`` needs about ``5 * sqrt(t * lmax)``.
 
     A signal a day on the same graph? Encode its Laplacian once, and filter with that.
 

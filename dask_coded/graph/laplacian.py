@@ -10,7 +10,8 @@ zero row in both.
 
 The greatest eigenvalue is found by the iteration of Lanczos [1]_, whose work is one product a step.
 Nothing is orthogonalised again, so that two vectors are all the state there is: extreme eigenvalues
-may then be found several times, but no less exactly [2]_.
+may then be found several times, but no less exactly [2]_. A start that has little of the first
+eigenvector may take the second for it; so there are four, which share their rounds.
 
 References
 ----------
@@ -28,8 +29,12 @@ import numpy as np
 import scipy.sparse as sp
 from scipy.linalg import eigh_tridiagonal, norm
 
+from dask_coded.graph.iteration import Vector
 from dask_coded.graph.readers import Graph
 from dask_coded.loop import QUIET, Loop, Progress
+
+# Lanczos iterations side by side.
+_STARTS = 4
 
 
 def laplacian(graph: Graph, *, normalized: bool = False) -> sp.csr_array:
@@ -122,9 +127,9 @@ def greatest_eigenvalue_rounds(
     operator : anything with ``operator @ x``
         Of shape (n, n), symmetric.
     tol : float
-        Stop when the greatest eigenvalue found is uncertain by less than this share of it.
+        Stop when all four know what they found to less than this share of it.
     max_iter : int
-        Most products.
+        Most products, each with a matrix of four columns.
     loop : Loop
         Told of each product; the residual is that share.
 
@@ -140,29 +145,35 @@ def greatest_eigenvalue_rounds(
     4.04
     """
     n = operator.shape[0]
-    # Any start will do that has a part of the eigenvector: a random one, the same every time.
-    start = np.random.default_rng(0).standard_normal(n)
-    nothing = np.zeros(0)
+    start = np.random.default_rng(0).standard_normal((n, _STARTS))
+    nothing = np.zeros((0, _STARTS))
     first, before, q, diagonal, off = loop.resume(
-        (1, np.zeros(n), start / norm(start), nothing, nothing)
+        (1, np.zeros_like(start), start / norm(start, axis=0), nothing, nothing)
     )
     for i in range(first, max_iter + 1):
         w = operator @ q
         if i > 1:
             w = w - off[-1] * before
-        diagonal = np.append(diagonal, q @ w)
+        diagonal = np.vstack([diagonal, (q * w).sum(axis=0)])
         w = w - diagonal[-1] * q
-        beta = float(norm(w))  # unlike NumPy's it does not square what is tiny
-        values, vectors = eigh_tridiagonal(diagonal, off, select="i", select_range=(i - 1, i - 1))
-        # There is an eigenvalue as near as this to the one of the small matrix.
-        greatest, uncertain = float(values[0]), beta * abs(float(vectors[-1, 0]))
-        converged = uncertain <= tol * abs(greatest)
-        last = converged or i == max_iter
-        before, q, off = q, w / (beta or 1.0), np.append(off, beta)
-        share = uncertain / (abs(greatest) or 1.0)
+        # Unlike NumPy's, this norm does not square what is tiny.
+        beta = np.array([norm(column) for column in w.T])
+        greatest, last_entry = np.transpose([_top(d, o) for d, o in zip(diagonal.T, off.T)])
+        # There is an eigenvalue as near as this to each of those of the small matrices.
+        uncertain = beta * np.abs(last_entry)
+        share = float((uncertain / np.where(greatest == 0, 1, np.abs(greatest))).max())
+        last = share <= tol or i == max_iter
+        before, q, off = q, w / np.where(beta == 0, 1, beta), np.vstack([off, beta])
         loop.report(
             Progress.of(operator, i, share), state=(i + 1, before, q, diagonal, off), last=last
         )
         if last:
             break
-    return (1 + tol) * (greatest + uncertain)
+    return float((1 + tol) * (greatest + uncertain).max())
+
+
+def _top(diagonal: Vector, off: Vector) -> tuple[float, float]:
+    """Greatest eigenvalue of a tridiagonal matrix, and the last entry of its eigenvector."""
+    top = len(diagonal) - 1
+    values, vectors = eigh_tridiagonal(diagonal, off, select="i", select_range=(top, top))
+    return float(values[0]), float(vectors[-1, 0])

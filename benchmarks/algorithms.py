@@ -111,18 +111,16 @@ class PlainOperator:
 
     def __matmul__(self, x: np.ndarray) -> np.ndarray:
         # Not by dask.array's own product, which does not do sparse chunks.
-        y = self._array.map_blocks(
-            _product, x=x, dtype=float, drop_axis=1 if x.ndim == 1 else None, **_width(x)
-        )
+        shape: dict[str, Any] = {"drop_axis": 1}
+        if x.ndim == 2:
+            shape = {"chunks": (self._array.chunks[0], x.shape[1:])}
+        meta = np.empty((0,) * x.ndim)
+        y = self._array.map_blocks(_product, x=x, dtype=float, meta=meta, **shape)
         return compute(self._lab, y)[0]
 
 
 def _product(block: Any, x: np.ndarray) -> np.ndarray:
     return block @ x
-
-
-def _width(x: np.ndarray) -> dict[str, Any]:
-    return {"meta": np.empty((0,) * x.ndim), **({"chunks": (x.shape[1],)} if x.ndim == 2 else {})}
 
 
 def compute(lab: Lab, *collections: Any) -> list[Any]:
@@ -220,7 +218,7 @@ def _logistic(lab: Lab, size: Size, data: str, X: np.ndarray, y: np.ndarray) -> 
     def loss(w: np.ndarray) -> float:
         return logistic_loss(X @ w, y)
 
-    step = 4 / np.linalg.norm(X.T @ X, 2)
+    step = float(4 / np.linalg.norm(X.T @ X, 2))
     # Room for rounding, which depends on the order of additions.
     target = loss(descend(X, y, step, -math.inf, size.iterations)) * (1 + 1e-9)
     goal = (step, target, 2 * size.iterations)

@@ -58,7 +58,8 @@ class Size:
     slowed: tuple[int, ...] = (0, 1, 2)
     repeats: int = 2
     warmup: int = 1
-    web: str = "graph_cnr-2000.npz"
+    graphs: tuple[str, ...] = ("graph_wiki-Vote.txt.gz", "graph_cnr-2000.npz")
+    labelled: tuple[str, ...] = ("clf_a9a.libsvm.gz",)
 
 
 SMOKE = Size(
@@ -73,7 +74,8 @@ SMOKE = Size(
     slowed=(1,),
     repeats=1,
     warmup=0,
-    web="graph_wiki-Vote.txt.gz",
+    graphs=("graph_wiki-Vote.txt.gz",),
+    labelled=(),
 )
 
 
@@ -161,6 +163,11 @@ def shared(name: str) -> Path | None:
     return file if "DASK_CODED_DATA" in os.environ and file.exists() else None
 
 
+def stem(file: Path) -> str:
+    """The name of a shared file, without its kind and format: ``a9a``."""
+    return file.name.split("_", 1)[1].split(".")[0]
+
+
 # ------------------------------------------------------------------------------ logistic regression
 
 
@@ -199,13 +206,14 @@ def logistic_data(size: Size) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     truth = rng.standard_normal(size.columns) / math.sqrt(size.columns)
     y = rng.random(size.rows) < expit(X @ truth)
     yield f"normal {size.rows:,} x {size.columns}", X, y.astype(float)
-    file = shared("clf_a9a.libsvm.gz")
-    if file and installed("sklearn"):
-        from sklearn.datasets import load_svmlight_file
+    for name in size.labelled:
+        file = shared(name)
+        if file and installed("sklearn"):
+            from sklearn.datasets import load_svmlight_file
 
-        sparse, labels = load_svmlight_file(str(file), n_features=123)
-        y = labels[: size.rows] > 0
-        yield "a9a", sparse.toarray()[: size.rows], y.astype(float)
+            sparse, labels = load_svmlight_file(str(file))
+            y = labels > 0
+            yield stem(file), sparse.toarray(), y.astype(float)
 
 
 def logistic(lab: Lab, size: Size) -> Iterator[Contest]:
@@ -299,7 +307,7 @@ def _estimators(lab: Lab, size: Size, data: str, X: np.ndarray, y: np.ndarray) -
 
 def pagerank(lab: Lab, size: Size) -> Iterator[Contest]:
     """PageRank to a change of 1e-8 in a round."""
-    for name in dict.fromkeys(["graph_wiki-Vote.txt.gz", size.web]):
+    for name in size.graphs:
         if file := shared(name):
             yield _pagerank(lab, size, file)
 
@@ -326,7 +334,7 @@ def _pagerank(lab: Lab, size: Size, file: Path) -> Contest:
         )
     return Contest(
         "PageRank",
-        file.name.removeprefix("graph_").split(".")[0],
+        stem(file),
         partial(scores, partial(submit, lab, pagerank_rounds), C),
         peers,
         lambda found: float(np.abs(found - exact).sum()),

@@ -9,8 +9,8 @@ import dask.array as da
 import numpy as np
 import pytest
 import scipy.sparse
-from distributed import Client
-from distributed.utils_test import poll_for
+from distributed import Client, utils_test
+from distributed.utils_test import gen_cluster, poll_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +19,9 @@ from dask_coded.planning import Run
 from dask_coded.rounds import Geometry
 from dask_coded.runtime.kernels import bilinear
 from dask_coded.runtime.spec import PairSpec
+
+# gen_cluster resets the configuration to what it was when its module was imported.
+utils_test.original_config["coded"] = dask.config.get("coded")
 
 N, P, Q = 40, 11, 7  # no a or b below divides them
 
@@ -239,6 +242,15 @@ def test_wrong_weights_inside_the_cluster(pair, client):
     future = coded.submit(lambda pair: pair.product([1.0]), pair, client=client)
     with pytest.raises(ValueError, match=r"each of the 40 rows, its shape is \(1,\)"):
         future.result()
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 4)
+async def test_asynchronous_client(c, s, *workers):
+    A = numbers(N, P)
+    pair = await coded.encode_pair(A, A, client=c)
+    np.testing.assert_allclose(await c.compute(pair.product()), A.T @ A, atol=1e-10)
+    product = await coded.gram(A, client=c)
+    np.testing.assert_allclose(await c.compute(product), A.T @ A, atol=1e-10)
 
 
 # -- choices and errors ------------------------------------------------------------------------

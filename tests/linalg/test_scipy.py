@@ -51,15 +51,16 @@ def test_least_squares(solve, arrays, solver):
     np.testing.assert_allclose(x, np.linalg.lstsq(TALL, b)[0], rtol=1e-8)
 
 
-@pytest.mark.parametrize("solver", [spla.cg, spla.gmres])
+@pytest.mark.parametrize("solver", [spla.cg, spla.minres, spla.gmres, spla.bicgstab])
 def test_linear_systems(solve, arrays, solver):
     x, status = solve(solver, arrays["positive"], b, rtol=1e-12)
     assert status == 0
     np.testing.assert_allclose(x, np.linalg.solve(POSITIVE, b), rtol=1e-8)
 
 
-def test_eigenvalues(solve, arrays):
-    values = solve(spla.eigsh, arrays["positive"], k=3, return_eigenvectors=False)
+@pytest.mark.parametrize("solver", [spla.eigsh, spla.eigs])
+def test_eigenvalues(solve, arrays, solver):
+    values = solve(solver, arrays["positive"], k=3, return_eigenvectors=False)
     np.testing.assert_allclose(np.sort(values), np.linalg.eigvalsh(POSITIVE)[-3:])
 
 

@@ -178,6 +178,7 @@ def fit_with_a_pause(operator, y, begun, go, loop):
     return found, paused.first
 
 
+@pytest.mark.slow
 def test_a_logistic_regression_survives_its_coordinator_and_as_many_workers_as_the_code_allows(
     processes,
 ):

@@ -73,6 +73,8 @@ class Objective:
     intercept : Intercept
     means : ndarray, shape (p,)
         What is subtracted from each row of the matrix.
+    pair : anything with ``product(d)``, or None
+        Computes ``X.T @ diag(d) @ X`` in one round.
     """
 
     operator: Any
@@ -82,6 +84,7 @@ class Objective:
     penalty: Penalty
     intercept: Intercept
     means: Floats
+    pair: Any = None
 
     @classmethod
     def of(
@@ -92,12 +95,13 @@ class Objective:
         family: Family,
         penalty: Penalty,
         intercept: Intercept,
+        pair: Any = None,
     ) -> Objective:
         """With the means of the columns, one round, where centring is free."""
         means = np.zeros(operator.shape[1])
         if intercept.column and not intercept.penalised:
             means = np.asarray(operator.T @ weights, dtype=np.float64)
-        return cls(operator, y, weights, family, penalty, intercept, means)
+        return cls(operator, y, weights, family, penalty, intercept, means, pair)
 
     # -- coefficients as users have them -------------------------------------------------------
 
@@ -195,16 +199,12 @@ class Objective:
         return times
 
     def hessian(self, z: Floats) -> Floats | None:
-        """The Hessian at ``z``, shape (m, m), if the operator computes it in one round.
-
-        A coded pair does: it has ``product(d)``, which is ``X.T @ diag(d) @ X``.
-        """
-        product = getattr(self.operator, "product", None)
-        if product is None or z.ndim > 1:
+        """The Hessian at ``z``, shape (m, m), of one model that has a pair: two rounds."""
+        if self.pair is None or z.ndim > 1:
             return None
         d = self.weights * self.family.curvature(z, self.y)
         total, column, means = d.sum(), self.intercept.column, self.means
-        H = np.asarray(product(d), dtype=np.float64)
+        H = np.asarray(self.pair.product(d), dtype=np.float64)
         if column:
             pull = self.operator.T @ d
             H = H - np.outer(pull, means) - np.outer(means, pull) + total * np.outer(means, means)

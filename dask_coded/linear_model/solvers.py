@@ -10,8 +10,7 @@ solver        direction                                   penalties  rounds of a
 ``gradient``  steepest descent                            smooth     2
 ``lbfgs``     limited-memory BFGS [1]_                    smooth     2
 ``newton``    Newton, by conjugate gradients, truncated   smooth     2 for each of their steps;
-              [1]_                                                   or 2 or 3 with the coded
-                                                                     Hessian
+              [1]_, or with a coded pair                             or 4
 ``nesterov``  accelerated proximal gradient [2]_ with     all        2, seldom 3
               restarts [3]_
 ``proximal``  proximal gradient, steps of Barzilai and    all        2
@@ -88,6 +87,7 @@ def minimize(
     weights: npt.ArrayLike | None = None,
     intercept: Intercept = FREE_INTERCEPT,
     start: tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
+    pair: Any = None,
     tol: float = 1e-6,
     max_iter: int = 1000,
     loop: Loop = QUIET,
@@ -110,6 +110,10 @@ def minimize(
         How predictions are shifted.
     start : (coefficients, intercept), optional
         Where to begin; by default all zero.
+    pair : anything with ``pair.product(d)``, optional
+        The data once more, as a coded pair of ``X`` and ``X``: solver "newton" then has
+        ``X.T @ diag(d) @ X`` in one round, where ``y`` has one column. "auto" is "newton" then, if
+        the penalty is smooth.
     tol : float
         Stop when no entry of the (least sub-) gradient is larger; for least squares, in units of
         the root mean square of ``y``. With the hinge loss the objective is besides within this
@@ -148,8 +152,11 @@ def minimize(
         )
     family.check(y)
     shares = np.ones(len(y)) if weights is None else check_weights("weights", weights, len(y))
-    objective = Objective.of(operator, y, shares / shares.sum(), family, penalty, intercept)
-    rule: Rule = RULES[solver_for(family, penalty) if solver == "auto" else solver]()
+    objective = Objective.of(operator, y, shares / shares.sum(), family, penalty, intercept, pair)
+    if solver == "auto":
+        with_hessian = pair is not None and y.ndim == 1 and not penalty.l1
+        solver = "newton" if with_hessian else solver_for(family, penalty)
+    rule: Rule = RULES[solver]()
     width = operator.shape[1], *y.shape[1:]
     if start is None:
         start = np.zeros(width), np.zeros(width[1:])

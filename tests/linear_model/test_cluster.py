@@ -134,6 +134,17 @@ def test_dask_data_that_do_not_fit(client, models):
         models.Ridge().fit(X, Z).predict(D[:, :4])
 
 
+def test_newton_with_a_coded_pair(client):
+    y = np.where(TWO == "yes", 1.0, -1.0)
+    C = coded.encode(X, coded.MDS(4, 3), client=client, transpose=True)
+    pair = coded.encode_pair(X, X, client=client)
+    options = {"penalty": Penalty(l2=0.01), "tol": 1e-9}
+    future = coded.submit(minimize, C, y, Logistic(), pair=pair, client=client, **options)
+    found, expected = future.result(), minimize(X, y, Logistic(), **options)
+    assert found.rounds < 10
+    np.testing.assert_allclose(found.coefficients, expected.coefficients, rtol=1e-6)
+
+
 def test_too_few_iterations_in_the_cluster_are_a_warning(client, models):
     from sklearn.exceptions import ConvergenceWarning
 
@@ -167,6 +178,7 @@ def fit_with_a_pause(operator, y, begun, go, loop):
     return found, paused.first
 
 
+@pytest.mark.slow
 def test_a_logistic_regression_survives_its_coordinator_and_as_many_workers_as_the_code_allows(
     processes,
 ):

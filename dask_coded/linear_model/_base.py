@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
-import click
 import dask.array as da
 import numpy as np
 from distributed import Client
@@ -16,6 +16,7 @@ from sklearn.utils import check_array, check_consistent_length
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from dask_coded.array import CodedArray
+from dask_coded.display import Display
 from dask_coded.linear_model._fit import Callback, check_dask, fit
 from dask_coded.linear_model._objective import Intercept
 from dask_coded.linear_model.families import Family
@@ -61,21 +62,32 @@ class LinearModel(BaseEstimator):
         start = None
         if self.warm_start and hasattr(self, "coef_"):
             start = self._start(np.asarray(y).ndim)
-        found = fit(
-            X,
-            y,
-            family,
-            penalty,
-            weights=weights,
-            intercept=intercept,
-            start=start,
-            solver=self.solver,
-            tol=self.tol,
-            max_iter=self.max_iter,
-            client=client,
-            code=self.code,
-            callback=self._told(callback),
-        )
+        display = Display() if self.verbose else None
+
+        def tell(progress: Progress) -> None:
+            if display is not None:
+                display(progress)
+            if callback is not None:
+                callback(progress)
+
+        with display or nullcontext():
+            found = fit(
+                X,
+                y,
+                family,
+                penalty,
+                weights=weights,
+                intercept=intercept,
+                start=start,
+                solver=self.solver,
+                tol=self.tol,
+                max_iter=self.max_iter,
+                client=client,
+                code=self.code,
+                callback=tell if self.verbose or callback else None,
+            )
+        if display is not None:
+            display.summary()
         self.history_ = found.history
         if not found.converged:
             warnings.warn(
@@ -92,21 +104,6 @@ class LinearModel(BaseEstimator):
         coefficients = np.atleast_2d(self.coef_).T
         shift = np.broadcast_to(self.intercept_, coefficients.shape[1:])
         return (coefficients, shift) if dimensions == 2 else (coefficients[:, 0], shift[0])
-
-    def _told(self, callback: Callback | None) -> Callback | None:
-        """The callback, told after what ``verbose`` prints."""
-        if not self.verbose:
-            return callback
-
-        def tell(progress: Progress) -> None:
-            click.echo(
-                f"{type(self).__name__}: iteration {progress.round}, "
-                f"objective {progress.objective:.6g}, residual {progress.residual:.3g}"
-            )
-            if callback is not None:
-                callback(progress)
-
-        return tell
 
     # -- predicting ----------------------------------------------------------------------------
 

@@ -142,7 +142,7 @@ class LogisticRegression(_Classifier):
     max_iter : int
         Most iterations to do.
     verbose : int
-        Print a line for iterations, in a cluster at most ten a second.
+        Show the iterations while they go on, see :class:`dask_coded.Display`.
     warm_start : bool
         Begin where the last fit ended.
     code : Code or str, optional

@@ -194,15 +194,14 @@ def test_a_warm_start_goes_on(rows):
         np.testing.assert_allclose(model.coef_, coefficients, atol=1e-3)
 
 
-def test_history_callback_and_verbose_tell_of_each_iteration(rows, capsys):
+def test_history_and_callback_tell_of_each_iteration_and_verbose_how_it_ended(rows, capsys):
     X, y, _ = rows
     heard = []
     model = LogisticRegression(verbose=1).fit(X, y, callback=heard.append)
     assert tuple(heard) == model.history_
     assert len(heard) == model.n_iter_[0]
-    printed = capsys.readouterr().out.splitlines()
-    assert len(printed) == len(heard)
-    assert printed[0].startswith("LogisticRegression: iteration 1, objective 0.")
+    *_, summary = capsys.readouterr().err.splitlines()
+    assert summary.startswith(f"Done. Round {len(heard)}: objective 0.")
 
 
 @pytest.mark.parametrize(

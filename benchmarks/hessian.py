@@ -51,7 +51,8 @@ class Size:
 
     rows: int = 6_000
     columns: int = 6_000
-    share: float = 0.14
+    # Leaves most of a core for the coordinator, which takes in and decodes the whole product.
+    share: float = 0.1
     code: tuple[int, int, int] = (12, 3, 3)
     slowed: tuple[int, ...] = (0, 2, 4)
     turns: int = 2

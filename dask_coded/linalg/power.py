@@ -183,8 +183,9 @@ def power_iteration(
     (-5.0, array([0., 1., 0.]))
     >>> client.close()
     """
+    _check(np.shape(A), tol, max_iter)
     if start is not None:
-        start = np.asarray(start)
+        start = _start(start, np.shape(A)[0])
     coded = as_coded(A, code, client)
     return run(
         power_rounds,
@@ -199,7 +200,7 @@ def power_iteration(
 
 
 def _check(shape: tuple[int, ...], tol: float, max_iter: int) -> None:
-    if shape[0] != shape[1]:
+    if len(shape) != 2 or shape[0] != shape[1]:
         raise ValueError(f"Only a square matrix has eigenvalues, the shape of this one is {shape}.")
     if not 0 <= tol < np.inf:
         raise ValueError(f"Argument 'tol' must be 0 or a positive number, it is {tol}.")

@@ -172,7 +172,7 @@ def randomized_svd(
     >>> client.close()
     """
     client = current_client(client)
-    _check(A.shape, k, oversample, power_iterations)
+    _check(np.shape(A), k, oversample, power_iterations)
     coded = as_coded(A, code, client, transpose=True)
     U, s, Vh = run(
         svd_rounds,
@@ -191,7 +191,7 @@ def randomized_svd(
     return U, s, Vh
 
 
-def _check(shape: tuple[int, int], k: int, oversample: int, power_iterations: int) -> None:
+def _check(shape: tuple[int, ...], k: int, oversample: int, power_iterations: int) -> None:
     check_count("k", k, 1)
     check_count("oversample", oversample, 0)
     check_count("power_iterations", power_iterations, 0)

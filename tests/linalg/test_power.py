@@ -104,6 +104,7 @@ def test_it_goes_on_where_it_was():
 @pytest.mark.parametrize(
     ("shape", "arguments", "message"),
     [
+        ((3,), {}, r"Only a square matrix has eigenvalues, the shape of this one is \(3,\)"),
         ((3, 2), {}, r"Only a square matrix has eigenvalues, the shape of this one is \(3, 2\)"),
         ((3, 3), {"tol": -1}, "Argument 'tol' must be 0 or a positive number, it is -1"),
         ((3, 3), {"max_iter": 0}, "Argument 'max_iter' must be a whole number from 1, it is 0"),
@@ -112,8 +113,10 @@ def test_it_goes_on_where_it_was():
     ],
 )
 def test_arguments_are_checked(shape, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        power_rounds(np.ones(shape), **arguments)
+    # Before anything is encoded: there is no cluster.
+    for function in (power_rounds, power_iteration):
+        with pytest.raises(ValueError, match=message):
+            function(np.ones(shape), **arguments)
 
 
 def test_in_a_cluster(client):

@@ -102,6 +102,14 @@ class Processes:
         self._log.close()
 
 
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    """A client of four workers in this process."""
+    options = {"n_workers": 4, "threads_per_worker": 1, "processes": False}
+    with Client(**options, dashboard_address=None, set_as_default=False) as client:
+        yield client
+
+
 @pytest.fixture
 def processes(tmp_path: Path) -> Iterator[Processes]:
     cluster = Processes(tmp_path)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client
 
 import dask_coded as coded
 
@@ -41,20 +40,13 @@ ALGORITHMS = {
 }
 
 
-@pytest.fixture(scope="module")
-def client():
-    with Client(
-        n_workers=4,
-        threads_per_worker=1,
-        processes=False,
-        dashboard_address=None,
-        set_as_default=False,
-    ) as client:
-        # dask-glm scatters coefficients, the same in the beginning of every fit, under the same
-        # key: kept, because the scheduler forgets it if the release after one fit comes late.
-        start = client.scatter(np.zeros(COLUMNS))
-        yield client
-        del start
+@pytest.fixture(scope="module", autouse=True)
+def _start(client):
+    # dask-glm scatters coefficients, the same in the beginning of every fit, under the same key:
+    # kept, because the scheduler forgets it if the release after one fit comes late.
+    start = client.scatter(np.zeros(COLUMNS))
+    yield
+    del start
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import networkx as nx
 import pytest
-from distributed import Client
 
 from dask_coded.loop import Loop
 
@@ -30,13 +29,6 @@ class Heard(Loop):
 def heard():
     """Makes loops that remember."""
     return Heard
-
-
-@pytest.fixture(scope="module")
-def client():
-    options = {"n_workers": 4, "threads_per_worker": 1, "processes": False}
-    with Client(**options, dashboard_address=None, set_as_default=False) as client:
-        yield client
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import dask.array as da
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from distributed import Client, Event
+from distributed import Event
 from distributed.utils_test import poll_for
 
 import dask_coded as coded
@@ -19,13 +19,6 @@ X = rng.standard_normal((N, P)) + np.arange(P)
 Z = X @ rng.standard_normal(P) + rng.standard_normal(N)
 THREE = np.digitize(Z, np.quantile(Z, [0.3, 0.7]))
 TWO = np.where(Z.mean() < Z, "yes", "no")
-
-
-@pytest.fixture(scope="module")
-def client():
-    options = {"n_workers": 4, "threads_per_worker": 1, "processes": False}
-    with Client(**options, dashboard_address=None, set_as_default=False) as client:
-        yield client
 
 
 @pytest.fixture

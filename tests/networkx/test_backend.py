@@ -8,7 +8,6 @@ import sys
 
 import networkx as nx
 import pytest
-from distributed import Client
 from networkx.utils.backends import _registered_algorithms
 
 import _dask_coded_networkx
@@ -21,13 +20,6 @@ FUNCTIONS = sorted(_dask_coded_networkx.get_info()["functions"])
 installed = pytest.mark.skipif(
     backend.NAME not in nx.utils.backends.backends, reason="dask-coded is not installed"
 )
-
-
-@pytest.fixture(scope="module")
-def client():
-    options = {"n_workers": 4, "threads_per_worker": 1, "processes": False}
-    with Client(**options, dashboard_address=None, set_as_default=False) as client:
-        yield client
 
 
 @pytest.fixture(autouse=True)

@@ -52,12 +52,12 @@ class Size:
     square: int = 4_000
     grid: int = 300
     signals: int = 4
-    iterations: int = 12
+    iterations: int = 5
     share: float = 0.18
     code: tuple[int, int] = (8, 6)
     slowed: tuple[int, ...] = (0, 1, 2)
     repeats: int = 2
-    warmup: int = 1
+    warmup: int = 0
     graphs: tuple[str, ...] = ("graph_wiki-Vote.txt.gz", "graph_cnr-2000.npz")
     labelled: tuple[str, ...] = ("clf_a9a.libsvm.gz",)
 

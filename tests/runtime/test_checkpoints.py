@@ -78,6 +78,25 @@ def test_coordinator_and_as_many_workers_as_the_code_allows_killed_between_round
     np.testing.assert_allclose(total, 10.0)
 
 
+def test_coordinator_killed_and_a_keeper_stopped(processes):
+    *holders, one, other = processes.add(5)
+    client = processes.client
+    C = coded.encode(np.eye(4), coded.MDS(3, 2), client=client, workers=holders)
+    future = coded.submit(
+        rounds, C, "begun", "go", coded.Loop(), client=client, workers=[one, other]
+    )
+    Event("begun", client=client).wait()
+    poll_for(lambda: len(kept(client)) == 2, timeout=30)
+    running = next(a for a, tasks in client.processing().items() if future.key in tasks)
+    keeper = next(a for a in sorted(kept(client)) if a in holders)
+    with processes.stopped(keeper):
+        processes.kill(running)
+        Event("go", client=client).set()
+        first, total = future.result(timeout=120)
+    assert 1 < first <= KILLED_AFTER + 1
+    np.testing.assert_allclose(total, 10.0)
+
+
 def kept(client) -> set[str]:
     """Workers that keep a state."""
     held = client.run(lambda dask_worker: len(dask_worker.extensions["coded"].kept))

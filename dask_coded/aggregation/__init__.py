@@ -1,0 +1,25 @@
+"""Sums of gradients over uneven workers: who sends what to whom, as machines without I/O."""
+
+from dask_coded.aggregation._machine import (
+    ROOT,
+    Aggregation,
+    Command,
+    Compute,
+    Finished,
+    Machine,
+    Plan,
+    Send,
+    Tag,
+)
+
+__all__ = [
+    "ROOT",
+    "Aggregation",
+    "Command",
+    "Compute",
+    "Finished",
+    "Machine",
+    "Plan",
+    "Send",
+    "Tag",
+]

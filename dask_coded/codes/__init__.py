@@ -8,6 +8,17 @@ from __future__ import annotations
 from dask_coded.codes._linear import CODES, Code, DecodeError
 from dask_coded.codes._mds import MDS
 from dask_coded.codes._polynomial import Polynomial
+from dask_coded.codes._random import RandomLinear
 from dask_coded.codes._repetition import Repetition
+from dask_coded.codes._subsets import DecodeProbability
 
-__all__ = ["CODES", "MDS", "Code", "DecodeError", "Polynomial", "Repetition"]
+__all__ = [
+    "CODES",
+    "MDS",
+    "Code",
+    "DecodeError",
+    "DecodeProbability",
+    "Polynomial",
+    "RandomLinear",
+    "Repetition",
+]

@@ -16,6 +16,9 @@ load is longer than the ring, so that every stripe is covered by exactly ``k`` d
 For cyclic repetition the ring is the data itself: place ``i`` takes one interval inside the ``r``
 blocks that it holds, and the intervals slide round the ring with the speeds.
 
+Of a code of which not every ``k`` pieces decode, the ring deals as if they did; then pieces of
+stripes that would not are exchanged.
+
 References
 ----------
 .. [1] Narra et al., "Slack squeeze coded computing for adaptive straggler mitigation", SC'19
@@ -28,7 +31,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dask_coded.planning.layout import Floats, Ints, Layout, Run
+from dask_coded.codes import Code
+from dask_coded.planning.layout import Bools, Floats, Ints, Layout, Run, runs_of
 
 
 class InfeasibleError(ValueError):
@@ -109,6 +113,8 @@ def deal(layout: Layout, speeds: Floats) -> list[list[Run]]:
         loads = _ring(speed * layout.stripes / layout.work.sum(axis=1), layout)
     else:
         loads = _slide(speed, layout)
+    if layout.code is not None:
+        loads = _decodable(layout.code, loads, speed, layout)
     runs: list[list[Run]] = [[] for _ in range(layout.workers)]
     for run in loads:
         runs[layout.host[run.piece]].append(run)
@@ -136,6 +142,36 @@ def _ring(rates: Floats, layout: Layout) -> list[Run]:
         *_lay(order, first, 0, stripes // 2),
         *_lay(order[turn ^ (turn >> 1 & 1)], lengths - first, stripes // 2, stripes),
     ]
+
+
+def _decodable(code: Code, loads: list[Run], speed: Floats, layout: Layout) -> list[Run]:
+    """Exchange pieces of stripes that would not decode: the busiest one for the least busy.
+
+    As many pieces are dealt as before, so that nothing is computed in vain. A stripe for which
+    those that make progress do not suffice is left as it is: the round asks the others too.
+    """
+    dealt: Bools = np.zeros(layout.work.shape, dtype=bool)
+    for run in loads:
+        dealt[run.piece, run.start : run.stop] = True
+    able = speed > 0
+    pace = np.maximum(speed, 1e-300)
+    load = (layout.work * dealt).sum(axis=1)
+    for stripe in range(layout.stripes):
+        have = dealt[:, stripe].copy()
+        while code.span(have).rank < code.k:
+            adds = np.flatnonzero(code.span(have).adds & able)
+            if not len(adds):
+                break
+            cost = layout.work[:, stripe]
+            best = adds[np.argmin((load + cost)[adds] / pace[adds])]
+            have[best] = True
+            load[best] += cost[best]
+            spare = np.flatnonzero(code.span(have).spare)
+            worst = spare[np.argmax(load[spare] / pace[spare])]
+            have[worst] = False
+            load[worst] -= cost[worst]
+        dealt[:, stripe] = have
+    return [run for piece, mask in enumerate(dealt) for run in runs_of(piece, mask)]
 
 
 def _lay(order: Ints, lengths: Ints, first: int, last: int) -> list[Run]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dask_coded.planning.layout import Bools, Floats, Ints, Layout, Run, without
+from dask_coded.planning.layout import Bools, Floats, Ints, Layout, Run, runs_of, without
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Progress:
     held : ndarray of bool, shape (pieces, stripes)
         Stripes that have come back, or were dealt and not withdrawn: not to be dealt again.
     missing : ndarray of int, shape (groups, stripes)
-        How many more pieces each stripe needs.
+        How many more pieces each stripe needs, at least.
     queues : list of deque of Run
         What each worker still owes, in its order.
     todo, done : ndarray, shape (workers,)
@@ -166,12 +166,30 @@ class Progress:
         hosts = self.layout.host[self.available]
         return np.bincount(hosts, minlength=self.layout.workers) > 0
 
-    def outstanding(self, workers: Bools | None = None) -> Ints:
-        """Copies under way per group and stripe, only those of ``workers`` if given."""
-        under_way = self.held & ~self.computed
-        if workers is not None:
-            under_way &= (workers[self.layout.host] & (self.layout.host >= 0))[:, None]
-        return self.layout.per_group(under_way)
+    def secured(self, workers: Bools | None = None) -> Bools:
+        """What has come back or is under way, shape (pieces, stripes).
+
+        Under way at ``workers`` only, shape (workers,), if they are given: those that are trusted.
+        """
+        if workers is None:
+            return self.held
+        trusted = (workers[self.layout.host] & (self.layout.host >= 0))[:, None]
+        return self.computed | (self.held & trusted)
+
+    def replaceable(self, run: Run, piece: int) -> Bools:
+        """Where another piece can take the place of a run that is under way, (stripes of run,).
+
+        That is everywhere, unless counting pieces does not tell whether they suffice.
+        """
+        code = self.layout.code
+        free = ~self.held[piece, run.start : run.stop]
+        if code is not None:
+            for i in np.flatnonzero(free).tolist():
+                have = self.held[:, run.start + i].copy()
+                if not code.span(have).spare[run.piece]:
+                    have[run.piece] = False
+                    free[i] = code.span(have).adds[piece]
+        return free
 
     def estimate(self) -> Estimate:
         """What to think of every worker at this moment.
@@ -234,8 +252,11 @@ class Progress:
             self.held[run.piece, span] = True
             new = ~self.computed[run.piece, span]
             if new.any():
-                self.missing[self.layout.group[run.piece], span] -= new
                 self.computed[run.piece, span] = True
+                if self.layout.code is None:
+                    self.missing[self.layout.group[run.piece], span] -= new
+                else:
+                    self.missing[:, span] = self.layout.lacking(self.computed[:, span])
                 fresh.append(run)
         return fresh
 
@@ -263,49 +284,46 @@ class Progress:
         self.todo[worker] = sum(self.layout.cost(run) for run in kept)
 
 
-def runs_of(piece: int, mask: Bools, offset: int = 0) -> list[Run]:
-    """The runs of stripes where ``mask`` is true."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.view(np.int8), [0]])))
-    return [
-        Run(piece, a + offset, b + offset)
-        for a, b in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
-    ]
-
-
-def cover(progress: Progress, short: Ints, eligible: Bools) -> Ints:
-    """Deal copies of stripes to eligible workers, each to the one that will be done with it first.
+def cover(progress: Progress, eligible: Bools, trusted: Bools | None = None) -> Ints:
+    """Deal copies of stripes that have too few under way, each to whoever is done with it first.
 
     Parameters
     ----------
     progress : Progress
-    short : ndarray of int, shape (groups, stripes)
-        How many more copies of each stripe to deal.
     eligible : ndarray of bool, shape (workers,)
         Who may be given work.
+    trusted : ndarray of bool, shape (workers,), optional
+        On whose work under way to count; by default on everybody's.
 
     Returns
     -------
     ndarray of int, shape (groups, stripes)
-        How many copies of each stripe could be dealt.
+        How many copies of each stripe are still lacking: nobody eligible could have been dealt one.
     """
     layout = progress.layout
+    secured = progress.secured(trusted)
+    short = layout.lacking(secured)
+    if not short.any():
+        return short
     speeds = np.maximum(progress.estimate().speed, 1e-12)
     load = progress.todo.copy()
     dealt: dict[int, Bools] = {}
-    covered = np.zeros_like(short)
     usable = progress.available & eligible[layout.host] & (layout.host >= 0)
     for g, stripe in np.argwhere(short > 0).tolist():
-        holders = np.flatnonzero(usable & (layout.group == g) & ~progress.held[:, stripe])
-        workers = layout.host[holders]
-        costs = layout.work[holders, stripe]
-        for _ in range(min(int(short[g, stripe]), len(holders))):
+        have = secured[:, stripe].copy()
+        free = usable & (layout.group == g) & ~progress.held[:, stripe]
+        while short[g, stripe]:
+            useful = free if layout.code is None else free & layout.code.span(have).adds
+            if not len(holders := np.flatnonzero(useful)):
+                break
+            workers = layout.host[holders]
+            costs = layout.work[holders, stripe]
             best = int(np.argmin((load[workers] + costs) / speeds[workers]))
             piece = int(holders[best])
             load[workers[best]] += costs[best]
             dealt.setdefault(piece, np.zeros(layout.stripes, dtype=bool))[stripe] = True
-            covered[g, stripe] += 1
-            keep = np.arange(len(holders)) != best
-            holders, workers, costs = holders[keep], workers[keep], costs[keep]
+            short[g, stripe] -= 1
+            have[piece], free[piece] = True, False
     for piece, mask in dealt.items():
         progress.assign(int(layout.host[piece]), runs_of(piece, mask))
-    return covered
+    return short

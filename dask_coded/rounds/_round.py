@@ -114,21 +114,20 @@ class Round:
         if repair:
             if (lacking := self._unreachable()).any():
                 group, stripe = np.argwhere(lacking)[0]
+                pieces = "pieces" if self.layout.code is None else "independent pieces"
                 self.failed = (
-                    f"Stripe {stripe} needs {self.layout.need[group]} pieces, too few are within "
+                    f"Stripe {stripe} needs {self.layout.need[group]} {pieces}, too few are within "
                     f"reach: {int(progress.available.sum())} of {self.layout.pieces} are left."
                 )
                 self.wake = None
                 return progress.take()
             # Whatever the policy, a round that can finish has enough copies under way.
-            short = np.clip(progress.missing - progress.outstanding(), 0, None)
-            if short.any():
-                cover(progress, short, progress.present())
+            cover(progress, progress.present())
         self.wake = self.policy.react(progress)
         return progress.take()
 
     def _unreachable(self) -> Bools:
         """Stripes that no assignment can finish any more, shape (groups, stripes)."""
         progress = self.progress
-        possible = progress.available[:, None] & ~progress.computed
-        return np.asarray(progress.missing > self.layout.per_group(possible))
+        possible = progress.available[:, None] | progress.computed
+        return np.asarray(self.layout.lacking(possible) > 0)

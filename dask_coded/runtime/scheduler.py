@@ -247,8 +247,10 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
         addresses = sorted({address for address in holder if address})
         number = {address: i for i, address in enumerate(addresses)}
         host = [number.get(address or "", -1) for address in holder]
-        there = np.bincount(code.group[np.array(host) >= 0], minlength=len(code.need))
-        if (there < code.need).any():
+        layout = Layout.of(
+            code, host, state.spec.uniform_work if state.work is None else state.work
+        )
+        if layout.lacking((layout.host >= 0)[:, None]).any():
             coming = any(
                 ts.state in ("processing", "waiting", "no-worker", "queued", "released")
                 for key in state.spec.keys
@@ -258,9 +260,6 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
                 return answer | {"status": "lost", "message": self._lost_message(state)}
             return answer | {"status": "waiting"}
         speeds = self._predict(addresses, predictor)
-        layout = Layout.of(
-            code, host, state.spec.uniform_work if state.work is None else state.work
-        )
         try:
             first = POLICIES[policy]().first(layout, speeds)
         except InfeasibleError:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import numpy as np
 
 from dask_coded.planning.assignment import deal
-from dask_coded.planning.layout import Bools, Floats, Layout, Run
+from dask_coded.planning.layout import Bools, Floats, Layout, Run, runs_of
 from dask_coded.planning.policies._policy import Policy
-from dask_coded.planning.progress import Estimate, Progress, runs_of
+from dask_coded.planning.progress import Estimate, Progress
 
 
 class Continuous(Policy):
@@ -127,7 +127,7 @@ class Continuous(Policy):
             for piece in layout.pieces_of[thief]:
                 if layout.group[piece] != layout.group[run.piece] or not progress.available[piece]:
                     continue
-                free = ~progress.held[piece, run.start : run.stop]
+                free = progress.replaceable(run, piece)
                 if index == 0:
                     free[0] = False  # the victim is believed to be at this stripe
                 stripes = np.flatnonzero(free)[::-1] + run.start
@@ -156,11 +156,13 @@ class Continuous(Policy):
         prompt: Bools = now.latest <= smallest + lead
         if prompt.all():
             return False
-        unsafe = progress.missing > progress.outstanding(prompt)
+        secured = progress.secured(prompt)
+        unsafe = layout.lacking(secured) > 0
         for piece in layout.pieces_of[thief]:
             if not progress.available[piece]:
                 continue
-            stripes = np.flatnonzero(unsafe[layout.group[piece]] & ~progress.held[piece])
+            unheld = unsafe[layout.group[piece]] & ~progress.held[piece]
+            stripes = np.flatnonzero(unheld & layout.adds(piece, secured))
             if len(stripes):
                 # One at a time: the next free worker takes the next, nobody hoards.
                 last = int(stripes[-1])

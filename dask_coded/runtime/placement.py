@@ -71,3 +71,38 @@ def place(
             places[where] = holder
             free.remove(holder)
     return [address or free.pop(0) for address in places]
+
+
+def relief(homes: Sequence[str], due: int, newcomer: str) -> list[int]:
+    """Pieces that a new worker takes over from workers that hold more than their due.
+
+    Parameters
+    ----------
+    homes : sequence of str
+        The worker of each piece.
+    due : int
+        Pieces that a worker holds if there are enough workers.
+    newcomer : str
+
+    Returns
+    -------
+    list of int
+        At most ``due`` pieces, from those first that hold the most.
+
+    Examples
+    --------
+    >>> relief(["a", "b", "a", "c", "a", "c"], due=1, newcomer="d")
+    [4]
+    >>> relief(["a", "b", "c"], due=1, newcomer="d")
+    []
+    """
+    homes = list(homes)
+    taken: list[int] = []
+    while homes.count(newcomer) < due:
+        fullest = max(homes, key=homes.count)
+        if homes.count(fullest) <= due:
+            break
+        piece = max(i for i, home in enumerate(homes) if home == fullest)
+        homes[piece] = newcomer
+        taken.append(piece)
+    return taken

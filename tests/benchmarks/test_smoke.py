@@ -21,6 +21,7 @@ needs_traces = pytest.mark.skipif(
         ("overhead", [], {"lazy_matmul_over_dask", "loop_round_over_dask"}),
         ("stragglers", [], {"round_over_fluid"}),
         ("hessian", [], {"round_over_fluid", "worst_condition"}),
+        ("encoding", [], {"bytes_over_mds", "time_over_mds", "decode_probability"}),
         ("memory", [], {"peak_over_piece"}),
         ("scale", [], {"plan_ms", "predict_ms", "simulated_rounds_per_second"}),
         ("paper", ["--only", "prediction-error"], {"round_over_fluid"}),

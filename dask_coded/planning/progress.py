@@ -47,9 +47,11 @@ class Reporting:
     interval: float = 0.02
     growth: float = 1.0
 
-    def gap(self, elapsed: Floats) -> Floats:
-        """Seconds from a report ``elapsed`` seconds in to the next, at the latest."""
-        return np.maximum(self.interval, self.growth * elapsed)
+    def gap(self, elapsed: Floats, left: Floats) -> Floats:
+        """Seconds to the next report, ``elapsed`` in and ``left`` before the end of the list."""
+        if self.growth < 1:
+            left = np.minimum(left, 2 * self.growth / (1 - self.growth) * elapsed)
+        return np.maximum(self.interval, left / 2)
 
     def due(
         self, silent: Floats | float, elapsed: Floats | float, left: Floats | float
@@ -166,6 +168,11 @@ class Progress:
         hosts = self.layout.host[self.available]
         return np.bincount(hosts, minlength=self.layout.workers) > 0
 
+    @property
+    def unheard(self) -> Bools:
+        """Workers that have been dealt work and have not reported, shape (workers,)."""
+        return np.isnan(self._lags) & ~np.isnan(self.began)
+
     def outstanding(self, workers: Bools | None = None) -> Ints:
         """Copies under way per group and stripe, only those of ``workers`` if given."""
         under_way = self.held & ~self.computed
@@ -191,7 +198,8 @@ class Progress:
             # A report may be due, and the stripe in hand has to be finished first: twice that.
             # Before anything has come back there is no telling how long a stripe takes.
             stripe = self._stripe / speed if len(ratios) else 10 * self.reporting.interval
-            normal = 2 * (self.reporting.gap(self.heard - self.began) + stripe)
+            left = self.todo / speed
+            normal = 2 * (self.reporting.gap(self.heard - self.began, left) + stripe)
             quiet = np.nan_to_num(self.now - self.asked)
             late = quiet - normal
             computed = speed * (quiet - np.where(known, 0.0, self.lag)) if len(ratios) else 0.0

@@ -107,6 +107,7 @@ class Progress:
         speeds: Floats,
         now: float,
         reporting: Reporting | None = None,
+        lags: Floats | None = None,
     ) -> None:
         shape = layout.pieces, layout.stripes
         self.layout = layout
@@ -127,7 +128,8 @@ class Progress:
         # excuse it: a stopped worker would look as good as new each time.
         self.asked: Floats = np.full(layout.workers, np.nan)
         # From an assignment to the first report, less the computing: messages, queues, stalls.
-        self._lags: Floats = np.full(layout.workers, np.nan)
+        self.measured_lags: Floats = np.full(layout.workers, np.nan)
+        self._expected_lags = np.zeros(layout.workers) if lags is None else lags
         self._stripe = float(layout.work.mean())
         self.commands: list[Command] = []
         self.now = now
@@ -171,7 +173,7 @@ class Progress:
     @property
     def unheard(self) -> Bools:
         """Workers that have been dealt work and have not reported, shape (workers,)."""
-        return np.isnan(self._lags) & ~np.isnan(self.began)
+        return np.isnan(self.measured_lags) & ~np.isnan(self.began)
 
     def outstanding(self, workers: Bools | None = None) -> Ints:
         """Copies under way per group and stripe, only those of ``workers`` if given."""
@@ -202,7 +204,7 @@ class Progress:
             normal = 2 * (self.reporting.gap(self.heard - self.began, left) + stripe)
             quiet = np.nan_to_num(self.now - self.asked)
             late = quiet - normal
-            computed = speed * (quiet - np.where(known, 0.0, self.lag)) if len(ratios) else 0.0
+            computed = speed * (quiet - np.where(known, 0.0, self.lags)) if len(ratios) else 0.0
             backlog = np.where(late > 0, self.todo, np.clip(self.todo - computed, 0.0, self.todo))
             # A worker that is late already is expected to be late by as much again.
             slowed = np.where(
@@ -221,16 +223,22 @@ class Progress:
     @property
     def lag(self) -> float:
         """Seconds that a worker typically needs to begin with new work and to tell of it."""
-        known = self._lags[~np.isnan(self._lags)]
-        return float(np.median(known)) if len(known) else 0.0
+        known = self.measured_lags[~np.isnan(self.measured_lags)]
+        return float(np.median(known)) if len(known) else float(np.median(self._expected_lags))
+
+    @property
+    def lags(self) -> Floats:
+        """The same of each worker, shape (workers,): measured, or expected, or typical."""
+        expected = np.where(self._expected_lags > 0, self._expected_lags, self.lag)
+        return np.where(np.isnan(self.measured_lags), expected, self.measured_lags)
 
     # -- events, from the round ----------------------------------------------------------------
 
     def record(self, worker: int, runs: list[Run], seconds: float) -> list[Run]:
         """Enter runs that came back; returns those that were new."""
         fresh = []
-        if np.isnan(self._lags[worker]):
-            self._lags[worker] = max(self.now - self.asked[worker] - seconds, 0.0)
+        if np.isnan(self.measured_lags[worker]):
+            self.measured_lags[worker] = max(self.now - self.asked[worker] - seconds, 0.0)
         self.heard[worker] = self.now
         self.busy[worker] += seconds
         for run in runs:

@@ -42,8 +42,8 @@ class Continuous(Policy):
         # When to try again to find work for a worker that there was none for.
         self._retry: dict[int, float] = {}
 
-    def first(self, layout: Layout, speeds: Floats) -> list[list[Run]]:
-        return deal(layout, speeds)
+    def first(self, layout: Layout, speeds: Floats, lags: Floats) -> list[list[Run]]:
+        return deal(layout, speeds, lags)
 
     def react(self, progress: Progress) -> float | None:
         if not progress.unfinished:
@@ -78,10 +78,10 @@ class Continuous(Policy):
         backlog, speed, eta = now.backlog, np.maximum(now.speed, 1e-300), now.eta
         present = progress.present()
         level = backlog[present].sum() / speed[present].sum()
-        if not (eta > (1 + _IMBALANCE) * level).any():
+        stripe = float(progress.layout.work.mean()) / speed
+        if not (eta - stripe > (1 + _IMBALANCE) * level).any():
             return np.zeros(len(eta), dtype=bool)
         # One that has not been heard of yet may be the next straggler.
-        stripe = float(progress.layout.work.mean()) / speed
         short: Bools = ~progress.unheard & (eta + stripe < level)
         return short
 
@@ -92,10 +92,10 @@ class Continuous(Policy):
         stripe = float(progress.layout.work.mean())
         present = progress.present()
         # When all could end together, if everybody who is dry begins anew one lag from now.
-        idle = np.where(latest <= lead, progress.lag, 0.0)
+        idle = np.where(latest <= lead, progress.lags, 0.0)
         level = (backlog + speed * idle)[present].sum() / speed[present].sum()
         # What is given now is begun when the message is there, and not before the rest is done.
-        start = max(eta[thief], progress.lag)
+        start = max(eta[thief], progress.lags[thief])
         taken = False
         if eta.max() <= start + lead:
             return False

@@ -127,9 +127,9 @@ def report_traffic(
         name: partial(encode, source, code, client, workers[:n]) for name, code in codes.items()
     }
     timings = side_by_side(ways, repeats=1 if smoke else 7)
-    moved = {name: timings.results[name] for name in ways}
+    moved: dict[str, Any] = dict(timings.results)
     for name, code in codes.items():
-        received, block = moved[name]  # type: ignore[misc]
+        received, block = moved[name]
         keys: dict[str, Any] = {
             "n": n,
             "k": k,
@@ -142,7 +142,7 @@ def report_traffic(
         report.add(case, "blocks_over_floor", received / block / (k * (n - k)), **keys)
         report.add(case, "repair_pieces", pieces_to_repair(code), "pieces", **keys)
         if name != "MDS":
-            report.add(case, "bytes_over_mds", received / moved["MDS"][0], **keys)  # type: ignore[index]
+            report.add(case, "bytes_over_mds", received / moved["MDS"][0], **keys)
             report.add(case, "time_over_mds", timings.ratio(name, over="MDS"), **keys)
 
 

@@ -47,9 +47,11 @@ class Reporting:
     interval: float = 0.02
     growth: float = 1.0
 
-    def gap(self, elapsed: Floats) -> Floats:
-        """Seconds from a report ``elapsed`` seconds in to the next, at the latest."""
-        return np.maximum(self.interval, self.growth * elapsed)
+    def gap(self, elapsed: Floats, left: Floats) -> Floats:
+        """Seconds to the next report, ``elapsed`` in and ``left`` before the end of the list."""
+        if self.growth < 1:
+            left = np.minimum(left, 2 * self.growth / (1 - self.growth) * elapsed)
+        return np.maximum(self.interval, left / 2)
 
     def due(
         self, silent: Floats | float, elapsed: Floats | float, left: Floats | float
@@ -105,6 +107,7 @@ class Progress:
         speeds: Floats,
         now: float,
         reporting: Reporting | None = None,
+        lags: Floats | None = None,
     ) -> None:
         shape = layout.pieces, layout.stripes
         self.layout = layout
@@ -125,7 +128,8 @@ class Progress:
         # excuse it: a stopped worker would look as good as new each time.
         self.asked: Floats = np.full(layout.workers, np.nan)
         # From an assignment to the first report, less the computing: messages, queues, stalls.
-        self._lags: Floats = np.full(layout.workers, np.nan)
+        self.measured_lags: Floats = np.full(layout.workers, np.nan)
+        self._expected_lags = np.zeros(layout.workers) if lags is None else lags
         self._stripe = float(layout.work.mean())
         self.commands: list[Command] = []
         self.now = now
@@ -165,6 +169,11 @@ class Progress:
         """Workers with at least one piece within reach, shape (workers,)."""
         hosts = self.layout.host[self.available]
         return np.bincount(hosts, minlength=self.layout.workers) > 0
+
+    @property
+    def unheard(self) -> Bools:
+        """Workers that have been dealt work and have not reported, shape (workers,)."""
+        return np.isnan(self.measured_lags) & ~np.isnan(self.began)
 
     def secured(self, workers: Bools | None = None) -> Bools:
         """What has come back or is under way, shape (pieces, stripes).
@@ -209,10 +218,11 @@ class Progress:
             # A report may be due, and the stripe in hand has to be finished first: twice that.
             # Before anything has come back there is no telling how long a stripe takes.
             stripe = self._stripe / speed if len(ratios) else 10 * self.reporting.interval
-            normal = 2 * (self.reporting.gap(self.heard - self.began) + stripe)
+            left = self.todo / speed
+            normal = 2 * (self.reporting.gap(self.heard - self.began, left) + stripe)
             quiet = np.nan_to_num(self.now - self.asked)
             late = quiet - normal
-            computed = speed * (quiet - np.where(known, 0.0, self.lag)) if len(ratios) else 0.0
+            computed = speed * (quiet - np.where(known, 0.0, self.lags)) if len(ratios) else 0.0
             backlog = np.where(late > 0, self.todo, np.clip(self.todo - computed, 0.0, self.todo))
             # A worker that is late already is expected to be late by as much again.
             slowed = np.where(
@@ -231,16 +241,22 @@ class Progress:
     @property
     def lag(self) -> float:
         """Seconds that a worker typically needs to begin with new work and to tell of it."""
-        known = self._lags[~np.isnan(self._lags)]
-        return float(np.median(known)) if len(known) else 0.0
+        known = self.measured_lags[~np.isnan(self.measured_lags)]
+        return float(np.median(known)) if len(known) else float(np.median(self._expected_lags))
+
+    @property
+    def lags(self) -> Floats:
+        """The same of each worker, shape (workers,): measured, or expected, or typical."""
+        expected = np.where(self._expected_lags > 0, self._expected_lags, self.lag)
+        return np.where(np.isnan(self.measured_lags), expected, self.measured_lags)
 
     # -- events, from the round ----------------------------------------------------------------
 
     def record(self, worker: int, runs: list[Run], seconds: float) -> list[Run]:
         """Enter runs that came back; returns those that were new."""
         fresh = []
-        if np.isnan(self._lags[worker]):
-            self._lags[worker] = max(self.now - self.asked[worker] - seconds, 0.0)
+        if np.isnan(self.measured_lags[worker]):
+            self.measured_lags[worker] = max(self.now - self.asked[worker] - seconds, 0.0)
         self.heard[worker] = self.now
         self.busy[worker] += seconds
         for run in runs:

@@ -30,6 +30,8 @@ class Round:
         Seconds on the caller's clock.
     reporting : Reporting, optional
         How often workers report.
+    lags : ndarray, shape (workers,), optional
+        Seconds that each worker is expected to need to begin and to tell; by default none.
 
     Attributes
     ----------
@@ -48,10 +50,11 @@ class Round:
         speeds: Floats,
         now: float,
         reporting: Reporting | None = None,
+        lags: Floats | None = None,
     ) -> None:
         self.layout = layout
         self.policy = policy
-        self.progress = Progress(layout, speeds, now, reporting)
+        self.progress = Progress(layout, speeds, now, reporting, lags)
         self.finished = False
         self.failed: str | None = None
         self.wake: float | None = None
@@ -60,7 +63,7 @@ class Round:
         """Begin, with an assignment made elsewhere or with the policy's own."""
         progress = self.progress
         if first is None and not self._unreachable().any():
-            first = self.policy.first(self.layout, progress.prior)
+            first = self.policy.first(self.layout, progress.prior, progress.lags)
         for worker, runs in enumerate(first or ()):
             progress.assign(worker, list(runs))
         return self._after(progress.now, repair=True)

@@ -29,6 +29,7 @@ from dask_coded.planning import (
     Assign,
     Command,
     InfeasibleError,
+    LagHistory,
     Layout,
     Run,
     Withdraw,
@@ -48,12 +49,13 @@ _ASK_SECONDS = 0.03
 
 @dataclass(frozen=True)
 class Plan:
-    """The scheduler's answer: who holds what, how fast all are thought to be, who does what."""
+    """The scheduler's answer: who holds what, how fast and prompt all should be, who does what."""
 
     spec: ArraySpec
     layout: Layout
     addresses: tuple[str, ...]
     speeds: Floats
+    lags: Floats
     first: list[list[Run]] | None
 
 
@@ -126,6 +128,7 @@ class _LiveRound:
             speeds,
             self._began,
             self._options.reporting,
+            plan.lags,
         )
         for worker, channel in enumerate(self._channels):
             channel.listen(self.run, partial(self._receive, worker))
@@ -156,6 +159,16 @@ class _LiveRound:
                 pieces = self.plan.layout.pieces_of[worker]
                 out[address] = float(self.plan.layout.work[pieces, 0].mean()) / elapsed
         return out
+
+    def lags(self) -> dict[str, float]:
+        """Seconds that the workers needed in this round to begin and to tell, by address."""
+        elapsed = monotonic() - self._began
+        lags = self.round.progress.measured_lags
+        # One that has not told anything yet needs longer than all that.
+        return {
+            self.plan.addresses[w]: elapsed if np.isnan(lags[w]) else float(lags[w])
+            for w in self._started
+        }
 
     def _welcome_back(self) -> None:
         """Workers that were silent when the round began and have answered may take part again."""
@@ -289,6 +302,7 @@ class Coordinator:
         self._last = 0.0
         self._lead = options.lead
         self._measured: dict[str, float] = {}
+        self._lags = LagHistory()
 
     @classmethod
     def of(cls, array_id: str, options: RoundOptions) -> Self:
@@ -329,6 +343,7 @@ class Coordinator:
                 self._asking = None
                 continue
             self._measured |= live.speeds()
+            self._lags.record(live.lags())
             self._lead = max(self._options.lead, round_.progress.lag)
             lost = not round_.progress.available.all()
             if lost or monotonic() - self._asked >= _ASK_SECONDS:
@@ -363,6 +378,7 @@ class Coordinator:
             answer = await plugin.worker.scheduler.coded_plan(
                 array=self._id,
                 measured=measured,
+                lags=self._lags.known,
                 policy=self._options.policy,
                 predictor=self._options.predictor,
                 silent=[a for a, c in plugin.channels.items() if c.silent],
@@ -385,7 +401,8 @@ class Coordinator:
         work = answer["work"] if answer["work"] is not None else spec.uniform_work
         layout = Layout.of(spec.code, answer["host"], work, len(addresses))
         first = answer["first"] and [[Run(*run) for run in runs] for runs in answer["first"]]
-        return Plan(spec, layout, addresses, np.asarray(answer["speeds"], dtype=np.float64), first)
+        speeds = np.asarray(answer["speeds"], dtype=np.float64)
+        return Plan(spec, layout, addresses, speeds, np.asarray(answer["lags"]), first)
 
 
 class Operator(RoundOperator):

@@ -24,7 +24,7 @@ from distributed.utils import offload
 
 from dask_coded._version import __version__
 from dask_coded.codes import DecodeError
-from dask_coded.planning import POLICIES, InfeasibleError, Layout, SpeedHistory
+from dask_coded.planning import POLICIES, InfeasibleError, Layout, SpeedHistory, pace
 from dask_coded.planning.layout import Floats
 from dask_coded.runtime.checkpoints import keepers
 from dask_coded.runtime.placement import WorkerInfo, place, relief
@@ -273,6 +273,7 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
         self,
         array: str,
         measured: dict[str, float],
+        lags: dict[str, float],
         policy: str,
         predictor: str,
         silent: Sequence[str],
@@ -307,16 +308,22 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
                 return answer | {"status": "lost", "message": self._lost_message(state)}
             return answer | {"status": "waiting"}
         speeds = self._predict(addresses, predictor)
+        delays = np.zeros(len(addresses))
+        if measured:
+            # Lags are seconds, so that speeds have to be work per second.
+            speeds *= pace(measured, addresses, speeds)
+            delays = np.array([lags.get(address, 0.0) for address in addresses])
         try:
-            first = POLICIES[policy]().first(layout, speeds)
+            first = POLICIES[policy]().first(layout, speeds, delays)
         except InfeasibleError:
             # Those not heard of have to be tried as well.
-            first, speeds = None, np.maximum(speeds, 1e-3)
+            first, speeds = None, np.maximum(speeds, 1e-3 * speeds.max(initial=1e-3))
         return answer | {
             "status": "OK",
             "addresses": addresses,
             "host": host,
             "speeds": speeds.tolist(),
+            "lags": delays.tolist(),
             "first": first,
             "work": None if state.work is None else to_serialize(state.work),
         }

@@ -38,7 +38,7 @@ class Replication(Policy):
         self.slow = slow
         self._helpers: dict[tuple[int, int], int] = {}  # (worker, group) -> worker
 
-    def first(self, layout: Layout, speeds: Floats) -> list[list[Run]]:
+    def first(self, layout: Layout, speeds: Floats, lags: Floats) -> list[list[Run]]:
         runs: list[list[Run]] = [[] for _ in range(layout.workers)]
         given = np.zeros(len(layout.need), dtype=int)
         for worker, pieces in enumerate(layout.pieces_of):

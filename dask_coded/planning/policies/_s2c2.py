@@ -29,7 +29,8 @@ class S2C2(Policy):
         self._late: set[int] = set()
         self._again: float | None = None
 
-    def first(self, layout: Layout, speeds: Floats) -> list[list[Run]]:
+    def first(self, layout: Layout, speeds: Floats, lags: Floats) -> list[list[Run]]:
+        # As published: what a message takes is not planned for.
         return deal(layout, speeds)
 
     def react(self, progress: Progress) -> float | None:
@@ -83,7 +84,7 @@ class BasicS2C2(S2C2):
     them than the code tolerates.
     """
 
-    def first(self, layout: Layout, speeds: Floats) -> list[list[Run]]:
+    def first(self, layout: Layout, speeds: Floats, lags: Floats) -> list[list[Run]]:
         holders = np.unique(layout.host[layout.host >= 0])
         order = holders[np.argsort(speeds[holders], kind="stable")]
         slow = speeds[order] < 0.5 * np.median(speeds[holders])

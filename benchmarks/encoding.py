@@ -65,7 +65,7 @@ def survival_of_draws(
 
 def report_survival(report: Report, smoke: bool) -> None:
     """How likely the loss of so many workers is survived, drawn at random and balanced."""
-    draws = 20 if smoke else 2_000
+    draws = 20 if smoke else 1_000
     for (n, k), published in list(DRAWN.items())[: 1 if smoke else None]:
         failures = min(4, n - k)
         for kind, figures in published.items():
@@ -87,7 +87,7 @@ def report_survival(report: Report, smoke: bool) -> None:
         for density in DENSITIES:
             code = coded.RandomLinear(n, k, density)
             for count in range(1, min(4, n - k) + 1):
-                found = code.decode_probability(count, 200 if smoke else 2_000)
+                found = code.decode_probability(count, 200 if smoke else 1_000)
                 report.add(
                     f"({n},{k}), {count} lost: balanced, density {density}",
                     "decode_probability",
@@ -115,7 +115,7 @@ def report_traffic(
     report: Report, n: int, k: int, client: Client, workers: list[str], smoke: bool
 ) -> None:
     """Bytes and seconds of sparse parity over those of MDS, encoded in turns."""
-    rows, columns = (8, 10) if smoke else (1_000, 1_000)
+    rows, columns = (8, 10) if smoke else (1_000, 500)
     source: Any = da.random.default_rng(0).standard_normal(
         (k * rows, columns), chunks=(rows, columns)
     )
@@ -126,7 +126,7 @@ def report_traffic(
     ways = {
         name: partial(encode, source, code, client, workers[:n]) for name, code in codes.items()
     }
-    timings = side_by_side(ways, repeats=1 if smoke else 7)
+    timings = side_by_side(ways, repeats=1 if smoke else 5)
     moved: dict[str, Any] = dict(timings.results)
     for name, code in codes.items():
         received, block = moved[name]

@@ -51,9 +51,10 @@ def encode(
     A : dask array, NumPy array or SciPy sparse matrix, shape (rows, columns)
         Dask arrays may be chunked in any way, with NumPy or SciPy sparse chunks.
     code : Code or str, optional
-        How pieces are made: :class:`MDS`, :class:`Repetition`, a code of your own, or the name of
-        one. By default MDS over all workers for floating-point and complex data, repetition for
-        sparse data and for integers and booleans, which parity would make dense or inexact.
+        How pieces are made: :class:`MDS`, :class:`RandomLinear`, :class:`Repetition`, a code of
+        your own, or the name of one. By default MDS over all workers for floating-point and
+        complex data, repetition for sparse data and for integers and booleans, which parity would
+        make dense or inexact.
     client : distributed.Client, optional
         The cluster; by default the current one.
     redundancy : int, optional

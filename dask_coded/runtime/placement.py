@@ -73,8 +73,8 @@ def place(
     return [address or free.pop(0) for address in places]
 
 
-def relief(homes: Sequence[str], due: int, newcomer: str) -> list[int]:
-    """Pieces that a new worker takes over from workers that hold more than their due.
+def relief(homes: Sequence[str], due: int, newcomer: str) -> int | None:
+    """Choose a piece that a new worker takes over from one that holds more than its due.
 
     Parameters
     ----------
@@ -86,23 +86,17 @@ def relief(homes: Sequence[str], due: int, newcomer: str) -> list[int]:
 
     Returns
     -------
-    list of int
-        At most ``due`` pieces, from those first that hold the most.
+    int or None
+        The last piece of the worker that holds the most; None if nothing is to be taken over.
 
     Examples
     --------
-    >>> relief(["a", "b", "a", "c", "a", "c"], due=1, newcomer="d")
-    [4]
-    >>> relief(["a", "b", "c"], due=1, newcomer="d")
-    []
+    >>> relief(["a", "b", "a", "c"], due=1, newcomer="d")
+    2
+    >>> relief(["a", "b", "d", "c"], due=1, newcomer="d") is None
+    True
     """
-    homes = list(homes)
-    taken: list[int] = []
-    while homes.count(newcomer) < due:
-        fullest = max(homes, key=homes.count)
-        if homes.count(fullest) <= due:
-            break
-        piece = max(i for i, home in enumerate(homes) if home == fullest)
-        homes[piece] = newcomer
-        taken.append(piece)
-    return taken
+    fullest = max(homes, key=homes.count)
+    if homes.count(newcomer) >= due or homes.count(fullest) <= due:
+        return None
+    return max(i for i, home in enumerate(homes) if home == fullest)

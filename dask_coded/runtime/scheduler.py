@@ -445,17 +445,30 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
     async def _relieve(self, newcomer: str) -> None:
         """Have a new worker take over pieces from those that hold several for want of others."""
         for state in [state for state in self.arrays.values() if state.sources is None]:
-            code = state.spec.code
-            homes = [self._pins.get(key, "") for key in state.spec.keys]
-            for piece in relief(homes, code.pieces // code.n, newcomer):
-                key = state.spec.keys[piece]
-                holders = self._holders(key)
-                if not holders or await self.scheduler.gather_on_worker(newcomer, {key: holders}):
-                    continue
-                self._pins[key] = newcomer
-                for address in set(self._holders(key)) - {newcomer}:
-                    await self.scheduler.delete_worker_data(address, [key], "coded-relieve")
+            keys, code = state.spec.keys, state.spec.code
+            due = code.pieces // code.n
+            while True:
+                homes = [self._pins.get(key, "") for key in keys]
+                piece = relief(homes, due, newcomer)
+                if piece is None or not await self._take_over(keys[piece], newcomer):
+                    break
                 self._log("relieve", array=state.spec.id, piece=piece, workers=[newcomer])
+
+    async def _take_over(self, key: Key, newcomer: str) -> bool:
+        """Copy a piece to a worker, whose it is from now on; whether that went well."""
+        if not (holders := self._holders(key)):
+            return False
+        # At once, so that another new worker looks for another piece.
+        before, self._pins[key] = self._pins[key], newcomer
+        failed = await self.scheduler.gather_on_worker(newcomer, {key: holders})
+        if key not in self._pins:  # nobody wants it any more
+            return False
+        if failed or newcomer not in self._holders(key):
+            self._pins[key] = before
+            return False
+        for address in set(self._holders(key)) - {newcomer}:
+            await self.scheduler.delete_worker_data(address, [key], "coded-relieve")
+        return True
 
     def restart(self, scheduler: Scheduler) -> None:
         self.arrays.clear()

@@ -119,7 +119,7 @@ def report_traffic(
     source: Any = da.random.default_rng(0).standard_normal(
         (k * rows, columns), chunks=(rows, columns)
     )
-    source = client.persist(source, workers=workers)
+    source = client.persist(source, workers=workers[:n])
     wait(source)
     codes: dict[str, Code] = {"MDS": coded.MDS(n, k)}
     codes |= {f"density {d}": coded.RandomLinear(n, k, d) for d in DENSITIES}

@@ -85,7 +85,7 @@ def has_memory(history: npt.ArrayLike, least: float = 0.1) -> bool:
     """
     flags = np.asarray(history)
     pairs = max(len(flags) - 1, 0) * flags.shape[-1]
-    return memory(flags) > least + 3 / max(pairs, 1) ** 0.5
+    return bool(memory(flags) > least + 3 / np.sqrt(max(pairs, 1)))
 
 
 def candidates(sizes: Sequence[int], count: int) -> tuple[tuple[int, ...], ...]:

@@ -196,8 +196,7 @@ class Plan(ABC):
         Parameters
         ----------
         late : ndarray of bool, shape (workers,), optional
-            Who straggled in the last step: :func:`dask_coded.planning.clusters.late` tells it
-            from times.
+            Who had not computed what it was to compute when the last step ended.
         """
         return ()
 

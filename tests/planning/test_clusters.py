@@ -106,8 +106,3 @@ def test_little_is_known_from_few_steps() -> None:
     assert clusters.memory(np.zeros((1, 4))) == 0
     assert not clusters.has_memory(np.eye(1, 4, dtype=bool))
     assert not clusters.has_memory(np.zeros((0, 4)))
-
-
-def test_late_are_those_far_behind_the_median() -> None:
-    assert clusters.late([1, 2, 2, 3, 4.1, np.inf]).tolist() == [False] * 5 + [True]
-    assert not clusters.late([1.0, 1.0, 1.0]).any()

@@ -241,7 +241,8 @@ class CyclicMDS(GradientCode):
         How many times larger than its terms what is decoded from can be: the largest
         ``sum_i |a_i B_ij|`` over blocks ``j``, and over all sets of stragglers or, where they are
         more than 3,000, a fixed sample with all runs of neighbours. For odd ``n - s`` these are the
-        worst; for even ``n - s`` there may be rare sets that lose a digit or two more.
+        worst; for even ``n - s`` rare sets that are not in the sample may lose one to three digits
+        more.
 
     Raises
     ------

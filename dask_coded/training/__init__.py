@@ -7,7 +7,7 @@ smaller on the way, and how computation and communication overlap, are three cho
 from dask_coded.training.aggregations import choose_aggregation
 from dask_coded.training.optimizers import SGD, Adam, CosineDecay, Optimizer, StepDecay
 from dask_coded.training.schedules import Pipelined, Schedule, Synchronous
-from dask_coded.training.train import TrainingResult, train
+from dask_coded.training._train import TrainingResult, train
 
 __all__ = [
     "SGD",

@@ -1,5 +1,6 @@
 """Sums of gradients over uneven workers: who sends what to whom, as machines without I/O."""
 
+from dask_coded.aggregation._choices import Star
 from dask_coded.aggregation._machine import (
     ROOT,
     Aggregation,
@@ -11,6 +12,7 @@ from dask_coded.aggregation._machine import (
     Send,
     Tag,
 )
+from dask_coded.aggregation._ring import Ring
 
 __all__ = [
     "ROOT",
@@ -20,6 +22,8 @@ __all__ = [
     "Finished",
     "Machine",
     "Plan",
+    "Ring",
     "Send",
+    "Star",
     "Tag",
 ]

@@ -6,11 +6,17 @@ with commands. The cluster's threads and the simulator's virtual time drive the 
 of which is dropped when its node has the sum.
 
 The nodes are the workers ``0 … n-1`` and, where the sum is made in one place, the root, which
-computes nothing. A node that gets the sum may pass it on before it goes to the next step.
+computes nothing: it lives beside the leader of the training. A node that gets the sum may pass it
+on before it goes to the next step.
 
 What travels is a :class:`~dask_coded.compression.Partial`: a part of the sum, perhaps compressed.
 On the wire it is packed (see :class:`~dask_coded.compression.Codec`); who passes a sum on forwards
 the packed form, so that all replicas receive the same bits.
+
+Who owns what: a vector that a node computed is given to its machine, which may change it. All that
+has been sent, received or finished is read-only for everybody from then on, because in one process
+sender and receivers may share its memory; the machines see to it that nothing that is still to be
+read is written.
 """
 
 from __future__ import annotations
@@ -24,9 +30,21 @@ import numpy as np
 import numpy.typing as npt
 
 from dask_coded.compression import EXACT, Codec, Partial
+from dask_coded.planning.trees import ROOT
 
-#: The node that makes the sum, where there is one: it lives beside the leader of the training.
-ROOT = -1
+__all__ = [
+    "ROOT",
+    "Aggregation",
+    "Command",
+    "Compute",
+    "Finished",
+    "Machine",
+    "Plan",
+    "Send",
+    "Tag",
+    "check_segments",
+    "check_workers",
+]
 
 
 class Tag(NamedTuple):
@@ -36,7 +54,8 @@ class Tag(NamedTuple):
     ----------
     kind : str
         ``"part"`` for a part of the sum on its way up or round, ``"sum"`` for the sum on its way
-        down or round, ``"redo"`` for parts that another worker is asked to compute as well.
+        down or round, ``"redo"`` for parts that another worker is asked to compute as well, and
+        for their gradient.
     segment : int
         Of the gradient vector.
     chunk : int
@@ -72,7 +91,8 @@ class Send:
     to : int
     tag : Tag
     payload : object
-        As the codec packed it; for ``"redo"`` a tuple of parts.
+        As the codec packed it; for ``"redo"`` from the root a tuple of parts. The same object may
+        go to several nodes.
     """
 
     to: int
@@ -88,6 +108,7 @@ class Finished:
     ----------
     segment : int
     total : Partial
+        Read-only: others may hold the same memory.
     """
 
     segment: int
@@ -101,8 +122,8 @@ class Machine(ABC):
     """One node's part of one step.
 
     Messages may come in any order, twice, and before this node has begun the step; a machine whose
-    node has the sum is not asked any more. Vectors that are handed over belong to the machine: it
-    may change them in place.
+    node has all segments of the sum need not be asked any more. Vectors that were computed belong
+    to the machine, which may change them in place; what was received it only reads.
     """
 
     @abstractmethod
@@ -132,6 +153,8 @@ class Plan(ABC):
         Whether the root makes the sum.
     segments : int
         How many segments the gradient is cut into, each of which is summed by itself.
+    load : float
+        The largest share of the data that a worker computes in a step.
     """
 
     workers: int
@@ -139,6 +162,11 @@ class Plan(ABC):
     stored: tuple[tuple[int, ...], ...]
     rooted: bool
     segments: int = 1
+
+    @property
+    @abstractmethod
+    def load(self) -> float:
+        """The largest share of the data that a worker computes in a step."""
 
     @abstractmethod
     def machine(self, node: int, choice: Sequence[int] = (), codec: Codec = EXACT) -> Machine:
@@ -151,6 +179,11 @@ class Plan(ABC):
             What :meth:`choose` returned for this step; the same on all nodes.
         codec : Codec
             How vectors are packed for a hop.
+
+        Raises
+        ------
+        ValueError
+            If the codec loses digits and the plan's code would amplify that.
         """
 
     def choose(self, late: npt.NDArray[np.bool_] | None = None) -> tuple[int, ...]:
@@ -159,7 +192,8 @@ class Plan(ABC):
         Parameters
         ----------
         late : ndarray of bool, shape (workers,), optional
-            Who had not delivered when the last step ended.
+            Who straggled in the last step: :func:`dask_coded.planning.clusters.late` tells it
+            from times.
         """
         return ()
 
@@ -176,3 +210,15 @@ class Aggregation(ABC):
         ValueError
             If it cannot be done with so many.
         """
+
+
+def check_workers(aggregation: Aggregation, workers: int, least: int = 1) -> None:
+    """Raise a ValueError if there are too few workers."""
+    if workers < least:
+        raise ValueError(f"{aggregation!r} needs at least {least} workers, there are {workers}.")
+
+
+def check_segments(segments: int) -> None:
+    """Raise a ValueError if a number of segments is none."""
+    if segments < 1:
+        raise ValueError(f"Argument 'segments' must be at least 1, it is {segments}.")

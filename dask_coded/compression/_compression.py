@@ -32,6 +32,12 @@ class Partial:
     vector: Vector
     loss: float = 0.0
 
+    def read_only(self) -> Partial:
+        """The same, without a copy, for those who must not change it."""
+        vector = self.vector.view()
+        vector.flags.writeable = False
+        return Partial(vector, self.loss)
+
     def add(self, other: Partial, coefficient: float = 1.0) -> None:
         """Add another one, in place."""
         if coefficient == 1.0:
@@ -44,6 +50,10 @@ class Partial:
 class Codec:
     """How a partial sum is packed for one hop; this one leaves it as it is.
 
+    What has been packed may be sent to several nodes, which in one process all get the same object:
+    it is read-only for sender and receivers, and so is what it is unpacked to. To own a vector, add
+    it to one that is yours, or copy it.
+
     Attributes
     ----------
     lossy : bool
@@ -54,10 +64,10 @@ class Codec:
 
     def pack(self, partial: Partial) -> Any:
         """What goes on the wire: a :class:`Partial`, or a tuple of arrays and numbers."""
-        return partial
+        return partial.read_only()
 
     def unpack(self, packed: Any) -> Partial:
-        """A partial sum that the receiver may change in place."""
+        """A partial sum, which the receiver must not change in place."""
         partial: Partial = packed
         return partial
 

@@ -1,0 +1,214 @@
+"""Sums made on the way up a tree, and passed on on the way down.
+
+Every node adds its own gradients to what decodes from its first sufficient children, and delivers
+the result to its parent, packed. The root packs the total once; everybody forwards those bits and
+applies what they unpack to, the root too, so that all replicas get the same total to the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dask_coded.aggregation._machine import (
+    ROOT,
+    Command,
+    Compute,
+    Finished,
+    Machine,
+    Plan,
+    Send,
+    Tag,
+)
+from dask_coded.aggregation._sum import Sum
+from dask_coded.codes import GradientCode
+from dask_coded.compression import EXACT, Codec, Partial
+from dask_coded.planning.trees import Allocation
+
+
+class TreePlan(Plan):
+    """The plan of every aggregation that is a tree.
+
+    Parameters
+    ----------
+    allocation : Allocation
+    segments : int
+        How many segments the gradient is cut into: while one is on its way up, the next is made.
+    """
+
+    rooted = True
+
+    def __init__(self, allocation: Allocation, segments: int = 1) -> None:
+        self.allocation = allocation
+        self.segments = segments
+        self.workers = len(allocation.parents)
+        self.parts = allocation.parts
+        self.stored = tuple(tuple(part for part, _ in work) for work in allocation.work)
+
+    @property
+    def load(self) -> float:
+        """The largest share of the data that a worker computes in a step."""
+        return self.allocation.load
+
+    def machine(self, node: int, choice: Sequence[int] = (), codec: Codec = EXACT) -> Machine:
+        """A node's machine for one step.
+
+        Raises
+        ------
+        ValueError
+            If the codec loses digits and a code of this plan would amplify that.
+        """
+        tree = self.allocation
+        check_codec(tree.codes.values(), codec)
+        children = tree.children.get(node, ())
+        return TreeMachine(
+            Place(
+                node=node,
+                parent=None if node == ROOT else tree.parents[node],
+                rows={child: row for row, child in enumerate(children)},
+                code=tree.codes.get(node),
+                work=None if node == ROOT else compute(tree.work[node]),
+                segments=self.segments,
+            ),
+            codec,
+        )
+
+
+def compute(work: Sequence[tuple[int, float]]) -> Compute:
+    """The command to compute some work."""
+    return Compute(tuple(part for part, _ in work), tuple(factor for _, factor in work))
+
+
+def check_codec(codes: Any, codec: Codec) -> None:
+    """Raise a ValueError if some code would amplify what a codec loses."""
+    for code in codes:
+        if codec.lossy and not code.plain:
+            raise ValueError(
+                f"{type(codec).__name__} loses digits, and {code!r} would multiply the error when "
+                f"it decodes: use a code whose weights are 0 and 1, FractionalRepetition, or a "
+                f"compression that is linear."
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """One node's place in a tree.
+
+    Parameters
+    ----------
+    node : int
+    parent : int or None
+        None for the root.
+    rows : dict of int to int
+        The row of ``code`` of every child.
+    code : GradientCode or None
+        None for a leaf.
+    work : Compute or None
+        None for the root.
+    segments : int
+    """
+
+    node: int
+    parent: int | None
+    rows: dict[int, int]
+    code: GradientCode | None
+    work: Compute | None
+    segments: int
+
+
+@dataclass
+class _Segment:
+    """How far one segment has come at one node."""
+
+    #: Whether this node's own gradients are in the sum.
+    own: bool
+    #: Rows of the children that count, in the order in which they came.
+    have: list[int] = field(default_factory=list)
+    #: What they delivered, where the weights are known only when all are there.
+    kept: list[Partial] = field(default_factory=list)
+    sum: Sum = field(default_factory=Sum)
+    decoded: bool = False
+    delivered: bool = False
+    finished: bool = False
+
+
+class TreeMachine(Machine):
+    """One node of a tree in one step."""
+
+    def __init__(self, place: Place, codec: Codec) -> None:
+        self._place = place
+        self._codec = codec
+        self._segments = [
+            _Segment(own=place.work is None, decoded=place.code is None)
+            for _ in range(place.segments)
+        ]
+
+    def begin(self) -> list[Command]:
+        """What this worker is to compute."""
+        return [] if self._place.work is None else [self._place.work]
+
+    def computed(self, work: Compute, segment: int, partial: Partial) -> list[Command]:
+        """This worker's own gradients are there."""
+        state = self._segments[segment]
+        if state.own or state.delivered or state.finished:
+            return []
+        state.own = True
+        state.sum.add(partial, owned=True)
+        return self._deliver(segment)
+
+    def received(self, sender: int, tag: Tag, payload: Any) -> list[Command]:
+        """A child has delivered, or the parent has the total."""
+        state = self._segments[tag.segment]
+        if tag.kind == "sum":
+            return self._pass_on(tag.segment, payload) if sender == self._place.parent else []
+        code, row = self._place.code, self._place.rows.get(sender)
+        if code is None or row is None or state.decoded or state.finished:
+            return []
+        if not code.adds(state.have, row):
+            return []
+        state.have.append(row)
+        partial = self._codec.unpack(payload)
+        if code.plain:
+            state.sum.add(partial)
+        else:
+            state.kept.append(partial)
+        if code.decodable(state.have):
+            state.decoded = True
+            if state.kept:
+                state.sum.add(_combined(code.weights(state.have), state.kept), owned=True)
+                state.kept.clear()
+        return self._deliver(tag.segment)
+
+    def _deliver(self, segment: int) -> list[Command]:
+        state = self._segments[segment]
+        if state.delivered or not (state.own and state.decoded):
+            return []
+        state.delivered = True
+        packed = self._codec.pack(state.sum.take())
+        if self._place.parent is None:
+            return self._pass_on(segment, packed)
+        return [Send(self._place.parent, Tag("part", segment), packed)]
+
+    def _pass_on(self, segment: int, packed: Any) -> list[Command]:
+        if self._segments[segment].finished:
+            return []
+        # What was added up here, if the total came first, is not needed any more.
+        self._segments[segment] = _Segment(own=True, decoded=True, delivered=True, finished=True)
+        tag = Tag("sum", segment)
+        return [
+            *(Send(child, tag, packed) for child in self._place.rows),
+            Finished(segment, self._codec.unpack(packed)),
+        ]
+
+
+def _combined(weights: Any, partials: Sequence[Partial]) -> Partial:
+    """A weighted sum, in double precision: weights of either sign make digits cancel."""
+    dtype = partials[0].vector.dtype
+    vector = np.zeros(partials[0].vector.shape, dtype=np.result_type(dtype, np.float64))
+    for weight, partial in zip(weights.tolist(), partials, strict=True):
+        vector += weight * partial.vector
+    loss = sum(w * p.loss for w, p in zip(weights.tolist(), partials, strict=True))
+    return Partial(vector.astype(dtype, copy=False), float(loss))

@@ -120,6 +120,10 @@ class Channel:
         elif not self.closed:
             self._outbox.send(message)
 
+    def abort(self) -> None:
+        """Break the connection; listeners are told as if the peer were gone."""
+        self._outbox.close()
+
     def unlisten(self, run: str) -> None:
         """Drop the messages of a run from now on; the peer is not told."""
         self._listeners.pop(run, None)

@@ -34,7 +34,7 @@ class Memberships:
     """
 
     #: What messages of trainings ask for.
-    OPS = frozenset({"enlist", "join", "begin", "hop", "halt"})
+    OPS = frozenset({"enlist", "join", "begin", "hop", "halt", "skip"})
 
     def __init__(self, plugin: CodedWorkerPlugin) -> None:
         self.trainers: dict[str, Trainer] = {}
@@ -72,6 +72,8 @@ class Memberships:
                     continue
                 if op == "begin":
                     trainer.begin()
+                elif op == "skip":
+                    trainer.skip(message["node"])
                 else:
                     trainer.halt(message["version"])
 

@@ -32,6 +32,9 @@ from dask_coded.runtime.training_spec import Group, Replica
 if TYPE_CHECKING:
     from dask_coded.runtime.worker import CodedWorkerPlugin
 
+#: Every so many steps a worker tells the leader that it reads what it is sent.
+READ_EVERY = 8
+
 
 class Trainer:
     """A worker's part in one group.
@@ -66,6 +69,7 @@ class Trainer:
         self._node = node
         self._previous = previous
         self._channels: dict[int, Channel] = {}
+        self._skipped: set[int] = set()
         # Under the run itself the leader listens, perhaps on the same channel.
         self._ear = f"{group.run}-closed"
         self._events: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -101,6 +105,12 @@ class Trainer:
     def hop(self, message: Message) -> None:
         """A message of another node's machine."""
         self._events.put(lambda: self._received(message))
+
+    def skip(self, node: int) -> None:
+        """Send nothing more to a node, which does not read it."""
+        self._skipped.add(node)
+        if channel := self._channels.get(node):
+            channel.abort()
 
     def halt(self, version: int) -> None:
         """End the training at so many updates, or as soon as may be after."""
@@ -336,6 +346,8 @@ class Trainer:
             self._totals[step] = totals
             self._changed.notify_all()
         del self._machines[step], self._segments[step]
+        if step % READ_EVERY == 0:
+            self.answer({"op": "read", "run": self.group.run, "step": step})
         self._choices.pop(self.group.begins_with(step + 1) - 1, None)
         if self._node == 0 and not self.group.plan.rooted:
             loss = sum(total.loss for total in totals)
@@ -355,7 +367,7 @@ class Trainer:
         """Send to another worker, on the event loop."""
         channel = self._channels.get(node)
         if channel is None:
-            if self._stopped:
+            if self._stopped or node in self._skipped:
                 return
             channel = self._plugin.channel(self.group.addresses[node])
             self._channels[node] = channel

@@ -24,8 +24,10 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any
 
+import dask
 import numpy as np
 from dask.typing import Key
+from dask.utils import parse_bytes
 from distributed import get_worker
 from distributed.utils import sync
 from distributed.worker import thread_state
@@ -35,7 +37,7 @@ from dask_coded.compression import Partial
 from dask_coded.loop import Loop, Progress
 from dask_coded.runtime.channels import Channel, Message
 from dask_coded.runtime.formation import can_finish, check_memory, form
-from dask_coded.runtime.trainer import hop_message
+from dask_coded.runtime.trainer import READ_EVERY, hop_message
 from dask_coded.runtime.training_spec import Group, Outcome, Step, Training
 from dask_coded.runtime.worker import CodedWorkerPlugin, worker_plugin
 
@@ -115,6 +117,11 @@ class _Leader:
         for address, message in messages:
             if channel := self._channels.get(address):
                 channel.post(message)
+
+    def give_up(self, address: str) -> None:
+        """Break with a worker that has been stopped for too long."""
+        if channel := self._channels.get(address):
+            self._plugin.worker.loop.add_callback(channel.abort)
 
     def ended(self, step: Step, norm: float) -> None:
         """A step has ended."""
@@ -249,6 +256,9 @@ class _Play:
         self._version = group.version
         self._done: set[int] = set()
         self._ended = monotonic()
+        #: Up to which step each worker has read.
+        self._read = dict.fromkeys(group.addresses, group.version)
+        self._backlog = parse_bytes(dask.config.get("coded.train.backlog"))
         self._digests: dict[str, str] = {}
 
     def run(self) -> Outcome:
@@ -280,6 +290,8 @@ class _Play:
             self._received(event)
         elif op == "computed":
             self._computed(event["step"], event["from"], event["seconds"])
+        elif op == "read":
+            self._read[event["from"]] = event["step"]
         elif op == "summed":
             step = self._step(event["step"])
             step.loss = event["loss"]
@@ -350,10 +362,27 @@ class _Play:
         if whole:
             seen, totals = self._step(step), self._segments.pop(step).values()
             seen.loss = sum(total.loss for total in totals)
-            seen.late = tuple(a for a in self._members if a not in seen.computing)
+            seen.late = tuple(
+                address
+                for node, address in enumerate(self._members)
+                if node not in self._absent and address not in seen.computing
+            )
             del self._machines[step]
             norm = math.sqrt(sum(float(np.vdot(t.vector, t.vector)) for t in totals))
+            self._give_up(step, sum(total.vector.nbytes for total in totals))
             self._end(seen, norm)
+
+    def _give_up(self, step: int, nbytes: int) -> None:
+        """Break with workers for which too many sums wait: they may be stopped for hours.
+
+        The others go on as they are: what such a worker stores nobody else could fetch now.
+        """
+        patience = max(self._backlog / nbytes, 2 * READ_EVERY)
+        for node, address in enumerate(self._members):
+            if node not in self._absent and step - self._read[address] > patience:
+                self._absent.add(node)
+                self._tell({"op": "skip", "run": self._group.run, "node": node})
+                self._leader.give_up(address)
 
     def _end(self, step: Step, norm: float) -> None:
         """All is known of a step that ended, but what slow workers may still report of it."""
@@ -374,10 +403,10 @@ class _Play:
 
     def _lose(self, address: str) -> None:
         """A worker is gone: what is in flight is ended without it, if that is possible."""
-        if address not in self._members:
+        if address not in self._members or (node := self._members.index(address)) in self._absent:
             return
         self._leader.lose(address)
-        self._absent.add(self._members.index(address))
+        self._absent.add(node)
         self._leaving = True
         choice = self._choices.get(self._group.begins_with(self._version), ())
         if not self._plan.rooted or not can_finish(self._plan, self._absent, choice):

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import dask
 import numpy as np
 import numpy.typing as npt
 from distributed import Client
@@ -216,8 +217,10 @@ def train(
         if checkpoint is None
         else (os.path.abspath(checkpoint.path), checkpoint.every),
     )
+    # The parameters travel in the task, once: nothing that the user could do better.
+    quiet = dask.config.set({"distributed.admin.large-graph-warning-threshold": "1TiB"})
     watch = _Watch(client, training.id, callback, Display() if verbose else None)
-    with watch.display or nullcontext():
+    with quiet, watch.display or nullcontext():
         outcome: Outcome = run(
             lead,
             training,

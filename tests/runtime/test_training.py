@@ -131,6 +131,19 @@ def test_worker_of_a_ring_stopped_and_another_killed_in_a_step(processes):
     run.finish(replicas=3)
 
 
+def test_worker_stopped_for_so_long_that_others_go_on_without_it(processes, monkeypatch):
+    monkeypatch.setenv("DASK_CODED__TRAIN__BACKLOG", "100")
+    leader, *_, stopped = processes.add(4)
+    run = Run(processes.client, GradientCoding(stragglers=1), leader=leader)
+    run.progress()
+    with processes.stopped(stopped):
+        for _ in range(5):
+            run.progress()
+    found = run.finish(replicas=3)
+    assert stopped in found.workers
+    assert stopped not in found.history[-1].late
+
+
 @pytest.mark.parametrize("aggregation", [Star(), Ring()], ids=repr)
 def test_leader_killed_in_a_step(processes, aggregation):
     first, second, *_ = processes.add(4)

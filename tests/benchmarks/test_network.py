@@ -1,0 +1,141 @@
+"""The network lab: links that are limited, and nothing of them that stays behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from benchmarks import network
+from benchmarks.network import NetworkLab, bits_per_second, unavailable
+
+REPOSITORY = Path(network.__file__).parents[1]
+
+reason = unavailable()
+needs_namespaces = pytest.mark.skipif(reason is not None, reason=reason or "")
+
+
+@pytest.mark.parametrize(("rate", "bits"), [("10kbit", 1e4), ("2.5mbit", 2.5e6), ("1gbit", 1e9)])
+def test_rates_are_read_as_tc_writes_them(rate, bits):
+    assert bits_per_second(rate) == bits
+
+
+@pytest.mark.parametrize("rate", ["", "100", "0mbit", "-1mbit", "100 mbit", "100mbps"])
+def test_rates_are_checked(rate):
+    with pytest.raises(ValueError, match="'100mbit'"):
+        NetworkLab(1, rate)
+
+
+def test_numbers_of_workers_are_checked():
+    for workers in (0, 201):
+        with pytest.raises(ValueError, match=f"not {workers}"):
+            NetworkLab(workers)
+
+
+@pytest.fixture
+def asked_anew() -> Iterator[None]:
+    unavailable.cache_clear()
+    yield
+    unavailable.cache_clear()
+
+
+@pytest.mark.usefixtures("asked_anew")
+def test_who_has_not_the_programs_is_told_what_to_install(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(os, "geteuid", lambda: 0, raising=False)
+    monkeypatch.setattr(shutil, "which", lambda name: None if name == "tc" else name)
+    assert unavailable() == "The network lab needs tc: install iproute2."
+    with pytest.raises(OSError, match="install iproute2"):
+        NetworkLab(1).__enter__()
+
+
+@pytest.mark.usefixtures("asked_anew")
+def test_who_is_not_root_is_told(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000, raising=False)
+    assert unavailable() == "The network lab needs root on Linux."
+
+
+@needs_namespaces
+@pytest.mark.filterwarnings("ignore:Removing worker:UserWarning")
+def test_a_lab_moves_bytes_over_its_links_and_loses_workers():
+    before = links()
+    with NetworkLab(2, "50mbit") as lab:
+        first, second = lab.workers
+        x = lab.client.submit(np.ones, 100_000, workers=[first])
+        traffic = lab.traffic()
+        assert lab.client.submit(np.sum, x, workers=[second]).result() == 100_000
+        sent, received = (after - then for after, then in zip(lab.traffic(), traffic))
+        assert 800_000 < sent[0] < 1_000_000 and 800_000 < received[1] < 1_000_000
+        assert sent[1] < 100_000 and sent[2] < 100_000
+
+        lab.limit(0, None)
+        lab.limit(-1, "10mbit")
+        assert lab.client.submit(int, 7, workers=[lab.free]).result() == 7
+        lab.set_shares([0.5, 1.0])
+        pids = lab.client.run(os.getpid)
+        lab.stop(0)
+        while psutil.Process(pids[first]).status() != psutil.STATUS_STOPPED:
+            pass  # it stops when its share lets it run
+        lab.resume(0)
+        assert lab.client.submit(int, 7, workers=[first], pure=False).result() == 7
+        lab.kill(1)
+        workers = lab.client.scheduler_info(n_workers=-1)["workers"]
+        assert set(workers) == {first, lab.free}
+    assert links() == before
+    assert not any(map(alive, pids.values()))
+
+
+# The lab of a process that ends in a way of its own; a stopped worker could not notice by itself.
+_PROGRAM = """
+import os, sys
+from benchmarks.network import NetworkLab
+
+if __name__ == "__main__":
+    with NetworkLab(1) as lab:
+        pids = lab.client.run(os.getpid)
+        lab.stop(0)
+        print(*pids.values(), flush=True)
+        sys.stdin.readline()
+"""
+
+
+@needs_namespaces
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_nothing_is_left_of_a_lab_whose_process_is_killed(number, tmp_path):
+    before = links()
+    program = tmp_path / "program.py"
+    program.write_text(_PROGRAM)
+    with subprocess.Popen(
+        [sys.executable, str(program)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    ) as process:
+        assert process.stdout is not None
+        processes = [psutil.Process(int(pid)) for pid in process.stdout.readline().split()]
+        assert len(processes) == 2
+        assert links() != before
+        process.send_signal(number)
+        process.wait()
+    _, left = psutil.wait_procs(processes, timeout=60)
+    assert not left
+    while links() != before:  # the kernel clears namespaces away in the background
+        pass
+
+
+def links() -> set[str]:
+    return set(os.listdir("/sys/class/net"))
+
+
+def alive(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE

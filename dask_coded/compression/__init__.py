@@ -1,5 +1,17 @@
 """Fewer bytes per gradient."""
 
+from dask_coded.compression._codecs import Quantization, Truncation
 from dask_coded.compression._compression import EXACT, Codec, Compression, Compressor, Partial
+from dask_coded.compression._gradiveq import GradiVeQ, Projection
 
-__all__ = ["EXACT", "Codec", "Compression", "Compressor", "Partial"]
+__all__ = [
+    "EXACT",
+    "Codec",
+    "Compression",
+    "Compressor",
+    "GradiVeQ",
+    "Partial",
+    "Projection",
+    "Quantization",
+    "Truncation",
+]

@@ -7,7 +7,6 @@ included. A *codec* acts on every hop: what comes in is unpacked, added to, and 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -104,16 +103,26 @@ class Compressor:
         """Go on from the state of another replica."""
 
 
-class Compression(ABC):
-    """What a user chooses: how gradients become smaller."""
+class Compression:
+    """What a user chooses: how gradients become smaller; this one leaves them as they are."""
 
     @property
     def codec(self) -> Codec:
         """How vectors are packed for a hop."""
-        return EXACT
+        return self if isinstance(self, Codec) else EXACT
 
-    @abstractmethod
-    def compressor(self, layers: Sequence[tuple[int, ...]], segments: int) -> Compressor:
+    @property
+    def remembers(self) -> bool:
+        """Whether a node keeps something of its own gradients from one step to another.
+
+        Then it must not be used with codes that subtract: nodes that missed different steps keep
+        different things, which would not cancel.
+        """
+        return False
+
+    def compressor(
+        self, layers: Sequence[tuple[int, ...]], segments: int, width: int = 1
+    ) -> Compressor:
         """One node's compressor.
 
         Parameters
@@ -122,4 +131,8 @@ class Compression(ABC):
             Shapes of the layers that lie one after the other in the gradient.
         segments : int
             Equal runs (by ``numpy.array_split``) of the gradient that are compressed one by one.
+        width : int
+            Of the schedule: when step ``t`` is compressed, sums up to step ``t - width`` have been
+            expanded, and perhaps more of them on some nodes than on others.
         """
+        return Compressor()

@@ -1,0 +1,116 @@
+r"""Principal directions that come out the same, bit for bit, on every machine.
+
+What BLAS and LAPACK return in the last bits depends on the processor, on the number of threads and
+on the build; an eigenvector may even come with the other sign. Where every node computes a basis
+for itself, the nodes' bases must nevertheless be one. Here they are made of two kinds of steps:
+
+* element-wise additions, multiplications, divisions and square roots of float64, and NumPy's sums:
+  IEEE 754 rounds each of them in one way;
+* products whose factors are first rounded onto a grid so coarse that float64 adds the terms up
+  without any rounding: then no order of adding, and no fused multiply-add, makes a difference.
+
+The nodes must run the same version of NumPy, as workers of one Dask cluster are expected to.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Matrix = npt.NDArray[np.float64]
+
+#: Whole numbers up to 2 to this, and their sums and products up to it, are exact in float64.
+_SIGNIFICANT_BITS = 53
+
+#: Rounds of orthogonal iteration.
+_ROUNDS = 8
+
+
+def order_free_product(A: npt.ArrayLike, B: npt.ArrayLike) -> Matrix:
+    r"""The product of two matrices, rounded before it is computed instead of while.
+
+    Each factor is rounded to multiples of :math:`2^{-b}` times the power of 2 above its greatest
+    magnitude, where :math:`2 b + \lceil \log_2 n \rceil \le 53` for inner length ``n``: products of
+    two such numbers, and sums of ``n`` of those, are exact in float64.
+
+    Parameters
+    ----------
+    A : array_like, shape (m, n)
+    B : array_like, shape (n, l)
+
+    Returns
+    -------
+    ndarray of float64, shape (m, l)
+        The same bits whatever BLAS, number of threads or processor. The relative error of each
+        factor, measured by its greatest entry, is at most :math:`2^{-b-1}`: about 1e-7 for ``n`` up
+        to 128, 1e-6 for 8,192.
+
+    Examples
+    --------
+    >>> A = np.array([[0.1, 0.2, 0.3]])
+    >>> product = order_free_product(A, A.T)
+    >>> bool(product == order_free_product(A[:, ::-1], A[:, ::-1].T))
+    True
+    >>> product.round(6)
+    array([[0.14]])
+    """
+    left, right = np.asarray(A, dtype=np.float64), np.asarray(B, dtype=np.float64)
+    bits = (_SIGNIFICANT_BITS - (left.shape[1] - 1).bit_length()) // 2
+    product: Matrix = _on_grid(left, bits) @ _on_grid(right, bits)
+    return product
+
+
+def _on_grid(matrix: Matrix, bits: int) -> Matrix:
+    greatest = max(matrix.max(initial=0.0), -matrix.min(initial=0.0))
+    # 0 has no power of 2 above it, and NaN stays what it is on any grid.
+    step = np.ldexp(1.0, int(np.frexp(greatest)[1]) - bits) if greatest > 0 else 1.0
+    on_grid: Matrix = np.rint(matrix / step)
+    on_grid *= step
+    return on_grid
+
+
+def principal_directions(covariance: Matrix, rank: int) -> Matrix:
+    """The leading eigenvectors of a covariance, by orthogonal iteration.
+
+    Parameters
+    ----------
+    covariance : ndarray of float64, shape (K, K)
+        Symmetric, without negative eigenvalues.
+    rank : int
+        How many.
+
+    Returns
+    -------
+    ndarray of float64, shape (rank, K)
+        Orthonormal rows; where the covariance has fewer directions, some may be zero.
+
+    Notes
+    -----
+    Eight rounds keep 99.9 % of what the exact eigenvectors keep of the gradients of a small network
+    (:mod:`benchmarks.compression`). Directions whose eigenvalues are nearly equal converge slowly,
+    and do not matter: they keep nearly equal parts of the whole.
+
+    Examples
+    --------
+    >>> covariance = np.diag([1.0, 9.0, 0.0, 3.0])
+    >>> (principal_directions(covariance, 2) ** 2).round(3)
+    array([[0., 1., 0., 0.],
+           [0., 0., 0., 1.]])
+    """
+    # Random signs, the same everywhere, point in no particular direction.
+    signs = np.random.default_rng(0).integers(0, 2, size=(rank, len(covariance)))
+    rows = 2 * signs.astype(np.float64) - 1
+    for _ in range(_ROUNDS):
+        rows = _orthonormal(order_free_product(rows, covariance))
+    return _orthonormal(rows)  # again, for what rounding left of the first pass
+
+
+def _orthonormal(rows: Matrix) -> Matrix:
+    """Gram-Schmidt, one row after the other, by element-wise operations and sums along rows."""
+    for j, row in enumerate(rows):
+        length = np.sqrt(np.square(row).sum())
+        if length > 0:
+            row /= length
+            rest = rows[j + 1 :]
+            rest -= (rest * row).sum(axis=1)[:, None] * row
+    return rows

@@ -1,19 +1,19 @@
 """How long a step of a training takes, and which aggregation, width and compression are best.
 
-With ``n`` workers, gradients of ``B`` bytes, ``a`` seconds of latency per message, ``b`` seconds per
-byte on a link and ``g`` seconds to add up a byte, a sum is everywhere after [1]_
+With ``n`` workers, gradients of ``B`` bytes, ``a`` seconds of latency per message, ``b`` seconds
+per byte on a link and ``g`` seconds to add up a byte, a sum is everywhere after [1]_
 
 =====  ============================================================================================
 ring   ``2 (n - 1) a + (n - 1) / n B (2 b + g)``
 star   ``2 a + n B (2 b + g)``: all links are idle but the root's
-tree   ``2 L a + (L + S - 1) / S f B (2 b + g)``, with ``f`` children per parent on ``L`` layers,
-       in ``S`` segments that follow each other up and down
+tree   ``2 L a + L f B (2 b + g)``, with ``f`` children per parent on ``L`` layers; ``L + S - 1``
+       instead of ``L`` gradients of ``B / S`` where ``S`` segments follow each other
 =====  ============================================================================================
 
 Where a parent need not wait for ``s`` of its children [2]_, what it receives, and adds up, is
 ``f - s`` vectors instead of ``f``. A step is computation, then communication; where steps overlap
 (width 2) it is the longer of the two, and more than two at once gain nothing, because there is one
-processor and one link [1]_. A compression makes ``B`` smaller and takes time of its own.
+processor and one link [1]_. A compression makes ``B`` smaller and takes the processor's time.
 
 Workers that are late at random, a share ``p`` of them by an exponential time of mean ``m``, delay
 those who wait for all ``n`` by
@@ -36,7 +36,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
+
+from dask_coded.planning import trees
 
 Kind = Literal["Ring", "Star", "Tree", "GradientCoding", "CodedReduce"]
 
@@ -171,11 +174,24 @@ class Shape:
 
     def load(self, workers: int) -> float:
         """The share of the data that each worker computes."""
-        copies = self.stragglers + 1
-        if self.kind in ("Ring", "Star", "GradientCoding"):
-            return min(copies / workers, 1.0)
-        groups = self.fan_in / copies
-        return 1 / sum(groups**layer for layer in range(1, self.depth + 1))
+        return 1 / workers if self.kind == "Ring" else _layers(self, workers)[0]
+
+    def fans(self, workers: int) -> tuple[int, ...]:
+        """The most children that a parent has, layer by layer from the root; none in a ring."""
+        return () if self.kind == "Ring" else _layers(self, workers)[1]
+
+
+@lru_cache
+def _layers(shape: Shape, workers: int) -> tuple[float, tuple[int, ...]]:
+    """The load of a tree, and its layers' largest fans."""
+    tree = shape.kind in ("Tree", "CodedReduce")
+    fan_in, depth = (shape.fan_in, shape.depth) if tree else (workers, 1)
+    allocation = trees.replicated(workers, fan_in, depth, shape.stragglers)
+    fans, layer = [], [trees.ROOT]
+    while layer := [node for node in layer if node in allocation.children]:
+        fans.append(max(len(allocation.children[node]) for node in layer))
+        layer = [child for node in layer for child in allocation.children[node]]
+    return allocation.load, tuple(fans)
 
 
 @dataclass(frozen=True)
@@ -255,11 +271,12 @@ def communication(shape: Shape, costs: Costs, workers: int, nbytes: float) -> fl
     a, b, g = costs.latency, 1 / costs.bandwidth, costs.summation
     if shape.kind == "Ring":
         return 2 * (workers - 1) * a + (workers - 1) / workers * nbytes * (2 * b + g)
-    fan_in = shape.fan_in if shape.kind in ("Tree", "CodedReduce") else workers
-    up = (fan_in - shape.stragglers) * nbytes * (b + g)
-    down = fan_in * nbytes * b
-    stages = (shape.depth + shape.segments - 1) / shape.segments
-    return 2 * shape.depth * a + stages * (up + down)
+    layers = [
+        2 * a + nbytes / shape.segments * ((fan - shape.stragglers) * (b + g) + fan * b)
+        for fan in shape.fans(workers)
+    ]
+    # One segment follows the other: the first takes all layers, and each more the slowest one.
+    return sum(layers) + (shape.segments - 1) * max(layers)
 
 
 def predict(
@@ -294,11 +311,11 @@ def predict(
     Ring, width 2, GradiVeQ 8x: predicted 40.3 ms a step
     """
     packing = packing or Packing()
-    computation = shape.load(workers) * costs.computation
+    computation = shape.load(workers) * costs.computation + packing.seconds
     if straggling is not None:
         copies = shape.stragglers + 1
         computation += straggling.delay(max(workers // copies, 1), copies)
-    travel = communication(shape, costs, workers, nbytes / packing.ratio) + packing.seconds
+    travel = communication(shape, costs, workers, nbytes / packing.ratio)
     return Prediction(shape, width, packing, computation, travel)
 
 
@@ -337,10 +354,10 @@ def recommend(
     --------
     >>> costs = Costs(latency=3e-4, bandwidth=125e6, computation=1.2)
     >>> print(recommend(costs, 12, 8e6))
-    Ring: predicted 224 ms a step
+    Ring, width 1: predicted 224 ms a step
     >>> late = Straggling(share=0.05, mean=1.0)
     >>> print(recommend(costs, 12, 40e3, straggling=late))
-    CodedReduce(fan_in=6, depth=1, stragglers=1): predicted 41 ms a step
+    GradientCoding(stragglers=1), width 1: predicted 215 ms a step
     """
     if workers < 1 or not nbytes > 0:
         raise ValueError(
@@ -359,7 +376,7 @@ def recommend(
 
 
 def shapes(workers: int, stragglers: Sequence[int] = (1,)) -> Iterator[Shape]:
-    """The aggregations to choose from: trees where one is full with so many workers.
+    """The aggregations to choose from, the simplest first.
 
     Examples
     --------
@@ -368,17 +385,22 @@ def shapes(workers: int, stragglers: Sequence[int] = (1,)) -> Iterator[Shape]:
     """
     yield Shape("Ring")
     yield Shape("Star")
-    trees = [
-        (fan_in, depth)
-        for fan_in in range(2, workers)
-        for depth in range(2, workers)
-        if sum(fan_in**layer for layer in range(1, depth + 1)) == workers
-    ]
-    for fan_in, depth in trees:
-        yield Shape("Tree", fan_in, depth)
-    for late in stragglers:
-        if 0 < late < workers:
+    for late in (0, *stragglers):
+        if late >= workers:
+            continue
+        if late:
             yield Shape("GradientCoding", stragglers=late)
-        for fan_in, depth in trees:
-            if fan_in > late and fan_in % (late + 1) == 0:
-                yield Shape("CodedReduce", fan_in, depth, late)
+        for fan_in, depth in _forms(workers, late):
+            yield Shape("CodedReduce" if late else "Tree", fan_in, depth, late)
+
+
+def _forms(workers: int, late: int) -> list[tuple[int, int]]:
+    """Trees of two layers or more: the default one, and those that are full."""
+    forms = [trees.shape(workers, late)]
+    for fan_in in range(2, workers):
+        depth = 1
+        while trees.capacity(fan_in, depth) < workers:
+            depth += 1
+        if trees.capacity(fan_in, depth) == workers and fan_in % (late + 1) == 0:
+            forms.append((fan_in, depth))
+    return [form for form in dict.fromkeys(forms) if form[1] > 1]

@@ -2,8 +2,8 @@
 
 What wins here is what runs there: :class:`Simulation` plays the same :class:`~dask_coded.rounds.
 Round` with the same policies and predictors, among workers that are only numbers. Nothing is random
-but the speeds, which are made from a seed. :class:`TrainingSimulation` does the same for the machines
-of :mod:`dask_coded.aggregation`, with messages that take up links.
+but the speeds, which are made from a seed. :class:`TrainingSimulation` does the same for the
+machines of :mod:`dask_coded.aggregation`, with messages that take up links.
 """
 
 from __future__ import annotations

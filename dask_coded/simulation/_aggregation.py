@@ -1,9 +1,9 @@
 """Trainings in virtual time: the machines of an aggregation over links, with workers that straggle.
 
-Gradients are stand-ins of a few numbers whose bytes are declared. All that has a cost is charged:
-computing, on one thread per worker; and on a second one adding up what has come in. A message leaves
-its sender's link after those before it, and enters its receiver's link after those that came
-before: what all send to one arrives one after the other.
+Gradients are stand-ins of a few numbers whose bytes are declared. Time is charged for computing, on
+one thread of each worker, and for adding up what has come in, on another. A message leaves by its
+sender's link after those before it, and comes in by its receiver's after those that came before:
+what all send to one arrives one after the other.
 
 As in the cluster a step begins with the updates that the schedule asks for, a straggler goes on
 with the newest step that still lacks a sum, gives up between two parts of the data when the sum

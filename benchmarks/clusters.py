@@ -63,7 +63,7 @@ def simulated_rows(report: Report, cases: list[tuple[Any, ...]], steps: int) -> 
         )
         static = simulate(StaticClusters(size, load, code="cyclic"), delays, steps)
         found = {
-            "GC": simulate(GradientCoding(load - 1), delays, steps),
+            "GC": simulate(GradientCoding(load - 1, "cyclic"), delays, steps),
             "GC-DC": simulate(
                 DynamicClusters(size, load, candidates, code="cyclic"), delays, steps
             ),
@@ -120,7 +120,7 @@ def main(json_file: Path | None, png_file: Path | None, smoke: bool, only: tuple
     parts = only or ("lab", "simulated")
     report = Report("clusters")
     if "simulated" in parts:
-        simulated_rows(report, SIMULATED[:1] if smoke else SIMULATED, 40 if smoke else 1000)
+        simulated_rows(report, SIMULATED[:1] if smoke else SIMULATED, 40 if smoke else 800)
     if "lab" in parts:
         if reason := unavailable():
             report.machine["lab"] = reason

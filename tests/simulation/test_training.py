@@ -140,17 +140,17 @@ def test_a_cluster_of_the_paper():
 def test_dynamic_clusters_gain_where_straggling_has_a_memory_and_lose_nothing_elsewhere():
     costs = Costs(0.0, 1e15, computation=20.0)
     ratio = {}
-    for memory in (0.99, 0.0):
-        delays = markov(20, 200, share=0.25, memory=memory, slowdown=10.0, seed=1)
+    for memory in (0.9, 0.0):
+        delays = markov(20, 250, share=0.25, memory=memory, slowdown=10.0, seed=1)
         static, dynamic = (
-            seconds(aggregation, 20, 8, delays, steps=200, costs=costs).sum()
+            seconds(aggregation, 20, 8, delays, steps=250, costs=costs).sum()
             for aggregation in (
                 StaticClusters(4, 3, code="cyclic"),
                 DynamicClusters(4, 3, 3, code="cyclic"),
             )
         )
         ratio[memory] = dynamic / static
-    assert ratio[0.99] < 0.9
+    assert ratio[0.9] < 0.93
     assert 0.95 < ratio[0.0] < 1.05
 
 

@@ -10,31 +10,39 @@ from typing import Any
 import numpy as np
 from distributed import Client
 
+from dask_coded.aggregation import Ring
+from dask_coded.array import current_client
 from dask_coded.planning.timing import Costs
+from dask_coded.training._train import train
 
 
 def measure_costs(
     gradient: Callable[[], object] | None = None,
     *,
-    client: Client,
+    client: Client | None = None,
     workers: Sequence[str] | None = None,
+    leader: str | Sequence[str] | None = None,
     nbytes: int = 2**20,
     repetitions: int = 5,
 ) -> Costs:
     """Measure what :func:`dask_coded.planning.timing.recommend` asks for.
 
-    All workers are measured at once, each against the next one: in a step they share switches and
-    processors as well. Medians are taken over repetitions and workers, and the slowest link counts,
-    because a sum waits for it.
+    The latency is that of a hop in a short training whose gradient is next to nothing, with all
+    that the way from one worker's arithmetic to that of the next takes. Links are measured one
+    after the other, and the slowest counts, because a sum waits for it. Sums and gradients are
+    timed on all workers at once, as in a step.
 
     Parameters
     ----------
     gradient : callable, optional
         Computes, on any worker, a gradient over an equal share of a batch: one part of as many as
         there are workers. If not given, computation is taken to cost nothing.
-    client : distributed.Client
+    client : distributed.Client, optional
+        The cluster; by default the current one.
     workers : sequence of str, optional
         Addresses of at least two; by default all.
+    leader : str or sequence of str, optional
+        Addresses of workers of which one leads the short training.
     nbytes : int
         Of the message that bandwidth is measured with.
     repetitions : int
@@ -57,43 +65,54 @@ def measure_costs(
     (True, True, True, True)
     >>> client.close()
     """
+    client = current_client(client)
     there = sorted(client.scheduler_info(n_workers=-1)["workers"])
     addresses = there if workers is None else list(workers)
     if len(addresses) < 2:
         raise ValueError(f"There must be 2 workers or more to measure, not {len(addresses)}.")
-    following = dict(zip(addresses, [*addresses[1:], addresses[0]]))
-    empty, full = (
-        client.run(_exchange, following, size, repetitions, workers=addresses).values()
-        for size in (0, nbytes)
+    result = train(
+        _nothing,
+        np.zeros(len(addresses)),
+        (np.zeros((len(addresses), 1)), np.zeros(len(addresses))),
+        steps=2 * repetitions + 1,
+        aggregation=Ring(),
+        client=client,
+        workers=addresses,
+        leader=leader,
+    )
+    # The first step waits for those that join last.
+    step = float(np.median([step.seconds for step in result.history[1:]]))
+    slowest = max(
+        client.run(_exchange, peer, nbytes, repetitions, workers=[worker])[worker]
+        for worker, peer in zip(addresses, [*addresses[1:], addresses[0]])
     )
     sums = client.run(_sum, nbytes, repetitions, workers=addresses).values()
     gradients = [0.0]
     if gradient is not None:
         gradients = client.run(_compute, gradient, repetitions, workers=addresses).values()
-    latency = float(np.median(list(empty))) / 2
-    # There and back again, one after the other.
-    transfer = max(max(full) / 2 - latency, 1e-9)
     return Costs(
-        latency=latency,
-        bandwidth=nbytes / transfer,
+        latency=step / (2 * (len(addresses) - 1)),
+        bandwidth=2 * nbytes / slowest,
         summation=float(np.median(list(sums))) / nbytes,
         computation=float(np.median(list(gradients))) * len(addresses),
     )
 
 
-async def _exchange(
-    following: dict[str, str], size: int, repetitions: int, dask_worker: Any
-) -> float:
-    """On a worker: seconds in which a message goes to the next worker and comes back."""
-    peer = dask_worker.rpc(following[dask_worker.address])
-    data = bytes(size)
-    await peer.echo(data=data)  # which connects
-    seconds = []
-    for _ in range(repetitions):
-        began = perf_counter()
-        await peer.echo(data=data)
-        seconds.append(perf_counter() - began)
-    return float(np.median(seconds))
+def _nothing(parameters: Any, samples: Any, targets: Any) -> Any:
+    return np.zeros_like(parameters)
+
+
+async def _exchange(peer: str, size: int, repetitions: int, dask_worker: Any) -> float:
+    """On a worker: seconds that a message takes to another and back, less those of an empty one."""
+    seconds = {}
+    for data in (b"", bytes(size)):
+        times = []
+        for _ in range(repetitions + 1):  # the first connects
+            began = perf_counter()
+            await dask_worker.rpc(peer).echo(data=data)
+            times.append(perf_counter() - began)
+        seconds[len(data)] = float(np.median(times[1:]))
+    return max(seconds[size] - seconds[0], 1e-9)
 
 
 async def _sum(nbytes: int, repetitions: int) -> float:

@@ -8,7 +8,7 @@ import pytest
 from distributed import Client
 
 from dask_coded.planning.timing import recommend
-from dask_coded.runtime.links import measure_costs
+from dask_coded.training.costs import measure_costs
 
 
 @pytest.fixture(scope="module")

@@ -275,7 +275,7 @@ def add_rows(
 ) -> None:
     """Steps of each aggregation over those of its references."""
     for delays in ("none", "additive"):
-        keys = {
+        keys: dict[str, Any] = {
             "gradient_bytes": case.nbytes,
             "link": case.rate,
             "delays": delays,

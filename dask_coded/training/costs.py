@@ -111,7 +111,8 @@ async def _exchange(peer: str, size: int, repetitions: int, dask_worker: Any) ->
             began = perf_counter()
             await dask_worker.rpc(peer).echo(data=data)
             times.append(perf_counter() - began)
-        seconds[len(data)] = float(np.median(times[1:]))
+        # The fastest: a link is as good as that, whatever else the machine was busy with.
+        seconds[len(data)] = min(times[1:])
     return max(seconds[size] - seconds[0], 1e-9)
 
 

@@ -24,8 +24,8 @@ from dask_coded.aggregation import Aggregation, DynamicClusters, GradientCoding,
 from dask_coded.planning.timing import Costs
 from dask_coded.simulation import Delays, TrainingSimulation, markov
 
-#: (load, candidates, share of slow workers, memory, how much slower) of the fact sheet's table, and
-#: the gain over static clusters that was simulated for it, with its own simple model.
+#: Load, candidates, share of slow workers, memory, how much slower they are; and the gain over
+#: static clusters in a model in which all workers begin every step anew, known to be slow or fast.
 SIMULATED = [
     (2, 3, 0.20, 0.94, 10.0, 0.24),
     (3, 2, 0.20, 0.94, 10.0, 0.13),
@@ -40,7 +40,7 @@ SIMULATED = [
 ]
 
 #: Memories that are measured in the lab.
-LAB = (0.95, 0.0)
+LAB = (0.9, 0.0)
 
 
 def simulate(aggregation: Aggregation, delays: Delays, steps: int) -> float:
@@ -79,33 +79,45 @@ def simulated_rows(report: Report, cases: list[tuple[Any, ...]], steps: int) -> 
                 aggregation=name,
                 reference="GC-SC",
                 delays=f"Markov, memory {memory}",
-                sheet=1 - expected if name == "GC-DC" else None,
+                simpler_model=1 - expected if name == "GC-DC" else None,
                 where="simulated",
             )
 
 
 def lab_rows(report: Report, workers: int, steps: int, seconds: float) -> None:
-    """The same on real links, with a load of 2 in three clusters of four."""
+    """The same on real links, with a load of 2 in clusters of four; and simulated for comparison.
+
+    A hundred steps of a chain of twelve workers are few: what the simulator says of the very same
+    delays tells luck from a gain.
+    """
+    aggregations: dict[str, Aggregation] = {
+        "GC-SC": StaticClusters(4, 2, code="cyclic"),
+        "GC-DC": DynamicClusters(4, 2, 3, code="cyclic"),
+    }
+    costs = Costs(latency=5e-3, bandwidth=12.5e6, computation=seconds)
+    nbytes = 4_000
     with NetworkLab(workers, "100mbit") as lab:
         for memory in LAB:
-            delays = markov(workers, steps, share=0.2, memory=memory, slowdown=10.0, seed=1)
-            found = {}
-            for name, aggregation in {
-                "GC-SC": StaticClusters(4, 2, code="cyclic"),
-                "GC-DC": DynamicClusters(4, 2, 3, code="cyclic"),
-            }.items():
-                step_seconds = measured(
-                    lab, aggregation, delays, nbytes=4_000, computation=seconds, steps=steps
+            delays = markov(workers, steps, share=0.25, memory=memory, slowdown=10.0, seed=1)
+            found, simulated = {}, {}
+            for name, aggregation in aggregations.items():
+                taken = measured(
+                    lab, aggregation, delays, nbytes=nbytes, computation=seconds, steps=steps
                 )
+                training = TrainingSimulation(aggregation.plan(workers), costs, nbytes, delays)
                 # Before there is a history to judge by, both are the same.
-                found[name] = float(np.mean(step_seconds[steps // 3 :]))
+                found[name] = float(np.mean(taken[steps // 3 :]))
+                simulated[name] = float(np.mean(training.run(steps).seconds[steps // 3 :]))
+            expected = simulated["GC-DC"] / simulated["GC-SC"]
             report.add(
-                f"lab, {workers} workers, memory {memory}: GC-DC over GC-SC",
+                f"lab, {workers} workers, memory {memory}: GC-DC over GC-SC "
+                f"(simulated: {expected:.3g})",
                 "step_over_reference",
                 found["GC-DC"] / found["GC-SC"],
                 aggregation="GC-DC",
                 reference="GC-SC",
                 delays=f"Markov, memory {memory}",
+                simulated=expected,
                 where=f"lab, {workers} workers",
             )
 
@@ -126,7 +138,7 @@ def main(json_file: Path | None, png_file: Path | None, smoke: bool, only: tuple
             report.machine["lab"] = reason
             click.echo(f"No measurement on links: {reason}", err=True)
         else:
-            lab_rows(report, *((4, 6, 0.01) if smoke else (12, 90, 0.2)))
+            lab_rows(report, *((4, 6, 0.01) if smoke else (12, 90, 0.5)))
     report.finish(json_file)
 
 

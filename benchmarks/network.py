@@ -346,6 +346,9 @@ class NetworkLab:
         if rate is not None:
             # Half a millisecond's worth may go at once: small messages are limited like large ones.
             burst = max(3 * _PACKET, round(bits_per_second(rate) / 8 * 5e-4))
+            # What comes in pieces larger than that the kernel would cut into single packets, each
+            # of which costs it as much as a piece: with many workers that took longer than links.
+            namespace.run(f"ip link set {device} gso_max_size {min(burst * 3 // 4, 65536)}")
             tbf = f"tbf rate {rate} burst {burst} limit {self._buffer}"
             namespace.run(f"tc qdisc add dev {device} {where} {tbf}")
 

@@ -23,6 +23,8 @@ needs_traces = pytest.mark.skipif(
         ("hessian", [], {"round_over_fluid", "worst_condition"}),
         ("encoding", [], {"bytes_over_mds", "time_over_mds", "decode_probability"}),
         ("memory", [], {"peak_over_piece"}),
+        ("aggregation", [], {"step", "step_over_reference"}),
+        ("clusters", [], {"step_over_reference"}),
         ("scale", [], {"plan_ms", "predict_ms", "simulated_rounds_per_second"}),
         ("paper", ["--only", "prediction-error"], {"round_over_fluid"}),
         pytest.param(

@@ -1,0 +1,141 @@
+"""What messages, sums and gradients cost on a running cluster, measured by one call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from distributed import Client
+
+from dask_coded.aggregation import Ring
+from dask_coded.array import current_client
+from dask_coded.planning.timing import Costs
+from dask_coded.training._train import train
+
+
+def measure_costs(
+    gradient: Callable[[], object] | None = None,
+    *,
+    client: Client | None = None,
+    workers: Sequence[str] | None = None,
+    leader: str | Sequence[str] | None = None,
+    nbytes: int = 2**20,
+    repetitions: int = 5,
+) -> Costs:
+    """Measure what :func:`dask_coded.planning.timing.recommend` asks for.
+
+    The latency is that of a hop in a short training whose gradient is next to nothing, with all
+    that the way from one worker's arithmetic to that of the next takes. Links are measured one
+    after the other, and the slowest counts, because a sum waits for it. Sums and gradients are
+    timed on all workers at once, as in a step.
+
+    Parameters
+    ----------
+    gradient : callable, optional
+        Computes, on any worker, a gradient over an equal share of a batch: one part of as many as
+        there are workers. If not given, computation is taken to cost nothing.
+    client : distributed.Client, optional
+        The cluster; by default the current one.
+    workers : sequence of str, optional
+        Addresses of at least two; by default all.
+    leader : str or sequence of str, optional
+        Addresses of workers of which one leads the short training.
+    nbytes : int
+        Of the message that bandwidth is measured with.
+    repetitions : int
+
+    Returns
+    -------
+    Costs
+
+    Raises
+    ------
+    ValueError
+        If there are fewer than two workers.
+
+    Examples
+    --------
+    >>> from distributed import Client
+    >>> client = Client(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None)
+    >>> costs = measure_costs(lambda: sum(range(1000)), client=client)
+    >>> costs.latency > 0, costs.bandwidth > 0, costs.summation > 0, costs.computation > 0
+    (True, True, True, True)
+    >>> client.close()
+    """
+    client = current_client(client)
+    there = sorted(client.scheduler_info(n_workers=-1)["workers"])
+    addresses = there if workers is None else list(workers)
+    if len(addresses) < 2:
+        raise ValueError(f"There must be 2 workers or more to measure, not {len(addresses)}.")
+    result = train(
+        _nothing,
+        np.zeros(len(addresses)),
+        (np.zeros((len(addresses), 1)), np.zeros(len(addresses))),
+        steps=2 * repetitions + 1,
+        aggregation=Ring(),
+        client=client,
+        workers=addresses,
+        leader=leader,
+    )
+    # The first step waits for those that join last.
+    step = float(np.median([step.seconds for step in result.history[1:]]))
+    slowest = max(
+        client.run(_exchange, peer, nbytes, repetitions, workers=[worker])[worker]
+        for worker, peer in zip(addresses, [*addresses[1:], addresses[0]])
+    )
+    sums = client.run(_sum, nbytes, repetitions, workers=addresses).values()
+    gradients = [0.0]
+    if gradient is not None:
+        gradients = client.run(_compute, gradient, repetitions, workers=addresses).values()
+    return Costs(
+        latency=step / (2 * (len(addresses) - 1)),
+        bandwidth=2 * nbytes / slowest,
+        summation=float(np.median(list(sums))) / nbytes,
+        computation=float(np.median(list(gradients))) * len(addresses),
+    )
+
+
+def _nothing(parameters: Any, samples: Any, targets: Any) -> Any:
+    return np.zeros_like(parameters)
+
+
+async def _exchange(peer: str, size: int, repetitions: int, dask_worker: Any) -> float:
+    """On a worker: seconds that a message takes to another and back, less those of an empty one."""
+    seconds = {}
+    for data in (b"", bytes(size)):
+        times = []
+        for _ in range(repetitions + 1):  # the first connects
+            began = perf_counter()
+            await dask_worker.rpc(peer).echo(data=data)
+            times.append(perf_counter() - began)
+        # The fastest: a link is as good as that, whatever else the machine was busy with.
+        seconds[len(data)] = min(times[1:])
+    return max(seconds[size] - seconds[0], 1e-9)
+
+
+async def _sum(nbytes: int, repetitions: int) -> float:
+    """On a worker: seconds to add a vector to another, beside its event loop."""
+
+    def add() -> float:
+        total, vector = np.zeros(nbytes // 4, np.float32), np.ones(nbytes // 4, np.float32)
+        return _median_seconds(lambda: np.add(total, vector, out=total), repetitions)
+
+    return await asyncio.to_thread(add)
+
+
+async def _compute(gradient: Callable[[], object], repetitions: int) -> float:
+    """On a worker: seconds of a gradient, after one that warms up, beside its event loop."""
+    return await asyncio.to_thread(_median_seconds, gradient, repetitions)
+
+
+def _median_seconds(call: Callable[[], object], repetitions: int) -> float:
+    call()
+    seconds = []
+    for _ in range(repetitions):
+        began = perf_counter()
+        call()
+        seconds.append(perf_counter() - began)
+    return float(np.median(seconds))

@@ -1,0 +1,35 @@
+"""Costs that are measured on a running cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from distributed import Client
+
+from dask_coded.planning.timing import recommend
+from dask_coded.training.costs import measure_costs
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with Client(
+        n_workers=4,
+        threads_per_worker=1,
+        processes=False,
+        dashboard_address=None,
+        set_as_default=False,
+    ) as client:
+        yield client
+
+
+def test_costs_are_measured_and_lead_to_a_recommendation(client):
+    costs = measure_costs(lambda: sum(range(1000)), client=client, repetitions=2)
+    assert costs.latency > 0 and costs.bandwidth > 0 and costs.computation > 0
+    assert "predicted" in str(recommend(costs, 4, 40_000))
+
+
+def test_there_must_be_two_workers(client):
+    one = list(client.scheduler_info(n_workers=-1)["workers"])[:1]
+    with pytest.raises(ValueError, match="must be 2 workers or more to measure, not 1"):
+        measure_costs(client=client, workers=one)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dask_coded import config as _config  # noqa: F401  defaults first
-from dask_coded import graph, linalg, linear_model
+from dask_coded import graph, linalg, linear_model, training
 from dask_coded._version import __version__
 from dask_coded.array import CodedArray, encode
 from dask_coded.codes import CODES, MDS, Code, Polynomial, Repetition
@@ -39,4 +39,5 @@ __all__ = [
     "linalg",
     "linear_model",
     "submit",
+    "training",
 ]

@@ -1,6 +1,7 @@
 """Sums of gradients over uneven workers: who sends what to whom, as machines without I/O."""
 
-from dask_coded.aggregation._choices import Star
+from dask_coded.aggregation._choices import CodedReduce, GradientCoding, Star, Tree
+from dask_coded.aggregation._clusters import DynamicClusters, StaticClusters
 from dask_coded.aggregation._machine import (
     ROOT,
     Aggregation,
@@ -13,17 +14,26 @@ from dask_coded.aggregation._machine import (
     Tag,
 )
 from dask_coded.aggregation._ring import Ring
+from dask_coded.aggregation._speculation import Speculation
+from dask_coded.aggregation._tree import TreePlan
 
 __all__ = [
     "ROOT",
     "Aggregation",
+    "CodedReduce",
     "Command",
     "Compute",
+    "DynamicClusters",
     "Finished",
+    "GradientCoding",
     "Machine",
     "Plan",
     "Ring",
     "Send",
+    "Speculation",
     "Star",
+    "StaticClusters",
     "Tag",
+    "Tree",
+    "TreePlan",
 ]

@@ -1,13 +1,29 @@
-"""Trees to choose from."""
+"""Trees to choose from: uncoded ones, one coded layer, and coded layer by layer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from dask_coded.aggregation._machine import Aggregation, check_segments, check_workers
+from dask_coded.aggregation._machine import (
+    Aggregation,
+    check_count,
+    check_workers,
+)
 from dask_coded.aggregation._tree import TreePlan
-from dask_coded.codes import FractionalRepetition
+from dask_coded.codes import CyclicMDS, FractionalRepetition
 from dask_coded.planning import trees
+
+#: The gradient codes that can be chosen by name.
+CodeName = Literal["fractional", "cyclic"]
+
+CODE_OF = {"fractional": FractionalRepetition, "cyclic": CyclicMDS}
+
+
+def check_code(name: str) -> None:
+    """Raise a ValueError if there is no gradient code of this name."""
+    if name not in CODE_OF:
+        raise ValueError(f"Argument 'code' must be one of {sorted(CODE_OF)}, it is {name!r}.")
 
 
 @dataclass(frozen=True)
@@ -29,9 +45,177 @@ class Star(Aggregation):
     segments: int = 1
 
     def __post_init__(self) -> None:
-        check_segments(self.segments)
+        check_count("segments", self.segments)
 
     def plan(self, workers: int) -> TreePlan:
         """The plan for so many workers."""
         check_workers(self, workers)
         return TreePlan(trees.star(FractionalRepetition(workers, 0)), self.segments)
+
+
+@dataclass(frozen=True)
+class Tree(Aggregation):
+    """Sums are made layer by layer, so that nobody receives more than ``fan_in`` gradients.
+
+    Parameters
+    ----------
+    fan_in : int, optional
+        The most children that a parent has. Default: as few as will do with ``depth`` layers.
+    depth : int, optional
+        Layers of workers. Default: two, or what ``fan_in`` asks for.
+    segments : int
+        How many segments the gradient is cut into: while one is on its way up, the next is sent.
+
+    Examples
+    --------
+    >>> Tree().plan(6).allocation.parents
+    (-1, -1, 0, 1, 0, 1)
+    """
+
+    fan_in: int | None = None
+    depth: int | None = None
+    segments: int = 1
+
+    def __post_init__(self) -> None:
+        _check_shape(self.fan_in, self.depth)
+        check_count("segments", self.segments)
+
+    def plan(self, workers: int) -> TreePlan:
+        """The plan for so many workers.
+
+        Raises
+        ------
+        ValueError
+            If both ``fan_in`` and ``depth`` were given and the tree is too small.
+        """
+        check_workers(self, workers)
+        fan_in, depth = trees.shape(workers, 0, self.fan_in, self.depth)
+        return TreePlan(trees.replicated(workers, fan_in, depth), self.segments)
+
+
+@dataclass(frozen=True)
+class GradientCoding(Aggregation):
+    """All workers send to the root, which does not wait for the last of them.
+
+    Parameters
+    ----------
+    stragglers : int
+        How many workers need not be waited for, whichever they are. Each computes
+        ``stragglers + 1`` times as much as in a :class:`Star`.
+    code : {"fractional", "cyclic"}
+        :class:`~dask_coded.codes.FractionalRepetition` loses no digits, works with every codec, and
+        often does without more workers. :class:`~dask_coded.codes.CyclicMDS` has less load where
+        the number of workers is no multiple of ``stragglers + 1``.
+    segments : int
+        How many segments the gradient is cut into.
+
+    References
+    ----------
+    .. [1] Tandon, Lei, Dimakis and Karampatziakis, "Gradient coding: avoiding stragglers in
+       distributed learning", ICML 2017.
+
+    Examples
+    --------
+    >>> plan = GradientCoding(stragglers=1).plan(4)
+    >>> plan.stored, plan.load
+    (((0,), (0,), (1,), (1,)), 0.5)
+    """
+
+    stragglers: int = 1
+    code: CodeName = "fractional"
+    segments: int = 1
+
+    def __post_init__(self) -> None:
+        check_count("stragglers", self.stragglers, least=0)
+        check_code(self.code)
+        check_count("segments", self.segments)
+
+    def plan(self, workers: int) -> TreePlan:
+        """The plan for so many workers, at least ``stragglers + 1``."""
+        check_workers(self, workers, self.stragglers + 1)
+        return TreePlan(trees.star(CODE_OF[self.code](workers, self.stragglers)), self.segments)
+
+
+@dataclass(frozen=True)
+class CodedReduce(Aggregation):
+    """A tree in which every parent is without any ``stragglers`` of its children.
+
+    The load is the least with which that is possible (see :mod:`dask_coded.planning.trees`). When
+    workers are lost, or are not as many as a full tree has, the last layer is not full: the plan is
+    made for any number of them.
+
+    Parameters
+    ----------
+    fan_in : int, optional
+        The most children that a parent has; with the fractional code a multiple of
+        ``stragglers + 1``. Default: as few as will do with ``depth`` layers.
+    depth : int, optional
+        Layers of workers. Default: what ``fan_in`` asks for; without it two, or one where there are
+        too few workers, which is then :class:`GradientCoding`.
+    stragglers : int
+        How many children of every parent may be late.
+    code : {"fractional", "cyclic"}
+        As in :class:`GradientCoding`. A cyclic tree becomes narrower, in the end a star, when more
+        than ``stragglers`` leaves per parent are missing.
+    segments : int
+        How many segments the gradient is cut into: while one is on its way up, the next is sent.
+
+    References
+    ----------
+    .. [1] Reisizadeh, Prakash, Pedarsani and Avestimehr, "CodedReduce: a fast and robust framework
+       for gradient aggregation in distributed learning", arXiv 1902.01981.
+
+    Examples
+    --------
+    >>> plan = CodedReduce(fan_in=4, depth=2, stragglers=1).plan(20)
+    >>> plan.parts, plan.load == 1 / 6
+    (6, True)
+    >>> CodedReduce(fan_in=4, depth=2, stragglers=1).plan(19).parts
+    5
+    """
+
+    fan_in: int | None = None
+    depth: int | None = None
+    stragglers: int = 1
+    code: CodeName = "fractional"
+    segments: int = 1
+
+    def __post_init__(self) -> None:
+        _check_shape(self.fan_in, self.depth)
+        check_count("stragglers", self.stragglers, least=0)
+        check_code(self.code)
+        check_count("segments", self.segments)
+        copies = self.stragglers + 1
+        if self.fan_in is None:
+            return
+        if self.code == "fractional" and self.fan_in % copies:
+            raise ValueError(
+                f"Argument 'fan_in' must be a multiple of stragglers + 1 = {copies} with the "
+                f"fractional code, it is {self.fan_in}: pass "
+                f"{max(self.fan_in // copies, 1) * copies}, or code='cyclic'."
+            )
+        if self.fan_in < copies:
+            raise ValueError(
+                f"Argument 'fan_in' must be more than the {self.stragglers} stragglers, it is "
+                f"{self.fan_in}."
+            )
+
+    def plan(self, workers: int) -> TreePlan:
+        """The plan for so many workers, at least ``stragglers + 1``.
+
+        Raises
+        ------
+        ValueError
+            If both ``fan_in`` and ``depth`` were given and the tree is too small.
+        """
+        check_workers(self, workers, self.stragglers + 1)
+        fan_in, depth = trees.shape(workers, self.stragglers, self.fan_in, self.depth)
+        grow = trees.replicated if self.code == "fractional" else trees.cyclic
+        return TreePlan(grow(workers, fan_in, depth, self.stragglers), self.segments)
+
+
+def _check_shape(fan_in: int | None, depth: int | None) -> None:
+    if fan_in is not None:
+        check_count("fan_in", fan_in)
+    if depth is not None:
+        check_count("depth", depth)

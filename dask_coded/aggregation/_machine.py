@@ -42,7 +42,7 @@ __all__ = [
     "Plan",
     "Send",
     "Tag",
-    "check_segments",
+    "check_count",
     "check_workers",
 ]
 
@@ -218,7 +218,7 @@ def check_workers(aggregation: Aggregation, workers: int, least: int = 1) -> Non
         raise ValueError(f"{aggregation!r} needs at least {least} workers, there are {workers}.")
 
 
-def check_segments(segments: int) -> None:
-    """Raise a ValueError if a number of segments is none."""
-    if segments < 1:
-        raise ValueError(f"Argument 'segments' must be at least 1, it is {segments}.")
+def check_count(name: str, value: int, least: int = 1) -> None:
+    """Raise a ValueError if an argument that counts something is too small."""
+    if value < least:
+        raise ValueError(f"Argument {name!r} must be at least {least}, it is {value}.")

@@ -5,7 +5,12 @@ NumPy and SciPy only; nothing here knows of Dask, of workers or of time.
 
 from __future__ import annotations
 
-from dask_coded.codes._gradient import FractionalRepetition, GradientCode
+from dask_coded.codes._gradient import (
+    Clustered,
+    CyclicMDS,
+    FractionalRepetition,
+    GradientCode,
+)
 from dask_coded.codes._linear import CODES, Code, DecodeError
 from dask_coded.codes._mds import MDS
 from dask_coded.codes._polynomial import Polynomial
@@ -14,7 +19,9 @@ from dask_coded.codes._repetition import Repetition
 __all__ = [
     "CODES",
     "MDS",
+    "Clustered",
     "Code",
+    "CyclicMDS",
     "DecodeError",
     "FractionalRepetition",
     "GradientCode",

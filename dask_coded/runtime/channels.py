@@ -111,10 +111,18 @@ class Channel:
             self._over = []
         if self.asked is None:
             self.asked = monotonic()
+        self.post(message)
+
+    def post(self, message: Message) -> None:
+        """Send soon what is not answered: the peer owes nothing for it."""
         if self._local is not None:
             self._loop.call_soon(self._local, message)
         elif not self.closed:
             self._outbox.send(message)
+
+    def unlisten(self, run: str) -> None:
+        """Drop the messages of a run from now on; the peer is not told."""
+        self._listeners.pop(run, None)
 
     @property
     def silent(self) -> bool:
@@ -194,4 +202,6 @@ def _packed(message: Message) -> Message:
         out["x"] = to_serialize(x)
     if rows := message.get("rows"):
         out["rows"] = [to_serialize(r) for r in rows]
+    if "payload" in message:
+        out["payload"] = to_serialize(message["payload"])
     return out

@@ -84,6 +84,9 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
         scheduler.handlers.update(
             coded_hello=self.hello,
             coded_keepers=self.keepers,
+            coded_candidates=self.candidates,
+            coded_holders=self.holders,
+            coded_enough=self.enough,
             coded_register=self.register,
             coded_sealed=self.sealed,
             coded_abandon=self.abandon,
@@ -296,6 +299,38 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
         chosen = keepers(known, best, worker, copies)
         self._keepers[key] = [*known, *(address for address in chosen if address not in known)]
         return chosen
+
+    # -- trainings -----------------------------------------------------------------------------
+
+    def candidates(
+        self, key: Key, worker: str, allowed: Sequence[str] | None
+    ) -> dict[str, list[str]]:
+        """Handler: who can take part in the training that a task on a worker leads.
+
+        They will be told when the task is over.
+        """
+        there = [
+            ws.address
+            for ws in self.scheduler.running
+            if ws.address in self.versions and (allowed is None or ws.address in allowed)
+        ]
+        told = self._keepers.setdefault(key, [])
+        told += [address for address in (*there, worker) if address not in told]
+        return {"workers": [there[i] for i in np.argsort(-self._predict(there), kind="stable")]}
+
+    def holders(self, key: Key) -> dict[str, Any]:
+        """Handler: who holds a block of data."""
+        key = _key(key)
+        ts = self.scheduler.tasks.get(key)
+        if ts is None or ts.state in ("erred", "forgotten"):
+            return {"status": "lost"}
+        return {"status": "OK", "holders": self._holders(key)}
+
+    def enough(self, training: str) -> None:
+        """Handler: a client has seen enough of a training; whoever takes part tells its leader."""
+        for address in self.versions:
+            if address in self.scheduler.stream_comms:
+                self.scheduler.worker_send(address, {"op": "coded-enough", "training": training})
 
     def _forget_state(self, key: Key) -> None:
         """What is kept of a loop is of no use any more."""

@@ -20,6 +20,7 @@ from dask_coded.planning import Reporting, Run
 from dask_coded.runtime.channels import CLOSED, Channel, Handler, Message, serve
 from dask_coded.runtime.jobs import Job
 from dask_coded.runtime.kernels import KERNELS
+from dask_coded.runtime.memberships import Memberships
 from dask_coded.runtime.spec import NAME, ArraySpec
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class CodedWorkerPlugin(WorkerPlugin):
         self._jobs: dict[str, Job] = {}
         self._jobs_of: dict[Handler, set[str]] = {}
         self._executor = ThreadPoolExecutor(worker.state.nthreads, thread_name_prefix="Coded")
+        self.memberships = Memberships(self)
         worker.handlers["coded_channel"] = self._serve
         worker.handlers["coded_rows"] = self._rows
         worker.handlers["coded_kept"] = self.kept_state
@@ -60,6 +62,7 @@ class CodedWorkerPlugin(WorkerPlugin):
         for job in self._jobs.values():
             job.stop()
         self._jobs.clear()
+        self.memberships.close()
         await asyncio.gather(*(c.close() for c in self.channels.values()))
         self._executor.shutdown(wait=False, cancel_futures=True)
 
@@ -90,12 +93,15 @@ class CodedWorkerPlugin(WorkerPlugin):
         if message is CLOSED:
             for run in self._jobs_of.pop(answer, set()):
                 self._drop(run)
+            self.memberships.leader_gone(answer)
             return
         for run in message.get("over", ()):
             self._drop(run)
         op, run = message["op"], message["run"]
         if op == "start":
             self._start(message, answer)
+        elif op in Memberships.OPS:
+            self.memberships.handle(message, answer)
         elif op == "stop":
             # Answered in any case: a coordinator that waits in vain takes this worker for stopped.
             self._drop(run)
@@ -155,6 +161,11 @@ class CodedWorkerPlugin(WorkerPlugin):
         """The loop is over; a state that comes in late is not wanted either."""
         self.kept.pop(key, None)
         self._forgotten.append(key)
+        self.memberships.forget(key)
+
+    def is_forgotten(self, key: Key) -> bool:
+        """Whether a loop is over."""
+        return key in self._forgotten
 
     def piece(self, key: Any) -> Any:
         """A piece that this worker holds, aligned; None if it holds it no more."""

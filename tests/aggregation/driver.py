@@ -23,7 +23,7 @@ class Group:
     choice : tuple of int
     codec : Codec
     stopped : collection of int
-        Workers that never finish computing, but pass on what they receive.
+        Workers that do not finish computing before :meth:`wake`, but pass on what they receive.
     dead : collection of int
         Workers that do nothing.
     """
@@ -46,19 +46,23 @@ class Group:
         self.machines = {node: plan.machine(node, choice, codec) for node in nodes}
         self.totals: dict[int, dict[int, Partial]] = {node: {} for node in nodes}
         self.under_way: list[Event] = [("begin", node, None) for node in nodes]
+        self.asleep: list[Event] = []
         self.sent: list[tuple[int, Send]] = []
 
     def run(self, pick: Callable[[int], int], twice: bool = False) -> None:
         """Deliver until nothing is under way; ``pick(count)`` says which comes next."""
         while self.under_way:
-            kind, node, what = self.under_way.pop(pick(len(self.under_way)))
+            event = self.under_way.pop(pick(len(self.under_way)))
+            kind, node, what = event
             if node in self.dead:
                 continue
             machine = self.machines[node]
             if kind == "begin":
                 self._follow(node, machine.begin())
             elif kind == "computed":
-                if node not in self.stopped:
+                if node in self.stopped:
+                    self.asleep.append(event)
+                else:
                     work, segment = what
                     self._follow(node, machine.computed(work, segment, self._gradient(*what)))
             else:
@@ -66,6 +70,12 @@ class Group:
                 self._follow(node, machine.received(sender, send.tag, send.payload))
                 if twice:
                     self._follow(node, machine.received(sender, send.tag, send.payload))
+
+    def wake(self) -> None:
+        """The stopped workers finish computing after all."""
+        self.stopped -= self.stopped - self.dead
+        self.under_way += self.asleep
+        self.asleep = []
 
     def total(self, node: int) -> tuple[np.ndarray, float]:
         """The sum as a node has it, and its loss."""

@@ -1,0 +1,182 @@
+"""Speculative duplicates: no code, but a second worker for what is late.
+
+Every part of the data is stored on two workers, the second being the one before on a ring. Nobody
+computes anything twice until most workers have delivered; then those that have, and that store a
+part which is missing, are asked for it. What comes first counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dask_coded.aggregation._machine import (
+    ROOT,
+    Aggregation,
+    Command,
+    Compute,
+    Finished,
+    Machine,
+    Plan,
+    Send,
+    Tag,
+    check_count,
+    check_workers,
+)
+from dask_coded.aggregation._sum import Sum
+from dask_coded.compression import EXACT, Codec, Partial
+
+
+@dataclass(frozen=True)
+class Speculation(Aggregation):
+    """A :class:`Star` in which parts that are late are computed by a second worker as well.
+
+    The load is that of a star, and twice that for those that help out. It costs the time of two
+    computations when a worker is late, where a code costs that in every step.
+
+    Parameters
+    ----------
+    share : float
+        The share of the workers that must have delivered before others are asked, above 0 and at
+        most 1.
+    segments : int
+        How many segments the gradient is cut into.
+
+    Examples
+    --------
+    >>> plan = Speculation().plan(4)
+    >>> plan.stored, plan.load
+    (((0, 1), (1, 2), (2, 3), (3, 0)), 0.25)
+    """
+
+    share: float = 0.75
+    segments: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ValueError(f"Argument 'share' must be above 0 and at most 1, it is {self.share}.")
+        check_count("segments", self.segments)
+
+    def plan(self, workers: int) -> SpeculativePlan:
+        """The plan for so many workers."""
+        check_workers(self, workers)
+        return SpeculativePlan(workers, self.share, self.segments)
+
+
+class SpeculativePlan(Plan):
+    """The plan of a :class:`Speculation`: worker ``i`` can help worker ``i + 1`` out."""
+
+    rooted = True
+
+    def __init__(self, workers: int, share: float, segments: int) -> None:
+        self.workers = self.parts = workers
+        self.segments = segments
+        # A hair less, so that three quarters of four workers are three.
+        self.enough = math.ceil(share * workers - 1e-9)
+        self.stored = tuple(
+            tuple(dict.fromkeys((worker, (worker + 1) % workers))) for worker in range(workers)
+        )
+
+    @property
+    def load(self) -> float:
+        """The share of the data that a worker computes in a step in which nobody is late."""
+        return 1 / self.workers
+
+    def machine(self, node: int, choice: Sequence[int] = (), codec: Codec = EXACT) -> Machine:
+        """A node's machine for one step."""
+        if node == ROOT:
+            return _Root(self, codec)
+        return _Worker(node, self.segments, codec)
+
+
+@dataclass
+class _Segment:
+    parts: set[int] = field(default_factory=set)
+    sum: Sum = field(default_factory=Sum)
+
+
+class _Root(Machine):
+    def __init__(self, plan: SpeculativePlan, codec: Codec) -> None:
+        self._plan = plan
+        self._codec = codec
+        self._segments = [_Segment() for _ in range(plan.segments)]
+        #: How many segments each worker has delivered of its own part.
+        self._delivered: dict[int, set[int]] = {worker: set() for worker in range(plan.workers)}
+        self._asked: set[int] = set()
+
+    def begin(self) -> list[Command]:
+        return []
+
+    def computed(self, work: Compute, segment: int, partial: Partial) -> list[Command]:
+        raise AssertionError("The root computes nothing.")
+
+    def received(self, sender: int, tag: Tag, payload: Any) -> list[Command]:
+        """A worker has delivered, of its own part or of the one that it was asked for."""
+        workers = self._plan.workers
+        state = self._segments[tag.segment]
+        if tag.kind == "part":
+            self._delivered[sender].add(tag.segment)
+        part = sender if tag.kind == "part" else (sender + 1) % workers
+        if part in state.parts:
+            return self._ask()
+        state.parts.add(part)
+        state.sum.add(self._codec.unpack(payload))
+        if len(state.parts) < workers:
+            return self._ask()
+        packed = self._codec.pack(state.sum.take())
+        answer = Tag("sum", tag.segment)
+        return [
+            *(Send(worker, answer, packed) for worker in range(workers)),
+            Finished(tag.segment, self._codec.unpack(packed)),
+            *self._ask(),
+        ]
+
+    def _ask(self) -> list[Command]:
+        """Ask workers that are done for what is missing, if enough are done."""
+        plan = self._plan
+        done = {w for w, segments in self._delivered.items() if len(segments) == plan.segments}
+        if len(done) < plan.enough:
+            return []
+        missing = {
+            part
+            for part in range(plan.workers)
+            if any(part not in state.parts for state in self._segments)
+        }
+        commands: list[Command] = []
+        for part in sorted(missing - self._asked):
+            if (helper := (part - 1) % plan.workers) in done:
+                self._asked.add(part)
+                commands.append(Send(helper, Tag("redo"), (part,)))
+        return commands
+
+
+class _Worker(Machine):
+    def __init__(self, node: int, segments: int, codec: Codec) -> None:
+        self._node = node
+        self._codec = codec
+        self._left = set(range(segments))
+        self._sent: set[tuple[str, int]] = set()
+        self._asked = False
+
+    def begin(self) -> list[Command]:
+        return [Compute((self._node,), (1.0,))]
+
+    def computed(self, work: Compute, segment: int, partial: Partial) -> list[Command]:
+        """This worker's own part is there, or another's that it was asked for."""
+        kind = "part" if work.parts == (self._node,) else "redo"
+        if segment not in self._left or (kind, segment) in self._sent:
+            return []
+        self._sent.add((kind, segment))
+        return [Send(ROOT, Tag(kind, segment), self._codec.pack(partial))]
+
+    def received(self, sender: int, tag: Tag, payload: Any) -> list[Command]:
+        """The root has the total of a segment, or asks for a part."""
+        if tag.kind == "sum" and tag.segment in self._left:
+            self._left.remove(tag.segment)
+            return [Finished(tag.segment, self._codec.unpack(payload))]
+        if tag.kind == "redo" and self._left and not self._asked:
+            self._asked = True
+            return [Compute(tuple(payload), (1.0,) * len(payload))]
+        return []

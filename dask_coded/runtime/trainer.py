@@ -1,0 +1,385 @@
+"""A worker's part in a training: one thread computes, one communicates.
+
+The computation thread computes gradients and applies updates, to the replica that is its own. The
+communication thread runs the machines of :mod:`dask_coded.aggregation`, one for each step that is
+not over yet, with all their arithmetic on vectors; the worker's event loop only moves bytes.
+
+A message of a step that is over is dropped. Between any two parts of the data the computation
+thread looks whether the step is over without it; if so, it gives up, applies all sums that have
+come meanwhile, and goes on with the newest step.
+"""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from distributed.protocol.pickle import dumps
+from distributed.utils import sync
+
+from dask_coded.aggregation import ROOT, Command, Compute, Finished, Machine, Send, Tag
+from dask_coded.compression import Partial
+from dask_coded.runtime.channels import CLOSED, Channel, Handler, Message
+from dask_coded.runtime.shards import fetch_rows
+from dask_coded.runtime.training_spec import Group, Replica
+
+if TYPE_CHECKING:
+    from dask_coded.runtime.worker import CodedWorkerPlugin
+
+
+class Trainer:
+    """A worker's part in one group.
+
+    Parameters
+    ----------
+    plugin : CodedWorkerPlugin
+    group : Group
+    node : int
+        Of the plan: which one this worker is.
+    replica : Replica
+        In the state that the group begins with.
+    answer : callable(dict)
+        Sends a message to the leader; may be called from any thread.
+    previous : Trainer or None
+        This worker's part in the group before, stopped; its last gradient may not be done yet.
+    """
+
+    def __init__(
+        self,
+        plugin: CodedWorkerPlugin,
+        group: Group,
+        node: int,
+        replica: Replica,
+        answer: Handler,
+        previous: Trainer | None = None,
+    ) -> None:
+        self.group = group
+        self.replica = replica
+        self.answer = answer
+        self._plugin = plugin
+        self._node = node
+        self._previous = previous
+        self._channels: dict[int, Channel] = {}
+        # Under the run itself the leader listens, perhaps on the same channel.
+        self._ear = f"{group.run}-closed"
+        self._events: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        # The communication thread's own.
+        self._machines: dict[int, Machine] = {}
+        self._segments: dict[int, dict[int, Partial]] = {}
+        self._choices = {group.version: group.choice}
+        # What both threads share, and the event loop when it stops them.
+        self._changed = threading.Condition()
+        self._works: deque[tuple[int, Compute]] = deque()
+        self._totals: dict[int, list[Partial]] = {}
+        self._begun = group.version - 1
+        #: Whether the machine has yet to say what to compute in the step that was begun.
+        self._asked = False
+        self._stopped = self._halted = False
+        self._threads = [
+            threading.Thread(target=self._guarded, args=(target,), name=name, daemon=True)
+            for target, name in (
+                (self._compute, "Coded-train-computation"),
+                (self._communicate, "Coded-train-communication"),
+            )
+        ]
+
+    # -- from the event loop -------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """All are there: go."""
+        for thread in self._threads:
+            thread.start()
+
+    def hop(self, message: Message) -> None:
+        """A message of another node's machine."""
+        self._events.put(lambda: self._received(message))
+
+    def halt(self) -> None:
+        """Apply no more updates, and report."""
+        with self._changed:
+            self._halted = True
+            self._changed.notify_all()
+
+    def retire(self, tell: Callable[[int], None]) -> None:
+        """End both threads soon, when all that has come in is applied.
+
+        Parameters
+        ----------
+        tell : callable(int)
+            Told how many updates have been applied; there will be no more.
+        """
+        if self._stopped or not self._threads[1].is_alive():
+            self.stop()
+            tell(self.replica.version)
+        else:
+            self._events.put(lambda: self._retire(tell))
+
+    def stop(self) -> None:
+        """End both threads soon; from now on the replica does not change."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        self._events.put(None)
+        for channel in self._channels.values():
+            channel.unlisten(self._ear)
+
+    def wait(self) -> None:
+        """Wait until the computation thread of a stopped trainer has ended."""
+        if self._threads[0].ident is not None:
+            self._threads[0].join()
+
+    # -- both threads --------------------------------------------------------------------------
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as exc:
+            if self._stopped:
+                return
+            self.answer({"op": "failed", "run": self.group.run, "error": self._portable(exc)})
+
+    def _portable(self, exc: Exception) -> bytes:
+        """An exception as it can travel, with where it was raised."""
+        where = traceback.format_exc(limit=-6)
+        exc.add_note(f"Raised in the training on worker {self._plugin.worker.address}:\n{where}")
+        try:
+            return dumps(exc)
+        except Exception:
+            return dumps(RuntimeError(f"{type(exc).__name__}: {exc}\n{exc.__notes__[-1]}"))
+
+    def _over(self, step: int) -> bool:
+        """Whether this node has the sum of a step, or needs it no more."""
+        ended = self._stopped or self._halted
+        return ended or step < self.replica.version or step in self._totals
+
+    # -- the computation thread ----------------------------------------------------------------
+
+    def _compute(self) -> None:
+        if self._previous is not None:
+            self._previous.wait()
+            self._previous = None
+        data = self._fetch()
+        while (task := self._next()) is not None:
+            self._work(*task, data)
+
+    def _fetch(self) -> dict[int, tuple[Any, Any]]:
+        training, plugin = self.group.training, self._plugin
+
+        async def rows(part: int) -> tuple[Any, Any]:
+            start, stop = self.replica.part(part)
+            samples = await fetch_rows(plugin, training.samples, start, stop)
+            return samples, await fetch_rows(plugin, training.targets, start, stop)
+
+        data = {}
+        for part in self.group.plan.stored[self._node]:
+            if self._stopped:
+                break
+            data[part] = sync(plugin.worker.loop, rows, part)
+        return data
+
+    def _next(self) -> tuple[int, Compute] | None:
+        """What to compute next; updates are applied while waiting for it."""
+        with self._changed:
+            while not self._stopped:
+                while self._works:
+                    step, work = self._works.popleft()
+                    # What was asked for too late is computed by nobody: its parameters are gone.
+                    if not self._over(step) and step == self._begun:
+                        self._asked = False
+                        return step, work
+                if self._halted or self._advance():
+                    self._finish()
+                    break
+                self._changed.wait()
+            return None
+
+    def _advance(self) -> bool:
+        """Apply what has to be applied for the next step, and begin it; whether it is the end."""
+        replica, group = self.replica, self.group
+        if self._asked and not self._over(self._begun):
+            return False
+        ready = self._ready()
+        step = max(self._begun + 1, ready)
+        last = step >= group.training.steps
+        wanted = ready if last else group.begins_with(step)
+        if wanted > ready:
+            return False
+        self._apply(wanted)
+        if not last:
+            self._begun, self._asked = step, True
+            self._events.put(lambda: self._begin(step))
+        return replica.version >= group.training.steps
+
+    def _ready(self) -> int:
+        """How many updates could be applied."""
+        ready = self.replica.version
+        while ready in self._totals:
+            ready += 1
+        return ready
+
+    def _apply(self, version: int) -> None:
+        while self.replica.version < version:
+            totals = self._totals.pop(self.replica.version)
+            self.replica.apply([t.vector for t in totals], sum(t.loss for t in totals))
+            self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        """The first worker sends its state to the leader now and then."""
+        every = self.group.training.checkpoint and self.group.training.checkpoint[1]
+        version = self.replica.version
+        if (
+            self._node == 0
+            and every
+            and (version % every == 0 or version == self.group.training.steps)
+        ):
+            state = dumps(self.replica.state())
+            self.answer({"op": "checkpoint", "run": self.group.run, "state": state})
+
+    def _finish(self) -> None:
+        self.answer(
+            {
+                "op": "finished",
+                "run": self.group.run,
+                "version": self.replica.version,
+                "digest": self.replica.digest(),
+            }
+        )
+
+    def _work(self, step: int, work: Compute, data: dict[int, tuple[Any, Any]]) -> None:
+        """Compute, unless the step ends without it."""
+        began = perf_counter()
+        total: Partial | None = None
+        for part, coefficient in zip(work.parts, work.coefficients, strict=True):
+            if self._over(step):
+                return
+            partial = Partial(*self.replica.gradient(step, part, *data[part]))
+            if total is None:
+                total = partial
+                if coefficient != 1:
+                    total.vector *= total.vector.dtype.type(coefficient)
+                    total.loss *= coefficient
+            else:
+                total.add(partial, coefficient)
+        assert total is not None
+        seconds = perf_counter() - began
+        self.answer({"op": "computed", "run": self.group.run, "step": step, "seconds": seconds})
+        for segment, vector in enumerate(np.array_split(total.vector, self.group.plan.segments)):
+            # The loss rides on the first segment.
+            loss = 0.0 if segment else total.loss
+            vector = self.replica.compress(step, segment, vector)
+            self._events.put(self._contribution(step, work, segment, Partial(vector, loss)))
+
+    def _contribution(
+        self, step: int, work: Compute, segment: int, partial: Partial
+    ) -> Callable[[], None]:
+        def contribute() -> None:
+            if not self._over(step):
+                self._carry_out(step, self._machine(step).computed(work, segment, partial))
+
+        return contribute
+
+    # -- the communication thread --------------------------------------------------------------
+
+    def _communicate(self) -> None:
+        while (event := self._events.get()) is not None:
+            event()
+
+    def _retire(self, tell: Callable[[int], None]) -> None:
+        with self._changed:
+            # A gradient that is being computed with these parameters is not wanted any more.
+            self._apply(self._ready())
+        self._plugin.worker.loop.add_callback(self.stop)
+        tell(self.replica.version)
+
+    def _machine(self, step: int) -> Machine:
+        if step not in self._machines:
+            choice = self._choices.get(self.group.begins_with(step), ())
+            codec = self.group.training.codec
+            self._machines[step] = self.group.plan.machine(self._node, choice, codec)
+        return self._machines[step]
+
+    def _begin(self, step: int) -> None:
+        if not self._over(step):
+            self._carry_out(step, self._machine(step).begin())
+
+    def _received(self, message: Message) -> None:
+        step, choice = message["step"], message["choice"]
+        if self._over(step):
+            return
+        if choice is not None:
+            self._choices[step + 1] = tuple(choice)
+        tag = Tag(*message["tag"])
+        commands = self._machine(step).received(message["sender"], tag, message["payload"])
+        self._carry_out(step, commands, choice)
+
+    def _carry_out(self, step: int, commands: list[Command], choice: Any = None) -> None:
+        for command in commands:
+            if isinstance(command, Send):
+                self._send(step, command, choice)
+            elif isinstance(command, Compute):
+                with self._changed:
+                    self._works.append((step, command))
+                    self._changed.notify_all()
+            else:
+                self._finished(step, command)
+
+    def _finished(self, step: int, command: Finished) -> None:
+        segments = self._segments.setdefault(step, {})
+        segments[command.segment] = command.total
+        if len(segments) < self.group.plan.segments:
+            return
+        totals = [segments[i] for i in range(len(segments))]
+        with self._changed:
+            self._totals[step] = totals
+            self._changed.notify_all()
+        del self._machines[step], self._segments[step]
+        self._choices.pop(self.group.begins_with(step + 1) - 1, None)
+        if self._node == 0 and not self.group.plan.rooted:
+            loss = sum(total.loss for total in totals)
+            norm = float(np.sqrt(sum(np.vdot(t.vector, t.vector) for t in totals)))
+            self.answer(
+                {"op": "summed", "run": self.group.run, "step": step, "loss": loss, "norm": norm}
+            )
+
+    def _send(self, step: int, command: Send, choice: Any) -> None:
+        message = hop_message(self.group.run, step, self._node, command, choice)
+        if command.to == ROOT:
+            self.answer(message)
+        else:
+            self._plugin.worker.loop.add_callback(self._post, command.to, message)
+
+    def _post(self, node: int, message: Message) -> None:
+        """Send to another worker, on the event loop."""
+        channel = self._channels.get(node)
+        if channel is None:
+            if self._stopped or not (address := self.group.addresses[node]):
+                return
+            channel = self._channels[node] = self._plugin.channel(address)
+            channel.listen(self._ear, lambda answer: self._lost(node, answer))
+        channel.post(message)
+
+    def _lost(self, node: int, answer: Message) -> None:
+        if answer is CLOSED:
+            self.answer({"op": "unreachable", "run": self.group.run, "node": node})
+
+
+def hop_message(run: str, step: int, sender: int, command: Send, choice: Any) -> Message:
+    """What one node's machine has for another's.
+
+    A choice of the root, for the steps that begin with this one's update, rides on the sum.
+    """
+    return {
+        "op": "hop",
+        "run": run,
+        "step": step,
+        "sender": sender,
+        "tag": tuple(command.tag),
+        "payload": command.payload,
+        "choice": choice,
+    }

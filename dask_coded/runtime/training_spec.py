@@ -1,0 +1,186 @@
+"""What those who take part in a training tell each other.
+
+A *training* is one call of :func:`dask_coded.training.train`. It is run by *groups*: a leader and
+some workers with a plan, which goes on until it is done or a worker is lost; then there is another
+group. Each group has a run id, which all its messages carry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from dask.typing import Key
+
+from dask_coded.aggregation import Aggregation, Plan
+from dask_coded.compression import Codec
+
+
+class Replica(Protocol):
+    """One worker's copy of what is trained: see :class:`dask_coded.training.replica.Replica`."""
+
+    version: int
+    losses: list[float]
+
+    def part(self, part: int) -> tuple[int, int]: ...
+    def gradient(self, step: int, part: int, samples: Any, targets: Any) -> tuple[Any, float]: ...
+    def compress(self, step: int, segment: int, vector: Any) -> Any: ...
+    def apply(self, totals: Sequence[Any], loss: float) -> None: ...
+    def state(self) -> dict[str, Any]: ...
+    def restore(self, state: dict[str, Any]) -> None: ...
+    def digest(self) -> str: ...
+
+
+class Model(Protocol):
+    """Makes replicas."""
+
+    def replica(self, parts: int, segments: int) -> Replica: ...
+
+
+class Batches(Protocol):
+    """Which samples a step uses."""
+
+    def count(self, step: int) -> int: ...
+
+
+class Schedule(Protocol):
+    """When a step may begin."""
+
+    def version(self, step: int) -> int: ...
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Rows that lie in the cluster.
+
+    Parameters
+    ----------
+    keys : tuple of Key
+        Of the blocks, in order.
+    rows : tuple of int
+        Of each block.
+    """
+
+    keys: tuple[Key, ...]
+    rows: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Training:
+    """All that is fixed when a training begins.
+
+    Parameters
+    ----------
+    id : str
+    model : bytes
+        A pickled :class:`Model`: the leader has no use for it.
+    batches : callable
+        ``batches(parts)`` tells how many samples a step uses.
+    samples, targets : Blocks
+    aggregation : Aggregation
+    codec : Codec
+    schedule : Schedule
+    first : int
+        How many updates the parameters have seen already.
+    steps : int
+        At which number of updates it ends.
+    workers : tuple of str or None
+        Addresses of those that may take part; None for all.
+    checkpoint : (str, int) or None
+        A file, and after how many updates it is written again.
+    """
+
+    id: str
+    model: bytes
+    batches: Callable[[int], Batches]
+    samples: Blocks
+    targets: Blocks
+    aggregation: Aggregation
+    codec: Codec
+    schedule: Schedule
+    first: int
+    steps: int
+    workers: tuple[str, ...] | None = None
+    checkpoint: tuple[str, int] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Those who train together, and how.
+
+    Parameters
+    ----------
+    run : str
+        Its run id.
+    training : Training
+    plan : Plan
+    addresses : tuple of str
+        One per node of the plan; empty for a node that is not there.
+    version : int
+        How many updates had been applied when it was formed.
+    source : str or None
+        Address of a worker that has that state; None if it is that of the model.
+    choice : tuple of int
+        What the plan chose for the first steps.
+    """
+
+    run: str
+    training: Training
+    plan: Plan
+    addresses: tuple[str, ...]
+    version: int
+    source: str | None
+    choice: tuple[int, ...] = ()
+
+    def begins_with(self, step: int) -> int:
+        """How many updates the parameters of a step have seen: those of the schedule.
+
+        A group begins anew: nothing is in flight yet when it is formed.
+        """
+        return max(self.training.schedule.version(step), self.version)
+
+
+@dataclass
+class Step:
+    """What the leader saw of a step.
+
+    Parameters
+    ----------
+    step : int
+        From 0.
+    loss : float
+        Mean over the samples of the step; NaN where the gradient gives none.
+    seconds : float
+        Since the step before ended, as the leader saw it; NaN for a step that a leader saw that is
+        lost.
+    late : tuple of str
+        Addresses of the workers that had not computed their part when the step ended.
+    computing : dict of str to float
+        Seconds that each worker computed, before it waited for any other, of those that were done
+        in time.
+    """
+
+    step: int
+    loss: float
+    seconds: float = float("nan")
+    late: tuple[str, ...] = ()
+    computing: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """How a training ended.
+
+    Parameters
+    ----------
+    state : dict
+        Of a replica.
+    history : list of Step
+    digests : dict of str to str
+        Of the parameters of each worker that was done in time.
+    """
+
+    state: dict[str, Any]
+    history: list[Step]
+    digests: dict[str, str]

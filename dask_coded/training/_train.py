@@ -1,0 +1,247 @@
+"""Training on a cluster: one loop, and independent choices of how gradients are summed.
+
+All workers have a copy of the parameters. In a step each of them computes the gradients of its own
+parts of the data, the gradients are summed as the aggregation says, and every worker applies the
+same sum to its copy. What travels is sums of gradients; the data stay where they are.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from distributed import Client
+from distributed.protocol.pickle import dumps
+
+from dask_coded.aggregation import Aggregation
+from dask_coded.array import current_client
+from dask_coded.compression import EXACT, Compression
+from dask_coded.display import Display
+from dask_coded.loop import Progress
+from dask_coded.runtime.install import install
+from dask_coded.runtime.training import lead
+from dask_coded.runtime.training_spec import Outcome, Step, Training
+from dask_coded.submission import run
+from dask_coded.training.aggregations import choose_aggregation
+from dask_coded.training.batches import Batches
+from dask_coded.training.data import load
+from dask_coded.training.optimizers import SGD, Optimizer, Vector, check_whole
+from dask_coded.training.replica import Gradient, Model
+from dask_coded.training.schedules import Schedule, Synchronous
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingResult:
+    """What a training ends with.
+
+    Attributes
+    ----------
+    parameters : ndarray, shape (n,)
+    steps : int
+        How many updates the parameters have seen.
+    history : list of Step
+        Of every step its loss, how long it took, who was late, and how long each worker computed.
+    digests : dict of str to str
+        A digest of the parameters of each worker, by address, of those that were done when the
+        training was: they are all the same.
+    aggregation : Aggregation
+        That was used.
+    """
+
+    parameters: Vector
+    steps: int
+    history: list[Step]
+    digests: dict[str, str]
+    aggregation: Aggregation
+
+
+def train(
+    gradient: Gradient,
+    parameters: npt.ArrayLike,
+    data: Any,
+    *,
+    optimizer: Optimizer | None = None,
+    steps: int = 100,
+    batch_size: int | None = None,
+    aggregation: Aggregation | None = None,
+    compression: Compression | None = None,
+    schedule: Schedule | None = None,
+    seed: int = 0,
+    layers: Sequence[tuple[int, ...]] | None = None,
+    client: Client | None = None,
+    workers: Sequence[str] | None = None,
+    leader: str | Sequence[str] | None = None,
+    callback: Callable[[Progress], object] | None = None,
+    verbose: bool = False,
+) -> TrainingResult:
+    """Train a model on the cluster that holds the data.
+
+    Parameters
+    ----------
+    gradient : callable
+        ``gradient(parameters, samples, targets)`` returns the *sum* over the given samples of the
+        gradient of the loss: a flat array as long as the parameters; or the sum of the losses, and
+        that. It runs on the workers, must not change its arguments, and may use NumPy, JAX, PyTorch
+        or anything else that gives an array. Where workers share parts of the data it must give the
+        same for the same arguments.
+    parameters : array_like of float, shape (n,)
+        To begin with. Gradients are summed in their dtype.
+    data : (samples, targets)
+        Dask arrays, chunked in any way; NumPy arrays; or lists of delayed objects or of futures
+        that are arrays of rows. Along the first axis they are equally long.
+    optimizer : Optimizer, optional
+        :class:`SGD` or :class:`Adam`; by default ``SGD(0.1)``. It is given the mean gradient over
+        the samples of a step.
+    steps : int
+        How many updates to make.
+    batch_size : int, optional
+        Samples in a step, over all workers; by default all. In each epoch every sample is used
+        once.
+    aggregation : Aggregation, optional
+        How gradients become a sum; by default chosen, see :func:`choose_aggregation`.
+    compression : Compression, optional
+        How they become smaller on their way; by default they do not.
+    schedule : Schedule, optional
+        :class:`Synchronous`, which is the default, or :class:`Pipelined`.
+    seed : int
+        Of the mini-batches.
+    layers : sequence of tuple of int, optional
+        Shapes of the layers that lie one after the other in the parameters, for compressions that
+        look at layers. By default it is one.
+    client : distributed.Client, optional
+        The cluster; by default the current one.
+    workers : sequence of str, optional
+        Addresses of the workers that may take part; by default all.
+    leader : str or sequence of str, optional
+        Addresses of workers of which one leads; by default a fast one.
+    callback : callable, optional
+        Called with a :class:`~dask_coded.Progress` of the last step and of earlier ones, at most
+        ten a second, in the client's event loop. Its objective is the mean loss, its residual the
+        norm of the mean gradient as it was summed. If it returns True, the training ends soon.
+    verbose : bool
+        Show the progress.
+
+    Returns
+    -------
+    TrainingResult
+        Ctrl-C stops the training in the cluster as well.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is not as it should be, or the gradient that is computed.
+    FloatingPointError
+        If a gradient is not finite.
+    CodedDataLostError
+        If data are lost with a worker, and the cluster cannot compute them again.
+    Exception
+        What ``gradient`` raises, with a note that names the worker.
+
+    Examples
+    --------
+    >>> import dask.array as da, dask_coded as coded
+    >>> from distributed import Client
+    >>> client = Client(n_workers=3, threads_per_worker=1, processes=False, dashboard_address=None)
+    >>> X = da.from_array(np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]), chunks=(1, 2))
+    >>> def squares(w, X, y):
+    ...     error = X @ w - y
+    ...     return error @ error / 2, X.T @ error
+    >>> found = coded.training.train(squares, np.zeros(2), (X, X @ [2.0, -1.0]), steps=500)
+    >>> found.parameters.round(4)
+    array([ 2., -1.])
+    >>> client.close()
+    """
+    client = current_client(client)
+    start = _start(parameters)
+    optimizer = optimizer or SGD(0.1)
+    schedule = schedule or Synchronous()
+    check_whole("steps", steps)
+    if batch_size is not None:
+        check_whole("batch_size", batch_size)
+    if layers is None:
+        layers = [start.shape]
+    elif (size := sum(int(np.prod(shape)) for shape in layers)) != start.size:
+        raise ValueError(
+            f"Argument 'layers' must have as many elements as the parameters, {start.size}; "
+            f"it has {size}."
+        )
+    client.sync(install, client)
+    samples, targets, held = load(client, data)
+    if aggregation is None:
+        there = client.scheduler_info(n_workers=-1)["workers"]
+        count = len(there if workers is None else set(there) & set(workers))
+        aggregation = choose_aggregation(count, start.nbytes)
+    total = sum(samples.rows)
+    model = Model(gradient, start, optimizer, total, batch_size, seed, compression, tuple(layers))
+    training = Training(
+        id=f"coded-training-{uuid.uuid4().hex[:16]}",
+        model=dumps(model),
+        batches=partial(Batches, total, batch_size=batch_size, seed=seed),
+        samples=samples,
+        targets=targets,
+        aggregation=aggregation,
+        codec=EXACT if compression is None else compression.codec,
+        schedule=schedule,
+        first=0,
+        steps=steps,
+        workers=None if workers is None else tuple(workers),
+    )
+    watch = _Watch(client, training.id, callback, Display() if verbose else None)
+    with watch.display or nullcontext():
+        outcome: Outcome = run(
+            lead,
+            training,
+            client=client,
+            callback=watch if callback or verbose else None,
+            workers=leader,
+        )
+    del held
+    if watch.display is not None:
+        watch.display.summary()
+    return TrainingResult(
+        outcome.state["parameters"],
+        outcome.state["version"],
+        outcome.history,
+        outcome.digests,
+        aggregation,
+    )
+
+
+def _start(parameters: npt.ArrayLike) -> Vector:
+    """The parameters to begin with, as a flat array of floating-point numbers."""
+    start = np.array(parameters)
+    if start.ndim != 1 or not start.size or start.dtype.kind not in "fiub":
+        raise ValueError(
+            f"Argument 'parameters' must be a flat array of real numbers, it has shape "
+            f"{start.shape} and dtype {start.dtype}."
+        )
+    return start if start.dtype.kind == "f" else start.astype(np.float64)
+
+
+class _Watch:
+    """What the client does with the steps that it hears of."""
+
+    def __init__(
+        self,
+        client: Client,
+        training: str,
+        callback: Callable[[Progress], object] | None,
+        display: Display | None,
+    ) -> None:
+        self.display = display
+        self._client = client
+        self._training = training
+        self._callback = callback
+
+    def __call__(self, progress: Progress) -> None:
+        if self.display is not None:
+            self.display(progress)
+        if self._callback is not None and self._callback(progress) is True:
+            client: Any = self._client
+            client.loop.add_callback(client.scheduler.coded_enough, training=self._training)

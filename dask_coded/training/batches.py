@@ -1,0 +1,76 @@
+"""Which samples a step uses: the same on every worker that computes with them."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+class Batches:
+    """Mini-batches of data that are cut into parts.
+
+    The parts are row ranges, equal up to one sample. An *epoch* is as many steps as batches of
+    ``batch_size`` samples are needed to see all data. In each epoch the samples of a part are
+    permuted and dealt out to its steps evenly, so that every sample is used exactly once. The
+    permutation follows from the seed, the part and the epoch: whoever holds the part draws the
+    same.
+
+    Parameters
+    ----------
+    samples : int
+        All of them.
+    parts : int
+    batch_size : int or None
+        Samples in a step, at most (up to one for each part); None for all.
+    seed : int
+
+    Attributes
+    ----------
+    steps : int
+        In an epoch.
+
+    Examples
+    --------
+    >>> batches = Batches(samples=12, parts=2, batch_size=5, seed=0)
+    >>> batches.steps, batches.count(0)
+    (3, 4)
+    >>> sorted(int(i) for step in range(3) for i in batches.rows(1, step))
+    [0, 1, 2, 3, 4, 5]
+    """
+
+    def __init__(self, samples: int, parts: int, batch_size: int | None, seed: int) -> None:
+        self._edges = np.arange(parts + 1) * samples // parts
+        self._seed = seed
+        self.steps = 1 if batch_size is None else -(-samples // min(batch_size, samples))
+        # All parts of a worker are asked for the same epoch, again and again.
+        self._permutation = lru_cache(maxsize=2 * parts)(self._permuted)
+
+    def part(self, part: int) -> tuple[int, int]:
+        """First row of a part, and the end."""
+        return int(self._edges[part]), int(self._edges[part + 1])
+
+    def rows(self, part: int, step: int) -> slice | npt.NDArray[np.intp]:
+        """The rows of a part that a step uses, as an index into the part."""
+        if self.steps == 1:
+            return slice(None)
+        epoch, turn = divmod(step, self.steps)
+        permutation = self._permutation(part, epoch)
+        return permutation[self._cut(turn)[part] : self._cut(turn + 1)[part]]
+
+    def count(self, step: int) -> int:
+        """How many samples a step uses, over all parts."""
+        turn = step % self.steps
+        return int((self._cut(turn + 1) - self._cut(turn)).sum())
+
+    def _cut(self, turn: int) -> npt.NDArray[np.intp]:
+        """Where each part's samples for one of the epoch's steps begin."""
+        # Parts whose samples cannot be dealt out evenly have one more in different steps.
+        shift = self._edges[:-1] % self.steps
+        return (np.diff(self._edges) * turn + shift) // self.steps
+
+    def _permuted(self, part: int, epoch: int) -> npt.NDArray[Any]:
+        first, end = self.part(part)
+        return np.random.default_rng([self._seed, part, epoch]).permutation(end - first)

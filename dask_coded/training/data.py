@@ -1,0 +1,118 @@
+"""Samples and targets as blocks of rows in the cluster's memory."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import scipy.sparse
+from dask.base import is_dask_collection
+from distributed import Client, Future, futures_of, wait
+
+from dask_coded.runtime.training_spec import Blocks
+
+
+def load(client: Client, data: Any) -> tuple[Blocks, Blocks, list[Future]]:
+    """Bring samples and targets into the cluster, unless they are there.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    data : (samples, targets)
+        Each a dask array, a NumPy array, a SciPy sparse matrix, or a sequence of delayed objects
+        or futures of arrays.
+
+    Returns
+    -------
+    samples, targets : Blocks
+    futures : list of Future
+        As long as they live, the blocks do.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the data are something else, or not equally long.
+    """
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        raise TypeError("Argument 'data' must be a pair: samples and targets.")
+    futures: list[Future] = []
+    found = []
+    for name, values in zip(("samples", "targets"), data, strict=True):
+        blocks, held = _load(client, name, values)
+        found.append(blocks)
+        futures += held
+    samples, targets = (sum(blocks.rows) for blocks in found)
+    if samples != targets:
+        raise ValueError(
+            f"There must be a target for each sample, there are {samples} samples and "
+            f"{targets} targets."
+        )
+    if not samples:
+        raise ValueError("Argument 'data' must hold at least one sample.")
+    return found[0], found[1], futures
+
+
+def _load(client: Client, name: str, values: Any) -> tuple[Blocks, list[Future]]:
+    if isinstance(values, da.Array):
+        return _array(client, name, values)
+    if isinstance(values, Sequence) and values and all(map(_is_lazy, values)):
+        return _partitions(client, name, values)
+    if (isinstance(values, np.ndarray) and values.ndim) or scipy.sparse.issparse(values):
+        return _scattered(client, values)
+    raise TypeError(
+        f"The {name} must be a dask array, a NumPy array, or a list of delayed objects or futures "
+        f"of arrays, they are a {type(values).__name__}."
+    )
+
+
+def _is_lazy(value: Any) -> bool:
+    return isinstance(value, Future) or is_dask_collection(value)
+
+
+def _array(client: Client, name: str, values: da.Array) -> tuple[Blocks, list[Future]]:
+    if not values.ndim or np.isnan(values.shape).any():
+        raise ValueError(
+            f"The {name} have chunks of unknown size: call `compute_chunk_sizes()` first."
+        )
+    whole = values.rechunk(dict.fromkeys(range(1, values.ndim), -1))
+    persisted = client.persist(whole)
+    futures = futures_of(persisted, client=client)
+    _settle(client, futures)
+    tail = (0,) * (values.ndim - 1)
+    keys = tuple((persisted.name, i, *tail) for i in range(persisted.numblocks[0]))
+    return Blocks(keys, persisted.chunks[0]), futures
+
+
+def _partitions(client: Client, name: str, values: Any) -> tuple[Blocks, list[Future]]:
+    futures = [v if isinstance(v, Future) else client.compute(v) for v in values]
+    _settle(client, futures)
+    rows = client.gather(client.map(_rows, futures, pure=False))
+    if None in rows:
+        raise TypeError(f"The partitions of the {name} must be arrays of rows.")
+    return Blocks(tuple(future.key for future in futures), tuple(rows)), futures
+
+
+def _rows(values: Any) -> int | None:
+    shape = getattr(values, "shape", ())
+    return int(shape[0]) if shape else None
+
+
+def _scattered(client: Client, values: Any) -> tuple[Blocks, list[Future]]:
+    """Equal blocks, as many as there are workers."""
+    count = max(min(len(client.scheduler_info(n_workers=-1)["workers"]), values.shape[0]), 1)
+    edges = [i * values.shape[0] // count for i in range(count + 1)]
+    blocks = [values[a:b] for a, b in itertools.pairwise(edges)]
+    futures = client.scatter(blocks, hash=False)
+    return Blocks(tuple(f.key for f in futures), tuple(b.shape[0] for b in blocks)), futures
+
+
+def _settle(client: Client, futures: list[Future]) -> None:
+    """Wait for all; the first error is raised."""
+    with client.as_current():
+        wait(futures)
+    for future in futures:
+        if future.status != "finished":
+            future.result()

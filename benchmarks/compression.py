@@ -58,6 +58,9 @@ CODECS: dict[str, Codec] = {
     "16 bits, evenly spaced": Quantization(bits=16),
 }
 
+#: The gradients that are looked at are of two periods of this.
+LOOKED_AT = GradiVeQ(residual=False)
+
 
 @dataclass(frozen=True)
 class Size:
@@ -72,8 +75,7 @@ class Size:
     most: int = 400
     #: Orders of the samples.
     seeds: tuple[int, ...] = (0, 1, 2)
-    #: The training whose gradients are looked at: two periods of this.
-    looked_at: GradiVeQ = GradiVeQ(residual=False)
+    looked_at: GradiVeQ = LOOKED_AT
     samples: int | None = None
     compressions: tuple[str, ...] = tuple(COMPRESSIONS)
 
@@ -146,7 +148,9 @@ def energy_kept(
     for step, gradient in enumerate(itertools.islice(gradients(size, training), steps)):
         for name, compressor in compressors.items():
             kept = compressor.expand(step, 0, compressor.compress(step, 0, gradient))
-            energy, whole = (np.add.reduceat(v.astype(float) ** 2, edges[:-1]) for v in (kept, gradient))
+            energy, whole = (
+                np.add.reduceat(v.astype(float) ** 2, edges[:-1]) for v in (kept, gradient)
+            )
             shares[name].append((energy / np.maximum(whole, 1e-300)).tolist())
             if name == "random" and step % choice.period == choice.exact_steps - 1:
                 forget(compressor)
@@ -189,7 +193,13 @@ def forget(compressor: Projection) -> None:
     """Put as many random directions in the place of those that were learnt."""
     rng = np.random.default_rng(0)
     state = [
-        (period, [(None, np.linalg.qr(rng.standard_normal(basis.shape[::-1]))[0].T) for _, basis in runs])
+        (
+            period,
+            [
+                (None, np.linalg.qr(rng.standard_normal(basis.shape[::-1]))[0].T)
+                for _, basis in runs
+            ],
+        )
         for period, runs in compressor.state()
     ]
     compressor.restore(state)
@@ -231,9 +241,7 @@ def steps_to_accuracy(
     # What differs between numbers of workers is the order of the samples only.
     seeds = size.seeds if workers == size.workers[0] else size.seeds[:1]
     goals = {
-        name: [
-            _goal(size, workers, COMPRESSIONS[name], seed, training, held_out) for seed in seeds
-        ]
+        name: [_goal(size, workers, COMPRESSIONS[name], seed, training, held_out) for seed in seeds]
         for name in size.compressions
     }
     steps = {name: np.array([goal.steps for goal in found]) for name, found in goals.items()}
@@ -308,6 +316,7 @@ def on_the_cluster(
             name: _measure(lab, size, data, COMPRESSIONS[name], goal)
             for name, goal in goals.items()
         }
+        del data  # or workers that leave first would hand it to the others
     none = trained["none"]
     for name, found in trained.items():
         case = f"{name}, {workers} workers, {size.rate}"

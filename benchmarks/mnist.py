@@ -114,7 +114,7 @@ def gradient(
         Their digits, shape (n,).
     """
     net = _set(parameters)
-    loss = cross_entropy(net(torch.from_numpy(samples)), torch.from_numpy(targets), reduction="sum")
+    loss = cross_entropy(net(_scaled(samples)), torch.tensor(targets), reduction="sum")
     gradients = torch.autograd.grad(loss, list(net.parameters()))
     return loss.item(), parameters_to_vector(gradients).numpy()
 

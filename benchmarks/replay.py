@@ -61,14 +61,15 @@ def replay(
     schedule = schedule or Synchronous()
     codec = EXACT if compression is None else compression.codec
     model = Model(
-        gradient,
-        parameters,
-        optimizer,
-        len(data[0]),
-        batch_size,
-        seed,
-        compression,
-        tuple(layers or [parameters.shape]),
+        gradient=gradient,
+        parameters=parameters,
+        optimizer=optimizer,
+        samples=len(data[0]),
+        batch_size=batch_size,
+        seed=seed,
+        compression=compression,
+        layers=tuple(layers or [parameters.shape]),
+        width=schedule.width,
     )
     replicas = [model.replica(plan.parts, plan.segments) for _ in range(workers)]
     step = 0
@@ -98,7 +99,9 @@ def _sum(
     while commands:
         node, command = commands.popleft()
         if isinstance(command, Compute):
-            for segment, partial in enumerate(_compute(replicas[node], step, command, data, segments)):
+            for segment, partial in enumerate(
+                _compute(replicas[node], step, command, data, segments)
+            ):
                 answer = machines[node].computed(command, segment, partial)
                 commands += [(node, c) for c in answer]
         elif isinstance(command, Send):

@@ -1,0 +1,328 @@
+"""Pipelined steps: computation and communication at the same time, and what staleness costs.
+
+On worker processes behind limited links a ring sums a gradient that costs a given processor time:
+much, as much, and little compared with its communication. A synchronous step takes the sum of the
+two; a pipelined one should take the longer of them, with width 2 and no less with width 3. Then
+the whole of what the paper puts together, width 2 and 8 bits in a ring, against a synchronous
+parameter server whose link is as thin as the others.
+
+What the stale gradients of widths 2 and 3 do to the accuracy is seen in replays of a convolutional
+network on MNIST over learning rates; one of them is checked against the cluster, bit by bit.
+
+Where no network lab is to be had, only the replays are run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import dask.array as da
+import numpy as np
+
+import dask_coded as coded
+from benchmarks import mnist
+from benchmarks.network import NetworkLab, unavailable
+from benchmarks.replay import replay
+from benchmarks.report import Report, Summary, options, picture
+from dask_coded.aggregation import Aggregation, Ring, Star
+from dask_coded.compression import Compression, Quantization
+from dask_coded.training import SGD, Pipelined, Schedule, Synchronous
+
+#: Seconds of computation over seconds of communication.
+REGIMES = {"computation-bound": 3.0, "balanced": 1.0, "communication-bound": 1 / 3}
+
+WIDTHS = (1, 2, 3)
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much is done."""
+
+    workers: int = 4
+    rate: str = "50mbit"
+    #: Numbers in the gradient that is timed.
+    numbers: int = 2**18
+    #: Steps of a training that are timed, after those that fill the pipeline, and turns.
+    steps: int = 10
+    turns: int = 2
+    #: Of the network that learns.
+    batch: int = 128
+    learning_rates: tuple[float, ...] = (0.01, 0.02, 0.05, 0.1)
+    learning_steps: int = 150
+    samples: int | None = None
+
+
+SMOKE = Size(
+    workers=2,
+    rate="100mbit",
+    numbers=2**12,
+    steps=2,
+    turns=1,
+    batch=16,
+    learning_rates=(0.02,),
+    learning_steps=6,
+    samples=400,
+)
+
+#: Steps that are not timed: the first waits for the data, the next fill the pipeline.
+FILLING = 4
+
+
+@click.command()
+@options
+def main(json_file: Path | None, png_file: Path | None, smoke: bool) -> None:
+    """Time of a step by width, against the longer of computation and communication."""
+    size = SMOKE if smoke else Size()
+    report = Report("pipeline")
+    if reason := unavailable():
+        report.machine["without a network lab"] = reason
+        print(f"Nothing was run over limited links: {reason}")
+    else:
+        with NetworkLab(size.workers, size.rate, free_rate=size.rate) as lab:
+            lab_steps = Steps(lab, size)
+            unhidden = lab_steps.communication()
+            for regime, ratio in REGIMES.items():
+                by_width(report, size, lab_steps, regime, ratio * unhidden)
+            against_a_server(report, size, lab_steps, REGIMES["communication-bound"] * unhidden)
+            as_replayed(report, size, lab)
+    accuracies = accuracy_by_learning_rate(report, size)
+    if png_file is not None:
+        draw(png_file, accuracies)
+    report.finish(json_file)
+
+
+# -------------------------------------------------------------------------------------- time
+
+
+@dataclass(frozen=True)
+class Busy:
+    """A gradient of ones that costs processor time.
+
+    Parameters
+    ----------
+    seconds
+        Of processor time of the thread that computes, in NumPy's loops: without the interpreter's
+        lock for nearly all of it, as a real gradient.
+    """
+
+    seconds: float
+
+    def __call__(self, parameters: Any, samples: Any, targets: Any) -> np.ndarray:
+        end = time.thread_time() + self.seconds
+        block = np.ones(2**17)
+        while time.thread_time() < end:
+            np.add(block, 0.0, out=block)
+        return np.ones_like(parameters)
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Seconds of steps, and how long their slowest worker computed."""
+
+    seconds: np.ndarray
+    computing: np.ndarray
+
+    @classmethod
+    def of(cls, several: Sequence[Timed]) -> Timed:
+        """All of them."""
+        return cls(
+            np.concatenate([timed.seconds for timed in several]),
+            np.concatenate([timed.computing for timed in several]),
+        )
+
+
+class Steps:
+    """Trainings of the synthetic gradient in a lab."""
+
+    def __init__(self, lab: NetworkLab, size: Size) -> None:
+        self._lab = lab
+        self._size = size
+        self._data = (np.zeros((size.workers, 1)), np.zeros(size.workers))
+
+    def run(
+        self,
+        computing: float,
+        schedule: Schedule,
+        aggregation: Aggregation | None = None,
+        compression: Compression | None = None,
+    ) -> Timed:
+        """Time the steps of one training.
+
+        Parameters
+        ----------
+        computing
+            Seconds that a gradient should take while all workers compute.
+        schedule, aggregation, compression
+            As for `dask_coded.training.train`; a ring by default.
+        """
+        # Workers that compute at the same time share the cores.
+        share = min(1.0, (os.cpu_count() or 1) / self._size.workers)
+        result = coded.training.train(
+            Busy(computing * share),
+            np.zeros(self._size.numbers, dtype=np.float32),
+            self._data,
+            optimizer=SGD(0.1),
+            steps=FILLING + self._size.steps,
+            schedule=schedule,
+            aggregation=aggregation or Ring(),
+            compression=compression,
+            client=self._lab.client,
+            workers=self._lab.workers,
+            leader=self._lab.free,
+        )
+        history = result.history[FILLING:]
+        computed = [max(step.computing.values(), default=math.nan) for step in history]
+        return Timed(np.array([step.seconds for step in history]), np.array(computed))
+
+    def communication(self) -> float:
+        """Median seconds of a step in which there is nothing to compute."""
+        self.run(0.0, Synchronous())  # workers import what they need
+        return float(np.median(self.run(0.0, Synchronous()).seconds))
+
+
+def schedule_of(width: int) -> Schedule:
+    return Synchronous() if width == 1 else Pipelined(width)
+
+
+def by_width(report: Report, size: Size, steps: Steps, regime: str, computing: float) -> None:
+    """Widths in turns, with the same computation."""
+    found: dict[int, list[Timed]] = {width: [] for width in WIDTHS}
+    for _ in range(size.turns):
+        for width in WIDTHS:
+            found[width].append(steps.run(computing, schedule_of(width)))
+    timed = {width: Timed.of(several) for width, several in found.items()}
+    computation = float(np.median(timed[1].computing))
+    communication = float(np.median(timed[1].seconds - timed[1].computing))
+    longer = max(computation, communication)
+    keys: dict[str, Any] = {"workers": size.workers, "link": size.rate, "regime": regime}
+    report.add(regime, "computation", computation * 1e3, "ms", **keys)
+    report.add(regime, "communication", communication * 1e3, "ms", **keys)
+    for width in WIDTHS:
+        case = f"{regime}, width {width}"
+        seconds = timed[width].seconds
+        goal = 1.1 if width == 2 else None
+        report.add(
+            case, "step_over_longer", Summary.of(seconds / longer), goal=goal, width=width, **keys
+        )
+        if width > 1:
+            ratio = Summary.of(seconds / np.median(timed[1].seconds))
+            report.add(case, "step_over_synchronous", ratio, width=width, **keys)
+
+
+def against_a_server(report: Report, size: Size, steps: Steps, computing: float) -> None:
+    """What is gained by each of the things that the paper puts together."""
+    cases: dict[str, tuple[Schedule, Aggregation, Compression | None]] = {
+        "parameter server": (Synchronous(), Star(), None),
+        "ring": (Synchronous(), Ring(), None),
+        "ring, width 2": (Pipelined(2), Ring(), None),
+        "ring, width 2, 8 bits": (Pipelined(2), Ring(), Quantization()),
+    }
+    found: dict[str, list[Timed]] = {name: [] for name in cases}
+    for _ in range(size.turns):
+        for name, (schedule, aggregation, compression) in cases.items():
+            found[name].append(steps.run(computing, schedule, aggregation, compression))
+    server = Timed.of(found["parameter server"])
+    keys: dict[str, Any] = {"workers": size.workers, "link": size.rate}
+    report.add("parameter server", "step", Summary.of(server.seconds * 1e3), "ms", **keys)
+    for name in list(cases)[1:]:
+        ratio = Summary.of(Timed.of(found[name]).seconds / np.median(server.seconds))
+        last = name == list(cases)[-1]
+        report.add(name, "step_over_server", ratio, goal=1 / 5.4 if last else None, **keys)
+
+
+# -------------------------------------------------------------------------------------- accuracy
+
+
+def settings(size: Size, learning_rate: float, width: int) -> dict[str, Any]:
+    """Of a training of the network."""
+    return {
+        "optimizer": SGD(learning_rate, momentum=0.9),
+        "batch_size": size.batch,
+        "schedule": schedule_of(width),
+        "aggregation": Ring(),
+    }
+
+
+def accuracy_by_learning_rate(report: Report, size: Size) -> dict[int, list[float]]:
+    """Accuracy on the images that are held out, by width, for each learning rate."""
+    training, held_out = mnist.load()
+    data = mnist.Split(*(part[: size.samples] for part in training))
+    found: dict[int, list[float]] = {width: [] for width in WIDTHS}
+    for rate in size.learning_rates:
+        for width in WIDTHS:
+            trained = replay(
+                mnist.gradient,
+                mnist.start(),
+                data,
+                workers=size.workers,
+                **settings(size, rate, width),
+            )
+            accuracies = [
+                mnist.accuracy(parameters, held_out)
+                for step, parameters in enumerate(itertools.islice(trained, size.learning_steps))
+                # The last looks, ten steps apart: one alone is as good as the last batch.
+                if step % 10 == 9 and step >= size.learning_steps - 50
+            ] or [0.0]
+            found[width].append(float(np.mean(accuracies)))
+            keys: dict[str, Any] = {"width": width, "learning_rate": rate, "momentum": 0.9}
+            case = f"learning rate {rate:g}, width {width}"
+            report.add(case, "accuracy", Summary.of(accuracies, "range"), "", **keys)
+            if width > 1:
+                difference = found[width][-1] - found[1][-1]
+                report.add(case, "accuracy_difference", difference, "", **keys)
+    return found
+
+
+def as_replayed(report: Report, size: Size, lab: NetworkLab) -> None:
+    """Whether the cluster ends with the parameters of a replay, to the last bit."""
+    training, _ = mnist.load()
+    data = mnist.Split(*(part[: size.samples] for part in training))
+    steps = min(size.learning_steps, 30)
+    for width in WIDTHS[1:]:
+        chosen = settings(size, size.learning_rates[0], width)
+        chunks = -(-len(data.targets) // size.workers)
+        result = coded.training.train(
+            mnist.gradient,
+            mnist.start(),
+            tuple(da.from_array(part, chunks=(chunks, *part.shape[1:])) for part in data),
+            steps=steps,
+            client=lab.client,
+            workers=lab.workers,
+            leader=lab.free,
+            **chosen,
+        )
+        replayed = replay(mnist.gradient, mnist.start(), data, workers=size.workers, **chosen)
+        parameters = next(itertools.islice(replayed, steps - 1, None))
+        same = result.parameters.tobytes() == parameters.tobytes()
+        report.add(
+            f"width {width}, {steps} steps of the network",
+            "equals_replay",
+            same,
+            goal=1,
+            goal_sense="at least",
+            width=width,
+        )
+
+
+def draw(file: Path, accuracies: Mapping[int, Sequence[float]]) -> None:
+    """Accuracy over the learning rate, a line for each width."""
+    with picture(file, figsize=(6, 4)) as figure:
+        axes = figure.subplots()
+        for width, values in accuracies.items():
+            axes.plot(Size.learning_rates[: len(values)], values, "o-", label=f"width {width}")
+        axes.set_xscale("log")
+        axes.set_xlabel("learning rate, with momentum 0.9")
+        axes.set_ylabel("accuracy")
+        axes.legend()
+
+
+if __name__ == "__main__":
+    main()

@@ -285,8 +285,11 @@ class Trained:
 
     Attributes
     ----------
+    steps
+        How many there were.
     seconds
-        Of each step but the first, which waits for the data.
+        Of each step but the first, which waits for the data, and the last, if the leader had heard
+        by then that all is done.
     aggregation
         Of these, from when the last worker had computed its gradient until the sum was there.
     bytes
@@ -295,6 +298,7 @@ class Trained:
         Whether the parameters are those of the replay, to the last bit.
     """
 
+    steps: int
     seconds: np.ndarray
     aggregation: np.ndarray
     bytes: float
@@ -333,7 +337,7 @@ def on_the_cluster(
         report.add(case, "aggregation_over_none", aggregation, **keys)
         step = float(found.seconds.mean() / none.seconds.mean())
         report.add(case, "step_over_none", step, **keys)
-        time = float(found.seconds.sum() / none.seconds.sum())
+        time = step * found.steps / none.steps
         ours = name == "GradiVeQ"
         report.add(case, "time_to_accuracy_over_none", time, goal=0.5 if ours else None, **keys)
         choice = COMPRESSIONS[name]
@@ -358,10 +362,11 @@ def _measure(
     result = _train(lab, size, data, compression, goal.steps, callback)
     (first, before), after = begun[0], lab.traffic()
     received = (after.received - before.received)[:-1].sum()
-    history = result.history[1:]
+    history = [step for step in result.history[1:] if np.isfinite(step.seconds)]
     seconds = np.array([step.seconds for step in history])
     computing = np.array([max(step.computing.values()) for step in history])
     return Trained(
+        goal.steps,
         seconds,
         seconds - computing,
         float(received) / max(goal.steps - first, 1),

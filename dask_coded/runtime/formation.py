@@ -1,4 +1,4 @@
-"""Which workers can form a group, and whether a group can do without some of its own."""
+"""A plan for the workers that there are, and whether it can do without some of them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,11 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from dask_coded.aggregation import ROOT, Aggregation, Command, Compute, Finished, Plan, Send
-from dask_coded.compression import Partial
-
-#: A node of a plan that is not there.
-NOBODY = ""
+from dask_coded.compression import Codec, Partial
 
 
 def form(aggregation: Aggregation, workers: Sequence[str]) -> tuple[Plan, tuple[str, ...]]:
-    """A plan for some workers, and who is which of its nodes.
-
-    The largest plan that they can fill is taken. Where there is none, as for a tree that has lost a
-    leaf, a larger one is, of which the code can do without the nodes that are not there.
+    """The largest plan that some workers can fill, and who is which of its nodes.
 
     Parameters
     ----------
@@ -30,7 +24,7 @@ def form(aggregation: Aggregation, workers: Sequence[str]) -> tuple[Plan, tuple[
     -------
     plan : Plan
     addresses : tuple of str
-        One per node; empty for one that is not there.
+        One per node.
 
     Raises
     ------
@@ -43,28 +37,38 @@ def form(aggregation: Aggregation, workers: Sequence[str]) -> tuple[Plan, tuple[
     >>> form(Star(), ["a", "b"])[1]
     ('a', 'b')
     """
-    available = len(workers)
-    refusal: ValueError | None = None
-    for count in range(available, 0, -1):
+    refusal = ValueError("There is no worker that could take part in the training.")
+    for count in range(len(workers), 0, -1):
         try:
             return aggregation.plan(count), tuple(workers[:count])
         except ValueError as exc:
-            refusal = refusal or exc
-    for count in range(available + 1, 2 * available):
-        try:
-            plan = aggregation.plan(count)
-        except ValueError:
-            continue
-        absent: set[int] = set()
-        # Leaves have the highest numbers, and cost the least.
-        for node in reversed(range(count)):
-            if len(absent) < count - available and can_finish(plan, {*absent, node}):
-                absent.add(node)
-        if len(absent) == count - available:
-            there = iter(workers)
-            nodes = (NOBODY if node in absent else next(there) for node in range(count))
-            return plan, tuple(nodes)
-    raise refusal or ValueError("There is no worker that could take part in the training.")
+            # What is wrong with all of them says most.
+            refusal = exc if count == len(workers) else refusal
+    raise refusal
+
+
+class _Lossy(Codec):
+    """What machines refuse whose codes subtract."""
+
+    lossy = True
+
+
+def check_memory(plan: Plan) -> None:
+    """Check that a plan goes together with a compression that remembers.
+
+    Raises
+    ------
+    ValueError
+        If it has a code that subtracts.
+    """
+    try:
+        plan.machine(ROOT if plan.rooted else 0, plan.choose(), _Lossy())
+    except ValueError:
+        raise ValueError(
+            "The compression keeps what it loses of each worker's own gradients, which does not "
+            "cancel in a code that subtracts: use code='fractional', or a compression that keeps "
+            "nothing, as GradiVeQ(residual=False)."
+        ) from None
 
 
 def can_finish(plan: Plan, absent: Collection[int], choice: Sequence[int] | None = None) -> bool:

@@ -73,7 +73,7 @@ class Memberships:
                 if op == "begin":
                     trainer.begin()
                 else:
-                    trainer.halt()
+                    trainer.halt(message["version"])
 
     async def _join(self, message: Message, answer: Handler) -> None:
         group: Group = message["payload"]

@@ -80,7 +80,9 @@ class Trainer:
         self._begun = group.version - 1
         #: Whether the machine has yet to say what to compute in the step that was begun.
         self._asked = False
-        self._stopped = self._halted = False
+        self._stopped = False
+        #: At which number of updates the training ends.
+        self._end = group.training.steps
         self._threads = [
             threading.Thread(target=self._guarded, args=(target,), name=name, daemon=True)
             for target, name in (
@@ -100,10 +102,10 @@ class Trainer:
         """A message of another node's machine."""
         self._events.put(lambda: self._received(message))
 
-    def halt(self) -> None:
-        """Apply no more updates, and report."""
+    def halt(self, version: int) -> None:
+        """End the training at so many updates, or as soon as may be after."""
         with self._changed:
-            self._halted = True
+            self._end = min(self._end, max(version, self._begun + 1))
             self._changed.notify_all()
 
     def retire(self, tell: Callable[[int], None]) -> None:
@@ -155,8 +157,7 @@ class Trainer:
 
     def _over(self, step: int) -> bool:
         """Whether this node has the sum of a step, or needs it no more."""
-        ended = self._stopped or self._halted
-        return ended or step < self.replica.version or step in self._totals
+        return self._stopped or step < self.replica.version or step in self._totals
 
     # -- the computation thread ----------------------------------------------------------------
 
@@ -193,7 +194,7 @@ class Trainer:
                     if not self._over(step) and step == self._begun:
                         self._asked = False
                         return step, work
-                if self._halted or self._advance():
+                if self._advance():
                     self._finish()
                     break
                 self._changed.wait()
@@ -206,7 +207,7 @@ class Trainer:
             return False
         ready = self._ready()
         step = max(self._begun + 1, ready)
-        last = step >= group.training.steps
+        last = step >= self._end
         wanted = ready if last else group.begins_with(step)
         if wanted > ready:
             return False
@@ -214,7 +215,7 @@ class Trainer:
         if not last:
             self._begun, self._asked = step, True
             self._events.put(lambda: self._begin(step))
-        return replica.version >= group.training.steps
+        return replica.version >= self._end
 
     def _ready(self) -> int:
         """How many updates could be applied."""
@@ -233,11 +234,7 @@ class Trainer:
         """The first worker sends its state to the leader now and then."""
         every = self.group.training.checkpoint and self.group.training.checkpoint[1]
         version = self.replica.version
-        if (
-            self._node == 0
-            and every
-            and (version % every == 0 or version == self.group.training.steps)
-        ):
+        if self._node == 0 and every and (version % every == 0 or version == self._end):
             state = dumps(self.replica.state())
             self.answer({"op": "checkpoint", "run": self.group.run, "state": state})
 
@@ -358,9 +355,10 @@ class Trainer:
         """Send to another worker, on the event loop."""
         channel = self._channels.get(node)
         if channel is None:
-            if self._stopped or not (address := self.group.addresses[node]):
+            if self._stopped:
                 return
-            channel = self._channels[node] = self._plugin.channel(address)
+            channel = self._plugin.channel(self.group.addresses[node])
+            self._channels[node] = channel
             channel.listen(self._ear, lambda answer: self._lost(node, answer))
         channel.post(message)
 

@@ -34,13 +34,15 @@ from dask_coded.aggregation import ROOT, Command, Finished, Machine, Send, Tag
 from dask_coded.compression import Partial
 from dask_coded.loop import Loop, Progress
 from dask_coded.runtime.channels import Channel, Message
-from dask_coded.runtime.formation import NOBODY, can_finish, form
+from dask_coded.runtime.formation import can_finish, check_memory, form
 from dask_coded.runtime.trainer import hop_message
 from dask_coded.runtime.training_spec import Group, Outcome, Step, Training
 from dask_coded.runtime.worker import CodedWorkerPlugin, worker_plugin
 
 # An event loop that runs answers within this many seconds; who does not is not taken in.
 _ANSWER = 2.0
+# As many steps may a ring be ahead of its leader's view of it.
+_AHEAD = 10
 # At the end, workers that are not done when the first is are waited for as long as a step took, and
 # at least this long.
 _LAST = 0.25
@@ -146,6 +148,8 @@ class _Leader:
             found = self._enlisted(candidates)
             workers = [address for address in candidates if address in found]
             plan, addresses = form(training.aggregation, workers)
+            if training.remembers:
+                check_memory(plan)
             version, source = training.first, None
             for address, ahead in found.items():
                 if ahead is not None and ahead > version:
@@ -200,20 +204,12 @@ class _Leader:
 
     async def _call(self, group: Group) -> None:
         for node, address in enumerate(group.addresses):
-            if address != NOBODY:
-                self._channels[address].send(
-                    {
-                        "op": "join",
-                        "run": group.run,
-                        "task": self._task,
-                        "node": node,
-                        "payload": group,
-                    }
-                )
+            message = {"op": "join", "run": group.run, "task": self._task}
+            self._channels[address].send({**message, "node": node, "payload": group})
 
     def _all_joined(self, addresses: tuple[str, ...]) -> bool:
         """Wait until all are ready; False if one is gone, or does not answer at all."""
-        silent = set(addresses) - {NOBODY}
+        silent = set(addresses)
         coming = set(silent)
         deadline = monotonic() + _ANSWER
         while coming:
@@ -242,8 +238,8 @@ class _Play:
         self._group = group
         self._plan = group.plan
         self._batches = group.training.batches(group.plan.parts)
-        self._members = [address for address in group.addresses if address != NOBODY]
-        self._absent = {i for i, address in enumerate(group.addresses) if address == NOBODY}
+        self._members = group.addresses
+        self._absent: set[int] = set()
         self._leaving = False
         self._machines: dict[int, Machine] = {}
         self._segments: dict[int, dict[int, Partial]] = defaultdict(dict)
@@ -265,7 +261,7 @@ class _Play:
         """
         self._tell({"op": "begin", "run": self._group.run})
         if self._leader.enough:
-            self._tell({"op": "halt", "run": self._group.run})
+            self._halt()
         while True:
             event = self._leader.next_event()
             assert event is not None
@@ -292,13 +288,22 @@ class _Play:
             assert self._group.training.checkpoint is not None
             write(self._group.training.checkpoint[0], event["state"])
         elif op == "enough":
-            self._tell({"op": "halt", "run": self._group.run})
+            self._halt()
         elif op == "failed":
             raise pickle.loads(event["error"])
         elif op == "closed":
             self._lose(event["from"])
         elif op == "unreachable":
-            self._lose(self._group.addresses[event["node"]])
+            self._lose(self._members[event["node"]])
+
+    def _halt(self) -> None:
+        """End where all can end alike: after the steps that may have been begun."""
+        ahead = self._group.training.schedule.width
+        if not self._plan.rooted:
+            # A ring is as far as it is: what the leader has heard of it is old.
+            ahead += _AHEAD
+        version = self._version + ahead
+        self._tell({"op": "halt", "run": self._group.run, "version": version})
 
     def _step(self, step: int) -> Step:
         return self._seen.setdefault(step, Step(step, math.nan))
@@ -333,13 +338,13 @@ class _Play:
         if whole:
             # It rides on the last segment, which goes out below: nobody begins a step without.
             computing = self._step(step).computing
-            late = [address not in computing for address in self._group.addresses]
+            late = [address not in computing for address in self._members]
             self._choices[step + 1] = choice = self._plan.choose(np.array(late))
         self._leader.send(
             [
-                (address, hop_message(self._group.run, step, ROOT, command, choice))
-                for command in commands
-                if isinstance(command, Send) and (address := self._group.addresses[command.to])
+                (self._members[c.to], hop_message(self._group.run, step, ROOT, c, choice))
+                for c in commands
+                if isinstance(c, Send)
             ]
         )
         if whole:
@@ -372,7 +377,7 @@ class _Play:
         if address not in self._members:
             return
         self._leader.lose(address)
-        self._absent.add(self._group.addresses.index(address))
+        self._absent.add(self._members.index(address))
         self._leaving = True
         choice = self._choices.get(self._group.begins_with(self._version), ())
         if not self._plan.rooted or not can_finish(self._plan, self._absent, choice):

@@ -47,6 +47,8 @@ class Batches(Protocol):
 class Schedule(Protocol):
     """When a step may begin."""
 
+    width: int
+
     def version(self, step: int) -> int: ...
 
 
@@ -80,6 +82,8 @@ class Training:
     samples, targets : Blocks
     aggregation : Aggregation
     codec : Codec
+    remembers : bool
+        Whether the compression keeps something of each worker's own gradients.
     schedule : Schedule
     first : int
         How many updates the parameters have seen already.
@@ -98,6 +102,7 @@ class Training:
     targets: Blocks
     aggregation: Aggregation
     codec: Codec
+    remembers: bool
     schedule: Schedule
     first: int
     steps: int
@@ -116,7 +121,7 @@ class Group:
     training : Training
     plan : Plan
     addresses : tuple of str
-        One per node of the plan; empty for a node that is not there.
+        One per node of the plan.
     version : int
         How many updates had been applied when it was formed.
     source : str or None

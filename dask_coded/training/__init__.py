@@ -4,21 +4,60 @@
 smaller on the way, and how computation and communication overlap, are three choices of their own.
 """
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from dask_coded.runtime.training_spec import Step
+from dask_coded.training._train import Checkpoint, train
 from dask_coded.training.aggregations import choose_aggregation
 from dask_coded.training.optimizers import SGD, Adam, CosineDecay, Optimizer, StepDecay
+from dask_coded.training.result import TrainingResult, WorkerReport
 from dask_coded.training.schedules import Pipelined, Schedule, Synchronous
-from dask_coded.training._train import TrainingResult, train
+
+if TYPE_CHECKING:
+    from dask_coded.training.estimator import GradientEstimator
+    from dask_coded.training.pytorch import TorchModule
 
 __all__ = [
     "SGD",
     "Adam",
+    "Checkpoint",
     "CosineDecay",
+    "GradientEstimator",
     "Optimizer",
     "Pipelined",
     "Schedule",
+    "Step",
     "StepDecay",
     "Synchronous",
+    "TorchModule",
     "TrainingResult",
+    "WorkerReport",
     "choose_aggregation",
     "train",
 ]
+
+#: What needs another package: its module, what it imports, and the extra that has it.
+_OPTIONAL = {
+    "GradientEstimator": ("estimator", "sklearn", "scikit-learn", "linear-model"),
+    "TorchModule": ("pytorch", "torch", "PyTorch", "train"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _OPTIONAL:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    where, package, title, extra = _OPTIONAL[name]
+    try:
+        module = import_module(f"{__name__}.{where}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != package:
+            raise
+        raise ImportError(f"{name} needs {title}: pip install 'dask-coded[{extra}]'.") from error
+    return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return __all__

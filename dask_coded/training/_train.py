@@ -7,11 +7,14 @@ same sum to its copy. What travels is sums of gradients; the data stay where the
 
 from __future__ import annotations
 
+import os
+import pickle
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,39 +29,37 @@ from dask_coded.display import Display
 from dask_coded.loop import Progress
 from dask_coded.runtime.install import install
 from dask_coded.runtime.training import lead
-from dask_coded.runtime.training_spec import Outcome, Step, Training
+from dask_coded.runtime.training_spec import Outcome, Training
 from dask_coded.submission import run
 from dask_coded.training.aggregations import choose_aggregation
 from dask_coded.training.batches import Batches
 from dask_coded.training.data import load
 from dask_coded.training.optimizers import SGD, Optimizer, Vector, check_whole
 from dask_coded.training.replica import Gradient, Model
+from dask_coded.training.result import TrainingResult
 from dask_coded.training.schedules import Schedule, Synchronous
 
 
-@dataclass(frozen=True, eq=False)
-class TrainingResult:
-    """What a training ends with.
+@dataclass(frozen=True)
+class Checkpoint:
+    """A file that holds all there is to go on from: parameters, optimizer, compressor, losses.
 
-    Attributes
+    It is a pickle: resume only from files that you trust. It is replaced in one go, so that there
+    is always a whole one.
+
+    Parameters
     ----------
-    parameters : ndarray, shape (n,)
-    steps : int
-        How many updates the parameters have seen.
-    history : list of Step
-        Of every step its loss, how long it took, who was late, and how long each worker computed.
-    digests : dict of str to str
-        A digest of the parameters of each worker, by address, of those that were done when the
-        training was: they are all the same.
-    aggregation : Aggregation
-        That was used.
+    path : path
+        As the workers see it: they share the folder with the client, if that is to resume.
+    every : int
+        Updates from one writing to the next. It is also written after the last one.
     """
 
-    parameters: Vector
-    steps: int
-    history: list[Step]
-    digests: dict[str, str]
-    aggregation: Aggregation
+    path: str | os.PathLike[str]
+    every: int = 100
+
+    def __post_init__(self) -> None:
+        check_whole("every", self.every)
 
 
 def train(
@@ -77,6 +78,8 @@ def train(
     client: Client | None = None,
     workers: Sequence[str] | None = None,
     leader: str | Sequence[str] | None = None,
+    checkpoint: Checkpoint | None = None,
+    resume: str | os.PathLike[str] | None = None,
     callback: Callable[[Progress], object] | None = None,
     verbose: bool = False,
 ) -> TrainingResult:
@@ -99,7 +102,7 @@ def train(
         :class:`SGD` or :class:`Adam`; by default ``SGD(0.1)``. It is given the mean gradient over
         the samples of a step.
     steps : int
-        How many updates to make.
+        How many updates to make; a training that is resumed has made some of them.
     batch_size : int, optional
         Samples in a step, over all workers; by default all. In each epoch every sample is used
         once.
@@ -120,6 +123,11 @@ def train(
         Addresses of the workers that may take part; by default all.
     leader : str or sequence of str, optional
         Addresses of workers of which one leads; by default a fast one.
+    checkpoint : Checkpoint, optional
+        A file to go on from, should the cluster be lost.
+    resume : path, optional
+        Such a file, as the client sees it, to go on from: the training is as if it had not been
+        interrupted. (In a :class:`Pipelined` schedule the pipeline is filled anew.)
     callback : callable, optional
         Called with a :class:`~dask_coded.Progress` of the last step and of earlier ones, at most
         ten a second, in the client's event loop. Its objective is the mean loss, its residual the
@@ -178,7 +186,19 @@ def train(
         count = len(there if workers is None else set(there) & set(workers))
         aggregation = choose_aggregation(count, start.nbytes)
     total = sum(samples.rows)
-    model = Model(gradient, start, optimizer, total, batch_size, seed, compression, tuple(layers))
+    state = None if resume is None else _resumed(resume, start)
+    model = Model(
+        gradient,
+        start,
+        optimizer,
+        total,
+        batch_size,
+        seed,
+        compression,
+        tuple(layers),
+        schedule.width,
+        state,
+    )
     training = Training(
         id=f"coded-training-{uuid.uuid4().hex[:16]}",
         model=dumps(model),
@@ -187,10 +207,14 @@ def train(
         targets=targets,
         aggregation=aggregation,
         codec=EXACT if compression is None else compression.codec,
+        remembers=compression is not None and compression.remembers,
         schedule=schedule,
-        first=0,
+        first=0 if state is None else state["version"],
         steps=steps,
         workers=None if workers is None else tuple(workers),
+        checkpoint=None
+        if checkpoint is None
+        else (os.path.abspath(checkpoint.path), checkpoint.every),
     )
     watch = _Watch(client, training.id, callback, Display() if verbose else None)
     with watch.display or nullcontext():
@@ -222,6 +246,18 @@ def _start(parameters: npt.ArrayLike) -> Vector:
             f"{start.shape} and dtype {start.dtype}."
         )
     return start if start.dtype.kind == "f" else start.astype(np.float64)
+
+
+def _resumed(path: str | os.PathLike[str], start: Vector) -> dict[str, Any]:
+    """The state in a file."""
+    state: dict[str, Any] = pickle.loads(Path(path).read_bytes())
+    found = state["parameters"]
+    if (found.shape, found.dtype) != (start.shape, start.dtype):
+        raise ValueError(
+            f"The file {str(path)!r} holds {found.size} parameters of dtype {found.dtype}, the "
+            f"training has {start.size} of dtype {start.dtype}: resume the training that wrote it."
+        )
+    return state
 
 
 class _Watch:

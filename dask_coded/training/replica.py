@@ -39,6 +39,8 @@ class Model:
     compression : Compression or None
     layers : sequence of tuple of int
         Shapes of the layers that lie one after the other in the parameters.
+    width : int
+        How many steps may be under way at a time.
     state : dict or None
         A replica's state to go on from.
     """
@@ -51,6 +53,7 @@ class Model:
     seed: int
     compression: Compression | None
     layers: Sequence[tuple[int, ...]]
+    width: int = 1
     state: dict[str, Any] | None = None
 
     def replica(self, parts: int, segments: int) -> Replica:
@@ -85,7 +88,7 @@ class Replica:
         self._compressor = (
             Compressor()
             if model.compression is None
-            else model.compression.compressor(model.layers, segments)
+            else model.compression.compressor(model.layers, segments, model.width)
         )
         self.version = 0
         self.losses: list[float] = []

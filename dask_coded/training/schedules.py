@@ -13,7 +13,15 @@ from dask_coded.training.optimizers import check_whole
 
 
 class Schedule(ABC):
-    """What a user chooses: how computation and communication follow each other."""
+    """What a user chooses: how computation and communication follow each other.
+
+    Attributes
+    ----------
+    width : int
+        How many steps may be under way at a time.
+    """
+
+    width: int = 1
 
     @abstractmethod
     def version(self, step: int) -> int:

@@ -1,0 +1,87 @@
+"""Optimizers against PyTorch's, and schedules of the learning rate."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dask_coded.training import SGD, Adam, CosineDecay, Pipelined, StepDecay
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "options"),
+    [
+        (SGD(0.1), "SGD", {"lr": 0.1}),
+        (SGD(0.1, momentum=0.9), "SGD", {"lr": 0.1, "momentum": 0.9}),
+        (
+            SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+            "SGD",
+            {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
+        ),
+        (Adam(0.05), "Adam", {"lr": 0.05}),
+        (
+            Adam(0.05, betas=(0.8, 0.99), epsilon=1e-6, weight_decay=0.1),
+            "Adam",
+            {"lr": 0.05, "betas": (0.8, 0.99), "eps": 1e-6, "weight_decay": 0.1},
+        ),
+    ],
+    ids=str,
+)
+def test_steps_are_those_of_pytorch(ours, theirs, options):
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=20)
+    parameter = torch.tensor(x, requires_grad=True)
+    optimizer = getattr(torch.optim, theirs)([parameter], **options)
+    state = ours.start(x)
+    for step in range(10):
+        gradient = rng.normal(size=20)
+        before = gradient.copy()
+        ours.update(x, gradient, state, step)
+        np.testing.assert_array_equal(gradient, before)
+        parameter.grad = torch.tensor(gradient)
+        optimizer.step()
+    np.testing.assert_allclose(x, parameter.detach().numpy(), rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("optimizer", [SGD(0.1, momentum=0.5, weight_decay=0.1), Adam(0.1)])
+def test_single_precision_stays_single(optimizer):
+    x = np.ones(3, dtype=np.float32)
+    state = optimizer.start(x)
+    optimizer.update(x, x.copy(), state, 0)
+    assert {x.dtype, *(a.dtype for a in state.values())} == {np.dtype(np.float32)}
+
+
+@pytest.mark.parametrize("optimizer", [SGD, Adam])
+def test_the_learning_rate_follows_any_function_of_the_step(optimizer):
+    halved, plain = np.ones(2), np.ones(2)
+    scheduled = optimizer(0.2, decay=lambda step: np.float64(0.5))
+    scheduled.update(halved, np.ones(2), scheduled.start(halved), 0)
+    optimizer(0.1).update(plain, np.ones(2), optimizer(0.1).start(plain), 0)
+    np.testing.assert_allclose(halved, plain)
+
+
+def test_a_cosine_rises_and_goes_down_to_its_floor():
+    decay = CosineDecay(steps=10, warmup=3, floor=0.1)
+    factors = [decay(step) for step in range(12)]
+    assert factors[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert factors[4:10] == sorted(factors[4:10], reverse=True)
+    np.testing.assert_allclose(factors[10:], 0.1)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SGD(0), "'learning_rate' must be a positive number, it is 0"),
+        (lambda: SGD(0.1, momentum=1), "'momentum' must be from 0 to below 1"),
+        (lambda: SGD(0.1, nesterov=True), "'nesterov' needs a positive momentum"),
+        (lambda: Adam(0.1, betas=(1.0, 0.9)), "'betas' must be from 0"),
+        (lambda: StepDecay(every=0), "'every' must be a whole number from 1, it is 0"),
+        (lambda: CosineDecay(5, warmup=5), "'warmup' must be less than 'steps'"),
+        (lambda: CosineDecay(5, floor=2), "'floor' must be between 0 and 1"),
+        (lambda: Pipelined(1), "'width' must be a whole number from 2, it is 1"),
+    ],
+)
+def test_wrong_arguments(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

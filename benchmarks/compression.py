@@ -70,7 +70,8 @@ class Size:
     rate: str = "20mbit"
     batch: int = 128
     target: float = 0.97
-    #: Steps between looks at the accuracy, and the most that are tried.
+    #: Steps before the first look at the accuracy, between looks, and the most that are tried.
+    before: int = 40
     every: int = 5
     most: int = 400
     #: Orders of the samples.
@@ -85,6 +86,7 @@ SMOKE = Size(
     rate="100mbit",
     batch=16,
     target=0.15,
+    before=0,
     every=2,
     most=60,
     seeds=(0,),
@@ -274,7 +276,9 @@ def _goal(
         **settings(size),
     )
     for step, parameters in enumerate(itertools.islice(trained, size.most), start=1):
-        if step % size.every == 0 and mnist.accuracy(parameters, held_out) >= size.target:
+        if step <= size.before or step % size.every:
+            continue
+        if mnist.accuracy(parameters, held_out) >= size.target:
             break
     return Goal(step, parameters.copy())
 

@@ -55,7 +55,7 @@ class Size:
     #: Of the network that learns.
     batch: int = 128
     learning_rates: tuple[float, ...] = (0.01, 0.02, 0.05, 0.1)
-    learning_steps: int = 150
+    learning_steps: int = 120
     samples: int | None = None
 
 

@@ -40,6 +40,12 @@ REGIMES = {"computation-bound": 3.0, "balanced": 1.0, "communication-bound": 1 /
 
 WIDTHS = (1, 2, 3)
 
+#: Those with momentum 0.5 and five times the rate go as far with the same gradients.
+OPTIMIZERS = (
+    *(SGD(rate, momentum=0.9) for rate in (0.01, 0.02, 0.05, 0.1)),
+    *(SGD(rate, momentum=0.5) for rate in (0.05, 0.1, 0.25)),
+)
+
 
 @dataclass(frozen=True)
 class Size:
@@ -54,7 +60,7 @@ class Size:
     turns: int = 3
     #: Of the network that learns.
     batch: int = 128
-    learning_rates: tuple[float, ...] = (0.01, 0.02, 0.05, 0.1)
+    optimizers: tuple[SGD, ...] = OPTIMIZERS
     learning_steps: int = 120
     samples: int | None = None
 
@@ -66,7 +72,7 @@ SMOKE = Size(
     steps=2,
     turns=1,
     batch=16,
-    learning_rates=(0.02,),
+    optimizers=OPTIMIZERS[:1],
     learning_steps=10,
     samples=400,
 )
@@ -95,7 +101,7 @@ def main(json_file: Path | None, png_file: Path | None, smoke: bool) -> None:
             as_replayed(report, size, lab)
     accuracies = accuracy_by_learning_rate(report, size)
     if png_file is not None:
-        draw(png_file, accuracies)
+        draw(png_file, size, accuracies)
     report.finish(json_file)
 
 
@@ -241,10 +247,10 @@ def against_a_server(report: Report, size: Size, steps: Steps, computing: float)
 # ---------------------------------------------------------------------------------------- accuracy
 
 
-def settings(size: Size, learning_rate: float, width: int) -> dict[str, Any]:
+def settings(size: Size, optimizer: SGD, width: int) -> dict[str, Any]:
     """Of a training of the network."""
     return {
-        "optimizer": SGD(learning_rate, momentum=0.9),
+        "optimizer": optimizer,
         "batch_size": size.batch,
         "schedule": schedule_of(width),
         "aggregation": Ring(),
@@ -256,14 +262,15 @@ def accuracy_by_learning_rate(report: Report, size: Size) -> dict[int, list[floa
     training, held_out = mnist.load()
     data = mnist.Split(*(part[: size.samples] for part in training))
     found: dict[int, list[float]] = {width: [] for width in WIDTHS}
-    for rate in size.learning_rates:
+    for optimizer in size.optimizers:
+        rate, momentum = optimizer.learning_rate, optimizer.momentum
         for width in WIDTHS:
             trained = replay(
                 mnist.gradient,
                 mnist.start(),
                 data,
                 workers=size.workers,
-                **settings(size, rate, width),
+                **settings(size, optimizer, width),
             )
             accuracies = [
                 mnist.accuracy(parameters, held_out)
@@ -272,8 +279,8 @@ def accuracy_by_learning_rate(report: Report, size: Size) -> dict[int, list[floa
                 if step % 10 == 9 and step >= size.learning_steps - 50
             ]
             found[width].append(float(np.mean(accuracies)))
-            keys: dict[str, Any] = {"width": width, "learning_rate": rate, "momentum": 0.9}
-            case = f"learning rate {rate:g}, width {width}"
+            keys: dict[str, Any] = {"width": width, "learning_rate": rate, "momentum": momentum}
+            case = f"learning rate {rate:g}, momentum {momentum:g}, width {width}"
             report.add(case, "accuracy", Summary.of(accuracies, "range"), "", **keys)
             if width > 1:
                 difference = found[width][-1] - found[1][-1]
@@ -287,7 +294,7 @@ def as_replayed(report: Report, size: Size, lab: NetworkLab) -> None:
     data = mnist.Split(*(part[: size.samples] for part in training))
     steps = min(size.learning_steps, 30)
     for width in WIDTHS[1:]:
-        chosen = settings(size, size.learning_rates[0], width)
+        chosen = settings(size, size.optimizers[0], width)
         chunks = -(-len(data.targets) // size.workers)
         result = coded.training.train(
             mnist.gradient,
@@ -312,14 +319,21 @@ def as_replayed(report: Report, size: Size, lab: NetworkLab) -> None:
         )
 
 
-def draw(file: Path, accuracies: Mapping[int, Sequence[float]]) -> None:
-    """Accuracy over the learning rate, a line for each width."""
+def draw(file: Path, size: Size, accuracies: Mapping[int, Sequence[float]]) -> None:
+    """Accuracy over the learning rate, a line for each width and momentum."""
     with picture(file, figsize=(6, 4)) as figure:
         axes = figure.subplots()
-        for width, values in accuracies.items():
-            axes.plot(Size.learning_rates[: len(values)], values, "o-", label=f"width {width}")
+        for momentum, style in ((0.9, "o-"), (0.5, "s:")):
+            for width, values in accuracies.items():
+                points = [
+                    (optimizer.learning_rate, value)
+                    for optimizer, value in zip(size.optimizers, values)
+                    if optimizer.momentum == momentum
+                ]
+                label = f"width {width}, momentum {momentum:g}"
+                axes.plot(*np.array(points).reshape(-1, 2).T, style, color=f"C{width}", label=label)
         axes.set_xscale("log")
-        axes.set_xlabel("learning rate, with momentum 0.9")
+        axes.set_xlabel("learning rate")
         axes.set_ylabel("accuracy")
         axes.legend()
 

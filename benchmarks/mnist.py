@@ -25,7 +25,7 @@ HELD_OUT = 2_000
 
 
 class Split(NamedTuple):
-    """Images and their digits: float32 of shape (n, 784) between -1 and 1, int64 of shape (n,)."""
+    """Images and their digits: uint8 of shape (n, 784), int64 of shape (n,)."""
 
     samples: np.ndarray
     targets: np.ndarray
@@ -52,7 +52,7 @@ def load(folder: Path | None = None) -> tuple[Split, Split]:
             )
     images = np.frombuffer(gzip.decompress((folder / IMAGES).read_bytes()), np.uint8, offset=16)
     labels = np.frombuffer(gzip.decompress((folder / LABELS).read_bytes()), np.uint8, offset=8)
-    samples = images.reshape(-1, 28 * 28).astype(np.float32) / 127.5 - 1
+    samples = images.reshape(-1, 28 * 28)
     targets = labels.astype(np.int64)
     return (
         Split(samples[:-HELD_OUT], targets[:-HELD_OUT]),
@@ -109,12 +109,12 @@ def gradient(
     parameters
         All weights, float32.
     samples
-        Images, shape (n, 784).
+        Images, uint8 of shape (n, 784).
     targets
         Their digits, shape (n,).
     """
     net = _set(parameters)
-    loss = cross_entropy(net(torch.from_numpy(samples)), torch.from_numpy(targets), reduction="sum")
+    loss = cross_entropy(net(_scaled(samples)), torch.tensor(targets), reduction="sum")
     gradients = torch.autograd.grad(loss, list(net.parameters()))
     return loss.item(), parameters_to_vector(gradients).numpy()
 
@@ -123,8 +123,13 @@ def accuracy(parameters: np.ndarray, split: Split) -> float:
     """Share of images that are recognised."""
     net = _set(parameters)
     with torch.no_grad():
-        found = net(torch.from_numpy(split.samples)).argmax(1).numpy()
+        found = net(_scaled(split.samples)).argmax(1).numpy()
     return float(np.mean(found == split.targets))
+
+
+def _scaled(samples: np.ndarray) -> torch.Tensor:
+    """Between -1 and 1."""
+    return torch.tensor(samples).float() / 127.5 - 1
 
 
 def _set(parameters: np.ndarray) -> torch.nn.Sequential:

@@ -1,6 +1,6 @@
 """Whole algorithms against their peers: time to the same objective or residual, side by side.
 
-Eight one-thread workers share two cores under CPU quotas; none, one or two of them are slowed five
+Eight one-thread workers share two cores under CPU quotas; none or two of them are slowed five
 times. Ours runs inside the cluster, over an array that is coded beforehand. Its peers are
 
 - the same algorithm as a plain loop over a dask array, computed round by round by the client, two
@@ -55,7 +55,7 @@ class Size:
     iterations: int = 5
     share: float = 0.18
     code: tuple[int, int] = (8, 6)
-    slowed: tuple[int, ...] = (0, 1, 2)
+    slowed: tuple[int, ...] = (0, 2)
     repeats: int = 2
     warmup: int = 0
     graphs: tuple[str, ...] = ("graph_wiki-Vote.txt.gz", "graph_cnr-2000.npz")
@@ -306,7 +306,7 @@ def _estimators(lab: Lab, size: Size, data: str, X: np.ndarray, y: np.ndarray) -
 
 
 def pagerank(lab: Lab, size: Size) -> Iterator[Contest]:
-    """PageRank to a change of 1e-4 in a round."""
+    """PageRank to a change of 1e-3 in a round."""
     for name in size.graphs:
         if file := shared(name):
             yield _pagerank(lab, size, file)
@@ -316,7 +316,7 @@ def _pagerank(lab: Lab, size: Size, file: Path) -> Contest:
     graph = coded.graph.read_graph(file)
     M, dangling = transition_matrix(graph.adjacency)
     C = encode(lab, size, M)
-    tol = 1e-4
+    tol = 1e-3
 
     def scores(run: Callable[..., Any], operator: Any) -> np.ndarray:
         return run(operator, dangling, tol=tol).scores
@@ -376,7 +376,7 @@ def heat(lab: Lab, size: Size) -> Iterator[Contest]:
 
 
 def power(lab: Lab, size: Size) -> Iterator[Contest]:
-    """The dominant eigenpair of a symmetric matrix, to a residual of 1e-6."""
+    """The dominant eigenpair of a symmetric matrix, to a residual of 1e-3."""
     n = size.square
     rng = np.random.default_rng(0)
     noise = rng.standard_normal((n, n))
@@ -385,7 +385,7 @@ def power(lab: Lab, size: Size) -> Iterator[Contest]:
     A = (noise + noise.T) / math.sqrt(2 * n) + 3 * np.outer(v, v) / (v @ v)
     C = encode(lab, size, A)
     plain = PlainOperator(lab, spread(lab, A))
-    goal = {"tol": 1e-6, "seed": 0}
+    goal = {"tol": 1e-3, "seed": 0}
 
     def scipy() -> tuple[float, np.ndarray]:
         value, vector = spla.eigsh(A, k=1, tol=goal["tol"], rng=np.random.default_rng(0))
@@ -405,7 +405,7 @@ def power(lab: Lab, size: Size) -> Iterator[Contest]:
             "SciPy eigsh, one process": scipy,
         },
         lambda pair: float(np.linalg.norm(A @ pair[1] - pair[0] * pair[1]) / abs(pair[0])),
-        1.1e-6,
+        1.1e-3,
     )
 
 
@@ -450,7 +450,7 @@ CONTESTS = {f.__name__: f for f in (logistic, estimators, pagerank, heat, power,
 @options
 @click.option("--only", multiple=True, type=click.Choice(list(CONTESTS)), help="Not all of them.")
 def main(json_file: Path | None, png_file: Path | None, smoke: bool, only: tuple[str, ...]) -> None:
-    """Whole algorithms over their peers, with 0, 1 and 2 of 8 workers slowed 5x."""
+    """Whole algorithms over their peers, with none and 2 of 8 workers slowed 5x."""
     size = SMOKE if smoke else Size()
     report = Report("algorithms")
     with Lab(size.code[0], size.share) as lab:

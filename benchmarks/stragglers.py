@@ -44,13 +44,14 @@ POLICIES = [
 class Size:
     """How large a run is."""
 
-    rows: int = 64_000
-    columns: int = 8_000
+    rows: int = 100_000
+    columns: int = 5_000
     # Few enough for the operand to stay in a core's cache beside seven other workers'.
-    right: int = 8
-    share: float = 0.18
+    right: int = 12
+    # Leaves one core for the coordinator: it takes in and decodes while the workers go on.
+    share: float = 0.12
     turns: int = 3
-    rounds: int = 4
+    rounds: int = 3
     measure: float = 0.7
     codes: tuple[tuple[int, int], ...] = ((8, 6), (8, 4))
     slowed: tuple[int, ...] = (0, 1, 2)

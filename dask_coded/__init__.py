@@ -6,7 +6,7 @@ from dask_coded import config as _config  # noqa: F401  defaults first
 from dask_coded import graph, linalg, linear_model, training
 from dask_coded._version import __version__
 from dask_coded.array import CodedArray, encode
-from dask_coded.codes import CODES, MDS, Code, Polynomial, Repetition
+from dask_coded.codes import CODES, MDS, Code, Polynomial, RandomLinear, Repetition
 from dask_coded.display import Display
 from dask_coded.loop import Loop, Progress
 from dask_coded.pair import CodedPair, encode_pair, gram
@@ -30,6 +30,7 @@ __all__ = [
     "PairOperator",
     "Polynomial",
     "Progress",
+    "RandomLinear",
     "Repetition",
     "__version__",
     "encode",

@@ -23,8 +23,8 @@ from dask.utils import format_bytes
 from distributed import Client, default_client
 from scipy.sparse.linalg import LinearOperator
 
-from dask_coded.codes import CODES, MDS, Code, Repetition
-from dask_coded.runtime.encoding import Encoded, encode_source, new_id, sparse_type
+from dask_coded.codes import CODES, MDS, Code, RandomLinear, Repetition
+from dask_coded.runtime.encoding import Encoded, encode_source, extend, new_id, sparse_type
 from dask_coded.runtime.linear import RoundOperator, refuse_transpose
 from dask_coded.runtime.spec import CodedTask, RoundOptions, check_operand
 from dask_coded.runtime.tasks import run_round
@@ -51,9 +51,10 @@ def encode(
     A : dask array, NumPy array or SciPy sparse matrix, shape (rows, columns)
         Dask arrays may be chunked in any way, with NumPy or SciPy sparse chunks.
     code : Code or str, optional
-        How pieces are made: :class:`MDS`, :class:`Repetition`, a code of your own, or the name of
-        one. By default MDS over all workers for floating-point and complex data, repetition for
-        sparse data and for integers and booleans, which parity would make dense or inexact.
+        How pieces are made: :class:`MDS`, :class:`RandomLinear`, :class:`Repetition`, a code of
+        your own, or the name of one. By default MDS over all workers for floating-point and
+        complex data, repetition for sparse data and for integers and booleans, which parity would
+        make dense or inexact.
     client : distributed.Client, optional
         The cluster; by default the current one.
     redundancy : int, optional
@@ -138,7 +139,7 @@ class CodedArray(da.Array):
     Attributes
     ----------
     encoded : Encoded
-        The pieces: ``spec``, ``futures``, ``workers``, ``nbytes``.
+        The pieces: ``spec``, ``futures``, ``workers``, ``nbytes``, ``bytes_moved``.
     code : Code
     """
 
@@ -270,6 +271,60 @@ class CodedArray(da.Array):
         """
         return _ClientOperator(self)
 
+    # -- workers that join ---------------------------------------------------------------------
+
+    def extend(self, workers: Sequence[str] | None = None) -> CodedArray:
+        """Give workers that have joined pieces of their own.
+
+        Each makes itself one new piece out of those that there are, fetched from where they lie:
+        afterwards the array is stored on more workers and survives more losses, and rounds have
+        more hands. Rounds under way go on undisturbed. Only :class:`RandomLinear` codes can grow.
+
+        Nobody has to call this for pieces that were lost. They are made again on other workers by
+        themselves, and a worker that joins takes over from those that hold several meanwhile.
+
+        Parameters
+        ----------
+        workers : sequence of str, optional
+            Addresses of the workers that may get one; by default all that hold none.
+
+        Returns
+        -------
+        CodedArray
+            With the same blocks, and more pieces; the original stays as it is. With an
+            asynchronous client: a coroutine that returns it.
+
+        Raises
+        ------
+        TypeError
+            If the code cannot grow.
+        ClusterUnfitError
+            If every worker holds a piece already.
+
+        Examples
+        --------
+        >>> import numpy as np, dask_coded as coded
+        >>> from distributed import Client
+        >>> client = Client(
+        ...     n_workers=5, threads_per_worker=1, processes=False, dashboard_address=None
+        ... )
+        >>> C = coded.encode(np.eye(6), coded.RandomLinear(n=4, k=3))
+        >>> C.extend().code
+        RandomLinear(n=5, k=3, density=0.5)
+        >>> client.close()
+        """
+        if not isinstance(self.code, RandomLinear):
+            raise TypeError(
+                f"{self.code!r} cannot grow: encode with `coded.RandomLinear` to give workers that "
+                f"join pieces of their own."
+            )
+
+        async def run() -> CodedArray:
+            back = self._back and await extend(self._back, workers)
+            return CodedArray(await extend(self.encoded, workers), back)
+
+        return self.encoded.futures[0].client.sync(run)
+
     # -- looks ---------------------------------------------------------------------------------
 
     def _summary(self) -> dict[str, str]:
@@ -281,6 +336,7 @@ class CodedArray(da.Array):
             "Survives": f"the loss of any {code.tolerance} of its workers",
             "Pieces": f"{code.pieces} of {each}, {format_bytes(encoded.nbytes)} together",
             "Placement": f"{per_worker} on each of {len(set(encoded.workers))} workers",
+            "Moved": f"{format_bytes(encoded.bytes_moved)} between workers, to make the pieces",
             "Transpose": "coded" if self._back is not None else "not coded",
         }
 

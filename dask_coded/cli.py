@@ -79,7 +79,7 @@ def coded() -> None:
     "--code",
     type=click.Choice(sorted(CODES)),
     help="How the matrix is coded: 'mds' needs the least memory but fills in sparse matrices, "
-    "'repetition' keeps plain copies.  [default: repetition]",
+    "'random' does so too and moves less, 'repetition' keeps plain copies.  [default: repetition]",
 )
 @click.option(
     "--redundancy",

@@ -36,7 +36,7 @@ class Size:
     columns: int = 8_000
     # Few enough for the operand to stay in a core's cache beside the other workers'.
     right: int = 8
-    cores: float = 1.5
+    cores: float = 1.0
     measure: float = 0.5
 
 

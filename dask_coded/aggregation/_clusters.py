@@ -18,7 +18,7 @@ from dask_coded.aggregation._machine import (
     check_count,
     check_workers,
 )
-from dask_coded.aggregation._tree import Place, TreeMachine, TreePlan, check_codec, compute
+from dask_coded.aggregation._tree import Place, TreeMachine, TreePlan, compute
 from dask_coded.codes import Clustered, CyclicMDS, FractionalRepetition, GradientCode
 from dask_coded.compression import EXACT, Codec
 from dask_coded.planning import clusters, trees
@@ -163,7 +163,7 @@ class DynamicPlan(TreePlan):
 
     def machine(self, node: int, choice: Sequence[int] = (), codec: Codec = EXACT) -> Machine:
         """A node's machine for a step in which each worker has its row of ``choice``."""
-        check_codec([self._code], codec)
+        self.check(codec)
         taken = choice or range(self.workers)
         root = node == ROOT
         return TreeMachine(

@@ -155,6 +155,9 @@ class Plan(ABC):
         How many segments the gradient is cut into, each of which is summed by itself.
     load : float
         The largest share of the data that a worker computes in a step.
+    plain : bool
+        Whether gradients are added as they are, or multiplied in between, so that errors, and all
+        else in which the gradients of one part differ from node to node, may grow.
     """
 
     workers: int
@@ -162,6 +165,7 @@ class Plan(ABC):
     stored: tuple[tuple[int, ...], ...]
     rooted: bool
     segments: int = 1
+    plain: bool = True
 
     @property
     @abstractmethod
@@ -192,8 +196,7 @@ class Plan(ABC):
         Parameters
         ----------
         late : ndarray of bool, shape (workers,), optional
-            Who straggled in the last step: :func:`dask_coded.planning.clusters.late` tells it
-            from times.
+            Who had not computed what it was to compute when the last step ended.
         """
         return ()
 

@@ -47,6 +47,7 @@ class TreePlan(Plan):
         self.workers = len(allocation.parents)
         self.parts = allocation.parts
         self.stored = tuple(tuple(part for part, _ in work) for work in allocation.work)
+        self.plain = all(code.plain for code in allocation.codes.values())
 
     @property
     def load(self) -> float:
@@ -62,7 +63,7 @@ class TreePlan(Plan):
             If the codec loses digits and a code of this plan would amplify that.
         """
         tree = self.allocation
-        check_codec(tree.codes.values(), codec)
+        self.check(codec)
         children = tree.children.get(node, ())
         return TreeMachine(
             Place(
@@ -76,21 +77,20 @@ class TreePlan(Plan):
             codec,
         )
 
+    def check(self, codec: Codec) -> None:
+        """Raise a ValueError if a code of this plan would amplify what a codec loses."""
+        for code in self.allocation.codes.values():
+            if codec.lossy and not code.plain:
+                raise ValueError(
+                    f"{type(codec).__name__} loses digits, and {code!r} would multiply the error "
+                    f"when it decodes: use the fractional code, whose weights are 0 and 1, or a "
+                    f"compression that is linear."
+                )
+
 
 def compute(work: Sequence[tuple[int, float]]) -> Compute:
     """The command to compute some work."""
     return Compute(tuple(part for part, _ in work), tuple(factor for _, factor in work))
-
-
-def check_codec(codes: Any, codec: Codec) -> None:
-    """Raise a ValueError if some code would amplify what a codec loses."""
-    for code in codes:
-        if codec.lossy and not code.plain:
-            raise ValueError(
-                f"{type(codec).__name__} loses digits, and {code!r} would multiply the error when "
-                f"it decodes: use a code whose weights are 0 and 1, FractionalRepetition, or a "
-                f"compression that is linear."
-            )
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,9 @@ from dask_coded.codes._gradient import (
 from dask_coded.codes._linear import CODES, Code, DecodeError
 from dask_coded.codes._mds import MDS
 from dask_coded.codes._polynomial import Polynomial
+from dask_coded.codes._random import RandomLinear
 from dask_coded.codes._repetition import Repetition
+from dask_coded.codes._subsets import DecodeProbability
 
 __all__ = [
     "CODES",
@@ -23,8 +25,10 @@ __all__ = [
     "Code",
     "CyclicMDS",
     "DecodeError",
+    "DecodeProbability",
     "FractionalRepetition",
     "GradientCode",
     "Polynomial",
+    "RandomLinear",
     "Repetition",
 ]

@@ -23,11 +23,11 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from dask_coded.codes._span import Span, combination, recovery, span
+from dask_coded.codes._subsets import EXHAUSTIVE_SUBSETS, DecodeProbability, k_subsets
+
 #: Every code with a name, by that name; a subclass of :class:`Code` enters itself.
 CODES: dict[str, type[Code]] = {}
-
-#: Up to this many subsets are looked at one by one; beyond, this many are drawn.
-EXHAUSTIVE_SUBSETS = 3_000
 
 _FACTORS_KEPT = 1_024
 
@@ -72,6 +72,9 @@ class Code:
     exact : bool
         Whether encoding and decoding only copy: then every dtype, sparsity and non-finite value
         survives bit for bit.
+    threshold : bool
+        Whether any ``need`` pieces of a group suffice, so that counting them is enough. A subclass
+        for which that does not hold says False: rounds then ask :meth:`span` of every set.
 
     Raises
     ------
@@ -92,6 +95,7 @@ class Code:
 
     name: ClassVar[str | None] = None
     exact: ClassVar[bool] = False
+    threshold: ClassVar[bool] = True
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -136,6 +140,7 @@ class Code:
         unit = (np.count_nonzero(generator, axis=1) == 1) & (generator.max(axis=1) == 1)
         self.block_of = np.where(unit, generator.argmax(axis=1), -1)
         self._factors: dict[tuple[int, ...], tuple[list[int], npt.NDArray[np.float64]]] = {}
+        self._spans: dict[bytes, Span] = {}
 
     @classmethod
     def with_redundancy(cls, n: int, redundancy: int) -> Code:
@@ -173,6 +178,11 @@ class Code:
     @property
     def tolerance(self) -> int:
         """How many places may be lost, whichever they are."""
+        if not self.threshold:
+            # All sets of one loss, of two, … until one does not decode.
+            sizes = range(1, self.n + 1)
+            losses = (itertools.combinations(range(self.n), size) for size in sizes)
+            return next(i for i, sets in enumerate(losses) if not all(map(self.survives, sets)))
         holders = [len(set(self.place[self.group == g])) for g in range(len(self.need))]
         return min(h - int(m) for h, m in zip(holders, self.need, strict=True))
 
@@ -193,7 +203,7 @@ class Code:
 
     def __getstate__(self) -> dict[str, Any]:
         # Factors are cheap to make again and may be many: they stay where they were needed.
-        return {**self.__dict__, "_factors": {}}
+        return {**self.__dict__, "_factors": {}, "_spans": {}}
 
     # -- encoding ------------------------------------------------------------------------------
 
@@ -248,10 +258,9 @@ class Code:
         for i, source in enumerate(sources):
             if np.array_equal(self.G[source], row):
                 return np.asarray(np.eye(len(sources))[i])
-        solution = np.linalg.lstsq(self.G[list(sources)].T, row, rcond=None)[0]
-        if not np.allclose(self.G[list(sources)].T @ solution, row, atol=1e-9):
+        if (weights := combination(self.G, self.block_of, row, sources)) is None:
             raise DecodeError(f"Pieces {list(sources)} of {self!r} do not determine piece {piece}.")
-        return np.asarray(solution)
+        return weights
 
     # -- decoding ------------------------------------------------------------------------------
 
@@ -325,25 +334,91 @@ class Code:
         return found
 
     def _factor(self, pieces: tuple[int, ...]) -> tuple[list[int], npt.NDArray[np.float64]]:
-        have = self.block_of[list(pieces)]
-        present = dict(zip(have.tolist(), range(len(pieces)), strict=True))
-        missing = [j for j in range(self.k) if j not in present]
-        weights = np.zeros((len(missing), len(pieces)))
-        parity = np.flatnonzero(have < 0)[: len(missing)] if missing else np.zeros(0, dtype=int)
-        if not missing:
-            return missing, weights
-        rows = self.G[[pieces[i] for i in parity]]
-        small = rows[:, missing]
-        if len(parity) < len(missing) or np.linalg.matrix_rank(small) < len(missing):
+        if not self.decodable(pieces):
+            missing = sorted(set(range(self.k)) - set(self.block_of[list(pieces)].tolist()))
             raise DecodeError(
                 f"Pieces {list(pieces)} of {self!r} do not determine blocks {missing}: "
                 f"any {self.k} independent pieces do."
             )
-        inverse = np.linalg.inv(small)
-        weights[:, parity] = inverse
-        known = [j for j in range(self.k) if j in present]
-        weights[:, [present[j] for j in known]] = -inverse @ rows[:, known]
-        return missing, weights
+        blocks, weights = recovery(self.G, self.block_of, pieces)
+        return blocks.tolist(), weights
+
+    # -- what survives -------------------------------------------------------------------------
+
+    def span(self, have: npt.NDArray[np.bool_]) -> Span:
+        """What a set of pieces determines, and which others would add to it.
+
+        Parameters
+        ----------
+        have : ndarray of bool, shape (pieces,)
+            The set.
+
+        Returns
+        -------
+        Span
+            Remembered by set: a round asks again and again.
+        """
+        key = have.tobytes()
+        if (found := self._spans.get(key)) is None:
+            if len(self._spans) >= _FACTORS_KEPT:
+                self._spans.clear()
+            found = self._spans[key] = span(self.G, self.block_of, have)
+        return found
+
+    def decodable(self, pieces: Sequence[int]) -> bool:
+        """Whether a set of pieces determines all blocks.
+
+        By the rank of their rows of ``G``: exactly, but for rounding.
+
+        Examples
+        --------
+        >>> code = Code([[1, 0], [0, 1], [1, 1], [2, 2]])
+        >>> code.decodable([0, 2]), code.decodable([2, 3])
+        (True, False)
+        """
+        have = np.zeros(self.pieces, dtype=bool)
+        have[list(pieces)] = True
+        return bool(self.span(have).rank == self.k)
+
+    def survives(self, lost: Sequence[int]) -> bool:
+        """Whether what is left determines all blocks when these places are lost."""
+        return bool(self.span(~np.isin(self.place, lost)).rank == self.k)
+
+    def decode_probability(
+        self, failures: int, limit: int = EXHAUSTIVE_SUBSETS
+    ) -> DecodeProbability:
+        """How likely it is that the blocks survive the loss of so many places, drawn at random.
+
+        Parameters
+        ----------
+        failures : int
+            Places that are lost at once, ``0 … n``.
+        limit : int
+            If there are no more sets of so many places than this, all are looked at; else so many,
+            always the same ones.
+
+        Returns
+        -------
+        DecodeProbability
+            ``(probability, error)``; the error is zero when all sets were looked at.
+
+        Raises
+        ------
+        ValueError
+            If ``failures`` is not between 0 and ``n``.
+
+        Examples
+        --------
+        >>> Code([[1, 0], [0, 1], [1, 1], [0, 1]]).decode_probability(2)
+        DecodeProbability(probability=0.8333333333333334, error=0.0)
+        """
+        if not 0 <= failures <= self.n:
+            raise ValueError(
+                f"Argument 'failures' must be between 0 and 'n' = {self.n}, it is {failures}."
+            )
+        sets = k_subsets(self.n, failures, limit)
+        found = sum(map(self.survives, sets))
+        return DecodeProbability.of(found, len(sets), math.comb(self.n, failures))
 
     # -- conditioning --------------------------------------------------------------------------
 
@@ -370,15 +445,6 @@ class Code:
         """
         subsets = k_subsets(self.pieces, self.k)
         return max(self.condition_number(s) for s in subsets)
-
-
-def k_subsets(n: int, k: int, limit: int = EXHAUSTIVE_SUBSETS) -> list[tuple[int, ...]]:
-    """All ``k``-subsets of ``range(n)`` if at most ``limit``, else that many, repeatably."""
-    if math.comb(n, k) <= limit:
-        return list(itertools.combinations(range(n), k))
-    rng = np.random.default_rng(0)
-    draws = rng.permuted(np.tile(np.arange(n), (limit, 1)), axis=1)[:, :k]
-    return [tuple(row) for row in np.sort(draws, axis=1).tolist()]
 
 
 def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:

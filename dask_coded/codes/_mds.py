@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dask_coded.codes._linear import Code, k_subsets
+from dask_coded.codes._linear import Code
+from dask_coded.codes._subsets import k_subsets, smallest_of_minors
 
 # More draws hardly improve the worst subset; these keep the search near a tenth of a second.
 _DRAWS = 24
@@ -81,7 +82,9 @@ def _generator(n: int, k: int) -> npt.NDArray[np.float64]:
         return np.eye(k)
     subsets = [s for s in k_subsets(n, k, limit=_SUBSETS) if s[-1] >= k]
     candidates = (_parity(n - k, k, seed) for seed in range(_DRAWS if k > 1 else 1))
-    return np.vstack([np.eye(k), max(candidates, key=lambda p: _smallest_minor(p, subsets))])
+    return np.vstack(
+        [np.eye(k), max(candidates, key=lambda p: smallest_of_minors(p, subsets).min())]
+    )
 
 
 def _parity(rows: int, k: int, seed: int) -> npt.NDArray[np.float64]:
@@ -91,21 +94,3 @@ def _parity(rows: int, k: int, seed: int) -> npt.NDArray[np.float64]:
     if rows <= k:
         return np.asarray(q.T)
     return np.asarray(q * np.sqrt(rows / k))
-
-
-def _smallest_minor(parity: npt.NDArray[np.float64], subsets: list[tuple[int, ...]]) -> float:
-    """Smallest singular value among the minors that decoding would invert.
-
-    Decoding from ``subset`` inverts the parity rows in it, restricted to the blocks not in it:
-    at most (n - k) x (n - k), far cheaper than the k x k matrix that has the same worst direction.
-    """
-    k = parity.shape[1]
-    by_size: dict[int, list[npt.NDArray[np.float64]]] = {}
-    for subset in subsets:
-        rows = [i - k for i in subset if i >= k]
-        lost = np.setdiff1d(np.arange(k), subset, assume_unique=True)
-        by_size.setdefault(len(rows), []).append(parity[np.ix_(rows, lost)])
-    return min(
-        float(np.linalg.svd(np.stack(minors), compute_uv=False)[:, -1].min())
-        for minors in by_size.values()
-    )

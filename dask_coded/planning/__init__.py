@@ -7,7 +7,7 @@ from dask_coded.planning.layout import Layout, Run, without
 from dask_coded.planning.policies import POLICIES, Continuous, Policy
 from dask_coded.planning.predictors import PREDICTORS, Predictor
 from dask_coded.planning.progress import Assign, Command, Finish, Progress, Reporting, Withdraw
-from dask_coded.planning.speeds import SpeedHistory
+from dask_coded.planning.speeds import LagHistory, SpeedHistory, pace
 
 __all__ = [
     "POLICIES",
@@ -17,6 +17,7 @@ __all__ = [
     "Continuous",
     "Finish",
     "InfeasibleError",
+    "LagHistory",
     "Layout",
     "Policy",
     "Predictor",
@@ -27,5 +28,6 @@ __all__ = [
     "Withdraw",
     "deal",
     "fluid_time",
+    "pace",
     "without",
 ]

@@ -16,6 +16,9 @@ load is longer than the ring, so that every stripe is covered by exactly ``k`` d
 For cyclic repetition the ring is the data itself: place ``i`` takes one interval inside the ``r``
 blocks that it holds, and the intervals slide round the ring with the speeds.
 
+Of a code of which not every ``k`` pieces decode, the ring deals as if they did; then pieces of
+stripes that would not are exchanged.
+
 References
 ----------
 .. [1] Narra et al., "Slack squeeze coded computing for adaptive straggler mitigation", SC'19
@@ -28,15 +31,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from dask_coded.planning.layout import Floats, Ints, Layout, Run
+from dask_coded.codes import Code
+from dask_coded.planning.layout import Bools, Floats, Ints, Layout, Run, runs_of
 
 
 class InfeasibleError(ValueError):
     """Too few workers with a speed above zero hold what has to be computed."""
 
 
-def fluid_time(rates: Floats, need: float, size: float = 1.0) -> float:
-    """Smallest ``T`` with ``sum_i min(rates_i * T, size) = need * size``.
+def fluid_time(rates: Floats, need: float, size: float = 1.0, lags: Floats | None = None) -> float:
+    """Smallest ``T`` with ``sum_i min(rates_i * max(T - lags_i, 0), size) = need * size``.
 
     Parameters
     ----------
@@ -46,6 +50,8 @@ def fluid_time(rates: Floats, need: float, size: float = 1.0) -> float:
         How many times each unit has to be computed.
     size : float
         Units of work that each worker holds.
+    lags : ndarray, shape (workers,), optional
+        Seconds before each worker begins; by default none.
 
     Returns
     -------
@@ -63,27 +69,38 @@ def fluid_time(rates: Floats, need: float, size: float = 1.0) -> float:
     50.0
     >>> float(fluid_time(np.array([9.0, 1.0, 1.0]), need=2, size=100))
     50.0
+    >>> float(fluid_time(np.array([1.0, 1.0]), need=1, size=100, lags=np.array([0.0, 60.0])))
+    80.0
     """
-    active = np.sort(rates[rates > 0])[::-1]
-    if len(active) < need:
-        raise InfeasibleError(f"{need:g} rates above zero are needed, {len(active)} are.")
-    # With the c fastest at their cap, the rest work to the end: T = (need - c) * size / sum(rest).
-    rest = np.cumsum(active[::-1])[::-1]
-    capped = np.arange(len(active))
-    times = (need - capped) * size / rest
-    # The right c is the first at which nobody else exceeds the cap.
-    fits = (active * times <= size * (1 + 1e-12)) & (need > capped)
-    return float(times[np.argmax(fits)]) if fits.any() else float(size / active[int(need) - 1])
+    active = rates > 0
+    if active.sum() < need:
+        raise InfeasibleError(f"{need:g} rates above zero are needed, {active.sum()} are.")
+    rate = rates[active]
+    begin = np.zeros(len(rate)) if lags is None else lags[active]
+    # What is done by a time is piecewise linear: steeper where a worker begins, flatter at its end.
+    times = np.concatenate([begin, begin + size / rate])
+    order = np.argsort(times, kind="stable")
+    times = times[order]
+    steps = np.diff(times)
+    slope = np.cumsum(np.concatenate([rate, -rate])[order])[:-1]
+    done = np.concatenate([[0.0], np.cumsum(slope * steps)])
+    # Rounding must not let what is needed in all exceed what there is.
+    wanted = min(need * size, float(done[-1]))
+    i = int(np.searchsorted(done, wanted * (1 - 1e-12))) - 1
+    return float(min(times[i] + (wanted - done[i]) / slope[i], times[-1]))
 
 
-def deal(layout: Layout, speeds: Floats) -> list[list[Run]]:
-    """S2C2's first assignment: every stripe just often enough, loads in proportion to speed.
+def deal(layout: Layout, speeds: Floats, lags: Floats | None = None) -> list[list[Run]]:
+    """S2C2's first assignment: every stripe just often enough, all end at the same time.
 
     Parameters
     ----------
     layout : Layout
     speeds : ndarray, shape (workers,)
         Predicted work per second, in any common unit. Zero: give nothing to this worker.
+    lags : ndarray, shape (workers,), optional
+        How long each worker needs to begin and to tell, in the unit of time of the speeds. One that
+        could not even have begun when the others are done is given nothing.
 
     Returns
     -------
@@ -97,6 +114,7 @@ def deal(layout: Layout, speeds: Floats) -> list[list[Run]]:
     """
     shared = np.bincount(layout.host[layout.host >= 0], minlength=layout.workers)
     speed = np.where(layout.host >= 0, speeds[layout.host] / shared[layout.host], 0.0)
+    lag = np.zeros(layout.pieces) if lags is None else lags[layout.host]
     moving = np.bincount(layout.group[speed > 0], minlength=len(layout.need))
     if (moving < layout.need).any():
         group = int(np.argmax(layout.need - moving))
@@ -106,19 +124,22 @@ def deal(layout: Layout, speeds: Floats) -> list[list[Run]]:
             f"or use a code with more redundancy."
         )
     if len(layout.need) == 1:
-        loads = _ring(speed * layout.stripes / layout.work.sum(axis=1), layout)
+        loads = _ring(speed * layout.stripes / layout.work.sum(axis=1), lag, layout)
     else:
-        loads = _slide(speed, layout)
+        loads = _slide(speed, lag, layout)
+    if layout.code is not None:
+        loads = _decodable(layout.code, loads, speed, lag, layout)
     runs: list[list[Run]] = [[] for _ in range(layout.workers)]
     for run in loads:
         runs[layout.host[run.piece]].append(run)
     return runs
 
 
-def _ring(rates: Floats, layout: Layout) -> list[Run]:
+def _ring(rates: Floats, lags: Floats, layout: Layout) -> list[Run]:
     """Loads laid end to end, ``need`` times round a ring; rates in stripes per second."""
     need, stripes = int(layout.need[0]), layout.stripes
-    loads = np.minimum(rates * fluid_time(rates, need, stripes), stripes)
+    time = fluid_time(rates, need, stripes, lags)
+    loads = np.minimum(rates * np.maximum(time - lags, 0.0), stripes)
     # Largest remainders: whole stripes that keep the laps whole, no load longer than the ring.
     lengths = np.floor(loads + 1e-9).astype(np.intp)
     left = need * stripes - int(lengths.sum())
@@ -138,6 +159,38 @@ def _ring(rates: Floats, layout: Layout) -> list[Run]:
     ]
 
 
+def _decodable(
+    code: Code, loads: list[Run], speed: Floats, lags: Floats, layout: Layout
+) -> list[Run]:
+    """Exchange pieces of stripes that would not decode: the busiest one for the least busy.
+
+    As many pieces are dealt as before, so that nothing is computed in vain. A stripe for which
+    those that make progress do not suffice is left as it is: the round asks the others too.
+    """
+    dealt: Bools = np.zeros(layout.work.shape, dtype=bool)
+    for run in loads:
+        dealt[run.piece, run.start : run.stop] = True
+    able = speed > 0
+    pace = np.maximum(speed, 1e-300)
+    load = (layout.work * dealt).sum(axis=1)
+    for stripe in range(layout.stripes):
+        have = dealt[:, stripe].copy()
+        while code.span(have).rank < code.k:
+            adds = np.flatnonzero(code.span(have).adds & able)
+            if not len(adds):
+                break
+            cost = layout.work[:, stripe]
+            best = adds[np.argmin((load + cost)[adds] / pace[adds] + lags[adds])]
+            have[best] = True
+            load[best] += cost[best]
+            spare = np.flatnonzero(code.span(have).spare)
+            worst = spare[np.argmax(load[spare] / pace[spare] + lags[spare])]
+            have[worst] = False
+            load[worst] -= cost[worst]
+        dealt[:, stripe] = have
+    return [run for piece, mask in enumerate(dealt) for run in runs_of(piece, mask)]
+
+
 def _lay(order: Ints, lengths: Ints, first: int, last: int) -> list[Run]:
     """Runs laid end to end round the ring of stripes ``first … last - 1``."""
     size = last - first
@@ -153,7 +206,7 @@ def _lay(order: Ints, lengths: Ints, first: int, last: int) -> list[Run]:
     return runs
 
 
-def _slide(speed: Floats, layout: Layout) -> list[Run]:
+def _slide(speed: Floats, lags: Floats, layout: Layout) -> list[Run]:
     """One interval per place inside the blocks that it holds, the longest time as short as can be.
 
     Place ``i`` may work on the arc from the start of block ``i`` to the end of its last block. For
@@ -166,17 +219,18 @@ def _slide(speed: Floats, layout: Layout) -> list[Run]:
     piece_of = np.arange(layout.pieces).reshape(places, copies)
     first = layout.group[piece_of[:, 0]]
     if (first != np.arange(places)).any() or len(layout.need) != places:
-        return _split_each_group(speed, layout)
+        return _split_each_group(speed, lags, layout)
     rates = speed[piece_of].sum(axis=1)
+    lag = lags[piece_of[:, 0]]
     size = layout.before[piece_of[:, 0], -1]  # work in block i
     edges = np.concatenate([[0.0], np.cumsum(np.tile(size, 2))])  # the ring, laid out twice
     total = edges[places]
     start, end = edges[:places], edges[copies : copies + places]
     if total == 0:
-        return _split_each_group(speed, layout)
+        return _split_each_group(speed, lags, layout)
 
     def boundaries(time: float) -> Floats | None:
-        reach = np.concatenate([[0.0], np.cumsum(rates * time)])
+        reach = np.concatenate([[0.0], np.cumsum(rates * np.maximum(time - lag, 0.0))])
         if reach[-1] < total * (1 - 1e-12):
             return None
         limit = np.minimum.accumulate(end - reach[1:])
@@ -224,7 +278,7 @@ def _cut(bounds: Floats, piece_of: Ints, edges: Floats, layout: Layout) -> list[
     ]
 
 
-def _split_each_group(speed: Floats, layout: Layout) -> list[Run]:
+def _split_each_group(speed: Floats, lags: Floats, layout: Layout) -> list[Run]:
     """Any other code: water filling group by group, a worker's speed split over its pieces."""
     runs = []
     for g, need in enumerate(layout.need.tolist()):
@@ -238,5 +292,7 @@ def _split_each_group(speed: Floats, layout: Layout) -> list[Run]:
             workers=layout.workers,
         )
         rates = speed[members] * layout.stripes / np.maximum(part.work.sum(axis=1), 1e-300)
-        runs += [run._replace(piece=int(members[run.piece])) for run in _ring(rates, part)]
+        runs += [
+            run._replace(piece=int(members[run.piece])) for run in _ring(rates, lags[members], part)
+        ]
     return runs

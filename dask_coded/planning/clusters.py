@@ -27,29 +27,6 @@ from scipy.optimize import linear_sum_assignment
 from dask_coded.planning.layout import Bools, Ints
 
 
-def late(seconds: npt.ArrayLike, factor: float = 2.0) -> Bools:
-    """Who straggled in a step: took more than ``factor`` times as long as the median worker.
-
-    Parameters
-    ----------
-    seconds : array_like, shape (workers,)
-        From the beginning of the step until each worker had delivered; for those that had not when
-        the step ended, until then.
-    factor : float
-
-    Returns
-    -------
-    ndarray of bool, shape (workers,)
-
-    Examples
-    --------
-    >>> late([1.0, 1.1, 0.9, 5.0])
-    array([False, False, False,  True])
-    """
-    times = np.asarray(seconds, dtype=np.float64)
-    return np.asarray(times > factor * np.median(times))
-
-
 def memory(history: npt.ArrayLike) -> float:
     """How much being late in one step says about the next: the correlation of the two.
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from dask_coded.codes import Code
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]
@@ -43,6 +45,15 @@ def without(runs: Iterable[Run], gone: Run) -> list[Run]:
     return kept
 
 
+def runs_of(piece: int, mask: Bools, offset: int = 0) -> list[Run]:
+    """The runs of stripes where ``mask`` is true."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.view(np.int8), [0]])))
+    return [
+        Run(piece, a + offset, b + offset)
+        for a, b in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
+    ]
+
+
 @dataclass(frozen=True, eq=False)
 class Layout:
     """Which worker holds which piece, and what each stripe of it costs.
@@ -59,6 +70,9 @@ class Layout:
         How many pieces of its group a stripe needs.
     workers : int
         Number of workers.
+    code : Code or None
+        The code, if counting the pieces of a stripe does not tell whether they suffice: then it is
+        asked. None if it does, see :attr:`dask_coded.codes.Code.threshold`.
     """
 
     host: Ints
@@ -67,9 +81,10 @@ class Layout:
     place: Ints
     need: Ints
     workers: int
+    code: Code | None = None
 
     @classmethod
-    def of(cls, code: Any, host: Sequence[int], work: npt.ArrayLike, workers: int = 0) -> Layout:
+    def of(cls, code: Code, host: Sequence[int], work: npt.ArrayLike, workers: int = 0) -> Layout:
         """Lay out a code: ``host[piece]`` is a worker index, ``work`` broadcasts to the pieces."""
         hosts = np.asarray(host, dtype=np.intp)
         costs = np.asarray(work, dtype=np.float64)
@@ -83,6 +98,7 @@ class Layout:
             place=code.place,
             need=code.need,
             workers=max(workers, int(hosts.max(initial=-1)) + 1),
+            code=None if code.threshold else code,
         )
 
     @property
@@ -112,6 +128,8 @@ class Layout:
     @cached_property
     def sufficient(self) -> int:
         """How many workers suffice, whichever they are, when each holds one place of the code."""
+        if self.code is not None:
+            return self.code.n - self.code.tolerance
         holders = np.bincount(self.group, minlength=len(self.need))
         return len(np.unique(self.place)) - int((holders - self.need).min())
 
@@ -121,6 +139,27 @@ class Layout:
             return np.asarray(pieces.sum(axis=0, keepdims=True))
         order, starts = self._by_group
         return np.asarray(np.add.reduceat(pieces[order], starts, axis=0, dtype=np.intp))
+
+    def lacking(self, have: Bools) -> Ints:
+        """How many more pieces each stripe needs at least beside those that are marked.
+
+        None if they suffice. (pieces, stripes) to (groups, stripes).
+        """
+        if self.code is None:
+            return np.asarray(np.maximum(self.need[:, None] - self.per_group(have), 0))
+        sets = np.ascontiguousarray(have.T)
+        return np.array([[self.code.k - self.code.span(pieces).rank for pieces in sets]])
+
+    def adds(self, piece: int, have: Bools) -> Bools:
+        """Where a piece would bring a stripe nearer to its end beside those that are marked.
+
+        Where they suffice or hold the piece already, it need not be told. (pieces, stripes) to
+        (stripes,).
+        """
+        if self.code is None:
+            return np.ones(have.shape[1], dtype=bool)
+        sets = np.ascontiguousarray(have.T)
+        return np.array([self.code.span(pieces).adds[piece] for pieces in sets])
 
     @cached_property
     def _by_group(self) -> tuple[Ints, Ints]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dask_coded.planning.layout import Bools, Floats, Ints, Layout, Run, without
+from dask_coded.planning.layout import Bools, Floats, Ints, Layout, Run, runs_of, without
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,11 @@ class Reporting:
     interval: float = 0.02
     growth: float = 1.0
 
-    def gap(self, elapsed: Floats) -> Floats:
-        """Seconds from a report ``elapsed`` seconds in to the next, at the latest."""
-        return np.maximum(self.interval, self.growth * elapsed)
+    def gap(self, elapsed: Floats, left: Floats) -> Floats:
+        """Seconds to the next report, ``elapsed`` in and ``left`` before the end of the list."""
+        if self.growth < 1:
+            left = np.minimum(left, 2 * self.growth / (1 - self.growth) * elapsed)
+        return np.maximum(self.interval, left / 2)
 
     def due(
         self, silent: Floats | float, elapsed: Floats | float, left: Floats | float
@@ -90,7 +92,7 @@ class Progress:
     held : ndarray of bool, shape (pieces, stripes)
         Stripes that have come back, or were dealt and not withdrawn: not to be dealt again.
     missing : ndarray of int, shape (groups, stripes)
-        How many more pieces each stripe needs.
+        How many more pieces each stripe needs, at least.
     queues : list of deque of Run
         What each worker still owes, in its order.
     todo, done : ndarray, shape (workers,)
@@ -105,6 +107,7 @@ class Progress:
         speeds: Floats,
         now: float,
         reporting: Reporting | None = None,
+        lags: Floats | None = None,
     ) -> None:
         shape = layout.pieces, layout.stripes
         self.layout = layout
@@ -125,7 +128,8 @@ class Progress:
         # excuse it: a stopped worker would look as good as new each time.
         self.asked: Floats = np.full(layout.workers, np.nan)
         # From an assignment to the first report, less the computing: messages, queues, stalls.
-        self._lags: Floats = np.full(layout.workers, np.nan)
+        self.measured_lags: Floats = np.full(layout.workers, np.nan)
+        self._expected_lags = np.zeros(layout.workers) if lags is None else lags
         self._stripe = float(layout.work.mean())
         self.commands: list[Command] = []
         self.now = now
@@ -166,12 +170,35 @@ class Progress:
         hosts = self.layout.host[self.available]
         return np.bincount(hosts, minlength=self.layout.workers) > 0
 
-    def outstanding(self, workers: Bools | None = None) -> Ints:
-        """Copies under way per group and stripe, only those of ``workers`` if given."""
-        under_way = self.held & ~self.computed
-        if workers is not None:
-            under_way &= (workers[self.layout.host] & (self.layout.host >= 0))[:, None]
-        return self.layout.per_group(under_way)
+    @property
+    def unheard(self) -> Bools:
+        """Workers that have been dealt work and have not reported, shape (workers,)."""
+        return np.isnan(self.measured_lags) & ~np.isnan(self.began)
+
+    def secured(self, workers: Bools | None = None) -> Bools:
+        """What has come back or is under way, shape (pieces, stripes).
+
+        Under way at ``workers`` only, shape (workers,), if they are given: those that are trusted.
+        """
+        if workers is None:
+            return self.held
+        trusted = (workers[self.layout.host] & (self.layout.host >= 0))[:, None]
+        return self.computed | (self.held & trusted)
+
+    def replaceable(self, run: Run, piece: int) -> Bools:
+        """Where another piece can take the place of a run that is under way, (stripes of run,).
+
+        That is everywhere, unless counting pieces does not tell whether they suffice.
+        """
+        code = self.layout.code
+        free = ~self.held[piece, run.start : run.stop]
+        if code is not None:
+            for i in np.flatnonzero(free).tolist():
+                have = self.held[:, run.start + i].copy()
+                if not code.span(have).spare[run.piece]:
+                    have[run.piece] = False
+                    free[i] = code.span(have).adds[piece]
+        return free
 
     def estimate(self) -> Estimate:
         """What to think of every worker at this moment.
@@ -191,10 +218,11 @@ class Progress:
             # A report may be due, and the stripe in hand has to be finished first: twice that.
             # Before anything has come back there is no telling how long a stripe takes.
             stripe = self._stripe / speed if len(ratios) else 10 * self.reporting.interval
-            normal = 2 * (self.reporting.gap(self.heard - self.began) + stripe)
+            left = self.todo / speed
+            normal = 2 * (self.reporting.gap(self.heard - self.began, left) + stripe)
             quiet = np.nan_to_num(self.now - self.asked)
             late = quiet - normal
-            computed = speed * (quiet - np.where(known, 0.0, self.lag)) if len(ratios) else 0.0
+            computed = speed * (quiet - np.where(known, 0.0, self.lags)) if len(ratios) else 0.0
             backlog = np.where(late > 0, self.todo, np.clip(self.todo - computed, 0.0, self.todo))
             # A worker that is late already is expected to be late by as much again.
             slowed = np.where(
@@ -213,16 +241,22 @@ class Progress:
     @property
     def lag(self) -> float:
         """Seconds that a worker typically needs to begin with new work and to tell of it."""
-        known = self._lags[~np.isnan(self._lags)]
-        return float(np.median(known)) if len(known) else 0.0
+        known = self.measured_lags[~np.isnan(self.measured_lags)]
+        return float(np.median(known)) if len(known) else float(np.median(self._expected_lags))
+
+    @property
+    def lags(self) -> Floats:
+        """The same of each worker, shape (workers,): measured, or expected, or typical."""
+        expected = np.where(self._expected_lags > 0, self._expected_lags, self.lag)
+        return np.where(np.isnan(self.measured_lags), expected, self.measured_lags)
 
     # -- events, from the round ----------------------------------------------------------------
 
     def record(self, worker: int, runs: list[Run], seconds: float) -> list[Run]:
         """Enter runs that came back; returns those that were new."""
         fresh = []
-        if np.isnan(self._lags[worker]):
-            self._lags[worker] = max(self.now - self.asked[worker] - seconds, 0.0)
+        if np.isnan(self.measured_lags[worker]):
+            self.measured_lags[worker] = max(self.now - self.asked[worker] - seconds, 0.0)
         self.heard[worker] = self.now
         self.busy[worker] += seconds
         for run in runs:
@@ -234,8 +268,11 @@ class Progress:
             self.held[run.piece, span] = True
             new = ~self.computed[run.piece, span]
             if new.any():
-                self.missing[self.layout.group[run.piece], span] -= new
                 self.computed[run.piece, span] = True
+                if self.layout.code is None:
+                    self.missing[self.layout.group[run.piece], span] -= new
+                else:
+                    self.missing[:, span] = self.layout.lacking(self.computed[:, span])
                 fresh.append(run)
         return fresh
 
@@ -263,49 +300,46 @@ class Progress:
         self.todo[worker] = sum(self.layout.cost(run) for run in kept)
 
 
-def runs_of(piece: int, mask: Bools, offset: int = 0) -> list[Run]:
-    """The runs of stripes where ``mask`` is true."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.view(np.int8), [0]])))
-    return [
-        Run(piece, a + offset, b + offset)
-        for a, b in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
-    ]
-
-
-def cover(progress: Progress, short: Ints, eligible: Bools) -> Ints:
-    """Deal copies of stripes to eligible workers, each to the one that will be done with it first.
+def cover(progress: Progress, eligible: Bools, trusted: Bools | None = None) -> Ints:
+    """Deal copies of stripes that have too few under way, each to whoever is done with it first.
 
     Parameters
     ----------
     progress : Progress
-    short : ndarray of int, shape (groups, stripes)
-        How many more copies of each stripe to deal.
     eligible : ndarray of bool, shape (workers,)
         Who may be given work.
+    trusted : ndarray of bool, shape (workers,), optional
+        On whose work under way to count; by default on everybody's.
 
     Returns
     -------
     ndarray of int, shape (groups, stripes)
-        How many copies of each stripe could be dealt.
+        How many copies of each stripe are still lacking: nobody eligible could have been dealt one.
     """
     layout = progress.layout
+    secured = progress.secured(trusted)
+    short = layout.lacking(secured)
+    if not short.any():
+        return short
     speeds = np.maximum(progress.estimate().speed, 1e-12)
     load = progress.todo.copy()
     dealt: dict[int, Bools] = {}
-    covered = np.zeros_like(short)
     usable = progress.available & eligible[layout.host] & (layout.host >= 0)
     for g, stripe in np.argwhere(short > 0).tolist():
-        holders = np.flatnonzero(usable & (layout.group == g) & ~progress.held[:, stripe])
-        workers = layout.host[holders]
-        costs = layout.work[holders, stripe]
-        for _ in range(min(int(short[g, stripe]), len(holders))):
+        have = secured[:, stripe].copy()
+        free = usable & (layout.group == g) & ~progress.held[:, stripe]
+        while short[g, stripe]:
+            useful = free if layout.code is None else free & layout.code.span(have).adds
+            if not len(holders := np.flatnonzero(useful)):
+                break
+            workers = layout.host[holders]
+            costs = layout.work[holders, stripe]
             best = int(np.argmin((load[workers] + costs) / speeds[workers]))
             piece = int(holders[best])
             load[workers[best]] += costs[best]
             dealt.setdefault(piece, np.zeros(layout.stripes, dtype=bool))[stripe] = True
-            covered[g, stripe] += 1
-            keep = np.arange(len(holders)) != best
-            holders, workers, costs = holders[keep], workers[keep], costs[keep]
+            short[g, stripe] -= 1
+            have[piece], free[piece] = True, False
     for piece, mask in dealt.items():
         progress.assign(int(layout.host[piece]), runs_of(piece, mask))
-    return covered
+    return short

@@ -13,6 +13,9 @@ import numpy as np
 from dask_coded.planning.layout import Floats
 from dask_coded.planning.predictors import PREDICTORS
 
+# What is left of an expected lag in a round in which it was not measured.
+_FORGIVING = 0.95
+
 
 class SpeedHistory:
     """Measured speeds of all workers over all rounds, and the speeds to expect.
@@ -76,3 +79,45 @@ class SpeedHistory:
             here, rows = map(list, zip(*known, strict=True))
             history[here] = self._table[rows, self._table.shape[1] - self._rounds :]
         return np.nan_to_num(PREDICTORS[predictor](history), nan=1.0)
+
+
+class LagHistory:
+    """How long workers need to begin with their part of a round and to tell of it.
+
+    To a round that is shorter than that a worker contributes nothing, however fast it is. Lags
+    depend on the operand, so that each loop learns them by itself. A worker that takes no part
+    because of its lag is expected to need a little less in every round, until it is tried again.
+
+    Examples
+    --------
+    >>> history = LagHistory()
+    >>> history.record({"a": 0.002, "b": 0.050})
+    >>> history.record({"a": 0.004})
+    >>> history.known
+    {'a': 0.003, 'b': 0.0475}
+    """
+
+    def __init__(self) -> None:
+        #: Seconds to expect, of each worker that has taken part.
+        self.known: dict[str, float] = {}
+
+    def record(self, measured: Mapping[str, float]) -> None:
+        """Enter one round: seconds, of each worker that took part."""
+        for worker, lag in self.known.items():
+            last = measured.get(worker)
+            self.known[worker] = _FORGIVING * lag if last is None else (lag + last) / 2
+        self.known = {**measured, **self.known}
+
+
+def pace(measured: Mapping[str, float], workers: Sequence[str], speeds: Floats) -> float:
+    """By how much to multiply predicted speeds for the work per second of the last round.
+
+    Examples
+    --------
+    >>> pace({"a": 30.0, "b": 20.0}, ["a", "b", "c"], np.array([1.5, 1.0, 1.0]))
+    20.0
+    """
+    ratios = [
+        measured[w] / s for w, s in zip(workers, speeds, strict=True) if s > 0 and w in measured
+    ]
+    return float(np.median(ratios)) if ratios else 1.0

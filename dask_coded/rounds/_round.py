@@ -30,6 +30,8 @@ class Round:
         Seconds on the caller's clock.
     reporting : Reporting, optional
         How often workers report.
+    lags : ndarray, shape (workers,), optional
+        Seconds that each worker is expected to need to begin and to tell; by default none.
 
     Attributes
     ----------
@@ -48,10 +50,11 @@ class Round:
         speeds: Floats,
         now: float,
         reporting: Reporting | None = None,
+        lags: Floats | None = None,
     ) -> None:
         self.layout = layout
         self.policy = policy
-        self.progress = Progress(layout, speeds, now, reporting)
+        self.progress = Progress(layout, speeds, now, reporting, lags)
         self.finished = False
         self.failed: str | None = None
         self.wake: float | None = None
@@ -60,7 +63,7 @@ class Round:
         """Begin, with an assignment made elsewhere or with the policy's own."""
         progress = self.progress
         if first is None and not self._unreachable().any():
-            first = self.policy.first(self.layout, progress.prior)
+            first = self.policy.first(self.layout, progress.prior, progress.lags)
         for worker, runs in enumerate(first or ()):
             progress.assign(worker, list(runs))
         return self._after(progress.now, repair=True)
@@ -114,21 +117,20 @@ class Round:
         if repair:
             if (lacking := self._unreachable()).any():
                 group, stripe = np.argwhere(lacking)[0]
+                pieces = "pieces" if self.layout.code is None else "independent pieces"
                 self.failed = (
-                    f"Stripe {stripe} needs {self.layout.need[group]} pieces, too few are within "
+                    f"Stripe {stripe} needs {self.layout.need[group]} {pieces}, too few are within "
                     f"reach: {int(progress.available.sum())} of {self.layout.pieces} are left."
                 )
                 self.wake = None
                 return progress.take()
             # Whatever the policy, a round that can finish has enough copies under way.
-            short = np.clip(progress.missing - progress.outstanding(), 0, None)
-            if short.any():
-                cover(progress, short, progress.present())
+            cover(progress, progress.present())
         self.wake = self.policy.react(progress)
         return progress.take()
 
     def _unreachable(self) -> Bools:
         """Stripes that no assignment can finish any more, shape (groups, stripes)."""
         progress = self.progress
-        possible = progress.available[:, None] & ~progress.computed
-        return np.asarray(progress.missing > self.layout.per_group(possible))
+        possible = progress.available[:, None] | progress.computed
+        return np.asarray(self.layout.lacking(possible) > 0)

@@ -29,6 +29,7 @@ from dask_coded.planning import (
     Assign,
     Command,
     InfeasibleError,
+    LagHistory,
     Layout,
     Run,
     Withdraw,
@@ -48,11 +49,13 @@ _ASK_SECONDS = 0.03
 
 @dataclass(frozen=True)
 class Plan:
-    """The scheduler's answer: who holds what, how fast all are thought to be, who does what."""
+    """The scheduler's answer: who holds what, how fast and prompt all should be, who does what."""
 
+    spec: ArraySpec
     layout: Layout
     addresses: tuple[str, ...]
     speeds: Floats
+    lags: Floats
     first: list[list[Run]] | None
 
 
@@ -84,14 +87,13 @@ class _LiveRound:
     def __init__(
         self,
         plugin: CodedWorkerPlugin,
-        spec: ArraySpec,
         plan: Plan,
         x: np.ndarray[Any, Any] | None,
         options: RoundOptions,
         lead: float,
     ) -> None:
         self.run = uuid.uuid4().hex
-        self.spec = spec
+        self.spec = plan.spec
         self.plan = plan
         self.x = x
         self.shares: list[tuple[Run, np.ndarray[Any, Any]]] = []
@@ -126,6 +128,7 @@ class _LiveRound:
             speeds,
             self._began,
             self._options.reporting,
+            plan.lags,
         )
         for worker, channel in enumerate(self._channels):
             channel.listen(self.run, partial(self._receive, worker))
@@ -156,6 +159,16 @@ class _LiveRound:
                 pieces = self.plan.layout.pieces_of[worker]
                 out[address] = float(self.plan.layout.work[pieces, 0].mean()) / elapsed
         return out
+
+    def lags(self) -> dict[str, float]:
+        """Seconds that the workers needed in this round to begin and to tell, by address."""
+        elapsed = monotonic() - self._began
+        lags = self.round.progress.measured_lags
+        # One that has not told anything yet needs longer than all that.
+        return {
+            self.plan.addresses[w]: elapsed if np.isnan(lags[w]) else float(lags[w])
+            for w in self._started
+        }
 
     def _welcome_back(self) -> None:
         """Workers that were silent when the round began and have answered may take part again."""
@@ -289,7 +302,7 @@ class Coordinator:
         self._last = 0.0
         self._lead = options.lead
         self._measured: dict[str, float] = {}
-        self.spec: ArraySpec | None = None
+        self._lags = LagHistory()
 
     @classmethod
     def of(cls, array_id: str, options: RoundOptions) -> Self:
@@ -311,9 +324,8 @@ class Coordinator:
 
     def open(self) -> ArraySpec:
         """Learn what the array is, from a thread."""
-        sync(self._plugin.worker.loop, self._current_plan)
-        assert self.spec is not None
-        return self.spec
+        plan: Plan = sync(self._plugin.worker.loop, self._current_plan)
+        return plan.spec
 
     async def _round(self, x: np.ndarray[Any, Any] | None) -> tuple[_LiveRound, Round]:
         while True:
@@ -322,8 +334,7 @@ class Coordinator:
             if ts is not None and ts.state == "cancelled":
                 raise CancelledError(f"{self._task} was cancelled")
             plan = await self._current_plan()
-            assert self.spec is not None
-            live = _LiveRound(self._plugin, self.spec, plan, x, self._options, self._lead)
+            live = _LiveRound(self._plugin, plan, x, self._options, self._lead)
             try:
                 round_ = await live.play()
             except _Unfinishable:
@@ -332,6 +343,7 @@ class Coordinator:
                 self._asking = None
                 continue
             self._measured |= live.speeds()
+            self._lags.record(live.lags())
             self._lead = max(self._options.lead, round_.progress.lag)
             lost = not round_.progress.available.all()
             if lost or monotonic() - self._asked >= _ASK_SECONDS:
@@ -362,32 +374,35 @@ class Coordinator:
         measured, self._measured = self._measured, {}
         self._asked = monotonic()
         for attempt in itertools.count():
+            spec = plugin.specs.get(self._id)
             answer = await plugin.worker.scheduler.coded_plan(
                 array=self._id,
                 measured=measured,
+                lags=self._lags.known,
                 policy=self._options.policy,
                 predictor=self._options.predictor,
                 silent=[a for a, c in plugin.channels.items() if c.silent],
-                spec=self._id not in plugin.specs,
+                known=len(spec.keys) if spec else 0,
             )
             if answer["status"] == "lost":
                 raise CodedDataLostError(answer["message"])
             if answer.get("spec") is not None:
-                plugin.specs[self._id] = answer["spec"]
-            self.spec = plugin.specs.get(self._id)
+                spec = plugin.specs[self._id] = answer["spec"]
             if answer["status"] == "OK":
-                return self._read(answer)
+                assert spec is not None
+                return self._read(spec, answer)
             measured = {}
             await asyncio.sleep(min(0.01 * 2**attempt, 0.5))
         raise AssertionError("unreachable")  # pragma: no cover
 
-    def _read(self, answer: dict[str, Any]) -> Plan:
-        assert self.spec is not None
+    @staticmethod
+    def _read(spec: ArraySpec, answer: dict[str, Any]) -> Plan:
         addresses = tuple(answer["addresses"])
-        work = answer["work"] if answer["work"] is not None else self.spec.uniform_work
-        layout = Layout.of(self.spec.code, answer["host"], work, len(addresses))
+        work = answer["work"] if answer["work"] is not None else spec.uniform_work
+        layout = Layout.of(spec.code, answer["host"], work, len(addresses))
         first = answer["first"] and [[Run(*run) for run in runs] for runs in answer["first"]]
-        return Plan(layout, addresses, np.asarray(answer["speeds"], dtype=np.float64), first)
+        speeds = np.asarray(answer["speeds"], dtype=np.float64)
+        return Plan(spec, layout, addresses, speeds, np.asarray(answer["lags"]), first)
 
 
 class Operator(RoundOperator):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import dask
@@ -19,7 +19,7 @@ from dask_coded.codes import Code, Polynomial
 from dask_coded.rounds import Geometry
 from dask_coded.runtime.install import ClusterUnfitError, install
 from dask_coded.runtime.pieces import make_piece
-from dask_coded.runtime.spec import ArraySpec, PairSpec, PieceTask
+from dask_coded.runtime.spec import ArraySpec, CodedDataLostError, PairSpec, PieceTask
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -43,6 +43,9 @@ class Encoded:
         Where each piece was made.
     nbytes : int
         Bytes of all pieces together.
+    bytes_moved : int
+        Bytes that workers have fetched from each other to make the pieces, the new ones of
+        :func:`extend` included. What it took beforehand to have the source in row blocks is not.
     transposed : Encoded or None
     """
 
@@ -50,6 +53,7 @@ class Encoded:
     futures: tuple[Future, ...]
     workers: tuple[str, ...]
     nbytes: int
+    bytes_moved: int
     transposed: Encoded | None = field(default=None, repr=False)
 
 
@@ -169,12 +173,53 @@ async def _encode(
             future.release()
         await scheduler.coded_abandon(array=spec.id)
         raise
-    await scheduler.coded_sealed(array=spec.id)
+    received = await scheduler.coded_sealed(array=spec.id)
     for blocks in sources:
         blocks.futures.clear()
     del held
     sizes = await scheduler.nbytes(keys=list(spec.keys), summary=False)
-    return Encoded(spec, tuple(futures), tuple(placed), sum(sizes.values()))
+    return Encoded(spec, tuple(futures), tuple(placed), sum(sizes.values()), received)
+
+
+async def extend(encoded: Encoded, workers: Sequence[str] | None) -> Encoded:
+    """Have workers that hold none make themselves new pieces, out of those that there are.
+
+    Raises
+    ------
+    ClusterUnfitError
+        If there is no such worker.
+    CodedDataLostError
+        If the pieces that are left do not suffice.
+    """
+    client = encoded.futures[0].client
+    scheduler: Any = client.scheduler
+    answer = await scheduler.coded_extend(
+        array=encoded.spec.id, allowed=None if workers is None else list(workers)
+    )
+    if answer["status"] == "lost":
+        raise CodedDataLostError(answer["message"])
+    if answer["status"] != "OK":
+        raise ClusterUnfitError(answer["message"])
+    spec, added = answer["spec"], answer["workers"]
+    pieces = range(len(spec.keys) - len(added), len(spec.keys))
+    keys = [spec.keys[i] for i in pieces]
+    tasks = {spec.keys[i]: PieceTask(spec.keys[i], make_piece, spec.id, i) for i in pieces}
+    futures: list[Future] = client.get(tasks, keys, sync=False)
+    try:
+        await _settled(client, futures)
+    except BaseException:
+        for future in futures:
+            future.release()
+        raise
+    sizes = await scheduler.nbytes(keys=keys, summary=False)
+    return replace(
+        encoded,
+        spec=spec,
+        futures=(*encoded.futures, *futures),
+        workers=(*encoded.workers, *added),
+        nbytes=encoded.nbytes + sum(sizes.values()),
+        bytes_moved=await scheduler.coded_sealed(array=spec.id),
+    )
 
 
 def new_id() -> str:

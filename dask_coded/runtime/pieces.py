@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from dataclasses import dataclass
 from typing import Any
 
 import dask
@@ -33,6 +34,17 @@ def _sizeof_sparse(array: scipy.sparse.sparray) -> int:
 Source = tuple[Any, list[str], float, int, int, int]
 
 
+@dataclass
+class _Meter:
+    """Bytes of rows that have come over a comm; what lies on the worker itself does not count."""
+
+    received: int = 0
+
+    def count(self, rows: Any) -> None:
+        parts = (rows.data, rows.indices, rows.indptr) if scipy.sparse.issparse(rows) else (rows,)
+        self.received += sum(part.nbytes for part in parts)
+
+
 class _SourceGone(Exception):
     """A worker that held a part does not answer, or no longer holds it."""
 
@@ -50,6 +62,7 @@ def make_piece(array_id: str, piece: int) -> Any:
 
 async def _make(plugin: CodedWorkerPlugin, array_id: str, piece: int) -> Any:
     avoid: list[str] = []
+    meter = _Meter()
     for attempt in itertools.count():
         answer = await plugin.worker.scheduler.coded_sources(
             array=array_id, piece=piece, avoid=avoid
@@ -59,26 +72,26 @@ async def _make(plugin: CodedWorkerPlugin, array_id: str, piece: int) -> Any:
         if answer["status"] == "OK":
             spec: ArraySpec = answer["spec"]
             try:
-                data = await _combine(plugin, spec, piece, answer["sources"])
+                data = await _combine(plugin, spec, piece, answer["sources"], meter)
             except _SourceGone as gone:
                 if gone.silent:
                     avoid.append(gone.address)
                 continue
+            work = None
             if spec.sparse:
                 edges = np.minimum(spec.geometry.edges(int(spec.code.group[piece])), data.shape[0])
-                await plugin.worker.scheduler.coded_made(
-                    array=array_id,
-                    piece=piece,
-                    # A row costs its non-zeros, plus one for being written.
-                    work=np.diff(data.indptr[edges] + edges).astype(float).tolist(),
-                )
+                # A row costs its non-zeros, plus one for being written.
+                work = np.diff(data.indptr[edges] + edges).astype(float).tolist()
+            await plugin.worker.scheduler.coded_made(
+                array=array_id, piece=piece, received=meter.received, work=work
+            )
             return data
         await asyncio.sleep(min(0.01 * 2**attempt, 0.5))
     raise AssertionError("unreachable")  # pragma: no cover
 
 
 async def _combine(
-    plugin: CodedWorkerPlugin, spec: ArraySpec, piece: int, sources: list[Source]
+    plugin: CodedWorkerPlugin, spec: ArraySpec, piece: int, sources: list[Source], meter: _Meter
 ) -> Any:
     """``sum weight * source``: a copy if there is one source of weight one, else accumulated."""
     loop = asyncio.get_running_loop()
@@ -88,26 +101,26 @@ async def _combine(
         data = plugin.worker.data[_key(sources[0][0])]
         return await loop.run_in_executor(None, _finished, data, spec)
     if spec.sparse:
-        return await _combine_sparse(plugin, spec, rows, sources)
+        return await _combine_sparse(plugin, spec, rows, sources, meter)
     out = np.zeros((rows, spec.columns), dtype=spec.dtype)
     step = _slice_rows(spec)
     # Each worker begins elsewhere, lest all of them ask the first holder at once.
     shift = piece % len(sources)
     for source in sources[shift:] + sources[:shift]:
         weight, length, at = source[2], min(source[3], rows), source[5]
-        async for start, part in _slices(plugin, source, length, step):
+        async for start, part in _slices(plugin, source, length, step, meter):
             into = out[at + start : at + start + len(part)]
             await loop.run_in_executor(None, _accumulate, into, part, None if copy else weight)
     return await loop.run_in_executor(None, _finished, out, spec)
 
 
 async def _combine_sparse(
-    plugin: CodedWorkerPlugin, spec: ArraySpec, rows: int, sources: list[Source]
+    plugin: CodedWorkerPlugin, spec: ArraySpec, rows: int, sources: list[Source], meter: _Meter
 ) -> Any:
     loop = asyncio.get_running_loop()
     total = None
     for source in sources:
-        parts = [part async for _, part in _slices(plugin, source, source[3], 2**16)]
+        parts = [part async for _, part in _slices(plugin, source, source[3], 2**16, meter)]
 
         def add(parts: list[Any] = parts, weight: float = source[2], so_far: Any = total) -> Any:
             block = scipy.sparse.vstack(parts, format="csr")
@@ -120,7 +133,9 @@ async def _combine_sparse(
     return await loop.run_in_executor(None, _finished, total, spec)
 
 
-async def _slices(plugin: CodedWorkerPlugin, source: Source, rows: int, step: int) -> Any:
+async def _slices(
+    plugin: CodedWorkerPlugin, source: Source, rows: int, step: int, meter: _Meter
+) -> Any:
     """(first row, rows) of the wanted part of a source, one slice at a time."""
     key, addresses, _, _, first, _ = source
     address = addresses[0]
@@ -142,6 +157,7 @@ async def _slices(plugin: CodedWorkerPlugin, source: Source, rows: int, step: in
             raise _SourceGone(address, isinstance(exc, TimeoutError)) from exc
         if answer["rows"] is None:
             raise _SourceGone(address, False)
+        meter.count(answer["rows"])
         yield start, answer["rows"]
 
 

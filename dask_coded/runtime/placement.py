@@ -71,3 +71,32 @@ def place(
             places[where] = holder
             free.remove(holder)
     return [address or free.pop(0) for address in places]
+
+
+def relief(homes: Sequence[str], due: int, newcomer: str) -> int | None:
+    """Choose a piece that a new worker takes over from one that holds more than its due.
+
+    Parameters
+    ----------
+    homes : sequence of str
+        The worker of each piece.
+    due : int
+        Pieces that a worker holds if there are enough workers.
+    newcomer : str
+
+    Returns
+    -------
+    int or None
+        The last piece of the worker that holds the most; None if nothing is to be taken over.
+
+    Examples
+    --------
+    >>> relief(["a", "b", "a", "c"], due=1, newcomer="d")
+    2
+    >>> relief(["a", "b", "d", "c"], due=1, newcomer="d") is None
+    True
+    """
+    fullest = max(homes, key=homes.count)
+    if homes.count(newcomer) >= due or homes.count(fullest) <= due:
+        return None
+    return max(i for i, home in enumerate(homes) if home == fullest)

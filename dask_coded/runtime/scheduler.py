@@ -24,10 +24,10 @@ from distributed.utils import offload
 
 from dask_coded._version import __version__
 from dask_coded.codes import DecodeError
-from dask_coded.planning import POLICIES, InfeasibleError, Layout, SpeedHistory
+from dask_coded.planning import POLICIES, InfeasibleError, Layout, SpeedHistory, pace
 from dask_coded.planning.layout import Floats
 from dask_coded.runtime.checkpoints import keepers
-from dask_coded.runtime.placement import WorkerInfo, place
+from dask_coded.runtime.placement import WorkerInfo, place, relief
 from dask_coded.runtime.spec import NAME, ArraySpec, CodedTask
 from dask_coded.runtime.worker import CodedWorkerPlugin
 
@@ -45,6 +45,8 @@ class ArrayState:
     #: Keys of the source blocks while the array is being encoded.
     sources: tuple[Key, ...] | None
     work: Floats | None = None
+    #: Bytes that workers have fetched from each other to make pieces.
+    received: int = 0
     #: Keys of pieces that somebody still wants.
     alive: set[Key] = field(default_factory=set)
 
@@ -90,6 +92,7 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
             coded_register=self.register,
             coded_sealed=self.sealed,
             coded_abandon=self.abandon,
+            coded_extend=self.extend,
             coded_made=self.made,
             coded_sources=self.sources,
             coded_plan=self.plan,
@@ -103,6 +106,7 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
     def hello(self, worker: str, version: str) -> None:
         """Handler: a worker has the plugin."""
         self.versions[worker] = version
+        self.scheduler.loop.add_callback(self._relieve, worker)
 
     async def register(
         self,
@@ -160,12 +164,44 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
     def _pieces_on(self, ws: WorkerState) -> int:
         return sum(ts.key in self._piece_keys for ts in ws.has_what)
 
-    def sealed(self, array: str) -> None:
-        """Handler: all pieces are made; from now on they are their own source."""
-        if state := self.arrays.get(array):
-            for key in state.sources or ():
-                self._pins.pop(key, None)
-            state.sources = None
+    def sealed(self, array: str) -> int:
+        """Handler: all pieces are made; from now on they are their own source.
+
+        Answers how many bytes of rows workers have fetched from each other to make them.
+        """
+        if (state := self.arrays.get(array)) is None:
+            return 0
+        for key in state.sources or ():
+            self._pins.pop(key, None)
+        state.sources = None
+        return state.received
+
+    def extend(self, array: str, allowed: Sequence[str] | None) -> dict[str, Any]:
+        """Handler: workers without a piece of an array are to make themselves new ones."""
+        if (state := self.arrays.get(array)) is None:
+            return {"status": "lost", "message": "The coded array has been released."}
+        taken = {self._pins.get(key) for key in state.spec.keys}
+        new = [
+            address
+            for address in self.versions
+            if address in self.scheduler.workers
+            and address not in taken
+            and (allowed is None or address in allowed)
+        ]
+        if not new:
+            return {
+                "status": "unfit",
+                "message": "Every worker holds a piece already: scale the cluster, then extend.",
+            }
+        state.spec = spec = state.spec.extended(len(new))
+        if state.work is not None:
+            state.work = np.concatenate([state.work, spec.uniform_work[-len(new) :]])
+        for key, worker in zip(spec.keys[-len(new) :], new, strict=True):
+            state.alive.add(key)
+            self._piece_keys[key] = array
+            self._pins[key] = worker
+        self._log("extend", array=array, code=repr(spec.code), workers=new)
+        return {"status": "OK", "spec": ToPickle(spec), "workers": new}
 
     def abandon(self, array: str) -> None:
         """Handler: encoding has failed; forget the array."""
@@ -174,12 +210,19 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
                 self._pins.pop(key, None)
                 self._piece_keys.pop(key, None)
 
-    def made(self, array: str, piece: int, work: list[float]) -> None:
-        """Handler: a sparse piece is made; its work per stripe is known now."""
+    def made(self, array: str, piece: int, received: int, work: list[float] | None) -> None:
+        """Handler: a piece is made, of so many bytes from elsewhere.
+
+        Of a sparse one the work per stripe is known now.
+        """
         if state := self.arrays.get(array):
-            if state.work is None:
-                state.work = state.spec.uniform_work
-            state.work[piece] = work
+            state.received += received
+            if state.sources is None:
+                self._log("made", array=array, piece=piece, received=received)
+            if work is not None:
+                if state.work is None:
+                    state.work = state.spec.uniform_work
+                state.work[piece] = work
 
     async def sources(self, array: str, piece: int, avoid: Sequence[str] = ()) -> dict[str, Any]:
         """Handler: what to make a piece from, each as pieces.py wants it."""
@@ -233,25 +276,32 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
         self,
         array: str,
         measured: dict[str, float],
+        lags: dict[str, float],
         policy: str,
         predictor: str,
         silent: Sequence[str],
-        spec: bool,
+        known: int,
     ) -> dict[str, Any]:
-        """Handler: measurements of the rounds before come in, the next assignment goes out."""
+        """Handler: measurements of the rounds before come in, the next assignment goes out.
+
+        And the array's spec, if the one who asks knows another number of pieces.
+        """
         self.speeds.record({w: s for w, s in measured.items() if w in self.scheduler.workers})
         now = time()
         self._silent.update((address, now) for address in silent)
         if (state := self.arrays.get(array)) is None:
             return {"status": "lost", "message": "The coded array has been released."}
-        answer: dict[str, Any] = {"spec": ToPickle(state.spec) if spec else None}
-        code = state.spec.code
+        answer: dict[str, Any] = {"spec": None}
+        if known != len(state.spec.keys):
+            answer["spec"] = ToPickle(state.spec)
         holder = [self._holder_of(key) for key in state.spec.keys]
         addresses = sorted({address for address in holder if address})
         number = {address: i for i, address in enumerate(addresses)}
         host = [number.get(address or "", -1) for address in holder]
-        there = np.bincount(code.group[np.array(host) >= 0], minlength=len(code.need))
-        if (there < code.need).any():
+        layout = Layout.of(
+            state.spec.code, host, state.spec.uniform_work if state.work is None else state.work
+        )
+        if layout.lacking((layout.host >= 0)[:, None]).any():
             coming = any(
                 ts.state in ("processing", "waiting", "no-worker", "queued", "released")
                 for key in state.spec.keys
@@ -261,19 +311,22 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
                 return answer | {"status": "lost", "message": self._lost_message(state)}
             return answer | {"status": "waiting"}
         speeds = self._predict(addresses, predictor)
-        layout = Layout.of(
-            code, host, state.spec.uniform_work if state.work is None else state.work
-        )
+        delays = np.zeros(len(addresses))
+        if measured:
+            # Lags are seconds, so that speeds have to be work per second.
+            speeds *= pace(measured, addresses, speeds)
+            delays = np.array([lags.get(address, 0.0) for address in addresses])
         try:
-            first = POLICIES[policy]().first(layout, speeds)
+            first = POLICIES[policy]().first(layout, speeds, delays)
         except InfeasibleError:
             # Those not heard of have to be tried as well.
-            first, speeds = None, np.maximum(speeds, 1e-3)
+            first, speeds = None, np.maximum(speeds, 1e-3 * speeds.max(initial=1e-3))
         return answer | {
             "status": "OK",
             "addresses": addresses,
             "host": host,
             "speeds": speeds.tolist(),
+            "lags": delays.tolist(),
             "first": first,
             "work": None if state.work is None else to_serialize(state.work),
         }
@@ -423,6 +476,34 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
         return min(zip(addresses, speeds, strict=True), key=lambda w: (pinned.count(w[0]), -w[1]))[
             0
         ]
+
+    async def _relieve(self, newcomer: str) -> None:
+        """Have a new worker take over pieces from those that hold several for want of others."""
+        for state in [state for state in self.arrays.values() if state.sources is None]:
+            keys, code = state.spec.keys, state.spec.code
+            due = code.pieces // code.n
+            while True:
+                homes = [self._pins.get(key, "") for key in keys]
+                piece = relief(homes, due, newcomer)
+                if piece is None or not await self._take_over(keys[piece], newcomer):
+                    break
+                self._log("relieve", array=state.spec.id, piece=piece, workers=[newcomer])
+
+    async def _take_over(self, key: Key, newcomer: str) -> bool:
+        """Copy a piece to a worker, whose it is from now on; whether that went well."""
+        if not (holders := self._holders(key)):
+            return False
+        # At once, so that another new worker looks for another piece.
+        before, self._pins[key] = self._pins[key], newcomer
+        failed = await self.scheduler.gather_on_worker(newcomer, {key: holders})
+        if key not in self._pins:  # nobody wants it any more
+            return False
+        if failed or newcomer not in self._holders(key):
+            self._pins[key] = before
+            return False
+        for address in set(self._holders(key)) - {newcomer}:
+            await self.scheduler.delete_worker_data(address, [key], "coded-relieve")
+        return True
 
     def restart(self, scheduler: Scheduler) -> None:
         self.arrays.clear()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, Self
 
 import dask
@@ -12,7 +12,7 @@ from dask._task_spec import Task
 from dask.typing import Key
 from dask.utils import parse_timedelta
 
-from dask_coded.codes import Code, Polynomial
+from dask_coded.codes import Code, Polynomial, RandomLinear
 from dask_coded.planning import POLICIES, PREDICTORS, Policy, Reporting, Run
 from dask_coded.planning.layout import Bools, Floats
 from dask_coded.planning.policies import Continuous
@@ -151,6 +151,13 @@ class ArraySpec:
     def homes(self) -> list[int]:
         """For each source block the piece beside which it is put while the array is encoded."""
         return self.code.systematic_pieces
+
+    def extended(self, count: int) -> Self:
+        """With so many pieces more, of a code that can grow."""
+        assert isinstance(self.code, RandomLinear)
+        first = self.code.pieces
+        more = [(f"{self.id}-extra", i) for i in range(first, first + count)]
+        return replace(self, code=self.code.extended(count), keys=(*self.keys, *more))
 
     def from_sources(self, piece: int) -> list[Ingredient]:
         """How to make a piece out of the source blocks."""

@@ -12,11 +12,13 @@ from dask_coded.planning import (
     POLICIES,
     Continuous,
     InfeasibleError,
+    LagHistory,
     Layout,
     Policy,
     Reporting,
     SpeedHistory,
     fluid_time,
+    pace,
 )
 from dask_coded.planning.layout import Floats
 from dask_coded.rounds import Round
@@ -111,6 +113,8 @@ class Simulation:
         self.now = 0.0
         self.rounds = 0
         self.history = SpeedHistory()
+        self._lags = LagHistory()
+        self._measured: dict[str, float] = {}
         self._policy = POLICIES[policy] if isinstance(policy, str) else policy
         self._predictor = predictor
         self._foresight = foresight
@@ -140,7 +144,12 @@ class Simulation:
             expected = self._foresight(np.nan_to_num(actual))
         else:
             expected = self.history.predict(self._names, self._predictor)
-        round_ = Round(self.layout, self._policy(), expected, began, self._reporting)
+        delays = None
+        if self._measured:
+            # Lags are seconds, so that speeds have to be work per second.
+            expected = expected * pace(self._measured, self._names, expected)
+            delays = np.array([self._lags.known.get(name, 0.0) for name in self._names])
+        round_ = Round(self.layout, self._policy(), expected, began, self._reporting, delays)
         virtual = VirtualRound(
             round_,
             lambda time: self.speeds.at(number, time),
@@ -201,6 +210,12 @@ class Simulation:
                 continue
             measured[self._names[worker]] = speed
         self.history.record(measured)
+        self._measured |= measured
+        lags = {}
+        for worker in np.flatnonzero(~np.isnan(progress.began)).tolist():
+            lag = float(progress.measured_lags[worker])
+            lags[self._names[worker]] = elapsed if np.isnan(lag) else lag
+        self._lags.record(lags)
         self._lead = max(Continuous().lead, progress.lag)
 
 

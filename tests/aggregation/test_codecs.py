@@ -57,6 +57,7 @@ def test_replicas_get_the_same_bits(aggregation: Aggregation) -> None:
         if workers == 1 and isinstance(aggregation, GradientCoding | CodedReduce):
             continue
         plan = aggregation.plan(workers)
+        assert plan.plain
         values = gradients(plan.parts, length=31)
         group = Group(plan, values, codec=Half())
         group.run(random.Random(workers).randrange, twice=True)
@@ -82,6 +83,7 @@ def test_replicas_get_the_same_bits(aggregation: Aggregation) -> None:
 )
 def test_codes_that_amplify_are_refused(aggregation: Aggregation) -> None:
     plan = aggregation.plan(12)
+    assert not plan.plain
     plan.machine(0)
     with pytest.raises(ValueError, match=r"Half loses digits, and C.* would multiply the error"):
         plan.machine(0, codec=Half())

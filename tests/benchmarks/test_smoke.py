@@ -21,6 +21,7 @@ needs_traces = pytest.mark.skipif(
         ("overhead", [], {"lazy_matmul_over_dask", "loop_round_over_dask"}),
         ("stragglers", [], {"round_over_fluid"}),
         ("hessian", [], {"round_over_fluid", "worst_condition"}),
+        ("encoding", [], {"bytes_over_mds", "time_over_mds", "decode_probability"}),
         ("memory", [], {"peak_over_piece"}),
         ("aggregation", [], {"step", "step_over_reference"}),
         ("clusters", [], {"step_over_reference"}),

@@ -67,6 +67,25 @@ def test_fluid_time_is_the_water_level(rates: list, data: st.DataObject) -> None
     need = data.draw(st.integers(1, int((u > 0).sum())))
     time = fluid_time(u, need, size=7.0)
     assert np.minimum(u * time, 7.0).sum() == pytest.approx(need * 7.0, rel=1e-9)
+    lags = np.array(data.draw(st.lists(st.floats(0, 5), min_size=len(u), max_size=len(u))))
+    time = fluid_time(u, need, 7.0, lags)
+    done = np.minimum(u * np.maximum(time - lags, 0.0), 7.0)
+    assert done.sum() == pytest.approx(need * 7.0, rel=1e-9)
+
+
+@pytest.mark.parametrize("code", [MDS(6, 4), Repetition(6, 3)])
+def test_who_could_not_begin_in_time_is_given_nothing(code: Code) -> None:
+    places = int(code.place.max()) + 1
+    layout = Layout.of(code, code.place.tolist(), np.ones((1, 48)))
+    lags = np.zeros(places)
+    lags[2], lags[4] = 1000.0, 5.0
+    runs = deal(layout, np.ones(places), lags)
+    loads = [sum(run.stop - run.start for run in part) for part in runs]
+    assert loads[2] == 0
+    others = [load for worker, load in enumerate(loads) if worker not in (2, 4)]
+    assert max(others) - min(others) <= 1
+    assert min(others) - loads[4] == pytest.approx(5, abs=2)
+    assert (covered(layout, runs) == code.need[:, None]).all()
 
 
 @given(speeds_strategy, st.data())

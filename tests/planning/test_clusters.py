@@ -66,6 +66,30 @@ def chains(memory: float, share: float, steps: int, workers: int, seed: int) -> 
     return np.array(out)
 
 
+def mean_time(late: np.ndarray, spread: bool) -> float:
+    """Mean time of a step of five clusters of four, each of which waits for three of its workers.
+
+    A late worker takes ten times as long as the others.
+    """
+    room = [4] * 5
+    allowed = np.zeros((20, 5), dtype=bool)
+    for worker, found in enumerate(clusters.candidates(room, 2)):
+        allowed[worker, list(found)] = True
+    crew = np.repeat(np.arange(5), room)
+    seconds = []
+    for before, now in itertools.pairwise(late):
+        if spread:
+            crew = clusters.spread(before, room, allowed)
+        seconds.append(10.0 if (np.bincount(crew[now], minlength=5) > 1).any() else 1.0)
+    return float(np.mean(seconds))
+
+
+def test_spreading_those_that_were_late_gains_with_a_memory_and_not_without() -> None:
+    remembered, forgotten = (chains(memory, 0.15, 600, 20, seed=1) for memory in (0.95, 0.0))
+    assert mean_time(remembered, spread=True) < 0.6 * mean_time(remembered, spread=False)
+    assert mean_time(forgotten, spread=True) > 0.95 * mean_time(forgotten, spread=False)
+
+
 def test_memory_is_measured() -> None:
     for memory in (0.0, 0.3, 0.6, 0.9):
         history = chains(memory, 0.25, 2000, 20, seed=3)
@@ -82,8 +106,3 @@ def test_little_is_known_from_few_steps() -> None:
     assert clusters.memory(np.zeros((1, 4))) == 0
     assert not clusters.has_memory(np.eye(1, 4, dtype=bool))
     assert not clusters.has_memory(np.zeros((0, 4)))
-
-
-def test_late_are_those_far_behind_the_median() -> None:
-    assert clusters.late([1, 2, 2, 3, 4.1, np.inf]).tolist() == [False] * 5 + [True]
-    assert not clusters.late([1.0, 1.0, 1.0]).any()

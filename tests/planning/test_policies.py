@@ -70,7 +70,7 @@ def test_replication_takes_over_from_the_slowest() -> None:
 
 def test_replication_speculates_on_a_bounded_number_at_once() -> None:
     layout = Layout.of(Repetition(8, 2), Repetition(8, 2).place.tolist(), np.ones((1, 4)))
-    first = Replication().first(layout, np.ones(8))
+    first = Replication().first(layout, np.ones(8), np.zeros(8))
     assert [run.piece for runs in first for run in runs] == list(range(0, 16, 2))
     slow = constant([1.0] * 4 + [0.01] * 4)
     capped = Simulation(Repetition(8, 5), slow, policy=lambda: Replication(cap=1)).step()

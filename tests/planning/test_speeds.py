@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dask_coded.planning import PREDICTORS, SpeedHistory
+from dask_coded.planning import PREDICTORS, LagHistory, SpeedHistory
 
 nan = np.nan
 
@@ -89,3 +89,11 @@ def test_uniform_knows_nothing() -> None:
     history = SpeedHistory()
     history.record({"a": 3.0, "b": 1.0})
     assert history.predict(["a", "b"], "uniform").tolist() == [1.0, 1.0]
+
+
+def test_a_worker_left_out_for_its_lag_is_tried_again() -> None:
+    history = LagHistory()
+    history.record({"prompt": 0.001, "slow": 0.1})
+    for _ in range(100):
+        history.record({"prompt": 0.001})
+    assert history.known["slow"] < history.known["prompt"] == 0.001

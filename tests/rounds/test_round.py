@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dask_coded.codes import MDS, Code, Repetition
+from dask_coded.codes import MDS, Code, RandomLinear, Repetition
 from dask_coded.planning import POLICIES, Assign, Command, Finish, Layout, Reporting, Run, Withdraw
 from dask_coded.rounds import Geometry, Round, assemble
 
@@ -121,16 +121,17 @@ class Cluster:
 @st.composite
 def clusters(draw: st.DrawFn) -> Cluster:
     n = draw(st.integers(1, 9))
-    if draw(st.booleans()):
-        code: Code = MDS(n, draw(st.integers(1, n)))
-    else:
-        code = Repetition(n, draw(st.integers(1, n)))
+    kind = draw(st.sampled_from([MDS, Repetition, RandomLinear]))
+    code: Code = kind(n, draw(st.integers(1, n)))
     stripes = draw(st.integers(1, 20))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     speeds = rng.uniform(20, 200, code.n)
     slow = draw(st.lists(st.integers(0, code.n - 1), max_size=3))
     speeds[slow] /= draw(st.sampled_from([5, 50]))
-    down = draw(st.lists(st.integers(0, code.n - 1), max_size=code.tolerance, unique=True))
+    down: list[int] = []
+    for worker in draw(st.permutations(range(code.n)))[: draw(st.integers(0, code.n - 1))]:
+        if code.survives([*down, worker]):
+            down.append(worker)
     silent = draw(st.integers(0, len(down)))
     policy = draw(st.sampled_from(sorted(POLICIES)))
     deaths = {w: float(rng.uniform(0, 0.5)) for w in down[silent:]}
@@ -181,14 +182,46 @@ def test_a_round_that_too_few_pieces_survive_says_so(cluster: Cluster, first: in
     gone = [(first + i) % cluster.code.n for i in range(tolerance + 1)]
     cluster.deaths = dict.fromkeys(gone, 1e-6)
     cluster.stopped = frozenset()
-    if isinstance(cluster.code, Repetition):
-        gone_pieces = np.isin(cluster.code.place, gone)
-        lost = {g for g in range(cluster.code.k) if gone_pieces[cluster.code.group == g].all()}
-        if not lost:
-            return
+    if cluster.code.survives(gone):
+        return
     round_ = cluster.run()
     assert not round_.finished
     assert "too few are within reach" in str(round_.failed)
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_a_loss_that_leaves_enough_pieces_but_not_independent_ones_says_so(policy: str) -> None:
+    code = RandomLinear(10, 7)
+    lost = next(s for s in itertools.combinations(range(10), 3) if not code.survives(s))
+    cluster = Cluster(
+        code,
+        Layout.of(code, range(10), np.ones((1, 8))),
+        policy,
+        np.full(10, 50.0),
+        np.ones(10),
+        deaths=dict.fromkeys(lost, 1e-6),
+    )
+    round_ = cluster.run()
+    assert not round_.finished
+    assert "needs 7 independent pieces, too few are within reach: 7 of 10" in str(round_.failed)
+
+
+def test_a_round_ends_with_the_first_pieces_that_decode_not_with_the_first_k() -> None:
+    code = RandomLinear(10, 7)
+    round_ = Round(
+        Layout.of(code, range(10), np.ones((1, 4))), POLICIES["static"](), np.ones(10), 0.0
+    )
+    round_.start()
+    lost = next(s for s in itertools.combinations(range(10), 3) if not code.survives(s))
+    for worker in set(range(10)) - set(lost):
+        round_.share(worker, [Run(worker, 0, 4)], 1.0, 1.0)
+        assert not round_.finished
+    rank = code.span(round_.progress.computed[:, 0]).rank
+    assert (round_.progress.missing == 7 - rank).all()
+    for worker in lost:
+        if not round_.finished:
+            round_.share(worker, [Run(worker, 0, 4)], 1.0, 2.0)
+    assert round_.finished
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
@@ -220,6 +253,21 @@ def _ratio(policy: str, n: int, k: int, speeds: np.ndarray, prior: np.ndarray) -
     )
     cluster.run()
     return cluster.now / fluid_time(speeds, k, 64)
+
+
+@pytest.mark.parametrize("slow", [1, 5])
+def test_nothing_is_computed_in_vain_where_not_every_k_pieces_decode(slow: float) -> None:
+    """With speeds that are known, a sparse code takes as long as one of which any k suffice."""
+    speeds = np.array([50.0 / slow] * 2 + [50.0] * 10)
+    seconds = {}
+    for code in (MDS(12, 8), RandomLinear(12, 8)):
+        cluster = Cluster(
+            code, Layout.of(code, range(12), np.ones((1, 64))), "s2c2", speeds, speeds, 1e-6
+        )
+        round_ = cluster.run()
+        assert round_.progress.computed.sum() <= 8 * 64 * 1.02
+        seconds[type(code)] = cluster.now
+    assert seconds[RandomLinear] < 1.1 * seconds[MDS]
 
 
 @pytest.mark.parametrize(("n", "k"), [(10, 7), (12, 10), (12, 6)])

@@ -17,7 +17,13 @@ import dask_coded as coded
 
 ROWS, COLUMNS = 23, 11  # no k below divides the rows
 
-CODES = [coded.MDS(5, 3), coded.MDS(5, 5), coded.MDS(3, 1), coded.Repetition(5, 2)]
+CODES = [
+    coded.MDS(5, 3),
+    coded.MDS(5, 5),
+    coded.MDS(3, 1),
+    coded.Repetition(5, 2),
+    coded.RandomLinear(5, 3),
+]
 
 
 @pytest.fixture(scope="module")

@@ -329,7 +329,7 @@ async def test_replicas_do_not_move_the_work(c, s, *workers):
     await c.replicate(C.encoded.futures)
     await check(c, C)
     answer = await plugin_of(s).plan(
-        C.encoded.spec.id, {}, "continuous", "exponential", silent=[], spec=False
+        C.encoded.spec.id, {}, {}, "continuous", "exponential", silent=[], known=4
     )
     assert [answer["addresses"][i] for i in answer["host"]] == list(C.encoded.workers)
 

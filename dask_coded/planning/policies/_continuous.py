@@ -4,6 +4,12 @@ Workers stream what they have computed. When one is about to run dry it is given
 list of the worker that is predicted to finish last. No data moves, because every worker holds a
 piece of every stripe; partial work is used; nothing waits for a time-out. What is left in the hands
 of slow or silent workers at the very end is computed a second time by free ones.
+
+As soon as speeds turn out to be other than predicted, by so much that some worker would be late by
+a good deal, work flows at once and not only to those who run dry: while all still have much to do,
+everybody can be given stripes that suit him, in a few large moves. Later some have none left to
+take, and the rest takes a message for every stripe. In simulation, two of eight workers five times
+slower, nothing known, 5 ms for a message: 1.175 of the fluid bound without, 1.087 with that.
 """
 
 from __future__ import annotations
@@ -11,9 +17,13 @@ from __future__ import annotations
 import numpy as np
 
 from dask_coded.planning.assignment import deal
-from dask_coded.planning.layout import Bools, Floats, Layout, Run
+from dask_coded.planning.layout import Bools, Floats, Layout, Run, runs_of
 from dask_coded.planning.policies._policy import Policy
-from dask_coded.planning.progress import Estimate, Progress, runs_of
+from dask_coded.planning.progress import Estimate, Progress
+
+# Work flows before anybody runs dry if someone would end later than all together by this share of
+# the time that is left. Smaller values cost messages and gain nothing.
+_IMBALANCE = 0.25
 
 
 class Continuous(Policy):
@@ -32,8 +42,8 @@ class Continuous(Policy):
         # When to try again to find work for a worker that there was none for.
         self._retry: dict[int, float] = {}
 
-    def first(self, layout: Layout, speeds: Floats) -> list[list[Run]]:
-        return deal(layout, speeds)
+    def first(self, layout: Layout, speeds: Floats, lags: Floats) -> list[list[Run]]:
+        return deal(layout, speeds, lags)
 
     def react(self, progress: Progress) -> float | None:
         if not progress.unfinished:
@@ -43,7 +53,7 @@ class Continuous(Policy):
         free = progress.present() & (now.speed > 0)
         if now.latest.max() > lead:  # else everybody is about to be done anyway
             # Who is hungry is told by reports: a stopped worker is not to be fed on a belief.
-            hungry = np.flatnonzero(free & (now.latest <= lead))
+            hungry = np.flatnonzero(free & ((now.latest <= lead) | self._short(progress, now)))
             for thief in hungry[np.argsort(now.latest[hungry], kind="stable")].tolist():
                 if self._retry.get(thief, -np.inf) > progress.now:
                     continue
@@ -59,6 +69,22 @@ class Continuous(Policy):
             return None
         return progress.now + max(lead, 0.02 * (progress.now - progress.started))
 
+    @staticmethod
+    def _short(progress: Progress, now: Estimate) -> Bools:
+        """Workers that are to be given more although they still have work, shape (workers,).
+
+        Nobody, as long as all are expected to end at about the same time.
+        """
+        backlog, speed, eta = now.backlog, np.maximum(now.speed, 1e-300), now.eta
+        present = progress.present()
+        level = backlog[present].sum() / speed[present].sum()
+        stripe = float(progress.layout.work.mean()) / speed
+        if not (eta - stripe > (1 + _IMBALANCE) * level).any():
+            return np.zeros(len(eta), dtype=bool)
+        # One that has not been heard of yet may be the next straggler.
+        short: Bools = ~progress.unheard & (eta + stripe < level)
+        return short
+
     def _steal(self, progress: Progress, now: Estimate, thief: int, lead: float) -> bool:
         """Move tails to ``thief`` so that it ends together with everybody else."""
         speed, backlog, latest, eta = now
@@ -66,10 +92,10 @@ class Continuous(Policy):
         stripe = float(progress.layout.work.mean())
         present = progress.present()
         # When all could end together, if everybody who is dry begins anew one lag from now.
-        idle = np.where(latest <= lead, progress.lag, 0.0)
+        idle = np.where(latest <= lead, progress.lags, 0.0)
         level = (backlog + speed * idle)[present].sum() / speed[present].sum()
         # What is given now is begun when the message is there, and not before the rest is done.
-        start = max(latest[thief], progress.lag)
+        start = max(eta[thief], progress.lags[thief])
         taken = False
         if eta.max() <= start + lead:
             return False
@@ -127,7 +153,7 @@ class Continuous(Policy):
             for piece in layout.pieces_of[thief]:
                 if layout.group[piece] != layout.group[run.piece] or not progress.available[piece]:
                     continue
-                free = ~progress.held[piece, run.start : run.stop]
+                free = progress.replaceable(run, piece)
                 if index == 0:
                     free[0] = False  # the victim is believed to be at this stripe
                 stripes = np.flatnonzero(free)[::-1] + run.start
@@ -156,11 +182,13 @@ class Continuous(Policy):
         prompt: Bools = now.latest <= smallest + lead
         if prompt.all():
             return False
-        unsafe = progress.missing > progress.outstanding(prompt)
+        secured = progress.secured(prompt)
+        unsafe = layout.lacking(secured) > 0
         for piece in layout.pieces_of[thief]:
             if not progress.available[piece]:
                 continue
-            stripes = np.flatnonzero(unsafe[layout.group[piece]] & ~progress.held[piece])
+            unheld = unsafe[layout.group[piece]] & ~progress.held[piece]
+            stripes = np.flatnonzero(unheld & layout.adds(piece, secured))
             if len(stripes):
                 # One at a time: the next free worker takes the next, nobody hoards.
                 last = int(stripes[-1])

@@ -107,7 +107,7 @@ class OverDecomposition(Policy):
         self._stores = stores
         self._delays: Floats | None = None
 
-    def first(self, layout: Layout, speeds: Floats) -> list[list[Run]]:
+    def first(self, layout: Layout, speeds: Floats, lags: Floats) -> list[list[Run]]:
         given, self._delays = self._stores.deal(speeds)
         runs: list[list[Run]] = [[] for _ in range(layout.workers)]
         for worker, pieces in enumerate(layout.pieces_of):

@@ -16,8 +16,17 @@ class Policy(ABC):
     """
 
     @abstractmethod
-    def first(self, layout: Layout, speeds: Floats) -> list[list[Run]]:
-        """The runs that each worker is given when the round begins."""
+    def first(self, layout: Layout, speeds: Floats, lags: Floats) -> list[list[Run]]:
+        """The runs that each worker is given when the round begins.
+
+        Parameters
+        ----------
+        layout : Layout
+        speeds : ndarray, shape (workers,)
+            Predicted work per second.
+        lags : ndarray, shape (workers,)
+            Seconds that each worker is expected to need to begin and to tell.
+        """
 
     def react(self, progress: Progress) -> float | None:
         """Move work after an event, by ``progress.assign`` and ``progress.withdraw``.

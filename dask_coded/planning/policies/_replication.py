@@ -38,7 +38,7 @@ class Replication(Policy):
         self.slow = slow
         self._helpers: dict[tuple[int, int], int] = {}  # (worker, group) -> worker
 
-    def first(self, layout: Layout, speeds: Floats) -> list[list[Run]]:
+    def first(self, layout: Layout, speeds: Floats, lags: Floats) -> list[list[Run]]:
         runs: list[list[Run]] = [[] for _ in range(layout.workers)]
         given = np.zeros(len(layout.need), dtype=int)
         for worker, pieces in enumerate(layout.pieces_of):
@@ -64,8 +64,8 @@ class Replication(Policy):
         share = progress.done / np.maximum(progress.done + progress.todo, 1e-300)
         rate = np.where(started, share / elapsed, 0.0)
         threshold = np.quantile(rate[started], self.slow)
-        # A worker that was given nothing yet may be as fast as any.
-        fastest = np.where(started, rate, np.median(rate[started]))
+        # A worker that was given nothing yet may be as fast as any, and able if none has begun.
+        fastest = np.maximum(np.where(started, rate, np.median(rate[started])), 1e-12)
         idle = idle[np.argsort(-fastest[idle], kind="stable")]
         left = (1 - share) / np.maximum(rate, 1e-12)
         under_way = sum(bool(progress.todo[worker] > 0) for worker in self._helpers.values())
@@ -78,7 +78,8 @@ class Replication(Policy):
             for helper in idle.tolist():
                 if progress.todo[helper] > 0 or left[victim] * fastest[helper] < 1:
                     continue
-                if (piece := self._copy(progress, helper, group)) is not None:
+                slow = [victim, *(worker for worker, _ in self._helpers)]
+                if (piece := self._copy(progress, helper, group, slow)) is not None:
                     progress.assign(helper, [Run(piece, 0, layout.stripes)])
                     self._helpers[victim, group] = helper
                     under_way += 1
@@ -86,13 +87,15 @@ class Replication(Policy):
         return progress.now + max(0.05 * (progress.now - progress.started), 1e-3)
 
     @staticmethod
-    def _copy(progress: Progress, worker: int, group: int) -> int | None:
-        """The copy of a block that a worker holds and has not begun."""
+    def _copy(progress: Progress, worker: int, group: int, slow: list[int]) -> int | None:
+        """A piece that a worker holds, has not begun, and that makes up for those of slow ones."""
+        trusted = ~np.isin(np.arange(progress.layout.workers), slow)
         for piece in progress.layout.pieces_of[worker]:
             if (
                 progress.layout.group[piece] == group
                 and progress.available[piece]
                 and not progress.held[piece].any()
+                and progress.layout.adds(piece, progress.secured(trusted)).any()
             ):
                 return piece
         return None

@@ -29,7 +29,8 @@ class S2C2(Policy):
         self._late: set[int] = set()
         self._again: float | None = None
 
-    def first(self, layout: Layout, speeds: Floats) -> list[list[Run]]:
+    def first(self, layout: Layout, speeds: Floats, lags: Floats) -> list[list[Run]]:
+        # As published: what a message takes is not planned for.
         return deal(layout, speeds)
 
     def react(self, progress: Progress) -> float | None:
@@ -46,22 +47,23 @@ class S2C2(Policy):
         """When to give up on the others: 15 % after those that finish in any case have finished."""
         tolerance = len(np.unique(progress.layout.place)) - progress.layout.sufficient
         needed = int(took_part.sum()) - tolerance
-        if needed <= 0 and not finished.any():
+        # Should more be gone than may be, whichever they are, those that are free may suffice yet.
+        free = progress.available & (progress.todo == 0)[progress.layout.host]
+        suffice = not progress.layout.lacking(free[:, None]).any()
+        if (needed <= 0 or suffice) and not finished.any():
             # So few were given work that all of them may be gone: there is nobody to compare with.
             return progress.started + 20 * progress.reporting.interval
-        if finished.sum() < needed:
+        if finished.sum() < needed and not suffice:
             return None
         spent = float((progress.heard - progress.began)[finished].mean())
         return progress.started + spent * (1 + PATIENCE)
 
     def _recover(self, progress: Progress, took_part: Bools, finished: Bools) -> float:
         late = took_part & (progress.todo > 0)
-        under_way = progress.outstanding(~late)
-        short = np.clip(progress.missing - under_way, 0, None)
-        covered = cover(progress, short, finished)
-        if (covered < short).any():
-            covered += cover(progress, short - covered, progress.present() & ~late)
-        settled = covered == short
+        short = cover(progress, finished, trusted=~late)
+        if short.any():
+            short = cover(progress, progress.present() & ~late, trusted=~late)
+        settled = short == 0
         for worker in np.flatnonzero(late).tolist():
             owed = list(progress.queues[worker])
             if all(settled[progress.layout.group[r.piece], r.start : r.stop].all() for r in owed):
@@ -82,7 +84,7 @@ class BasicS2C2(S2C2):
     them than the code tolerates.
     """
 
-    def first(self, layout: Layout, speeds: Floats) -> list[list[Run]]:
+    def first(self, layout: Layout, speeds: Floats, lags: Floats) -> list[list[Run]]:
         holders = np.unique(layout.host[layout.host >= 0])
         order = holders[np.argsort(speeds[holders], kind="stable")]
         slow = speeds[order] < 0.5 * np.median(speeds[holders])

@@ -1,0 +1,222 @@
+r"""Random linear codes over the reals: sparse parity, which is cheap to make and nearly as good.
+
+Every parity piece of an MDS code mentions every block, so that each of the ``n - k`` workers that
+make one fetches all ``k`` of them: ``k (n - k)`` blocks in all. That is a floor: if a block stood
+in fewer than ``n - k`` parity pieces, the loss of these and of the block would be the end of it. In
+a random linear network code (RLNC) [1]_ a share ``density`` of the coefficients is drawn and the
+others are zero, so that about that share of the floor is moved. The price is that some sets of
+``k`` pieces do not decode.
+
+Which ones is decided by the zeros. Let ``N(L)`` be the parity pieces that mention any of the lost
+blocks ``L``. With coefficients drawn from a continuous distribution the rank of a matrix is, with
+probability 1, the size of the largest matching of rows to columns through its non-zeros, so by
+Hall's theorem a loss decodes if and only if
+
+.. math:: |N(L') \setminus \text{lost}| \ge |L'| \quad \text{for every subset } L' \text{ of } L.
+
+The smallest loss that does not decode is a block together with all parity pieces that mention it:
+**any** ``f`` **losses decode if and only if every block stands in at least** ``f`` **parity
+pieces**. Masks drawn at random leave some block in few parity pieces, or in none. Here they are
+balanced, so that every block stands in ``density (n - k)`` of them, rounded up or down; and of
+several draws the one is kept that decodes the most sets of ``k`` pieces without losing digits.
+
+References
+----------
+.. [1] S. Prakash et al., "Coded computing for distributed machine learning in wireless edge
+   network with network coding", arXiv 1910.10283 (only the abstract was at hand: coefficients
+   are zero with probability 1/2, half of the traffic of MDS codes).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from dask_coded.codes._linear import Code
+from dask_coded.codes._mds import _whole
+from dask_coded.codes._subsets import k_subsets, smallest_of_minors
+
+Floats = npt.NDArray[np.float64]
+
+# More draws hardly improve what decodes; these keep the search below a second.
+_DRAWS = 24
+_SUBSETS = 400
+# A set of pieces with a smaller singular value than this loses digits in decoding.
+_SOUND = 1e-2
+
+
+class RandomLinear(Code):
+    """Systematic random linear network code: a part of the traffic of MDS, for most of its safety.
+
+    The first ``k`` pieces are the blocks themselves. Each of the others is a sparse random
+    combination of about ``density * k`` of them, which its worker fetches from where they lie.
+    Coefficients come from a seed, so that none is sent and everybody knows them. Like MDS codes,
+    it is for floating-point and complex data.
+
+    Parameters
+    ----------
+    n : int
+        Number of pieces.
+    k : int
+        Number of blocks, ``1 <= k <= n``: the least number of pieces that can suffice.
+    density : float
+        Share of the coefficients of parity that are not zero, above 0 and at most 1. With 1 any
+        ``k`` pieces suffice, as with :class:`MDS`.
+    seed : int
+        Of the draw, at least 0.
+
+    Attributes
+    ----------
+    density : float
+    seed : int
+    tolerance : int
+        How many pieces may be lost, whichever they are: the least number of parity pieces that a
+        block stands in, ``density * (n - k)`` rounded down. Beyond that,
+        :meth:`decode_probability` says how likely it is that a loss decodes, and
+        :meth:`decodable` whether a given one does.
+
+    Raises
+    ------
+    TypeError
+        If ``n``, ``k`` or ``seed`` is no integer.
+    ValueError
+        If not ``1 <= k <= n``, or ``density`` or ``seed`` is out of range.
+
+    Notes
+    -----
+    Deterministic: the same arguments give the same generator on every machine.
+
+    Examples
+    --------
+    >>> code = RandomLinear(n=20, k=16)
+    >>> code.tolerance
+    2
+    >>> [round(code.decode_probability(f).probability, 2) for f in (2, 3, 4)]
+    [1.0, 0.96, 0.7]
+    >>> int((code.G[16:] != 0).sum()), 16 * 4  # blocks fetched, and those that MDS has to
+    (32, 64)
+    """
+
+    name = "random"
+    threshold = False
+
+    def __init__(self, n: int, k: int, density: float = 0.5, seed: int = 0) -> None:
+        n, k, seed = _whole("n", n), _whole("k", k), _whole("seed", seed)
+        if k < 1:
+            raise ValueError(f"Argument 'k' must be at least 1, it is {k}.")
+        if n < k:
+            raise ValueError(f"Argument 'n' must be at least 'k', {n} is less than {k}.")
+        if not 0 < density <= 1:
+            raise ValueError(f"Argument 'density' must be above 0 and at most 1, it is {density}.")
+        if seed < 0:
+            raise ValueError(f"Argument 'seed' must be at least 0, it is {seed}.")
+        self.density = float(density)
+        self.seed = seed
+        super().__init__(_generator(n, k, self.density, seed))
+
+    @classmethod
+    def with_redundancy(cls, n: int, redundancy: int) -> RandomLinear:
+        """Build the code of density 1/2 that survives the loss of any ``redundancy`` pieces.
+
+        It takes ``2 * redundancy`` parity pieces, and moves as many blocks as an MDS code of
+        ``redundancy`` of them would.
+
+        Raises
+        ------
+        ValueError
+            If there are too few workers for that.
+        """
+        if not 0 <= 2 * redundancy < n:
+            raise ValueError(
+                f"Argument 'redundancy' must be between 0 and {(n - 1) // 2}, less than half of "
+                f"the number of workers, it is {redundancy}."
+            )
+        return cls(n, n - 2 * redundancy)
+
+    def extended(self, count: int = 1) -> RandomLinear:
+        """Add pieces for workers that have joined; those that there are stay what they are.
+
+        Each new piece mentions ``density * k`` blocks, those first that the fewest mention.
+
+        Parameters
+        ----------
+        count : int
+            Number of new pieces, at least 1.
+
+        Returns
+        -------
+        RandomLinear
+            With ``n + count`` pieces.
+
+        Examples
+        --------
+        >>> code = RandomLinear(10, 7)
+        >>> larger = code.extended(2)
+        >>> larger, bool((larger.G[:10] == code.G).all())
+        (RandomLinear(n=12, k=7, density=0.5), True)
+        """
+        if (count := _whole("count", count)) < 1:
+            raise ValueError(f"Argument 'count' must be at least 1, it is {count}.")
+        G = self.G
+        for piece in range(self.n, self.n + count):
+            rng = np.random.default_rng((self.seed, piece))
+            times = np.count_nonzero(G, axis=0)
+            lightest = np.lexsort((rng.random(self.k), times))
+            mask = np.zeros((1, self.k), dtype=bool)
+            mask[0, lightest[: max(1, round(self.density * self.k))]] = True
+            G = np.vstack([G, _coefficients(mask, rng)])
+        grown = type(self).__new__(type(self))
+        grown.density, grown.seed = self.density, self.seed
+        Code.__init__(grown, G)
+        return grown
+
+    @property
+    def tolerance(self) -> int:
+        """How many pieces may be lost, whichever they are; the module says why."""
+        return int(np.count_nonzero(self.G[self.k :], axis=0).min())
+
+    def __repr__(self) -> str:
+        seed = "" if self.seed == 0 else f", seed={self.seed}"
+        return f"RandomLinear(n={self.n}, k={self.k}, density={self.density:g}{seed})"
+
+
+@lru_cache(maxsize=64)
+def _generator(n: int, k: int, density: float, seed: int) -> Floats:
+    if n == k:
+        return np.eye(k)
+    subsets = [s for s in k_subsets(n, k, limit=_SUBSETS) if s[-1] >= k]
+
+    def quality(parity: Floats) -> tuple[int, float]:
+        smallest = smallest_of_minors(parity, subsets)
+        sound = smallest[smallest > _SOUND]
+        return len(sound), float(sound.min(initial=1.0))
+
+    candidates = (_parity(n - k, k, density, seed, draw) for draw in range(_DRAWS))
+    return np.vstack([np.eye(k), max(candidates, key=quality)])
+
+
+def _parity(rows: int, k: int, density: float, seed: int, draw: int) -> Floats:
+    """Parity of which every block stands in equally many rows, and every row mentions as many."""
+    rng = np.random.default_rng((seed, draw))
+    total = max(round(rows * k * density), rows)
+    times = np.full(k, total // k)
+    times[rng.permutation(k)[: total % k]] += 1
+    mask = np.zeros((rows, k), dtype=bool)
+    for block in rng.permutation(k).tolist():
+        # The rows with the fewest blocks so far; which of them is left to chance, so that blocks
+        # that stand in the same rows, of which too many must not be lost at once, are few.
+        lightest = np.lexsort((rng.random(rows), mask.sum(axis=1)))
+        mask[lightest[: times[block]], block] = True
+    return _coefficients(mask, rng)
+
+
+def _coefficients(mask: npt.NDArray[np.bool_], rng: np.random.Generator) -> Floats:
+    """Random numbers where the mask is set, rows of norm one.
+
+    Their size lies between 1/2 and 3/2 and their sign is random: as safe as Gaussian numbers, of
+    which some are nearly zero, and better conditioned; ones would often cancel.
+    """
+    values = rng.choice([-1.0, 1.0], mask.shape) * rng.uniform(0.5, 1.5, mask.shape) * mask
+    return np.asarray(values / np.linalg.norm(values, axis=1, keepdims=True))

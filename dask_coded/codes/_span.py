@@ -1,0 +1,148 @@
+r"""What a set of pieces determines: which blocks, which other pieces, and how.
+
+Blocks that are themselves among the pieces are known; what is left is a small system. With ``K``
+the blocks that are known, ``M`` the missing ones and ``P`` the parity pieces at hand,
+
+.. math:: G_{PM} A_M = P - G_{PK} A_K
+
+so that everything below is read off the matrix ``G[P, M]``, which has no more rows than there are
+parity pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import scipy.linalg
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.intp]
+Bools = npt.NDArray[np.bool_]
+
+# Singular values below this, relative to the largest, are zeros but for rounding.
+_ROUNDING = 1e-14
+# So are parts of a vector below this; null vectors are less exact than singular values.
+_NEGLIGIBLE = 1e-9
+
+
+class Span(NamedTuple):
+    """The space that the generator's rows of a set of pieces span.
+
+    Attributes
+    ----------
+    rank : int
+        Its dimension; the set determines all blocks if that is ``k``.
+    adds : ndarray of bool, shape (pieces,)
+        Pieces of which each would raise the rank.
+    spare : ndarray of bool, shape (pieces,)
+        Pieces of the set of which each may be left out without lowering the rank.
+    """
+
+    rank: int
+    adds: Bools
+    spare: Bools
+
+
+def span(G: Floats, block_of: Ints, have: Bools) -> Span:
+    """Look at the pieces that are marked in ``have``, shape (pieces,)."""
+    at = np.flatnonzero(have)
+    missing, parity = _split(G, block_of, at)
+    parity = at[parity]
+    small = G[np.ix_(parity, missing)]
+    left, values, right = _svd(small)
+    rank = int((values > _ROUNDING * values.max(initial=0.0)).sum())
+    size = np.linalg.norm(G, axis=1)
+    # A row adds what of it is orthogonal to all those at hand.
+    adds = np.linalg.norm(G[:, missing] @ right[rank:].T, axis=1) > _NEGLIGIBLE * size
+    # A parity row may be left out if it is a combination of the others; so may a block if the
+    # parity at hand determines it, or if there is another copy.
+    spare = np.zeros(len(G), dtype=bool)
+    free = left[:, rank:]
+    spare[parity] = np.linalg.norm(free, axis=1) > _NEGLIGIBLE
+    blocks = np.flatnonzero(have & (block_of >= 0))
+    of = block_of[blocks]
+    spare[blocks] = np.linalg.norm(free.T @ G[np.ix_(parity, of)], axis=0) > _NEGLIGIBLE
+    spare[blocks] |= np.bincount(of, minlength=G.shape[1])[of] > 1
+    return Span(G.shape[1] - len(missing) + rank, adds, spare)
+
+
+def recovery(G: Floats, block_of: Ints, pieces: Sequence[int]) -> tuple[Ints, Floats]:
+    """Missing blocks, and the weights that give each from the pieces, (missing, pieces).
+
+    The set must determine all blocks. Of more parity pieces than are needed the best conditioned
+    are used.
+    """
+    at = np.asarray(pieces, dtype=np.intp)
+    missing, parity = _split(G, block_of, at)
+    weights = np.zeros((len(missing), len(at)))
+    if not len(missing):
+        return missing, weights
+    rows = _independent(G[np.ix_(at[parity], missing)])[: len(missing)]
+    parity = parity[rows]
+    inverse = np.linalg.inv(G[np.ix_(at[parity], missing)])
+    weights[:, parity] = inverse
+    known = np.flatnonzero(block_of[at] >= 0)
+    weights[:, known] = -inverse @ G[np.ix_(at[parity], block_of[at[known]])]
+    # A second copy of a block is not needed.
+    weights[:, _repeated(block_of, at)] = 0.0
+    return missing, weights
+
+
+def combination(G: Floats, block_of: Ints, row: Floats, pieces: Sequence[int]) -> Floats | None:
+    """Weights that give a row from those of the pieces; None if they do not determine it.
+
+    Blocks at hand are used as they are; parity is used only for the blocks that are mentioned and
+    missing, and no more of it than that takes: few pieces have to be fetched, and where no block is
+    missing, none of them carries an error of decoding.
+    """
+    at = np.asarray(pieces, dtype=np.intp)
+    weights = np.zeros(len(at))
+    missing, parity = _split(G, block_of, at)
+    if len(missing) and row[missing].any():
+        small = G[np.ix_(at[parity], missing)]
+        used = _independent(small)
+        solved = np.linalg.lstsq(small[used].T, row[missing], rcond=None)[0]
+        if not np.allclose(small[used].T @ solved, row[missing], rtol=0, atol=1e-9):
+            return None
+        weights[parity[used]] = solved
+        row = row - solved @ G[at[parity[used]]]
+    known = np.flatnonzero(block_of[at] >= 0)
+    weights[known] = row[block_of[at[known]]]
+    weights[_repeated(block_of, at)] = 0.0
+    return weights
+
+
+def _split(G: Floats, block_of: Ints, pieces: Ints) -> tuple[Ints, Ints]:
+    """Blocks that are not among the pieces, and which of the pieces are parity."""
+    known = np.zeros(G.shape[1], dtype=bool)
+    blocks = block_of[pieces]
+    known[blocks[blocks >= 0]] = True
+    parity = np.flatnonzero(blocks < 0)
+    return np.flatnonzero(~known), parity
+
+
+def _repeated(block_of: Ints, pieces: Ints) -> Ints:
+    """Which of the pieces are copies of a block that came before."""
+    blocks = block_of[pieces]
+    first = np.zeros(len(pieces), dtype=bool)
+    first[np.unique(blocks, return_index=True)[1]] = True
+    return np.flatnonzero(~first & (blocks >= 0))
+
+
+def _independent(rows: Floats) -> Ints:
+    """As many rows as are independent, the best conditioned first."""
+    if not rows.size:
+        return np.zeros(0, dtype=np.intp)
+    _, triangle, order = scipy.linalg.qr(rows.T, mode="economic", pivoting=True)
+    size = np.abs(np.diag(triangle))
+    return np.asarray(order[: int((size > _ROUNDING * size[0]).sum())], dtype=np.intp)
+
+
+def _svd(matrix: Floats) -> tuple[Floats, Floats, Floats]:
+    """All singular vectors; of an empty matrix too."""
+    if not matrix.size:
+        return np.eye(matrix.shape[0]), np.zeros(0), np.eye(matrix.shape[1])
+    return np.linalg.svd(matrix)

@@ -1,0 +1,227 @@
+"""What is moved to make pieces; pieces of workers that leave and of workers that join."""
+
+from __future__ import annotations
+
+import asyncio
+
+import dask.array as da
+import numpy as np
+import pytest
+import scipy.sparse
+from dask.utils import format_bytes
+from distributed import Event, Worker
+from distributed.utils_test import async_poll_for, gen_cluster
+
+import dask_coded as coded
+
+FIVE = [("127.0.0.1", 1)] * 5
+SIX = [("127.0.0.1", 1)] * 6
+
+# Blocks of 6 rows when cut in 4, of 8 when cut in 3.
+A = np.random.default_rng(0).standard_normal((24, 7))
+x = np.random.default_rng(1).standard_normal(7)
+
+
+async def check(client, C) -> None:
+    np.testing.assert_allclose(await client.compute(C @ x), A @ x)
+    np.testing.assert_allclose(await client.compute(C), A, atol=1e-12)
+
+
+def homes(scheduler, C) -> list[set[str]]:
+    """Addresses at which each piece is."""
+    tasks = [scheduler.tasks[key] for key in C.encoded.spec.keys]
+    return [{ws.address for ws in ts.who_has or ()} for ts in tasks]
+
+
+def made(scheduler) -> list[dict]:
+    """What the scheduler was told of pieces made after the array was encoded."""
+    return [event for _, event in scheduler.get_events("dask-coded") if event["action"] == "made"]
+
+
+async def close(workers, address: str) -> None:
+    await next(w for w in workers if w.address == address).close()
+
+
+# -- what is moved -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "code", [coded.MDS(6, 4), coded.RandomLinear(6, 4), coded.RandomLinear(6, 4, 0.25)], ids=repr
+)
+@pytest.mark.parametrize("source", [A, da.from_array(A, chunks=(5, 3))], ids=["numpy", "dask"])
+def test_as_many_blocks_are_moved_as_parity_mentions(code, source):
+    @gen_cluster(client=True, nthreads=SIX)
+    async def test(c, s, *workers):
+        C = await coded.encode(source, code, c)
+        # Blocks that are pieces stay where they lie.
+        assert C.encoded.bytes_moved == np.count_nonzero(code.G[4:]) * A.nbytes // 4
+        assert f"{format_bytes(C.encoded.bytes_moved)} between workers" in C._repr_html_()
+        await check(c, C)
+
+    test()
+
+
+@gen_cluster(client=True, nthreads=SIX)
+async def test_copies_of_sparse_blocks_that_are_moved(c, s, *workers):
+    sparse = scipy.sparse.csr_array(A * (A > 0.5))
+    C = await coded.encode(sparse, coded.Repetition(6, 2), c)
+    blocks = np.split(np.arange(24), np.cumsum(C.chunks[0])[:-1])
+    parts = [sparse[rows] for rows in blocks]
+    once = sum(p.data.nbytes + p.indices.nbytes + p.indptr.nbytes for p in parts)
+    assert C.encoded.bytes_moved == once  # the second copy of each
+    np.testing.assert_allclose(await c.compute(C @ x), sparse @ x)
+
+
+@gen_cluster(client=True, nthreads=FIVE)
+async def test_nothing_is_moved_to_a_worker_that_has_it_all(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(1, 1), c)
+    assert C.encoded.bytes_moved == 0
+
+
+# -- workers that leave ------------------------------------------------------------------------
+
+
+@gen_cluster(client=True, nthreads=SIX)
+async def test_sparse_parity_is_made_again_of_the_blocks_that_it_mentions(c, s, *workers):
+    code = coded.RandomLinear(6, 4)
+    C = await coded.encode(A, code, c)
+    await close(workers, C.encoded.workers[5])
+    await async_poll_for(lambda: all(homes(s, C)))
+    blocks = np.count_nonzero(code.G[5])
+    (event,) = made(s)
+    # One of the blocks may lie on the worker that makes the piece.
+    assert event["piece"] == 5
+    assert event["received"] in {(blocks - 1) * A.nbytes // 4, blocks * A.nbytes // 4}
+    await check(c, C)
+
+
+@pytest.mark.parametrize("code", [coded.MDS(6, 4), coded.RandomLinear(6, 4)], ids=repr)
+def test_pieces_made_again_are_right_to_the_last_digits(code):
+    @gen_cluster(client=True, nthreads=SIX)
+    async def test(c, s, *workers):
+        C = await coded.encode(A, code, c)
+        for _ in range(3):
+            # Some hold two pieces after the first loss: those the code need not survive.
+            await close(workers, min(s.workers, key=lambda w: len(s.workers[w].has_what)))
+            await async_poll_for(lambda: all(homes(s, C)))
+        blocks = np.split(A, 4)
+        for found, exact in zip(
+            await c.gather(list(C.encoded.futures)), code.encode(blocks), strict=True
+        ):
+            np.testing.assert_allclose(found, exact, atol=1e-12)
+        assert len(made(s)) >= 3
+
+    test()
+
+
+@gen_cluster(client=True, nthreads=FIVE)
+async def test_loss_that_pieces_enough_survive_but_not_the_right_ones(c, s, *workers):
+    code = coded.RandomLinear(5, 4, density=0.5)  # one parity piece, of two of the blocks
+    C = await coded.encode(A, code, c)
+    (alone, _) = np.flatnonzero(code.G[4] == 0)
+    await close(workers, C.encoded.workers[alone])
+    with pytest.raises(
+        coded.CodedDataLostError, match=r"can lose 0 workers; 4 of its 5 pieces are left"
+    ):
+        await c.compute(C @ x)
+
+
+@gen_cluster(client=True, nthreads=FIVE)
+async def test_loss_that_more_than_the_tolerance_but_the_right_pieces_survive(c, s, *workers):
+    code = coded.RandomLinear(5, 4, density=0.5)
+    C = await coded.encode(A, code, c)
+    covered = int(np.flatnonzero(code.G[4])[0])
+    await close(workers, C.encoded.workers[covered])
+    await check(c, C)
+
+
+# -- workers that join -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [coded.MDS(5, 3), coded.Repetition(5, 2)], ids=repr)
+def test_a_worker_that_joins_takes_over_from_those_that_hold_several(code):
+    @gen_cluster(client=True, nthreads=FIVE)
+    async def test(c, s, *workers):
+        C = await coded.encode(A, code, c)
+        due = code.pieces // code.n
+        await close(workers, C.encoded.workers[1])
+        await async_poll_for(lambda: all(homes(s, C)))
+        async with Worker(s.address, nthreads=1) as late:
+
+            def even() -> bool:
+                where = [min(h) for h in homes(s, C) if len(h) == 1]
+                return sorted(map(where.count, set(where))) == [due] * 5
+
+            await async_poll_for(even)
+            await check(c, C)
+            # Every worker may be lost again.
+            await close(workers, C.encoded.workers[0])
+            await check(c, C)
+            await async_poll_for(lambda: all(homes(s, C)))
+            assert late.address in set.union(*homes(s, C))
+
+    test()
+
+
+@gen_cluster(client=True, nthreads=FIVE)
+async def test_a_worker_that_joins_makes_itself_a_new_piece(c, s, *workers):
+    C = await coded.encode(A, coded.RandomLinear(5, 3), c)
+    async with Worker(s.address, nthreads=1) as late:
+        D = await C.extend()
+        assert D.code == C.code.extended()
+        assert D.encoded.workers == (*C.encoded.workers, late.address)
+        assert D.encoded.bytes_moved > C.encoded.bytes_moved
+        assert len(D.encoded.futures) == 6
+        np.testing.assert_allclose(
+            await D.encoded.futures[5], D.code.encode(np.split(A, 3))[5], atol=1e-14
+        )
+        await check(c, C)
+        await check(c, D)
+        with pytest.raises(coded.ClusterUnfitError, match="scale the cluster, then extend"):
+            await C.extend()
+        # The new piece makes up for others like any.
+        await close(workers, C.encoded.workers[0])
+        await check(c, D)
+        await async_poll_for(lambda: all(homes(s, D)))
+
+
+@gen_cluster(client=True, nthreads=FIVE)
+async def test_a_running_algorithm_gets_the_help_of_a_worker_that_joins(c, s, *workers):
+    C = await coded.encode(A, coded.RandomLinear(5, 3, density=0.8), c, transpose=True)
+
+    def algorithm(operator):
+        first = operator @ x
+        Event("started").set()
+        Event("go").wait()
+        rounds = [operator @ x for _ in range(20)]
+        return first, rounds, operator.last_round.timeline, operator.T @ first
+
+    future = coded.submit(algorithm, C, client=c, workers=C.encoded.workers[0])
+    await Event("started").wait()
+    async with Worker(s.address, nthreads=1):
+        D = await C.extend()
+        await Event("go").set()
+        first, rounds, _, back = await future
+        for y in (first, *rounds):
+            np.testing.assert_allclose(y, A @ x)
+        np.testing.assert_allclose(back, A.T @ (A @ x))
+        np.testing.assert_allclose(await c.compute(D.T @ np.ones(24)), A.sum(0))
+        del C, D, future
+        await async_poll_for(lambda: not s.extensions["coded"].arrays)
+
+
+@gen_cluster(client=True, nthreads=FIVE)
+async def test_the_new_piece_goes_when_nobody_wants_it(c, s, *workers):
+    C = await coded.encode(A, coded.RandomLinear(4, 3), c)
+    D = await C.extend()
+    key = D.encoded.spec.keys[-1]
+    del D
+    await async_poll_for(lambda: key not in s.tasks)
+    await asyncio.gather(check(c, C), check(c, C))
+
+
+@gen_cluster(client=True, nthreads=FIVE)
+async def test_other_codes_cannot_grow(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    with pytest.raises(TypeError, match=r"MDS\(n=4, k=3\) cannot grow: encode with `coded.Random"):
+        await C.extend()

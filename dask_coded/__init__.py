@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dask_coded import config as _config  # noqa: F401  defaults first
-from dask_coded import graph, linalg, linear_model, training
+from dask_coded import aggregation, compression, graph, linalg, linear_model, training
 from dask_coded._version import __version__
 from dask_coded.array import CodedArray, encode
 from dask_coded.codes import CODES, MDS, Code, Polynomial, RandomLinear, Repetition
@@ -33,6 +33,8 @@ __all__ = [
     "RandomLinear",
     "Repetition",
     "__version__",
+    "aggregation",
+    "compression",
     "encode",
     "encode_pair",
     "gram",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dask_coded.runtime.training_spec import Step
 from dask_coded.training._train import Checkpoint, train
 from dask_coded.training.aggregations import choose_aggregation
+from dask_coded.training.costs import measure_costs
 from dask_coded.training.optimizers import SGD, Adam, CosineDecay, Optimizer, StepDecay
 from dask_coded.training.result import TrainingResult, WorkerReport
 from dask_coded.training.schedules import Pipelined, Schedule, Synchronous
@@ -36,6 +37,7 @@ __all__ = [
     "TrainingResult",
     "WorkerReport",
     "choose_aggregation",
+    "measure_costs",
     "train",
 ]
 

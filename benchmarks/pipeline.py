@@ -57,7 +57,7 @@ class Size:
     numbers: int = 2**18
     #: Steps of a training that are timed, and trainings of each kind, in turns.
     steps: int = 8
-    turns: int = 3
+    turns: int = 2
     #: Of the network that learns.
     batch: int = 128
     optimizers: tuple[SGD, ...] = OPTIMIZERS

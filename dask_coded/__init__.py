@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dask_coded import config as _config  # noqa: F401  defaults first
+
+# isort: split
 from dask_coded import aggregation, compression, graph, linalg, linear_model, training
 from dask_coded._version import __version__
 from dask_coded.array import CodedArray, encode

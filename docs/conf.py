@@ -46,6 +46,8 @@ myst_heading_anchors = 3
 
 autodoc_typehints = "none"  # the docstrings tell types, with shapes and units
 autosummary_generate = True
+# Far too large to install for the sake of one page.
+autodoc_mock_imports = ["torch"]
 numpydoc_class_members_toctree = False
 numpydoc_show_class_members = False
 

@@ -6,7 +6,8 @@ import dask.array as da
 import numpy as np
 import pytest
 
-from dask_coded.training import SGD, GradientEstimator, TorchModule
+from dask_coded import training
+from dask_coded.training import SGD, GradientEstimator
 
 torch = pytest.importorskip("torch")
 
@@ -21,7 +22,7 @@ def network(*more):
 
 
 def model(*more):
-    return TorchModule(network(*more), torch.nn.CrossEntropyLoss(reduction="sum"))
+    return training.TorchModule(network(*more), torch.nn.CrossEntropyLoss(reduction="sum"))
 
 
 def test_gradients_of_parts_add_up():
@@ -75,6 +76,6 @@ def test_dropout_is_drawn_alike_wherever_the_samples_are():
 
 def test_modules_whose_gradients_are_no_sums_are_refused():
     with pytest.raises(ValueError, match='pass reduction="sum"'):
-        TorchModule(network(), torch.nn.CrossEntropyLoss())
+        training.TorchModule(network(), torch.nn.CrossEntropyLoss())
     with pytest.raises(ValueError, match="use GroupNorm or LayerNorm"):
         model(torch.nn.BatchNorm1d(6))

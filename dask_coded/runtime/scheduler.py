@@ -26,7 +26,7 @@ from dask_coded._version import __version__
 from dask_coded.codes import DecodeError
 from dask_coded.planning import POLICIES, InfeasibleError, Layout, SpeedHistory, pace
 from dask_coded.planning.layout import Floats
-from dask_coded.runtime.checkpoints import keepers
+from dask_coded.runtime.directory import LoopDirectory
 from dask_coded.runtime.placement import WorkerInfo, place, relief
 from dask_coded.runtime.spec import NAME, ArraySpec, CodedTask
 from dask_coded.runtime.worker import CodedWorkerPlugin
@@ -81,14 +81,13 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
         self._pins: dict[Key, str] = {}
         self._holding: dict[Key, str] = {}
         self._silent: dict[str, float] = {}
-        #: Workers that keep the state of a loop, by the key of its task.
-        self._keepers: dict[Key, list[str]] = {}
+        self.loops = LoopDirectory(scheduler, self.versions, self._best)
         scheduler.handlers.update(
             coded_hello=self.hello,
-            coded_keepers=self.keepers,
-            coded_candidates=self.candidates,
+            coded_keepers=self.loops.keepers,
+            coded_candidates=self.loops.candidates,
+            coded_enough=self.loops.enough,
             coded_holders=self.holders,
-            coded_enough=self.enough,
             coded_register=self.register,
             coded_sealed=self.sealed,
             coded_abandon=self.abandon,
@@ -344,32 +343,12 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
                     speeds[i] = 0.0
         return speeds
 
-    def keepers(self, key: Key, worker: str, copies: int) -> list[str]:
-        """Handler: which workers keep, or are to keep, the state of a loop that runs on one."""
-        there = [address for address in self.versions if address in self.scheduler.workers]
-        best = [there[i] for i in np.argsort(-self._predict(there), kind="stable")]
-        known = [address for address in self._keepers.get(key, ()) if address in there]
-        chosen = keepers(known, best, worker, copies)
-        self._keepers[key] = [*known, *(address for address in chosen if address not in known)]
-        return chosen
+    def _best(self, addresses: Sequence[str]) -> list[str]:
+        """The fastest first."""
+        order = np.argsort(-self._predict(addresses), kind="stable")
+        return [addresses[i] for i in order]
 
     # -- trainings -----------------------------------------------------------------------------
-
-    def candidates(
-        self, key: Key, worker: str, allowed: Sequence[str] | None
-    ) -> dict[str, list[str]]:
-        """Handler: who can take part in the training that a task on a worker leads.
-
-        They will be told when the task is over.
-        """
-        there = [
-            ws.address
-            for ws in self.scheduler.running
-            if ws.address in self.versions and (allowed is None or ws.address in allowed)
-        ]
-        told = self._keepers.setdefault(key, [])
-        told += [address for address in (*there, worker) if address not in told]
-        return {"workers": [there[i] for i in np.argsort(-self._predict(there), kind="stable")]}
 
     def holders(self, key: Key) -> dict[str, Any]:
         """Handler: who holds a block of data."""
@@ -378,18 +357,6 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
         if ts is None or ts.state in ("erred", "forgotten"):
             return {"status": "lost"}
         return {"status": "OK", "holders": self._holders(key)}
-
-    def enough(self, training: str) -> None:
-        """Handler: a client has seen enough of a training; whoever takes part tells its leader."""
-        for address in self.versions:
-            if address in self.scheduler.stream_comms:
-                self.scheduler.worker_send(address, {"op": "coded-enough", "training": training})
-
-    def _forget_state(self, key: Key) -> None:
-        """What is kept of a loop is of no use any more."""
-        for address in self._keepers.pop(key, ()):
-            if address in self.scheduler.stream_comms:
-                self.scheduler.worker_send(address, {"op": "coded-forget", "key": key})
 
     # -- hooks of the scheduler ----------------------------------------------------------------
 
@@ -426,7 +393,7 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
             if holder := self._holding.pop(key, None):
                 # Transitions must not be started from within one.
                 self.scheduler.loop.add_callback(self._release, holder)
-            self._forget_state(key)
+            self.loops.forget(key)
         if finish == "forgotten" and (array := self._piece_keys.pop(key, None)):
             self._pins.pop(key, None)
             if state := self.arrays.get(array):
@@ -510,7 +477,7 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
         self._piece_keys.clear()
         self._pins.clear()
         self._holding.clear()
-        self._keepers.clear()
+        self.loops.clear()
 
     def valid_workers_downscaling(
         self, scheduler: Scheduler, workers: list[WorkerState]

@@ -45,7 +45,7 @@ async def test_states_are_dropped_when_the_loop_is_over(c, s, *workers):
     assert first == 1
     np.testing.assert_allclose(total, 10.0)
     await async_poll_for(lambda: not any(p.kept for p in plugins), timeout=30)
-    assert not s.extensions["coded"]._keepers
+    assert not s.extensions["coded"].loops._told
 
 
 @gen_cluster(client=True, nthreads=[("", 1)] * 4)

@@ -226,7 +226,7 @@ class CyclicMDS(GradientCode):
     Row ``i`` is the one vector on the blocks ``i, … i + s`` (modulo ``n``) that is orthogonal to
     ``s`` check vectors, to which the ones are orthogonal too. For odd ``n - s`` these are the
     trigonometric vectors with the frequencies nearest to ``n / 2``, and ``B`` is the circulant of
-    [2]_ (up to its scale). For even ``n - s`` no real circulant exists. There they are ``s``
+    [1]_ (up to its scale). For even ``n - s`` no real circulant exists. There they are ``s``
     directions among the vectors for ``s + 1``, the best of some that are drawn at random.
 
     Parameters
@@ -249,6 +249,11 @@ class CyclicMDS(GradientCode):
     ------
     ValueError
         If not ``0 <= stragglers < n``, or if decoding would lose more than six digits.
+
+    References
+    ----------
+    .. [1] Raviv, Tamo, Tandon and Dimakis, "Gradient coding from cyclic MDS codes and expander
+       graphs", arXiv 1707.03858.
 
     Examples
     --------

@@ -397,7 +397,7 @@ def current_client(client: Client | None) -> Client:
         return client or default_client()
     except ValueError:
         raise ValueError(
-            "A coded array lives on a Dask cluster and there is none: create a "
+            "This takes a Dask cluster and there is none: create a "
             "`dask.distributed.Client()` first, or pass one as `client`."
         ) from None
 

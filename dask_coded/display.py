@@ -47,7 +47,8 @@ class Display:
     def say(self, text: str) -> None:
         """Say what is being done now."""
         if self._status is not None:
-            self._status.update(text)
+            # A line that is wrapped would flicker.
+            self._status.update(text[: self.console.width - 3])
         else:
             click.echo(text, err=True)
 
@@ -81,9 +82,9 @@ def _line(progress: Progress, seconds: float | None) -> str:
     text = f"Round {progress.round}: "
     if progress.objective is not None:
         text += f"objective {progress.objective:.8g}, "
-    text += f"change {progress.residual:.2e}"
+    text += f"residual {progress.residual:.2e}"
     if seconds is not None:
         text += f", {seconds * 1e3:.1f} ms a round"
     if progress.workers is not None:
-        text += f", {progress.workers} workers used"
+        text += f", {progress.workers} worker{'s' * (progress.workers != 1)} used"
     return text

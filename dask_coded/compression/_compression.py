@@ -71,6 +71,9 @@ class Codec:
         partial: Partial = packed
         return partial
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
     def nbytes(self, packed: Any) -> int:
         """Bytes of vectors in it."""
         return int(packed.vector.nbytes)

@@ -247,7 +247,8 @@ class Projection(Compressor):
         ValueError
             If it is of a gradient that is cut in another way.
         """
-        if [len(runs) for _, runs in state] != [len(cut.runs) for cut in self._segments]:
+        lengths = [len(cut.runs) for cut in self._segments]
+        if state is None or [len(runs) for _, runs in state] != lengths:
             raise ValueError(
                 "The state is of other layers or segments than this compressor's: go on with the "
                 "same model, aggregation and compression."

@@ -28,20 +28,19 @@ from dask_coded.linear_model.penalties import Penalty
 from dask_coded.linear_model.solvers import Solution, minimize
 
 if TYPE_CHECKING:
-    from dask_coded.linear_model.classifiers import LinearSVC, LogisticRegression
-    from dask_coded.linear_model.regressors import LinearRegression, Ridge
+    from dask_coded.linear_model.classifiers import LinearSVC as LinearSVC
+    from dask_coded.linear_model.classifiers import LogisticRegression as LogisticRegression
+    from dask_coded.linear_model.regressors import LinearRegression as LinearRegression
+    from dask_coded.linear_model.regressors import Ridge as Ridge
 
+# Without what needs scikit-learn: `import *` works where that is not installed.
 __all__ = [
     "Family",
     "Hinge",
     "Intercept",
-    "LinearRegression",
-    "LinearSVC",
     "Logistic",
-    "LogisticRegression",
     "Multinomial",
     "Penalty",
-    "Ridge",
     "Solution",
     "SquaredError",
     "SquaredHinge",
@@ -71,4 +70,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*__all__, *_ESTIMATORS]

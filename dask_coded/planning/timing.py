@@ -48,7 +48,7 @@ Kind = Literal["Ring", "Star", "Tree", "GradientCoding", "CodedReduce"]
 class Costs:
     """What a cluster takes for what a step is made of.
 
-    :func:`dask_coded.training.costs.measure_costs` measures them on a running cluster.
+    :func:`dask_coded.training.measure_costs` measures them on a running cluster.
 
     Parameters
     ----------

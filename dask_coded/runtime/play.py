@@ -238,6 +238,22 @@ class Play:
         return Outcome(state, self._leader.history(state["losses"]), self._digests)
 
 
+def check_folder(path: str, address: str) -> None:
+    """Check that a file has a folder, before hours are spent on what is to be in it.
+
+    Raises
+    ------
+    FileNotFoundError
+        If it is not there.
+    """
+    folder = Path(path).absolute().parent
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"The checkpoint's folder {str(folder)!r} must be there on the workers, it is not on "
+            f"{address}, which leads the training: make it first."
+        )
+
+
 def write(path: str, data: bytes) -> None:
     """Write a file in one go: whoever reads it finds all of it, or what was there before."""
     folder = Path(path).absolute().parent

@@ -28,7 +28,7 @@ from distributed.worker import thread_state
 from dask_coded.loop import Loop, Progress
 from dask_coded.runtime.channels import Channel, Message
 from dask_coded.runtime.formation import check_memory, form
-from dask_coded.runtime.play import ANSWER, Lost, Play
+from dask_coded.runtime.play import ANSWER, Lost, Play, check_folder
 from dask_coded.runtime.training_spec import Group, Outcome, Step, Training
 from dask_coded.runtime.worker import CodedWorkerPlugin, worker_plugin
 
@@ -58,6 +58,8 @@ class Leader:
         self.enough = False
 
     def run(self) -> Outcome:
+        if self._training.checkpoint is not None:
+            check_folder(self._training.checkpoint[0], self._plugin.worker.address)
         self._plugin.memberships.leaders[self._task] = self._events.put
         self._history = self._loop.resume(self._history)
         try:

@@ -157,13 +157,13 @@ class Step:
     loss : float
         Mean over the samples of the step; NaN where the gradient gives none.
     seconds : float
-        Since the step before ended, as the leader saw it; NaN for a step that a leader saw that is
-        lost.
+        Since the step before ended, as the leader saw it; the first of a group has the fetching of
+        the data in it. NaN for a step that a leader saw that is lost.
     late : tuple of str
         Addresses of the workers that had not computed their part when the step ended.
     computing : dict of str to float
-        Seconds that each worker computed, before it waited for any other, of those that were done
-        in time.
+        Seconds that each worker computed, before it waited for any other; of one that was late, if
+        it was done while the training went on.
     """
 
     step: int

@@ -18,22 +18,21 @@ from dask_coded.training.result import TrainingResult, WorkerReport
 from dask_coded.training.schedules import Pipelined, Schedule, Synchronous
 
 if TYPE_CHECKING:
-    from dask_coded.training.estimator import GradientEstimator
-    from dask_coded.training.pytorch import TorchModule
+    from dask_coded.training.estimator import GradientEstimator as GradientEstimator
+    from dask_coded.training.pytorch import TorchModule as TorchModule
 
+# Without what needs another package: `import *` works where that is not installed.
 __all__ = [
     "SGD",
     "Adam",
     "Checkpoint",
     "CosineDecay",
-    "GradientEstimator",
     "Optimizer",
     "Pipelined",
     "Schedule",
     "Step",
     "StepDecay",
     "Synchronous",
-    "TorchModule",
     "TrainingResult",
     "WorkerReport",
     "choose_aggregation",
@@ -62,4 +61,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*__all__, *_OPTIONAL]

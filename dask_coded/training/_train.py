@@ -77,7 +77,7 @@ def train(
     seed: int = 0,
     layers: Sequence[tuple[int, ...]] | None = None,
     client: Client | None = None,
-    workers: Sequence[str] | None = None,
+    workers: str | Sequence[str] | None = None,
     leader: str | Sequence[str] | None = None,
     checkpoint: Checkpoint | None = None,
     resume: str | os.PathLike[str] | None = None,
@@ -120,7 +120,7 @@ def train(
         look at layers. By default it is one.
     client : distributed.Client, optional
         The cluster; by default the current one.
-    workers : sequence of str, optional
+    workers : str or sequence of str, optional
         Addresses of the workers that may take part; by default all.
     leader : str or sequence of str, optional
         Addresses of workers of which one leads; by default a fast one.
@@ -167,6 +167,7 @@ def train(
     >>> client.close()
     """
     client = current_client(client)
+    _check_choices(gradient, optimizer, aggregation, compression, schedule, checkpoint, callback)
     start = _start(parameters)
     optimizer = optimizer or SGD(0.1)
     schedule = schedule or Synchronous()
@@ -180,14 +181,15 @@ def train(
             f"Argument 'layers' must have as many elements as the parameters, {start.size}; "
             f"it has {size}."
         )
+    allowed = None if workers is None else _named(client, workers)
+    state = None if resume is None else _resumed(resume, start, optimizer)
     client.sync(install, client)
     samples, targets, held = load(client, data)
     if aggregation is None:
         there = client.scheduler_info(n_workers=-1)["workers"]
-        count = len(there if workers is None else set(there) & set(workers))
+        count = len(there if allowed is None else set(there) & set(allowed))
         aggregation = choose_aggregation(count, start.nbytes)
     total = sum(samples.rows)
-    state = None if resume is None else _resumed(resume, start)
     model = Model(
         gradient,
         start,
@@ -212,7 +214,7 @@ def train(
         schedule=schedule,
         first=0 if state is None else state["version"],
         steps=steps,
-        workers=None if workers is None else tuple(workers),
+        workers=allowed,
         checkpoint=None
         if checkpoint is None
         else (os.path.abspath(checkpoint.path), checkpoint.every),
@@ -240,6 +242,44 @@ def train(
     )
 
 
+def _check_choices(
+    gradient: Any,
+    optimizer: Any,
+    aggregation: Any,
+    compression: Any,
+    schedule: Any,
+    checkpoint: Any,
+    callback: Any,
+) -> None:
+    """Refuse names, and classes that were not called, before the workers stumble over them."""
+    for name, function in (("gradient", gradient), ("callback", callback)):
+        if not (callable(function) or (name == "callback" and function is None)):
+            raise TypeError(f"Argument {name!r} must be a function, it is {function!r}.")
+    for name, value, kind, example in (
+        ("optimizer", optimizer, Optimizer, "Adam()"),
+        ("aggregation", aggregation, Aggregation, "Ring()"),
+        ("compression", compression, Compression, "Quantization()"),
+        ("schedule", schedule, Schedule, "Pipelined()"),
+        ("checkpoint", checkpoint, Checkpoint, "Checkpoint('file', every=100)"),
+    ):
+        if not (value is None or isinstance(value, kind)):
+            raise TypeError(
+                f"Argument {name!r} must be an instance of {kind.__name__}, such as {example}, "
+                f"it is {value!r}."
+            )
+
+
+def _named(client: Client, workers: str | Sequence[str]) -> tuple[str, ...]:
+    """Addresses of which at least one is in the cluster."""
+    addresses = (workers,) if isinstance(workers, str) else tuple(workers)
+    if not set(addresses) & set(client.scheduler_info(n_workers=-1)["workers"]):
+        raise ValueError(
+            f"Argument 'workers' must hold addresses of workers of the cluster, as in "
+            f"`client.nthreads()`, it is {workers!r}."
+        )
+    return addresses
+
+
 def _start(parameters: npt.ArrayLike) -> Vector:
     """The parameters to begin with, as a flat array of floating-point numbers."""
     start = np.array(parameters)
@@ -251,14 +291,26 @@ def _start(parameters: npt.ArrayLike) -> Vector:
     return start if start.dtype.kind == "f" else start.astype(np.float64)
 
 
-def _resumed(path: str | os.PathLike[str], start: Vector) -> dict[str, Any]:
+def _resumed(path: str | os.PathLike[str], start: Vector, optimizer: Optimizer) -> dict[str, Any]:
     """The state in a file."""
-    state: dict[str, Any] = pickle.loads(Path(path).read_bytes())
-    found = state["parameters"]
+    data = Path(path).read_bytes()
+    try:
+        state: dict[str, Any] = pickle.loads(data)
+        found, kept = state["parameters"], state["optimizer"].keys()
+    except Exception as error:  # a pickle may fail in any way
+        raise ValueError(
+            f"The file {str(path)!r} must be one that a `Checkpoint` wrote, it cannot be read as "
+            f"such: {type(error).__name__}: {error}."
+        ) from error
     if (found.shape, found.dtype) != (start.shape, start.dtype):
         raise ValueError(
             f"The file {str(path)!r} holds {found.size} parameters of dtype {found.dtype}, the "
             f"training has {start.size} of dtype {start.dtype}: resume the training that wrote it."
+        )
+    if kept != optimizer.start(start).keys():
+        raise ValueError(
+            f"The file {str(path)!r} holds the state of another optimizer than {optimizer!r}: "
+            f"resume with the one that wrote it."
         )
     return state
 

@@ -64,8 +64,15 @@ def _load(client: Client, name: str, values: Any) -> tuple[Blocks, list[Future]]
         return _scattered(client, values)
     raise TypeError(
         f"The {name} must be a dask array, a NumPy array, or a list of delayed objects or futures "
-        f"of arrays, they are a {type(values).__name__}."
+        f"of arrays, they are a {type(values).__name__}{_way_out(values)}."
     )
+
+
+def _way_out(values: Any) -> str:
+    for method in ("to_dask_array(lengths=True)", "to_numpy()"):
+        if hasattr(values, method.partition("(")[0]):
+            return f": pass what its `{method}` gives"
+    return ""
 
 
 def _is_lazy(value: Any) -> bool:
@@ -73,7 +80,9 @@ def _is_lazy(value: Any) -> bool:
 
 
 def _array(client: Client, name: str, values: da.Array) -> tuple[Blocks, list[Future]]:
-    if not values.ndim or np.isnan(values.shape).any():
+    if not values.ndim:
+        raise ValueError(f"The {name} must be an array of rows, they are a single number.")
+    if np.isnan(values.shape).any():
         raise ValueError(
             f"The {name} have chunks of unknown size: call `compute_chunk_sizes()` first."
         )
@@ -91,13 +100,17 @@ def _partitions(client: Client, name: str, values: Any) -> tuple[Blocks, list[Fu
     _settle(client, futures)
     rows = client.gather(client.map(_rows, futures, pure=False))
     if None in rows:
-        raise TypeError(f"The partitions of the {name} must be arrays of rows.")
+        raise TypeError(
+            f"The partitions of the {name} must be NumPy or SciPy sparse arrays of rows; data "
+            f"frames have `to_dask_array(lengths=True)` and `to_numpy()`."
+        )
     return Blocks(tuple(future.key for future in futures), tuple(rows)), futures
 
 
 def _rows(values: Any) -> int | None:
     shape = getattr(values, "shape", ())
-    return int(shape[0]) if shape else None
+    # The rows of a data frame are not what its index finds.
+    return int(shape[0]) if shape and not hasattr(values, "iloc") else None
 
 
 def _scattered(client: Client, values: Any) -> tuple[Blocks, list[Future]]:

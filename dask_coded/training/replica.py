@@ -117,11 +117,24 @@ class Replica:
         # Who changed them would train another model than the other workers.
         parameters.flags.writeable = False
         result = self._model.gradient(parameters, samples, targets)
-        loss, vector = result if isinstance(result, tuple) else (float("nan"), result)
-        return self._checked(np.asarray(vector), step), float(loss)
+        if isinstance(result, tuple) and len(result) == 2:
+            loss, vector = result
+            if np.ndim(loss):
+                raise TypeError(
+                    f"The loss must be a number, the sum over the samples; its shape is "
+                    f"{np.shape(loss)}."
+                )
+            return self._checked(vector, step), float(loss)
+        return self._checked(result, step), float("nan")
 
-    def _checked(self, vector: Any, step: int) -> Vector:
+    def _checked(self, result: Any, step: int) -> Vector:
         wanted = self._parameters
+        if result is None or isinstance(result, tuple):
+            what = "None" if result is None else f"a tuple of {len(result)}"
+            raise TypeError(
+                f"The gradient must be a flat array, or a pair of the loss and that; it is {what}."
+            )
+        vector = np.asarray(result)
         if vector.dtype.kind != "f":
             raise TypeError(
                 f"The gradient must hold real floating-point numbers, its dtype is {vector.dtype}."

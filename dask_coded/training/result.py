@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -55,8 +55,9 @@ class TrainingResult:
 
     parameters: Vector
     steps: int
-    history: list[Step]
-    digests: dict[str, str]
+    # Too long to be shown with the rest.
+    history: list[Step] = field(repr=False)
+    digests: dict[str, str] = field(repr=False)
     aggregation: Aggregation
 
     @property

@@ -156,6 +156,28 @@ def test_a_training_goes_on_from_its_file(client, tmp_path):
         train(squares, np.zeros(4), blocks(), resume=path, **options)
 
 
+def test_a_training_does_not_go_on_from_any_file(client, tmp_path):
+    file = tmp_path / "file"
+    options = {"client": client, "resume": file}
+    file.write_bytes(b"something else")
+    with pytest.raises(ValueError, match="must be one that a `Checkpoint` wrote"):
+        train(squares, np.zeros(5), (X, Y), **options)
+    train(squares, np.zeros(5), (X, Y), steps=1, client=client, checkpoint=Checkpoint(file))
+    with pytest.raises(ValueError, match="holds 5 parameters"):
+        train(squares, np.zeros(6), (X, Y), **options)
+    with pytest.raises(ValueError, match=r"of another optimizer than Adam\("):
+        train(squares, np.zeros(5), (X, Y), optimizer=Adam(), **options)
+    with pytest.raises(ValueError, match="of other layers or segments"):
+        train(squares, np.zeros(5), (X, Y), compression=GradiVeQ(2, 1), **options)
+
+
+def test_a_worker_may_be_named_by_itself(client):
+    first = next(iter(client.nthreads()))
+    found = train(squares, np.zeros(5), (X, Y), steps=1, client=client, workers=first)
+    assert set(found.workers) == {first}
+    assert repr(found).count("\n") < 3  # no history of hundreds of steps
+
+
 def test_a_callback_ends_the_training(client):
     heard = []
 
@@ -225,6 +247,9 @@ def test_an_error_in_the_gradient_says_where(client):
         (lambda w, X, y: np.zeros(4), ValueError, "flat array of 5 elements; its shape is"),
         (lambda w, X, y: np.zeros(5, int), TypeError, "real floating-point numbers"),
         (lambda w, X, y: np.full(5, np.nan), FloatingPointError, "lower the learning rate"),
+        (lambda w, X, y: None, TypeError, "a pair of the loss and that; it is None"),
+        (lambda w, X, y: (0.0, w, w), TypeError, "it is a tuple of 3"),
+        (lambda w, X, y: (np.ones(3), w), TypeError, r"loss must be a number.* shape is \(3,\)"),
         (lambda w, X, y: w.sort(), ValueError, "read-only"),
     ],
 )
@@ -233,12 +258,39 @@ def test_gradients_that_are_wrong(client, gradient, error, message):
         train(gradient, np.zeros(5), blocks(), client=client)
 
 
+class Frame:
+    """Looks like a data frame."""
+
+    shape = X.shape
+    iloc = None
+
+    def to_numpy(self):
+        return X
+
+
 @pytest.mark.parametrize(
     ("data", "options", "error", "message"),
     [
         (X, {}, TypeError, "'data' must be a pair"),
         ((X, Y[1:]), {}, ValueError, "103 samples and 102 targets"),
         ((X, "y"), {}, TypeError, "The targets must be a dask array"),
+        ((Frame(), Y), {}, TypeError, r"they are a Frame: pass what its `to_numpy\(\)` gives"),
+        (([delayed(Frame())], Y), {}, TypeError, "partitions of the samples must be NumPy"),
+        ((da.ones(()), Y), {}, ValueError, "an array of rows, they are a single number"),
+        ((da.from_array(X)[da.from_array(Y) > 0], Y), {}, ValueError, "compute_chunk_sizes"),
+        ((X, Y), {"optimizer": "adam"}, TypeError, r"such as Adam\(\), it is 'adam'"),
+        ((X, Y), {"aggregation": Ring}, TypeError, "an instance of Aggregation, such as Ring"),
+        ((X, Y), {"compression": Truncation}, TypeError, "an instance of Compression"),
+        ((X, Y), {"schedule": Pipelined}, TypeError, "an instance of Schedule"),
+        ((X, Y), {"checkpoint": "file"}, TypeError, "an instance of Checkpoint"),
+        ((X, Y), {"callback": 5}, TypeError, "'callback' must be a function, it is 5"),
+        ((X, Y), {"workers": "tcp://nowhere:1"}, ValueError, "'workers' must hold addresses"),
+        (
+            (X, Y),
+            {"checkpoint": Checkpoint("no/such/folder/file")},
+            FileNotFoundError,
+            "folder '.*folder' must be there on the workers",
+        ),
         ((X, Y), {"steps": 0}, ValueError, "'steps' must be a whole number from 1"),
         ((X, Y), {"layers": [(2, 2)]}, ValueError, "as many elements as the parameters, 5; it"),
         ((X, Y), {"aggregation": GradientCoding(4)}, ValueError, "at least 5 workers"),

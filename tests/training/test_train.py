@@ -174,7 +174,7 @@ def test_a_training_does_not_go_on_from_any_file(client, tmp_path):
 def test_a_worker_may_be_named_by_itself(client):
     first = next(iter(client.nthreads()))
     found = train(squares, np.zeros(5), (X, Y), steps=1, client=client, workers=first)
-    assert set(found.workers) == {first}
+    assert set(found.digests) == {first}
     assert repr(found).count("\n") < 3  # no history of hundreds of steps
 
 

@@ -191,10 +191,12 @@ def gone(process: psutil.Process) -> bool:
         return True
 
 
+# Interrupts are ignored by what runs in the background of a script, as the tests may.
 OWNER = """
-import sys
+import signal, sys
 from benchmarks.cluster import Lab
 
+signal.signal(signal.SIGINT, signal.default_int_handler)
 with Lab(2, share=0.5, kind=sys.argv[1]) as lab, lab.following([[1, 0], [0.5, 0]], seconds=0.01):
     print("ready", flush=True)
     sys.stdin.readline()

@@ -94,10 +94,12 @@ def test_a_lab_moves_bytes_over_its_links_and_loses_workers():
 
 
 # The lab of a process that ends in a way of its own; a stopped worker could not notice by itself.
+# Interrupts are ignored by what runs in the background of a script, as the tests may.
 _PROGRAM = """
-import os, sys
+import os, signal, sys
 from benchmarks.network import NetworkLab
 
+signal.signal(signal.SIGINT, signal.default_int_handler)
 if __name__ == "__main__":
     with NetworkLab(1) as lab:
         pids = lab.client.run(os.getpid)

@@ -113,14 +113,14 @@ class Leader:
         last = step.step + 1 == self._training.steps
         self._loop.report(progress, self._history, last)
 
-    def fetch(self, address: str) -> dict[str, Any]:
-        """The state of a replica that does not change any more."""
+    def fetch(self, address: str) -> bytes:
+        """The pickled state of a replica that does not change any more."""
 
         async def ask() -> Any:
             return await self._plugin.worker.rpc(address).coded_trained(training=self._training.id)
 
-        state: dict[str, Any] = pickle.loads(sync(self._plugin.worker.loop, ask)["state"])
-        return state
+        packed: bytes = sync(self._plugin.worker.loop, ask)["state"]
+        return packed
 
     def history(self, losses: list[float]) -> list[Step]:
         """What was seen of each step, and where nobody saw it its loss."""
@@ -138,11 +138,13 @@ class Leader:
             plan, addresses = form(training.aggregation, workers)
             if training.remembers:
                 check_memory(plan)
-            version, source = training.first, None
-            for address, ahead in found.items():
-                if ahead is not None and ahead > version:
-                    version, source = ahead, address
-            group = Group(self._run, training, plan, addresses, version, source, plan.choose())
+            version = training.first
+            sources: tuple[str, ...] = ()
+            if states := [state for state in found.values() if state is not None]:
+                best = max(states)
+                if best[0] > version:
+                    version, sources = best[0], tuple(a for a in found if found[a] == best)
+            group = Group(self._run, training, plan, addresses, version, sources, plan.choose())
             sync(self._plugin.worker.loop, self._call, group)
             if self._all_joined(addresses):
                 self._lost.clear()
@@ -177,20 +179,23 @@ class Leader:
             channel.unlisten(self._run)
         self._channels = {}
 
-    def _enlisted(self, candidates: list[str]) -> dict[str, int | None]:
-        """Who answers, and how far they are."""
+    def _enlisted(self, candidates: list[str]) -> dict[str, tuple[int, str] | None]:
+        """Who answers, and after how many updates in which group they are."""
         waiting, found = set(candidates), {}
         deadline = monotonic() + ANSWER
         while waiting and (event := self.next_event(max(deadline - monotonic(), 0))):
             if event.get("run") != self._run:
                 continue
             if event["op"] == "enlisted":
-                found[event["from"]] = event["version"]
+                found[event["from"]] = event["state"] and tuple(event["state"])
             if event["op"] in ("enlisted", "closed"):
                 waiting.discard(event["from"])
         return found
 
     async def _call(self, group: Group) -> None:
+        # What is cancelled before the scheduler has been asked for workers, these never hear of.
+        if self._plugin.is_cancelled(self._task):
+            raise CancelledError(f"{self._task!r} was cancelled")
         for node, address in enumerate(group.addresses):
             message = {"op": "join", "run": group.run, "task": self._task}
             self._channels[address].send({**message, "node": node, "payload": group})
@@ -210,6 +215,9 @@ class Leader:
                 raise pickle.loads(event["error"])
             if event["op"] == "closed" and event["from"] in addresses:
                 self.lose(event["from"])
+                return False
+            if event["op"] == "unreachable":
+                self.lose(event["worker"])
                 return False
             if event["op"] in ("joining", "joined"):
                 silent.discard(event["from"])

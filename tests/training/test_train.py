@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from dask_coded.aggregation import (
     Tree,
 )
 from dask_coded.compression import GradiVeQ, Quantization, Truncation
+from dask_coded.runtime.training import Leader
 from dask_coded.training import (
     SGD,
     Adam,
@@ -198,6 +201,41 @@ def test_nothing_is_left_over_of_a_training_that_is_cancelled(client, monkeypatc
     poll_for(lambda: not left_over(client), timeout=30)
 
 
+def test_nothing_is_left_over_of_a_training_that_is_cancelled_before_it_asks_for_workers(
+    client, monkeypatch
+):
+    there, cancelled = threading.Event(), threading.Event()
+    submit, invite = submission.submit, Leader._invite
+
+    async def late(leader):
+        there.set()
+        await asyncio.to_thread(cancelled.wait)
+        return await invite(leader)
+
+    class Interrupted:
+        def __init__(self, future):
+            self._future = future
+
+        def result(self):
+            there.wait()
+            raise KeyboardInterrupt
+
+        def cancel(self):
+            self._future.cancel()
+            poll_for(lambda: any(client.run(is_cancelled, self._future.key).values()), timeout=30)
+            cancelled.set()
+
+    monkeypatch.setattr(Leader, "_invite", late)
+    monkeypatch.setattr(submission, "submit", lambda *a, **k: Interrupted(submit(*a, **k)))
+    with pytest.raises(KeyboardInterrupt):
+        train(squares, np.zeros(5), blocks(), steps=10**9, client=client)
+    poll_for(lambda: not left_over(client), timeout=30)
+
+
+def is_cancelled(key, dask_worker):
+    return dask_worker.extensions["coded"].is_cancelled(key)
+
+
 def left_over(client):
     """Trainers and leaders that workers have, and threads."""
 
@@ -217,6 +255,57 @@ def test_an_error_in_the_gradient_says_where(client):
         train(faulty, np.zeros(5), blocks(), client=client)
     assert "Raised in the training on worker inproc://" in caught.value.__notes__[0]
     poll_for(lambda: not left_over(client), timeout=30)
+
+
+class OfTheUser(Exception):
+    def __init__(self, number, text):
+        super().__init__(f"{text} {number}")
+
+
+@pytest.mark.parametrize("error", [OfTheUser(5, "number"), SystemExit("number 5")], ids=repr)
+def test_errors_that_cannot_travel_are_told_of(client, error):
+    def faulty(w, samples, targets):
+        raise OfTheUser(5, "number") if exits is None else SystemExit(exits)
+
+    exits = error.code if isinstance(error, SystemExit) else None
+    with pytest.raises(RuntimeError, match=f"{type(error).__name__}: number 5"):
+        train(faulty, np.zeros(5), blocks(), client=client)
+
+
+class Slow:
+    """The first who computes a gradient does so until the test is done with it."""
+
+    def __init__(self):
+        self.first = threading.Lock()
+        self.over = threading.Event()
+
+
+SLOW = Slow()
+
+
+def slow_squares(w, samples, targets):
+    if SLOW.first.acquire(blocking=False):
+        SLOW.over.wait()
+    return squares(w, samples, targets)
+
+
+def test_a_worker_that_computes_for_too_long_is_left_out_before_sums_fill_its_memory(client):
+    try:
+        with dask.config.set({"coded.train.backlog": "100"}):
+            found = train(
+                slow_squares,
+                np.zeros(5),
+                blocks(),
+                steps=100,
+                aggregation=GradientCoding(1),
+                client=client,
+            )
+    finally:
+        SLOW.over.set()
+    (late,) = found.history[0].late
+    assert found.workers[late].steps < 40
+    assert len(found.digests) == 3
+    np.testing.assert_allclose(found.parameters, in_one_process(steps=100), rtol=1e-10)
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ class Play:
         self._version = group.version
         self._done: set[int] = set()
         self._ended = monotonic()
-        #: Up to which step each worker has applied the sums.
+        #: Up to which step each worker has read.
         self._read = dict.fromkeys(group.addresses, group.version)
         self._backlog = parse_bytes(dask.config.get("coded.train.backlog"))
         self._digests: dict[str, str] = {}
@@ -173,11 +173,11 @@ class Play:
             self._end(seen, norm)
 
     def _give_up(self, step: int, nbytes: int) -> None:
-        """Break with workers for which too many sums wait, be it that they are stopped for hours.
+        """Break with workers for which too many sums wait: they may be stopped for hours.
 
         The others go on as they are: what such a worker stores nobody else could fetch now.
         """
-        patience = max(self._backlog / nbytes, 2 * READ_EVERY) + self._group.training.schedule.width
+        patience = max(self._backlog / nbytes, 2 * READ_EVERY)
         for node, address in enumerate(self._members):
             if node not in self._absent and step - self._read[address] > patience:
                 self._absent.add(node)

@@ -33,7 +33,7 @@ from dask_coded.runtime.training_spec import Group, Replica
 if TYPE_CHECKING:
     from dask_coded.runtime.worker import CodedWorkerPlugin
 
-#: Every so many updates a worker tells the leader how far it is.
+#: Every so many steps a worker tells the leader that it reads what it is sent.
 READ_EVERY = 8
 
 
@@ -86,6 +86,8 @@ class Trainer:
         #: Whether the machine has yet to say what to compute in the step that was begun.
         self._asked = False
         self._stopped = False
+        #: Whether the computation thread is still at fetching data.
+        self._fetching = True
         #: At which number of updates the training ends.
         self._end = group.training.steps
         self._threads = [
@@ -169,6 +171,8 @@ class Trainer:
             self._previous.wait()
             self._previous = None
         data = self._fetch()
+        with self._changed:
+            self._fetching = False
         while (task := self._next()) is not None:
             self._work(*task, data)
 
@@ -234,8 +238,6 @@ class Trainer:
             self.replica.apply([t.vector for t in totals], sum(t.loss for t in totals))
             # Not before, lest the other thread take the step for one that is not over.
             del self._totals[step]
-            if step % READ_EVERY == 0:
-                self.answer({"op": "read", "run": self.group.run, "step": step})
             self._checkpoint()
 
     def _checkpoint(self) -> None:
@@ -344,8 +346,13 @@ class Trainer:
         totals = [segments[i] for i in range(len(segments))]
         with self._changed:
             self._totals[step] = totals
+            if self._fetching:
+                # Nobody computes with the parameters yet, and sums would come up until then.
+                self._apply(self.group.begins_with(self._ready()))
             self._changed.notify_all()
         del self._machines[step], self._segments[step]
+        if step % READ_EVERY == 0:
+            self.answer({"op": "read", "run": self.group.run, "step": step})
         self._choices.pop(self.group.begins_with(step + 1) - 1, None)
         if self._node == 0 and not self.group.plan.rooted:
             loss = sum(total.loss for total in totals)

@@ -1,8 +1,8 @@
 """The leader of a training: forms the group, holds the root's machine, sees to it that it ends.
 
 It runs in a task. Parameters it has none: every worker of the group is a replica. What it keeps of
-its own, through a :class:`~dask_coded.loop.Loop`, is the history; when it is lost with its worker,
-another leader asks all workers how far they are, and goes on with the most advanced.
+its own, through a :class:`~dask_coded.loop.Loop`, is the recent history; when it is lost with its
+worker, another leader asks all workers how far they are, and goes on with the most advanced.
 
 A worker whose channel closes is lost. If the code can do without, the steps in flight are ended by
 the others first; then there is a new group, without the lost and with whoever has come meanwhile. A
@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import pickle
 import uuid
+from collections import deque
 from concurrent.futures import CancelledError
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -31,6 +32,9 @@ from dask_coded.runtime.formation import check_memory, form
 from dask_coded.runtime.play import ANSWER, Lost, Play
 from dask_coded.runtime.training_spec import Group, Outcome, Step, Training
 from dask_coded.runtime.worker import CodedWorkerPlugin, worker_plugin
+
+# Of so many steps all is known if the leader is lost; of those before, the loss.
+_RECENT = 1000
 
 
 def lead(training: Training, loop: Loop) -> Outcome:
@@ -50,6 +54,8 @@ class Leader:
         self._loop = loop
         self._events: SimpleQueue[Message] = SimpleQueue()
         self._history: dict[int, Step] = {}
+        #: What of it other workers keep: a long one would take longer and longer to hand over.
+        self._recent: deque[Step] = deque(maxlen=_RECENT)
         self._channels: dict[str, Channel] = {}
         self._run = ""
         #: Lost just now: the scheduler may not know it yet.
@@ -59,7 +65,8 @@ class Leader:
 
     def run(self) -> Outcome:
         self._plugin.memberships.leaders[self._task] = self._events.put
-        self._history = self._loop.resume(self._history)
+        for step in self._loop.resume(list(self._recent)):
+            self._remember(step)
         try:
             while True:
                 group = self._form()
@@ -106,12 +113,16 @@ class Leader:
 
     def ended(self, step: Step, norm: float) -> None:
         """A step has ended."""
-        self._history[step.step] = step
+        self._remember(step)
         workers = len(step.computing) or None
         loss = None if math.isnan(step.loss) else step.loss
         progress = Progress(step.step + 1, norm, loss, step.seconds, workers)
         last = step.step + 1 == self._training.steps
-        self._loop.report(progress, self._history, last)
+        self._loop.report(progress, list(self._recent), last)
+
+    def _remember(self, step: Step) -> None:
+        self._history[step.step] = step
+        self._recent.append(step)
 
     def fetch(self, address: str) -> bytes:
         """The pickled state of a replica that does not change any more."""

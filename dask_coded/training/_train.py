@@ -185,9 +185,14 @@ def train(
     if aggregation is None:
         there = client.scheduler_info(n_workers=-1)["workers"]
         count = len(there if workers is None else set(there) & set(workers))
+        if not count:
+            raise ValueError(
+                f"Argument 'workers' must name workers of the cluster, {sorted(there)}, by their "
+                f"addresses; it is {workers!r}."
+            )
         aggregation = choose_aggregation(count, start.nbytes)
     total = sum(samples.rows)
-    state = None if resume is None else _resumed(resume, start)
+    state = None if resume is None else _resumed(resume, start, optimizer)
     model = Model(
         gradient,
         start,
@@ -251,7 +256,7 @@ def _start(parameters: npt.ArrayLike) -> Vector:
     return start if start.dtype.kind == "f" else start.astype(np.float64)
 
 
-def _resumed(path: str | os.PathLike[str], start: Vector) -> dict[str, Any]:
+def _resumed(path: str | os.PathLike[str], start: Vector, optimizer: Optimizer) -> dict[str, Any]:
     """The state in a file."""
     state: dict[str, Any] = pickle.loads(Path(path).read_bytes())
     found = state["parameters"]
@@ -259,6 +264,11 @@ def _resumed(path: str | os.PathLike[str], start: Vector) -> dict[str, Any]:
         raise ValueError(
             f"The file {str(path)!r} holds {found.size} parameters of dtype {found.dtype}, the "
             f"training has {start.size} of dtype {start.dtype}: resume the training that wrote it."
+        )
+    if state["optimizer"].keys() != optimizer.start(start).keys():
+        raise ValueError(
+            f"The file {str(path)!r} was written with another optimizer than {optimizer!r}: resume "
+            f"with the one of the training that wrote it."
         )
     return state
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 from distributed.protocol.pickle import dumps
 
 from dask_coded.aggregation import ROOT, CodedReduce, Star
@@ -15,8 +16,8 @@ from dask_coded.compression import EXACT, Partial
 from dask_coded.runtime.memberships import Memberships
 from dask_coded.runtime.trainer import Trainer
 from dask_coded.runtime.training import Leader
-from dask_coded.runtime.training_spec import Group
-from dask_coded.training import Synchronous
+from dask_coded.runtime.training_spec import Group, Step
+from dask_coded.training import Pipelined, Synchronous
 
 
 class Counter:
@@ -42,12 +43,12 @@ class Model:
         return Counter()
 
 
-def group(plan, version=0, sources=()):
+def group(plan, version=0, sources=(), schedule=Synchronous()):  # noqa: B008
     training = SimpleNamespace(
         id="training",
         model=dumps(Model()),
         steps=100,
-        schedule=Synchronous(),
+        schedule=schedule,
         codec=EXACT,
         checkpoint=None,
     )
@@ -55,10 +56,12 @@ def group(plan, version=0, sources=()):
     return Group("run", training, plan, addresses, version, sources)
 
 
-def trainer(plan, replica, node=0):
+def trainer(plan, replica, fetching=False, **options):
     loop = SimpleNamespace(add_callback=lambda callback, *args: None)
     plugin = SimpleNamespace(worker=SimpleNamespace(address="a", loop=loop))
-    return Trainer(plugin, group(plan), node, replica, answer=lambda message: None)
+    found = Trainer(plugin, group(plan, **options), 0, replica, answer=lambda message: None)
+    found._fetching = fetching
+    return found
 
 
 def message(step, sender, tag=("sum", 0, 0)):
@@ -90,6 +93,26 @@ def test_a_retired_worker_applies_no_sum_beyond_what_it_has_told():
     worker._changed.wait = worker.stop  # whoever waits would do so for ever
     assert worker._next() is None
     assert told == [worker.replica.version] == [1]
+
+
+@pytest.mark.parametrize(("schedule", "behind"), [(Synchronous(), 0), (Pipelined(2), 1)])
+def test_sums_do_not_come_up_while_data_are_fetched(schedule, behind):
+    worker = trainer(Star().plan(2), Counter(), fetching=True, schedule=schedule)
+    for step in range(5):
+        worker._received(message(step, ROOT))
+    assert worker.replica.version == 5 - behind
+    assert len(worker._totals) == behind
+
+
+def test_other_workers_keep_the_recent_history_however_long_it_is():
+    kept: list[Any] = []
+    loop = SimpleNamespace(report=lambda progress, state, last: kept.append(state))
+    leader = Leader(plugin=None, training=SimpleNamespace(steps=10**6), task="t", loop=loop)
+    seen = [Step(i, float(i), seconds=1.0) for i in range(1500)]
+    for step in seen:
+        leader.ended(step, norm=1.0)
+    assert kept[-1] == seen[-1000:]
+    assert leader.history([step.loss for step in seen]) == seen
 
 
 class Peer:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 
-import dask
 import dask.array as da
 import numpy as np
 import pytest
@@ -157,6 +156,8 @@ def test_a_training_goes_on_from_its_file(client, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["state"]
     with pytest.raises(ValueError, match="holds 5 parameters of dtype float64"):
         train(squares, np.zeros(4), blocks(), resume=path, **options)
+    with pytest.raises(ValueError, match="with another optimizer than SGD"):
+        train(squares, np.zeros(5), blocks(), resume=path, **options | {"optimizer": SGD(0.1)})
 
 
 def test_a_callback_ends_the_training(client):
@@ -272,42 +273,6 @@ def test_errors_that_cannot_travel_are_told_of(client, error):
         train(faulty, np.zeros(5), blocks(), client=client)
 
 
-class Slow:
-    """The first who computes a gradient does so until the test is done with it."""
-
-    def __init__(self):
-        self.first = threading.Lock()
-        self.over = threading.Event()
-
-
-SLOW = Slow()
-
-
-def slow_squares(w, samples, targets):
-    if SLOW.first.acquire(blocking=False):
-        SLOW.over.wait()
-    return squares(w, samples, targets)
-
-
-def test_a_worker_that_computes_for_too_long_is_left_out_before_sums_fill_its_memory(client):
-    try:
-        with dask.config.set({"coded.train.backlog": "100"}):
-            found = train(
-                slow_squares,
-                np.zeros(5),
-                blocks(),
-                steps=100,
-                aggregation=GradientCoding(1),
-                client=client,
-            )
-    finally:
-        SLOW.over.set()
-    (late,) = found.history[0].late
-    assert found.workers[late].steps < 40
-    assert len(found.digests) == 3
-    np.testing.assert_allclose(found.parameters, in_one_process(steps=100), rtol=1e-10)
-
-
 @pytest.mark.parametrize(
     ("gradient", "error", "message"),
     [
@@ -329,6 +294,7 @@ def test_gradients_that_are_wrong(client, gradient, error, message):
         ((X, Y[1:]), {}, ValueError, "103 samples and 102 targets"),
         ((X, "y"), {}, TypeError, "The targets must be a dask array"),
         ((X, Y), {"steps": 0}, ValueError, "'steps' must be a whole number from 1"),
+        ((X, Y), {"workers": ["b"]}, ValueError, "'workers' must name workers of the cluster"),
         ((X, Y), {"layers": [(2, 2)]}, ValueError, "as many elements as the parameters, 5; it"),
         ((X, Y), {"aggregation": GradientCoding(4)}, ValueError, "at least 5 workers"),
         (

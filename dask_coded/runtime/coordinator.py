@@ -330,8 +330,7 @@ class Coordinator:
     async def _round(self, x: np.ndarray[Any, Any] | None) -> tuple[_LiveRound, Round]:
         while True:
             # The thread of a cancelled task runs on: its next round is where it can be stopped.
-            ts = self._plugin.worker.state.tasks.get(self._task) if self._task else None
-            if ts is not None and ts.state == "cancelled":
+            if self._task and self._plugin.is_cancelled(self._task):
                 raise CancelledError(f"{self._task} was cancelled")
             plan = await self._current_plan()
             live = _LiveRound(self._plugin, plan, x, self._options, self._lead)

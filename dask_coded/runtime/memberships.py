@@ -11,7 +11,7 @@ from dask.typing import Key
 from distributed.protocol.pickle import dumps
 
 from dask_coded.runtime.channels import Handler, Message
-from dask_coded.runtime.trainer import Trainer
+from dask_coded.runtime.trainer import Trainer, portable
 from dask_coded.runtime.training_spec import Group, Replica
 
 if TYPE_CHECKING:
@@ -53,14 +53,17 @@ class Memberships:
                 if trainer.group.run == run:
                     trainer.hop(message)
         elif op == "enlist":
+            member = self.trainers.get(message["training"])
 
-            def tell(version: int | None) -> None:
-                answer({"op": "enlisted", "run": run, "version": version})
+            def tell(version: int) -> None:
+                # After as many updates replicas are the same if they were in the same group.
+                state = member and (version, member.group.run)
+                answer({"op": "enlisted", "run": run, "state": state})
 
-            if member := self.trainers.get(message["training"]):
+            if member:
                 member.retire(tell)
             else:
-                tell(None)
+                tell(0)
         elif op == "join":
             task = asyncio.create_task(self._join(message, answer))
             self._joining.add(task)
@@ -81,21 +84,23 @@ class Memberships:
         group: Group = message["payload"]
         training, task = group.training, message["task"]
         previous = self.trainers.get(training.id)
+        own = self._plugin.worker.address
         run = asyncio.get_running_loop().run_in_executor
         state = None
         try:
-            if group.source is not None:
-                if previous is not None and previous.replica.version == group.version:
-                    state = await run(None, dumps, previous.replica.state())
-                else:
-                    answered = await self._plugin.worker.rpc(group.source).coded_trained(
-                        training=training.id
-                    )
-                    state = answered["state"]
+            if own in group.sources:
+                state = (await self.state(training.id))["state"]
+            elif group.sources:
+                source = group.sources[0]
+                try:
+                    rpc = self._plugin.worker.rpc(source)
+                    state = (await rpc.coded_trained(training=training.id))["state"]
+                except OSError:
+                    answer({"op": "unreachable", "run": group.run, "worker": source})
+                    return
             replica = await run(None, _replica, group, state)
         except Exception as exc:
-            exc.add_note(f"Raised on worker {self._plugin.worker.address}.")
-            answer({"op": "failed", "run": group.run, "error": dumps(exc)})
+            answer({"op": "failed", "run": group.run, "error": portable(exc, own)})
             return
         if self._plugin.is_forgotten(task):
             return

@@ -98,8 +98,7 @@ class Play:
             step.loss = event["loss"]
             self._end(step, event["norm"])
         elif op == "checkpoint":
-            assert self._group.training.checkpoint is not None
-            write(self._group.training.checkpoint[0], event["state"])
+            self._write(event["state"])
         elif op == "enough":
             self._halt()
         elif op == "failed":
@@ -107,7 +106,7 @@ class Play:
         elif op == "closed":
             self._lose(event["from"])
         elif op == "unreachable":
-            self._lose(self._members[event["node"]])
+            self._lose(event["worker"])
 
     def _halt(self) -> None:
         """End where all can end alike: after the steps that may have been begun."""
@@ -157,7 +156,7 @@ class Play:
             [
                 (self._members[c.to], hop_message(self._group.run, step, ROOT, c, choice))
                 for c in commands
-                if isinstance(c, Send)
+                if isinstance(c, Send) and c.to not in self._absent
             ]
         )
         if whole:
@@ -219,8 +218,12 @@ class Play:
         self._digests[first["from"]] = first["digest"]
         last = self._seen.get(version - 1)
         patience = min(max(_LAST, last.seconds if last else 0.0), ANSWER)
+        if not self._plan.rooted:
+            # All of a ring end together, and one of them alone tells of the steps.
+            patience = ANSWER
         deadline = monotonic() + patience
-        waiting = set(self._members) - set(self._digests)
+        absent = {self._members[node] for node in self._absent}
+        waiting = set(self._members) - absent - set(self._digests)
         while waiting and (event := self._leader.next_event(max(deadline - monotonic(), 0))):
             if event["run"] != self._group.run:
                 continue
@@ -231,11 +234,17 @@ class Play:
             if event["op"] in ("computed", "summed", "checkpoint"):
                 self._react(event)
         try:
-            state = self._leader.fetch(first["from"])
+            packed = self._leader.fetch(first["from"])
         except OSError:
             self._leader.lose(first["from"])
             raise Lost from None
+        self._write(packed)
+        state = pickle.loads(packed)
         return Outcome(state, self._leader.history(state["losses"]), self._digests)
+
+    def _write(self, state: bytes) -> None:
+        if checkpoint := self._group.training.checkpoint:
+            write(checkpoint[0], state)
 
 
 def check_folder(path: str, address: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Iterator
+from operator import getitem
 from typing import TYPE_CHECKING, Any
 
 import dask
@@ -34,7 +35,7 @@ async def fetch_rows(plugin: CodedWorkerPlugin, blocks: Blocks, start: int, stop
         await _fetch(plugin, key, first, end) for key, first, end in _overlap(blocks, start, stop)
     ]
     # A copy in any case: what came over a comm may be unaligned, and nobody else may change it.
-    return _stacked(parts)
+    return await asyncio.to_thread(_stacked, parts)
 
 
 def _overlap(blocks: Blocks, start: int, stop: int) -> Iterator[tuple[Key, int, int]]:
@@ -56,7 +57,7 @@ async def _fetch(plugin: CodedWorkerPlugin, key: Key, start: int, stop: int) -> 
     for attempt in itertools.count():
         local: Any = plugin.worker.data.get(key)
         if local is not None:
-            return local[start:stop]
+            return await asyncio.to_thread(getitem, local, slice(start, stop))
         answer = await plugin.worker.scheduler.coded_holders(key=key)
         if answer["status"] == "lost":
             raise CodedDataLostError(
@@ -94,7 +95,7 @@ async def _slices(plugin: CodedWorkerPlugin, address: str, key: Key, start: int,
         # The first row tells how long rows are.
         size = rows.data.nbytes if scipy.sparse.issparse(rows) else rows.nbytes
         start, step = end, max(1, limit * (end - start) // max(size, 1))
-    return _stacked(parts)
+    return await asyncio.to_thread(_stacked, parts)
 
 
 def _stacked(parts: list[Any]) -> Any:

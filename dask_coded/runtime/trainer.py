@@ -11,6 +11,7 @@ come meanwhile, and goes on with the newest step.
 
 from __future__ import annotations
 
+import pickle
 import threading
 import traceback
 from collections import deque
@@ -85,6 +86,8 @@ class Trainer:
         #: Whether the machine has yet to say what to compute in the step that was begun.
         self._asked = False
         self._stopped = False
+        #: Whether the computation thread is still at fetching data.
+        self._fetching = True
         #: At which number of updates the training ends.
         self._end = group.training.steps
         self._threads = [
@@ -134,8 +137,9 @@ class Trainer:
 
     def stop(self) -> None:
         """End both threads soon; from now on the replica does not change."""
+        # At once, so that no more than the update is waited for that is being applied.
+        self._stopped = True
         with self._changed:
-            self._stopped = True
             self._changed.notify_all()
         self._events.put(None)
         for channel in self._channels.values():
@@ -151,19 +155,10 @@ class Trainer:
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except Exception as exc:
-            if self._stopped:
-                return
-            self.answer({"op": "failed", "run": self.group.run, "error": self._portable(exc)})
-
-    def _portable(self, exc: Exception) -> bytes:
-        """An exception as it can travel, with where it was raised."""
-        where = traceback.format_exc(limit=-6)
-        exc.add_note(f"Raised in the training on worker {self._plugin.worker.address}:\n{where}")
-        try:
-            return dumps(exc)
-        except Exception:
-            return dumps(RuntimeError(f"{type(exc).__name__}: {exc}\n{exc.__notes__[-1]}"))
+        except BaseException as exc:  # whatever it is, the others would wait for ever
+            if not self._stopped:
+                error = portable(exc, self._plugin.worker.address)
+                self.answer({"op": "failed", "run": self.group.run, "error": error})
 
     def _over(self, step: int) -> bool:
         """Whether this node has the sum of a step, or needs it no more."""
@@ -176,6 +171,8 @@ class Trainer:
             self._previous.wait()
             self._previous = None
         data = self._fetch()
+        with self._changed:
+            self._fetching = False
         while (task := self._next()) is not None:
             self._work(*task, data)
 
@@ -235,16 +232,19 @@ class Trainer:
         return ready
 
     def _apply(self, version: int) -> None:
-        while self.replica.version < version:
-            totals = self._totals.pop(self.replica.version)
+        while self.replica.version < version and not self._stopped:
+            step = self.replica.version
+            totals = self._totals[step]
             self.replica.apply([t.vector for t in totals], sum(t.loss for t in totals))
+            # Not before, lest the other thread take the step for one that is not over.
+            del self._totals[step]
             self._checkpoint()
 
     def _checkpoint(self) -> None:
         """The first worker sends its state to the leader now and then."""
         every = self.group.training.checkpoint and self.group.training.checkpoint[1]
         version = self.replica.version
-        if self._node == 0 and every and (version % every == 0 or version == self._end):
+        if self._node == 0 and every and version % every == 0:
             state = dumps(self.replica.state())
             self.answer({"op": "checkpoint", "run": self.group.run, "state": state})
 
@@ -301,6 +301,8 @@ class Trainer:
         with self._changed:
             # A gradient that is being computed with these parameters is not wanted any more.
             self._apply(self._ready())
+            # A sum that comes in from now on would make another state than the one that is told of.
+            self._stopped = True
         self._plugin.worker.loop.add_callback(self.stop)
         tell(self.replica.version)
 
@@ -344,6 +346,9 @@ class Trainer:
         totals = [segments[i] for i in range(len(segments))]
         with self._changed:
             self._totals[step] = totals
+            if self._fetching:
+                # Nobody computes with the parameters yet, and sums would come up until then.
+                self._apply(self.group.begins_with(self._ready()))
             self._changed.notify_all()
         del self._machines[step], self._segments[step]
         if step % READ_EVERY == 0:
@@ -376,7 +381,22 @@ class Trainer:
 
     def _lost(self, node: int, answer: Message) -> None:
         if answer is CLOSED:
-            self.answer({"op": "unreachable", "run": self.group.run, "node": node})
+            address = self.group.addresses[node]
+            self.answer({"op": "unreachable", "run": self.group.run, "worker": address})
+
+
+def portable(exc: BaseException, address: str) -> bytes:
+    """An exception that was raised on a worker, as it can travel, with where it was raised."""
+    where = traceback.format_exc(limit=-6)
+    exc.add_note(f"Raised in the training on worker {address}:\n{where}")
+    try:
+        packed: bytes = dumps(exc)
+        # Some can be pickled, but not made anew; those that end a process must not travel.
+        if isinstance(pickle.loads(packed), Exception):
+            return packed
+    except Exception:
+        pass
+    return dumps(RuntimeError(f"{type(exc).__name__}: {exc}\n{exc.__notes__[-1]}"))
 
 
 def hop_message(run: str, step: int, sender: int, command: Send, choice: Any) -> Message:

@@ -1,8 +1,8 @@
 """The leader of a training: forms the group, holds the root's machine, sees to it that it ends.
 
 It runs in a task. Parameters it has none: every worker of the group is a replica. What it keeps of
-its own, through a :class:`~dask_coded.loop.Loop`, is the history; when it is lost with its worker,
-another leader asks all workers how far they are, and goes on with the most advanced.
+its own, through a :class:`~dask_coded.loop.Loop`, is the recent history; when it is lost with its
+worker, another leader asks all workers how far they are, and goes on with the most advanced.
 
 A worker whose channel closes is lost. If the code can do without, the steps in flight are ended by
 the others first; then there is a new group, without the lost and with whoever has come meanwhile. A
@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import pickle
 import uuid
+from collections import deque
 from concurrent.futures import CancelledError
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -31,6 +32,9 @@ from dask_coded.runtime.formation import check_memory, form
 from dask_coded.runtime.play import ANSWER, Lost, Play, check_folder
 from dask_coded.runtime.training_spec import Group, Outcome, Step, Training
 from dask_coded.runtime.worker import CodedWorkerPlugin, worker_plugin
+
+# Of so many steps all is known if the leader is lost; of those before, the loss.
+_RECENT = 1000
 
 
 def lead(training: Training, loop: Loop) -> Outcome:
@@ -50,6 +54,8 @@ class Leader:
         self._loop = loop
         self._events: SimpleQueue[Message] = SimpleQueue()
         self._history: dict[int, Step] = {}
+        #: What of it other workers keep: a long one would take longer and longer to hand over.
+        self._recent: deque[Step] = deque(maxlen=_RECENT)
         self._channels: dict[str, Channel] = {}
         self._run = ""
         #: Lost just now: the scheduler may not know it yet.
@@ -61,7 +67,8 @@ class Leader:
         if self._training.checkpoint is not None:
             check_folder(self._training.checkpoint[0], self._plugin.worker.address)
         self._plugin.memberships.leaders[self._task] = self._events.put
-        self._history = self._loop.resume(self._history)
+        for step in self._loop.resume(list(self._recent)):
+            self._remember(step)
         try:
             while True:
                 group = self._form()
@@ -108,21 +115,25 @@ class Leader:
 
     def ended(self, step: Step, norm: float) -> None:
         """A step has ended."""
-        self._history[step.step] = step
+        self._remember(step)
         workers = len(step.computing) or None
         loss = None if math.isnan(step.loss) else step.loss
         progress = Progress(step.step + 1, norm, loss, step.seconds, workers)
         last = step.step + 1 == self._training.steps
-        self._loop.report(progress, self._history, last)
+        self._loop.report(progress, list(self._recent), last)
 
-    def fetch(self, address: str) -> dict[str, Any]:
-        """The state of a replica that does not change any more."""
+    def _remember(self, step: Step) -> None:
+        self._history[step.step] = step
+        self._recent.append(step)
+
+    def fetch(self, address: str) -> bytes:
+        """The pickled state of a replica that does not change any more."""
 
         async def ask() -> Any:
             return await self._plugin.worker.rpc(address).coded_trained(training=self._training.id)
 
-        state: dict[str, Any] = pickle.loads(sync(self._plugin.worker.loop, ask)["state"])
-        return state
+        packed: bytes = sync(self._plugin.worker.loop, ask)["state"]
+        return packed
 
     def history(self, losses: list[float]) -> list[Step]:
         """What was seen of each step, and where nobody saw it its loss."""
@@ -140,11 +151,13 @@ class Leader:
             plan, addresses = form(training.aggregation, workers)
             if training.remembers:
                 check_memory(plan)
-            version, source = training.first, None
-            for address, ahead in found.items():
-                if ahead is not None and ahead > version:
-                    version, source = ahead, address
-            group = Group(self._run, training, plan, addresses, version, source, plan.choose())
+            version = training.first
+            sources: tuple[str, ...] = ()
+            if states := [state for state in found.values() if state is not None]:
+                best = max(states)
+                if best[0] > version:
+                    version, sources = best[0], tuple(a for a in found if found[a] == best)
+            group = Group(self._run, training, plan, addresses, version, sources, plan.choose())
             sync(self._plugin.worker.loop, self._call, group)
             if self._all_joined(addresses):
                 self._lost.clear()
@@ -179,20 +192,23 @@ class Leader:
             channel.unlisten(self._run)
         self._channels = {}
 
-    def _enlisted(self, candidates: list[str]) -> dict[str, int | None]:
-        """Who answers, and how far they are."""
+    def _enlisted(self, candidates: list[str]) -> dict[str, tuple[int, str] | None]:
+        """Who answers, and after how many updates in which group they are."""
         waiting, found = set(candidates), {}
         deadline = monotonic() + ANSWER
         while waiting and (event := self.next_event(max(deadline - monotonic(), 0))):
             if event.get("run") != self._run:
                 continue
             if event["op"] == "enlisted":
-                found[event["from"]] = event["version"]
+                found[event["from"]] = event["state"] and tuple(event["state"])
             if event["op"] in ("enlisted", "closed"):
                 waiting.discard(event["from"])
         return found
 
     async def _call(self, group: Group) -> None:
+        # What is cancelled before the scheduler has been asked for workers, these never hear of.
+        if self._plugin.is_cancelled(self._task):
+            raise CancelledError(f"{self._task!r} was cancelled")
         for node, address in enumerate(group.addresses):
             message = {"op": "join", "run": group.run, "task": self._task}
             self._channels[address].send({**message, "node": node, "payload": group})
@@ -212,6 +228,9 @@ class Leader:
                 raise pickle.loads(event["error"])
             if event["op"] == "closed" and event["from"] in addresses:
                 self.lose(event["from"])
+                return False
+            if event["op"] == "unreachable":
+                self.lose(event["worker"])
                 return False
             if event["op"] in ("joining", "joined"):
                 silent.discard(event["from"])

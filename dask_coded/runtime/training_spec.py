@@ -124,8 +124,8 @@ class Group:
         One per node of the plan.
     version : int
         How many updates had been applied when it was formed.
-    source : str or None
-        Address of a worker that has that state; None if it is that of the model.
+    sources : tuple of str
+        Addresses of the workers that have that state, bit for bit; none if it is the model's.
     choice : tuple of int
         What the plan chose for the first steps.
     """
@@ -135,7 +135,7 @@ class Group:
     plan: Plan
     addresses: tuple[str, ...]
     version: int
-    source: str | None
+    sources: tuple[str, ...]
     choice: tuple[int, ...] = ()
 
     def begins_with(self, step: int) -> int:

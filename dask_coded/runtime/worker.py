@@ -167,6 +167,11 @@ class CodedWorkerPlugin(WorkerPlugin):
         """Whether a loop is over."""
         return key in self._forgotten
 
+    def is_cancelled(self, task: Key) -> bool:
+        """Whether a task that runs here is cancelled: its thread runs on until it looks."""
+        ts = self.worker.state.tasks.get(task)
+        return ts is not None and ts.state == "cancelled"
+
     def piece(self, key: Any) -> Any:
         """A piece that this worker holds, aligned; None if it holds it no more."""
         data = self.worker.data.get(key)

@@ -110,7 +110,8 @@ class Replica:
             If it is not finite.
         """
         rows = self._batches.rows(part, step)
-        samples, targets = samples[rows], targets[rows]
+        if not isinstance(rows, slice):  # all rows of a sparse matrix would be copied
+            samples, targets = samples[rows], targets[rows]
         if not samples.shape[0]:
             return np.zeros_like(self._parameters), 0.0
         parameters = self._parameters.view()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 
 import dask.array as da
@@ -23,6 +24,7 @@ from dask_coded.aggregation import (
     Tree,
 )
 from dask_coded.compression import GradiVeQ, Quantization, Truncation
+from dask_coded.runtime.training import Leader
 from dask_coded.training import (
     SGD,
     Adam,
@@ -154,6 +156,8 @@ def test_a_training_goes_on_from_its_file(client, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["state"]
     with pytest.raises(ValueError, match="holds 5 parameters of dtype float64"):
         train(squares, np.zeros(4), blocks(), resume=path, **options)
+    with pytest.raises(ValueError, match="with another optimizer than SGD"):
+        train(squares, np.zeros(5), blocks(), resume=path, **options | {"optimizer": SGD(0.1)})
 
 
 def test_a_training_does_not_go_on_from_any_file(client, tmp_path):
@@ -220,6 +224,41 @@ def test_nothing_is_left_over_of_a_training_that_is_cancelled(client, monkeypatc
     poll_for(lambda: not left_over(client), timeout=30)
 
 
+def test_nothing_is_left_over_of_a_training_that_is_cancelled_before_it_asks_for_workers(
+    client, monkeypatch
+):
+    there, cancelled = threading.Event(), threading.Event()
+    submit, invite = submission.submit, Leader._invite
+
+    async def late(leader):
+        there.set()
+        await asyncio.to_thread(cancelled.wait)
+        return await invite(leader)
+
+    class Interrupted:
+        def __init__(self, future):
+            self._future = future
+
+        def result(self):
+            there.wait()
+            raise KeyboardInterrupt
+
+        def cancel(self):
+            self._future.cancel()
+            poll_for(lambda: any(client.run(is_cancelled, self._future.key).values()), timeout=30)
+            cancelled.set()
+
+    monkeypatch.setattr(Leader, "_invite", late)
+    monkeypatch.setattr(submission, "submit", lambda *a, **k: Interrupted(submit(*a, **k)))
+    with pytest.raises(KeyboardInterrupt):
+        train(squares, np.zeros(5), blocks(), steps=10**9, client=client)
+    poll_for(lambda: not left_over(client), timeout=30)
+
+
+def is_cancelled(key, dask_worker):
+    return dask_worker.extensions["coded"].is_cancelled(key)
+
+
 def left_over(client):
     """Trainers and leaders that workers have, and threads."""
 
@@ -239,6 +278,21 @@ def test_an_error_in_the_gradient_says_where(client):
         train(faulty, np.zeros(5), blocks(), client=client)
     assert "Raised in the training on worker inproc://" in caught.value.__notes__[0]
     poll_for(lambda: not left_over(client), timeout=30)
+
+
+class OfTheUser(Exception):
+    def __init__(self, number, text):
+        super().__init__(f"{text} {number}")
+
+
+@pytest.mark.parametrize("error", [OfTheUser(5, "number"), SystemExit("number 5")], ids=repr)
+def test_errors_that_cannot_travel_are_told_of(client, error):
+    def faulty(w, samples, targets):
+        raise OfTheUser(5, "number") if exits is None else SystemExit(exits)
+
+    exits = error.code if isinstance(error, SystemExit) else None
+    with pytest.raises(RuntimeError, match=f"{type(error).__name__}: number 5"):
+        train(faulty, np.zeros(5), blocks(), client=client)
 
 
 @pytest.mark.parametrize(
@@ -292,6 +346,7 @@ class Frame:
             "folder '.*folder' must be there on the workers",
         ),
         ((X, Y), {"steps": 0}, ValueError, "'steps' must be a whole number from 1"),
+        ((X, Y), {"workers": ["b"]}, ValueError, "'workers' must name workers of the cluster"),
         ((X, Y), {"layers": [(2, 2)]}, ValueError, "as many elements as the parameters, 5; it"),
         ((X, Y), {"aggregation": GradientCoding(4)}, ValueError, "at least 5 workers"),
         (

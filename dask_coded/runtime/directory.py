@@ -54,8 +54,9 @@ class LoopDirectory:
             for ws in self._scheduler.running
             if ws.address in self._able and (allowed is None or ws.address in allowed)
         ]
-        told = self._told.setdefault(key, [])
-        told += [address for address in (*there, worker) if address not in told]
+        if key in self._scheduler.tasks:  # else it was cancelled just now
+            told = self._told.setdefault(key, [])
+            told += [address for address in (*there, worker) if address not in told]
         return {"workers": self._best(there)}
 
     def enough(self, training: str) -> None:

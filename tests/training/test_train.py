@@ -156,7 +156,7 @@ def test_a_training_goes_on_from_its_file(client, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["state"]
     with pytest.raises(ValueError, match="holds 5 parameters of dtype float64"):
         train(squares, np.zeros(4), blocks(), resume=path, **options)
-    with pytest.raises(ValueError, match="with another optimizer than SGD"):
+    with pytest.raises(ValueError, match="of another optimizer than SGD"):
         train(squares, np.zeros(5), blocks(), resume=path, **options | {"optimizer": SGD(0.1)})
 
 
@@ -346,7 +346,7 @@ class Frame:
             "folder '.*folder' must be there on the workers",
         ),
         ((X, Y), {"steps": 0}, ValueError, "'steps' must be a whole number from 1"),
-        ((X, Y), {"workers": ["b"]}, ValueError, "'workers' must name workers of the cluster"),
+        ((X, Y), {"workers": ["b"]}, ValueError, "'workers' must hold addresses of workers"),
         ((X, Y), {"layers": [(2, 2)]}, ValueError, "as many elements as the parameters, 5; it"),
         ((X, Y), {"aggregation": GradientCoding(4)}, ValueError, "at least 5 workers"),
         (

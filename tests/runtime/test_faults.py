@@ -84,8 +84,11 @@ class Loop:
         return next(a for a, keys in processing.items() if self._future.key in keys)
 
     def progress(self, rounds: int) -> None:
-        """Wait until that many more rounds are over."""
-        self.log.wait(len(self.log) + rounds)
+        """Wait until that many more rounds are over; what ended the loop is raised."""
+        wanted = len(self.log) + rounds
+        poll_for(lambda: len(self.log) >= wanted or self._future.done(), timeout=60)
+        if self._future.done():
+            self._future.result()
 
     def finish(self) -> None:
         """A few more rounds; everything was right."""

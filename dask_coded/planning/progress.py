@@ -216,9 +216,10 @@ class Progress:
             scale = float(np.median(ratios)) if len(ratios) else 1.0
             speed = np.where(known, measured, self.prior * scale)
             # A report may be due, and the stripe in hand has to be finished first: twice that.
-            # Before anything has come back there is no telling how long a stripe takes.
+            # Before anything has come back there is no telling how long a stripe takes, or a list:
+            # predicted speeds may be in any unit.
             stripe = self._stripe / speed if len(ratios) else 10 * self.reporting.interval
-            left = self.todo / speed
+            left = self.todo / speed if len(ratios) else np.zeros(len(speed))
             normal = 2 * (self.reporting.gap(self.heard - self.began, left) + stripe)
             quiet = np.nan_to_num(self.now - self.asked)
             late = quiet - normal

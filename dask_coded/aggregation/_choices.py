@@ -7,10 +7,10 @@ from typing import Literal
 
 from dask_coded.aggregation._machine import (
     Aggregation,
-    check_count,
     check_workers,
 )
 from dask_coded.aggregation._tree import TreePlan
+from dask_coded.arguments import check_whole
 from dask_coded.codes import CyclicMDS, FractionalRepetition
 from dask_coded.planning import trees
 
@@ -45,7 +45,7 @@ class Star(Aggregation):
     segments: int = 1
 
     def __post_init__(self) -> None:
-        check_count("segments", self.segments)
+        check_whole("segments", self.segments)
 
     def plan(self, workers: int) -> TreePlan:
         """The plan for so many workers."""
@@ -78,7 +78,7 @@ class Tree(Aggregation):
 
     def __post_init__(self) -> None:
         _check_shape(self.fan_in, self.depth)
-        check_count("segments", self.segments)
+        check_whole("segments", self.segments)
 
     def plan(self, workers: int) -> TreePlan:
         """The plan for so many workers.
@@ -126,9 +126,9 @@ class GradientCoding(Aggregation):
     segments: int = 1
 
     def __post_init__(self) -> None:
-        check_count("stragglers", self.stragglers, least=0)
+        check_whole("stragglers", self.stragglers, least=0)
         check_code(self.code)
-        check_count("segments", self.segments)
+        check_whole("segments", self.segments)
 
     def plan(self, workers: int) -> TreePlan:
         """The plan for so many workers, at least ``stragglers + 1``."""
@@ -182,9 +182,9 @@ class CodedReduce(Aggregation):
 
     def __post_init__(self) -> None:
         _check_shape(self.fan_in, self.depth)
-        check_count("stragglers", self.stragglers, least=0)
+        check_whole("stragglers", self.stragglers, least=0)
         check_code(self.code)
-        check_count("segments", self.segments)
+        check_whole("segments", self.segments)
         copies = self.stragglers + 1
         if self.fan_in is None:
             return
@@ -216,6 +216,6 @@ class CodedReduce(Aggregation):
 
 def _check_shape(fan_in: int | None, depth: int | None) -> None:
     if fan_in is not None:
-        check_count("fan_in", fan_in)
+        check_whole("fan_in", fan_in)
     if depth is not None:
-        check_count("depth", depth)
+        check_whole("depth", depth)

@@ -15,10 +15,10 @@ from dask_coded.aggregation._machine import (
     ROOT,
     Aggregation,
     Machine,
-    check_count,
     check_workers,
 )
 from dask_coded.aggregation._tree import Place, TreeMachine, TreePlan, compute
+from dask_coded.arguments import check_whole
 from dask_coded.codes import Clustered, CyclicMDS, FractionalRepetition, GradientCode
 from dask_coded.compression import EXACT, Codec
 from dask_coded.planning import clusters, trees
@@ -123,7 +123,7 @@ class DynamicClusters(Aggregation):
 
     def __post_init__(self) -> None:
         _check(self.size, self.load, self.code, self.segments)
-        check_count("candidates", self.candidates)
+        check_whole("candidates", self.candidates)
         if self.placement not in _SPREAD:
             raise ValueError(
                 f"Argument 'placement' must be one of {sorted(_SPREAD)}, it is {self.placement!r}."
@@ -198,9 +198,9 @@ class DynamicPlan(TreePlan):
 
 
 def _check(size: int, load: int, code: str, segments: int) -> None:
-    check_count("load", load)
+    check_whole("load", load)
     check_code(code)
-    check_count("segments", segments)
+    check_whole("segments", segments)
     if size < load:
         raise ValueError(f"Argument 'size' must be at least 'load' = {load}, it is {size}.")
 

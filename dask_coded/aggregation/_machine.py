@@ -42,7 +42,6 @@ __all__ = [
     "Plan",
     "Send",
     "Tag",
-    "check_count",
     "check_workers",
 ]
 
@@ -219,9 +218,3 @@ def check_workers(aggregation: Aggregation, workers: int, least: int = 1) -> Non
     """Raise a ValueError if there are too few workers."""
     if workers < least:
         raise ValueError(f"{aggregation!r} needs at least {least} workers, there are {workers}.")
-
-
-def check_count(name: str, value: int, least: int = 1) -> None:
-    """Raise a ValueError if an argument that counts something is too small."""
-    if value < least:
-        raise ValueError(f"Argument {name!r} must be at least {least}, it is {value}.")

@@ -37,9 +37,9 @@ from dask_coded.aggregation._machine import (
     Plan,
     Send,
     Tag,
-    check_count,
     check_workers,
 )
+from dask_coded.arguments import check_whole
 from dask_coded.compression import EXACT, Codec, Partial
 
 
@@ -63,7 +63,7 @@ class Ring(Aggregation):
     segments: int = 1
 
     def __post_init__(self) -> None:
-        check_count("segments", self.segments)
+        check_whole("segments", self.segments)
 
     def plan(self, workers: int) -> RingPlan:
         """The plan for so many workers."""

@@ -22,10 +22,10 @@ from dask_coded.aggregation._machine import (
     Plan,
     Send,
     Tag,
-    check_count,
     check_workers,
 )
 from dask_coded.aggregation._sum import Sum
+from dask_coded.arguments import check_whole
 from dask_coded.compression import EXACT, Codec, Partial
 
 
@@ -57,7 +57,7 @@ class Speculation(Aggregation):
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
             raise ValueError(f"Argument 'share' must be above 0 and at most 1, it is {self.share}.")
-        check_count("segments", self.segments)
+        check_whole("segments", self.segments)
 
     def plan(self, workers: int) -> SpeculativePlan:
         """The plan for so many workers."""

@@ -26,8 +26,9 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
+from dask_coded.arguments import check_stopping
 from dask_coded.array import encode
-from dask_coded.graph.iteration import Vector, check_stopping, iterate
+from dask_coded.graph.iteration import Vector, iterate
 from dask_coded.graph.readers import as_graph
 from dask_coded.graph.values import PerNode, distribution, named, vector
 from dask_coded.loop import QUIET, Loop, Progress

@@ -30,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
+from dask_coded.arguments import check_positive, check_whole
 from dask_coded.array import CodedArray, encode
 from dask_coded.graph.kernels import Hops, Kernel, Polynomial, chebyshev_coefficients
 from dask_coded.graph.laplacian import check_laplacian, greatest_eigenvalue_rounds, laplacian
@@ -199,12 +200,11 @@ def filter(
     {'a': 2.0, 'b': -1.0, 'c': 0.0}
     >>> client.shutdown()
     """
-    if not 0 < tol < np.inf:
-        raise ValueError(f"Argument 'tol' must be a positive number, it is {tol}.")
-    if order is not None and (order != int(order) or order < 0):
-        raise ValueError(f"Argument 'order' must be a whole number from 0, it is {order}.")
-    if lmax is not None and not 0 < lmax < np.inf:
-        raise ValueError(f"Argument 'lmax' must be a positive number, it is {lmax}.")
+    check_positive("tol", tol)
+    if order is not None:
+        check_whole("order", order, least=0)
+    if lmax is not None:
+        check_positive("lmax", lmax)
     operand, nodes = _operand(graph, normalized, weight)
     x = _signal(signal, nodes)
     coded = operand if isinstance(operand, CodedArray) else encode(operand, code, client=client)

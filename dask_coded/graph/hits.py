@@ -24,8 +24,9 @@ import networkx as nx
 import numpy as np
 import numpy.typing as npt
 
+from dask_coded.arguments import check_stopping
 from dask_coded.array import encode
-from dask_coded.graph.iteration import Vector, check_stopping, iterate
+from dask_coded.graph.iteration import Vector, iterate
 from dask_coded.graph.readers import as_graph
 from dask_coded.graph.values import PerNode, distribution, named, vector
 from dask_coded.loop import QUIET, Loop, Progress

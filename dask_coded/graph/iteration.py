@@ -105,17 +105,3 @@ def iterate(
             f"max_iter={max_iter} rounds it still changes by {residual:.3g}: {advice}."
         )
     return Ranks(x, i, residual)
-
-
-def check_stopping(tol: float, max_iter: int) -> None:
-    """Check when an iteration is to stop.
-
-    Raises
-    ------
-    ValueError
-        If an argument is out of its range.
-    """
-    if not 0 <= tol < np.inf:
-        raise ValueError(f"Argument 'tol' must be 0 or a positive number, it is {tol}.")
-    if max_iter != int(max_iter) or max_iter < 1:
-        raise ValueError(f"Argument 'max_iter' must be a whole number from 1, it is {max_iter}.")

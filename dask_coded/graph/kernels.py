@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import scipy.fft
 
+from dask_coded.arguments import check_positive, check_whole
 from dask_coded.graph.iteration import Vector
 
 Kernel = Callable[[Vector], Vector]
@@ -82,8 +83,7 @@ class Hops:
     n: int
 
     def __post_init__(self) -> None:
-        if self.n != int(self.n) or self.n < 0:
-            raise ValueError(f"Argument 'n' must be a whole number from 0, it is {self.n}.")
+        check_whole("n", self.n, least=0)
 
     @property
     def coefficients(self) -> tuple[float, ...]:
@@ -113,8 +113,7 @@ class Heat:
     t: float
 
     def __post_init__(self) -> None:
-        if not 0 <= self.t < np.inf:
-            raise ValueError(f"Argument 't' must be 0 or a positive number, it is {self.t}.")
+        check_positive("t", self.t, or_zero=True)
 
     def __call__(self, eigenvalues: Any) -> Any:
         return np.exp(-self.t * np.asarray(eigenvalues))

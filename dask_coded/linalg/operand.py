@@ -34,9 +34,3 @@ def as_coded(A: Any, code: Any, client: Any, *, transpose: bool = False) -> Code
             "encode it with `transpose=True`."
         )
     return A
-
-
-def check_count(name: str, value: Any, least: int) -> None:
-    """Refuse anything but a whole number of at least ``least``."""
-    if value != int(value) or value < least:
-        raise ValueError(f"Argument {name!r} must be a whole number from {least}, it is {value}.")

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dask_coded.linalg.operand import as_coded, check_count
+from dask_coded.arguments import check_stopping
+from dask_coded.linalg.operand import as_coded
 from dask_coded.loop import QUIET, ConvergenceError, Loop, Progress
 from dask_coded.submission import run
 
@@ -202,9 +203,7 @@ def power_iteration(
 def _check(shape: tuple[int, ...], tol: float, max_iter: int) -> None:
     if len(shape) != 2 or shape[0] != shape[1]:
         raise ValueError(f"Only a square matrix has eigenvalues, the shape of this one is {shape}.")
-    if not 0 <= tol < np.inf:
-        raise ValueError(f"Argument 'tol' must be 0 or a positive number, it is {tol}.")
-    check_count("max_iter", max_iter, 1)
+    check_stopping(tol, max_iter)
 
 
 def _start(start: npt.ArrayLike, n: int) -> npt.NDArray[Any]:

@@ -26,8 +26,9 @@ import dask.array as da
 import numpy as np
 import numpy.typing as npt
 
+from dask_coded.arguments import check_whole
 from dask_coded.array import current_client
-from dask_coded.linalg.operand import as_coded, check_count
+from dask_coded.linalg.operand import as_coded
 from dask_coded.loop import QUIET, Loop, Progress
 from dask_coded.submission import run
 
@@ -192,9 +193,9 @@ def randomized_svd(
 
 
 def _check(shape: tuple[int, ...], k: int, oversample: int, power_iterations: int) -> None:
-    check_count("k", k, 1)
-    check_count("oversample", oversample, 0)
-    check_count("power_iterations", power_iterations, 0)
+    check_whole("k", k)
+    check_whole("oversample", oversample, 0)
+    check_whole("power_iterations", power_iterations, 0)
     if k > min(shape):
         raise ValueError(
             f"Argument 'k' must be at most {min(shape)} for a matrix of shape {shape}, it is {k}."

@@ -151,8 +151,3 @@ def here(values: Any, client: Client | None = None) -> Any:
     if not isinstance(values, da.Array):
         return values
     return values.compute() if client is None else client.compute(values).result()
-
-
-def check_positive(name: str, value: float, or_infinite: bool = False) -> None:
-    if not value > 0 or (np.isinf(value) and not or_infinite):
-        raise ValueError(f"Argument {name!r} must be a positive number, it is {value}.")

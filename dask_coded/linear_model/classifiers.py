@@ -12,9 +12,9 @@ from sklearn.utils import column_or_1d
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 
+from dask_coded.arguments import check_positive
 from dask_coded.linear_model._base import (
     LinearModel,
-    check_positive,
     here,
     rowwise,
 )

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dask_coded.arguments import check_positive
 from dask_coded.linear_model.families import Floats
 
 
@@ -51,11 +52,7 @@ class Penalty:
 
     def __post_init__(self) -> None:
         for name in ("l1", "l2"):
-            value = getattr(self, name)
-            if not 0 <= value < np.inf:
-                raise ValueError(
-                    f"Argument {name!r} must be 0 or a positive number, it is {value}."
-                )
+            check_positive(name, getattr(self, name), or_zero=True)
 
     def value(self, w: Floats) -> float:
         """The cost of coefficients of any shape."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-import numpy as np
 from distributed import Client
 from sklearn.base import RegressorMixin
 from sklearn.metrics import r2_score
 
+from dask_coded.arguments import check_positive
 from dask_coded.linear_model._base import LinearModel, here
 from dask_coded.linear_model._fit import Callback, current_cluster
 from dask_coded.linear_model._objective import Intercept, check_weights
@@ -209,8 +209,5 @@ class Ridge(_Regressor):
         self.code = code
 
     def _strength(self) -> float:
-        if not 0 <= self.alpha < np.inf:
-            raise ValueError(
-                f"Argument 'alpha' must be 0 or a positive number, it is {self.alpha}."
-            )
+        check_positive("alpha", self.alpha, or_zero=True)
         return float(self.alpha)

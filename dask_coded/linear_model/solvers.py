@@ -38,6 +38,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dask_coded.arguments import check_stopping
 from dask_coded.linear_model._objective import Intercept, Objective, check_weights
 from dask_coded.linear_model._rules import RULES, Rule
 from dask_coded.linear_model.families import Family, Floats
@@ -225,7 +226,4 @@ def _check(penalty: Penalty, solver: str, tol: float, max_iter: int) -> None:
             f"Solver {solver!r} needs a smooth penalty, this one has an L1 part: use 'nesterov' or "
             "'proximal'."
         )
-    if not 0 <= tol < np.inf:
-        raise ValueError(f"Argument 'tol' must be 0 or a positive number, it is {tol}.")
-    if max_iter != int(max_iter) or max_iter < 1:
-        raise ValueError(f"Argument 'max_iter' must be a whole number from 1, it is {max_iter}.")
+    check_stopping(tol, max_iter)

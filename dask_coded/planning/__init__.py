@@ -7,7 +7,7 @@ from dask_coded.planning.layout import Layout, Run, without
 from dask_coded.planning.policies import POLICIES, Continuous, Policy
 from dask_coded.planning.predictors import PREDICTORS, Predictor
 from dask_coded.planning.progress import Assign, Command, Finish, Progress, Reporting, Withdraw
-from dask_coded.planning.speeds import LagHistory, SpeedHistory, pace
+from dask_coded.planning.speeds import LagHistory, SpeedHistory, in_seconds
 
 __all__ = [
     "POLICIES",
@@ -28,6 +28,6 @@ __all__ = [
     "Withdraw",
     "deal",
     "fluid_time",
-    "pace",
+    "in_seconds",
     "without",
 ]

@@ -128,7 +128,7 @@ class Progress:
         # excuse it: a stopped worker would look as good as new each time.
         self.asked: Floats = np.full(layout.workers, np.nan)
         # From an assignment to the first report, less the computing: messages, queues, stalls.
-        self.measured_lags: Floats = np.full(layout.workers, np.nan)
+        self._lags: Floats = np.full(layout.workers, np.nan)
         self._expected_lags = np.zeros(layout.workers) if lags is None else lags
         self._stripe = float(layout.work.mean())
         self.commands: list[Command] = []
@@ -173,7 +173,7 @@ class Progress:
     @property
     def unheard(self) -> Bools:
         """Workers that have been dealt work and have not reported, shape (workers,)."""
-        return np.isnan(self.measured_lags) & ~np.isnan(self.began)
+        return np.isnan(self._lags) & ~np.isnan(self.began)
 
     def secured(self, workers: Bools | None = None) -> Bools:
         """What has come back or is under way, shape (pieces, stripes).
@@ -242,22 +242,42 @@ class Progress:
     @property
     def lag(self) -> float:
         """Seconds that a worker typically needs to begin with new work and to tell of it."""
-        known = self.measured_lags[~np.isnan(self.measured_lags)]
+        known = self._lags[~np.isnan(self._lags)]
         return float(np.median(known)) if len(known) else float(np.median(self._expected_lags))
 
     @property
     def lags(self) -> Floats:
         """The same of each worker, shape (workers,): measured, or expected, or typical."""
         expected = np.where(self._expected_lags > 0, self._expected_lags, self.lag)
-        return np.where(np.isnan(self.measured_lags), expected, self.measured_lags)
+        return np.where(np.isnan(self._lags), expected, self._lags)
+
+    # -- what is learnt of a round -------------------------------------------------------------
+
+    def measured_speeds(self, elapsed: float) -> dict[int, float]:
+        """Work per second of each worker that was dealt any, ``elapsed`` seconds in."""
+        found = {}
+        for worker in np.flatnonzero(~np.isnan(self.began)).tolist():
+            if self.busy[worker] > 0 and self.done[worker] > 0:
+                found[worker] = float(self.done[worker] / self.busy[worker])
+            elif self.todo[worker] > 0:
+                # Not one share: at best it was about to send its first.
+                pieces = self.layout.pieces_of[worker]
+                found[worker] = float(self.layout.work[pieces, 0].mean()) / elapsed
+        return found
+
+    def measured_lags(self, elapsed: float) -> dict[int, float]:
+        """Seconds that each worker that was dealt any work needed to begin and to tell."""
+        # One that has not told anything yet needs longer than all that.
+        lags = np.where(np.isnan(self._lags), elapsed, self._lags).tolist()
+        return {worker: lags[worker] for worker in np.flatnonzero(~np.isnan(self.began)).tolist()}
 
     # -- events, from the round ----------------------------------------------------------------
 
     def record(self, worker: int, runs: list[Run], seconds: float) -> list[Run]:
         """Enter runs that came back; returns those that were new."""
         fresh = []
-        if np.isnan(self.measured_lags[worker]):
-            self.measured_lags[worker] = max(self.now - self.asked[worker] - seconds, 0.0)
+        if np.isnan(self._lags[worker]):
+            self._lags[worker] = max(self.now - self.asked[worker] - seconds, 0.0)
         self.heard[worker] = self.now
         self.busy[worker] += seconds
         for run in runs:

@@ -109,15 +109,33 @@ class LagHistory:
         self.known = {**measured, **self.known}
 
 
-def pace(measured: Mapping[str, float], workers: Sequence[str], speeds: Floats) -> float:
-    """By how much to multiply predicted speeds for the work per second of the last round.
+def in_seconds(
+    workers: Sequence[str], speeds: Floats, measured: Mapping[str, float], lags: Mapping[str, float]
+) -> tuple[Floats, Floats]:
+    """Predicted speeds as work per second, and the lags that may be set against them.
+
+    Parameters
+    ----------
+    workers : sequence of str
+    speeds : ndarray, shape (workers,)
+        In any common unit.
+    measured : mapping of str to float
+        Work per second of workers in the last round.
+    lags : mapping of str to float
+        Seconds; of a worker that is not there, 0.
+
+    Returns
+    -------
+    speeds, lags : ndarray, shape (workers,)
+        If nothing was measured, speeds as they are and no lags: their units would not fit.
 
     Examples
     --------
-    >>> pace({"a": 30.0, "b": 20.0}, ["a", "b", "c"], np.array([1.5, 1.0, 1.0]))
-    20.0
+    >>> in_seconds(["a", "b"], np.array([1.5, 1.0]), {"a": 30.0}, {"b": 0.01})
+    (array([30., 20.]), array([0.  , 0.01]))
     """
-    ratios = [
-        measured[w] / s for w, s in zip(workers, speeds, strict=True) if s > 0 and w in measured
-    ]
-    return float(np.median(ratios)) if ratios else 1.0
+    here = [(i, worker) for i, worker in enumerate(workers) if worker in measured and speeds[i] > 0]
+    if not here:
+        return speeds, np.zeros(len(workers))
+    scale = float(np.median([measured[worker] / speeds[i] for i, worker in here]))
+    return scale * speeds, np.array([lags.get(worker, 0.0) for worker in workers])

@@ -145,29 +145,13 @@ class _LiveRound:
         finally:
             self._end()
 
-    def speeds(self) -> dict[str, float]:
-        """Speeds measured in this round, work per second by address."""
-        progress = self.round.progress
+    def learnt(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Speeds, work per second, and lags, seconds, as this round had them; by address."""
         elapsed = monotonic() - self._began
-        out = {}
-        for worker in self._started:
-            address = self.plan.addresses[worker]
-            if progress.busy[worker] > 0 and progress.done[worker] > 0:
-                out[address] = progress.done[worker] / progress.busy[worker]
-            elif progress.todo[worker] > 0:
-                # Not one share: at best it was about to send its first.
-                pieces = self.plan.layout.pieces_of[worker]
-                out[address] = float(self.plan.layout.work[pieces, 0].mean()) / elapsed
-        return out
-
-    def lags(self) -> dict[str, float]:
-        """Seconds that the workers needed in this round to begin and to tell, by address."""
-        elapsed = monotonic() - self._began
-        lags = self.round.progress.measured_lags
-        # One that has not told anything yet needs longer than all that.
-        return {
-            self.plan.addresses[w]: elapsed if np.isnan(lags[w]) else float(lags[w])
-            for w in self._started
+        progress, addresses = self.round.progress, self.plan.addresses
+        speeds, lags = progress.measured_speeds(elapsed), progress.measured_lags(elapsed)
+        return {addresses[w]: s for w, s in speeds.items()}, {
+            addresses[w]: s for w, s in lags.items()
         }
 
     def _welcome_back(self) -> None:
@@ -341,8 +325,9 @@ class Coordinator:
                 self._plan = None
                 self._asking = None
                 continue
-            self._measured |= live.speeds()
-            self._lags.record(live.lags())
+            speeds, lags = live.learnt()
+            self._measured |= speeds
+            self._lags.record(lags)
             self._lead = max(self._options.lead, round_.progress.lag)
             lost = not round_.progress.available.all()
             if lost or monotonic() - self._asked >= _ASK_SECONDS:

@@ -16,11 +16,12 @@ import dask
 import numpy as np
 import scipy.sparse
 from dask.sizeof import sizeof
-from dask.utils import parse_bytes, parse_timedelta
+from dask.utils import parse_bytes
 from distributed import get_worker
 from distributed.utils import sync
 
-from dask_coded.runtime.spec import ArraySpec, CodedDataLostError
+from dask_coded.runtime.rows import RowsGoneError, rows_of
+from dask_coded.runtime.spec import ArraySpec, CodedDataLostError, as_key
 from dask_coded.runtime.worker import CodedWorkerPlugin, worker_plugin
 
 
@@ -45,15 +46,6 @@ class _Meter:
         self.received += sum(part.nbytes for part in parts)
 
 
-class _SourceGone(Exception):
-    """A worker that held a part does not answer, or no longer holds it."""
-
-    def __init__(self, address: str, silent: bool) -> None:
-        super().__init__(address)
-        self.address = address
-        self.silent = silent
-
-
 def make_piece(array_id: str, piece: int) -> Any:
     """Task: make one piece, on this worker."""
     plugin = worker_plugin(get_worker())
@@ -73,7 +65,7 @@ async def _make(plugin: CodedWorkerPlugin, array_id: str, piece: int) -> Any:
             spec: ArraySpec = answer["spec"]
             try:
                 data = await _combine(plugin, spec, piece, answer["sources"], meter)
-            except _SourceGone as gone:
+            except RowsGoneError as gone:
                 if gone.silent:
                     avoid.append(gone.address)
                 continue
@@ -98,7 +90,7 @@ async def _combine(
     rows = spec.piece_rows(piece)
     copy = len(sources) == 1 and sources[0][2] == 1
     if copy and plugin.worker.address in sources[0][1]:
-        data = plugin.worker.data[_key(sources[0][0])]
+        data = plugin.worker.data[as_key(sources[0][0])]
         return await loop.run_in_executor(None, _finished, data, spec)
     if spec.sparse:
         return await _combine_sparse(plugin, spec, rows, sources, meter)
@@ -139,26 +131,15 @@ async def _slices(
     """(first row, rows) of the wanted part of a source, one slice at a time."""
     key, addresses, _, _, first, _ = source
     address = addresses[0]
-    timeout = parse_timedelta(dask.config.get("coded.encode.timeout"))
-    local: Any = plugin.worker.data.get(_key(key)) if plugin.worker.address in addresses else None
+    local: Any = plugin.worker.data.get(as_key(key)) if plugin.worker.address in addresses else None
     for start in range(0, max(rows, 1), step):
         stop = min(start + step, rows)
         if local is not None:
             yield start, local[first + start : first + stop]
             continue
-        try:
-            answer = await asyncio.wait_for(
-                plugin.worker.rpc(address).coded_rows(
-                    key=key, start=first + start, stop=first + stop
-                ),
-                timeout,
-            )
-        except (OSError, TimeoutError) as exc:
-            raise _SourceGone(address, isinstance(exc, TimeoutError)) from exc
-        if answer["rows"] is None:
-            raise _SourceGone(address, False)
-        meter.count(answer["rows"])
-        yield start, answer["rows"]
+        part = await rows_of(plugin.worker, address, key, first + start, first + stop)
+        meter.count(part)
+        yield start, part
 
 
 def _accumulate(
@@ -188,7 +169,3 @@ def _finished(data: Any, spec: ArraySpec) -> Any:
 def _slice_rows(spec: ArraySpec) -> int:
     size = parse_bytes(dask.config.get("coded.encode.slice"))
     return max(1, size // max(spec.columns * spec.dtype.itemsize, 1))
-
-
-def _key(key: Any) -> Any:
-    return tuple(key) if isinstance(key, list) else key

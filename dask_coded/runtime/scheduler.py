@@ -24,11 +24,11 @@ from distributed.utils import offload
 
 from dask_coded._version import __version__
 from dask_coded.codes import DecodeError
-from dask_coded.planning import POLICIES, InfeasibleError, Layout, SpeedHistory, pace
+from dask_coded.planning import POLICIES, InfeasibleError, Layout, SpeedHistory, in_seconds
 from dask_coded.planning.layout import Floats
 from dask_coded.runtime.directory import LoopDirectory
 from dask_coded.runtime.placement import WorkerInfo, place, relief
-from dask_coded.runtime.spec import NAME, ArraySpec, CodedTask
+from dask_coded.runtime.spec import NAME, ArraySpec, CodedTask, as_key
 from dask_coded.runtime.worker import CodedWorkerPlugin
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
             extra = f" {lacking} more lack the package dask_coded." * (lacking > 0)
             return {"status": "unfit", "message": f"{exc}{extra}"}
         worker_of = [places[p] for p in spec.code.place.tolist()]
-        sources = tuple(map(_key, sources))
+        sources = tuple(map(as_key, sources))
         self.arrays[spec.id] = ArrayState(spec, sources, alive=set(spec.keys))
         for key, worker in zip(spec.keys, worker_of, strict=True):
             self._piece_keys[key] = spec.id
@@ -259,7 +259,7 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
         return pin if pin in holders else next(iter(holders), None)
 
     def _located(self, key: Key) -> str | None:
-        return next(iter(self._holders(_key(key))), None)
+        return next(iter(self._holders(as_key(key))), None)
 
     def _lost_message(self, state: ArrayState) -> str:
         left = sum(bool(self._holders(key)) for key in state.spec.keys)
@@ -310,11 +310,7 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
                 return answer | {"status": "lost", "message": self._lost_message(state)}
             return answer | {"status": "waiting"}
         speeds = self._predict(addresses, predictor)
-        delays = np.zeros(len(addresses))
-        if measured:
-            # Lags are seconds, so that speeds have to be work per second.
-            speeds *= pace(measured, addresses, speeds)
-            delays = np.array([lags.get(address, 0.0) for address in addresses])
+        speeds, delays = in_seconds(addresses, speeds, measured, lags)
         try:
             first = POLICIES[policy]().first(layout, speeds, delays)
         except InfeasibleError:
@@ -352,7 +348,7 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
 
     def holders(self, key: Key) -> dict[str, Any]:
         """Handler: who holds a block of data."""
-        key = _key(key)
+        key = as_key(key)
         ts = self.scheduler.tasks.get(key)
         if ts is None or ts.state in ("erred", "forgotten"):
             return {"status": "lost"}
@@ -494,8 +490,3 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
 
     def _log(self, action: str, **fields: Any) -> None:
         self.scheduler.log_event(NAME, {"action": action, **fields})
-
-
-def _key(key: Any) -> Key:
-    """Keys that are tuples travel as lists."""
-    return tuple(key) if isinstance(key, list) else key

@@ -12,8 +12,9 @@ import dask
 import numpy as np
 import scipy.sparse
 from dask.typing import Key
-from dask.utils import parse_bytes, parse_timedelta
+from dask.utils import parse_bytes
 
+from dask_coded.runtime.rows import RowsGoneError, rows_of
 from dask_coded.runtime.spec import CodedDataLostError
 from dask_coded.runtime.training_spec import Blocks
 
@@ -68,10 +69,9 @@ async def _fetch(plugin: CodedWorkerPlugin, key: Key, start: int, stop: int) -> 
         if holders:
             try:
                 return await _slices(plugin, holders[attempt % len(holders)], key, start, stop)
-            except TimeoutError:
-                avoid.add(holders[attempt % len(holders)])
-            except (OSError, LookupError):
-                pass  # died or let go of it just now: ask again
+            except RowsGoneError as gone:
+                if gone.silent:  # else it died or let go of it just now: ask again
+                    avoid.add(gone.address)
         else:
             avoid.clear()
         await asyncio.sleep(min(0.01 * 2**attempt, 0.5))
@@ -80,15 +80,11 @@ async def _fetch(plugin: CodedWorkerPlugin, key: Key, start: int, stop: int) -> 
 
 async def _slices(plugin: CodedWorkerPlugin, address: str, key: Key, start: int, stop: int) -> Any:
     """The rows from one holder, a slice at a time: its memory and its event loop stay free."""
-    config = dask.config.get("coded.encode")
-    limit, timeout = parse_bytes(config["slice"]), parse_timedelta(config["timeout"])
+    limit = parse_bytes(dask.config.get("coded.encode.slice"))
     step, parts = 1, []
     while True:
         end = min(start + step, stop)
-        rpc = plugin.worker.rpc(address).coded_rows(key=key, start=start, stop=end)
-        rows = (await asyncio.wait_for(rpc, timeout))["rows"]
-        if rows is None:
-            raise LookupError(key)
+        rows = await rows_of(plugin.worker, address, key, start, end)
         parts.append(rows)
         if end >= stop:
             break

@@ -22,6 +22,11 @@ from dask_coded.rounds import Geometry, assemble
 NAME = "dask-coded"
 
 
+def as_key(key: Any) -> Key:
+    """A key that came over a comm, on which tuples travel as lists."""
+    return tuple(key) if isinstance(key, list) else key
+
+
 class CodedDataLostError(RuntimeError):
     """Too few pieces of a coded array are left to rebuild it."""
 

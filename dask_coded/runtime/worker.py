@@ -21,7 +21,7 @@ from dask_coded.runtime.channels import CLOSED, Channel, Handler, Message, serve
 from dask_coded.runtime.jobs import Job
 from dask_coded.runtime.kernels import KERNELS
 from dask_coded.runtime.memberships import Memberships
-from dask_coded.runtime.spec import NAME, ArraySpec
+from dask_coded.runtime.spec import NAME, ArraySpec, as_key
 
 if TYPE_CHECKING:
     from distributed.comm import Comm
@@ -123,7 +123,7 @@ class CodedWorkerPlugin(WorkerPlugin):
         kernel = KERNELS[message["kernel"]]
         kernels, edges, lengths, absent = {}, {}, {}, []
         for piece, key, rows in message["pieces"]:
-            key = tuple(key) if isinstance(key, list) else key
+            key = as_key(key)
             if (data := self.piece(key)) is None:
                 absent.append(piece)
                 continue
@@ -183,7 +183,7 @@ class CodedWorkerPlugin(WorkerPlugin):
 
     async def _rows(self, key: Any, start: int, stop: int) -> Any:
         """Handler: rows of something that this worker holds, for a worker that makes a piece."""
-        key = tuple(key) if isinstance(key, list) else key
+        key = as_key(key)
         data: Any = self.worker.data.get(key)
         if data is None:
             return {"rows": None}

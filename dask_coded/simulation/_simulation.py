@@ -18,7 +18,7 @@ from dask_coded.planning import (
     Reporting,
     SpeedHistory,
     fluid_time,
-    pace,
+    in_seconds,
 )
 from dask_coded.planning.layout import Floats
 from dask_coded.rounds import Round
@@ -144,11 +144,7 @@ class Simulation:
             expected = self._foresight(np.nan_to_num(actual))
         else:
             expected = self.history.predict(self._names, self._predictor)
-        delays = None
-        if self._measured:
-            # Lags are seconds, so that speeds have to be work per second.
-            expected = expected * pace(self._measured, self._names, expected)
-            delays = np.array([self._lags.known.get(name, 0.0) for name in self._names])
+        expected, delays = in_seconds(self._names, expected, self._measured, self._lags.known)
         round_ = Round(self.layout, self._policy(), expected, began, self._reporting, delays)
         virtual = VirtualRound(
             round_,
@@ -198,24 +194,12 @@ class Simulation:
             done, now = done + rates * (until - now), until
 
     def _record(self, round_: Round, elapsed: float) -> None:
-        """Enter measured speeds as the runtime's coordinator does."""
+        """Enter what was learnt, as the runtime's coordinator does."""
         progress = round_.progress
-        measured = {}
-        for worker in np.flatnonzero(~np.isnan(progress.began)).tolist():
-            if progress.busy[worker] > 0 and progress.done[worker] > 0:
-                speed = progress.done[worker] / progress.busy[worker]
-            elif progress.todo[worker] > 0:
-                speed = float(self.layout.work[0, 0]) / elapsed  # at best about to send its first
-            else:
-                continue
-            measured[self._names[worker]] = speed
+        measured = {self._names[w]: s for w, s in progress.measured_speeds(elapsed).items()}
         self.history.record(measured)
         self._measured |= measured
-        lags = {}
-        for worker in np.flatnonzero(~np.isnan(progress.began)).tolist():
-            lag = float(progress.measured_lags[worker])
-            lags[self._names[worker]] = elapsed if np.isnan(lag) else lag
-        self._lags.record(lags)
+        self._lags.record({self._names[w]: s for w, s in progress.measured_lags(elapsed).items()})
         self._lead = max(Continuous().lead, progress.lag)
 
 

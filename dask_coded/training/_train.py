@@ -24,6 +24,7 @@ from distributed import Client
 from distributed.protocol.pickle import dumps
 
 from dask_coded.aggregation import Aggregation
+from dask_coded.arguments import check_whole
 from dask_coded.array import current_client
 from dask_coded.compression import EXACT, Compression
 from dask_coded.display import Display
@@ -35,7 +36,7 @@ from dask_coded.submission import run
 from dask_coded.training.aggregations import choose_aggregation
 from dask_coded.training.batches import Batches
 from dask_coded.training.data import load
-from dask_coded.training.optimizers import SGD, Optimizer, Vector, check_whole
+from dask_coded.training.optimizers import SGD, Optimizer, Vector
 from dask_coded.training.replica import Gradient, Model
 from dask_coded.training.result import TrainingResult
 from dask_coded.training.schedules import Schedule, Synchronous

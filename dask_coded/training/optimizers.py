@@ -23,6 +23,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dask_coded.arguments import check_positive, check_whole
+
 Vector = npt.NDArray[np.floating[Any]]
 
 #: The factor of the learning rate in a step; steps count from 0.
@@ -255,31 +257,3 @@ class Adam(Optimizer):
 def _rate(learning_rate: float, decay: Decay | None, step: int) -> float:
     # A plain float: a NumPy one would turn float32 parameters into float64.
     return float(learning_rate if decay is None else learning_rate * decay(step))
-
-
-# -- checks of arguments -----------------------------------------------------------------------
-
-
-def check_positive(name: str, value: float, or_zero: bool = False) -> None:
-    """Check a number.
-
-    Raises
-    ------
-    ValueError
-        If it is not finite and positive, or zero where that is allowed.
-    """
-    if not 0 <= value < math.inf or (value == 0 and not or_zero):
-        wanted = "0 or a positive number" if or_zero else "a positive number"
-        raise ValueError(f"Argument {name!r} must be {wanted}, it is {value}.")
-
-
-def check_whole(name: str, value: int, least: int = 1) -> None:
-    """Check a count.
-
-    Raises
-    ------
-    ValueError
-        If it is not a whole number, or too small.
-    """
-    if not isinstance(value, int | np.integer) or value < least:
-        raise ValueError(f"Argument {name!r} must be a whole number from {least}, it is {value}.")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from dask_coded.training.optimizers import check_whole
+from dask_coded.arguments import check_whole
 
 
 class Schedule(ABC):

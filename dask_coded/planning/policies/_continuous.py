@@ -52,12 +52,15 @@ class Continuous(Policy):
         lead = max(self.lead, progress.lag)
         free = progress.present() & (now.speed > 0)
         if now.latest.max() > lead:  # else everybody is about to be done anyway
-            # Who is hungry is told by reports: a stopped worker is not to be fed on a belief.
-            hungry = np.flatnonzero(free & ((now.latest <= lead) | self._short(progress, now)))
+            # Who is dry is told by reports: a stopped worker is not to be fed on a belief.
+            dry = now.latest <= lead
+            short, late = self._uneven(progress, now)
+            hungry = np.flatnonzero(free & (dry | short))
             for thief in hungry[np.argsort(now.latest[hungry], kind="stable")].tolist():
                 if self._retry.get(thief, -np.inf) > progress.now:
                     continue
-                if self._steal(progress, now, thief, lead) or (
+                # From who is not late would be taken, and given back, what a moment's noise says.
+                if self._steal(progress, now, thief, lead, late | dry[thief]) or (
                     not progress.todo[thief] and self._second(progress, now, thief, lead)
                 ):
                     now = progress.estimate()
@@ -70,8 +73,8 @@ class Continuous(Policy):
         return progress.now + max(lead, 0.02 * (progress.now - progress.started))
 
     @staticmethod
-    def _short(progress: Progress, now: Estimate) -> Bools:
-        """Workers that are to be given more although they still have work, shape (workers,).
+    def _uneven(progress: Progress, now: Estimate) -> tuple[Bools, Bools]:
+        """Who is to be given more although he still has work, and who gives, each (workers,).
 
         Nobody, as long as all are expected to end at about the same time.
         """
@@ -79,14 +82,15 @@ class Continuous(Policy):
         present = progress.present()
         level = backlog[present].sum() / speed[present].sum()
         stripe = float(progress.layout.work.mean()) / speed
-        if not (eta - stripe > (1 + _IMBALANCE) * level).any():
-            return np.zeros(len(eta), dtype=bool)
+        late: Bools = eta - stripe > (1 + _IMBALANCE) * level
         # One that has not been heard of yet may be the next straggler.
-        short: Bools = ~progress.unheard & (eta + stripe < level)
-        return short
+        short: Bools = late.any() & ~progress.unheard & (eta + stripe < level)
+        return short, late
 
-    def _steal(self, progress: Progress, now: Estimate, thief: int, lead: float) -> bool:
-        """Move tails to ``thief`` so that it ends together with everybody else."""
+    def _steal(
+        self, progress: Progress, now: Estimate, thief: int, lead: float, victims: Bools
+    ) -> bool:
+        """Move tails of ``victims`` to ``thief`` so that it ends together with everybody else."""
         speed, backlog, latest, eta = now
         own = speed[thief]
         stripe = float(progress.layout.work.mean())
@@ -100,8 +104,9 @@ class Continuous(Policy):
         if eta.max() <= start + lead:
             return False
         # A move costs a message and a wait on either side: small differences are left alone.
-        victims = np.flatnonzero(self._reachable(progress, thief) & (eta > start + lead))
-        for victim in victims[np.argsort(-eta[victims], kind="stable")].tolist():
+        victims = victims & self._reachable(progress, thief)
+        latest_first = np.argsort(-eta, kind="stable")
+        for victim in latest_first[victims[latest_first]].tolist():
             if eta[victim] <= start + lead:
                 break
             surplus = backlog[victim] - speed[victim] * level

@@ -3,7 +3,7 @@
 Eight one-thread workers share two cores under CPU quotas; some of them are slowed five times. The
 yardstick is the fluid bound: the time in which workers of the speeds measured with nothing else
 running, all busy to the end and nothing computed in vain, can do a round. Speeds are measured
-before and after every few rounds, because those of a shared machine change. Nothing is known of the
+before and after every round, because those of a shared machine change. Nothing is known of the
 workers beforehand unless a row says so.
 
 At last one worker is killed: the bound of the rounds after that is that of the others.
@@ -12,7 +12,8 @@ At last one worker is killed: the bound of the rounds after that is that of the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,9 +27,14 @@ import numpy as np
 from distributed import wait
 
 import dask_coded as coded
-from benchmarks.cluster import Lab, play_rounds
+from benchmarks.cluster import Lab, Rounds
 from benchmarks.report import Report, Summary, options, picture
 from dask_coded.planning import fluid_time
+
+#: One round: its seconds.
+Play = Callable[[], float]
+#: What is compared, ready to play rounds within the block.
+Way = Callable[[], AbstractContextManager[Play]]
 
 # (policy, predictor): the last is the default, which learns from round to round.
 POLICIES = [
@@ -50,8 +56,7 @@ class Size:
     right: int = 12
     # Leaves one core for the coordinator: it takes in and decodes while the workers go on.
     share: float = 0.12
-    turns: int = 3
-    rounds: int = 3
+    rounds: int = 9
     measure: float = 0.7
     codes: tuple[tuple[int, int], ...] = ((8, 6), (8, 4))
     slowed: tuple[int, ...] = (0, 1, 2)
@@ -61,7 +66,6 @@ SMOKE = Size(
     rows=240,
     columns=100,
     right=2,
-    turns=1,
     rounds=2,
     measure=0.01,
     codes=((4, 3),),
@@ -71,7 +75,7 @@ SMOKE = Size(
 
 @dataclass
 class Result:
-    """Rounds over the fluid bound, by policy, and the bounds in seconds beside each few rounds."""
+    """Rounds over the fluid bound, by policy, and the bounds in seconds beside each round."""
 
     ratios: dict[str, list[float]] = field(default_factory=dict)
     bounds: list[float] = field(default_factory=list)
@@ -99,71 +103,79 @@ class Bench:
         speeds = self._lab.measure_speeds(self.coded, self.x, self._size.measure)
         return fluid_time(speeds, self._k, -(-self._size.rows // self._k))
 
-    def play(self, policy: str, predictor: str) -> list[float]:
-        """Seconds of a few coded rounds."""
-        with dask.config.set({"coded.policy": policy, "coded.predictor": predictor}):
-            return coded.submit(
-                play_rounds, self.coded, self.x, self._size.rounds, workers=[self._lab.free]
-            ).result()
+    @contextmanager
+    def coded_rounds(self, policy: str, predictor: str) -> Iterator[Play]:
+        """Rounds of one loop in the cluster."""
+        with (
+            dask.config.set({"coded.policy": policy, "coded.predictor": predictor}),
+            Rounds(self._lab.client, self.coded, self.x, self._lab.free) as rounds,
+        ):
+            yield rounds.play
 
-    def compute(self) -> list[float]:
-        """Seconds of a product by dask.array."""
-        began = perf_counter()
-        self._lab.client.compute(self.plain @ self.x).result()
-        return [perf_counter() - began]
+    @contextmanager
+    def dask_products(self) -> Iterator[Play]:
+        """The same product by dask.array."""
 
-    def compare(self, ways: dict[str, Callable[[], list[float]]], turns: int) -> Result:
-        """Rounds of all ways in turn, each beside the bound before and after it."""
+        def play() -> float:
+            began = perf_counter()
+            self._lab.client.compute(self.plain @ self.x).result()
+            return perf_counter() - began
+
+        yield play
+
+    def compare(self, ways: dict[str, Way]) -> Result:
+        """Rounds of all ways, each beside the bound before and after it."""
         result = Result()
         self.bound()  # the first touch of a new piece is slower
         before = self.bound()
-        for _ in range(turns):
-            for name, play in ways.items():
-                seconds = play()
-                after = self.bound()
-                result.bounds.append((before + after) / 2)
-                ratios = [s / result.bounds[-1] for s in seconds]
-                result.ratios.setdefault(name, []).extend(ratios)
-                before = after
+        for name, way in ways.items():
+            with way() as play:
+                for _ in range(self._size.rounds):
+                    seconds = play()
+                    after = self.bound()
+                    result.bounds.append((before + after) / 2)
+                    result.ratios.setdefault(name, []).append(seconds / result.bounds[-1])
+                    before = after
         return result
 
 
-def coded_ways(bench: Bench, policies: list[tuple[str, str]]) -> dict[str, Callable[[], Any]]:
+def coded_ways(bench: Bench, policies: list[tuple[str, str]]) -> dict[str, Way]:
     return {
         f"{policy}, {'nothing known' if predictor == 'uniform' else 'learning'}": partial(
-            bench.play, policy, predictor
+            bench.coded_rounds, policy, predictor
         )
         for policy, predictor in policies
     }
 
 
-def run_slowed(lab: Lab, bench: Bench, slowed: int, size: Size) -> Result:
+def run_slowed(lab: Lab, bench: Bench, slowed: int) -> Result:
     """All policies, dask.array and NumPy on workers of which some are slowed."""
     lab.set_speeds([1 / 5] * slowed + [1] * (len(lab.workers) - slowed))
     ways = coded_ways(bench, POLICIES)
-    ways["dask.array"] = bench.compute
-    ways["NumPy, one process"] = numpy_product(bench.plain.shape, bench.x)
-    return bench.compare(ways, size.turns)
+    ways["dask.array"] = bench.dask_products
+    ways["NumPy, one process"] = partial(numpy_products, bench.plain.shape, bench.x)
+    return bench.compare(ways)
 
 
-def run_loss(lab: Lab, bench: Bench, size: Size) -> Result:
+def run_loss(lab: Lab, bench: Bench) -> Result:
     """Rounds after one of the workers has been killed."""
     lab.set_speeds(1)
     bench.plain = None  # or dask would compute its lost chunks again beside the rounds
     lab.kill(lab.workers[0])
-    return bench.compare(coded_ways(bench, POLICIES[-2:]), size.turns)
+    return bench.compare(coded_ways(bench, POLICIES[-2:]))
 
 
-def numpy_product(shape: tuple[int, int], x: np.ndarray) -> Callable[[], list[float]]:
+@contextmanager
+def numpy_products(shape: tuple[int, int], x: np.ndarray) -> Iterator[Play]:
     """The same product by NumPy in this process, unthrottled."""
     A = np.ones(shape)
 
-    def play() -> list[float]:
+    def play() -> float:
         began = perf_counter()
         A @ x
-        return [perf_counter() - began]
+        return perf_counter() - began
 
-    return play
+    yield play
 
 
 @click.command()
@@ -179,8 +191,8 @@ def main(json_file: Path | None, png_file: Path | None, smoke: bool) -> None:
             kinds.add(lab.kind)
             bench = Bench(lab, k, size)
             for slowed in size.slowed:
-                results[n, k, f"{slowed} slowed"] = run_slowed(lab, bench, slowed, size)
-            results[n, k, "1 killed"] = run_loss(lab, bench, size)
+                results[n, k, f"{slowed} slowed"] = run_slowed(lab, bench, slowed)
+            results[n, k, "1 killed"] = run_loss(lab, bench)
     for (n, k, what), result in results.items():
         number, fault = what.split()
         for name, ratios in result.ratios.items():

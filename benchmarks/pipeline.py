@@ -1,8 +1,10 @@
 """Pipelined steps: computation and communication at the same time, and what staleness costs.
 
-On worker processes behind limited links a ring sums a gradient that costs a given processor time:
-much, as much, and little compared with its communication. A synchronous step takes the sum of the
-two; a pipelined one should take the longer of them, with width 2 and no less with width 3. Then
+On worker processes behind limited links a ring sums a gradient that takes a given time: much, as
+much, and little compared with its communication. A synchronous step takes the sum of the two; a
+pipelined one should take the longer of them, with width 2 and no less with width 3. The time passes
+in a device of its own, as each of the paper's nodes has one, or on the processors, which workers
+share here with each other and with all communication. Then
 the whole of what the paper puts together, width 2 and 8 bits in a ring, against a synchronous
 parameter server whose link is as thin as the others.
 
@@ -39,6 +41,9 @@ from dask_coded.training import SGD, Pipelined, Schedule, Synchronous
 REGIMES = {"computation-bound": 3.0, "balanced": 1.0, "communication-bound": 1 / 3}
 
 WIDTHS = (1, 2, 3)
+
+#: Where gradients are computed: beside the worker's processor, or on it.
+DEVICES = {"on a device": True, "on the processors": False}
 
 #: Those with momentum 0.5 and five times the rate go as far with the same gradients.
 OPTIMIZERS = (
@@ -95,8 +100,8 @@ def main(json_file: Path | None, png_file: Path | None, smoke: bool) -> None:
         with NetworkLab(size.workers, size.rate, free_rate=size.rate) as lab:
             lab_steps = Steps(lab, size)
             unhidden = lab_steps.communication()
-            for regime, ratio in REGIMES.items():
-                by_width(report, size, lab_steps, regime, ratio * unhidden)
+            for where, (regime, ratio) in itertools.product(DEVICES, REGIMES.items()):
+                by_width(report, size, lab_steps, regime, where, ratio * unhidden)
             against_a_server(report, size, lab_steps, REGIMES["communication-bound"] * unhidden)
             as_replayed(report, size, lab)
     accuracies = accuracy_by_learning_rate(report, size)
@@ -110,18 +115,24 @@ def main(json_file: Path | None, png_file: Path | None, smoke: bool) -> None:
 
 @dataclass(frozen=True)
 class Busy:
-    """A gradient of ones that costs processor time.
+    """A gradient of ones that takes its time.
 
     Parameters
     ----------
     seconds
-        Of processor time of the thread that computes, in NumPy's loops: without the interpreter's
-        lock for nearly all of it, as a real gradient.
+        On a device: in which the thread waits. Else of processor time of the thread, in NumPy's
+        loops: without the interpreter's lock for nearly all of it, as a real gradient.
+    on_device
+        Whether another device computes.
     """
 
     seconds: float
+    on_device: bool
 
     def __call__(self, parameters: Any, samples: Any, targets: Any) -> np.ndarray:
+        if self.on_device:
+            time.sleep(self.seconds)
+            return np.ones_like(parameters)
         end = time.thread_time() + self.seconds
         block = np.ones(2**17)
         while time.thread_time() < end:
@@ -158,6 +169,7 @@ class Steps:
         schedule: Schedule,
         aggregation: Aggregation | None = None,
         compression: Compression | None = None,
+        on_device: bool = False,
     ) -> Timed:
         """Time the steps of one training.
 
@@ -167,11 +179,13 @@ class Steps:
             Seconds that a gradient should take while all workers compute.
         schedule, aggregation, compression
             As for `dask_coded.training.train`; a ring by default.
+        on_device
+            Whether it takes no processor time.
         """
         # Workers that compute at the same time share the cores.
-        share = min(1.0, (os.cpu_count() or 1) / self._size.workers)
+        share = 1.0 if on_device else min(1.0, (os.cpu_count() or 1) / self._size.workers)
         result = coded.training.train(
-            Busy(computing * share),
+            Busy(computing * share, on_device),
             np.zeros(self._size.numbers, dtype=np.float32),
             self._data,
             optimizer=SGD(0.1),
@@ -199,21 +213,29 @@ def schedule_of(width: int) -> Schedule:
     return Synchronous() if width == 1 else Pipelined(width)
 
 
-def by_width(report: Report, size: Size, steps: Steps, regime: str, computing: float) -> None:
+def by_width(
+    report: Report, size: Size, steps: Steps, regime: str, where: str, computing: float
+) -> None:
     """Widths in turns, with the same computation."""
     found: dict[int, list[Timed]] = {width: [] for width in WIDTHS}
     for _ in range(size.turns):
         for width in WIDTHS:
-            found[width].append(steps.run(computing, schedule_of(width)))
+            timed = steps.run(computing, schedule_of(width), on_device=DEVICES[where])
+            found[width].append(timed)
     computation = float(np.median([timed.computing for timed in found[1]]))
     communication = float(np.median([timed.seconds - timed.computing for timed in found[1]]))
     longer = max(computation, communication)
-    keys: dict[str, Any] = {"workers": size.workers, "link": size.rate, "regime": regime}
-    report.add(regime, "computation", computation * 1e3, "ms", **keys)
-    report.add(regime, "communication", communication * 1e3, "ms", **keys)
+    keys: dict[str, Any] = {
+        "workers": size.workers,
+        "link": size.rate,
+        "regime": regime,
+        "computed": where,
+    }
+    report.add(f"{regime}, {where}", "computation", computation * 1e3, "ms", **keys)
+    report.add(f"{regime}, {where}", "communication", communication * 1e3, "ms", **keys)
     synchronous = np.array([timed.seconds for timed in found[1]])
     for width in WIDTHS:
-        case = f"{regime}, width {width}"
+        case = f"{regime}, {where}, width {width}"
         seconds = np.array([timed.seconds for timed in found[width]])
         ratio = Summary.of(seconds / longer, "range")
         goal = 1.1 if width == 2 else None

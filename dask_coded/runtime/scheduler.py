@@ -49,6 +49,8 @@ class ArrayState:
     received: int = 0
     #: Keys of pieces that somebody still wants.
     alive: set[Key] = field(default_factory=set)
+    #: The workers that were named for it; None: all that there are.
+    allowed: set[str] | None = None
 
 
 class S2C2SchedulerPlugin(SchedulerPlugin):
@@ -137,7 +139,8 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
             return {"status": "unfit", "message": f"{exc}{extra}"}
         worker_of = [places[p] for p in spec.code.place.tolist()]
         sources = tuple(map(as_key, sources))
-        self.arrays[spec.id] = ArrayState(spec, sources, alive=set(spec.keys))
+        named = None if allowed is None else set(allowed)
+        self.arrays[spec.id] = ArrayState(spec, sources, alive=set(spec.keys), allowed=named)
         for key, worker in zip(spec.keys, worker_of, strict=True):
             self._piece_keys[key] = spec.id
             self._pins[key] = worker
@@ -192,6 +195,8 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
                 "status": "unfit",
                 "message": "Every worker holds a piece already: scale the cluster, then extend.",
             }
+        if state.allowed is not None:
+            state.allowed.update(new)
         state.spec = spec = state.spec.extended(len(new))
         if state.work is not None:
             state.work = np.concatenate([state.work, spec.uniform_work[-len(new) :]])
@@ -432,17 +437,17 @@ class S2C2SchedulerPlugin(SchedulerPlugin):
     def _spare(self, state: ArrayState) -> str:
         """The worker on which to rebuild a piece: one with few pieces of the array, and fast."""
         addresses = [a for a in self.versions if a in self.scheduler.workers]
-        if not addresses:
-            return ""
+        # On those named for it, unless nobody is left of them.
+        addresses = [a for a in addresses if a in (state.allowed or addresses)] or addresses
         pinned = [self._pins.get(key) for key in state.spec.keys]
-        speeds = self._predict(addresses)
-        return min(zip(addresses, speeds, strict=True), key=lambda w: (pinned.count(w[0]), -w[1]))[
-            0
-        ]
+        speeds = dict(zip(addresses, self._predict(addresses), strict=True))
+        return min(addresses, key=lambda a: (pinned.count(a), -speeds[a]), default="")
 
     async def _relieve(self, newcomer: str) -> None:
         """Have a new worker take over pieces from those that hold several for want of others."""
-        for state in [state for state in self.arrays.values() if state.sources is None]:
+        for state in list(self.arrays.values()):
+            if state.sources is not None or newcomer not in (state.allowed or {newcomer}):
+                continue
             keys, code = state.spec.keys, state.spec.code
             due = code.pieces // code.n
             while True:

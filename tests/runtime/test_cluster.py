@@ -283,6 +283,18 @@ async def test_pieces_of_a_closed_worker_are_rebuilt_from_the_others(c, s, *work
 
 
 @gen_cluster(client=True, nthreads=FOUR)
+async def test_pieces_of_a_closed_worker_are_rebuilt_on_those_that_were_named(c, s, *workers):
+    *named, other = s.workers
+    C = await coded.encode(A, coded.MDS(3, 2), c, workers=named)
+    for _ in range(2):
+        gone = min(named, key=lambda address: len(s.workers[address].has_what))
+        named.remove(gone)
+        await next(w for w in workers if w.address == gone).close()
+        await async_poll_for(lambda: all(holders(s, C)))
+        assert not s.workers[other].has_what
+
+
+@gen_cluster(client=True, nthreads=FOUR)
 async def test_copies_of_a_closed_worker_are_rebuilt_exactly(c, s, *workers):
     whole = np.arange(40).reshape(10, 4)
     C = await coded.encode(whole, coded.Repetition(4, 2), c)

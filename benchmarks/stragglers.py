@@ -126,12 +126,12 @@ class Bench:
 
         yield play
 
-    def compare(self, coded: dict[str, Way], plain: dict[str, Way]) -> Result:
+    def compare(self, ours: dict[str, Way], plain: dict[str, Way]) -> Result:
         """Rounds of all ways, each beside the bound before and after it."""
         result = Result()
         self.bound()  # the first touch of a new piece is slower
         before = self.bound()
-        for name, way in (coded | plain).items():
+        for name, way in (ours | plain).items():
             with way() as play:
                 for _ in range(self._size.plain_rounds if name in plain else self._size.rounds):
                     seconds = play()

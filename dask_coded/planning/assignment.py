@@ -112,7 +112,7 @@ def deal(layout: Layout, speeds: Floats, lags: Floats | None = None) -> list[lis
     InfeasibleError
         If too few pieces are on workers with a speed above zero.
     """
-    shared = np.bincount(layout.host[layout.host >= 0], minlength=layout.workers)
+    shared = np.bincount(layout.host[layout.host >= 0], minlength=layout.workers).clip(1)
     speed = np.where(layout.host >= 0, speeds[layout.host] / shared[layout.host], 0.0)
     lag = np.zeros(layout.pieces) if lags is None else lags[layout.host]
     moving = np.bincount(layout.group[speed > 0], minlength=len(layout.need))
@@ -131,6 +131,7 @@ def deal(layout: Layout, speeds: Floats, lags: Floats | None = None) -> list[lis
         loads = _decodable(layout.code, loads, speed, lag, layout)
     runs: list[list[Run]] = [[] for _ in range(layout.workers)]
     for run in loads:
+        assert speed[run.piece] > 0, f"{run} was dealt, which nobody can compute"
         runs[layout.host[run.piece]].append(run)
     return runs
 
@@ -218,7 +219,10 @@ def _slide(speed: Floats, lags: Floats, layout: Layout) -> list[Run]:
     # Pieces come place by place, each place's blocks in ring order (see codes.Repetition).
     piece_of = np.arange(layout.pieces).reshape(places, copies)
     first = layout.group[piece_of[:, 0]]
-    if (first != np.arange(places)).any() or len(layout.need) != places:
+    # Of a place that is being rebuilt some pieces may be there already, and others not.
+    able = speed[piece_of] > 0
+    torn = able.any(axis=1) != able.all(axis=1)
+    if (first != np.arange(places)).any() or len(layout.need) != places or torn.any():
         return _split_each_group(speed, lags, layout)
     rates = speed[piece_of].sum(axis=1)
     lag = lags[piece_of[:, 0]]

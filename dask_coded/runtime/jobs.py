@@ -103,12 +103,13 @@ class Job:
                 began = perf_counter()
                 rows = self._compute(batch)
                 self._finish(batch, rows, perf_counter() - began)
-        except Exception as exc:
+        except (
+            Exception
+        ) as exc:  # the end of the round: this thread stays counted, none replaces it
             self._send({"op": "error", "run": self.run, "error": f"{type(exc).__name__}: {exc}"})
-        self._leave()
 
     def _next(self) -> Run | None:
-        """The next few stripes from the head of the list."""
+        """The next few stripes from the head of the list; None if this thread is to end."""
         with self._lock:
             while self._queue:
                 run = self._queue.popleft()
@@ -125,7 +126,15 @@ class Job:
                 if self._began is None:
                     self._began = perf_counter()
                 return batch
-            return None
+            # Under the same lock: work that is assigned from now on gets a new thread.
+            self._active -= 1
+            message = None
+            if not self._active:
+                message = self._report(perf_counter()) if self._shares else None
+                self._began = None
+        if message:
+            self._send(message)
+        return None
 
     def _compute(self, batch: Run) -> np.ndarray[Any, Any]:
         edges, length = self._edges[batch.piece], self._lengths[batch.piece]
@@ -161,16 +170,6 @@ class Job:
             "rows": [rows for _, rows in shares],
             "seconds": busy,
         }
-
-    def _leave(self) -> None:
-        with self._lock:
-            self._active -= 1
-            if self._active:
-                return
-            message = self._report(perf_counter()) if self._shares else None
-            self._began = None
-        if message:
-            self._send(message)
 
 
 def _merged(

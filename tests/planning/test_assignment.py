@@ -108,6 +108,30 @@ def test_intervals_slide_round_the_ring(speeds: list, data: st.DataObject) -> No
     assert (covered(layout, runs) == 1).all()
 
 
+@given(st.data(), st.booleans())
+@settings(deadline=None)
+def test_pieces_that_are_rebuilt_one_by_one_wherever_there_is_room(
+    data: st.DataObject, exact: bool
+) -> None:
+    n = data.draw(st.integers(1, 6))
+    r = data.draw(st.integers(1, n))
+    code = Repetition(n, r) if exact else MDS(n, r)
+    workers = data.draw(st.integers(1, n))
+    host = data.draw(
+        st.lists(st.integers(-1, workers - 1), min_size=code.pieces, max_size=code.pieces)
+    )
+    u = np.array(data.draw(st.lists(st.sampled_from([0.0, 1.0, 3.0]), min_size=n, max_size=n)))
+    layout = Layout.of(code, host, np.ones((1, data.draw(st.integers(1, 9)))), workers=n)
+    able = (layout.host >= 0) & (u[layout.host] > 0)
+    if (np.bincount(code.group[able], minlength=len(code.need)) < code.need).any():
+        with pytest.raises(InfeasibleError):
+            deal(layout, u)
+        return
+    runs = deal(layout, u)
+    assert (covered(layout, runs) == code.need[:, None]).all()
+    assert not any(mine for mine, speed in zip(runs, u, strict=True) if not speed)
+
+
 @pytest.mark.parametrize(("n", "r"), [(8, 2), (12, 3), (5, 5)])
 def test_slide_reaches_the_best_possible_time(n: int, r: int) -> None:
     """The optimum, from a linear programme over how much of each block each holder computes."""

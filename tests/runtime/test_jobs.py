@@ -1,0 +1,109 @@
+"""One worker's part of a round: what is assigned is computed and sent, whoever runs when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from dask_coded.planning import Reporting, Run
+from dask_coded.runtime.jobs import Job
+
+
+class Executor:
+    """Keeps what is submitted until the test runs it."""
+
+    def __init__(self) -> None:
+        self.submitted: list[Callable[[], None]] = []
+
+    def submit(self, function: Callable[[], None]) -> None:
+        self.submitted.append(function)
+
+    def run(self) -> None:
+        while self.submitted:
+            self.submitted.pop(0)()
+
+
+class Lock:
+    """A lock after each release of which something may happen on the event loop."""
+
+    def __init__(self, released: Callable[[], None]) -> None:
+        self._released = released
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        self._released()
+
+
+def job(send: Callable[[dict[str, Any]], None], executor: Any, stripes: int = 8) -> Job:
+    piece = np.arange(2.0 * stripes).reshape(stripes, 2)
+    edges = np.arange(stripes + 1)
+    kernels = {0: lambda a, b: piece[a:b] @ np.ones(2)}
+    return Job(
+        "run", kernels, {0: edges}, {0: stripes}, send, executor, 1, Reporting(10, 1), lead=0.0
+    )
+
+
+def sent(messages: list[dict[str, Any]]) -> list[int]:
+    assert {message["op"] for message in messages} <= {"share"}
+    return [s for m in messages for _, start, stop in m["runs"] for s in range(start, stop)]
+
+
+def test_every_stripe_is_sent_once():
+    messages: list[dict[str, Any]] = []
+    executor = Executor()
+    work = job(messages.append, executor)
+    work.assign([Run(0, 0, 3)])
+    work.assign([Run(0, 5, 8)])
+    executor.run()
+    assert sorted(sent(messages)) == [0, 1, 2, 5, 6, 7]
+    for message in messages:
+        for (_, start, stop), rows in zip(message["runs"], message["rows"], strict=True):
+            np.testing.assert_allclose(rows, 4.0 * np.arange(start, stop) + 1)
+
+
+def test_work_that_comes_while_the_thread_ends_is_computed():
+    for moment in range(12):
+        messages: list[dict[str, Any]] = []
+        executor = Executor()
+        releases = iter(range(1000))
+        work = job(messages.append, executor)
+
+        def released(moment: int = moment, work: Job = work, releases: Any = releases) -> None:
+            if next(releases) == moment:
+                work.assign([Run(0, 6, 8)])
+
+        work._lock = Lock(released)  # type: ignore[assignment]
+        work.assign([Run(0, 0, 1)])
+        executor.run()
+        came = next(releases) > moment
+        assert sorted(sent(messages)) == ([0, 6, 7] if came else [0])
+
+
+def test_what_is_withdrawn_in_time_is_not_computed():
+    messages: list[dict[str, Any]] = []
+    executor = Executor()
+    work = job(messages.append, executor)
+    work.assign([Run(0, 0, 8)])
+    work.withdraw([Run(0, 4, 8)])
+    work.assign([Run(0, 7, 8)])
+    executor.run()
+    assert sorted(sent(messages)) == [0, 1, 2, 3, 7]
+
+
+def test_what_fails_is_told():
+    messages: list[dict[str, Any]] = []
+    executor = Executor()
+
+    def fail(a: int, b: int) -> None:
+        raise MemoryError("no room")
+
+    work = Job(
+        "run", {0: fail}, {0: np.arange(2)}, {0: 1}, messages.append, executor, 1, Reporting(), 0.0
+    )  # type: ignore[arg-type, dict-item]
+    work.assign([Run(0, 0, 1)])
+    executor.run()
+    assert messages == [{"op": "error", "run": "run", "error": "MemoryError: no room"}]

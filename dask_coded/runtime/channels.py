@@ -13,12 +13,12 @@ import contextlib
 import logging
 from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 from distributed.comm import connect
 from distributed.core import Status
-from distributed.protocol import to_serialize
+
+from dask_coded.runtime.wire import Message, pack, unpack
 
 if TYPE_CHECKING:
     from distributed.comm import Comm
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("distributed.dask_coded")
 
-Message = dict[str, Any]
 Handler = Callable[[Message], None]
 
 # Answers to `stop` come from the event loop at once; one that is throttled may stall this long.
@@ -53,7 +52,7 @@ class _Outbox:
         self._wake()
 
     def send(self, message: Message) -> None:
-        self._waiting.append(_packed(message))
+        self._waiting.append(message)
         self._wake()
 
     def _wake(self) -> None:
@@ -64,7 +63,7 @@ class _Outbox:
         try:
             while self._waiting:
                 messages, self._waiting = self._waiting, []
-                await comm.write(messages)
+                await comm.write(pack(messages))
         except OSError:
             comm.abort()  # whoever reads from it learns that the peer is gone
         finally:
@@ -160,7 +159,7 @@ class Channel:
             await comm.write({"op": "coded_channel", "reply": False})
             self._outbox.open(comm)
             while True:
-                for message in await comm.read():
+                for message in unpack(await comm.read()):
                     self.receive(message)
         except OSError:
             pass
@@ -189,7 +188,7 @@ async def serve(comm: Comm, handle: Callable[[Message, Handler], None]) -> Statu
 
     try:
         while True:
-            for message in await comm.read():
+            for message in unpack(await comm.read()):
                 handle(message, answer)
     except OSError:
         pass
@@ -197,15 +196,3 @@ async def serve(comm: Comm, handle: Callable[[Message, Handler], None]) -> Statu
         handle(CLOSED, answer)
         outbox.close()
     return Status.dont_reply
-
-
-def _packed(message: Message) -> Message:
-    """Mark arrays to travel as frames instead of msgpack."""
-    out = dict(message)
-    if isinstance(x := message.get("x"), np.ndarray):
-        out["x"] = to_serialize(x)
-    if rows := message.get("rows"):
-        out["rows"] = [to_serialize(r) for r in rows]
-    if "payload" in message:
-        out["payload"] = to_serialize(message["payload"])
-    return out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dask_coded.rounds._decode import Geometry, assemble
+from dask_coded.rounds._decode import Assembler, Geometry
 from dask_coded.rounds._round import Round
 
-__all__ = ["Geometry", "Round", "assemble"]
+__all__ = ["Assembler", "Geometry", "Round"]

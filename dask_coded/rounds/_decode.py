@@ -41,72 +41,88 @@ class Geometry:
         return np.arange(self.stripes + 1) * rows // self.stripes
 
 
-def assemble(
-    code: Code,
-    geometry: Geometry,
-    computed: Bools,
-    shares: Iterable[tuple[Run, npt.NDArray[Any]]],
-    dtype: npt.DTypeLike,
-    columns: tuple[int, ...] = (),
-) -> npt.NDArray[Any]:
-    """Decode a finished round.
+class Assembler:
+    """Puts the result of a round together while its shares come in.
+
+    What is systematic is copied at once, and what is missing of a stripe is solved for as soon as
+    enough of it is there: when the last share comes, hardly anything is left to do.
 
     Parameters
     ----------
     code : Code
     geometry : Geometry
-    computed : ndarray of bool, shape (pieces, stripes)
-        Which stripes of which pieces have come back.
-    shares : iterable of (Run, ndarray of shape (rows of the run, *columns))
-        What has come back; a share may end early where its block does.
     dtype : dtype
         Of the result.
     columns : tuple of int
         Shape of one row of the result.
 
-    Returns
-    -------
-    ndarray, shape (sum of rows, *columns)
+    Attributes
+    ----------
+    rows : ndarray, shape (sum of rows, *columns)
+        The result, as far as it is known.
     """
-    dtype = np.dtype(dtype)
-    offsets = np.concatenate([[0], np.cumsum(geometry.rows)])
-    out = np.empty((int(offsets[-1]), *columns), dtype=dtype)
-    edges = [geometry.edges(g) for g in range(len(code.need))]
-    block_of = code.block_of
-    parity: dict[int, npt.NDArray[Any]] = {}
-    for run, rows in shares:
-        own = edges[code.group[run.piece]]
+
+    def __init__(
+        self,
+        code: Code,
+        geometry: Geometry,
+        dtype: npt.DTypeLike,
+        columns: tuple[int, ...] = (),
+    ) -> None:
+        self._code = code
+        self._geometry = geometry
+        self._offsets = np.concatenate([[0], np.cumsum(geometry.rows)])
+        self._edges = [geometry.edges(g) for g in range(len(code.need))]
+        self._parity: dict[int, npt.NDArray[Any]] = {}
+        self._open = np.full(geometry.stripes, not code.exact)
+        self.rows = np.empty((int(self._offsets[-1]), *columns), dtype=dtype)
+
+    def add(
+        self, shares: Iterable[tuple[Run, npt.NDArray[Any]]], computed: Bools, ready: Bools
+    ) -> None:
+        """Take in what has come since the last call.
+
+        Parameters
+        ----------
+        shares : iterable of (Run, ndarray of shape (rows of the run, *columns))
+            A share may end early where its block does.
+        computed : ndarray of bool, shape (pieces, stripes)
+            Which stripes of which pieces have come back, with these.
+        ready : ndarray of bool, shape (stripes,)
+            Which of them are enough to decode from.
+        """
+        for run, rows in shares:
+            self._store(run, rows)
+        stripes = np.flatnonzero(ready & self._open)
+        self._open[stripes] = False
+        have = computed[:, stripes]
+        # One run of stripes with the same pieces at a time.
+        changes = (np.diff(stripes) != 1) | (have[:, 1:] != have[:, :-1]).any(axis=0)
+        for alike in np.split(stripes, np.flatnonzero(changes) + 1):
+            if len(alike):
+                pieces = np.flatnonzero(computed[:, alike[0]]).tolist()
+                self._solve(pieces, int(alike[0]), int(alike[-1]) + 1)
+
+    def _store(self, run: Run, rows: npt.NDArray[Any]) -> None:
+        own = self._edges[self._code.group[run.piece]]
         start = int(own[run.start])
-        if (block := int(block_of[run.piece])) >= 0:
-            place, room = int(offsets[block]) + start, geometry.rows[block] - start
-            out[place : place + min(len(rows), room)] = rows[:room]
+        if (block := int(self._code.block_of[run.piece])) >= 0:
+            place, room = int(self._offsets[block]) + start, self._geometry.rows[block] - start
+            self.rows[place : place + min(len(rows), room)] = rows[:room]
         else:
-            if run.piece not in parity:
-                parity[run.piece] = np.zeros((int(own[-1]), *columns), dtype=dtype)
-            parity[run.piece][start : start + len(rows)] = rows
-    if not code.exact:
-        _solve(code, geometry, computed, edges[0], offsets, parity, out)
-    return out
+            if run.piece not in self._parity:
+                shape = (int(own[-1]), *self.rows.shape[1:])
+                self._parity[run.piece] = np.zeros(shape, dtype=self.rows.dtype)
+            self._parity[run.piece][start : start + len(rows)] = rows
 
-
-def _solve(
-    code: Code,
-    geometry: Geometry,
-    computed: Bools,
-    edges: npt.NDArray[np.intp],
-    offsets: npt.NDArray[np.intp],
-    parity: dict[int, npt.NDArray[Any]],
-    out: npt.NDArray[Any],
-) -> None:
-    """Fill the missing blocks, one run of stripes with the same pieces at a time."""
-    wide = np.result_type(out.dtype, np.float64)
-    changes = np.flatnonzero((computed[:, 1:] != computed[:, :-1]).any(axis=0)) + 1
-    for a, b in zip([0, *changes.tolist()], [*changes.tolist(), computed.shape[1]], strict=True):
-        pieces = np.flatnonzero(computed[:, a]).tolist()
+    def _solve(self, pieces: list[int], begin: int, end: int) -> None:
+        """Fill the missing blocks of some stripes."""
+        code, geometry, offsets, out = self._code, self._geometry, self._offsets, self.rows
         missing, weights = code.recovery(pieces)
-        first, last = int(edges[a]), int(edges[b])
+        first, last = int(self._edges[0][begin]), int(self._edges[0][end])
         if not missing or first == last:
-            continue
+            return
+        wide = np.result_type(out.dtype, np.float64)
         used = np.flatnonzero(weights.any(axis=0)).tolist()
         # A few rows at a time: what is stacked up for them stays in the cache.
         step = max(1, _STACKED // max(1, len(used) * math.prod(out.shape[1:])))
@@ -116,12 +132,14 @@ def _solve(
             for row, i in zip(stack, used, strict=True):
                 block = int(code.block_of[pieces[i]])
                 if block >= 0:
-                    end = min(stop, geometry.rows[block])
-                    row[: max(end - start, 0)] = out[offsets[block] + start : offsets[block] + end]
+                    known = min(stop, geometry.rows[block])
+                    row[: max(known - start, 0)] = out[
+                        offsets[block] + start : offsets[block] + known
+                    ]
                 else:
-                    row[:] = parity[pieces[i]][start:stop]
+                    row[:] = self._parity[pieces[i]][start:stop]
             solved = np.tensordot(weights[:, used], stack, axes=1)
             for block, rows in zip(missing, solved, strict=True):
-                end = min(stop, geometry.rows[block])
-                if end > start:
-                    out[offsets[block] + start : offsets[block] + end] = rows[: end - start]
+                known = min(stop, geometry.rows[block])
+                if known > start:
+                    out[offsets[block] + start : offsets[block] + known] = rows[: known - start]

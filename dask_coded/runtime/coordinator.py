@@ -12,10 +12,11 @@ import asyncio
 import itertools
 import math
 import uuid
-from collections.abc import Sequence
-from concurrent.futures import CancelledError
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from functools import partial
+from queue import SimpleQueue
 from time import monotonic
 from typing import Any, Self
 
@@ -45,6 +46,12 @@ from dask_coded.runtime.worker import CodedWorkerPlugin, worker_plugin
 _PATIENCE = 0.02
 # Rounds may be far shorter than this; the scheduler is not asked more often.
 _ASK_SECONDS = 0.03
+# Bytes that are decoded at a time while the rest is computed. Less would wake up the thread of the
+# algorithm for nothing: it takes an event loop's time to do so.
+_DECODED = 1 << 19
+
+#: Has something done in the thread of the algorithm, soon.
+InThread = Callable[[Callable[[], None]], None]
 
 
 @dataclass(frozen=True)
@@ -91,13 +98,16 @@ class _LiveRound:
         x: np.ndarray[Any, Any] | None,
         options: RoundOptions,
         lead: float,
+        in_thread: InThread,
     ) -> None:
         self.run = uuid.uuid4().hex
         self.spec = plan.spec
         self.plan = plan
         self.x = x
-        self.shares: list[tuple[Run, np.ndarray[Any, Any]]] = []
         self.report = RoundReport()
+        self._assembler = plan.spec.assembler(x)
+        self._shares: list[tuple[Run, np.ndarray[Any, Any]]] = []
+        self._in_thread = in_thread
         self._options = options
         self._lead = lead
         self._channels = [plugin.channel(address) for address in plan.addresses]
@@ -107,7 +117,7 @@ class _LiveRound:
         self._timer: asyncio.TimerHandle | None = None
         self._began = monotonic()
 
-    async def play(self) -> Round:
+    async def play(self) -> None:
         """Run to the end.
 
         Raises
@@ -141,7 +151,6 @@ class _LiveRound:
                 commands = self.round.start()
             self._carry_out(commands)
             await self._done
-            return self.round
         finally:
             self._end()
 
@@ -149,10 +158,9 @@ class _LiveRound:
         """Speeds, work per second, and lags, seconds, as this round had them; by address."""
         elapsed = monotonic() - self._began
         progress, addresses = self.round.progress, self.plan.addresses
-        speeds, lags = progress.measured_speeds(elapsed), progress.measured_lags(elapsed)
-        return {addresses[w]: s for w, s in speeds.items()}, {
-            addresses[w]: s for w, s in lags.items()
-        }
+        speeds = {addresses[w]: s for w, s in progress.measured_speeds(elapsed).items()}
+        lags = {addresses[w]: s for w, s in progress.measured_lags(elapsed).items()}
+        return speeds, lags
 
     def _welcome_back(self) -> None:
         """Workers that were silent when the round began and have answered may take part again."""
@@ -234,7 +242,8 @@ class _LiveRound:
             runs = [Run(*run) for run in message["runs"]]
             fresh, commands = self.round.share(worker, runs, message["seconds"], now)
             new = set(fresh)
-            self.shares += [s for s in zip(runs, message["rows"], strict=True) if s[0] in new]
+            self._shares += [s for s in zip(runs, message["rows"], strict=True) if s[0] in new]
+            self._decode()
             self._log(worker, runs, message["seconds"], now - self._began)
         elif op == "closed":
             commands = self.round.lost([worker], now)
@@ -248,6 +257,18 @@ class _LiveRound:
         else:
             return
         self._carry_out(commands)
+
+    def _decode(self) -> None:
+        """Have decoded what has come, if that is much or all."""
+        if self.round.finished or sum(rows.nbytes for _, rows in self._shares) >= _DECODED:
+            progress, shares = self.round.progress, self._shares
+            self._shares = []
+            ready = np.asarray((progress.missing <= 0).all(axis=0))
+            self._in_thread(partial(self._assembler.add, shares, progress.computed.copy(), ready))
+
+    def result(self) -> np.ndarray[Any, Any]:
+        """What the finished round gives, when all has been done that the thread was given."""
+        return self.spec.result(self._assembler.rows)
 
     def _log(self, worker: int, runs: list[Run], seconds: float, end: float) -> None:
         address = self.plan.addresses[worker]
@@ -301,8 +322,22 @@ class Coordinator:
     def play(self, x: np.ndarray[Any, Any] | None) -> tuple[np.ndarray[Any, Any], RoundReport]:
         """One round, from a thread: its decoded result, and what happened."""
         began = monotonic()
-        live, round_ = sync(self._plugin.worker.loop, self._round, x)
-        result = live.spec.result(round_.progress.computed, live.shares, x)
+        steps: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        ended: Future[_LiveRound] = Future()
+
+        async def run() -> None:
+            try:
+                ended.set_result(await self._round(x, steps.put))
+            except BaseException as exc:
+                ended.set_exception(exc)
+            finally:
+                steps.put(None)
+
+        self._plugin.worker.loop.add_callback(run)
+        while (step := steps.get()) is not None:
+            step()
+        live = ended.result()
+        result = live.result()
         live.report.seconds = self._last = monotonic() - began
         return result, live.report
 
@@ -311,15 +346,15 @@ class Coordinator:
         plan: Plan = sync(self._plugin.worker.loop, self._current_plan)
         return plan.spec
 
-    async def _round(self, x: np.ndarray[Any, Any] | None) -> tuple[_LiveRound, Round]:
+    async def _round(self, x: np.ndarray[Any, Any] | None, in_thread: InThread) -> _LiveRound:
         while True:
             # The thread of a cancelled task runs on: its next round is where it can be stopped.
             if self._task and self._plugin.is_cancelled(self._task):
                 raise CancelledError(f"{self._task} was cancelled")
             plan = await self._current_plan()
-            live = _LiveRound(self._plugin, plan, x, self._options, self._lead)
+            live = _LiveRound(self._plugin, plan, x, self._options, self._lead, in_thread)
             try:
-                round_ = await live.play()
+                await live.play()
             except _Unfinishable:
                 # Pieces have been lost or moved since the plan was made: ask where they are now.
                 self._plan = None
@@ -328,11 +363,12 @@ class Coordinator:
             speeds, lags = live.learnt()
             self._measured |= speeds
             self._lags.record(lags)
-            self._lead = max(self._options.lead, round_.progress.lag)
-            lost = not round_.progress.available.all()
+            progress = live.round.progress
+            self._lead = max(self._options.lead, progress.lag)
+            lost = not progress.available.all()
             if lost or monotonic() - self._asked >= _ASK_SECONDS:
                 self._ask_ahead(fresh=lost)
-            return live, round_
+            return live
 
     def _ask_ahead(self, fresh: bool) -> None:
         """Have the plan for the next round made while the algorithm does its own arithmetic."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -13,10 +13,10 @@ from dask.typing import Key
 from dask.utils import parse_timedelta
 
 from dask_coded.codes import Code, Polynomial, RandomLinear
-from dask_coded.planning import POLICIES, PREDICTORS, Policy, Reporting, Run
-from dask_coded.planning.layout import Bools, Floats
+from dask_coded.planning import POLICIES, PREDICTORS, Policy, Reporting
+from dask_coded.planning.layout import Floats
 from dask_coded.planning.policies import Continuous
-from dask_coded.rounds import Geometry, assemble
+from dask_coded.rounds import Assembler, Geometry
 
 #: Name under which both plugins register, and of the event topic.
 NAME = "dask-coded"
@@ -183,16 +183,14 @@ class ArraySpec:
             if w
         ]
 
-    def result(
-        self,
-        computed: Bools,
-        shares: Iterable[tuple[Run, np.ndarray[Any, Any]]],
-        x: np.ndarray[Any, Any] | None,
-    ) -> np.ndarray[Any, Any]:
-        """What a finished round gives: ``A @ x``, decoded from shares; see :func:`assemble`."""
+    def assembler(self, x: np.ndarray[Any, Any] | None) -> Assembler:
+        """What shares of a round with this operand are decoded in."""
         assert x is not None
-        dtype = np.result_type(self.dtype, x.dtype)
-        return assemble(self.code, self.geometry, computed, shares, dtype, x.shape[1:])
+        return Assembler(self.code, self.geometry, np.result_type(self.dtype, x.dtype), x.shape[1:])
+
+    def result(self, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """What a finished round gives, from all its blocks: here these, ``A @ x``."""
+        return rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,22 +254,18 @@ class PairSpec(ArraySpec):
             if w
         ]
 
-    def result(
-        self,
-        computed: Bools,
-        shares: Iterable[tuple[Run, np.ndarray[Any, Any]]],
-        x: np.ndarray[Any, Any] | None,
-    ) -> np.ndarray[Any, Any]:
-        """``A.T @ diag(x) @ B``, without weights ``A.T @ B``."""
+    def assembler(self, x: np.ndarray[Any, Any] | None) -> Assembler:
         dtype = self.dtype if x is None else np.result_type(self.dtype, x.dtype)
-        width = max(self.right_rows)
-        blocks = assemble(self.code, self.geometry, computed, shares, dtype, (width,))
-        out = np.empty(self.shape, dtype=dtype)
+        return Assembler(self.code, self.geometry, dtype, (max(self.right_rows),))
+
+    def result(self, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """``A.T @ diag(x) @ B``, without weights ``A.T @ B``."""
+        out = np.empty(self.shape, dtype=rows.dtype)
         row = first = 0
         for height in self.left_rows:
             column = 0
             for columns in self.right_rows:
-                block = blocks[first : first + height, :columns]
+                block = rows[first : first + height, :columns]
                 out[row : row + height, column : column + columns] = block
                 first += height
                 column += columns

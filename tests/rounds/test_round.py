@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dask_coded.codes import MDS, Code, RandomLinear, Repetition
 from dask_coded.planning import POLICIES, Assign, Command, Finish, Layout, Reporting, Run, Withdraw
-from dask_coded.rounds import Geometry, Round, assemble
+from dask_coded.rounds import Assembler, Geometry, Round
 
 
 @dataclass
@@ -34,6 +34,7 @@ class Cluster:
     stopped: frozenset[int] = frozenset()
     notice: float = 0.05
     duplicate: bool = False
+    batch: int = 3
     results: dict[int, np.ndarray] | None = None
 
     def run(self) -> Round:
@@ -43,6 +44,7 @@ class Cluster:
         self.lists: list[list[tuple[int, int]]] = [[] for _ in range(self.layout.workers)]
         self.current: list[tuple[int, int] | None] = [None] * self.layout.workers
         self.shares: list[tuple[Run, np.ndarray]] = []
+        self.batches: list[tuple[list[tuple[Run, np.ndarray]], np.ndarray, np.ndarray]] = []
         self.dealt = np.zeros((self.layout.pieces, self.layout.stripes), dtype=bool)
         self.events: list = []
         self.count = itertools.count()
@@ -110,6 +112,11 @@ class Cluster:
         fresh, commands = self.round.share(worker, [run], seconds, self.now)
         if fresh and self.results is not None:
             self.shares.append((run, self.results[piece][stripe : stripe + 1]))
+        if self.round.finished or len(self.shares) >= self.batch:
+            progress = self.round.progress
+            ready = (progress.missing <= 0).all(axis=0)
+            self.batches.append((self.shares, progress.computed.copy(), ready))
+            self.shares = []
         self.obey(commands, self.now)
 
     def dead(self, worker: int, _: object) -> None:
@@ -148,6 +155,7 @@ def clusters(draw: st.DrawFn) -> Cluster:
         deaths=deaths,
         stopped=stopped,
         duplicate=draw(st.booleans()),
+        batch=draw(st.integers(1, 30)),
     )
 
 
@@ -168,8 +176,12 @@ def test_every_round_that_enough_pieces_survive_ends_and_decodes(cluster: Cluste
     assert cluster.finish == 1
     code = cluster.code
     geometry = Geometry((stripes,) * code.k, stripes, mixed=not code.exact)
-    y = assemble(code, geometry, round_.progress.computed, cluster.shares, "f8")
-    np.testing.assert_allclose(y.reshape(code.k, stripes), blocks, rtol=1e-7, atol=1e-7)
+    assembler = Assembler(code, geometry, "f8")
+    for shares, computed, ready in cluster.batches:
+        assembler.add(shares, computed, ready)
+    np.testing.assert_allclose(
+        assembler.rows.reshape(code.k, stripes), blocks, rtol=1e-7, atol=1e-7
+    )
 
 
 @given(clusters(), st.integers(0, 8))

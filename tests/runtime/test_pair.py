@@ -128,7 +128,9 @@ def test_stripes_of_pieces_give_the_product(data):
             shares.append((Run(i, stripe, stripe + 1), product(edges[stripe], edges[stripe + 1])))
             computed[i, stripe] = True
     expected = A.T @ (B if d is None else d[:, None] * B)
-    np.testing.assert_allclose(spec.result(computed, shares, d), expected, atol=1e-9)
+    assembler = spec.assembler(d)
+    assembler.add(shares, computed, computed.any(axis=0))
+    np.testing.assert_allclose(spec.result(assembler.rows), expected, atol=1e-9)
 
 
 # -- products ----------------------------------------------------------------------------------

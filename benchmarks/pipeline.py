@@ -4,9 +4,9 @@ On worker processes behind limited links a ring sums a gradient that takes a giv
 much, and little compared with its communication. A synchronous step takes the sum of the two; a
 pipelined one should take the longer of them, with width 2 and no less with width 3. The time passes
 in a device of its own, as each of the paper's nodes has one, or on the processors, which workers
-share here with each other and with all communication. Then
-the whole of what the paper puts together, width 2 and 8 bits in a ring, against a synchronous
-parameter server whose link is as thin as the others.
+share here with each other and with all communication. Then the whole of what the paper puts
+together, width 2 and 8 bits in a ring, against a synchronous parameter server whose link is as thin
+as the others.
 
 What the stale gradients of widths 2 and 3 do to the accuracy is seen in replays of a convolutional
 network on MNIST over learning rates; one of them is checked against the cluster, bit by bit.

@@ -46,8 +46,8 @@ from dask_coded.runtime.worker import CodedWorkerPlugin, worker_plugin
 _PATIENCE = 0.02
 # Rounds may be far shorter than this; the scheduler is not asked more often.
 _ASK_SECONDS = 0.03
-# Bytes that are decoded at a time while the rest is computed. Less would wake up the thread of the
-# algorithm for nothing: it takes an event loop's time to do so.
+# Bytes that are decoded at a time while the rest is computed. Waking up the thread of the algorithm
+# takes a share of the event loop's time, which small rounds cannot spare.
 _DECODED = 1 << 19
 
 #: Has something done in the thread of the algorithm, soon.
@@ -106,8 +106,10 @@ class _LiveRound:
         self.x = x
         self.report = RoundReport()
         self._assembler = plan.spec.assembler(x)
-        self._shares: list[tuple[Run, np.ndarray[Any, Any]]] = []
         self._in_thread = in_thread
+        # Shares that wait for being decoded, and their bytes.
+        self._waiting: list[tuple[Run, np.ndarray[Any, Any]]] = []
+        self._size = 0
         self._options = options
         self._lead = lead
         self._channels = [plugin.channel(address) for address in plan.addresses]
@@ -242,8 +244,8 @@ class _LiveRound:
             runs = [Run(*run) for run in message["runs"]]
             fresh, commands = self.round.share(worker, runs, message["seconds"], now)
             new = set(fresh)
-            self._shares += [s for s in zip(runs, message["rows"], strict=True) if s[0] in new]
-            self._decode()
+            shares = [s for s in zip(runs, message["rows"], strict=True) if s[0] in new]
+            self._decode(shares)
             self._log(worker, runs, message["seconds"], now - self._began)
         elif op == "closed":
             commands = self.round.lost([worker], now)
@@ -258,13 +260,18 @@ class _LiveRound:
             return
         self._carry_out(commands)
 
-    def _decode(self) -> None:
-        """Have decoded what has come, if that is much or all."""
-        if self.round.finished or sum(rows.nbytes for _, rows in self._shares) >= _DECODED:
-            progress, shares = self.round.progress, self._shares
-            self._shares = []
-            ready = np.asarray((progress.missing <= 0).all(axis=0))
-            self._in_thread(partial(self._assembler.add, shares, progress.computed.copy(), ready))
+    def _decode(self, shares: list[tuple[Run, np.ndarray[Any, Any]]]) -> None:
+        """Have decoded what has come, once that is much or all."""
+        self._waiting += shares
+        self._size += sum(rows.nbytes for _, rows in shares)
+        if self._size < _DECODED and not self.round.finished:
+            return
+        progress = self.round.progress
+        ready = np.asarray((progress.missing <= 0).all(axis=0))
+        self._in_thread(
+            partial(self._assembler.add, self._waiting, progress.computed.copy(), ready)
+        )
+        self._waiting, self._size = [], 0
 
     def result(self) -> np.ndarray[Any, Any]:
         """What the finished round gives, when all has been done that the thread was given."""

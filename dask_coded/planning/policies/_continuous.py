@@ -5,11 +5,13 @@ list of the worker that is predicted to finish last. No data moves, because ever
 piece of every stripe; partial work is used; nothing waits for a time-out. What is left in the hands
 of slow or silent workers at the very end is computed a second time by free ones.
 
-As soon as speeds turn out to be other than predicted, by so much that some worker would be late by
-a good deal, work flows at once and not only to those who run dry: while all still have much to do,
-everybody can be given stripes that suit him, in a few large moves. Later some have none left to
-take, and the rest takes a message for every stripe. In simulation, two of eight workers five times
-slower, nothing known, 5 ms for a message: 1.175 of the fluid bound without, 1.087 with that.
+As soon as a worker turns out so slow that it would be late by a good deal, its work flows at once,
+and not only to those who run dry: while all still have much to do, there are others that can take
+any of its stripes, and a few large moves suffice. Later some have none left to take, and the rest
+takes a message for every stripe. In simulation, two of eight workers five times slower, nothing
+known, 5 ms for a message: 1.175 of the fluid bound without, 1.087 with that. Workers that are not
+late keep what they have: what the first reports say of them is mostly noise, and everybody would
+take from everybody and give back.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class Simulation:
         policy: str | Callable[[], Policy] = "continuous",
         predictor: str = "exponential",
         foresight: Callable[[Floats], Floats] | None = None,
-        stripes: int = 64,
+        stripes: int = 40,
         piece_seconds: float = 1.0,
         network: Network | None = None,
         reporting: Reporting | None = None,

@@ -272,11 +272,10 @@ def _agreement(results: Results) -> Iterator[str]:
     yield (
         f"Simulated over measured medians: {np.median(errors):+.1%} in the middle, from "
         f"{errors.min():+.1%} to {errors.max():+.1%}. The simulator's messages cost the workers "
-        "no time here (`Network(handling=...)` lets them); on processes at an eighth of a core "
-        "each they do, about 0.35 ms of CPU, which is 3 ms of a round, and they displace what is "
-        "in its caches. The bound on processes comes from speeds measured in a tight loop, of all "
-        "workers at once, before and after each round: all contenders, MDS included, stand above "
-        "it."
+        "no time here (`Network(handling=...)` lets them); on processes at a tenth of a core each "
+        "they do, a few tenths of a millisecond of CPU and ten times that of a round, and they "
+        "displace what is in its caches. The bound on processes comes from speeds measured in a "
+        "tight loop of plain products, of all workers at once, before and after each round."
     )
     lines = [[f"{c}: {name}", f"{v:.2f}", f"{r:.2f}"] for c, name, v, r in pairs]
     yield from _table(["", "simulated", "measured"], lines)

@@ -2,8 +2,8 @@
 
 An algorithm is an ordinary function over an operator with ``@``. It runs in one task; each
 ``operator @ x`` in it is one round: the operand goes to the workers that hold pieces, shares come
-back, and the thread of the task decodes them. The state machine of :mod:`dask_coded.rounds`
-decides; this module carries its commands out and tells it what happened.
+back, and the thread of the task decodes them while the rest is computed. The state machine of
+:mod:`dask_coded.rounds` decides; this module carries its commands out and tells it what happened.
 """
 
 from __future__ import annotations

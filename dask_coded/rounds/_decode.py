@@ -72,7 +72,6 @@ class Assembler:
         self._code = code
         self._geometry = geometry
         self._offsets = np.concatenate([[0], np.cumsum(geometry.rows)])
-        self._edges = [geometry.edges(g) for g in range(len(code.need))]
         self._parity: dict[int, npt.NDArray[Any]] = {}
         self._open = np.full(geometry.stripes, not code.exact)
         self.rows = np.empty((int(self._offsets[-1]), *columns), dtype=dtype)
@@ -104,7 +103,7 @@ class Assembler:
                 self._solve(pieces, int(alike[0]), int(alike[-1]) + 1)
 
     def _store(self, run: Run, rows: npt.NDArray[Any]) -> None:
-        own = self._edges[self._code.group[run.piece]]
+        own = self._geometry.edges(int(self._code.group[run.piece]))
         start = int(own[run.start])
         if (block := int(self._code.block_of[run.piece])) >= 0:
             place, room = int(self._offsets[block]) + start, self._geometry.rows[block] - start
@@ -119,7 +118,8 @@ class Assembler:
         """Fill the missing blocks of some stripes."""
         code, geometry, offsets, out = self._code, self._geometry, self._offsets, self.rows
         missing, weights = code.recovery(pieces)
-        first, last = int(self._edges[0][begin]), int(self._edges[0][end])
+        edges = geometry.edges(0)
+        first, last = int(edges[begin]), int(edges[end])
         if not missing or first == last:
             return
         wide = np.result_type(out.dtype, np.float64)

@@ -275,7 +275,7 @@ def _agreement(results: Results) -> Iterator[str]:
         "no time here (`Network(handling=...)` lets them); on processes at a tenth of a core each "
         "they do, a few tenths of a millisecond of CPU and ten times that of a round, and they "
         "displace what is in its caches. The bound on processes comes from speeds measured in a "
-        "tight loop of plain products, of all workers at once, before and after each round."
+        "tight loop of stripes, of all workers at once, before and after each round."
     )
     lines = [[f"{c}: {name}", f"{v:.2f}", f"{r:.2f}"] for c, name, v, r in pairs]
     yield from _table(["", "simulated", "measured"], lines)

@@ -240,9 +240,9 @@ class Lab:
         """Measure how fast the workers are on their pieces, all at once, with nothing else to do.
 
         In products of one stripe, as rounds compute them: an eighth of a piece at a time is up to
-        7 % slower, and no bound. At once, because they share caches and memory with each other in a round as well. For
-        other tenants of the machine the speed of all may change by tens of percent within
-        seconds: measure beside what is to be compared, before and after.
+        7 % slower, and no bound. At once, because they share caches and memory with each other in a
+        round as well. For other tenants of the machine the speed of all may change by tens of
+        percent within seconds: measure beside what is to be compared, before and after.
 
         Parameters
         ----------

@@ -55,9 +55,10 @@ class Reporting:
 
     def due(
         self, silent: Floats | float, elapsed: Floats | float, left: Floats | float
-    ) -> Bools | np.bool_:
+    ) -> Bools | bool:
         """Whether a report is due, ``silent`` seconds after the last and ``left`` to the end."""
-        return silent >= np.maximum(self.interval, np.minimum(self.growth * elapsed, left))
+        # In operators alone: a worker asks with plain floats after every stripe.
+        return (silent >= self.interval) & ((silent >= self.growth * elapsed) | (silent >= left))
 
 
 class Estimate(NamedTuple):
@@ -162,8 +163,13 @@ class Progress:
     # -- what a policy asks --------------------------------------------------------------------
 
     @property
+    def complete(self) -> Bools:
+        """Stripes that have come back often enough, of all groups: shape (stripes,)."""
+        return np.asarray((self.missing <= 0).all(axis=0))
+
+    @property
     def unfinished(self) -> bool:
-        return bool((self.missing > 0).any())
+        return not self.complete.all()
 
     def present(self) -> Bools:
         """Workers with at least one piece within reach, shape (workers,)."""

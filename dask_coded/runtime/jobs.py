@@ -21,7 +21,9 @@ _BATCH_SECONDS = 0.0005
 class Job:
     """Computes the stripes that one worker is dealt in one round.
 
-    All methods but the computing itself run on the worker's event loop.
+    All methods but the computing itself run on the worker's event loop. What runs between two
+    products finds the caches cold, where a call of NumPy costs tens of microseconds: it is plain
+    Python, 60 us for a stripe instead of 150 beside a product of 3 ms.
 
     Parameters
     ----------
@@ -57,7 +59,7 @@ class Job:
     ) -> None:
         self.run = run
         self._kernels = kernels
-        self._edges = edges
+        self._edges = {p: e.tolist() for p, e in edges.items()}
         self._lengths = lengths
         self._send = send
         self._executor = executor
@@ -66,7 +68,7 @@ class Job:
         self._lead = lead
         self._lock = threading.Lock()
         self._queue: deque[Run] = deque()
-        self._taken = {p: np.zeros(len(e) - 1, dtype=bool) for p, e in edges.items()}
+        self._taken = {p: bytearray(len(e) - 1) for p, e in edges.items()}
         self._shares: list[tuple[Run, np.ndarray[Any, Any]]] = []
         self._active = 0
         self._began: float | None = None
@@ -103,29 +105,27 @@ class Job:
                 began = perf_counter()
                 rows = self._compute(batch)
                 self._finish(batch, rows, perf_counter() - began)
-        except (
-            Exception
-        ) as exc:  # the end of the round: this thread stays counted, none replaces it
+        except Exception as exc:
+            # The end of the round: this thread stays counted, so that none replaces it.
             self._send({"op": "error", "run": self.run, "error": f"{type(exc).__name__}: {exc}"})
 
     def _next(self) -> Run | None:
         """The next few stripes from the head of the list; None if this thread is to end."""
         with self._lock:
             while self._queue:
-                run = self._queue.popleft()
+                piece, start, end = self._queue.popleft()
                 size = int(_BATCH_SECONDS / self._stripe) if self._stripe else 1
-                size = max(1, min(size, run.stop - run.start))
-                if run.start + size < run.stop:
-                    self._queue.appendleft(run._replace(start=run.start + size))
-                batch = run._replace(stop=run.start + size)
-                taken = self._taken[batch.piece]
+                stop = min(start + max(size, 1), end)
+                if stop < end:
+                    self._queue.appendleft(Run(piece, stop, end))
+                taken = self._taken[piece]
                 # A stripe withdrawn too late and dealt again has been sent already.
-                if taken[batch.start : batch.stop].all():
+                if all(taken[start:stop]):
                     continue
-                taken[batch.start : batch.stop] = True
+                taken[start:stop] = bytes([True]) * (stop - start)
                 if self._began is None:
                     self._began = perf_counter()
-                return batch
+                return Run(piece, start, stop)
             # Under the same lock: work that is assigned from now on gets a new thread.
             self._active -= 1
             message = None
@@ -138,8 +138,8 @@ class Job:
 
     def _compute(self, batch: Run) -> np.ndarray[Any, Any]:
         edges, length = self._edges[batch.piece], self._lengths[batch.piece]
-        a, b = int(edges[batch.start]), int(edges[batch.stop])
-        return self._kernels[batch.piece](min(a, length), min(b, length))
+        start, stop = edges[batch.start], edges[batch.stop]
+        return self._kernels[batch.piece](min(start, length), min(stop, length))
 
     def _finish(self, batch: Run, rows: np.ndarray[Any, Any], seconds: float) -> None:
         with self._lock:
@@ -147,7 +147,7 @@ class Job:
             self._stripe = seconds / (batch.stop - batch.start)
             now = perf_counter()
             left = sum(run.stop - run.start for run in self._queue) * self._stripe / self._threads
-            due = bool(self._reporting.due(now - self._reported, now - self._started, left))
+            due = self._reporting.due(now - self._reported, now - self._started, left)
             if not self._hinted and left <= self._lead:
                 # Nearly dry: say so now, and not again until more has come.
                 self._hinted = due = True

@@ -219,10 +219,10 @@ def _slide(speed: Floats, lags: Floats, layout: Layout) -> list[Run]:
     # Pieces come place by place, each place's blocks in ring order (see codes.Repetition).
     piece_of = np.arange(layout.pieces).reshape(places, copies)
     first = layout.group[piece_of[:, 0]]
-    # Of a place that is being rebuilt some pieces may be there already, and others not.
-    able = speed[piece_of] > 0
-    torn = able.any(axis=1) != able.all(axis=1)
-    if (first != np.arange(places)).any() or len(layout.need) != places or torn.any():
+    # Lost pieces are rebuilt one by one, wherever there is room: then a place has no one speed.
+    home = layout.host[piece_of]
+    scattered = (home != home[:, :1]).any()
+    if (first != np.arange(places)).any() or len(layout.need) != places or scattered:
         return _split_each_group(speed, lags, layout)
     rates = speed[piece_of].sum(axis=1)
     lag = lags[piece_of[:, 0]]

@@ -64,8 +64,10 @@ class _Outbox:
             while self._waiting:
                 messages, self._waiting = self._waiting, []
                 await comm.write(pack(messages))
-        except OSError:
+        except BaseException as exc:
             comm.abort()  # whoever reads from it learns that the peer is gone
+            if not isinstance(exc, OSError):
+                raise  # not the peer's fault, and what was to be sent is lost all the same
         finally:
             self._task = None
 

@@ -48,7 +48,7 @@ _PATIENCE = 0.02
 _ASK_SECONDS = 0.03
 # Bytes that are decoded at a time while the rest is computed. Waking up the thread of the algorithm
 # takes a share of the event loop's time, which small rounds cannot spare.
-_DECODED = 1 << 19
+_DECODE_BYTES = 1 << 19
 
 #: Has something done in the thread of the algorithm, soon.
 InThread = Callable[[Callable[[], None]], None]
@@ -264,12 +264,11 @@ class _LiveRound:
         """Have decoded what has come, once that is much or all."""
         self._waiting += shares
         self._size += sum(rows.nbytes for _, rows in shares)
-        if self._size < _DECODED and not self.round.finished:
+        if self._size < _DECODE_BYTES and not self.round.finished:
             return
         progress = self.round.progress
-        ready = np.asarray((progress.missing <= 0).all(axis=0))
         self._in_thread(
-            partial(self._assembler.add, self._waiting, progress.computed.copy(), ready)
+            partial(self._assembler.add, self._waiting, progress.computed.copy(), progress.complete)
         )
         self._waiting, self._size = [], 0
 
@@ -329,6 +328,8 @@ class Coordinator:
     def play(self, x: np.ndarray[Any, Any] | None) -> tuple[np.ndarray[Any, Any], RoundReport]:
         """One round, from a thread: its decoded result, and what happened."""
         began = monotonic()
+        # A queue, not `run_coroutine_threadsafe` and its future: this thread decodes meanwhile, and
+        # who cancels a task expects the CancelledError of concurrent.futures, not asyncio's.
         steps: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         ended: Future[_LiveRound] = Future()
 

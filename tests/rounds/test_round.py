@@ -114,8 +114,7 @@ class Cluster:
             self.shares.append((run, self.results[piece][stripe : stripe + 1]))
         if self.round.finished or len(self.shares) >= self.batch:
             progress = self.round.progress
-            ready = (progress.missing <= 0).all(axis=0)
-            self.batches.append((self.shares, progress.computed.copy(), ready))
+            self.batches.append((self.shares, progress.computed.copy(), progress.complete))
             self.shares = []
         self.obey(commands, self.now)
 

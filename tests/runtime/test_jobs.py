@@ -38,13 +38,16 @@ class Lock:
         self._released()
 
 
-def job(send: Callable[[dict[str, Any]], None], executor: Any, stripes: int = 8) -> Job:
-    piece = np.arange(2.0 * stripes).reshape(stripes, 2)
-    edges = np.arange(stripes + 1)
-    kernels = {0: lambda a, b: piece[a:b] @ np.ones(2)}
-    return Job(
-        "run", kernels, {0: edges}, {0: stripes}, send, executor, 1, Reporting(10, 1), lead=0.0
-    )
+PIECE = np.arange(16.0).reshape(8, 2)
+
+
+def product(start: int, stop: int) -> Any:
+    return PIECE[start:stop] @ np.ones(2)
+
+
+def job(send: Callable[[dict[str, Any]], None], executor: Any, kernel: Any = product) -> Job:
+    edges = {0: np.arange(9)}
+    return Job("run", {0: kernel}, edges, {0: 8}, send, executor, 1, Reporting(10, 1), lead=0.0)
 
 
 def sent(messages: list[dict[str, Any]]) -> list[int]:
@@ -101,9 +104,7 @@ def test_what_fails_is_told():
     def fail(a: int, b: int) -> None:
         raise MemoryError("no room")
 
-    work = Job(
-        "run", {0: fail}, {0: np.arange(2)}, {0: 1}, messages.append, executor, 1, Reporting(), 0.0
-    )  # type: ignore[arg-type, dict-item]
+    work = job(messages.append, executor, fail)
     work.assign([Run(0, 0, 1)])
     executor.run()
     assert messages == [{"op": "error", "run": "run", "error": "MemoryError: no room"}]

@@ -29,8 +29,7 @@ class Size:
     cores : float
         Shared evenly by the workers when all have speed 1.
     measure : float
-        Seconds for which speeds are measured, before and after every round: about as long as one
-        takes, because workers that were idle begin faster than they go on.
+        Seconds for which speeds are measured, before and after every round.
     """
 
     # Wide: what a round sends and decodes is small beside what it computes.
@@ -38,7 +37,7 @@ class Size:
     columns: int = 10_000
     right: int = 20
     cores: float = 1.0
-    measure: float = 2.0
+    measure: float = 1.0
 
 
 SMOKE = Size(rows=480, columns=60, right=2, measure=0.01)
@@ -80,20 +79,22 @@ class Bench:
         return self._array
 
     def _measure(self) -> np.ndarray:
-        """What speed 1 is of each worker just now, in rows per second."""
-        self.lab.set_speeds(1.0)
+        """Rows per second of each worker just now.
+
+        Not that of speed 1 times the speed: housekeeping that takes a quarter of a worker of a
+        twelfth of a core takes half of one that is half as fast.
+        """
         return self.lab.measure_speeds(self._array, self._x, self.size.measure)
 
     def _ratios(self, case: Case, rows: list[np.ndarray], play: Callable[[], float]) -> np.ndarray:
         """Rounds over the fluid bound at the speeds that were measured before and after each."""
         ratios = []
-        before = self._measure()
         for row in rows:
             self.lab.set_speeds(row)
+            before = self._measure()
             seconds = play()
-            after = self._measure()
-            unit, before = (before + after) / 2, after
-            ratios.append(seconds / fluid_time(unit * row, case.k, self.size.rows / case.k))
+            speeds = (before + self._measure()) / 2
+            ratios.append(seconds / fluid_time(speeds, case.k, self.size.rows / case.k))
         return np.array(ratios)
 
     def play(self, case: Case, contender: Contender) -> np.ndarray:

@@ -32,6 +32,7 @@ from dask_coded.planning import (
     InfeasibleError,
     LagHistory,
     Layout,
+    Pace,
     Run,
     Withdraw,
 )
@@ -97,7 +98,7 @@ class _LiveRound:
         plan: Plan,
         x: np.ndarray[Any, Any] | None,
         options: RoundOptions,
-        lead: float,
+        pace: Pace,
         in_thread: InThread,
     ) -> None:
         self.run = uuid.uuid4().hex
@@ -111,13 +112,13 @@ class _LiveRound:
         self._waiting: list[tuple[Run, np.ndarray[Any, Any]]] = []
         self._size = 0
         self._options = options
-        self._lead = lead
+        self._lead, self._reporting = pace.lead, pace.reporting
         self._channels = [plugin.channel(address) for address in plan.addresses]
         self._started: set[int] = set()
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[None] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
-        self._began = monotonic()
+        self.began = monotonic()
 
     async def play(self) -> None:
         """Run to the end.
@@ -138,8 +139,8 @@ class _LiveRound:
             plan.layout,
             self._options.make_policy(),
             speeds,
-            self._began,
-            self._options.reporting,
+            self.began,
+            self._reporting,
             plan.lags,
         )
         for worker, channel in enumerate(self._channels):
@@ -158,7 +159,7 @@ class _LiveRound:
 
     def learnt(self) -> tuple[dict[str, float], dict[str, float]]:
         """Speeds, work per second, and lags, seconds, as this round had them; by address."""
-        elapsed = monotonic() - self._began
+        elapsed = monotonic() - self.began
         progress, addresses = self.round.progress, self.plan.addresses
         speeds = {addresses[w]: s for w, s in progress.measured_speeds(elapsed).items()}
         lags = {addresses[w]: s for w, s in progress.measured_lags(elapsed).items()}
@@ -207,7 +208,6 @@ class _LiveRound:
             return
         self._started.add(worker)
         spec = self.spec
-        reporting = self._options.reporting
         self._send(
             worker,
             {
@@ -221,7 +221,7 @@ class _LiveRound:
                     for p in self.plan.layout.pieces_of[worker]
                 ],
                 "runs": runs,
-                "reporting": (reporting.interval, reporting.growth, self._lead),
+                "reporting": (self._reporting.interval, self._reporting.growth, self._lead),
             },
         )
 
@@ -246,7 +246,7 @@ class _LiveRound:
             new = set(fresh)
             shares = [s for s in zip(runs, message["rows"], strict=True) if s[0] in new]
             self._decode(shares)
-            self._log(worker, runs, message["seconds"], now - self._began)
+            self._log(worker, runs, message["seconds"], now - self.began)
         elif op == "closed":
             commands = self.round.lost([worker], now)
         elif op == "absent":
@@ -289,7 +289,7 @@ class _LiveRound:
         if self._timer is not None:
             self._timer.cancel()
         for channel in self._channels:
-            channel.end(self.run, self._began)
+            channel.end(self.run, self.began)
         self.report.workers = int((self.round.progress.done > 0).sum())
 
 
@@ -311,7 +311,7 @@ class Coordinator:
         self._asking: asyncio.Task[Plan] | None = None
         self._asked = -math.inf
         self._last = 0.0
-        self._lead = options.lead
+        self._pace = Pace(options.lead, options.reporting)
         self._measured: dict[str, float] = {}
         self._lags = LagHistory()
 
@@ -360,7 +360,7 @@ class Coordinator:
             if self._task and self._plugin.is_cancelled(self._task):
                 raise CancelledError(f"{self._task} was cancelled")
             plan = await self._current_plan()
-            live = _LiveRound(self._plugin, plan, x, self._options, self._lead, in_thread)
+            live = _LiveRound(self._plugin, plan, x, self._options, self._pace, in_thread)
             try:
                 await live.play()
             except _Unfinishable:
@@ -372,7 +372,7 @@ class Coordinator:
             self._measured |= speeds
             self._lags.record(lags)
             progress = live.round.progress
-            self._lead = max(self._options.lead, progress.lag)
+            self._pace.record(monotonic() - live.began, progress.lag)
             lost = not progress.available.all()
             if lost or monotonic() - self._asked >= _ASK_SECONDS:
                 self._ask_ahead(fresh=lost)

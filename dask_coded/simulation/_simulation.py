@@ -14,6 +14,7 @@ from dask_coded.planning import (
     InfeasibleError,
     LagHistory,
     Layout,
+    Pace,
     Policy,
     Reporting,
     SpeedHistory,
@@ -119,12 +120,11 @@ class Simulation:
         self._predictor = predictor
         self._foresight = foresight
         self._network = network or Network()
-        self._reporting = reporting or Reporting()
+        self._pace = Pace(Continuous().lead, reporting or Reporting())
         self._decode_seconds = decode_seconds
         work = np.full((1, stripes), piece_seconds / stripes)
         self.layout = Layout.of(code, code.place.tolist(), work)
         self._names = [str(worker) for worker in range(places)]
-        self._lead = Continuous().lead
 
     def run(self, rounds: int) -> list[SimulatedRound]:
         """Play so many rounds, each begun when the one before has ended."""
@@ -145,13 +145,13 @@ class Simulation:
         else:
             expected = self.history.predict(self._names, self._predictor)
         expected, delays = in_seconds(self._names, expected, self._measured, self._lags.known)
-        round_ = Round(self.layout, self._policy(), expected, began, self._reporting, delays)
+        round_ = Round(self.layout, self._policy(), expected, began, self._pace.reporting, delays)
         virtual = VirtualRound(
             round_,
             lambda time: self.speeds.at(number, time),
             self._network,
-            self._reporting,
-            self._lead,
+            self._pace.reporting,
+            self._pace.lead,
         )
         try:
             virtual.play()
@@ -200,7 +200,7 @@ class Simulation:
         self.history.record(measured)
         self._measured |= measured
         self._lags.record({self._names[w]: s for w, s in progress.measured_lags(elapsed).items()})
-        self._lead = max(Continuous().lead, progress.lag)
+        self._pace.record(elapsed, progress.lag)
 
 
 def _time_to(work: float, rates: Floats, capacity: float) -> float:

@@ -1,7 +1,9 @@
 """The S2C2 paper's tables, measured again: simulated, on real processes, and against the bound.
 
 ``python -m benchmarks.paper`` runs all sections, ``--only NAME`` one of them; ``--page FILE``
-writes the documentation's page of results, ``--plots FOLDER`` pictures round by round.
+writes the documentation's page of results, ``--plots FOLDER`` pictures round by round. All of it
+takes over an hour: with ``--keep FOLDER`` sections can be run one at a time, and the page is made
+of all that has been found there.
 """
 
 from __future__ import annotations
@@ -22,6 +24,11 @@ from benchmarks.report import Report
     "--page", type=click.Path(dir_okay=False, path_type=Path), help="Write the docs page."
 )
 @click.option("--plots", type=click.Path(file_okay=False, path_type=Path), help="Write pictures.")
+@click.option(
+    "--keep",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep what sections find, and report what others found before.",
+)
 @click.option("--simulation-only", is_flag=True, help="Leave the real processes out.")
 @click.option("--smoke", is_flag=True, help="Tiny sizes: only to see that it runs.")
 def main(
@@ -29,13 +36,22 @@ def main(
     json_file: Path | None,
     page: Path | None,
     plots: Path | None,
+    keep: Path | None,
     simulation_only: bool,
     smoke: bool,
 ) -> None:
     """Measure the claims of the S2C2 paper again."""
-    results = Results(Report("paper"), smoke=smoke, processes=not simulation_only)
-    for name in only or SECTIONS:
-        SECTIONS[name](results)
+    results = Results(Report("paper"), dates=set())
+    for name, section in SECTIONS.items():
+        file = keep / f"{name}.json" if keep else None
+        if not only or name in only:
+            found = Results(Report("paper"), smoke=smoke, processes=not simulation_only)
+            section(found)
+            if file:
+                found.write(file)
+            results.merge(found)
+        elif file and file.exists():
+            results.merge(Results.read(file))
     if page:
         write_page(page, results)
     if plots:

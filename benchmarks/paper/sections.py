@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,12 +30,39 @@ class Results:
     ----------
     rounds : dict
         Rounds over the fluid bound by (case, contender, where).
+    dates : set of str
+        When it was measured.
     """
 
     report: Report
     smoke: bool = False
     processes: bool = True
     rounds: dict[tuple[str, str, str], np.ndarray] = field(default_factory=dict)
+    dates: set[str] = field(default_factory=lambda: {datetime.now(UTC).date().isoformat()})
+
+    def merge(self, other: Results) -> None:
+        """Take over what another run found."""
+        self.report.rows += other.report.rows
+        self.report.machine |= other.report.machine
+        self.rounds |= other.rounds
+        self.dates |= other.dates
+
+    def write(self, file: Path) -> None:
+        """Keep this for `read`."""
+        rounds = [[*key, ratios.tolist()] for key, ratios in self.rounds.items()]
+        found = {**self.report.as_dict(), "rounds": rounds, "dates": sorted(self.dates)}
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(found), encoding="utf-8")
+
+    @classmethod
+    def read(cls, file: Path) -> Results:
+        """What was kept."""
+        found = json.loads(file.read_text(encoding="utf-8"))
+        return cls(
+            Report("paper", found["rows"], found["machine"], found["versions"]),
+            rounds={tuple(key): np.array(ratios) for *key, ratios in found["rounds"]},
+            dates=set(found["dates"]),
+        )
 
     def count(self, rounds: int) -> int:
         """So many rounds, or a few in a smoke run."""
@@ -147,10 +177,15 @@ def cloud(results: Results) -> None:
 
 
 def on_processes(
-    results: Results, real: list[Case], names: Iterable[str], first: int = 0, **goals: Any
+    results: Results,
+    real: list[Case],
+    names: Iterable[str],
+    first: int = 0,
+    size: Size | None = None,
+    **goals: Any,
 ) -> None:
     """Measure cases on a lab of worker processes; ``first`` rounds are left out, to learn in."""
-    size = SMOKE if results.smoke else Size()
+    size = size or (SMOKE if results.smoke else Size())
     for n in sorted({case.n for case in real}):
         with Bench.open(n, size) as bench:
             results.report.machine["throttle"] = bench.lab.kind
@@ -265,6 +300,18 @@ def regimes(results: Results) -> None:
             results.add(case, plain, "processes", ratios)
 
 
+def lengths(results: Results) -> None:
+    """Shorter rounds: fewer columns of the operand, what a message costs stays."""
+    if not results.processes:
+        return
+    speeds = cases.replayed("azure2017", 12, results.count(12))
+    for right in (2,) if results.smoke else (5, 10, 20, 40):
+        size = SMOKE if results.smoke else replace(Size(), right=right)
+        fields = {"section": "lengths", "trace": "azure2017", "right": right}
+        case = Case(f"(12,10), azure2017, {right} columns", 12, 10, speeds, fields=fields)
+        on_processes(results, [case], ["continuous"], size=size)
+
+
 def _no(n: int) -> Any:
     raise TypeError("Plain dask.array is no policy.")
 
@@ -276,4 +323,5 @@ SECTIONS: dict[str, Callable[[Results], None]] = {
     "traces": every_trace,
     "predictors": predictors,
     "regimes": regimes,
+    "lengths": lengths,
 }

@@ -60,3 +60,16 @@ def test_the_page_and_the_pictures_of_the_comparison(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "| continuous | 1." in page.read_text()
     assert len(list(plots.glob("*.png"))) == 1
+
+
+def test_sections_that_are_kept_are_on_the_page_of_later_runs(tmp_path: Path) -> None:
+    from benchmarks.paper import main
+
+    page, kept = tmp_path / "paper.md", tmp_path / "kept"
+    for section in ("controlled", "prediction-error"):
+        options = ["--smoke", "--simulation-only", "--only", section, "--keep", str(kept)]
+        result = CliRunner().invoke(main, [*options, "--page", str(page)])
+        assert result.exit_code == 0, result.output
+    assert "## Controlled cluster" in page.read_text()
+    assert "## As predictions get worse" in page.read_text()
+    assert "## Simulation against processes" not in page.read_text()

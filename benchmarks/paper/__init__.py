@@ -41,7 +41,7 @@ def main(
     smoke: bool,
 ) -> None:
     """Measure the claims of the S2C2 paper again."""
-    results = Results(Report("paper"), dates=set())
+    results = Results(Report("paper"), smoke=smoke, dates=set())
     for name, section in SECTIONS.items():
         file = keep / f"{name}.json" if keep else None
         if not only or name in only:
@@ -51,7 +51,10 @@ def main(
                 found.write(file)
             results.merge(found)
         elif file and file.exists():
-            results.merge(Results.read(file))
+            try:
+                results.merge(Results.read(file))
+            except ValueError as error:
+                raise click.ClickException(f"{file}: {error}") from None
     if page:
         write_page(page, results)
     if plots:

@@ -32,7 +32,7 @@ def write_page(file: Path, results: Results) -> None:
     versions = results.report.versions
     text = [
         HEAD.format(
-            when=" and ".join(sorted(results.dates)),
+            when=", ".join(sorted(results.dates)),
             machine=f"{machine.get('cores')} cores, Python {versions.get('python')}, "
             f"distributed {versions.get('distributed')}, NumPy {versions.get('numpy')}",
             throttle=machine.get("throttle", "not run"),
@@ -292,7 +292,7 @@ def _agreement(results: Results) -> Iterator[str]:
         f"Simulated over measured medians: {np.median(errors):+.1%} in the middle, from "
         f"{errors.min():+.1%} to {errors.max():+.1%}. The simulator's messages cost the workers "
         "no time here (`Network(handling=...)` lets them); on processes at a tenth of a core each "
-        "they do, a few tenths of a millisecond of CPU and ten times that of a round, and they "
+        "they do, most of a millisecond of CPU and ten times that of a round, and they "
         "displace what is in its caches. The bound on processes comes from speeds measured in a "
         "tight loop of stripes, of all workers at once, before and after each round."
     )

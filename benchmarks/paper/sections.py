@@ -40,8 +40,28 @@ class Results:
     rounds: dict[tuple[str, str, str], np.ndarray] = field(default_factory=dict)
     dates: set[str] = field(default_factory=lambda: {datetime.now(UTC).date().isoformat()})
 
+    @property
+    def size(self) -> Size:
+        """Of the operands on processes."""
+        return SMOKE if self.smoke else Size()
+
     def merge(self, other: Results) -> None:
-        """Take over what another run found."""
+        """Take over what another run found.
+
+        Raises
+        ------
+        ValueError
+            If it ran at other sizes or on other versions: a page states them once.
+        """
+        for what, theirs, ours in (
+            ("versions", other.report.versions, self.report.versions),
+            ("size", other.size, self.size),
+        ):
+            if theirs != ours:
+                raise ValueError(
+                    f"All sections of a page must be of the same {what}: one that was kept has "
+                    f"{theirs}, this run {ours}. Run it again."
+                )
         self.report.rows += other.report.rows
         self.report.machine |= other.report.machine
         self.rounds |= other.rounds
@@ -50,7 +70,8 @@ class Results:
     def write(self, file: Path) -> None:
         """Keep this for `read`."""
         rounds = [[*key, ratios.tolist()] for key, ratios in self.rounds.items()]
-        found = {**self.report.as_dict(), "rounds": rounds, "dates": sorted(self.dates)}
+        about = {"smoke": self.smoke, "dates": sorted(self.dates)}
+        found = {**self.report.as_dict(), "rounds": rounds, **about}
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(found), encoding="utf-8")
 
@@ -60,6 +81,7 @@ class Results:
         found = json.loads(file.read_text(encoding="utf-8"))
         return cls(
             Report("paper", found["rows"], found["machine"], found["versions"]),
+            smoke=found["smoke"],
             rounds={tuple(key): np.array(ratios) for *key, ratios in found["rounds"]},
             dates=set(found["dates"]),
         )
@@ -185,7 +207,7 @@ def on_processes(
     **goals: Any,
 ) -> None:
     """Measure cases on a lab of worker processes; ``first`` rounds are left out, to learn in."""
-    size = size or (SMOKE if results.smoke else Size())
+    size = size or results.size
     for n in sorted({case.n for case in real}):
         with Bench.open(n, size) as bench:
             results.report.machine["throttle"] = bench.lab.kind
@@ -290,8 +312,7 @@ def regimes(results: Results) -> None:
     rounds = results.count(6)
     [case] = cases.controlled([(12, 9)], [3], [5], rounds, ["logistic regression"])
     case.fields["section"] = "regimes"
-    size = SMOKE if results.smoke else Size()
-    with Bench.open(12, size) as bench:
+    with Bench.open(12, results.size) as bench:
         for name in ("continuous",):
             results.add(case, CONTENDERS[name], "processes", bench.play(case, CONTENDERS[name]))
         for chunks in (1, 16):
@@ -306,7 +327,7 @@ def lengths(results: Results) -> None:
         return
     speeds = cases.replayed("azure2017", 12, results.count(12))
     for right in (2,) if results.smoke else (5, 10, 20, 40):
-        size = SMOKE if results.smoke else replace(Size(), right=right)
+        size = replace(results.size, right=right)
         fields = {"section": "lengths", "trace": "azure2017", "right": right}
         case = Case(f"(12,10), azure2017, {right} columns", 12, 10, speeds, fields=fields)
         on_processes(results, [case], ["continuous"], size=size)

@@ -6,15 +6,8 @@ from dask_coded.planning.assignment import InfeasibleError, deal, fluid_time
 from dask_coded.planning.layout import Layout, Run, without
 from dask_coded.planning.policies import POLICIES, Continuous, Policy
 from dask_coded.planning.predictors import PREDICTORS, Predictor
-from dask_coded.planning.progress import (
-    Assign,
-    Command,
-    Finish,
-    Pace,
-    Progress,
-    Reporting,
-    Withdraw,
-)
+from dask_coded.planning.progress import Assign, Command, Finish, Progress, Withdraw
+from dask_coded.planning.reporting import Pace, Reporting
 from dask_coded.planning.speeds import LagHistory, SpeedHistory, in_seconds
 
 __all__ = [

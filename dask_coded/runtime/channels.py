@@ -64,10 +64,11 @@ class _Outbox:
             while self._waiting:
                 messages, self._waiting = self._waiting, []
                 await comm.write(pack(messages))
-        except BaseException as exc:
+        except OSError:
             comm.abort()  # whoever reads from it learns that the peer is gone
-            if not isinstance(exc, OSError):
-                raise  # not the peer's fault, and what was to be sent is lost all the same
+        except BaseException:
+            comm.abort()  # nor will what was to be sent ever arrive
+            raise
         finally:
             self._task = None
 

@@ -73,3 +73,8 @@ def test_sections_that_are_kept_are_on_the_page_of_later_runs(tmp_path: Path) ->
     assert "## Controlled cluster" in page.read_text()
     assert "## As predictions get worse" in page.read_text()
     assert "## Simulation against processes" not in page.read_text()
+    result = CliRunner().invoke(
+        main, ["--only", "regimes", "--simulation-only", "--keep", str(kept)]
+    )
+    assert result.exit_code == 1
+    assert "must be of the same size" in result.output

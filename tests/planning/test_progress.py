@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dask_coded.codes import MDS
-from dask_coded.planning import Layout, Pace, Progress, Reporting, Run
+from dask_coded.planning import Layout, Progress, Reporting, Run
 
 
 def begun(unit: float) -> Progress:
@@ -37,15 +37,3 @@ def test_a_worker_is_not_late_before_half_of_its_list_can_be_done() -> None:
     assert progress.estimate().speed == pytest.approx(1000.0)
     progress.now = 10.0
     assert (progress.estimate().speed < 500.0).all()
-
-
-def test_a_loop_reports_no_more_often_than_its_rounds_are_long():
-    pace = Pace(0.004, Reporting(0.02, growth=0.5))
-    assert (pace.lead, pace.reporting) == (0.004, Reporting(0.02, growth=0.5))
-    pace.record(seconds=0.01, lag=0.001)
-    assert (pace.lead, pace.reporting) == (0.004, Reporting(0.02, growth=0.5))
-    for _ in range(3):
-        pace.record(seconds=7.0, lag=0.05)
-    assert (pace.lead, pace.reporting) == (0.05, Reporting(1.0, growth=0.5))
-    pace.record(seconds=70.0, lag=0.05)  # once
-    assert pace.reporting == Reporting(1.0, growth=0.5)

@@ -24,7 +24,8 @@ class Reporting:
 
     def gap(self, elapsed: Floats, left: Floats) -> Floats:
         """Seconds to the next report, ``elapsed`` in and ``left`` before the end of the list."""
-        wait = left / 2
+        # The first comes after an interval: no time has passed of which the wait could be a share.
+        wait = np.where(elapsed > 0, left / 2, 0.0)
         if self.growth < 1:
             wait = np.minimum(wait, self.growth / (1 - self.growth) * elapsed)
         # At the end of its list it reports in any case.

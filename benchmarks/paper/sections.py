@@ -252,7 +252,7 @@ def every_trace(results: Results) -> None:
             case = Case(f"({n},{k}), {trace}", n, k, speeds, fields=fields)
             goals = {} if results.smoke else {0.5: 1.10, 0.99: 1.3}
             results.simulate(case, ["continuous"], goals=goals)
-            real.append(Case(case.name, n, k, speeds[: results.count(12)], fields=fields))
+            real.append(Case(case.name, n, k, speeds[: results.count(16)], fields=fields))
     if results.processes:
         goals = {} if results.smoke else {0.5: 1.15}
         on_processes(results, real[:1] if results.smoke else real, ["continuous"], goals=goals)

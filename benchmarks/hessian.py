@@ -253,12 +253,14 @@ def worst(G: np.ndarray) -> tuple[float, float]:
     condition = amplification = 0.0
     for part in _subsets(*G.shape):
         rows = G[part]
-        values = np.linalg.svd(rows, compute_uv=False)
-        condition = max(condition, float((values[:, 0] / values[:, -1]).max()))
         # Rows of norm one: then each worker's error has the same size.
         scaled = rows / np.linalg.norm(rows, axis=2, keepdims=True)
-        values = np.linalg.svd(scaled, compute_uv=False)
-        amplification = max(amplification, float((values**-2.0).sum(axis=1).max()) / G.shape[1])
+        values, of_scaled = (np.linalg.svd(M, compute_uv=False) for M in (rows, scaled))
+        # Of a singular set both are infinite; some machines' LAPACK finds an exact zero.
+        with np.errstate(divide="ignore"):
+            conditions, errors = values[:, 0] / values[:, -1], (of_scaled**-2.0).sum(axis=1)
+        condition = max(condition, float(conditions.max()))
+        amplification = max(amplification, float(errors.max()) / G.shape[1])
     return condition, amplification
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -134,6 +136,24 @@ class Progress:
             ]
         if runs:
             self.commands.append(Withdraw(worker, tuple(runs)))
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Send the commands that are given within as one for each worker and kind.
+
+        Each move counts at once all the same: the next one sees what it has dealt and withdrawn.
+        """
+        before, self.commands = self.commands, []
+        try:
+            yield
+        finally:
+            merged: dict[tuple[type[Assign | Withdraw], int], list[Run]] = {}
+            for command in self.commands:
+                assert not isinstance(command, Finish)
+                merged.setdefault((type(command), command.worker), []).extend(command.runs)
+            self.commands = before + [
+                kind(worker, tuple(runs)) for (kind, worker), runs in merged.items()
+            ]
 
     # -- what a policy asks --------------------------------------------------------------------
 

@@ -11,7 +11,16 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from dask_coded.planning import Command, Finish, Layout, Policy, Progress, Reporting, Run
+from dask_coded.planning import (
+    Command,
+    Finish,
+    Layout,
+    Policy,
+    Progress,
+    Reporting,
+    Run,
+    Withdraw,
+)
 from dask_coded.planning.layout import Bools, Floats
 from dask_coded.planning.progress import cover
 
@@ -127,6 +136,10 @@ class Round:
             # Whatever the policy, a round that can finish has enough copies under way.
             cover(progress, progress.present())
         self.wake = self.policy.react(progress)
+        # Only a withdrawal can leave a stripe short: a policy that makes such a mistake must not
+        # make the round wait for ever.
+        if any(isinstance(command, Withdraw) for command in progress.commands):
+            cover(progress, progress.present())
         return progress.take()
 
     def _unreachable(self) -> Bools:

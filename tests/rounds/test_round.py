@@ -12,7 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dask_coded.codes import MDS, Code, RandomLinear, Repetition
-from dask_coded.planning import POLICIES, Assign, Command, Finish, Layout, Reporting, Run, Withdraw
+from dask_coded.planning import (
+    POLICIES,
+    Assign,
+    Command,
+    Continuous,
+    Finish,
+    Layout,
+    Progress,
+    Reporting,
+    Run,
+    Withdraw,
+)
 from dask_coded.rounds import Assembler, Geometry, Round
 
 
@@ -71,6 +82,9 @@ class Cluster:
         return worker not in self.stopped and time < self.deaths.get(worker, np.inf)
 
     def obey(self, commands: list[Command], now: float) -> None:
+        progress = self.round.progress
+        if not (self.round.finished or self.round.failed):
+            assert not self.layout.lacking(progress.held).any(), "a stripe that nothing will finish"
         for command in commands:
             if isinstance(command, Finish):
                 self.finish += 1
@@ -125,32 +139,37 @@ class Cluster:
 
 
 @st.composite
-def clusters(draw: st.DrawFn) -> Cluster:
+def clusters(draw: st.DrawFn, doubled: bool = True) -> Cluster:
+    """Any code on any workers; if ``doubled``, some hold the pieces of several places."""
     n = draw(st.integers(1, 9))
     kind = draw(st.sampled_from([MDS, Repetition, RandomLinear]))
     code: Code = kind(n, draw(st.integers(1, n)))
     stripes = draw(st.integers(1, 20))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    speeds = rng.uniform(20, 200, code.n)
-    slow = draw(st.lists(st.integers(0, code.n - 1), max_size=3))
+    workers = draw(st.integers(1, code.n)) if doubled else code.n
+    host = code.place if workers == code.n else rng.integers(0, workers, code.n)[code.place]
+    speeds = rng.uniform(20, 200, workers)
+    slow = draw(st.lists(st.integers(0, workers - 1), max_size=3))
     speeds[slow] /= draw(st.sampled_from([5, 50]))
+    work = rng.uniform(0.5, 2, (code.pieces, stripes))
+    if code.exact:
+        work = work[code.group]
+    layout = Layout.of(code, host, work, workers)
     down: list[int] = []
-    for worker in draw(st.permutations(range(code.n)))[: draw(st.integers(0, code.n - 1))]:
-        if code.survives([*down, worker]):
+    for worker in draw(st.permutations(range(workers)))[: draw(st.integers(0, workers - 1))]:
+        left = ~np.isin(host, [*down, worker])
+        if not layout.lacking(left[:, None]).any():
             down.append(worker)
     silent = draw(st.integers(0, len(down)))
     policy = draw(st.sampled_from(sorted(POLICIES)))
     deaths = {w: float(rng.uniform(0, 0.5)) for w in down[silent:]}
     stopped = frozenset(down[:silent])
-    work = rng.uniform(0.5, 2, (code.pieces, stripes))
-    if code.exact:
-        work = work[code.group]
     return Cluster(
         code,
-        Layout.of(code, code.place, work),
+        layout,
         policy,
         speeds,
-        prior=np.ones(code.n) if draw(st.booleans()) else rng.uniform(0.1, 2, code.n),
+        prior=np.ones(workers) if draw(st.booleans()) else rng.uniform(0.1, 2, workers),
         deaths=deaths,
         stopped=stopped,
         duplicate=draw(st.booleans()),
@@ -183,7 +202,7 @@ def test_every_round_that_enough_pieces_survive_ends_and_decodes(cluster: Cluste
     )
 
 
-@given(clusters(), st.integers(0, 8))
+@given(clusters(doubled=False), st.integers(0, 8))
 @settings(deadline=None)
 def test_a_round_that_too_few_pieces_survive_says_so(cluster: Cluster, first: int) -> None:
     tolerance = cluster.code.tolerance
@@ -248,6 +267,31 @@ def test_events_after_the_end_change_nothing(policy: str) -> None:
     assert round_.lost([0, 1, 2], 99.0) == []
     assert round_.react(99.0) == []
     assert (round_.progress.computed == before).all()
+
+
+def test_a_move_between_workers_with_several_pieces_leaves_no_stripe_short() -> None:
+    """Worker 0 owes the same stripes of two pieces; worker 1 can make up for one of them."""
+    layout = Layout.of(MDS(4, 3), [0, 0, 1, 2], np.ones((1, 8)))
+    progress = Progress(layout, np.ones(3), 0.0)
+    progress.assign(0, [Run(0, 0, 8), Run(1, 0, 8)])
+    progress.assign(2, [Run(3, 0, 8)])
+    policy = Continuous()
+    moved = policy._move(progress, victim=0, thief=1, amount=16.0, most=16.0)
+    assert moved == 8
+    assert not layout.lacking(progress.held).any()
+    given = [c.runs for c in progress.commands if isinstance(c, Assign) and c.worker == 1]
+    assert given == [(Run(2, 0, 8),)]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_round_ends_when_each_worker_holds_two_pieces(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    speeds = rng.uniform(50, 150, 4)
+    speeds[:2] /= 20
+    code = MDS(8, 6)
+    layout = Layout.of(code, [0, 1, 2, 3, 0, 1, 2, 3], np.ones((1, 40)))
+    round_ = Cluster(code, layout, "continuous", speeds, np.ones(4)).run()
+    assert round_.finished
 
 
 def _ratio(policy: str, n: int, k: int, speeds: np.ndarray, prior: np.ndarray) -> float:

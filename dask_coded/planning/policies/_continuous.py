@@ -152,34 +152,34 @@ class Continuous(Policy):
         A single stripe may be larger, up to ``most``. Returns the work moved.
         """
         layout = progress.layout
-        withdrawn: list[Run] = []
-        given: list[Run] = []
         moved = 0.0
-        for index in range(len(progress.queues[victim]) - 1, -1, -1):
-            run = progress.queues[victim][index]
-            for piece in layout.pieces_of[thief]:
-                if layout.group[piece] != layout.group[run.piece] or not progress.available[piece]:
-                    continue
-                free = progress.replaceable(run, piece)
-                if index == 0:
-                    free[0] = False  # the victim is believed to be at this stripe
-                stripes = np.flatnonzero(free)[::-1] + run.start
-                sums = moved + np.cumsum(layout.work[piece, stripes])
-                count = int(np.searchsorted(sums, amount, side="right"))
-                if not count and not given and len(sums) and sums[0] < most:
-                    count = 1
-                if not count:
-                    continue
-                mask = np.zeros(layout.stripes, dtype=bool)
-                mask[stripes[:count]] = True
-                given += runs_of(piece, mask)
-                withdrawn += runs_of(run.piece, mask)
-                moved = float(sums[count - 1])
-                break
-            if moved >= amount:
-                break
-        progress.withdraw(victim, withdrawn)
-        progress.assign(thief, given)
+        with progress.together():
+            for index, run in reversed(list(enumerate(progress.queues[victim]))):
+                for piece in layout.pieces_of[thief]:
+                    if layout.group[piece] != layout.group[run.piece]:
+                        continue
+                    if not progress.available[piece]:
+                        continue
+                    free = progress.replaceable(run, piece)
+                    if index == 0:
+                        free[0] = False  # the victim is believed to be at this stripe
+                    stripes = np.flatnonzero(free)[::-1] + run.start
+                    sums = moved + np.cumsum(layout.work[piece, stripes])
+                    count = int(np.searchsorted(sums, amount, side="right"))
+                    if not count and not moved and len(sums) and sums[0] < most:
+                        count = 1
+                    if not count:
+                        continue
+                    mask = np.zeros(layout.stripes, dtype=bool)
+                    mask[stripes[:count]] = True
+                    # At once, because the donor may owe the same stripe of another of its pieces:
+                    # the receiver's piece can make up for one of them only.
+                    progress.withdraw(victim, runs_of(run.piece, mask))
+                    progress.assign(thief, runs_of(piece, mask))
+                    moved = float(sums[count - 1])
+                    break
+                if moved >= amount:
+                    break
         return moved
 
     def _second(self, progress: Progress, now: Estimate, thief: int, lead: float) -> bool:

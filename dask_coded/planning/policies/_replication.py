@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dask_coded.planning.layout import Floats, Layout, Run
+from dask_coded.planning.layout import Floats, Layout, Run, runs_of
 from dask_coded.planning.policies._policy import Policy
 from dask_coded.planning.progress import Progress
 
@@ -80,7 +80,7 @@ class Replication(Policy):
                     continue
                 slow = [victim, *(worker for worker, _ in self._helpers)]
                 if (piece := self._copy(progress, helper, group, slow)) is not None:
-                    progress.assign(helper, [Run(piece, 0, layout.stripes)])
+                    progress.assign(helper, runs_of(piece, ~progress.held[piece]))
                     self._helpers[victim, group] = helper
                     under_way += 1
                     break
@@ -88,13 +88,16 @@ class Replication(Policy):
 
     @staticmethod
     def _copy(progress: Progress, worker: int, group: int, slow: list[int]) -> int | None:
-        """A piece that a worker holds, has not begun, and that makes up for those of slow ones."""
+        """A piece of a worker with stripes that it does not owe yet and that slow workers owe.
+
+        All stripes of it, unless the worker was dealt some of them when another one was lost.
+        """
         trusted = ~np.isin(np.arange(progress.layout.workers), slow)
         for piece in progress.layout.pieces_of[worker]:
             if (
                 progress.layout.group[piece] == group
                 and progress.available[piece]
-                and not progress.held[piece].any()
+                and not progress.held[piece].all()
                 and progress.layout.adds(piece, progress.secured(trusted)).any()
             ):
                 return piece

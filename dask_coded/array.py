@@ -224,7 +224,8 @@ class CodedArray(da.Array):
         name = f"coded-round-{tokenize(spec.id, x, options)}"
         dependencies: list[Any] = []
         columns: tuple[tuple[int, ...], ...] = tuple((c,) for c in x.shape[1:])
-        parts: list[Any] = [x]
+        # A copy, because the product is computed later: the caller may change `x` until then.
+        parts: list[Any] = [np.array(x)] if isinstance(x, np.ndarray) else []
         if isinstance(x, da.Array):
             x = x.rechunk({0: -1})
             columns = x.chunks[1:]

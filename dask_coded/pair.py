@@ -283,5 +283,6 @@ def _factors(A: Any, B: Any) -> tuple[Any, Any]:
 def _weights(rows: int, weights: Any) -> Any:
     if weights is None:
         return None
-    weights = weights if isinstance(weights, da.Array) else np.asarray(weights)
+    # A copy, because the product is computed later: the caller may change the weights until then.
+    weights = weights if isinstance(weights, da.Array) else np.array(weights)
     return check_weights(rows, weights)

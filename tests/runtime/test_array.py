@@ -568,6 +568,15 @@ def test_repr_of_repetition(client):
 # -- life and death ----------------------------------------------------------------------------
 
 
+def test_a_lazy_product_keeps_the_operand_as_it_was(A, client):
+    x = numbers(COLUMNS)
+    C = coded.encode(A, coded.MDS(5, 3), client)
+    expected = A @ x
+    y = C @ x
+    x *= 0
+    np.testing.assert_allclose(client.compute(y).result(), expected)
+
+
 def test_lazy_result_outlives_its_array(A, client):
     C = coded.encode(A, coded.MDS(5, 3), client)
     result = C @ np.ones(COLUMNS)

@@ -187,6 +187,13 @@ def test_dask_arrays_of_any_chunks(chunks, A, B, d, client):
 # -- Gram matrices -----------------------------------------------------------------------------
 
 
+def test_a_lazy_product_keeps_the_weights_as_they_were(pair, A, B, d, client):
+    weights = d.copy()
+    product = pair.product(weights)
+    weights *= 0
+    check(product, A.T @ np.diag(d) @ B, client)
+
+
 @pytest.mark.parametrize("code", [None, coded.Polynomial(6, 2, 3), coded.Polynomial(6, 2, 2)])
 @pytest.mark.parametrize("lazy", [False, True])
 def test_gram(code, lazy, A, d, client):

@@ -1,6 +1,7 @@
-"""Benchmarks: ratios of things that were run side by side, never a timed test.
+"""Benchmarks that report ratios of cases run side by side; none is a timed test.
 
-Run one with ``python -m benchmarks.NAME``; each knows ``--json FILE`` and ``--smoke``.
-`benchmarks.report` is the harness they share; in a `benchmarks.cluster.Lab` workers are as slow as
-wanted, by the means of `benchmarks.lab`; `benchmarks.traces` reads the speeds of real machines.
+Run one with ``python -m benchmarks.NAME``. Each has the option ``--smoke`` and, except `lstm`,
+``--json FILE``. `benchmarks.report` is the shared harness. `benchmarks.cluster.Lab` starts workers
+of given speeds, which `benchmarks.lab` enforces. `benchmarks.traces` reads the speeds of real
+machines.
 """

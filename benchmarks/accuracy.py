@@ -1,7 +1,7 @@
-"""What comes out of the cluster against what one process computes: objectives, test accuracy.
+"""Compare results of the cluster with those of one process: objectives and test accuracy.
 
-Of every linear model on real data: how far its objective is from scikit-learn's at a tight
-tolerance, and how far its accuracy on rows that it has not seen.
+For every linear model on real data, the report has the error of its objective against
+scikit-learn's at a tight tolerance, and the difference in accuracy on rows that were held out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WORKERS = 4
 
 @dataclass(frozen=True)
 class Split:
-    """A problem of two classes, 0 and 1, some rows kept for the test."""
+    """A binary classification problem with classes 0 and 1, split into training and test rows."""
 
     X: Any
     y: np.ndarray
@@ -39,7 +39,7 @@ class Split:
 
 
 def a9a(data: Path) -> Split:
-    """UCI Adult with its own test split; sparse."""
+    """Load UCI Adult with its own test split; sparse."""
     from sklearn.datasets import load_svmlight_file
 
     X, y = load_svmlight_file(data / "clf_a9a.libsvm.gz", n_features=123)
@@ -48,7 +48,7 @@ def a9a(data: Path) -> Split:
 
 
 def mnist_4_9(data: Path) -> Split:
-    """Images of fours and nines, pixels from 0 to 1."""
+    """Load the MNIST images of fours and nines, with pixels from 0 to 1."""
     with gzip.open(data / "img_mnist_t10k-images-idx3-ubyte.gz") as file:
         images = np.frombuffer(file.read(), np.uint8, offset=16).reshape(-1, 784)
     with gzip.open(data / "img_mnist_t10k-labels-idx1-ubyte.gz") as file:
@@ -58,13 +58,13 @@ def mnist_4_9(data: Path) -> Split:
 
 
 def arcene(data: Path) -> Split:
-    """Mass spectra, far more columns than rows; from 0 to 1."""
+    """Load mass spectra with far more columns than rows, and values from 0 to 1."""
     found = scipy.io.loadmat(data / "clf_arcene.mat")
     return _split(found["X"] / 999.0, found["Y"].ravel())
 
 
 def basehock(data: Path) -> Split:
-    """Word counts of two news groups, logarithms; sparse."""
+    """Load log(1 + word counts) of two news groups; sparse."""
     found = scipy.io.loadmat(data / "clf_BASEHOCK.mat")
     X = _sparse(found["X"])
     X.data = np.log1p(X.data)
@@ -72,14 +72,14 @@ def basehock(data: Path) -> Split:
 
 
 def _sparse(matrix: Any) -> sp.csr_matrix:
-    """Real numbers and short indices, on which some of scikit-learn's solvers insist."""
+    """Convert to float64 with int32 indices, which some of scikit-learn's solvers require."""
     X = sp.csr_matrix(matrix, dtype=np.float64)
     X.indices, X.indptr = X.indices.astype(np.int32), X.indptr.astype(np.int32)
     return X
 
 
 def _split(X: Any, y: np.ndarray) -> Split:
-    """A quarter of the rows, drawn by a fixed seed, for the test."""
+    """Hold out a quarter of the rows for the test, drawn with a fixed seed."""
     order = np.random.default_rng(0).permutation(len(y))
     test, train = np.split(order, [len(y) // 4])
     codes = (y == y.max()).astype(int)
@@ -87,7 +87,7 @@ def _split(X: Any, y: np.ndarray) -> Split:
 
 
 def _synthetic(data: Path | None) -> Split:
-    """Something small for a run that only shows that all works."""
+    """Make a small problem for smoke runs."""
     rng = np.random.default_rng(0)
     X = rng.standard_normal((160, 5))
     return _split(X, (X @ rng.standard_normal(5) + rng.standard_normal(160) > 0).astype(int))
@@ -103,7 +103,7 @@ SETS: dict[str, Callable[[Path], Split]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """A model of ours, scikit-learn's, and what both minimise."""
+    """Our model, scikit-learn's model, and the objective that both minimise."""
 
     ours: Any
     theirs: Any
@@ -130,7 +130,7 @@ def _ridge(model: Any, X: Any, y: np.ndarray) -> float:
 
 
 def cases(columns: int) -> dict[str, Case]:
-    """The models, each with the solver of scikit-learn's that is most exact for it."""
+    """Return the models, each paired with the most exact scikit-learn solver for it."""
     from sklearn import linear_model as reference
     from sklearn import svm
 
@@ -138,7 +138,7 @@ def cases(columns: int) -> dict[str, Case]:
     loose: dict[str, Any] = {"tol": 1e-7, "max_iter": 20_000}
     lm = coded.linear_model
     narrow = "newton-cholesky" if columns < 1_000 else "lbfgs"
-    # liblinear penalises the intercept with L1: there is none to compare.
+    # liblinear penalises the intercept with L1, so both models are fitted without one.
     lasso: dict[str, Any] = {"l1_ratio": 1.0, "fit_intercept": False}
     return {
         "logistic, L2": Case(
@@ -167,13 +167,13 @@ def cases(columns: int) -> dict[str, Case]:
 
 
 def linear_models(report: Report, client: Client, smoke: bool) -> None:
-    """Objective and test accuracy of linear models against scikit-learn's."""
+    """Compare objective and test accuracy of linear models with scikit-learn's."""
     if importlib.util.find_spec("sklearn") is None:
         raise click.ClickException("scikit-learn is needed: pip install 'dask-coded[linear-model]'")
     data = folder()
     if data is None and not smoke:
         raise click.ClickException(
-            "The real data sets are needed: set DASK_CODED_DATA to their folder."
+            "This needs the real data sets: set DASK_CODED_DATA to their folder."
         )
     sets: dict[str, Any] = {"synthetic": _synthetic} if smoke else SETS
     for name, load in sets.items():
@@ -205,7 +205,7 @@ def linear_models(report: Report, client: Client, smoke: bool) -> None:
 
 
 def _accuracy(model: Any, split: Split) -> float:
-    """Share of the test rows that are on their side; least squares has it at a half."""
+    """Return the share of test rows classified correctly; least squares decides at 0.5."""
     scores = model.predict(split.X_test)
     return float(np.mean((scores > 0.5) == split.y_test))
 
@@ -214,7 +214,7 @@ Part = Callable[[Report, Client, bool], None]
 
 
 def parts() -> list[Part]:
-    """What is measured, each a function of report, client and whether to be quick."""
+    """Return the parts of the benchmark, each a function of report, client and smoke flag."""
     found: list[Part] = [linear_models]
     if importlib.util.find_spec("benchmarks.accuracy_graphs") is not None:
         found.append(importlib.import_module("benchmarks.accuracy_graphs").graphs)
@@ -224,7 +224,7 @@ def parts() -> list[Part]:
 @click.command()
 @options
 def main(json_file: Path | None, png_file: Path | None, smoke: bool) -> None:
-    """Results of coded fits against those of one process."""
+    """Compare the results of coded fits with those of one process."""
     report = Report("accuracy")
     with local_workers(2 if smoke else WORKERS) as (client, _):
         for part in parts():

@@ -1,8 +1,8 @@
-"""How exact rankings and filters of real graphs are, against references from one process.
+"""Measure the errors of rankings and filters of real graphs against references from one process.
 
-The references come another way: Krylov solvers and ARPACK for rankings; the eigendecomposition of
-the dense Laplacian and ``expm_multiply`` for filters. An error is that of the whole vector, in
-Euclidean norm, relative to the reference.
+The references use other methods: Krylov solvers and ARPACK for rankings; the eigendecomposition of
+the dense Laplacian and ``expm_multiply`` for filters. An error is the Euclidean norm of the
+difference of the whole vectors, relative to the reference.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks import traces
 from benchmarks.report import Report
 from dask_coded import graph as coded
 
-#: What every vector is to agree with its reference to.
+#: Largest relative error that meets the goal.
 GOAL = 1e-8
 
 RANKED = {
@@ -35,7 +35,7 @@ RANKED = {
 FILTERED = ("minnesota", "bunny", "logogsp", "airfoil", "molene")
 
 Vector = npt.NDArray[np.float64]
-#: What is compared, the result, and the reference.
+#: Name of the comparison, result, reference.
 Compared = tuple[str, Any, Vector]
 
 
@@ -47,8 +47,8 @@ def graphs(report: Report, client: Client, smoke: bool) -> None:
     report : Report
     client : distributed.Client
     smoke : bool
-        Only the karate club, which comes with networkx, instead of the real graphs in the folder
-        that ``DASK_CODED_DATA`` names.
+        Use only the karate club, which comes with networkx, instead of the real graphs in the
+        folder that ``DASK_CODED_DATA`` names.
     """
     folder = traces.folder()
     if smoke or folder is None:
@@ -68,7 +68,7 @@ def _rankings(adjacency: sp.csr_array, client: Client) -> Iterator[Compared]:
     n = adjacency.shape[0]
     options: dict[str, Any] = {"client": client, "tol": 1e-12, "max_iter": 2000}
 
-    # Where the dangling mass goes as jumps go, it only changes the scale of the solution.
+    # Dangling mass is redistributed like jumps, so it only changes the scale of the solution.
     out = adjacency.sum(axis=1)
     step = (sp.diags_array(1 / np.where(out > 0, out, 1)) @ adjacency).T
     surfer = _solve(sp.eye_array(n) - 0.85 * step)
@@ -93,7 +93,7 @@ def _rankings(adjacency: sp.csr_array, client: Client) -> Iterator[Compared]:
 def _solve(matrix: Any) -> Vector:
     x, failed = gmres(sp.csr_array(matrix), np.ones(matrix.shape[0]), rtol=1e-13, restart=80)
     if failed:
-        raise ArithmeticError("GMRES, the reference, did not converge.")
+        raise ArithmeticError("The reference solver GMRES did not converge.")
     return x
 
 
@@ -106,7 +106,7 @@ def _filters(adjacency: sp.csr_array, client: Client) -> Iterator[Compared]:
         kernels: dict[str, Callable[[Vector], Vector]] = {
             "heat": coded.Heat(t),
             "3 hops": coded.Hops(3),
-            "x^2 - x / 2": coded.Polynomial((0, -0.5, 1)),
+            "x^2 - x / 2": coded.PolynomialKernel((0, -0.5, 1)),
             "1 / (1 + t x)": lambda x, t=t: 1 / (1 + t * x),  # type: ignore[misc]
             "t x exp(-t x)": lambda x, t=t: t * x * np.exp(-t * x),  # type: ignore[misc]
         }
@@ -121,14 +121,14 @@ def _filters(adjacency: sp.csr_array, client: Client) -> Iterator[Compared]:
 
 
 def signal_graph(name: str, folder: Path) -> sp.csr_array:
-    """Symmetric weights of a graph of PyGSP's data sets, or of Molène's weather stations.
+    """Return the symmetric weights of a graph of PyGSP, or of Molène's weather stations.
 
     Parameters
     ----------
     name : str
         One of `FILTERED`.
     folder : Path
-        Where the files ``gsp_*`` are.
+        Folder of the files ``gsp_*``.
 
     Returns
     -------
@@ -136,13 +136,13 @@ def signal_graph(name: str, folder: Path) -> sp.csr_array:
     """
     if name == "molene":
         with np.load(folder / "gsp_molene_2014-01.npz") as arrays:
-            # The weights in the file underflow, all but two: make others of the distances.
+            # All but two of the weights in the file underflow: compute them from the distances.
             distance = arrays["temp_dist"]
         near = np.exp(-((distance / np.median(distance)) ** 2))
         weights = sp.csr_array(near - np.diag(near.diagonal()))
     else:
         content = scipy.io.loadmat(folder / f"gsp_{name}.mat")
-        if name == "bunny":  # a cloud of points, of which near ones are neighbours
+        if name == "bunny":  # a point cloud in which near points are neighbours
             ends = cKDTree(content["bunny"]).query_pairs(0.02, output_type="ndarray").T
             weights = _from_ends(ends)
         elif name == "airfoil":

@@ -1,18 +1,18 @@
-"""How long a step of a training takes with each aggregation: on real links, and simulated.
+"""Measure how long a training step takes with each aggregation, on real links and simulated.
 
-``python -m benchmarks.aggregation`` trains with a gradient function that computes nothing, but
-takes as long as it is told to, delays included: only summing is real. In the network lab every one
-of 12 workers is a process behind a link of its own, and the root is behind one like theirs.
-Simulated are the two trees of the CodedReduce paper, of 84 and 156 workers.
+``python -m benchmarks.aggregation`` trains with a gradient function that computes nothing but takes
+a given time, delays included: only the summation is real. In the network lab each of 12 workers is
+a process behind its own link, and the root is behind a link of the same rate. The simulation uses
+the two trees of the CodedReduce paper, with 84 and 156 workers.
 
-Steps without delays come first, then those with; of the former the median counts, of the latter the
-mean, because what matters is how often a step is late. Delays are drawn in advance and the same for
-all aggregations. With what `measure_costs` finds, the timing model predicts the steps without
-delays, and recommends an aggregation: that is compared with what was measured.
+Steps without delays come first, then steps with delays. The former are reported as a median, the
+latter as a mean, because it matters how often a step is late. Delays are drawn in advance and are
+the same for all aggregations. From the costs that `measure_costs` finds, the timing model predicts
+the steps without delays and recommends an aggregation. Both are compared with the measurements.
 
-A worker's computing is sleep: twelve workers on the cores of one machine would else slow each other
-down, which is not what is asked here. Their messages do cost processor time, and that a ring of
-twelve sends 264 of them a step shows.
+Workers sleep instead of computing, because twelve workers on the cores of one machine would slow
+each other down, which is not the question here. Their messages do cost processor time, which is
+visible in a ring of twelve with its 264 messages per step.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from dask_coded.aggregation import (
     StaticClusters,
     Tree,
 )
-from dask_coded.planning.timing import Costs, Prediction, recommend
+from dask_coded.aggregation.timing import Costs, Prediction, recommend
 from dask_coded.simulation import Delays, TrainingSimulation, additive
 from dask_coded.training import SGD, train
 from dask_coded.training.costs import measure_costs
 
-#: What the abstract of the CodedReduce paper claims, "up to": arXiv 1902.01981.
+#: Speedups that the abstract of the CodedReduce paper claims, "up to": arXiv 1902.01981.
 CLAIMS = {"gradient coding": 27.2, "ring": 7.0}
 
-#: What steps are divided by, for each aggregation.
+#: References of each aggregation: its step time is divided by theirs.
 REFERENCES = {
     "star": ["ring"],
     "tree": ["ring", "star"],
@@ -62,20 +62,20 @@ REFERENCES = {
 
 @dataclass(frozen=True)
 class Case:
-    """A gradient on links, with steps of both kinds.
+    """Size of a gradient, rate of the links, and steps with and without delays.
 
     Parameters
     ----------
     nbytes : int
-        Of a gradient of float32.
+        Bytes of a float32 gradient.
     rate : str
-        Of each link.
+        Rate of each link.
     computation : float
-        Seconds in which one worker would compute the whole batch.
+        Seconds that one worker would need for the whole batch.
     share, mean : float
-        Delays: the share of the workers that is held up in a step, and by how many seconds.
+        Probability that a worker is delayed in a step, and the mean delay in seconds.
     undelayed, delayed : int
-        Steps of either kind; one more, at the beginning, does not count.
+        Numbers of steps without and with delays. One more step at the start is not counted.
     """
 
     nbytes: int
@@ -88,19 +88,19 @@ class Case:
 
     @property
     def gradient(self) -> str:
-        """For people."""
+        """Return the size of the gradient for display."""
         kilobytes = self.nbytes / 1000
         return f"{kilobytes:g} KB" if kilobytes < 1000 else f"{kilobytes / 1000:g} MB"
 
     def delays(self, workers: int, seed: int = 0) -> Delays:
-        """The first steps without, the others with."""
+        """Return the delays of all steps: none in the first ones, random ones in the others."""
         quiet = 1 + self.undelayed
         drawn = additive(workers, self.delayed, share=self.share, mean=self.mean, seed=seed)
         extra = np.concatenate([np.zeros((quiet, workers)), drawn.extra])
         return Delays(np.ones_like(extra), extra)
 
     def means(self, seconds: np.ndarray) -> dict[str, float]:
-        """A step without delays, and one with them."""
+        """Return the seconds of a step without delays (median) and with them (mean)."""
         quiet, late = seconds[1 : 1 + self.undelayed], seconds[1 + self.undelayed :]
         return {"none": float(np.median(quiet)), "additive": float(late.mean())}
 
@@ -119,10 +119,11 @@ PAPER_SMOKE = [Case(40_000, "500mbit", 0.1, share=0.05, mean=0.2, undelayed=2, d
 
 
 def choices(workers: int, fan_in: int, depth: int, stragglers: int) -> dict[str, Aggregation]:
-    """The aggregations, for as many workers as a tree has; codes put up with the same share late.
+    """Return the aggregations to compare, for the number of workers of a tree.
 
-    ``stragglers`` is of gradient coding; the tree's own is one child of each parent, and so is that
-    of the clusters.
+    Gradient coding tolerates ``stragglers`` late workers, the coded tree one late child of each
+    parent, and clusters one late worker each. In the paper's trees the first two are the same share
+    of the workers.
     """
     return {
         "star": Star(),
@@ -137,7 +138,7 @@ def choices(workers: int, fan_in: int, depth: int, stragglers: int) -> dict[str,
 
 
 def coded_reduce(workers: int, fan_in: int, depth: int) -> Aggregation:
-    """One child of each parent may be late; where the given tree does not allow it, another one."""
+    """Return a coded tree with one late child per parent; an odd fan-in needs another tree."""
     if fan_in % 2:
         return CodedReduce(stragglers=1)
     return CodedReduce(fan_in, depth, stragglers=1)
@@ -147,18 +148,18 @@ def coded_reduce(workers: int, fan_in: int, depth: int) -> Aggregation:
 
 
 class Synthetic:
-    """A gradient that takes as long as it is told to, and counts the steps.
+    """A gradient that takes a given time and counts the steps.
 
     Parameters
     ----------
     seconds : float
-        For one sample.
+        Seconds per sample.
     delays : Delays
     workers : mapping of int to int
-        From process ids to columns of the delays.
+        Column of the delays for each process id.
     size : int
-        Numbers in the gradient. The first is -1 a sample, so that with plain gradient descent the
-        first parameter is the number of the step.
+        Length of the gradient. Its first entry is -1 per sample, so that under plain gradient
+        descent the first parameter is the number of the step.
     """
 
     def __init__(
@@ -174,7 +175,7 @@ class Synthetic:
         step = round(float(parameters[0]))
         worker = self._workers[os.getpid()]
         seconds = self._delays.seconds(step, worker, self._seconds * len(samples))
-        if step == self._step:  # held up once a step, not once a part
+        if step == self._step:  # delayed once per step, not once per part
             seconds -= self._delays.seconds(step, worker, 0.0)
         self._step = step
         time.sleep(seconds)
@@ -192,10 +193,10 @@ def measured(
     computation: float,
     steps: int,
 ) -> np.ndarray:
-    """Seconds of each step of a training in the lab, as its leader saw them."""
+    """Train in the lab and return the seconds of each step, as measured by the leader."""
     pids = lab.client.run(os.getpid, workers=lab.workers)
     columns = {pids[worker]: i for i, worker in enumerate(lab.workers)}
-    samples = 840  # which can be cut into many equal parts
+    samples = 840  # has many divisors, so it splits into equal parts
     size = nbytes // 4
     result = train(
         Synthetic(computation / samples, delays, columns, size),
@@ -213,7 +214,7 @@ def measured(
 
 
 def lab_rows(report: Report, cases: Iterable[Case], workers: int, fan_in: int) -> None:
-    """Measure all aggregations in the network lab, and the recommendation."""
+    """Measure all aggregations in the network lab, and check the recommendation."""
     for case in cases:
         with NetworkLab(workers, case.rate, free_rate=case.rate) as lab:
             costs = measure_costs(client=lab.client, workers=lab.workers, leader=[lab.free])
@@ -237,7 +238,7 @@ def lab_rows(report: Report, cases: Iterable[Case], workers: int, fan_in: int) -
 
 
 def show(seconds: Mapping[str, float]) -> str:
-    """Milliseconds, for people."""
+    """Format seconds as milliseconds for display."""
     return ", ".join(f"{1e3 * value:.1f} ms ({name})" for name, value in seconds.items())
 
 
@@ -247,7 +248,7 @@ def show(seconds: Mapping[str, float]) -> str:
 def simulated_rows(
     report: Report, cases: Iterable[Case], shapes: Iterable[tuple[int, ...]]
 ) -> None:
-    """Simulate all aggregations at the clusters of the paper."""
+    """Simulate all aggregations on the clusters of the paper."""
     for case in cases:
         for workers, fan_in, depth, stragglers in shapes:
             costs = Costs(
@@ -273,7 +274,7 @@ def simulated_rows(
 def add_rows(
     report: Report, found: Mapping[str, Mapping[str, float]], case: Case, where: str, workers: int
 ) -> None:
-    """Steps of each aggregation over those of its references."""
+    """Add the steps of each aggregation, and their ratios to those of its references."""
     for delays in ("none", "additive"):
         keys: dict[str, Any] = {
             "gradient_bytes": case.nbytes,
@@ -293,7 +294,7 @@ def add_rows(
             )
         for name, references in REFERENCES.items():
             for reference in references:
-                # Claimed for small gradients on machines that straggle.
+                # The paper claims it for small gradients on machines that straggle.
                 claimed = name == "CodedReduce" and delays != "none" and case.nbytes < 10**6
                 claim = CLAIMS.get(reference) if claimed else None
                 report.add(
@@ -314,7 +315,7 @@ def add_predictions(
     costs: Costs,
     workers: int,
 ) -> None:
-    """What the timing model says, with measured costs, over what was measured."""
+    """Add the timing model's predictions from measured costs, over the measured steps."""
     report.machine[f"costs at {case.rate}"] = str(costs)
     recommendation = recommend(costs, workers, case.nbytes)
     for prediction in (recommendation.best, *recommendation.others):
@@ -344,7 +345,7 @@ def add_predictions(
 
 
 def of_shape(prediction: Prediction, found: Mapping[str, Any]) -> str | None:
-    """The name here of what was predicted."""
+    """Return the name used here for a predicted aggregation, or None if it was not measured."""
     names = {"Ring": "ring", "Star": "star", "Tree": "tree", "GradientCoding": "gradient coding"}
     name = names.get(prediction.shape.kind, prediction.shape.kind)
     return name if name in found else None
@@ -356,18 +357,18 @@ def of_shape(prediction: Prediction, found: Mapping[str, Any]) -> str | None:
     "--only",
     multiple=True,
     type=click.Choice(["lab", "simulated"]),
-    help="Not both parts.",
+    help="Run only this part.",
 )
 def main(json_file: Path | None, png_file: Path | None, smoke: bool, only: tuple[str, ...]) -> None:
-    """Time steps of trainings whose gradients are summed in different ways."""
+    """Time training steps with different aggregations of gradients."""
     if png_file is not None:
-        raise click.UsageError("This benchmark has tables only, no picture.")
+        raise click.UsageError("This benchmark draws no picture: leave out --png.")
     parts = only or ("lab", "simulated")
     report = Report("aggregation")
     if "lab" in parts:
         if reason := unavailable():
             report.machine["lab"] = reason
-            click.echo(f"No measurement on links: {reason}", err=True)
+            click.echo(f"Skipping the network lab: {reason}", err=True)
         elif smoke:
             lab_rows(report, LAB_SMOKE, workers=6, fan_in=2)
         else:

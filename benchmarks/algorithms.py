@@ -1,17 +1,17 @@
-"""Whole algorithms against their peers: time to the same objective or residual, side by side.
+"""Compare whole algorithms with their peers: time to the same objective or residual.
 
 Eight one-thread workers share two cores under CPU quotas; none, one or two of them are slowed five
-times. Ours runs inside the cluster, over an array that is coded beforehand. Its peers are
+times. Ours runs inside the cluster, over an array that was encoded beforehand. Its peers are
 
-- the same algorithm as a plain loop over a dask array, computed round by round by the client, two
-  chunks to a worker;
-- dask-glm and dask.array's own algorithms, which are free to use the unthrottled ninth worker too;
-- SciPy, networkx and scikit-learn in this one process, unthrottled: what to use as long as the data
-  fit there. Workers have 0.18 of a core each, so that this peer is as fast as five or six of them.
+- the same algorithm as a plain loop over a dask array with two chunks per worker, in which the
+  client computes each round;
+- dask-glm and dask.array's own algorithms, which may use the unthrottled ninth worker too;
+- SciPy, networkx and scikit-learn in this one process, unthrottled: the right choice as long as the
+  data fit there. Workers have 0.18 of a core each, so this peer is as fast as five or six of them.
 
-Every way has to reach the same error, and is checked to have done so. A library whose stopping rule
-is another is given the least number of iterations that reaches it, found out beforehand. The cases
-whose peers are not installed, or whose data are not there (``DASK_CODED_DATA``), are left out.
+Every method must reach the same error, which is checked. A library with a different stopping rule
+gets the least number of iterations that reaches this error, determined beforehand. Cases whose
+peers are not installed, or whose data are missing (``DASK_CODED_DATA``), are skipped.
 """
 
 from __future__ import annotations
@@ -81,18 +81,18 @@ SMOKE = Size(
 
 @dataclass(frozen=True)
 class Contest:
-    """Several ways to one result.
+    """Several methods for the same result.
 
     Parameters
     ----------
     algorithm, data : str
     ours : callable
     peers : dict
-        Other ways, by name.
+        Other methods, by name.
     error : callable
-        Of what a way returns.
+        Error of what a method returns.
     limit : float
-        The error that every way has to reach.
+        Error that every method must reach.
     """
 
     algorithm: str
@@ -104,7 +104,7 @@ class Contest:
 
 
 class PlainOperator:
-    """A plain dask array as an operator, each product of which the scheduler computes."""
+    """A plain dask array as an operator; the client computes each product on the workers."""
 
     def __init__(self, lab: Lab, array: Any) -> None:
         self._lab = lab
@@ -112,7 +112,7 @@ class PlainOperator:
         self.shape = array.shape
 
     def __matmul__(self, x: np.ndarray) -> np.ndarray:
-        # Not by dask.array's own product, which does not do sparse chunks.
+        # dask.array's own product does not support sparse chunks.
         shape: dict[str, Any] = {"drop_axis": 1}
         if x.ndim == 2:
             shape = {"chunks": (self._array.chunks[0], x.shape[1:])}
@@ -126,12 +126,12 @@ def _product(block: Any, x: np.ndarray) -> np.ndarray:
 
 
 def compute(lab: Lab, *collections: Any) -> list[Any]:
-    """The values of dask collections, by the workers that are slowed alone."""
+    """Compute dask collections on all workers except the free one, and return their values."""
     return lab.client.gather(lab.client.compute(collections, workers=lab.workers))
 
 
 def spread(lab: Lab, A: np.ndarray) -> Any:
-    """A NumPy array as a dask array, two chunks on each worker."""
+    """Distribute a NumPy array as a dask array with two chunks per worker."""
     blocks = np.array_split(A, 2 * len(lab.workers))
     futures = lab.client.scatter(blocks, workers=lab.workers, hash=False)
     return da.concatenate(
@@ -143,13 +143,13 @@ def spread(lab: Lab, A: np.ndarray) -> Any:
 
 
 def encode(lab: Lab, size: Size, A: Any, transpose: bool = False) -> coded.CodedArray:
-    """Coded over the workers that are slowed."""
+    """Encode over all workers except the free one."""
     code = None if sp.issparse(A) else coded.MDS(*size.code)
     return coded.encode(A, code, workers=lab.workers, transpose=transpose)
 
 
 def submit(lab: Lab, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run an algorithm of ours, its coordinator on the worker that is not slowed."""
+    """Run one of our algorithms with its coordinator on the free worker."""
     return coded.submit(function, *args, workers=[lab.free], **kwargs).result()
 
 
@@ -158,13 +158,13 @@ def installed(name: str) -> bool:
 
 
 def shared(name: str) -> Path | None:
-    """A file of the shared data, if it is there."""
+    """Return the path of a file of the shared data, or None if it is missing."""
     file = Path(os.environ.get("DASK_CODED_DATA", "")) / name
     return file if "DASK_CODED_DATA" in os.environ and file.exists() else None
 
 
 def stem(file: Path) -> str:
-    """The name of a shared file, without its kind and format: ``a9a``."""
+    """Return the name of a shared file without its kind and format: ``a9a``."""
     return file.name.split("_", 1)[1].split(".")[0]
 
 
@@ -172,7 +172,7 @@ def stem(file: Path) -> str:
 
 
 def descend(operator: Any, y: np.ndarray, step: float, target: float, most: int) -> np.ndarray:
-    """Gradient descent on the logistic loss of labels 0 and 1, until it is at most the target."""
+    """Minimise the logistic loss of labels 0 and 1 by gradient descent, down to the target."""
     w = np.zeros(operator.shape[1])
     for _ in range(most):
         z = operator @ w
@@ -183,7 +183,7 @@ def descend(operator: Any, y: np.ndarray, step: float, target: float, most: int)
 
 
 def descend_dask(lab: Lab, X: Any, y: Any, step: float, target: float, most: int) -> np.ndarray:
-    """The same over a dask array: an iteration is computed in one go."""
+    """Do the same over a dask array, with one computation per iteration."""
     w = np.zeros(X.shape[1])
     for _ in range(most):
         z = X @ w
@@ -200,7 +200,7 @@ def logistic_loss(z: np.ndarray, y: np.ndarray) -> float:
 
 
 def logistic_data(size: Size) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Name, matrix, labels."""
+    """Yield name, matrix and labels of each data set."""
     rng = np.random.default_rng(0)
     X = rng.standard_normal((size.rows, size.columns))
     truth = rng.standard_normal(size.columns) / math.sqrt(size.columns)
@@ -217,7 +217,7 @@ def logistic_data(size: Size) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
 
 
 def logistic(lab: Lab, size: Size) -> Iterator[Contest]:
-    """Gradient descent with a fixed step, to the loss of a few iterations of it."""
+    """Yield gradient descent with a fixed step, to the loss after a few of its iterations."""
     for data, X, y in logistic_data(size):
         yield _logistic(lab, size, data, X, y)
 
@@ -227,7 +227,7 @@ def _logistic(lab: Lab, size: Size, data: str, X: np.ndarray, y: np.ndarray) -> 
         return logistic_loss(X @ w, y)
 
     step = float(4 / np.linalg.norm(X.T @ X, 2))
-    # Room for rounding, which depends on the order of additions.
+    # Leave room for rounding, which depends on the order of additions.
     target = loss(descend(X, y, step, -math.inf, size.iterations)) * (1 + 1e-9)
     goal = (step, target, 2 * size.iterations)
     C = encode(lab, size, X, transpose=True)
@@ -258,7 +258,7 @@ def _logistic(lab: Lab, size: Size, data: str, X: np.ndarray, y: np.ndarray) -> 
 
 
 def least(loss: Callable[[int], float], target: float) -> int:
-    """The least number of iterations that reaches a target."""
+    """Return the least number of iterations that reaches a target."""
     counts = range(1, 128)
     return counts[bisect.bisect_left(counts, True, key=lambda m: loss(m) <= target)]
 
@@ -267,14 +267,14 @@ def sklearn_fit(X: np.ndarray, y: np.ndarray, count: int) -> np.ndarray:
     from sklearn.linear_model import LogisticRegression
 
     with warnings.catch_warnings():
-        # That it has not converged is meant.
+        # Stopping before convergence is intended.
         warnings.simplefilter("ignore")
         model = LogisticRegression(C=1e12, fit_intercept=False, tol=0.0, max_iter=count)
         return model.fit(X, y).coef_[0]
 
 
 def estimators(lab: Lab, size: Size) -> Iterator[Contest]:
-    """Our estimator and scikit-learn's, both to the tolerance that they have by default."""
+    """Yield our estimator and scikit-learn's, both at their default tolerance."""
     if not (installed("dask_coded.linear_model") and installed("sklearn")):
         return
     for data, X, y in logistic_data(size):
@@ -306,7 +306,7 @@ def _estimators(lab: Lab, size: Size, data: str, X: np.ndarray, y: np.ndarray) -
 
 
 def pagerank(lab: Lab, size: Size) -> Iterator[Contest]:
-    """PageRank to a change of 1e-3 in a round."""
+    """Yield PageRank to a change of 1e-3 per round."""
     for name in size.graphs:
         if file := shared(name):
             yield _pagerank(lab, size, file)
@@ -343,7 +343,7 @@ def _pagerank(lab: Lab, size: Size, file: Path) -> Contest:
 
 
 def heat(lab: Lab, size: Size) -> Iterator[Contest]:
-    """Heat on a square grid after a time of 10, some signals at once, to 1e-8."""
+    """Yield heat on a square grid at time 10, for several signals at once, to an error of 1e-8."""
     if not installed("dask_coded.graph.kernels"):
         return
     from dask_coded.graph.filters import chebyshev_rounds
@@ -376,7 +376,7 @@ def heat(lab: Lab, size: Size) -> Iterator[Contest]:
 
 
 def power(lab: Lab, size: Size) -> Iterator[Contest]:
-    """The dominant eigenpair of a symmetric matrix, to a residual of 1e-3."""
+    """Yield the dominant eigenpair of a symmetric matrix, to a residual of 1e-3."""
     n = size.square
     rng = np.random.default_rng(0)
     noise = rng.standard_normal((n, n))
@@ -410,7 +410,7 @@ def power(lab: Lab, size: Size) -> Iterator[Contest]:
 
 
 def svd(lab: Lab, size: Size) -> Iterator[Contest]:
-    """The ten greatest singular values of a matrix whose columns matter less and less."""
+    """Yield the ten largest singular values of a matrix whose columns decrease in norm."""
     k = min(10, size.columns // 2)
     A = np.random.default_rng(0).standard_normal((size.rows, size.columns))
     A /= np.arange(1, size.columns + 1)
@@ -448,9 +448,9 @@ CONTESTS = {f.__name__: f for f in (logistic, estimators, pagerank, heat, power,
 
 @click.command()
 @options
-@click.option("--only", multiple=True, type=click.Choice(list(CONTESTS)), help="Not all of them.")
+@click.option("--only", multiple=True, type=click.Choice(list(CONTESTS)), help="Run only this one.")
 def main(json_file: Path | None, png_file: Path | None, smoke: bool, only: tuple[str, ...]) -> None:
-    """Whole algorithms over their peers, with 0, 1 and 2 of 8 workers slowed 5x."""
+    """Time whole algorithms over their peers, with 0, 1 and 2 of 8 workers slowed 5x."""
     size = SMOKE if smoke else Size()
     report = Report("algorithms")
     with Lab(size.code[0], size.share) as lab:
@@ -459,13 +459,13 @@ def main(json_file: Path | None, png_file: Path | None, smoke: bool, only: tuple
             lab.set_speeds(math.inf)
             for contest in CONTESTS[name](lab, size):
                 run(lab, contest, size, report)
-                # The next is coded at full speed.
+                # The next one encodes at full speed.
                 lab.set_speeds(math.inf)
     report.finish(json_file)
 
 
 def run(lab: Lab, contest: Contest, size: Size, report: Report) -> None:
-    """All ways in turn, with some workers slowed."""
+    """Time all methods in turn, with some workers slowed."""
     ways = {"ours": contest.ours, **contest.peers}
     for slowed in size.slowed:
         lab.set_speeds([1 / 5] * slowed + [1] * (len(lab.workers) - slowed))
@@ -474,7 +474,7 @@ def run(lab: Lab, contest: Contest, size: Size, report: Report) -> None:
         for name, error in errors.items():
             if not error <= contest.limit:
                 raise RuntimeError(
-                    f"{contest.algorithm} on {contest.data}: every way has to reach an error of "
+                    f"{contest.algorithm} on {contest.data}: every method must reach an error of "
                     f"{contest.limit:g}, {name} ended at {error:.3g}."
                 )
         for peer in contest.peers:

@@ -1,21 +1,21 @@
 """Clusters of worker processes on this machine: plain ones, and the straggler lab.
 
-In the lab the speed of every worker is given, and may follow a trace of real machines::
+In the lab every worker has a given speed, which may follow a trace of real machines::
 
     with Lab(workers=10, share=0.15) as lab:
-        C = coded.encode(A, workers=lab.workers)  # as yet the workers run at full speed
+        C = coded.encode(A, workers=lab.workers)  # workers still run at full speed
         lab.set_speeds([1.0] * 8 + [0.2] * 2)
         speeds = lab.measure_speeds(C, x)
         with lab.following(trace, seconds=2.0):
-            coded.submit(play_rounds, C, x, 100, workers=[lab.free]).result()
+            coded.submit(run_rounds, C, x, 100, workers=[lab.free]).result()
 
-Scheduler and coordinator are never slowed: the scheduler lives in this process, and `Lab.free` is
-the address of one more worker, for the coordinator. The slow ones are slow by `benchmarks.lab`'s
-means, event loop and communication included.
+Scheduler and coordinator are never slowed: the scheduler runs in this process, and `Lab.free` is
+the address of one more worker, for the coordinator. `benchmarks.lab` slows the other workers as
+whole processes, including their event loop and communication.
 
-Nothing outlives the block, however it ends. Where this process is killed before it can tidy up, its
-workers notice that it is gone and end, stopped ones are continued so that they do, and the control
-groups, empty then, are removed by the next lab.
+Nothing outlives the block, however it ends. If this process is killed before it can clean up, its
+workers notice that it is gone and exit; stopped workers are continued so that they can. The next
+lab removes the control groups, which are empty by then.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from benchmarks.lab import Kind, Throttle
 def local_workers(count: int) -> Iterator[tuple[Client, list[str]]]:
     """Start a scheduler in this process, and one-thread worker processes.
 
-    No worker has a memory limit: nothing is spilled or paused behind a benchmark's back.
+    No worker has a memory limit, so nothing is spilled or paused during a benchmark.
 
     Yields
     ------
     client : Client
     addresses : list of str
-        Of the workers.
+        Addresses of the workers.
     """
     with (
         LocalCluster(
@@ -65,8 +65,8 @@ def local_workers(count: int) -> Iterator[tuple[Client, list[str]]]:
         yield client, sorted(client.scheduler_info(n_workers=-1)["workers"])
 
 
-def play_rounds(operator: Any, x: np.ndarray, rounds: int) -> list[float]:
-    """In the cluster: seconds of each of some rounds."""
+def run_rounds(operator: Any, x: np.ndarray, rounds: int) -> list[float]:
+    """Run rounds inside the cluster and return the seconds of each."""
     seconds = []
     for _ in range(rounds):
         operator @ x
@@ -75,32 +75,32 @@ def play_rounds(operator: Any, x: np.ndarray, rounds: int) -> list[float]:
 
 
 class Rounds:
-    """Rounds of one loop in the cluster, each played when it is asked for.
+    """A loop in the cluster whose rounds run one by one on request.
 
     Parameters
     ----------
     client
-        Of the cluster.
+        Client of the cluster.
     operator
         A coded array.
     x
         Its operand.
     worker
-        Where the loop runs.
+        Address of the worker that runs the loop.
     """
 
     def __init__(self, client: Client, operator: Any, x: np.ndarray, worker: str) -> None:
         name = uuid.uuid4().hex
         self._asked = Queue(f"asked-{name}", client=client)
-        self._played = Queue(f"played-{name}", client=client)
+        self._seconds = Queue(f"seconds-{name}", client=client)
         self._future = coded.submit(
-            _play_when_asked, operator, x, name, client=client, workers=[worker]
+            _run_on_request, operator, x, name, client=client, workers=[worker]
         )
 
-    def play(self) -> float:
-        """Seconds of one round."""
+    def run_round(self) -> float:
+        """Run one round and return its seconds."""
         self._asked.put(True)
-        return self._played.get()
+        return self._seconds.get()
 
     def __enter__(self) -> Self:
         return self
@@ -111,11 +111,11 @@ class Rounds:
             self._future.result()
 
 
-def _play_when_asked(operator: Any, x: np.ndarray, name: str) -> None:
-    asked, played = Queue(f"asked-{name}"), Queue(f"played-{name}")
+def _run_on_request(operator: Any, x: np.ndarray, name: str) -> None:
+    asked, seconds = Queue(f"asked-{name}"), Queue(f"seconds-{name}")
     while asked.get():
         operator @ x
-        played.put(operator.last_round.seconds)
+        seconds.put(operator.last_round.seconds)
 
 
 class Lab:
@@ -124,28 +124,28 @@ class Lab:
     Parameters
     ----------
     workers
-        How many are slowed; there is one more.
+        Number of workers with given speeds; the lab has one more.
     share
         Share of one core that a worker of speed 1 has. All shares together should leave some of
-        the machine free, or the workers slow down each other.
+        the machine free, otherwise the workers slow each other down.
     floor
         Least share of a worker that is not stopped. With less than a few thousandths of a core the
-        event loop no longer answers, which is another fault than being slow.
+        event loop no longer answers, which is a different fault from being slow.
     kind
-        How to slow down; see `Throttle`.
+        How workers are slowed; see `Throttle`.
 
     Attributes
     ----------
     client
-        Of the cluster.
+        Client of the cluster.
     workers
-        Addresses of the workers that are slowed, in the order of their speeds.
+        Addresses of the workers with given speeds, in the order of these speeds.
     free
-        Address of the one that is not.
+        Address of the additional worker, which is never slowed.
     speeds
-        Those in force, one for each of ``workers``; at first infinite.
+        Current speeds, one for each of ``workers``; initially infinite.
     kind
-        The way that is in use; see `Throttle`.
+        The method in use; see `Throttle`.
     """
 
     client: Client
@@ -164,7 +164,7 @@ class Lab:
     ) -> None:
         if workers < 1 or not share > 0 or not floor > 0:
             raise ValueError(
-                "A lab wants at least 1 worker, and a share and a floor above 0, not "
+                "A lab needs at least 1 worker, and a share and a floor above 0, not "
                 f"workers={workers}, share={share}, floor={floor}."
             )
         self._count = workers
@@ -179,8 +179,8 @@ class Lab:
             pids = self.client.run(os.getpid, workers=self.workers)
             self._pids = [pids[worker] for worker in self.workers]
             self._dead: set[int] = set()
-            # Left before the cluster is closed: slow workers would be slow to end, stopped ones
-            # would not end at all.
+            # Exited before the cluster closes: slow workers would close slowly, stopped ones
+            # never.
             unlimited = dict.fromkeys(self._pids, math.inf)
             self._throttle = stack.enter_context(Throttle(unlimited, kind=self._kind))
             self.kind = self._throttle.kind
@@ -197,8 +197,9 @@ class Lab:
         Parameters
         ----------
         speeds : array_like, broadcast to shape (workers,)
-            Worker i gets ``share * speeds[i]`` of a core, or ``floor`` where that is more. A worker
-            of speed 0 is stopped: it answers nobody. One of speed ``math.inf`` is not limited.
+            Worker i gets ``share * speeds[i]`` of a core, or ``floor`` if that is more. A worker of
+            speed 0 is stopped and answers no messages. A worker of speed ``math.inf`` is not
+            limited.
         """
         speeds = np.broadcast_to(np.asarray(speeds, dtype=float), self._count).copy()
         for i, (pid, speed) in enumerate(zip(self._pids, _check(speeds).tolist(), strict=True)):
@@ -209,15 +210,16 @@ class Lab:
 
     @contextmanager
     def following(self, trace: ArrayLike, seconds: float | None = None) -> Iterator[Follower]:
-        """Let the speeds follow a trace; after the block they are what they were before it.
+        """Let the speeds follow a trace inside the block, and restore them after it.
 
         Parameters
         ----------
         trace : array_like, shape (rows, workers)
-            Relative speeds. The first row holds from the beginning; after the last comes the first.
+            Relative speeds. The first row holds from the start; after the last row the trace starts
+            again.
         seconds
-            How long a row holds, by a thread; leave the speeds to it. If not given, rows change by
-            `Follower.next_row` alone.
+            How long a row holds. A thread changes the rows, so do not call `set_speeds` meanwhile.
+            If not given, only `Follower.next_row` changes rows.
 
         Yields
         ------
@@ -237,12 +239,12 @@ class Lab:
             self.set_speeds(before)
 
     def measure_speeds(self, operator: Any, x: np.ndarray, seconds: float = 1.0) -> np.ndarray:
-        """Measure how fast the workers are on their pieces, all at once, with nothing else to do.
+        """Measure how fast all workers process their pieces at once, with nothing else to do.
 
-        In products of one stripe, as rounds compute them: an eighth of a piece at a time is up to
-        7 % slower, and no bound. At once, because they share caches and memory with each other in a
-        round as well. For other tenants of the machine the speed of all may change by tens of
-        percent within seconds: measure beside what is to be compared, before and after.
+        The products are of one stripe, as in rounds: products of an eighth of a piece are up to 7 %
+        slower, which would give no bound. The workers run at once because they also share caches
+        and memory in a round. Other tenants of the machine may change all speeds by tens of percent
+        within seconds, so measure immediately before and after what is to be compared.
 
         Parameters
         ----------
@@ -256,7 +258,7 @@ class Lab:
         Returns
         -------
         ndarray, shape (workers,)
-            Rows per second; 0 where a worker has died.
+            Rows per second; 0 for a worker that has died.
         """
         encoded = operator.encoded
         keys = {w: piece.key for w, piece in zip(encoded.workers, encoded.futures, strict=True)}
@@ -265,12 +267,12 @@ class Lab:
         return np.array([speeds.get(worker, 0.0) for worker in self.workers])
 
     def kill(self, worker: str) -> None:
-        """Kill a worker for good (SIGKILL), and wait until the scheduler knows."""
+        """Kill a worker permanently (SIGKILL), and wait until the scheduler has removed it."""
         index = self.workers.index(worker)
         cluster: Any = self.client.cluster
         for nanny in cluster.workers.values():
             if nanny.worker_address == worker:
-                nanny.close_gracefully()  # it is not to start another one
+                nanny.close_gracefully()  # so that it starts no other worker
         os.kill(self._pids[index], signal.SIGKILL)
         self._dead.add(index)
         while worker in cluster.scheduler.workers:
@@ -278,21 +280,21 @@ class Lab:
 
 
 class Follower:
-    """Walks through the rows of a trace: by hand, or in a thread of its own.
+    """Steps through the rows of a trace, by calls or in a thread.
 
     Parameters
     ----------
     rows
-        Of the trace.
+        Rows of the trace.
     apply
         Called with each row in turn.
     seconds
-        How long a row holds; without it there is no thread.
+        How long a row holds; if not given, there is no thread.
 
     Attributes
     ----------
     row
-        Number of the row in force.
+        Number of the current row.
     """
 
     def __init__(
@@ -310,7 +312,7 @@ class Follower:
         self._thread = threading.Thread(target=self._run, name="trace follower", daemon=True)
 
     def next_row(self) -> None:
-        """Go on to the next row now."""
+        """Apply the next row now."""
         self.row = (self.row + 1) % len(self._rows)
         self._apply(self._rows[self.row])
 
@@ -325,7 +327,7 @@ class Follower:
         if self._seconds is not None:
             self._thread.join()
         if self._error is not None:
-            raise RuntimeError("The workers ceased to follow the trace.") from self._error
+            raise RuntimeError("The workers no longer follow the trace.") from self._error
 
     def _run(self) -> None:
         assert self._seconds is not None
@@ -334,7 +336,7 @@ class Follower:
             due += self._seconds
             try:
                 self.next_row()
-            except Exception as error:  # raised where the block ends
+            except Exception as error:  # raised at the end of the block
                 self._error = error
                 return
 
@@ -348,7 +350,7 @@ def _check(speeds: np.ndarray) -> np.ndarray:
 async def _measure_speed(
     keys: Mapping[str, Any], x: np.ndarray, seconds: float, dask_worker: Any
 ) -> float:
-    """On a worker: its rows per second with nothing else to do, beside its event loop."""
+    """Return this worker's rows per second, computed in a thread next to its event loop."""
     piece = dask_worker.data[keys[dask_worker.address]]
     step = max(1, len(piece) // dask.config.get("coded.round.stripes"))
 

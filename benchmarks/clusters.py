@@ -1,12 +1,12 @@
-"""What dynamic clusters (GC-DC) gain over static ones (GC-SC), by how long straggling lasts.
+"""Measure the gain of dynamic clusters (GC-DC) over static ones (GC-SC), by memory of straggling.
 
-``python -m benchmarks.clusters`` simulates 20 workers in 5 clusters whose computing times follow a
-Markov chain of two states, of stated memory: the correlation of being slow from one step to the
-next. Messages cost nothing there. One case with memory and one without are measured in the network
-lab as well, with 12 workers that sleep as long as the chain says.
+``python -m benchmarks.clusters`` simulates 20 workers in 5 clusters. Their computing times follow a
+two-state Markov chain with a given memory, the correlation of being slow from one step to the next.
+Messages cost nothing in the simulation. One case with memory and one without are also measured in
+the network lab, with 12 workers that sleep for the times of the chain.
 
-Where straggling has no memory, no placement can gain, and `DynamicClusters` is to find that out and
-leave the clusters as they are.
+If straggling has no memory, no placement can gain. `DynamicClusters` should detect this and leave
+the clusters as they are.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from benchmarks.aggregation import measured
 from benchmarks.network import NetworkLab, unavailable
 from benchmarks.report import Report, options
 from dask_coded.aggregation import Aggregation, DynamicClusters, GradientCoding, StaticClusters
-from dask_coded.planning.timing import Costs
+from dask_coded.aggregation.timing import Costs
 from dask_coded.simulation import Delays, TrainingSimulation, markov
 
-#: Load, candidates, share of slow workers, memory, how much slower they are; and the gain over
-#: static clusters in a model in which all workers begin every step anew, known to be slow or fast.
+#: Load, candidates, share of slow workers, memory, slowdown; and the gain over static clusters in a
+#: simpler model, in which all workers start every step afresh and are known to be slow or fast.
 SIMULATED = [
     (2, 3, 0.20, 0.94, 10.0, 0.24),
     (3, 2, 0.20, 0.94, 10.0, 0.13),
@@ -44,7 +44,7 @@ LAB = (0.9, 0.0)
 
 
 def simulate(aggregation: Aggregation, delays: Delays, steps: int) -> float:
-    """Mean seconds of a step, where a worker of mean speed computes a part in one second."""
+    """Return the mean seconds of a step if a worker of mean speed computes a part in one second."""
     workers = delays.workers
     plan = aggregation.plan(workers)
     costs = Costs(latency=0.0, bandwidth=1e15, computation=float(plan.parts))
@@ -52,7 +52,7 @@ def simulate(aggregation: Aggregation, delays: Delays, steps: int) -> float:
 
 
 def simulated_rows(report: Report, cases: list[tuple[Any, ...]], steps: int) -> None:
-    """GC, GC-SC and GC-DC on chains, with both placements and with and without the gate."""
+    """Simulate GC, GC-SC and GC-DC on Markov chains, the latter with both placements."""
     workers, size = 20, 4
     for load, candidates, share, memory, slowdown, expected in cases:
         delays = markov(
@@ -85,10 +85,10 @@ def simulated_rows(report: Report, cases: list[tuple[Any, ...]], steps: int) -> 
 
 
 def lab_rows(report: Report, workers: int, steps: int, seconds: float) -> None:
-    """The same on real links, with a load of 2 in clusters of four; and simulated for comparison.
+    """Measure on real links, with a load of 2 in clusters of four, and simulate for comparison.
 
-    A hundred steps of a chain of twelve workers are few: what the simulator says of the very same
-    delays tells luck from a gain.
+    A hundred steps of a chain of twelve workers are few. Simulating the same delays shows whether a
+    gain is luck.
     """
     aggregations: dict[str, Aggregation] = {
         "GC-SC": StaticClusters(4, 2, code="cyclic"),
@@ -105,7 +105,7 @@ def lab_rows(report: Report, workers: int, steps: int, seconds: float) -> None:
                     lab, aggregation, delays, nbytes=nbytes, computation=seconds, steps=steps
                 )
                 training = TrainingSimulation(aggregation.plan(workers), costs, nbytes, delays)
-                # Before there is a history to judge by, both are the same.
+                # The first third is left out: without a history both aggregations are the same.
                 found[name] = float(np.mean(taken[steps // 3 :]))
                 simulated[name] = float(np.mean(training.run(steps).seconds[steps // 3 :]))
             expected = simulated["GC-DC"] / simulated["GC-SC"]
@@ -128,7 +128,7 @@ def lab_rows(report: Report, workers: int, steps: int, seconds: float) -> None:
 def main(json_file: Path | None, png_file: Path | None, smoke: bool, only: tuple[str, ...]) -> None:
     """Compare dynamic with static clusters, with and without memory."""
     if png_file is not None:
-        raise click.UsageError("This benchmark has tables only, no picture.")
+        raise click.UsageError("This benchmark draws no picture: leave out --png.")
     parts = only or ("lab", "simulated")
     report = Report("clusters")
     if "simulated" in parts:
@@ -136,7 +136,7 @@ def main(json_file: Path | None, png_file: Path | None, smoke: bool, only: tuple
     if "lab" in parts:
         if reason := unavailable():
             report.machine["lab"] = reason
-            click.echo(f"No measurement on links: {reason}", err=True)
+            click.echo(f"Skipping the network lab: {reason}", err=True)
         else:
             lab_rows(report, *((4, 6, 0.01) if smoke else (12, 90, 0.5)))
     report.finish(json_file)

@@ -1,14 +1,14 @@
-"""Compressed gradients: a convolutional network on MNIST over links that are thin.
+"""Measure compressed gradients: a convolutional network on MNIST over slow links.
 
-Three questions, each against no compression:
+There are three questions, each answered relative to no compression:
 
-* what is lost: how much of each layer's gradient the principal directions keep, and how long they
-  stay good, beside as many random directions; and the error of a sum that is packed hop by hop;
-* how many steps it takes to the same accuracy: trainings are replayed in this process;
-* how long that takes: the same trainings on worker processes behind limited links, in a ring, with
-  their bytes counted on the links. They end with the replayed parameters, bit by bit.
+* What is lost: how much of each layer's gradient the principal directions keep, and for how long,
+  compared with as many random directions; and the error of a sum that is packed for every message.
+* How many steps the same accuracy takes: trainings are replayed in this process.
+* How long these steps take: the same trainings run on worker processes behind limited links, in a
+  ring, with their bytes counted on the links. They end with the replayed parameters, bit by bit.
 
-Where no network lab is to be had, the last part is left out with the reason.
+Without a network lab the last part is skipped, and the report has the reason.
 """
 
 from __future__ import annotations
@@ -58,23 +58,23 @@ CODECS: dict[str, Codec] = {
     "16 bits, evenly spaced": Quantization(bits=16),
 }
 
-#: The gradients that are looked at are of two periods of this.
+#: Gradients are examined over two periods of this compression.
 LOOKED_AT = GradiVeQ(residual=False)
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much is done."""
+    """Size of a run."""
 
     workers: tuple[int, ...] = (4, 8)
     rate: str = "20mbit"
     batch: int = 128
     target: float = 0.97
-    #: Steps before the first look at the accuracy, between looks, and the most that are tried.
+    #: Steps before the accuracy is first checked, steps between checks, and most steps.
     before: int = 40
     every: int = 5
     most: int = 400
-    #: Orders of the samples.
+    #: Seeds of the order of the samples.
     seeds: tuple[int, ...] = (0, 1, 2)
     looked_at: GradiVeQ = LOOKED_AT
     samples: int | None = None
@@ -99,7 +99,7 @@ SMOKE = Size(
 @click.command()
 @options
 def main(json_file: Path | None, png_file: Path | None, smoke: bool) -> None:
-    """Bytes, time and accuracy of compressed gradients, and what is kept of them."""
+    """Measure bytes, time and accuracy of compressed gradients, and how much of them is kept."""
     size = SMOKE if smoke else Size()
     training, held_out = mnist.load()
     training = mnist.Split(*(part[: size.samples] for part in training))
@@ -113,14 +113,14 @@ def main(json_file: Path | None, png_file: Path | None, smoke: bool) -> None:
             on_the_cluster(report, size, workers, training, goals)
     if reason is not None:
         report.machine["without a network lab"] = reason
-        print(f"Nothing was run over limited links: {reason}")
+        print(f"Skipping the runs over limited links: {reason}")
     if png_file is not None:
         draw(png_file, energies)
     report.finish(json_file)
 
 
 def settings(size: Size) -> dict[str, Any]:
-    """What is the same in all trainings."""
+    """Return the settings that all trainings share."""
     return {
         "optimizer": SGD(0.05, momentum=0.9),
         "batch_size": size.batch,
@@ -135,12 +135,12 @@ def settings(size: Size) -> dict[str, Any]:
 def energy_kept(
     report: Report, size: Size, training: mnist.Split
 ) -> dict[str, dict[str, np.ndarray]]:
-    """How much of each layer's gradient is kept, step by step, by learnt and by random directions.
+    """Return how much of each layer's gradient learnt and random directions keep in each step.
 
     Returns
     -------
     dict of dict of ndarray
-        By directions and layer: one share a step, 1 in exact steps.
+        Shares by directions and layer, one per step; 1 in exact steps.
     """
     choice = size.looked_at
     compressors = {name: choice.compressor(mnist.layers(), 1) for name in ("principal", "random")}
@@ -179,7 +179,7 @@ def energy_kept(
 
 
 def gradients(size: Size, training: mnist.Split) -> Iterator[np.ndarray]:
-    """Summed gradients of a training without compression."""
+    """Yield the summed gradients of a training without compression."""
     optimizer = settings(size)["optimizer"]
     parameters = mnist.start()
     state = optimizer.start(parameters)
@@ -192,7 +192,7 @@ def gradients(size: Size, training: mnist.Split) -> Iterator[np.ndarray]:
 
 
 def forget(compressor: Projection) -> None:
-    """Put as many random directions in the place of those that were learnt."""
+    """Replace the learnt directions with as many random ones."""
     rng = np.random.default_rng(0)
     state = [
         (
@@ -208,7 +208,7 @@ def forget(compressor: Projection) -> None:
 
 
 def errors_of_sums(report: Report, size: Size, training: mnist.Split) -> None:
-    """What the sum of real gradients loses that is packed for every hop of a ring."""
+    """Measure the error of a sum of real gradients that is packed for every message of a ring."""
     for workers in size.workers:
         cut = (np.array_split(part[: size.batch], workers) for part in training)
         parts = [mnist.gradient(mnist.start(), *rows)[1] for rows in zip(*cut)]
@@ -230,7 +230,7 @@ def errors_of_sums(report: Report, size: Size, training: mnist.Split) -> None:
 
 
 class Goal(NamedTuple):
-    """Where a training arrives at the accuracy that is asked for."""
+    """Steps and parameters with which a training reaches the target accuracy."""
 
     steps: int
     parameters: np.ndarray
@@ -239,8 +239,8 @@ class Goal(NamedTuple):
 def steps_to_accuracy(
     report: Report, size: Size, workers: int, training: mnist.Split, held_out: mnist.Split
 ) -> dict[str, Goal]:
-    """Replay the trainings until they are accurate enough; those of the first seed are returned."""
-    # What differs between numbers of workers is the order of the samples only.
+    """Replay the trainings to the target accuracy, and return those of the first seed."""
+    # Different numbers of workers only change the order of the samples.
     seeds = size.seeds if workers == size.workers[0] else size.seeds[:1]
     goals = {
         name: [_goal(size, workers, COMPRESSIONS[name], seed, training, held_out) for seed in seeds]
@@ -285,21 +285,21 @@ def _goal(
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training on the cluster cost.
+    """Costs of a training on the cluster.
 
     Attributes
     ----------
     steps
-        How many there were.
+        Number of steps.
     seconds
-        Of each step but the first, which waits for the data, and the last, if the leader had heard
-        by then that all is done.
+        Seconds of each step except the first, which waits for the data. The last is missing, too,
+        if the end of the training was reported before that of the step.
     aggregation
-        Of these, from when the last worker had computed its gradient until the sum was there.
+        Part of these seconds after the slowest worker has computed its gradient.
     bytes
-        That went to workers, per step.
+        Bytes that workers received, per step.
     replayed
-        Whether the parameters are those of the replay, to the last bit.
+        Whether the parameters equal those of the replay to the last bit.
     """
 
     steps: int
@@ -312,7 +312,7 @@ class Trained:
 def on_the_cluster(
     report: Report, size: Size, workers: int, training: mnist.Split, goals: Mapping[str, Goal]
 ) -> None:
-    """Train over limited links, and compare with the training that does not compress."""
+    """Train over limited links, and compare with the training without compression."""
     with NetworkLab(workers, size.rate) as lab:
         held = [
             da.from_array(part, chunks=(-(-len(part) // workers), *part.shape[1:]))
@@ -324,7 +324,7 @@ def on_the_cluster(
             name: _measure(lab, size, data, COMPRESSIONS[name], goal)
             for name, goal in goals.items()
         }
-        del data  # or workers that leave first would hand it to the others
+        del data  # otherwise workers that leave first would send it to the others
     none = trained["none"]
     for name, found in trained.items():
         case = f"{name}, {workers} workers, {size.rate}"
@@ -360,7 +360,7 @@ def _measure(
     begun: list[tuple[int, Traffic]] = []
 
     def callback(progress: Progress) -> None:
-        if not begun:  # the data are where they are needed
+        if not begun:  # by now the workers have the data
             begun.append((progress.round, lab.traffic()))
 
     result = _train(lab, size, data, compression, goal.steps, callback)
@@ -404,7 +404,7 @@ def _train(
 
 
 def draw(file: Path, energies: Mapping[str, Mapping[str, np.ndarray]]) -> None:
-    """The share that is kept of each layer's gradient, over the steps."""
+    """Plot the share of each layer's gradient that is kept, over the steps."""
     layers = [layer for layer, share in energies["principal"].items() if np.any(share < 1 - 1e-9)]
     with picture(file, figsize=(9, 4)) as figure:
         axes = figure.subplots()

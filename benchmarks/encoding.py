@@ -1,10 +1,10 @@
-"""What encoding moves and how long it takes: any k of n pieces, or sparse random parity.
+"""Measure what encoding moves and how long it takes, with MDS codes and sparse random parity.
 
-Processes on this machine make the pieces of an array that lies on them already, in blocks. Bytes
-are those of rows that workers received from each other; `k (n - k)` blocks are the floor for a code
-of which any k pieces suffice. What fewer bytes cost is the other half: how likely it is that
-the blocks survive the loss of some workers, for masks drawn at random beside the published figures,
-and for the balanced masks of `RandomLinear`. No cluster is needed for that half.
+Worker processes on this machine encode an array whose blocks they already hold. Bytes count the
+rows that workers receive from each other; `k (n - k)` blocks are the floor for a code of which any
+k pieces suffice. The second half measures the price of moving fewer bytes: the probability that the
+blocks survive the loss of some workers, for masks drawn at random (next to published figures) and
+for the balanced masks of `RandomLinear`. This half needs no cluster.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from dask_coded.codes import Code
 CODES = ((10, 7), (12, 9), (12, 6))
 DENSITIES = (0.25, 0.5, 0.75)
 
-#: Share of losses of one, two, … pieces that systematic codes survive whose parity mentions each
-#: block with probability 1/2: for coefficients of one, and for Gaussian ones (20,000 draws). Where
+#: Share of losses of one, two, … pieces that random systematic codes survive. A parity piece
+#: contains each block with probability 1/2; coefficients are one, or Gaussian (20,000 draws). Where
 #: the two differ by less than the error, one figure was published.
 DRAWN = {
     (10, 7): {"ones": [0.912, 0.728, 0.396], "gaussian": [0.917, 0.753, 0.465]},
@@ -44,7 +44,7 @@ DRAWN = {
 
 
 def drawn_code(n: int, k: int, density: float, kind: str, rng: np.random.Generator) -> Code:
-    """A systematic code of which every coefficient of parity is zero or not by itself."""
+    """Return a systematic code whose parity coefficients are non-zero independently."""
     shape = n - k, k
     values = rng.standard_normal(shape) if kind == "gaussian" else np.ones(shape)
     return Code(np.vstack([np.eye(k), values * (rng.random(shape) < density)]))
@@ -53,7 +53,7 @@ def drawn_code(n: int, k: int, density: float, kind: str, rng: np.random.Generat
 def survival_of_draws(
     n: int, k: int, density: float, kind: str, failures: int, draws: int
 ) -> np.ndarray:
-    """Share of draws, of a code and of workers to lose, that survive 1, 2, … losses."""
+    """Return the share of draws, of a code and of lost workers, that survive 1, 2, … losses."""
     rng = np.random.default_rng(0)
     survived = np.zeros(failures)
     for _ in range(draws):
@@ -64,7 +64,7 @@ def survival_of_draws(
 
 
 def report_survival(report: Report, smoke: bool) -> None:
-    """How likely the loss of so many workers is survived, drawn at random and balanced."""
+    """Add the probability of surviving losses, for masks drawn at random and balanced ones."""
     draws = 20 if smoke else 1_000
     for (n, k), published in list(DRAWN.items())[: 1 if smoke else None]:
         failures = min(4, n - k)
@@ -106,7 +106,7 @@ def report_survival(report: Report, smoke: bool) -> None:
 
 
 def encode(source: Any, code: Code, client: Client, workers: list[str]) -> tuple[int, int]:
-    """Bytes moved, and bytes of one block."""
+    """Encode, and return the bytes moved and the bytes of one block."""
     encoded = coded.encode(source, code, client, workers=workers).encoded
     return encoded.bytes_moved, encoded.nbytes // code.pieces
 
@@ -114,7 +114,7 @@ def encode(source: Any, code: Code, client: Client, workers: list[str]) -> tuple
 def report_traffic(
     report: Report, n: int, k: int, client: Client, workers: list[str], smoke: bool
 ) -> None:
-    """Bytes and seconds of sparse parity over those of MDS, encoded in turns."""
+    """Add bytes and seconds of sparse parity over those of MDS, encoded in turns."""
     rows, columns = (8, 10) if smoke else (1_000, 500)
     source: Any = da.random.default_rng(0).standard_normal(
         (k * rows, columns), chunks=(rows, columns)
@@ -147,7 +147,7 @@ def report_traffic(
 
 
 def pieces_to_repair(code: Code) -> float:
-    """How many other pieces a lost one is made of, on average, as far as others determine it."""
+    """Return the mean number of pieces that rebuild a lost one, if the others determine it."""
     counts = []
     for piece in range(code.pieces):
         if code.survives([piece]):
@@ -159,9 +159,9 @@ def pieces_to_repair(code: Code) -> float:
 @click.command()
 @options
 def main(json_file: Path | None, png_file: Path | None, smoke: bool) -> None:
-    """Bytes and time of encoding, MDS and sparse random parity; what is likely to survive."""
+    """Measure bytes and time of encoding, MDS and sparse random parity; and survival of losses."""
     if png_file:
-        raise click.UsageError("This benchmark has tables only, no picture.")
+        raise click.UsageError("This benchmark draws no picture: leave out --png.")
     report = Report("encoding")
     codes = ((4, 2),) if smoke else CODES
     with local_workers(max(n for n, _ in codes)) as (client, workers):

@@ -1,14 +1,14 @@
-"""Hessians ``A.T @ diag(d) @ A`` on workers of which some are slow, and how well the codes decode.
+"""Measure Hessians ``A.T @ diag(d) @ A`` with some slow workers, and the errors of their codes.
 
-The case of the S2C2 paper: 6000 x 6000, cut in three either way, on 12 workers of which any 9
-suffice. Conventional polynomial coding (the static policy: every worker computes all of its
-product, the first 9 are used) beside rows dealt out by speed, and beside dask.array on the same
-workers. The yardstick is the fluid bound from the speeds that the workers have on their pieces,
-measured beside every round, because those of a shared machine change.
+The case is that of the S2C2 paper: 6000 x 6000, cut in three both ways, on 12 workers of which any
+9 suffice. Conventional polynomial coding (the static policy: every worker computes all of its
+product, the first 9 are used) is compared with rows dealt out by speed, and with dask.array on the
+same workers. The yardstick is the fluid bound from the workers' speeds on their pieces, which are
+measured before and after every round because speeds on a shared machine change.
 
-Then the numerics, without a cluster: for every set of workers that suffices, how much decoding
+The numerics need no cluster. For every set of workers that suffices, they show how much decoding
 amplifies errors, with the points of `Polynomial` and with codes from the literature. Roots of unity
-stand for the rotation embedding, whose condition numbers are the same.
+stand for the rotation embedding, which has the same condition numbers.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ import dask_coded as coded
 from benchmarks.cluster import Lab
 from benchmarks.report import Report, Summary, options
 from dask_coded.codes import DecodeError
-from dask_coded.planning import fluid_time
-from dask_coded.runtime.kernels import bilinear
+from dask_coded.rounds import fluid_time
+from dask_coded.rounds.kernels import bilinear
 
 # (name, policy, predictor): conventional polynomial coding, then work dealt out by speed.
 WAYS = [
@@ -51,7 +51,7 @@ class Size:
 
     rows: int = 6_000
     columns: int = 6_000
-    # Leaves most of a core for the coordinator, which takes in and decodes the whole product.
+    # Leaves a third of one of two cores to the coordinator, which decodes the whole product.
     share: float = 0.14
     code: tuple[int, int, int] = (12, 3, 3)
     slowed: tuple[int, ...] = (0, 2, 4)
@@ -70,7 +70,7 @@ SMOKE = Size(
     draws=1,
 )
 
-#: Worst condition numbers over all sufficient sets, from the definitions of their authors.
+#: Worst condition numbers over all sufficient sets, for the codes as their authors define them.
 PUBLISHED_CONDITION = {
     ((18, 5, 3), "roots of unity"): 102.7,
     ((31, 4, 7), "roots of unity"): 404.3,
@@ -93,14 +93,14 @@ PUBLISHED_ERROR = {
 # ------------------------------------------------------------------------------------------ rounds
 
 
-def play_products(pair: Any, d: np.ndarray) -> float:
-    """In the cluster: seconds of one product."""
+def run_product(pair: Any, d: np.ndarray) -> float:
+    """Compute one product inside the cluster and return its seconds."""
     pair.product(d)
     return pair.last_round.seconds
 
 
 class Bench:
-    """A matrix in a lab: coded with itself, and as a plain dask array."""
+    """A matrix in a lab, encoded as a pair with itself, and as a plain dask array."""
 
     def __init__(self, lab: Lab, size: Size) -> None:
         lab.set_speeds(math.inf)
@@ -116,7 +116,7 @@ class Bench:
         self._lab = lab
 
     def bound(self) -> float:
-        """Seconds that a round takes at least, at the speeds that the workers have just now."""
+        """Return the least seconds of a round at the current speeds of the workers."""
         encoded = self.pair.encoded
         keys = {w: piece.key for w, piece in zip(encoded.workers, encoded.futures, strict=True)}
         rows = max(encoded.spec.geometry.rows)
@@ -125,11 +125,11 @@ class Bench:
         )
         return fluid_time(np.array([measured[w] for w in keys]), self.pair.code.k, rows)
 
-    def play(self, policy: str, predictor: str) -> float:
-        """Seconds of a coded round."""
+    def run_round(self, policy: str, predictor: str) -> float:
+        """Run a coded round and return its seconds."""
         with dask.config.set({"coded.policy": policy, "coded.predictor": predictor}):
             return coded.submit(
-                play_products,
+                run_product,
                 self.pair,
                 self.d,
                 client=self._lab.client,
@@ -137,10 +137,10 @@ class Bench:
             ).result()
 
     def compute(self) -> float:
-        """Seconds of the product by dask.array, its chunks left where they are."""
+        """Return the seconds of the product by dask.array, whose chunks stay on the workers."""
         A = self.plain
         with warnings.catch_warnings():
-            # Many small tasks are what lets it balance the load.
+            # dask.array needs many small tasks to balance the load.
             warnings.simplefilter("ignore", da.PerformanceWarning)
             product = (A.T * self.d) @ A
         began = perf_counter()
@@ -151,7 +151,7 @@ class Bench:
 async def _measure_speed(
     keys: Mapping[str, Any], rows: int, stripes: int, d: np.ndarray, dask_worker: Any
 ) -> float:
-    """On a worker: rows of its product per second with nothing else to do, in stripes."""
+    """Return the rows of its product that an idle worker computes per second, in stripes."""
     kernel = bilinear(dask_worker.data[keys[dask_worker.address]], rows, d)
     edges = np.arange(stripes + 1) * rows // stripes
 
@@ -170,14 +170,14 @@ async def _measure_speed(
 def compare(
     bench: Bench, ways: dict[str, Callable[[], float]], turns: int
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Seconds of all ways in turn, and the fluid bound beside each."""
+    """Run all methods in turn; return the seconds and the fluid bound of each run."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     bounds: dict[str, list[float]] = {name: [] for name in ways}
-    bench.bound()  # the first touch of a new piece is slower
+    bench.bound()  # the first access to a new piece is slower
     before = bench.bound()
     for _ in range(turns):
-        for name, play in ways.items():
-            seconds[name].append(play())
+        for name, run in ways.items():
+            seconds[name].append(run())
             after = bench.bound()
             bounds[name].append((before + after) / 2)
             before = after
@@ -185,20 +185,20 @@ def compare(
 
 
 def report_rounds(report: Report, size: Size) -> None:
-    """All ways with some of the workers slowed five times."""
+    """Add rounds of all methods, with some of the workers slowed five times."""
     n, a, b = size.code
     with Lab(n, size.share) as lab:
         report.machine["throttle"] = lab.kind
         bench = Bench(lab, size)
         ways: dict[str, Callable[[], float]] = {
-            name: partial(bench.play, policy, predictor) for name, policy, predictor in WAYS
+            name: partial(bench.run_round, policy, predictor) for name, policy, predictor in WAYS
         }
         ways["dask.array"] = bench.compute
         for slowed in size.slowed:
             lab.set_speeds([1 / 5] * slowed + [1] * (n - slowed))
-            bench.play("continuous", "exponential")  # speeds are learnt before any way is timed
+            bench.run_round("continuous", "exponential")  # learns the speeds before anything is timed
             seconds, bounds = compare(bench, ways, size.turns)
-            # Ratios to the fluid bound beside each take out what the machine itself changed.
+            # Dividing each round by its own fluid bound removes changes of the machine itself.
             ratios = {name: np.divide(seconds[name], bounds[name]) for name in ways}
             for name in ways:
                 case = f"({n},{a * b}), {slowed} slowed 5x: {name}"
@@ -215,7 +215,7 @@ def report_rounds(report: Report, size: Size) -> None:
 
 
 def generators(n: int, a: int, b: int, draws: int) -> dict[str, np.ndarray]:
-    """Generators to compare, each (n, a b): ours, other points, and codes from the literature."""
+    """Return the generators to compare, each (n, a b): ours, other points, published codes."""
     out = {
         points: coded.Polynomial(n, a, b, points).G
         for points in ("circle", "chebyshev", "integers")
@@ -230,7 +230,7 @@ def generators(n: int, a: int, b: int, draws: int) -> dict[str, np.ndarray]:
 
 
 def _chebyshev_from_1(n: int, a: int, b: int) -> np.ndarray:
-    """The variant that the published errors are of: degrees 1 to a, and a to a b."""
+    """Return the variant with published errors: degrees 1 to a, and a to a b."""
     angles = (2 * np.arange(n) + 1) * np.pi / (2 * n)
     left = np.cos(np.outer(angles, np.arange(1, a + 1)))
     right = np.cos(np.outer(angles, a * np.arange(1, b + 1)))
@@ -245,18 +245,18 @@ def _random(n: int, a: int, b: int, seed: int) -> np.ndarray:
 
 
 def worst(G: np.ndarray) -> tuple[float, float]:
-    """Worst condition number and worst amplification of squared errors, over all sufficient sets.
+    """Return the worst condition number and error amplification over all sufficient sets.
 
-    The amplification is that of errors that are a given part of each worker's result, for blocks
-    that are all of one size.
+    The amplification is of squared errors, for errors proportional to each worker's result and
+    blocks of equal size.
     """
     condition = amplification = 0.0
     for part in _subsets(*G.shape):
         rows = G[part]
-        # Rows of norm one: then each worker's error has the same size.
+        # With rows of norm one each worker's error has the same size.
         scaled = rows / np.linalg.norm(rows, axis=2, keepdims=True)
         values, of_scaled = (np.linalg.svd(M, compute_uv=False) for M in (rows, scaled))
-        # Of a singular set both are infinite; some machines' LAPACK finds an exact zero.
+        # For a singular set both are infinite: on some machines LAPACK finds an exact zero.
         with np.errstate(divide="ignore"):
             conditions, errors = values[:, 0] / values[:, -1], (of_scaled**-2.0).sum(axis=1)
         condition = max(condition, float(conditions.max()))
@@ -270,7 +270,7 @@ def _subsets(n: int, k: int) -> Iterator[np.ndarray]:
 
 
 def decoding_error(code: coded.Polynomial, dtype: str) -> float:
-    """Relative error of a decoded product in the worst sufficient set, against double precision."""
+    """Return the error of a product decoded from the worst set, relative to double precision."""
     rng = np.random.default_rng(0)
     A = rng.standard_normal((200, 8 * code.a)).astype(dtype)
     B = rng.standard_normal((200, 8 * code.b)).astype(dtype)
@@ -288,7 +288,7 @@ def decoding_error(code: coded.Polynomial, dtype: str) -> float:
 
 
 def report_numerics(report: Report, size: Size) -> None:
-    """Worst condition numbers and errors of the codes, beside what was published."""
+    """Add worst condition numbers and errors of the codes, next to published figures."""
     for n, a, b in size.codes:
         found = {name: worst(G) for name, G in generators(n, a, b, size.draws).items()}
         for name, (condition, amplification) in found.items():
@@ -319,9 +319,9 @@ def report_numerics(report: Report, size: Size) -> None:
 @click.command()
 @options
 def main(json_file: Path | None, png_file: Path | None, smoke: bool) -> None:
-    """Hessians by coded pairs with 0, 2 and 4 of 12 workers slowed 5x; errors of the codes."""
+    """Measure Hessians with 0, 2 and 4 of 12 workers slowed 5x, and the errors of the codes."""
     if png_file:
-        raise click.UsageError("This benchmark has tables only, no picture.")
+        raise click.UsageError("This benchmark draws no picture: leave out --png.")
     size = SMOKE if smoke else Size()
     report = Report("hessian")
     report_numerics(report, size)

@@ -1,6 +1,6 @@
-"""The straggler lab's brakes: make processes slow on purpose, each by as much as wanted.
+"""Slow processes down on purpose, each to a given share of one core.
 
-A `Throttle` holds every process to its share of one core while its block lasts::
+A `Throttle` holds every process to its share while its block lasts::
 
     pids = client.run(os.getpid)
     with Throttle({pid: share for pid, share in zip(pids.values(), [1.0, 1.0, 0.2])}) as lab:
@@ -8,26 +8,27 @@ A `Throttle` holds every process to its share of one core while its block lasts:
         ...
         lab.set_share(pid, 0.5)  # speeds may drift
 
-`benchmarks.cluster.Lab` is a whole cluster whose workers are held like this.
+`benchmarks.cluster.Lab` is a whole cluster with workers slowed like this.
 
 Sleeping inside a task, the usual way to fake a straggler, leaves the core to the other workers and
 the worker's own event loop at full speed. Here the process itself is slow, communication included,
-as on a busy virtual machine. There are two ways:
+as on a busy virtual machine. There are two methods:
 
 cgroup quota
-    As root on Linux each process gets a control group of its own with the CPU controller's
-    bandwidth limit: ``share * period`` of run time per period, all threads together. Version 1 and
-    version 2 of control groups are supported.
+    As root on Linux each process gets its own control group with the CPU controller's bandwidth
+    limit: ``share * period`` of run time per period, all threads together. Version 1 and version 2
+    of control groups are supported.
 stop/continue duty cycle
     Elsewhere a thread stops and continues the processes (``SIGSTOP`` and ``SIGCONT`` on Unix), so
     that each may run for ``share`` of every period. The share is one of time, not of a core: a
-    process with several busy threads gets as much more.
+    process with several busy threads gets correspondingly more.
 
-A share of 0 stops a process, in both ways. None stays stopped when the one that stopped it is gone.
+With both methods a share of 0 stops a process. No process stays stopped after the process that
+stopped it is gone.
 
 Measured on Linux 6.18 (250 Hz): with a period of 10 ms a quota of 0.2 gives 0.203 of a core, in
 runs of a few milliseconds; with the kernel's default period of 100 ms the process stands still for
-80 ms at a time, which is longer than many a task.
+80 ms at a time, which is longer than many tasks.
 """
 
 from __future__ import annotations
@@ -52,16 +53,17 @@ Kind = Literal["cgroup quota", "stop/continue duty cycle"]
 #: Control groups are called PREFIX-<owner's pid>-<owner's start, ticks after boot>-<process's pid>.
 PREFIX = "dask-coded-lab"
 
-#: Seconds per period. Signals from a Python thread cost more than the kernel's own accounting.
+#: Seconds per period. Signals from a Python thread cost more than the kernel's own accounting,
+#: so duty cycles have a longer one.
 DEFAULT_PERIOD: Mapping[Kind, float] = {"cgroup quota": 0.01, "stop/continue duty cycle": 0.05}
 
-#: The kernel takes no quota below 1 ms and no period above 1 s.
+#: The kernel accepts no quota below 1 ms and no period above 1 s.
 _LEAST_QUOTA_US = 1_000
 _GREATEST_PERIOD_US = 1_000_000
 
 
 class _Brake(Protocol):
-    """A way to slow processes down."""
+    """A method to slow processes down."""
 
     def set_share(self, pid: int, share: float) -> None: ...
 
@@ -71,27 +73,27 @@ class _Brake(Protocol):
 class Throttle:
     """Hold processes to shares of one core for as long as a ``with`` block lasts.
 
-    Everything is undone when the block is left, be it by an exception, and when the interpreter
-    exits. When it is killed, stopped processes are continued at once, and control groups that it
-    left behind are removed by the next run.
+    Everything is undone when the block is left, also by an exception, and when the interpreter
+    exits. If the interpreter is killed, stopped processes are continued at once, and the next run
+    removes the control groups that are left.
 
     Parameters
     ----------
     shares
-        For each process id its share of one core. One-thread workers at full speed have 1.0; 0
-        stops a process, and infinity does not limit it, which is room for a later `set_share`.
+        Share of one core for each process id. A one-thread worker at full speed has 1.0. A share
+        of 0 stops a process; infinity does not limit it, until a later `set_share` does.
     period
         Seconds over which a share is counted: 10 ms for quotas, 50 ms for a duty cycle by default.
-        Shorter is smoother. A quota of less than 1 ms per period lengthens its own period.
+        Shorter is smoother. Where a quota would be less than 1 ms, the period is lengthened.
     kind
-        How to slow down; by default a cgroup quota where that is to be had, otherwise a duty cycle.
+        How to slow down; by default a cgroup quota where available, otherwise a duty cycle.
 
     Attributes
     ----------
     kind
-        The way that is in use: ``"cgroup quota"`` or ``"stop/continue duty cycle"``.
+        The method in use: ``"cgroup quota"`` or ``"stop/continue duty cycle"``.
     shares
-        The shares in force.
+        The current shares.
 
     Raises
     ------
@@ -100,7 +102,7 @@ class Throttle:
     ProcessLookupError
         If there is no such process.
     OSError
-        If cgroup quotas were asked for and cannot be had: they need root on Linux.
+        If cgroup quotas were requested but are not available: they need root on Linux.
     """
 
     def __init__(
@@ -124,11 +126,11 @@ class Throttle:
     @property
     def kind(self) -> Kind:
         if self._kind is None:
-            raise RuntimeError("A throttle has a kind once its 'with' block is entered: enter it.")
+            raise RuntimeError("A throttle has a kind only in its 'with' block: enter it first.")
         return self._kind
 
     def set_share(self, pid: int, share: float) -> None:
-        """Change the share of a process, or begin to slow one more."""
+        """Change the share of a process, or start to slow another one."""
         if self._brake is None:
             raise RuntimeError("A throttle works only inside its 'with' block: enter it first.")
         _check(pid, share)
@@ -139,13 +141,13 @@ class Throttle:
 
     def __enter__(self) -> Self:
         if self._brake is not None:
-            raise RuntimeError("This throttle is in use: make another one.")
+            raise RuntimeError("This throttle is already in use: create another one.")
         if self._wanted != "stop/continue duty cycle":
             try:
                 self._engage("cgroup quota")
                 return self
             except OSError:
-                # A vanished process is the caller's concern, whatever slows it down.
+                # A missing process is the caller's error with either method.
                 if self._wanted is not None or not all(map(psutil.pid_exists, self.shares)):
                     raise
         self._engage("stop/continue duty cycle")
@@ -185,7 +187,7 @@ def _check(pid: int, share: float) -> None:
 
 @dataclass(frozen=True)
 class Controller:
-    """The CPU controller of control groups: where it is mounted and how it is spoken to.
+    """The CPU controller of control groups: its version, its mount point, its files.
 
     Attributes
     ----------
@@ -194,7 +196,7 @@ class Controller:
     mount
         Where its hierarchy is mounted.
     subtree
-        The group that the mount shows as its root: inside a container not always ``/``.
+        The group that the mount shows as its root; inside a container not always ``/``.
     proc
         Where the process file system is mounted.
     """
@@ -229,15 +231,16 @@ class Controller:
 
     @property
     def parent(self) -> Path:
-        """The group in which groups are made.
+        """The group in which groups are created.
 
-        In version 1 it is our own, so that limits on it, say of a container, go on to hold. In
-        version 2 a group that has processes cannot limit its children: there it is the root.
+        In version 1 it is this process's own group, so that limits on that group, such as those of
+        a container, still apply. In version 2 a group that has processes cannot limit its children,
+        so it is the root.
         """
         return self.group_of(os.getpid()) if self.version == 1 else self.mount
 
     def group_of(self, pid: int) -> Path:
-        """Return the group that a process is in now, or the root where that is out of sight."""
+        """Return the current group of a process, or the root if the mount does not show it."""
         path = "/"
         for line in (self.proc / str(pid) / "cgroup").read_text(encoding="utf-8").splitlines():
             hierarchy, controllers, group = line.split(":", 2)
@@ -249,7 +252,7 @@ class Controller:
         return group_folder if group_folder.is_dir() else self.mount
 
     def enable(self) -> None:
-        """Let the parent's children have quotas."""
+        """Allow quotas for the children of the parent."""
         if self.version == 2:
             switch = self.parent / "cgroup.subtree_control"
             if "cpu" not in switch.read_text().split():
@@ -263,7 +266,7 @@ class Controller:
             return
         period_us, quota_us = quota(share, period)
         if self.version == 1:
-            (group / "cpu.cfs_quota_us").write_text("-1")  # any period goes with no quota
+            (group / "cpu.cfs_quota_us").write_text("-1")  # without a quota any period is valid
             (group / "cpu.cfs_period_us").write_text(str(period_us))
             (group / "cpu.cfs_quota_us").write_text(str(quota_us))
         else:
@@ -294,7 +297,7 @@ class QuotaGroups:
     def set_share(self, pid: int, share: float) -> None:
         if pid not in self._groups:
             self._enclose(pid)
-        if share == 0:  # which no quota is
+        if share == 0:  # a quota cannot be 0
             self._signals.stop(pid)
             return
         self._controller.limit(self._groups[pid], share, self._period)
@@ -304,7 +307,7 @@ class QuotaGroups:
         """Make a group for a process and move it there."""
         origin = self._controller.group_of(pid)
         if origin.name.startswith(PREFIX):
-            raise ValueError(f"Process {pid} is slowed already, by control group {origin}.")
+            raise ValueError(f"Process {pid} is already slowed by control group {origin}.")
         group = self._controller.parent / group_name(pid)
         group.mkdir()
         self._undo.callback(_dissolve, group, origin)
@@ -324,7 +327,7 @@ def quota(share: float, period: float) -> tuple[int, int]:
     share
         Share of one core.
     period
-        Seconds; lengthened where the quota would be too short to be had.
+        Seconds; lengthened where the quota would be below the kernel's minimum.
 
     Examples
     --------
@@ -339,7 +342,7 @@ def quota(share: float, period: float) -> tuple[int, int]:
 
 
 def group_name(pid: int) -> str:
-    """Name the control group that this process makes for another one."""
+    """Return the name of the control group that this process creates for another one."""
     return f"{PREFIX}-{os.getpid()}-{_start_ticks(os.getpid())}-{pid}"
 
 
@@ -359,7 +362,7 @@ def _move(pid: int, group: Path) -> None:
 
 
 def _dissolve(group: Path, origin: Path) -> None:
-    """Remove a group after moving all that is in it, children forked meanwhile included."""
+    """Remove a group after moving its processes, including children forked meanwhile."""
     for attempts_left in reversed(range(100)):
         try:
             for pid in (group / "cgroup.procs").read_text().split():
@@ -368,15 +371,15 @@ def _dissolve(group: Path, origin: Path) -> None:
             group.rmdir()
             return
         except OSError as error:
-            if not group.exists():  # another run may be tidying up as well
+            if not group.exists():  # another run may have removed it
                 return
             if error.errno != errno.EBUSY or not attempts_left:
                 raise
-            time.sleep(0.01)  # a process in it was being born or was dying
+            time.sleep(0.01)  # a process in it was starting or ending
 
 
 def _start_ticks(pid: int) -> int | None:
-    """When a process began, in clock ticks after boot: tells a process from one with its number."""
+    """Return the start of a process in clock ticks after boot, since process ids are reused."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

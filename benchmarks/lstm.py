@@ -2,16 +2,17 @@
 
     python -m benchmarks.lstm
 
-writes the weights, with a record of how they came about, to the file that the package reads. What
-they are worth is found by ``python -m benchmarks.prediction``, on machines and days that training
-has not seen: see `benchmarks.prediction.Part` for the split.
+writes the weights, with a record of their training, to the file that the package reads.
+``python -m benchmarks.prediction`` evaluates them on machines and days that training has not seen;
+see `benchmarks.prediction.Part` for the split.
 
-- Every batch takes as many windows from each trace, and each trace's squared errors are in units
-  of those of an AR(8) fitted to that trace: none dominates, however many machines or how loud.
-- The straight line starts as the ridge regression over all traces, the cell from PyTorch's random
-  start, its read-out from zero.
-- Some windows lose their early rounds, as a cluster has no history when it starts.
-- What is kept is the moving average of the weights at its best on the validation part.
+- Every batch takes the same number of windows from each trace, and each trace's squared errors are
+  in units of those of an AR(8) fitted to that trace. So no trace dominates by its number of
+  machines or by its variance.
+- The linear part starts as the ridge regression over all traces, the cell with PyTorch's random
+  initialisation, its read-out at zero.
+- Some windows lose their early rounds, because a cluster has no history when it starts.
+- The weights that are kept are the moving average at its best on the validation part.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ import numpy as np
 
 from benchmarks import traces
 from benchmarks.prediction import HISTORY, PARTS, Part, series
-from dask_coded.planning.predictors._lstm import NAMES, loudness
+from dask_coded.prediction.predictors._lstm import NAMES, loudness
 
 try:
     import torch
 except ModuleNotFoundError as error:
     raise ImportError("Training needs PyTorch: pip install 'dask-coded[train]'.") from error
 
-#: Where the package looks for its weights.
-SHIPPED = Path(str(files("dask_coded.planning.predictors"))) / "lstm.npz"
+#: File from which the package reads its weights.
+SHIPPED = Path(str(files("dask_coded.prediction.predictors"))) / "lstm.npz"
 
 SETTINGS: dict[str, Any] = {
     "hidden": 12,
@@ -56,12 +57,12 @@ SMOKE = {"epochs": 2, "batches": 2, "batch": 16}
 
 
 class Windows:
-    """Windows of one part of some traces, drawn without ever being written out.
+    """Windows of one part of some traces, drawn without storing them.
 
     Parameters
     ----------
     machines : dict
-        For each trace its machines' speeds, see `series`.
+        Speeds of the machines of each trace, see `series`.
     part : Part
     """
 
@@ -81,12 +82,12 @@ class Windows:
         self._flat = torch.tensor(np.concatenate(flat), dtype=torch.float32)
 
     def draw(self, name: str, size: int, generator: torch.Generator) -> torch.Tensor:
-        """Some windows of a trace at random, shape (size, HISTORY + 1); the last is the target."""
+        """Draw windows of a trace at random, shape (size, HISTORY + 1); targets come last."""
         ends = self.ends[name]
         return self._at(ends[torch.randint(len(ends), (size,), generator=generator)])
 
     def spread_out(self, name: str, most: int) -> torch.Tensor:
-        """At most so many windows of a trace, evenly spaced."""
+        """Return at most ``most`` windows of a trace, evenly spaced."""
         ends = self.ends[name]
         return self._at(ends[:: -(-len(ends) // most)])
 
@@ -95,7 +96,7 @@ class Windows:
 
 
 def normalised(history: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Mean, spread and deviations: what ``_lstm.normalised`` is in NumPy."""
+    """Return mean, spread and deviations, as ``_lstm.normalised`` does in NumPy."""
     known = ~torch.isnan(history)
     values = torch.nan_to_num(history)
     count = known.sum(1).clamp(min=1)
@@ -106,7 +107,7 @@ def normalised(history: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch
 
 
 class Net(torch.nn.Module):
-    """The network of ``dask_coded/planning/predictors/_lstm.py``, able to learn."""
+    """The network of ``dask_coded/prediction/predictors/_lstm.py``, in PyTorch."""
 
     def __init__(self, hidden: int, width: int, line: torch.Tensor) -> None:
         super().__init__()
@@ -123,12 +124,12 @@ class Net(torch.nn.Module):
         return hidden @ self.head + u @ self.line
 
     def errors(self, windows: torch.Tensor) -> torch.Tensor:
-        """What the last speed of each window is above the one predicted from the others."""
+        """Return the last speed of each window minus its prediction from the others."""
         mean, spread, u = normalised(windows[:, :-1])
         return windows[:, -1] - mean * (1 + spread * self(u, spread))
 
     def weights(self) -> dict[str, np.ndarray]:
-        """The arrays that the package reads."""
+        """Return the arrays that the package reads."""
         cell = dict(self.cell.named_parameters())
         tensors: tuple[torch.Tensor, ...] = (
             cell["weight_ih_l0"],
@@ -141,7 +142,7 @@ class Net(torch.nn.Module):
 
 
 def regression(samples: list[torch.Tensor], order: int, ridge: float) -> torch.Tensor:
-    """Ridge regression of the last speed on those before, each set of windows of equal weight."""
+    """Fit the last speed to those before by ridge regression, with equal weight for each set."""
     gram, product = torch.zeros(order, order).double(), torch.zeros(order).double()
     for windows in samples:
         mean, _, _ = normalised(windows[:, :-1])
@@ -155,7 +156,7 @@ def regression(samples: list[torch.Tensor], order: int, ridge: float) -> torch.T
 
 
 def yardstick(windows: torch.Tensor) -> float:
-    """Mean squared error of an AR(8) that was fitted to these very windows."""
+    """Return the mean squared error of an AR(8) fitted to the same windows."""
     mean, _, _ = normalised(windows[:, :-1])
     z = torch.nan_to_num(windows / mean[:, None] - 1)
     wrong = z[:, -1] - z[:, -9:-1] @ regression([windows], 8, 1e-4)
@@ -163,7 +164,7 @@ def yardstick(windows: torch.Tensor) -> float:
 
 
 def shorten(windows: torch.Tensor, share: float, generator: torch.Generator) -> torch.Tensor:
-    """Take from a share of the windows all rounds before a random one."""
+    """Remove all rounds before a random one from a share of the windows."""
     keep = torch.randint(1, HISTORY + 1, (len(windows),), generator=generator)
     keep[torch.rand(len(windows), generator=generator) >= share] = HISTORY
     early = torch.arange(HISTORY + 1) < (HISTORY - keep)[:, None]
@@ -171,7 +172,7 @@ def shorten(windows: torch.Tensor, share: float, generator: torch.Generator) -> 
 
 
 def losses(net: Net, samples: dict[str, torch.Tensor], unit: dict[str, float]) -> dict[str, float]:
-    """Mean squared error on each trace over that of the yardstick."""
+    """Return the mean squared error on each trace over that of the yardstick."""
     with torch.no_grad():
         return {n: float(net.errors(w).square().mean()) / unit[n] for n, w in samples.items()}
 
@@ -179,14 +180,14 @@ def losses(net: Net, samples: dict[str, torch.Tensor], unit: dict[str, float]) -
 def train(
     machines: dict[str, list[np.ndarray]], settings: dict[str, Any]
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Train on the machines' training part, stop by their validation part.
+    """Train on the training part of the machines, and stop early by their validation part.
 
     Returns
     -------
     weights : dict of ndarray
     losses : dict
-        Of the weights that were kept and of the line before training: on validation, mean squared
-        error over that of an AR(8) fitted to the same windows, by trace and their mean.
+        Validation losses of the weights that were kept and of the linear part before training: mean
+        squared error over that of an AR(8) fitted to the same windows, by trace and their mean.
     """
     torch.manual_seed(settings["seed"])
     generator = torch.Generator().manual_seed(settings["seed"])
@@ -252,18 +253,18 @@ def _mean(by_trace: dict[str, float]) -> float:
 
 
 @click.command()
-@click.option("--epochs", type=click.IntRange(min=1), help="Epochs at most.")
-@click.option("--smoke", is_flag=True, help="A tiny run: only shows that it works.")
+@click.option("--epochs", type=click.IntRange(min=1), help="Maximum number of epochs.")
+@click.option("--smoke", is_flag=True, help="A tiny run that only shows that it works.")
 @click.option(
     "--output",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
-    help="Where the weights go; by default where the package looks for them.",
+    help="File for the weights; by default the one that the package reads.",
 )
 def main(epochs: int | None, smoke: bool, output: Path | None) -> None:
     """Train the LSTM on the traces of real machines."""
     if smoke and output is None:
-        raise click.UsageError("A tiny run must not replace the weights: give --output.")
-    torch.set_num_threads(1)  # the sums then come out the same on every machine of a kind
+        raise click.UsageError("A smoke run must not replace the weights: pass --output.")
+    torch.set_num_threads(1)  # makes sums reproducible on machines of the same kind
     settings = SETTINGS | (SMOKE if smoke else {})
     if epochs is not None:
         settings["epochs"] = epochs

@@ -1,7 +1,7 @@
-"""How much memory a worker needs at most while an array is encoded.
+"""Measure the peak memory of a worker while an array is encoded.
 
-The bound: its piece, plus two blocks, plus a constant. Each worker's peak is read from the
-operating system (the high-water mark of its resident memory), less what it needed before.
+The bound is the worker's piece, plus two blocks, plus a constant. The peak is the high-water mark
+of resident memory that the operating system reports, minus the memory in use before.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from benchmarks.report import Report, options
 
 
 def _memory_mib(field: str) -> float:
-    """``VmRSS`` or ``VmHWM`` of this process, MiB."""
+    """Return ``VmRSS`` or ``VmHWM`` of this process in MiB."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field):
             return int(line.split()[1]) / 1024
@@ -25,7 +25,7 @@ def _memory_mib(field: str) -> float:
 
 
 def _reset_peak() -> float:
-    """Forget the high-water mark so far; resident memory now, MiB."""
+    """Reset the high-water mark, and return the current resident memory in MiB."""
     Path("/proc/self/clear_refs").write_text("5")
     return _memory_mib("VmRSS")
 
@@ -33,7 +33,7 @@ def _reset_peak() -> float:
 @click.command()
 @options
 def main(json_file: Path | None, png_file: Path | None, smoke: bool) -> None:
-    """Peak memory per worker while encoding, beyond its piece and two blocks."""
+    """Measure the peak memory per worker while encoding, over the size of its piece."""
     n, k, megabytes = (3, 2, 4) if smoke else (6, 4, 800)
     report = Report("memory")
     with local_workers(n) as (client, _):

@@ -1,4 +1,4 @@
-"""A small convolutional network in PyTorch, and the MNIST images it learns.
+"""A small convolutional network in PyTorch, and the MNIST images that it learns.
 
 The data are the 10,000 images of MNIST's test set, of which the last 2,000 are held out. They are
 read from the folder that the environment variable ``DASK_CODED_DATA`` names.
@@ -32,17 +32,17 @@ class Split(NamedTuple):
 
 
 def load(folder: Path | None = None) -> tuple[Split, Split]:
-    """Training and held-out images.
+    """Load the training and held-out images.
 
     Parameters
     ----------
     folder
-        Where the files are; by default what ``DASK_CODED_DATA`` says.
+        Folder of the files; by default the one that ``DASK_CODED_DATA`` names.
 
     Raises
     ------
     FileNotFoundError
-        If they are not there.
+        If the files are missing.
     """
     folder = folder or Path(os.environ.get("DASK_CODED_DATA", "data"))
     for name in (IMAGES, LABELS):
@@ -61,7 +61,7 @@ def load(folder: Path | None = None) -> tuple[Split, Split]:
 
 
 def network(seed: int = 0) -> torch.nn.Sequential:
-    """Two convolutions and two dense layers, 80,000 weights."""
+    """Return a network of two convolutions and two dense layers, 80,000 weights."""
     torch.manual_seed(seed)
     return torch.nn.Sequential(
         torch.nn.Unflatten(1, (1, 28, 28)),
@@ -79,20 +79,20 @@ def network(seed: int = 0) -> torch.nn.Sequential:
 
 
 def layers() -> list[tuple[int, ...]]:
-    """Shapes of the network's layers, in the order in which they lie in the gradient."""
+    """Return the shapes of the network's layers, in their order in the gradient."""
     return [tuple(parameter.shape) for parameter in network().parameters()]
 
 
 def start(seed: int = 0) -> np.ndarray:
-    """Weights to begin with, float32."""
+    """Return the initial weights, float32."""
     return parameters_to_vector(network(seed).parameters()).detach().numpy()
 
 
 class _Networks(threading.local):
-    """A network for each thread that computes: its weights are overwritten."""
+    """One network for each thread, because its weights are overwritten."""
 
     def __init__(self) -> None:
-        torch.set_num_threads(1)  # workers share the cores; and sums come out the same every time
+        torch.set_num_threads(1)  # workers share the cores; sums are reproducible
         self.network = network()
 
 
@@ -102,7 +102,7 @@ _networks = _Networks()
 def gradient(
     parameters: np.ndarray, samples: np.ndarray, targets: np.ndarray
 ) -> tuple[float, np.ndarray]:
-    """Sum over the samples of the cross entropy, and its gradient.
+    """Return the cross entropy summed over the samples, and its gradient.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ def gradient(
 
 
 def accuracy(parameters: np.ndarray, split: Split) -> float:
-    """Share of images that are recognised."""
+    """Return the share of images that are classified correctly."""
     net = _set(parameters)
     with torch.no_grad():
         found = net(_scaled(split.samples)).argmax(1).numpy()
@@ -128,7 +128,7 @@ def accuracy(parameters: np.ndarray, split: Split) -> float:
 
 
 def _scaled(samples: np.ndarray) -> torch.Tensor:
-    """Between -1 and 1."""
+    """Scale pixels to between -1 and 1."""
     return torch.tensor(samples).float() / 127.5 - 1
 
 

@@ -1,27 +1,28 @@
-"""The network lab: worker processes behind links of their own, each as thin as wanted.
+"""The network lab: worker processes on this machine, each behind its own link of a given rate.
 
-Every worker is a real ``dask worker`` process in a network namespace of its own, and all namespaces
-are joined by a bridge, as machines are by a switch::
+Every worker is a real ``dask worker`` process in its own network namespace. A bridge joins the
+namespaces, as a switch joins machines::
 
     with NetworkLab(workers=12, rate="100mbit") as lab:
         before = lab.traffic()
         train(..., workers=lab.workers)   # with the leader on lab.free
         print(lab.traffic().sent - before.sent)
-        lab.limit(3, "10mbit")            # one link becomes thinner
-        lab.stop(4)                       # a worker that answers nobody
-        lab.kill(5)                       # and one that is gone
+        lab.limit(3, "10mbit")            # one link becomes slower
+        lab.stop(4)                       # this worker answers no messages
+        lab.kill(5)                       # and this one is gone
 
-A link is limited in both directions by the kernel's token bucket (``tc tbf``), with a queue like a
-switch port's: what many send at once to one waits there, and what finds it full is dropped, as in a
-real incast. Scheduler and client live in this process, on a link without a limit.
+The kernel's token bucket (``tc tbf``) limits a link in both directions, with a queue like that of a
+switch port. When many workers send to one at once, their packets wait in its queue, and packets
+that find it full are dropped, as in a real incast. Scheduler and client run in this process, on a
+link without a limit.
 
-Namespaces need root on Linux with the programs of iproute2 and util-linux: ask `unavailable` for
-the reason why not. Addresses are of 198.18.0.0/15, which is set aside for such tests and leads
-nowhere else; the namespaces have no way out.
+Namespaces need root on Linux with the programs of iproute2 and util-linux; `unavailable` returns
+the reason if they cannot be used. Addresses are from 198.18.0.0/15, which is reserved for such
+tests and not routed elsewhere; the namespaces have no route to the outside.
 
-Nothing outlives the block, however it ends, and there is nothing to tidy up after a kill: bridge
-and links live in namespaces, which the kernel clears away with the last process in them, and those
-processes end, and kill their workers, when the pipe from this process is closed.
+Nothing outlives the block, however it ends, and nothing needs to be cleaned up after a kill. Bridge
+and links are in namespaces, which the kernel removes with the last process in them. These processes
+exit, and kill their workers, when the pipe from this process is closed.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from benchmarks.lab import Kind, Throttle
 
-#: What must be installed, and the Debian package that has it.
+#: Programs that must be installed, and their Debian packages.
 _PROGRAMS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
 
-#: Everything that the lab wants of the kernel, tried out in a namespace that ends with the shell.
+#: Tries all that the lab needs from the kernel, in a namespace that ends with the shell.
 _PROBE = """
 ip link add bridge type bridge &&
 ip link add one type veth peer name other &&
@@ -60,8 +61,8 @@ tc qdisc add dev one root tbf rate 1mbit burst 5kb limit 10kb
 """
 _PROBE_DELAY = "ip link set lo up && tc qdisc add dev lo root netem delay 1ms"
 
-# Holds a namespace open, and a worker in it once it is told to go on: up to the end of its standard
-# input, which comes when its owner ends, be it by SIGKILL.
+# Holds a namespace open, and runs a worker in it once its standard input says so. Both last until
+# the end of this input, which comes when the owner ends, even by SIGKILL.
 _HOLDER = """
 import subprocess, sys
 print("ready", flush=True)
@@ -81,12 +82,12 @@ _PACKET = 1514
 
 @functools.cache
 def unavailable(delay: bool = False) -> str | None:
-    """Say why there can be no network lab here; None if there can.
+    """Return why a network lab cannot run here, or None if it can.
 
     Parameters
     ----------
     delay
-        Whether links are to have a latency of their own, too.
+        Whether links should also have an additional latency.
     """
     if sys.platform != "linux" or os.geteuid() != 0:
         return "The network lab needs root on Linux."
@@ -95,13 +96,13 @@ def unavailable(delay: bool = False) -> str | None:
         return f"The network lab needs {' and '.join(missing)}: install {packages}."
     probes = {"namespaces, bridges, veth pairs and tbf queues": _PROBE}
     if delay:
-        probes["netem queues, or leave out 'delay',"] = _PROBE_DELAY
+        probes["netem queues (leave out 'delay' to do without)"] = _PROBE_DELAY
     for what, probe in probes.items():
         tried = subprocess.run(
             ["unshare", "--net", "sh", "-c", probe], capture_output=True, text=True
         )
         if tried.returncode:
-            return f"The network lab needs a kernel with {what} here: {tried.stderr.strip()}"
+            return f"The network lab needs a kernel with {what}: {tried.stderr.strip()}"
     return None
 
 
@@ -120,12 +121,12 @@ def bits_per_second(rate: str) -> float:
 
 
 class Traffic(NamedTuple):
-    """Bytes that went over the links so far, headers included.
+    """Bytes that the links have carried so far, headers included.
 
     Parameters
     ----------
     sent, received : ndarray of int, shape (workers + 1,)
-        By each worker; the last is the free one.
+        Bytes of each worker; the free worker comes last.
     """
 
     sent: NDArray[np.int64]
@@ -138,35 +139,36 @@ class NetworkLab:
     Parameters
     ----------
     workers
-        How many have limited links; there is one more.
+        Number of workers with limited links; the lab has one more.
     rate
-        Of every worker's link, in each direction: ``"100mbit"``, ``"1gbit"``. None: no limit.
+        Rate of every worker's link in each direction, such as ``"100mbit"`` or ``"1gbit"``; None
+        means no limit.
     free_rate
-        Of the link of the one more, which the leader of a training lives on. Without a limit by
-        default; give it the workers' rate where the master's link is to count.
+        Rate of the link of the additional worker, which the leader of a training runs on. No limit
+        by default; pass the workers' rate if the leader's link should count.
     delay
-        Seconds that each link adds to every packet, so that workers are twice as many apart. Needs
-        a kernel with netem.
+        Seconds that each link adds to every packet; two workers are twice that apart. Needs a
+        kernel with netem.
     buffer
-        Bytes that wait at either end of a link before packets are dropped.
+        Bytes that can wait at either end of a link before packets are dropped.
     share
-        Of a core for each worker, see `benchmarks.lab.Throttle`; not limited by default.
+        Share of a core for each worker, see `benchmarks.lab.Throttle`; not limited by default.
     kind
         How to hold workers to their shares; see `benchmarks.lab.Throttle`.
 
     Attributes
     ----------
     client
-        Of the cluster.
+        Client of the cluster.
     workers
         Addresses of the workers with limited links.
     free
-        Address of one more worker, free for a leader, with all the processor that it can get.
+        Address of the additional worker, for a leader, whose processor time is not limited.
 
     Raises
     ------
     OSError
-        If there can be no network lab here, see `unavailable`.
+        If a network lab cannot run here, see `unavailable`.
 
     Examples
     --------
@@ -214,12 +216,12 @@ class NetworkLab:
                     n_workers=0,
                     host=f"{subnet}.1",
                     dashboard_address=None,
-                    processes=True,  # with scheduler here, and comms that cross processes
+                    processes=True,  # the scheduler stays here; comms cross processes
                 )
             )
             self.client = stack.enter_context(Client(cluster))
             self._scheduler = cluster.scheduler
-            # All at once: most of the time until they are there is spent on imports.
+            # All at once, because most of their start-up time is spent on imports.
             self._holders = [
                 stack.enter_context(
                     _namespace(
@@ -234,7 +236,7 @@ class NetworkLab:
             self._pids = [holder.start() for holder in self._holders]
             *self.workers, self.free = self._wait_for_workers()
             self._dead: set[int] = set()
-            # Left before the cluster is closed: slow workers would be slow to end.
+            # Exited before the cluster closes: slow workers would close slowly.
             unlimited = dict.fromkeys(self._pids[:-1], math.inf)
             self._throttle = stack.enter_context(Throttle(unlimited, kind=self._kind))
             self._shares = np.full(len(self.workers), math.inf)
@@ -246,7 +248,7 @@ class NetworkLab:
         self._undo.__exit__(*error)
 
     def traffic(self) -> Traffic:
-        """Bytes that each link has carried until now, counted by the bridge's interfaces."""
+        """Return the bytes that each link has carried so far, from the bridge's interfaces."""
         links = {
             link["ifname"]: link["stats64"]
             for link in json.loads(self._hub.run("ip -json -stats link show"))
@@ -259,7 +261,7 @@ class NetworkLab:
     def limit(self, i: int, rate: str | None) -> None:
         """Change the rate of the link of worker ``i``, in both directions; -1 is the free one.
 
-        What waits in its queues is dropped, and sent again by TCP.
+        Packets in its queues are dropped, and TCP sends them again.
         """
         if rate is not None:
             bits_per_second(rate)
@@ -271,12 +273,12 @@ class NetworkLab:
         self._rates[i] = rate
 
     def set_shares(self, shares: ArrayLike) -> None:
-        """Change the shares of a core that the workers have.
+        """Change the workers' shares of a core.
 
         Parameters
         ----------
         shares : array_like, broadcast to shape (workers,)
-            0 stops a worker; one with ``math.inf`` is not limited.
+            0 stops a worker; ``math.inf`` does not limit it.
         """
         self._shares = np.broadcast_to(np.asarray(shares, dtype=float), len(self.workers)).copy()
         for i, share in enumerate(self._shares.tolist()):
@@ -284,15 +286,15 @@ class NetworkLab:
                 self._throttle.set_share(self._pids[i], share)
 
     def stop(self, i: int) -> None:
-        """Stop worker ``i`` (SIGSTOP): it answers nobody, and nobody is told."""
+        """Stop worker ``i`` (SIGSTOP): it answers no messages, and the scheduler is not told."""
         self._throttle.set_share(self._pids[i], 0.0)
 
     def resume(self, i: int) -> None:
-        """Continue a worker that was stopped."""
+        """Continue worker ``i`` after `stop`."""
         self._throttle.set_share(self._pids[i], float(self._shares[i]))
 
     def kill(self, i: int) -> None:
-        """Kill worker ``i`` for good (SIGKILL), and wait until the scheduler knows."""
+        """Kill worker ``i`` permanently (SIGKILL), and wait until the scheduler has removed it."""
         os.kill(self._pids[i], signal.SIGKILL)
         self._dead.add(i)
         while self.workers[i] in self._scheduler.workers:
@@ -302,7 +304,7 @@ class NetworkLab:
 
     @contextmanager
     def _network(self) -> Iterator[str]:
-        """Make the bridge and this process's own link to it; yield the addresses' beginning."""
+        """Create the bridge and this process's link to it; yield the prefix of the addresses."""
         for number in range(256):
             name = f"dask-coded-{number}"
             try:
@@ -311,9 +313,9 @@ class NetworkLab:
                 if "exists" not in str(error) or number == 255:
                     raise
             else:
-                break  # none of another lab
+                break  # no other lab has this name
         try:
-            # Without a forward delay a bridge lets packets through from the first second.
+            # Without a forward delay a bridge forwards packets from the start.
             self._hub.run("ip link add bridge type bridge forward_delay 0 mcast_snooping 0")
             self._hub.run("ip link set bridge up")
             self._hub.run("ip link set owner master bridge up")
@@ -321,7 +323,7 @@ class NetworkLab:
             _run(f"ip link set {name} up")
             yield f"198.18.{number}"
         finally:
-            # It would go with the bridge's namespace, but only when the kernel finds the time.
+            # The kernel would remove it with the bridge's namespace, but only some time later.
             _run(f"ip link delete {name}")
 
     def _link(self, i: int, holder: _Holder, address: str) -> None:
@@ -336,7 +338,7 @@ class NetworkLab:
         self._shape(holder, "eth0", self._rates[i])
 
     def _shape(self, namespace: _Holder, device: str, rate: str | None) -> None:
-        """Limit one end of a link: what leaves by a device."""
+        """Limit one end of a link: the packets that leave through a device."""
         where = "root"
         if self._delay:
             microseconds = round(self._delay * 1e6)
@@ -344,20 +346,20 @@ class NetworkLab:
             namespace.run(f"tc qdisc add dev {device} root {netem}")
             where = "parent 1:1"
         if rate is not None:
-            # Half a millisecond's worth may go at once: small messages are limited like large ones.
+            # A burst lasts half a millisecond, so that small messages are limited like large ones.
             burst = max(3 * _PACKET, round(bits_per_second(rate) / 8 * 5e-4))
-            # What comes in pieces larger than that the kernel would cut into single packets, each
-            # of which costs it as much as a piece: with many workers that took longer than links.
+            # The kernel would cut segments larger than a burst into single packets, each of which
+            # costs as much as a segment. With many workers that took longer than the links.
             namespace.run(f"ip link set {device} gso_max_size {min(burst * 3 // 4, 65536)}")
             tbf = f"tbf rate {rate} burst {burst} limit {self._buffer}"
             namespace.run(f"tc qdisc add dev {device} {where} {tbf}")
 
     def _wait_for_workers(self, timeout: float = 90.0) -> list[str]:
-        """Addresses of the workers, in the order of their links."""
+        """Wait for the workers, and return their addresses in the order of their links."""
         due = time.monotonic() + timeout
         while len(self._scheduler.workers) < len(self._rates):
             if time.monotonic() > due or not all(map(_runs, self._pids)):
-                raise OSError(f"Not all workers came up. {self._last_words()}")
+                raise OSError(f"Not all workers started. {self._last_words()}")
             time.sleep(0.05)
         by_number = {int(state.name): state.address for state in self._scheduler.workers.values()}
         return [by_number[i] for i in range(len(self._rates))]
@@ -366,7 +368,7 @@ class NetworkLab:
         there = {int(state.name) for state in self._scheduler.workers.values()}
         for i, holder in enumerate(self._holders):
             if i not in there:
-                return f"Number {i} wrote: {holder.log.read_text(errors='replace')[-1000:]}"
+                return f"Worker {i} wrote: {holder.log.read_text(errors='replace')[-1000:]}"
         return ""
 
 
@@ -386,13 +388,13 @@ class _Holder:
         return int(self._process.stdout.readline())
 
     def run(self, command: str) -> str:
-        """Run a short command of the system in the namespace, and return what it printed."""
+        """Run a short system command in the namespace, and return its output."""
         return _run(f"nsenter --net=/proc/{self.pid}/ns/net {command}")
 
 
 @contextmanager
 def _namespace(command: Sequence[str], log: Path) -> Iterator[_Holder]:
-    """A network namespace, and in it a command that is run when `_Holder.start` is called."""
+    """Create a namespace, with a command that runs in it once `_Holder.start` is called."""
     with (
         log.open("w") as file,
         subprocess.Popen(
@@ -402,14 +404,14 @@ def _namespace(command: Sequence[str], log: Path) -> Iterator[_Holder]:
             stderr=file,
             text=True,
             env=_environment(),
-            # Ctrl-C is for us alone: the block ends, and with it all the rest, in its order.
+            # Ctrl-C reaches only this process: it ends the block, and the rest in order.
             start_new_session=True,
         ) as process,
     ):
         assert process.stdin is not None and process.stdout is not None
         try:
             if not process.stdout.readline():
-                raise OSError(f"No network namespace can be made: {log.read_text().strip()}")
+                raise OSError(f"Cannot create a network namespace: {log.read_text().strip()}")
             yield _Holder(process, log)
         finally:
             process.stdin.close()
@@ -436,7 +438,7 @@ def _worker_command(scheduler: str, host: str, name: int, folder: Path) -> list[
 
 
 def _environment() -> dict[str, str]:
-    """One thread per kernel, as a nanny sets it, and this process's modules."""
+    """Return an environment with one thread per kernel, as under a nanny, and our modules."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     path = os.pathsep.join(filter(None, [os.getcwd(), *sys.path]))
     return {**os.environ, **threads, "PYTHONPATH": path}

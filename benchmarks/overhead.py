@@ -1,8 +1,8 @@
-"""What a round costs when there is nothing to compute: twelve workers, a matrix of 1,200 rows.
+"""Measure the cost of a round with nothing to compute: twelve workers, a matrix of 1,200 rows.
 
-Side by side in one run: a lazy coded product, the same product by dask.array, a coded round inside
-an algorithm that runs in the cluster, and the two floors: the cheapest thing that dask.array can
-compute, and one message to every worker and back without anything of ours.
+One run compares a lazy coded product, the same product by dask.array, a coded round inside an
+algorithm that runs in the cluster, and two floors: the cheapest computation of dask.array, and one
+message to every worker and back without any of our code.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from distributed import get_worker
 from distributed.utils import sync
 
 import dask_coded as coded
-from benchmarks.cluster import local_workers, play_rounds
+from benchmarks.cluster import local_workers, run_rounds
 from benchmarks.report import Report, Summary, options, side_by_side
 
 ROUNDS = 25
 
 
 def bare_messages(addresses: list[str], x: np.ndarray, rounds: int) -> list[float]:
-    """In the cluster: seconds to send ``x`` to every worker and have it sent back."""
+    """Send ``x`` to every worker and back inside the cluster; return the seconds of each round."""
     worker = get_worker()
 
     async def exchange() -> None:
@@ -43,7 +43,7 @@ def bare_messages(addresses: list[str], x: np.ndarray, rounds: int) -> list[floa
 @click.command()
 @options
 def main(json_file: Path | None, png_file: Path | None, smoke: bool) -> None:
-    """A coded round over a dask.array product, with negligible arithmetic."""
+    """Time a coded round over a dask.array product, with negligible arithmetic."""
     workers, repeats, rounds = (4, 1, 2) if smoke else (12, 30, ROUNDS)
     report = Report("overhead")
     with local_workers(workers) as (client, addresses):
@@ -52,8 +52,8 @@ def main(json_file: Path | None, png_file: Path | None, smoke: bool) -> None:
         C = coded.encode(A, coded.MDS(workers, workers - 2))
         in_cluster: dict[str, list[float]] = {"loop": [], "messages": []}
 
-        def play() -> None:
-            seconds = coded.submit(play_rounds, C, x, rounds).result()
+        def loop() -> None:
+            seconds = coded.submit(run_rounds, C, x, rounds).result()
             in_cluster["loop"].append(float(np.median(seconds)))
 
         def exchange() -> None:
@@ -65,7 +65,7 @@ def main(json_file: Path | None, png_file: Path | None, smoke: bool) -> None:
                 "dask.array": lambda: (A @ x).compute(),
                 "lazy": lambda: (C @ x).compute(),
                 "one task": lambda: da.ones(1, chunks=1).compute(),
-                "loop": play,
+                "loop": loop,
                 "messages": exchange,
             },
             repeats=repeats,

@@ -1,17 +1,17 @@
-"""Pipelined steps: computation and communication at the same time, and what staleness costs.
+"""Measure pipelined steps, which overlap computation with communication, and the cost of staleness.
 
-On worker processes behind limited links a ring sums a gradient that takes a given time: much, as
-much, and little compared with its communication. A synchronous step takes the sum of the two; a
-pipelined one should take the longer of them, with width 2 and no less with width 3. The time passes
-in a device of its own, as each of the paper's nodes has one, or on the processors, which workers
-share here with each other and with all communication. Then the whole of what the paper puts
-together, width 2 and 8 bits in a ring, against a synchronous parameter server whose link is as thin
-as the others.
+On worker processes behind limited links, a ring sums a gradient whose computation takes 3, 1 or 1/3
+times as long as its communication. A synchronous step takes the sum of the two. A pipelined step
+should take the longer of them with width 2, and no less with width 3. The computation is either on
+a separate device, as in each of the paper's nodes, or on the processors, which the workers share
+with each other and with all communication. Then the paper's combination of width 2 and 8 bits in a
+ring is compared with a synchronous parameter server, whose link has the same rate as the others.
 
-What the stale gradients of widths 2 and 3 do to the accuracy is seen in replays of a convolutional
-network on MNIST over learning rates; one of them is checked against the cluster, bit by bit.
+Replays of a convolutional network on MNIST show how the stale gradients of widths 2 and 3 change
+the accuracy, over learning rates. Those of one learning rate are checked against the cluster, bit
+by bit.
 
-Where no network lab is to be had, only the replays are run.
+Without a network lab only the replays are run.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ REGIMES = {"computation-bound": 3.0, "balanced": 1.0, "communication-bound": 1 /
 
 WIDTHS = (1, 2, 3)
 
-#: Where gradients are computed: beside the worker's processor, or on it.
+#: Where gradients are computed: on a device that is not the worker's processor, or on it.
 DEVICES = {"on a device": True, "on the processors": False}
 
-#: Those with momentum 0.5 and five times the rate go as far with the same gradients.
+#: Momentum 0.5 with five times the rate moves as far as 0.9 with the same gradients.
 OPTIMIZERS = (
     *(SGD(rate, momentum=0.9) for rate in (0.01, 0.02, 0.05, 0.1)),
     *(SGD(rate, momentum=0.5) for rate in (0.05, 0.1, 0.25)),
@@ -54,16 +54,16 @@ OPTIMIZERS = (
 
 @dataclass(frozen=True)
 class Size:
-    """How much is done."""
+    """Size of a run."""
 
     workers: int = 4
     rate: str = "100mbit"
-    #: Numbers in the gradient that is timed.
+    #: Length of the gradient that is timed.
     numbers: int = 2**18
-    #: Steps of a training that are timed, and trainings of each kind, in turns.
+    #: Timed steps of a training, and trainings of each kind, which take turns.
     steps: int = 8
     turns: int = 2
-    #: Of the network that learns.
+    #: Settings of the network that learns.
     batch: int = 128
     optimizers: tuple[SGD, ...] = OPTIMIZERS
     learning_steps: int = 120
@@ -82,20 +82,20 @@ SMOKE = Size(
     samples=400,
 )
 
-#: Steps that are not timed: the first waits for the data, the next fill the pipeline, and in the
-#: last it runs dry.
+#: Steps that are not timed: the first waits for the data, the next fill the pipeline, and the last
+#: drain it.
 FILLING, DRAINING = 3, 3
 
 
 @click.command()
 @options
 def main(json_file: Path | None, png_file: Path | None, smoke: bool) -> None:
-    """Time of a step by width, against the longer of computation and communication."""
+    """Time steps by width, against the longer of computation and communication."""
     size = SMOKE if smoke else Size()
     report = Report("pipeline")
     if reason := unavailable():
         report.machine["without a network lab"] = reason
-        print(f"Nothing was run over limited links: {reason}")
+        print(f"Skipping the runs over limited links: {reason}")
     else:
         with NetworkLab(size.workers, size.rate, free_rate=size.rate) as lab:
             lab_steps = Steps(lab, size)
@@ -115,15 +115,15 @@ def main(json_file: Path | None, png_file: Path | None, smoke: bool) -> None:
 
 @dataclass(frozen=True)
 class Busy:
-    """A gradient of ones that takes its time.
+    """A gradient of ones that takes a given time.
 
     Parameters
     ----------
     seconds
-        On a device: in which the thread waits. Else of processor time of the thread, in NumPy's
-        loops: without the interpreter's lock for nearly all of it, as a real gradient.
+        On a device: seconds that the thread waits. Otherwise its seconds of processor time in
+        NumPy's loops, nearly all without the interpreter's lock, like a real gradient.
     on_device
-        Whether another device computes.
+        Whether a separate device computes.
     """
 
     seconds: float
@@ -146,9 +146,9 @@ class Timed(NamedTuple):
     Parameters
     ----------
     seconds
-        Of a step. Those of single steps mean little in a pipeline: two may end at once.
+        Seconds of a step. Single steps mean little in a pipeline, because two may end at once.
     computing
-        That its slowest worker computed.
+        Seconds that its slowest worker computed.
     """
 
     seconds: float
@@ -180,7 +180,7 @@ class Steps:
         schedule, aggregation, compression
             As for `dask_coded.training.train`; a ring by default.
         on_device
-            Whether it takes no processor time.
+            Whether the gradient takes no processor time.
         """
         # Workers that compute at the same time share the cores.
         share = 1.0 if on_device else min(1.0, (os.cpu_count() or 1) / self._size.workers)
@@ -204,7 +204,7 @@ class Steps:
         )
 
     def communication(self) -> float:
-        """Seconds of a step in which there is nothing to compute."""
+        """Return the seconds of a step with nothing to compute."""
         self.run(0.0, Synchronous())  # workers import what they need
         return self.run(0.0, Synchronous()).seconds
 
@@ -216,7 +216,7 @@ def schedule_of(width: int) -> Schedule:
 def by_width(
     report: Report, size: Size, steps: Steps, regime: str, where: str, computing: float
 ) -> None:
-    """Widths in turns, with the same computation."""
+    """Time the widths in turns, with the same computation."""
     found: dict[int, list[Timed]] = {width: [] for width in WIDTHS}
     for _ in range(size.turns):
         for width in WIDTHS:
@@ -246,7 +246,7 @@ def by_width(
 
 
 def against_a_server(report: Report, size: Size, steps: Steps, computing: float) -> None:
-    """What is gained by each of the things that the paper puts together."""
+    """Measure the gain of each technique that the paper combines."""
     cases: dict[str, tuple[Schedule, Aggregation, Compression | None]] = {
         "parameter server": (Synchronous(), Star(), None),
         "ring": (Synchronous(), Ring(), None),
@@ -270,7 +270,7 @@ def against_a_server(report: Report, size: Size, steps: Steps, computing: float)
 
 
 def settings(size: Size, optimizer: SGD, width: int) -> dict[str, Any]:
-    """Of a training of the network."""
+    """Return the settings for training the network."""
     return {
         "optimizer": optimizer,
         "batch_size": size.batch,
@@ -280,7 +280,7 @@ def settings(size: Size, optimizer: SGD, width: int) -> dict[str, Any]:
 
 
 def accuracy_by_learning_rate(report: Report, size: Size) -> dict[int, list[float]]:
-    """Accuracy on the images that are held out, by width, for each learning rate."""
+    """Return the accuracy on the held-out images by width, for each learning rate."""
     training, held_out = mnist.load()
     data = mnist.Split(*(part[: size.samples] for part in training))
     found: dict[int, list[float]] = {width: [] for width in WIDTHS}
@@ -297,7 +297,7 @@ def accuracy_by_learning_rate(report: Report, size: Size) -> dict[int, list[floa
             accuracies = [
                 mnist.accuracy(parameters, held_out)
                 for step, parameters in enumerate(itertools.islice(trained, size.learning_steps))
-                # The last looks, ten steps apart: one alone is as good as the last batch.
+                # Averages the last checks, ten steps apart: a single one depends on the last batch.
                 if step % 10 == 9 and step >= size.learning_steps - 50
             ]
             found[width].append(float(np.mean(accuracies)))
@@ -311,7 +311,7 @@ def accuracy_by_learning_rate(report: Report, size: Size) -> dict[int, list[floa
 
 
 def as_replayed(report: Report, size: Size, lab: NetworkLab) -> None:
-    """Whether the cluster ends with the parameters of a replay, to the last bit."""
+    """Check that the cluster ends with the parameters of a replay, to the last bit."""
     training, _ = mnist.load()
     data = mnist.Split(*(part[: size.samples] for part in training))
     steps = min(size.learning_steps, 30)
@@ -342,7 +342,7 @@ def as_replayed(report: Report, size: Size, lab: NetworkLab) -> None:
 
 
 def draw(file: Path, size: Size, accuracies: Mapping[int, Sequence[float]]) -> None:
-    """Accuracy over the learning rate, a line for each width and momentum."""
+    """Plot accuracy over the learning rate, one line for each width and momentum."""
     with picture(file, figsize=(6, 4)) as figure:
         axes = figure.subplots()
         for momentum, style in ((0.9, "o-"), (0.5, "s:")):

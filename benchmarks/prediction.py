@@ -1,9 +1,10 @@
-"""How well the predictors predict: one round ahead, on machines and days that no model has seen.
+"""Measure prediction errors one round ahead, on machines and days that no model has seen.
 
-Every predictor of the package gets what it would get at run time, the last 64 speeds of the
-machines of one cluster, and says the next; those that pool over workers pool over all held-out
-machines of the trace. Beside them stand references that know more than a new cluster can: models
-fitted to each machine's own past, up to where the test begins. ``--page`` writes the model card.
+Every predictor of the package gets its input at run time, the last 64 speeds of the machines of one
+cluster, and predicts the next. Predictors that pool over workers pool over all held-out machines of
+the trace. The references know more than a new cluster can: they are fitted to each machine's own
+past, or to other machines of the trace, up to the start of the test. ``--page`` writes the model
+card.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ import numpy as np
 
 from benchmarks import traces
 from benchmarks.report import Report, Summary, options, picture, side_by_side
-from dask_coded.planning.predictors import PREDICTORS
-from dask_coded.planning.predictors._lstm import record
+from dask_coded.prediction.predictors import PREDICTORS
+from dask_coded.prediction.predictors._lstm import record
 
 #: Rounds that the runtime remembers.
 HISTORY = 64
@@ -34,21 +35,21 @@ WORKERS = 1000
 ARIMA = ((1, 0, 0), (2, 0, 0), (1, 1, 1))
 FITTED_TO = 1000
 
-#: Speeds below this share of the machine's mean do not count where errors are relative to them.
+#: Speeds below this share of the machine's mean are left out of relative errors.
 LEAST = 0.05
 
-#: Where an autoregression gains on the mean; there the LSTM has to gain on the autoregression.
+#: Traces on which an autoregression beats the mean; there the LSTM must beat the autoregression.
 LEARNABLE = ("azure2017", "google2011", "stream-triad")
 #: Negative controls: the mean is about optimal.
 CONTROLS = ("matrix-math", "bytedance-SE")
 
-#: The model card. What stands between its marks is generated, the text around them is not.
+#: The model card. The text between its marks is generated, the rest is not.
 CARD = Path(__file__).parents[1] / "docs" / "prediction.md"
 
 OWN = "AR(8), own past"
 TRACE = "AR(8), same trace"
 RECENT = "AR(8), recent mean"
-#: All with which the LSTM is compared one by one.
+#: Predictors with which the LSTM is compared one by one.
 RIVALS = ("ar", OWN, TRACE, RECENT, "mean of 64")
 
 
@@ -56,8 +57,8 @@ RIVALS = ("ar", OWN, TRACE, RECENT, "mean of 64")
 class Part:
     """A part of every trace: some of the machines, some of the time.
 
-    Machines are held out evenly spread over the file, as neighbours there are of a kind (one
-    region, one size, one job): all where 3 i mod 10 < 3. There is no seed to choose by.
+    Held-out machines are spread evenly over the file, because neighbours in it are similar (same
+    region, size or job): machine i is held out if 3 i mod 10 < 3. There is no seed to choose.
     """
 
     first: float
@@ -66,11 +67,11 @@ class Part:
     description: str
 
     def has(self, machine: int) -> bool:
-        """Whether the machine of this number belongs to it."""
+        """Return whether the machine of this number belongs to the part."""
         return (3 * machine % 10 < 3) == self.held_out
 
     def targets(self, length: int) -> range:
-        """Samples to predict, of a machine with so many."""
+        """Return the samples to predict for a machine with ``length`` samples."""
         return range(max(8, int(self.first * length)), int(self.last * length))
 
 
@@ -82,12 +83,12 @@ PARTS = {
 
 
 def series(name: str) -> list[np.ndarray]:
-    """Speeds of each machine, over their mean in the first 80 % of the time: what is before test.
+    """Return the speeds of each machine over their mean before the test (first 80 % of the time).
 
     Returns
     -------
     list of ndarray, shape (samples,)
-        As long as the machine was observed; gaps are closed.
+        One array for each machine, without its missing samples.
     """
     out = []
     for column in traces.load(name).T:
@@ -97,12 +98,12 @@ def series(name: str) -> list[np.ndarray]:
 
 
 def before_test(values: np.ndarray) -> int:
-    """Number of a machine's samples before those of the test."""
+    """Return the number of a machine's samples before those of the test."""
     return PARTS["test"].targets(len(values)).start
 
 
 def coefficients(samples: list[np.ndarray], order: int = 8, ridge: float = 0.01) -> np.ndarray:
-    """AR coefficients of series around 0, by ridge regression."""
+    """Return AR coefficients of series with mean 0, by ridge regression."""
     gram, product = np.zeros((order, order)), np.zeros(order)
     for values in samples:
         inputs = np.lib.stride_tricks.sliding_window_view(values, order)[:-1]
@@ -115,9 +116,10 @@ def coefficients(samples: list[np.ndarray], order: int = 8, ridge: float = 0.01)
 def autoregression(
     values: np.ndarray, cut: int, weights: np.ndarray | None = None, recent: bool = False
 ) -> np.ndarray:
-    """Predictions from sample ``cut`` on, by an AR(8), if not given fitted to the samples before.
+    """Predict the samples from ``cut`` on by an AR(8), by default fitted to the samples before.
 
-    Around their mean, or around that of the last rounds before each prediction.
+    It predicts deviations from the mean of the samples before or, if ``recent``, from the mean of
+    the last rounds before each prediction.
     """
     mean = values[:cut].mean()
     if weights is None:
@@ -129,7 +131,7 @@ def autoregression(
 
 
 def arima(values: np.ndarray, cut: int, order: tuple[int, int, int]) -> np.ndarray:
-    """Predictions from ``cut`` on, by a model fitted to the samples before and never again."""
+    """Predict the samples from ``cut`` on by a model that is fitted once, to those before."""
     try:
         from statsmodels.tsa.arima.model import ARIMA as Model
     except ModuleNotFoundError:
@@ -138,13 +140,13 @@ def arima(values: np.ndarray, cut: int, order: tuple[int, int, int]) -> np.ndarr
         ) from None
     start = max(0, cut - FITTED_TO)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of starting values and slow convergence
+        warnings.simplefilter("ignore")  # about starting values and slow convergence
         fitted = Model(values[start:cut], order=order).fit()
         return np.asarray(fitted.apply(values[start:]).fittedvalues[cut - start :])
 
 
 def references(machines: list[np.ndarray]) -> dict[str, Callable[..., np.ndarray]]:
-    """Models that know a machine's past, or the trace: ``model(values, cut)`` predicts the rest."""
+    """Return models that know a machine's past or the trace; call ``model(values, cut)``."""
     training = [v[: before_test(v)] for i, v in enumerate(machines) if PARTS["training"].has(i)]
     pooled = coefficients([values - 1 for values in training])
     found: dict[str, Callable[..., np.ndarray]] = {
@@ -158,7 +160,7 @@ def references(machines: list[np.ndarray]) -> dict[str, Callable[..., np.ndarray
     return found
 
 
-#: What runs on the last 64 rounds alone, as in a cluster.
+#: Predictors that use only the last 64 rounds, as in a cluster.
 ONLINE: dict[str, Callable[..., np.ndarray]] = {
     **PREDICTORS,
     "mean of 64": lambda h: h.mean(axis=1),
@@ -167,24 +169,24 @@ ONLINE: dict[str, Callable[..., np.ndarray]] = {
 
 @dataclass
 class Trial:
-    """What was predicted on one trace, and what came: arrays of one entry per prediction."""
+    """Predictions and actual speeds on one trace: arrays with one entry per prediction."""
 
     truth: np.ndarray
     machine: np.ndarray
     predicted: dict[str, np.ndarray] = field(default_factory=dict)
 
     def rmse(self, name: str) -> float:
-        """Root mean squared error, over the machine's mean speed."""
+        """Return the root mean squared error, over the machine's mean speed."""
         return float(np.sqrt(np.mean((self.predicted[name] - self.truth) ** 2)))
 
     def percentage(self, name: str) -> float:
-        """Mean absolute error in per cent of the speed; standstills are left out."""
+        """Return the mean absolute error in per cent of the speed, without standstills."""
         counts = self.truth >= LEAST
         error = np.abs(self.predicted[name] - self.truth)[counts]
         return float(100 * np.mean(error / self.truth[counts]))
 
     def ahead(self, name: str, other: str) -> tuple[int, int]:
-        """On how many of the machines one predictor's squared error is less than another's."""
+        """Return on how many machines, of how many, one predictor's squared error is the lesser."""
         gain = (self.predicted[other] - self.truth) ** 2 - (self.predicted[name] - self.truth) ** 2
         total = np.bincount(self.machine, gain)
         return int((total > 0).sum()), len(total)
@@ -193,7 +195,7 @@ class Trial:
 def clusters(
     held: list[np.ndarray], cuts: list[int]
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Round after round from ``cuts`` on: its number, the machines in it, their histories."""
+    """Yield every round from ``cuts`` on: its number, its machines, their histories."""
     for number in range(max(len(values) - cut for values, cut in zip(held, cuts))):
         here = [i for i, values in enumerate(held) if cuts[i] + number < len(values)]
         length = min(HISTORY, *(cuts[i] + number for i in here))
@@ -202,7 +204,7 @@ def clusters(
 
 
 def try_out(name: str, rounds: int | None = None) -> Trial:
-    """Let every predictor and every reference predict the test part, or its first rounds."""
+    """Predict the test part, or its first rounds, by every predictor and every reference."""
     machines = series(name)
     held = [values for i, values in enumerate(machines) if PARTS["test"].has(i)]
     cuts = [before_test(values) for values in held]
@@ -222,25 +224,25 @@ def try_out(name: str, rounds: int | None = None) -> Trial:
 
 
 def cost(repeats: int) -> dict[str, Summary]:
-    """Milliseconds that each predictor of the package takes for a large cluster."""
+    """Return the milliseconds that each predictor of the package takes for a large cluster."""
     history = np.random.default_rng(0).lognormal(sigma=0.2, size=(WORKERS, HISTORY))
     timings = side_by_side({n: partial(p, history) for n, p in PREDICTORS.items()}, repeats)
     return {name: Summary.of(1000 * seconds) for name, seconds in timings.seconds.items()}
 
 
 def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
-    """A table in Markdown."""
+    """Return a table in Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
 
 def quoted(name: str) -> str:
-    """A predictor's name, as code if it is a name in the configuration."""
+    """Return a predictor's name, as code if it is a name in the configuration."""
     return f"`{name}`" if name in PREDICTORS else name
 
 
 def by_trace(trials: dict[str, Trial], measure: str, digits: int) -> str:
-    """One measure of all predictors on all traces, as a table; the best of a trace is bold."""
+    """Return a table of one measure for all predictors and traces; a trace's best is bold."""
     values = {n: {k: getattr(t, measure)(k) for k in t.predicted} for n, t in trials.items()}
     rows = []
     for key in next(iter(values.values())):
@@ -253,7 +255,7 @@ def by_trace(trials: dict[str, Trial], measure: str, digits: int) -> str:
 
 
 def compared(trial: Trial, rival: str) -> str:
-    """What the errors of the LSTM and a rival say, in words; a difference below 1 % is none."""
+    """Compare the errors of the LSTM and a rival in words; below 1 % they count as equal."""
     ratio = trial.rmse("lstm") / trial.rmse(rival)
     said = f"{100 * abs(ratio - 1):.1f} % {'below' if ratio < 1 else '**above**'}"
     if abs(ratio - 1) < 0.01:
@@ -262,13 +264,13 @@ def compared(trial: Trial, rival: str) -> str:
 
 
 def verdict(trials: dict[str, Trial], names: Iterable[str]) -> str:
-    """What the numbers say about the LSTM, one line per trace."""
+    """Return a table that compares the LSTM with its rivals, one row per trace."""
     rows = [[n, *(compared(trials[n], rival) for rival in RIVALS)] for n in names if n in trials]
     return table(["trace", *map(quoted, RIVALS)], rows)
 
 
 def blocks(trials: dict[str, Trial], report: Report) -> dict[str, str]:
-    """The generated parts of the model card, by their marks."""
+    """Return the generated parts of the model card, by their marks."""
     trained = record()
     run, losses = trained["losses"], trained["losses"]["validation"]
     line = run["validation of the line before training"]
@@ -309,7 +311,7 @@ def blocks(trials: dict[str, Trial], report: Report) -> dict[str, str]:
 
 
 def page(generated: dict[str, str]) -> str:
-    """The model card: the one in ``docs/`` with its generated parts made anew."""
+    """Return the model card in ``docs/`` with its generated parts replaced."""
     text = CARD.read_text(encoding="utf-8")
     for name, block in generated.items():
         begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
@@ -322,7 +324,7 @@ def page(generated: dict[str, str]) -> str:
 
 
 def add_rows(report: Report, trace: str, trial: Trial) -> None:
-    """Errors of every predictor on one trace, and the LSTM's over those it has to stand beside."""
+    """Add the errors of every predictor on one trace, and the LSTM's over those of its rivals."""
     where: dict[str, Any] = {"trace": trace, "split": PARTS["test"].description}
     for key in trial.predicted:
         for measure, value, unit in (
@@ -330,7 +332,7 @@ def add_rows(report: Report, trace: str, trial: Trial) -> None:
             ("rmse", trial.rmse(key), "ratio"),
         ):
             report.add(f"{trace}, {key}", measure, value, unit, predictor=key, **where)
-    # A control is passed by losing next to nothing to the mean of the last rounds.
+    # On a control the LSTM should lose next to nothing to the mean of the last rounds.
     goals = {
         **(dict.fromkeys(RIVALS, 1.0) if trace in LEARNABLE else {}),
         **({"mean of 64": 1.02} if trace in CONTROLS else {}),
@@ -342,7 +344,7 @@ def add_rows(report: Report, trace: str, trial: Trial) -> None:
 
 
 def draw(trials: dict[str, Trial], file: Path) -> None:
-    """Errors of the package's predictors over those of `ar`, trace by trace."""
+    """Plot the errors of the package's predictors over those of `ar`, trace by trace."""
     with picture(file, figsize=(9, 5)) as figure:
         axes = figure.subplots()
         for number, key in enumerate(name for name in ONLINE if name not in ("ar", "uniform")):
@@ -366,7 +368,7 @@ def draw(trials: dict[str, Trial], file: Path) -> None:
 def main(
     json_file: Path | None, png_file: Path | None, smoke: bool, page_file: Path | None
 ) -> None:
-    """Let every predictor predict the held-out part of the traces of real machines."""
+    """Measure every predictor on the held-out part of the traces of real machines."""
     report = Report("prediction")
     trials = {}
     for name in ("stream-triad", "bytedance-SE") if smoke else traces.NAMES:

@@ -1,8 +1,8 @@
-"""A training as the cluster would do it, in this process: the same numbers, without the time.
+"""Replay a training of the cluster in this process: the same numbers, without the timing.
 
-The same replicas and the same machines as on the cluster are driven one after the other, so that
-the parameters after each step are those of the cluster to the last bit, and can be looked at. Sums
-in a tree are added in the order in which they come in: only rings can be replayed.
+The replicas and state machines of the cluster are driven one after the other. The parameters after
+each step therefore equal those of the cluster to the last bit, and can be inspected. Trees add sums
+in the order of their arrival, so only rings can be replayed.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ def replay(
     seed: int = 0,
     layers: Sequence[tuple[int, ...]] | None = None,
 ) -> Iterator[np.ndarray]:
-    """Train without end.
+    """Train indefinitely.
 
     Parameters
     ----------
     workers
-        How many would take part.
+        Number of workers to replay.
     data
         Samples and targets.
 
-    Others are those of `dask_coded.training.train`.
+    The others are those of `dask_coded.training.train`.
 
     Yields
     ------
@@ -53,11 +53,11 @@ def replay(
     Raises
     ------
     ValueError
-        If the order of the sums would depend on who is fast.
+        If the order of the sums would depend on the speeds of the workers.
     """
     plan = (aggregation or Ring()).plan(workers)
     if plan.rooted:
-        raise ValueError("Sums of a tree depend on who comes first: replay a Ring.")
+        raise ValueError("Sums in a tree depend on the order of arrival: replay a Ring.")
     schedule = schedule or Synchronous()
     codec = EXACT if compression is None else compression.codec
     model = Model(
@@ -91,7 +91,7 @@ def _sum(
     data: tuple[np.ndarray, np.ndarray],
     segments: int,
 ) -> list[list[Partial]]:
-    """What each worker has in the end, segment by segment."""
+    """Return the final sums of each worker, segment by segment."""
     finished: list[dict[int, Partial]] = [{} for _ in machines]
     commands: deque[tuple[int, Any]] = deque()
     for node, machine in enumerate(machines):

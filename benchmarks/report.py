@@ -15,9 +15,9 @@ A benchmark times its cases with `side_by_side`, adds rows to a `Report` and fin
         )
         report.finish(json_file)
 
-Absolute times belong to one machine. Ratios of things run in turns in one process tree travel, so
-a row is normally a `Timings.ratio`: the median of the ratios of neighbouring runs, with its
-quartiles.
+Absolute times hold for one machine only. Ratios of cases that take turns in one process tree are
+comparable across machines, so a row is normally a `Timings.ratio`: the median of the ratios of
+neighbouring runs, with its quartiles.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 #: Distributions whose versions a report names.
 DISTRIBUTIONS = ("dask-coded", "dask", "distributed", "numpy", "scipy", "networkx", "tornado")
 
-#: Settings of the environment that change what a kernel costs.
+#: Environment variables that change the cost of a kernel.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -61,14 +61,14 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"
 
 @dataclass(frozen=True)
 class Summary:
-    """A measured number: the median of its repetitions, and how far they spread.
+    """A measured number: the median of its repetitions, and their spread.
 
     Attributes
     ----------
     value
         Median.
     spread
-        Lower and upper end of what ``spread_of`` names.
+        Lower and upper end of the range that ``spread_of`` names.
     spread_of
         ``"quartiles"`` (25 % and 75 %) or ``"range"`` (least and greatest).
     repetitions
@@ -98,28 +98,27 @@ class Summary:
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds that each case took, case by case; entry i of every case is from the same turn.
+    """Seconds of each case; entry i of every case is from the same turn.
 
     Attributes
     ----------
     seconds
-        For each case an array with one entry per repetition.
+        For each case, an array with one entry per repetition.
     results
-        For each case what its last run returned.
+        For each case, the return value of its last run.
     """
 
     seconds: Mapping[str, NDArray[np.float64]]
     results: Mapping[str, object]
 
     def summary(self, case: str, spread_of: Spread = "quartiles") -> Summary:
-        """Median seconds of a case."""
+        """Return the median seconds of a case."""
         return Summary.of(self.seconds[case], spread_of)
 
     def ratio(self, case: str, *, over: str, spread_of: Spread = "quartiles") -> Summary:
-        """Median over the turns of the time of one case divided by that of another.
+        """Return the median over the turns of the time of one case divided by that of another.
 
-        The ratio is taken turn by turn, so that what slows the machine down for a while touches
-        both sides of it.
+        The ratio is taken turn by turn, so a temporary slowdown of the machine affects both cases.
         """
         return Summary.of(self.seconds[case] / self.seconds[over], spread_of)
 
@@ -178,21 +177,21 @@ def side_by_side(
 
 @dataclass
 class Report:
-    """What a benchmark found: rows of numbers, and where they were measured.
+    """The results of a benchmark: rows of numbers, and where they were measured.
 
     Parameters
     ----------
     name
-        The benchmark.
+        Name of the benchmark.
 
     Attributes
     ----------
     rows
         One dictionary per measured number, as written to JSON.
     machine
-        The machine, and whatever the benchmark adds, such as the way its workers were slowed.
+        The machine, and what the benchmark adds, such as how its workers were slowed.
     versions
-        Versions of Python and the libraries at work.
+        Versions of Python and the libraries in use.
 
     Examples
     --------
@@ -223,7 +222,7 @@ class Report:
         Parameters
         ----------
         case
-            What was measured, for people: ``"(8, 6), 2 slowed"``.
+            What was measured, for readers: ``"(8, 6), 2 slowed"``.
         measure
             The number's name, for programs: ``"round_over_fluid"``.
         value
@@ -231,7 +230,7 @@ class Report:
         unit
             ``"ratio"``, ``"s"``, ``"MiB"``, ...
         goal
-            The number aimed at, if there is one.
+            Target for the number, if there is one.
         goal_sense
             Whether the goal is an upper or a lower bound.
         keys
@@ -253,11 +252,11 @@ class Report:
             "repetitions": summary.repetitions if summary else 1,
         }
         if taken := sorted(row.keys() & keys.keys()):
-            raise ValueError(f"Row entries {taken} are the report's own: choose other names.")
+            raise ValueError(f"Row entries {taken} are reserved by the report: choose other names.")
         self.rows.append({**row, **keys})
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the whole report with nothing in it that JSON does not know.
+        """Return the whole report as types that JSON can represent.
 
         Numbers that are not finite become None.
         """
@@ -273,12 +272,12 @@ class Report:
         file.write_text(text + "\n", encoding="utf-8")
 
     def print_table(self, file: TextIO | None = None) -> None:
-        """Print the rows as a table: with rich if it is there, else plainly.
+        """Print the rows as a table, with rich if it is installed, otherwise as plain text.
 
         Parameters
         ----------
         file
-            Where to; standard output by default.
+            Output stream; standard output by default.
         """
         title = f"{self.name}: {_headline(self.machine, self.versions)}"
         header = ["case", "measure", "value", "spread", "runs", "goal"]
@@ -304,7 +303,7 @@ def _met(value: float, goal: float | None, sense: Sense) -> bool | None:
 
 
 def _plain(thing: Any) -> Any:
-    """Turn NumPy scalars and arrays, paths and tuples into what JSON knows."""
+    """Turn NumPy scalars and arrays, paths and tuples into types that JSON can represent."""
     match thing:
         case Mapping():
             return {str(key): _plain(value) for key, value in thing.items()}
@@ -361,7 +360,7 @@ def _print_rich_table(
         table.add_column(name, justify="right" if name in ("value", "runs") else "left")
     for line in cells:
         table.add_row(*line)
-    # A file or a pipe has no width, for which rich takes 80: never cut a number short there.
+    # For a file or a pipe rich assumes a width of 80, which would truncate numbers.
     width = None if stream.isatty() else 240
     Console(file=stream, width=width, markup=False, highlight=False).print(table)
 
@@ -370,7 +369,7 @@ def _print_rich_table(
 
 
 def describe_machine() -> dict[str, Any]:
-    """Describe the machine: what a reader needs to make sense of absolute times."""
+    """Return what a reader must know about the machine to interpret absolute times."""
     return {
         "platform": platform.platform(),
         "processor": _processor(),
@@ -383,7 +382,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def _cores() -> int | None:
-    """Number of cores that this process may use, or of all where the system does not say."""
+    """Return the number of cores that this process may use, or of all if that is unknown."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count()
@@ -399,7 +398,7 @@ def _processor() -> str:
 
 
 def library_versions() -> dict[str, str]:
-    """Return the versions of Python and of the distributions at work, as far as installed."""
+    """Return the versions of Python and of the distributions that are installed."""
     versions = {"python": platform.python_version()}
     for name in DISTRIBUTIONS:
         try:
@@ -414,14 +413,14 @@ def library_versions() -> dict[str, str]:
 
 @contextmanager
 def picture(file: Path, **figure_keywords: Any) -> Iterator[Figure]:
-    """Draw on a matplotlib figure that is saved as a PNG in the end.
+    """Provide a matplotlib figure, and save it as a PNG at the end of the block.
 
     Parameters
     ----------
     file
-        The PNG.
+        PNG file to write.
     figure_keywords
-        For `matplotlib.figure.Figure`, such as ``figsize=(9, 5)``.
+        Arguments of `matplotlib.figure.Figure`, such as ``figsize=(9, 5)``.
 
     Yields
     ------
@@ -447,17 +446,17 @@ def picture(file: Path, **figure_keywords: Any) -> Iterator[Figure]:
 def _in_existing_folder(
     context: click.Context, parameter: click.Parameter, file: Path | None
 ) -> Path | None:
-    """Find out before a long benchmark, not after it, that its result cannot be written."""
+    """Reject a file in a missing folder before a long benchmark, not after it."""
     if file is not None and not file.absolute().parent.is_dir():
         raise click.BadParameter(f"folder {file.absolute().parent} does not exist")
     return file
 
 
 def options(command: Command) -> Command:
-    """Give a click command the options that every benchmark has.
+    """Add the options of every benchmark to a click command.
 
     The command is called with ``json_file`` and ``png_file`` (paths or None) and ``smoke`` (whether
-    to do a tiny run that shows nothing but that the benchmark works).
+    to do a tiny run that only shows that the benchmark works).
     """
     output = click.Path(dir_okay=False, writable=True, path_type=Path)
     decorators = [
@@ -477,7 +476,7 @@ def options(command: Command) -> Command:
             callback=_in_existing_folder,
             help="Draw the result to this PNG file.",
         ),
-        click.option("--smoke", is_flag=True, help="A tiny run: only shows that it works."),
+        click.option("--smoke", is_flag=True, help="A tiny run that only shows that it works."),
     ]
     for decorate in reversed(decorators):
         command = decorate(command)

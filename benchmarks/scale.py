@@ -1,8 +1,8 @@
-"""How planning, prediction and simulation grow with the number of workers.
+"""Measure how planning, prediction and simulation scale with the number of workers.
 
-The plan of a round is made on the scheduler's event loop, which it must not hold up for more than
-a few milliseconds. Profiled at 1,000 workers and 64 stripes: a third of a plan is the loop that
-lays the loads round the ring, a Run each; the rest is water filling and the layout.
+A round is planned on the scheduler's event loop, which must not be blocked for more than a few
+milliseconds. In a profile at 1,000 workers and 64 stripes, a third of a plan is the loop that lays
+the loads around the ring, a `StripeRange` each; the rest is water filling and the layout.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import numpy as np
 
 from benchmarks.report import Report, Summary, options, side_by_side
 from dask_coded.codes import Code, Repetition
-from dask_coded.planning import PREDICTORS, Layout, Reporting, SpeedHistory, deal
+from dask_coded.prediction import SpeedHistory
+from dask_coded.prediction.predictors import PREDICTORS
+from dask_coded.rounds import Layout, Reporting, deal
 from dask_coded.simulation import Network, Simulation, gilbert_elliott
 
 #: Workers and rounds to simulate.
@@ -25,20 +27,20 @@ SMOKE = ((10, 3),)
 
 
 def mixing(n: int, k: int) -> Code:
-    """A code of so many pieces; planning looks at nothing but the numbers."""
+    """Return a code with n pieces, of which k suffice; planning uses only these numbers."""
     return Code(np.vstack([np.eye(k), np.ones((n - k, k))]))
 
 
 @click.command()
 @options
 def main(json_file: Path | None, png_file: Path | None, smoke: bool) -> None:
-    """Milliseconds to plan and to predict a round, and how fast rounds are simulated."""
+    """Measure the milliseconds to plan and predict a round, and the rate of simulation."""
     report = Report("scale")
     repeats = 3 if smoke else 30
     rng = np.random.default_rng(0)
     for workers in (20,) if smoke else (10, 100, 1000, 10_000):
         speeds = rng.uniform(0.5, 1.5, workers)
-        # A generator matrix of 10,000 columns would only fill the memory.
+        # A generator matrix with 10,000 columns would only fill the memory.
         code = mixing(min(workers, 1000), min(workers, 1000) * 4 // 5)
         codes: dict[str, Code] = {"MDS": code} if workers == code.n else {}
         if workers <= 1000:
@@ -80,7 +82,7 @@ def main(json_file: Path | None, png_file: Path | None, smoke: bool) -> None:
 
 
 def large(n: int) -> Code:
-    """A code for ``n`` workers that would be too large to write out: any 4 of 5 suffice."""
+    """Return a code for ``n`` workers, of which 4/5 suffice, without its large matrix."""
     code = mixing(5, 4)
     code.n = code.pieces = n
     code.k = n * 4 // 5
@@ -90,19 +92,17 @@ def large(n: int) -> Code:
 
 
 def simulated(report: Report, smoke: bool) -> None:
-    """Rounds per second of the simulator."""
-    for workers, rounds in (
-        ((10, 3),) if smoke else ((10, 1000), (100, 100), (1000, 5), (10_000, 2))
-    ):
+    """Add the rounds per second of the simulator."""
+    for workers, rounds in SMOKE if smoke else SIZES:
         for policy in ("static", "s2c2", "continuous"):
             if policy == "continuous" and workers > 1000:
-                continue  # it lives on reports
+                continue  # it needs frequent reports
             simulation = Simulation(
                 large(workers),
                 gilbert_elliott(workers, rounds),
                 policy=policy,
                 network=Network(tick=1e-3),
-                # In the largest, workers report once: a message is an event each.
+                # In the largest cases workers report once, because each message is an event.
                 reporting=Reporting(interval=1e9) if workers > 1000 else None,
             )
             began = perf_counter()
@@ -118,7 +118,7 @@ def simulated(report: Report, smoke: bool) -> None:
 
 
 def in_ms(summary: Summary) -> Summary:
-    """Seconds as milliseconds."""
+    """Convert a summary from seconds to milliseconds."""
     low, high = summary.spread
     return Summary(
         summary.value * 1e3, (low * 1e3, high * 1e3), summary.spread_of, summary.repetitions

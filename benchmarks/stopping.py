@@ -1,6 +1,6 @@
-"""Stop processes and continue them: for a duty cycle, or for as long as wanted.
+"""Stop and continue processes, in a duty cycle or on request.
 
-`benchmarks.lab.Throttle` is what benchmarks use; this is one of its ways.
+Benchmarks use `benchmarks.lab.Throttle`, which is built on this.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Literal
 
 import psutil
 
-# Reads process ids until the other end of the pipe is closed, by whatever ends the process there.
+# Reads process ids until the pipe closes, however its owner ends, and then continues them.
 _GUARD = """
 import psutil, sys
 for pid in sys.stdin.read().split():
@@ -27,10 +27,10 @@ for pid in sys.stdin.read().split():
 
 
 class Signals:
-    """Stops and continues processes, and leaves none stopped when this process ends, even killed.
+    """Stops and continues processes; none stays stopped when this process ends, even if killed.
 
-    A stopped process cannot notice that its owner is gone, not even that it should end itself. So
-    a process of its own waits for our end and then continues whatever was ever stopped.
+    A stopped process cannot notice that its owner is gone, and cannot exit by itself. So a guard
+    process waits for the end of this one, and then continues all that were ever stopped.
     """
 
     def __init__(self) -> None:
@@ -38,10 +38,10 @@ class Signals:
         self._guard: subprocess.Popen[bytes] | None = None
 
     def stop(self, pid: int) -> None:
-        """Stop a process; one that has ended is passed over."""
+        """Stop a process; do nothing if it has ended."""
         with suppress(psutil.NoSuchProcess):
             if pid not in self._processes:
-                # psutil remembers when a process began: a later one of its number is never touched.
+                # psutil remembers the start time: a later process of the same id is never touched.
                 self._processes[pid] = psutil.Process(pid)
                 self._warn_guard(pid)
             self._processes[pid].suspend()
@@ -53,7 +53,7 @@ class Signals:
                 self._processes[pid].resume()
 
     def close(self) -> None:
-        """Continue all."""
+        """Continue all processes, and end the guard."""
         for pid in self._processes:
             self.resume(pid)
         if self._guard is not None:
@@ -62,7 +62,7 @@ class Signals:
 
     def _warn_guard(self, pid: int) -> None:
         if self._guard is None:
-            # In a session of its own, so that Ctrl-C passes it by.
+            # In a separate session, so that Ctrl-C does not reach it.
             command = [sys.executable, "-c", _GUARD]
             self._guard = subprocess.Popen(
                 command, stdin=subprocess.PIPE, bufsize=0, start_new_session=True
@@ -75,19 +75,19 @@ Action = Literal["stop", "continue"]
 
 
 def duty_cycle(shares: Mapping[int, float]) -> list[tuple[float, Action, int]]:
-    """Plan one period: when to stop and when to continue which process.
+    """Plan one period: when to stop and when to continue each process.
 
     Parameters
     ----------
     shares
-        For each process id the part of the period for which it may run.
+        Part of the period for which each process id may run.
 
     Returns
     -------
     list of (float, str, int)
         Moment in [0, 1) as a part of the period, ``"stop"`` or ``"continue"``, process id; in
-        order of time. The processes' turns are spread over the period, so that those who are slow
-        do not all run at once. A share of 1 or more is left alone; one of 0 is never continued.
+        order of time. Turns are spread over the period, so that slowed processes do not all run at
+        once. A process with a share of 1 or more is left alone; one with 0 is never continued.
 
     Examples
     --------
@@ -147,7 +147,7 @@ class DutyCycle:
             for part, action, pid in plan:
                 self._wait_until(begin + part * self._period)
                 with self._lock:
-                    # The end may have come, or the process been freed, since the plan was made.
+                    # The cycle may have ended, or the share become 1, since the plan was made.
                     if not self._end.is_set() and self._shares[pid] < 1:
                         (self._signals.stop if action == "stop" else self._signals.resume)(pid)
             self._wait_until(begin + self._period)

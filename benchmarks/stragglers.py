@@ -1,12 +1,12 @@
-"""Rounds on workers of which some are slow: every policy, plain dask.array and NumPy, side by side.
+"""Compare rounds with some slow workers: every policy, plain dask.array and NumPy, side by side.
 
 Eight one-thread workers share two cores under CPU quotas; some of them are slowed five times. The
-yardstick is the fluid bound: the time in which workers of the speeds measured with nothing else
-running, all busy to the end and nothing computed in vain, can do a round. Speeds are measured
-before and after every round, because those of a shared machine change. Nothing is known of the
-workers beforehand unless a row says so.
+yardstick is the fluid bound: the time of a round in which all workers are busy to the end and no
+work is wasted, at the speeds measured with nothing else running. Speeds are measured before and
+after every round, because speeds on a shared machine change. Nothing is known about the workers in
+advance unless a row says so.
 
-At last one worker is killed: the bound of the rounds after that is that of the others.
+Finally one worker is killed. The bound of the rounds after that is the bound of the other workers.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from distributed import wait
 import dask_coded as coded
 from benchmarks.cluster import Lab, Rounds
 from benchmarks.report import Report, Summary, options, picture
-from dask_coded.planning import fluid_time
+from dask_coded.rounds import fluid_time
 
-#: One round: its seconds.
-Play = Callable[[], float]
-#: What is compared, ready to play rounds within the block.
-Way = Callable[[], AbstractContextManager[Play]]
+#: Runs one round and returns its seconds.
+RunRound = Callable[[], float]
+#: A method to compare, ready to run rounds within the block.
+Way = Callable[[], AbstractContextManager[RunRound]]
 
 # (policy, predictor): the last is the default, which learns from round to round.
 POLICIES = [
@@ -50,15 +50,15 @@ POLICIES = [
 class Size:
     """How large a run is."""
 
-    # Wide: what a round sends and decodes is small beside what it computes.
+    # Wide, so that a round sends and decodes little compared with what it computes.
     rows: int = 50_000
     columns: int = 10_000
     right: int = 20
-    # Leaves one core for the coordinator: it takes in and decodes while the workers go on.
+    # Leaves one core for the coordinator, which receives and decodes while the workers go on.
     share: float = 0.12
     rounds: int = 7
     plain_rounds: int = 3
-    # About as long as a round: here workers are 5 to 10 % faster in their first quarter second.
+    # About as long as a round: workers are 5 to 10 % faster in their first quarter second here.
     measure: float = 2.0
     codes: tuple[tuple[int, int], ...] = ((8, 6), (8, 4))
     slowed: tuple[int, ...] = (0, 1, 2)
@@ -78,14 +78,14 @@ SMOKE = Size(
 
 @dataclass
 class Result:
-    """Rounds over the fluid bound, by policy, and the bounds in seconds beside each round."""
+    """Rounds over the fluid bound, by policy, and the bound of each round in seconds."""
 
     ratios: dict[str, list[float]] = field(default_factory=dict)
     bounds: list[float] = field(default_factory=list)
 
 
 class Bench:
-    """A matrix in a lab: coded, and as a plain dask array."""
+    """A matrix in a lab, encoded and as a plain dask array."""
 
     def __init__(self, lab: Lab, k: int, size: Size) -> None:
         n = len(lab.workers)
@@ -102,39 +102,39 @@ class Bench:
         self._size = size
 
     def bound(self) -> float:
-        """Seconds that a round takes at least, at the speeds that the workers have just now."""
+        """Return the least seconds of a round at the current speeds of the workers."""
         speeds = self._lab.measure_speeds(self.coded, self.x, self._size.measure)
         return fluid_time(speeds, self._k, -(-self._size.rows // self._k))
 
     @contextmanager
-    def coded_rounds(self, policy: str, predictor: str) -> Iterator[Play]:
-        """Rounds of one loop in the cluster."""
+    def coded_rounds(self, policy: str, predictor: str) -> Iterator[RunRound]:
+        """Provide rounds of one loop in the cluster."""
         with (
             dask.config.set({"coded.policy": policy, "coded.predictor": predictor}),
             Rounds(self._lab.client, self.coded, self.x, self._lab.free) as rounds,
         ):
-            yield rounds.play
+            yield rounds.run_round
 
     @contextmanager
-    def dask_products(self) -> Iterator[Play]:
-        """The same product by dask.array."""
+    def dask_products(self) -> Iterator[RunRound]:
+        """Provide the same product by dask.array."""
 
-        def play() -> float:
+        def product() -> float:
             began = perf_counter()
             self._lab.client.compute(self.plain @ self.x).result()
             return perf_counter() - began
 
-        yield play
+        yield product
 
     def compare(self, ours: dict[str, Way], plain: dict[str, Way]) -> Result:
-        """Rounds of all ways, each beside the bound before and after it."""
+        """Run rounds of all methods, and measure the bound before and after each."""
         result = Result()
-        self.bound()  # the first touch of a new piece is slower
+        self.bound()  # the first access to a new piece is slower
         before = self.bound()
         for name, way in (ours | plain).items():
-            with way() as play:
+            with way() as run_round:
                 for _ in range(self._size.plain_rounds if name in plain else self._size.rounds):
-                    seconds = play()
+                    seconds = run_round()
                     after = self.bound()
                     result.bounds.append((before + after) / 2)
                     result.ratios.setdefault(name, []).append(seconds / result.bounds[-1])
@@ -152,7 +152,7 @@ def coded_ways(bench: Bench, policies: list[tuple[str, str]]) -> dict[str, Way]:
 
 
 def run_slowed(lab: Lab, bench: Bench, slowed: int) -> Result:
-    """All policies, dask.array and NumPy on workers of which some are slowed."""
+    """Compare all policies, dask.array and NumPy with some of the workers slowed."""
     lab.set_speeds([1 / 5] * slowed + [1] * (len(lab.workers) - slowed))
     plain: dict[str, Way] = {
         "dask.array": bench.dask_products,
@@ -162,30 +162,30 @@ def run_slowed(lab: Lab, bench: Bench, slowed: int) -> Result:
 
 
 def run_loss(lab: Lab, bench: Bench) -> Result:
-    """Rounds after one of the workers has been killed."""
+    """Compare policies after one of the workers has been killed."""
     lab.set_speeds(1)
-    bench.plain = None  # or dask would compute its lost chunks again beside the rounds
+    bench.plain = None  # otherwise dask would recompute its lost chunks during the rounds
     lab.kill(lab.workers[0])
     return bench.compare(coded_ways(bench, POLICIES[-2:]), {})
 
 
 @contextmanager
-def numpy_products(shape: tuple[int, int], x: np.ndarray) -> Iterator[Play]:
-    """The same product by NumPy in this process, unthrottled."""
+def numpy_products(shape: tuple[int, int], x: np.ndarray) -> Iterator[RunRound]:
+    """Provide the same product by NumPy in this process, unthrottled."""
     A = np.ones(shape)
 
-    def play() -> float:
+    def product() -> float:
         began = perf_counter()
         A @ x
         return perf_counter() - began
 
-    yield play
+    yield product
 
 
 @click.command()
 @options
 def main(json_file: Path | None, png_file: Path | None, smoke: bool) -> None:
-    """Rounds over the fluid bound with 0, 1 and 2 of 8 workers slowed 5x, and with 1 killed."""
+    """Measure rounds over the fluid bound with 0, 1, 2 of 8 workers slowed 5x and 1 killed."""
     size = SMOKE if smoke else Size()
     report = Report("stragglers")
     results: dict[tuple[int, int, str], Result] = {}
@@ -220,7 +220,7 @@ def main(json_file: Path | None, png_file: Path | None, smoke: bool) -> None:
 
 
 def draw(file: Path, results: dict[tuple[int, int, str], Result]) -> None:
-    """Medians as bars, one group per case."""
+    """Plot medians as bars, one group per case."""
     with picture(file, figsize=(11, 5)) as figure:
         axes = figure.subplots()
         names = list(next(iter(results.values())).ratios)

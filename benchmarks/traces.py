@@ -1,7 +1,8 @@
-"""The shared traces of real machines, as speeds: one row per sample, one column per machine.
+"""Read traces of real machines as speeds: one row per sample, one column per machine.
 
-Read from the folder that ``DASK_CODED_DATA`` names. Of utilisation traces the speed is what the
-others leave: 100 - utilisation in per cent. Every machine's speed is divided by its own mean.
+The files are in the folder that ``DASK_CODED_DATA`` names. For traces of utilisation, the speed is
+the capacity that others leave: 100 - utilisation in per cent. Every machine's speed is divided by
+its own mean.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ NAMES = (
     "bytedance-SE",
 )
 
-# Series of the virtual machine noise study, by how their names begin.
+# Series of the virtual machine noise study, by a part of their names.
 _NOISE = {
     "stream-triad": "stream-triad",
     "all-reads": "all reads",
@@ -38,7 +39,7 @@ _NOISE = {
 
 
 def folder() -> Path | None:
-    """Where the data are, if they are anywhere."""
+    """Return the folder of the data, or None if there is none."""
     path = os.environ.get("DASK_CODED_DATA")
     return Path(path) if path and Path(path).is_dir() else None
 
@@ -55,12 +56,12 @@ def load(name: str) -> np.ndarray:
     Raises
     ------
     click.ClickException
-        If the data are not to be had, or there is no such trace.
+        If the data are missing, or there is no such trace.
     """
     data = folder()
     if data is None:
         raise click.ClickException(
-            "The traces of real machines are needed: set DASK_CODED_DATA to their folder."
+            "This needs the traces of real machines: set DASK_CODED_DATA to their folder."
         )
     if name == "azure2017":
         speeds = 100.0 - np.load(data / "trace_azure2017_avg_cpu_100vm.npz")["util_percent"]
@@ -79,7 +80,7 @@ def load(name: str) -> np.ndarray:
 
 
 def _nab(file: Path) -> np.ndarray:
-    """Eight virtual machines of one length; the databases and the group are left out."""
+    """Return eight virtual machines of equal length, without the databases and the group."""
     columns = []
     with zipfile.ZipFile(file) as archive:
         for name in sorted(archive.namelist()):
@@ -92,7 +93,7 @@ def _nab(file: Path) -> np.ndarray:
 
 
 def _noise(file: Path, metric: str) -> np.ndarray:
-    """One benchmark on all machines; bandwidth and rates are speeds themselves."""
+    """Return one benchmark on all machines; bandwidths and rates are speeds already."""
     archive = np.load(file)
     names = [" ".join(words).lower().replace("_", " ") for words in archive["series_name"]]
     columns = []
@@ -110,7 +111,7 @@ def _noise(file: Path, metric: str) -> np.ndarray:
 
 
 def _bytedance(file: Path) -> np.ndarray:
-    """Computing of each rank in each step; the speed is one over the seconds that it took."""
+    """Return the computing speed of each rank in each step, as one over its seconds."""
     try:
         from pyarrow import parquet
     except ModuleNotFoundError:

@@ -1,4 +1,4 @@
-"""Linear algebra on Dask clusters whose workers are slow, uneven or dying, made fast by coding."""
+"""Coded linear algebra for Dask clusters whose workers are slow, uneven or may fail."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from dask_coded.codes import CODES, MDS, Code, Polynomial, RandomLinear, Repetit
 from dask_coded.display import Display
 from dask_coded.loop import Loop, Progress
 from dask_coded.pair import CodedPair, encode_pair, gram
-from dask_coded.runtime.coordinator import Operator
 from dask_coded.runtime.install import ClusterUnfitError
-from dask_coded.runtime.products import PairOperator
+from dask_coded.runtime.operators import Operator, PairOperator
 from dask_coded.runtime.spec import CodedDataLostError
 from dask_coded.submission import submit
 

@@ -1,4 +1,4 @@
-"""Checks of arguments, in one form: what was expected, and what came."""
+"""Argument checks whose messages say what was expected and what was passed."""
 
 from __future__ import annotations
 
@@ -9,33 +9,35 @@ import numpy as np
 
 
 def check_whole(name: str, value: Any, least: int = 1) -> None:
-    """Check a count.
+    """Check that a value is a whole number of at least ``least``.
 
     Raises
     ------
     ValueError
-        If it is not a whole number, or less than ``least``.
+        If it is not.
 
     Examples
     --------
     >>> check_whole("steps", 2.5)
     Traceback (most recent call last):
         ...
-    ValueError: Argument 'steps' must be a whole number from 1, it is 2.5.
+    ValueError: Argument 'steps' must be a whole number of at least 1, it is 2.5.
     """
     if not isinstance(value, int | np.integer) or value < least:
-        raise ValueError(f"Argument {name!r} must be a whole number from {least}, it is {value}.")
+        raise ValueError(
+            f"Argument {name!r} must be a whole number of at least {least}, it is {value}."
+        )
 
 
 def check_positive(
     name: str, value: float, *, or_zero: bool = False, or_infinite: bool = False
 ) -> None:
-    """Check a number.
+    """Check that a number is positive and finite.
 
     Raises
     ------
     ValueError
-        If it is not positive, and not zero or infinite where that is allowed.
+        If it is not, apart from zero with ``or_zero`` and infinity with ``or_infinite``.
 
     Examples
     --------
@@ -51,12 +53,12 @@ def check_positive(
 
 
 def check_stopping(tol: float, max_iter: int) -> None:
-    """Check when an iteration is to stop.
+    """Check the stopping criteria of an iteration.
 
     Raises
     ------
     ValueError
-        If an argument is out of its range.
+        If an argument is out of range.
     """
     check_positive("tol", tol, or_zero=True)
     check_whole("max_iter", max_iter)

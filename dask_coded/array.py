@@ -1,9 +1,10 @@
-"""Coded arrays: dask arrays whose products end with the first sufficient workers.
+"""Coded arrays: dask arrays whose products end as soon as enough workers have answered.
 
-:func:`encode` stores an array as coded pieces on the workers of a cluster, once. The
-:class:`CodedArray` that it returns is a dask array over the pieces that are plain blocks, so that
-everything a dask array can do still works; its products with vectors and matrices are coded rounds.
-:func:`dask_coded.submit` runs a whole algorithm inside the cluster, where each product is one.
+:func:`encode` stores an array once as coded pieces on the workers of a cluster. It returns a
+:class:`CodedArray`, a dask array over the pieces that are plain blocks. Everything that a dask
+array can do therefore still works, and products with vectors and matrices are coded rounds.
+:func:`dask_coded.submit` runs a whole algorithm inside the cluster, where each product is one
+round.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from distributed import Client, default_client
 from scipy.sparse.linalg import LinearOperator
 
 from dask_coded.codes import CODES, MDS, Code, RandomLinear, Repetition
-from dask_coded.runtime.encoding import Encoded, encode_source, extend, new_id, sparse_type
-from dask_coded.runtime.linear import RoundOperator, refuse_transpose
-from dask_coded.runtime.spec import CodedTask, RoundOptions, check_operand
+from dask_coded.runtime.encoding import Encoded, encode_source, extend, new_id
+from dask_coded.runtime.operators import RoundOperator, check_operand, refuse_transpose
+from dask_coded.runtime.source import check_dtype, matrix_source, sparse_type
+from dask_coded.runtime.spec import CodedTask, round_options
 from dask_coded.runtime.tasks import run_round
 
 
@@ -43,45 +45,44 @@ def encode(
 ) -> CodedArray:
     """Store a matrix as coded pieces on the workers of a cluster.
 
-    Eager, as ``persist`` is. Afterwards the source is not needed any more: lost pieces are rebuilt
-    from the others.
+    Starts at once, as ``persist`` does. Afterwards the source is no longer needed because lost
+    pieces are rebuilt from the others.
 
     Parameters
     ----------
     A : dask array, NumPy array or SciPy sparse matrix, shape (rows, columns)
         Dask arrays may be chunked in any way, with NumPy or SciPy sparse chunks.
     code : Code or str, optional
-        How pieces are made: :class:`MDS`, :class:`RandomLinear`, :class:`Repetition`, a code of
-        your own, or the name of one. By default MDS over all workers for floating-point and
-        complex data, repetition for sparse data and for integers and booleans, which parity would
-        make dense or inexact.
+        :class:`MDS`, :class:`RandomLinear`, :class:`Repetition`, a code of your own, or the name of
+        a code. By default MDS over all workers for floating-point and complex data, and repetition
+        for sparse data, integers and booleans, which parity would make dense or inexact.
     client : distributed.Client, optional
         The cluster; by default the current one.
     redundancy : int, optional
-        How many workers may be lost, when ``code`` is a name or not given; by default a quarter of
+        How many workers may be lost, if ``code`` is a name or not given; by default a quarter of
         them (``coded.redundancy`` in the configuration).
     workers : sequence of str, optional
         Addresses of the workers that may hold pieces; by default all.
     transpose : bool
-        Encode ``A.T`` as well, so that ``x @ C`` and ``C.T @ y`` are coded: twice the memory.
+        Encode ``A.T`` as well, so that ``x @ C`` and ``C.T @ y`` are coded. Doubles the memory.
     oversubscribe : bool
         Allow several pieces on one worker if there are fewer workers than the code wants.
     check_finite : bool
-        Refuse NaN and infinity. One of them would spread to all results that it is mixed into.
+        Reject NaN and infinity, which would spread to all results that they are mixed into.
 
     Returns
     -------
     CodedArray, shape (rows, columns)
-        With an asynchronous client: a coroutine that returns it.
+        With an asynchronous client, a coroutine that returns it.
 
     Raises
     ------
     TypeError
-        If A is no matrix, or its dtype does not suit the code.
+        If A is not a matrix, or its dtype does not suit the code.
     ValueError
-        If A has NaN or infinity, or chunks of unknown size.
+        If A is empty, or has NaN, infinity or chunks of unknown size.
     ClusterUnfitError
-        If the cluster has too few workers, or lacks the package in this version.
+        If the cluster has too few workers, or lacks this version of the package.
 
     Examples
     --------
@@ -97,7 +98,7 @@ def encode(
     client = current_client(client)
     source = matrix_source(A)
     if redundancy is not None and isinstance(code, Code):
-        raise TypeError("Pass either a code or a redundancy: a code has its own.")
+        raise TypeError("Pass either a code or a redundancy, not both: a code defines its own.")
 
     async def run() -> CodedArray:
         chosen = code
@@ -131,10 +132,10 @@ def encode(
 class CodedArray(da.Array):
     """A dask array whose products are coded.
 
-    Made by :func:`encode`. ``C @ x``, ``C.dot(x)``, ``np.matmul(C, x)`` and ``np.dot(C, x)`` with a
-    NumPy or dask vector or matrix are lazy coded rounds and give dask arrays; so are ``x @ C`` and
-    ``C.T @ y`` if it was encoded with ``transpose=True``. Everything else is that of a dask array
-    over the plain blocks.
+    Created by :func:`encode`. ``C @ x``, ``C.dot(x)``, ``np.matmul(C, x)`` and ``np.dot(C, x)``
+    with a NumPy or dask vector or matrix are lazy coded rounds that return dask arrays. So are
+    ``x @ C`` and ``C.T @ y`` if the array was encoded with ``transpose=True``. Everything else
+    works as for a dask array over the plain blocks.
 
     Attributes
     ----------
@@ -166,7 +167,7 @@ class CodedArray(da.Array):
         return self._persisted, ()
 
     def _persisted(self, dsk: Any, *, rename: Any = None) -> da.Array:
-        # The pieces are in memory already: persisting gives the same coded array again.
+        # The pieces are in memory already, so persisting returns the same coded array.
         return self if rename is None else super()._rebuild(dsk, rename=rename)
 
     @property
@@ -193,11 +194,11 @@ class CodedArray(da.Array):
         return (self.T @ other.T).T
 
     def dot(self, other: Any) -> Any:
-        """Coded product, as ``@``."""
+        """Return the coded product, as ``@`` does."""
         return self @ other
 
     def transpose(self, *axes: Any) -> da.Array:
-        """The transposed array: coded if it was encoded with ``transpose=True``."""
+        """Return the transposed array, which is coded if encoded with ``transpose=True``."""
         flat = axes[0] if len(axes) == 1 and isinstance(axes[0], (tuple, list)) else axes
         if self._back is not None and (not flat or flat[0] is None or tuple(flat) == (1, 0)):
             return CodedArray(self._back, self.encoded)
@@ -218,13 +219,13 @@ class CodedArray(da.Array):
         return super().__array_function__(func, types, args, kwargs)
 
     def _product(self, x: Any) -> da.Array:
-        """One lazy round per column chunk of ``x``."""
+        """Return the product as one lazy round per column chunk of ``x``."""
         spec = self.encoded.spec
-        options = RoundOptions.from_config()
+        options = round_options()
         name = f"coded-round-{tokenize(spec.id, x, options)}"
         dependencies: list[Any] = []
         columns: tuple[tuple[int, ...], ...] = tuple((c,) for c in x.shape[1:])
-        # A copy, because the product is computed later: the caller may change `x` until then.
+        # A copy, because the caller may change `x` before the product is computed.
         parts: list[Any] = [np.array(x)] if isinstance(x, np.ndarray) else []
         if isinstance(x, da.Array):
             x = x.rechunk({0: -1})
@@ -243,13 +244,13 @@ class CodedArray(da.Array):
         return da.Array(graph, name, ((self.shape[0],), *columns), dtype=dtype, meta=meta)
 
     def as_linear_operator(self) -> LinearOperator:
-        """A linear operator for SciPy, of which every product is computed at once, as one round.
+        """Return a SciPy linear operator that computes each product immediately, as one round.
 
         With it the solvers of :mod:`scipy.sparse.linalg` run on the client: ``cg``, ``gmres`` and
-        ``eigsh`` in any case; ``lsqr``, ``lsmr`` and ``svds``, which need the adjoint as well, if
-        the array was encoded with ``transpose=True``. A solver that does many rounds had better run
-        inside the cluster, where a round costs less and the array itself takes the operator's
-        place: ``coded.submit(scipy.sparse.linalg.eigsh, C, k=3).result()``.
+        ``eigsh`` always; ``lsqr``, ``lsmr`` and ``svds``, which also need the adjoint, if the array
+        was encoded with ``transpose=True``. Run a solver that takes many rounds inside the cluster,
+        where a round costs less and the array itself is the operator:
+        ``coded.submit(scipy.sparse.linalg.eigsh, C, k=3).result()``.
 
         Returns
         -------
@@ -275,14 +276,15 @@ class CodedArray(da.Array):
     # -- workers that join ---------------------------------------------------------------------
 
     def extend(self, workers: Sequence[str] | None = None) -> CodedArray:
-        """Give workers that have joined pieces of their own.
+        """Add a new piece on each worker that has joined.
 
-        Each makes itself one new piece out of those that there are, fetched from where they lie:
-        afterwards the array is stored on more workers and survives more losses, and rounds have
-        more hands. Rounds under way go on undisturbed. Only :class:`RandomLinear` codes can grow.
+        Each of these workers builds its piece from existing ones, which it fetches from the workers
+        that hold them. Afterwards the array is stored on more workers, survives more losses, and
+        more workers share the rounds. Running rounds are not disturbed. Only :class:`RandomLinear`
+        codes can grow.
 
-        Nobody has to call this for pieces that were lost. They are made again on other workers by
-        themselves, and a worker that joins takes over from those that hold several meanwhile.
+        Lost pieces do not need this call. They are rebuilt on other workers automatically, and a
+        worker that joins takes over pieces from workers that hold several.
 
         Parameters
         ----------
@@ -292,8 +294,8 @@ class CodedArray(da.Array):
         Returns
         -------
         CodedArray
-            With the same blocks, and more pieces; the original stays as it is. With an
-            asynchronous client: a coroutine that returns it.
+            With the same blocks and more pieces; the original is unchanged. With an asynchronous
+            client, a coroutine that returns it.
 
         Raises
         ------
@@ -316,8 +318,8 @@ class CodedArray(da.Array):
         """
         if not isinstance(self.code, RandomLinear):
             raise TypeError(
-                f"{self.code!r} cannot grow: encode with `coded.RandomLinear` to give workers that "
-                f"join pieces of their own."
+                f"{self.code!r} cannot grow: encode with `coded.RandomLinear` to add pieces on "
+                f"workers that join."
             )
 
         async def run() -> CodedArray:
@@ -326,7 +328,7 @@ class CodedArray(da.Array):
 
         return self.encoded.futures[0].client.sync(run)
 
-    # -- looks ---------------------------------------------------------------------------------
+    # -- representation ------------------------------------------------------------------------
 
     def _summary(self) -> dict[str, str]:
         encoded, code = self.encoded, self.code
@@ -335,9 +337,9 @@ class CodedArray(da.Array):
         return {
             "Code": repr(code),
             "Survives": f"the loss of any {code.tolerance} of its workers",
-            "Pieces": f"{code.pieces} of {each}, {format_bytes(encoded.nbytes)} together",
+            "Pieces": f"{code.pieces} of {each}, {format_bytes(encoded.nbytes)} in total",
             "Placement": f"{per_worker} on each of {len(set(encoded.workers))} workers",
-            "Moved": f"{format_bytes(encoded.bytes_moved)} between workers, to make the pieces",
+            "Moved": f"{format_bytes(encoded.bytes_moved)} between workers to build the pieces",
             "Transpose": "coded" if self._back is not None else "not coded",
         }
 
@@ -358,14 +360,14 @@ class CodedArray(da.Array):
 
 
 class _ClientOperator(RoundOperator):
-    """A coded array of which each product is computed when it is asked for."""
+    """A coded array whose products are computed immediately."""
 
     def __init__(self, array: CodedArray) -> None:
         super().__init__(array.dtype, array.shape)
         self._array = array
 
     def _matmat(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        # The client that holds the pieces, whichever is the current one.
+        # The client that holds the pieces, even if another one is current.
         client = self._array.encoded.futures[0].client
         return client.compute(self._array @ x).result()
 
@@ -376,7 +378,7 @@ class _ClientOperator(RoundOperator):
 
 
 class RoundLayer(MaterializedLayer):
-    """The tasks of coded products; keeps the pieces alive as long as the lazy result lives."""
+    """The tasks of coded products; keeps the pieces alive as long as the lazy result exists."""
 
     def __init__(self, mapping: Any, encoded: Encoded | None, annotations: Any = None) -> None:
         super().__init__(mapping, annotations=annotations)
@@ -388,53 +390,25 @@ class RoundLayer(MaterializedLayer):
         return RoundLayer(layer.mapping, self.encoded, self.annotations), dependencies
 
     def __reduce__(self) -> Any:
-        # The scheduler is told what a round needs by its task; futures stay with the client.
+        # A round's task names the pieces that it needs; futures stay with the client.
         return RoundLayer, (self.mapping, None, self.annotations)
 
 
 def current_client(client: Client | None) -> Client:
-    """The one given, or the current one."""
+    """Return the given client, or the current one."""
     try:
         return client or default_client()
     except ValueError:
         raise ValueError(
-            "This takes a Dask cluster and there is none: create a "
+            "A Dask cluster is required, but there is no current client: create a "
             "`dask.distributed.Client()` first, or pass one as `client`."
         ) from None
-
-
-def matrix_source(A: Any) -> Any:
-    """A dask array, C-contiguous NumPy array or CSR array; anything else is refused."""
-    if isinstance(A, da.Array):
-        if np.isnan(A.shape).any():
-            raise ValueError(
-                "The array has chunks of unknown size: call `A.compute_chunk_sizes()` first."
-            )
-    elif scipy.sparse.issparse(A):
-        A = A.tocsr()
-    else:
-        A = np.asarray(A)
-    if A.ndim != 2:
-        raise TypeError(f"Only a matrix can be encoded, this array has {A.ndim} dimensions.")
-    if not A.shape[0] or not A.shape[1]:
-        raise ValueError(f"An empty array cannot be encoded, its shape is {A.shape}.")
-    if A.dtype.kind not in "fcibu":
-        raise TypeError(f"Only numbers and booleans can be encoded, the dtype is {A.dtype}.")
-    return A
-
-
-def check_dtype(source: Any, code: Code) -> None:
-    if source.dtype.kind in "biu" and not code.exact:
-        raise TypeError(
-            f"{code!r} mixes rows in floating point, which makes dtype {source.dtype} inexact: "
-            f"use `coded.Repetition`, or convert with `A.astype(float)`."
-        )
 
 
 async def cluster_size(
     client: Client, workers: Sequence[str] | None, redundancy: int | None
 ) -> tuple[int, int]:
-    """How many workers may hold pieces, and how many of them may be lost, by configuration."""
+    """Return how many workers may hold pieces, and how many of them may be lost."""
     n = len(workers or await client.scheduler.ncores())  # type: ignore[union-attr]
     if not n:
         raise ValueError("The cluster has no workers yet: call `client.wait_for_workers(n)`.")
@@ -450,15 +424,17 @@ async def _choose(
     redundancy: int | None,
     workers: Sequence[str] | None,
 ) -> Code:
-    """The code for an operand and a cluster."""
+    """Choose the code for an operand and a cluster."""
     n, redundancy = await cluster_size(client, workers, redundancy)
     if name is None:
         kind: type[Code] = Repetition if sparse_type(source) or source.dtype.kind in "biu" else MDS
         if kind is Repetition:
-            # A copy costs a whole block per worker: one more is the default, whatever the size.
+            # A copy costs a whole block per worker, so one extra copy is the default at any size.
             redundancy = min(redundancy, 1)
     elif name in CODES:
         kind = CODES[name]
     else:
-        raise ValueError(f"Code must be one of {sorted(CODES)} or a Code, it is {name!r}.")
+        raise ValueError(
+            f"Argument 'code' must be a Code or one of {sorted(CODES)}, it is {name!r}."
+        )
     return kind.with_redundancy(n, redundancy)

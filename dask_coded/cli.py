@@ -1,7 +1,7 @@
-"""Command line: ``dask-coded``, which is also ``dask coded``.
+"""The command line: ``dask-coded``, also available as ``dask coded``.
 
-Results go to standard output; what goes on meanwhile is shown there on a terminal (with ``rich``),
-and as plain lines on standard error otherwise.
+Results go to standard output. Progress is also shown there if it is a terminal (with ``rich``), and
+as plain lines on standard error otherwise.
 
 =========  ===============================================================
 exit code  meaning
@@ -41,13 +41,13 @@ _INTERRUPTED = 130
 
 
 class BadInput(click.ClickException):
-    """What the user gave cannot be worked with."""
+    """The user's input is invalid."""
 
     exit_code = 2
 
 
 class _Commands(click.Group):
-    """A group whose errors are one line each and whose interruption is no error."""
+    """A group that prints one line for each error and for an interrupt."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -78,14 +78,14 @@ def coded() -> None:
 @click.option(
     "--code",
     type=click.Choice(sorted(CODES)),
-    help="How the matrix is coded: 'mds' needs the least memory but fills in sparse matrices, "
-    "'random' does so too and moves less, 'repetition' keeps plain copies.  [default: repetition]",
+    help="Code for the matrix: 'mds' needs the least memory but fills in sparse matrices, 'random' "
+    "does so too but moves less data, 'repetition' keeps plain copies.  [default: repetition]",
 )
 @click.option(
     "--redundancy",
     type=click.IntRange(min=0),
-    help="How many of the n workers may be lost, whichever they are: N gives the code "
-    "MDS(n, n - N) or Repetition(n, N + 1).  [default: a quarter of them; one without --code]",
+    help="How many workers may be lost, whichever they are: of n workers, N gives the code "
+    "MDS(n, n - N) or Repetition(n, N + 1).  [default: a quarter of them; 1 without --code]",
 )
 @click.option(
     "--damping",
@@ -99,7 +99,7 @@ def coded() -> None:
     type=click.FloatRange(min=0),
     default=1e-10,
     show_default=True,
-    help="Stop when the scores change by less in a round, summed over all nodes; "
+    help="Stop when the scores change by less than this in a round, summed over all nodes; "
     "0 for exactly --max-iter rounds.",
 )
 @click.option(
@@ -107,7 +107,7 @@ def coded() -> None:
     type=click.IntRange(min=1),
     default=200,
     show_default=True,
-    help="Most rounds to do.",
+    help="Maximum number of rounds.",
 )
 @click.option("--undirected", is_flag=True, help="Take every edge in both directions.")
 @click.option(
@@ -115,7 +115,7 @@ def coded() -> None:
     type=click.IntRange(min=0),
     default=10,
     show_default=True,
-    help="Print this many nodes of highest score.",
+    help="Number of nodes to print, highest score first.",
 )
 @click.option(
     "--output",
@@ -135,15 +135,15 @@ def pagerank_command(
     top: int,
     output: Path | None,
 ) -> None:
-    """PageRank of the graph in FILE.
+    """Compute the PageRank of the graph in FILE.
 
-    FILE is an edge list (text: source, target and optionally a weight on each line; # and % begin
-    comments), a Matrix Market file (.mtx) or a sparse matrix of SciPy (.npz); .gz and .bz2 are
+    FILE is an edge list (text: source, target and optionally a weight on each line; # and % start
+    comments), a Matrix Market file (.mtx) or a SciPy sparse matrix (.npz); .gz and .bz2 are
     unpacked.
     """
     if workers is not None and scheduler is not None:
         raise click.UsageError(
-            "--workers starts a cluster and --scheduler uses one that runs: give one of them."
+            "--workers starts a cluster and --scheduler uses a running one: give only one."
         )
     if output is not None and (output.is_dir() or not output.parent.is_dir()):
         raise BadInput(f"--output {output}: expected a file in a folder that exists.")
@@ -176,17 +176,17 @@ def pagerank_command(
     type=click.IntRange(min=4),
     default=8,
     show_default=True,
-    help="Worker processes; a quarter of them are slowed down.",
+    help="Number of worker processes; a quarter of them are slowed down.",
 )
 @click.option(
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     default=Path("dask-coded-demo.png"),
     show_default=True,
-    help="Where to draw who computed what when.",
+    help="Image file for the timeline of a coded round.",
 )
 def demo_command(workers: int, output: Path) -> None:
-    """Rounds of A @ x with slow workers: plain dask.array and coded, side by side."""
+    """Compare plain dask.array and coded rounds of A @ x with slow workers."""
     if not output.parent.is_dir():
         raise BadInput(f"--output {output}: expected a file in a folder that exists.")
     run_demo(workers, output)
@@ -218,8 +218,8 @@ def _cluster(
         client = Client(scheduler, timeout=_CONNECT_SECONDS)
     except (OSError, ValueError) as error:
         raise BadInput(
-            f"No scheduler answers at {scheduler} within {_CONNECT_SECONDS} seconds: "
-            "check the address, and that it runs."
+            f"No scheduler answered at {scheduler} within {_CONNECT_SECONDS} seconds: "
+            "check the address, and that the scheduler is running."
         ) from error
     with client:
         if not client.nthreads():
@@ -236,7 +236,7 @@ def _code(name: str | None, redundancy: int | None, workers: int) -> Code | str 
     if redundancy >= workers:
         raise BadInput(
             f"--redundancy {redundancy} needs at least {redundancy + 1} workers, "
-            f"the cluster has {workers}: ask for less, or for more workers."
+            f"the cluster has {workers}: lower --redundancy or add workers."
         )
     return CODES[name or "repetition"].with_redundancy(workers, redundancy)
 
@@ -264,11 +264,11 @@ def _write(path: Path, ranking: list[tuple[Any, float]]) -> None:
         raise click.ClickException(f"--output {path}: {error.strerror}.") from error
 
 
-# -- what the user sees ------------------------------------------------------------------------
+# -- output ------------------------------------------------------------------------------------
 
 
 class _Display(Display):
-    """Shows results as well."""
+    """Also shows results."""
 
     def table(self, ranking: list[tuple[Any, float]]) -> None:
         """Print nodes and scores."""

@@ -1,11 +1,11 @@
-"""``dask-coded demo``: the same product on uneven workers, plain and coded, in under a minute.
+"""``dask-coded demo``: compare plain and coded products on uneven workers in under a minute.
 
-A quarter of the workers of a local cluster run five times slower, because their processes are
-stopped and continued all the time. Then rounds of ``A @ x`` are computed in turn
+A quarter of the workers of a local cluster run five times slower because their processes are
+stopped and continued all the time. Rounds of ``A @ x`` are then computed in turn
 
-- by ``dask.array`` with one chunk of ``A`` a worker: a round waits for the slowest;
-- by ``dask.array`` with many chunks a worker: the scheduler can balance some of them;
-- coded: a round ends when enough rows are there, from whichever workers were able.
+- by ``dask.array`` with one chunk of ``A`` per worker: a round waits for the slowest worker;
+- by ``dask.array`` with many chunks per worker: the scheduler can balance some of them;
+- coded: a round ends when enough rows have arrived, from any workers.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from dask_coded.submission import submit
 _SLOWDOWN = 5
 _ROUNDS = 8
 _SIZE = 6_000  # rows and columns of A
-_COLUMNS = 32  # of x: enough arithmetic for a round to be more than messages
-_MANY = 8  # chunks a worker
+_COLUMNS = 32  # of x: enough for a round to be more than messages
+_MANY = 8  # chunks per worker
 
-#: Stripes computed in one go: address of the worker, piece, first stripe, stripe after the last,
-#: begin and end in seconds after the round began.
+#: A range of stripes computed in one go: address of the worker, piece, first stripe, stripe after
+#: the last, start and end in seconds since the round started.
 Span = tuple[str, int, int, int, float, float]
 
 
 def run_demo(workers: int, output: str | Path) -> None:
-    """Show plain and coded rounds on a local cluster with slow workers.
+    """Compare plain and coded rounds on a local cluster with slow workers.
 
     Parameters
     ----------
@@ -66,35 +66,35 @@ def run_demo(workers: int, output: str | Path) -> None:
         coded = encode(whole, code, client=client)
         x = np.random.default_rng(1).standard_normal((_SIZE, _COLUMNS))
         ways = {
-            "dask, 1 chunk a worker": lambda: (whole @ x).compute(),
-            f"dask, {_MANY} chunks a worker": lambda: (parts @ x).compute(),
+            "dask, 1 chunk per worker": lambda: (whole @ x).compute(),
+            f"dask, {_MANY} chunks per worker": lambda: (parts @ x).compute(),
             repr(code): lambda: (coded @ x).compute(),
         }
         _compare("All workers at full speed", ways, rounds=3)
         pids = client.run(os.getpid)
         slowed = sorted(pids)[:slow] if hasattr(signal, "SIGSTOP") else []
-        # Workers that share cores do not run all the time anyway.
+        # Workers that share cores run only part of the time anyway.
         factor = _SLOWDOWN * max(1, workers / CPU_COUNT)
         with slow_down([pids[worker] for worker in slowed], factor):
             if slowed:
                 _compare(f"{slow} of {workers} workers {_SLOWDOWN} times slower", ways, _ROUNDS)
             else:
-                click.echo("This system cannot stop processes: no worker was slowed down.")
+                click.echo("No worker was slowed down because this system cannot stop processes.")
             seconds, timeline = submit(_loop, coded, x, _ROUNDS, client=client).result()
-    click.echo(f"Coded, in a loop inside the cluster: {seconds * 1e3:.0f} ms a round")
+    click.echo(f"Coded, in a loop inside the cluster: {seconds * 1e3:.0f} ms per round")
     _draw(timeline, sorted(pids), slowed, Path(output))
 
 
 @contextmanager
 def slow_down(pids: Sequence[int], factor: float, period: float = 0.05) -> Iterator[None]:
-    """Let processes run only a part of the time.
+    """Let processes run only part of the time.
 
     Parameters
     ----------
     pids : sequence of int
-        The processes; there may be none.
+        Process ids; may be empty.
     factor : float
-        They get ``1 / factor`` of each period. Above 1.
+        The processes run for ``1 / factor`` of each period; above 1.
     period : float
         Seconds from one continuation to the next.
     """
@@ -127,8 +127,8 @@ def slow_down(pids: Sequence[int], factor: float, period: float = 0.05) -> Itera
 
 
 def _compare(title: str, ways: dict[str, Callable[[], Any]], rounds: int) -> None:
-    """Time rounds of all the ways in turn, print each and the medians."""
-    click.echo(f"\n{title}, milliseconds a round:\n")
+    """Time rounds of all ways in turn, and print each time and the medians."""
+    click.echo(f"\n{title}, milliseconds per round:\n")
     click.echo("         " + "".join(f"{name:>26}" for name in ways))
     times: dict[str, list[float]] = {name: [] for name in ways}
     for i in range(1, rounds + 1):
@@ -139,11 +139,11 @@ def _compare(title: str, ways: dict[str, Callable[[], Any]], rounds: int) -> Non
         click.echo(f"{i:>6}   " + "".join(f"{t[-1] * 1e3:>26.0f}" for t in times.values()))
     medians = [statistics.median(t) for t in times.values()]
     click.echo("median   " + "".join(f"{m * 1e3:>26.0f}" for m in medians))
-    click.echo("to coded " + "".join(f"{m / medians[-1]:>25.2f}x" for m in medians) + "\n")
+    click.echo("vs coded " + "".join(f"{m / medians[-1]:>25.2f}x" for m in medians) + "\n")
 
 
 def _loop(operator: Any, x: np.ndarray[Any, Any], rounds: int) -> tuple[float, list[Span]]:
-    """In the cluster: median seconds of some rounds, and the timeline of the median one."""
+    """Return the seconds and the timeline of the median round; runs in the cluster."""
     reports = []
     for _ in range(rounds):
         operator @ x
@@ -156,13 +156,13 @@ def _loop(operator: Any, x: np.ndarray[Any, Any], rounds: int) -> tuple[float, l
 def _draw(
     timeline: Sequence[Span], workers: Sequence[str], slowed: Sequence[str], path: Path
 ) -> None:
-    """One bar for each run of stripes, in the row of its worker, coloured by place in the piece."""
+    """Draw a bar for each range of stripes in its worker's row, coloured by place in the piece."""
     try:
         from matplotlib.cm import ScalarMappable
         from matplotlib.colors import Normalize
         from matplotlib.figure import Figure
     except ImportError:
-        click.echo("No picture without matplotlib: pip install 'dask-coded[complete]'.")
+        click.echo("Drawing the timeline needs matplotlib: pip install 'dask-coded[complete]'.")
         return
     colours = ScalarMappable(Normalize(0, max(span[3] for span in timeline)), "viridis")
     figure = Figure(figsize=(9, 1.2 + 0.4 * len(workers)), layout="constrained")
@@ -179,8 +179,8 @@ def _draw(
     axes.set_yticks(range(len(workers)), names)
     axes.set_ylim(len(workers) - 0.4, -0.6)  # the first at the top
     axes.set_xlim(left=0)
-    axes.set_xlabel("milliseconds since the round began")
-    axes.set_title("A coded round: who computed which stripes when")
+    axes.set_xlabel("milliseconds since the round started")
+    axes.set_title("A coded round: the stripes that each worker computed")
     figure.colorbar(colours, ax=axes, label="stripe of the piece")
     figure.savefig(path, dpi=150)
-    click.echo(f"Who computed which stripes when: {path}")
+    click.echo(f"Timeline of a coded round: {path}")

@@ -1,4 +1,4 @@
-"""How a long loop looks while it runs: a status line on a terminal, plain lines elsewhere."""
+"""Progress of a running loop: a status line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from dask_coded.loop import Progress
 
 
 class Display:
-    """Shows the rounds of a loop; to be passed as its ``callback``.
+    """Shows the rounds of a loop that it is passed to as ``callback``.
 
-    On a terminal it is one line that changes (with ``rich``); elsewhere, as in notebooks, there are
-    lines on standard error, at most one a second.
+    On a terminal it updates one line (with ``rich``). Elsewhere, as in notebooks, it prints lines
+    to standard error, at most one per second.
 
     Examples
     --------
@@ -45,15 +45,15 @@ class Display:
             self._status = None
 
     def say(self, text: str) -> None:
-        """Say what is being done now."""
+        """Show what is being done now."""
         if self._status is not None:
-            # A line that is wrapped would flicker.
+            # A wrapped line would flicker.
             self._status.update(text[: self.console.width - 3])
         else:
             click.echo(text, err=True)
 
     def __call__(self, progress: Progress) -> None:
-        """Show a round that ended, and remember it for the summary."""
+        """Show a finished round and record it for the summary."""
         self._last = progress
         if progress.seconds is not None:
             self._seconds.append(progress.seconds)
@@ -62,14 +62,14 @@ class Display:
             self.say(_line(progress, progress.seconds))
 
     def summary(self) -> None:
-        """Say how it ended: the last round, with the median time of those that were reported."""
+        """Print the last round, with the median time of the reported rounds."""
         if self._last is not None:
             median = statistics.median(self._seconds) if self._seconds else None
             click.echo(f"Done. {_line(self._last, median)}", err=True)
 
 
 def _terminal() -> Any:
-    """Rich's console, or None without rich or without a terminal."""
+    """Return rich's console, or None without rich or without a terminal."""
     try:
         from rich.console import Console
     except ImportError:
@@ -84,7 +84,7 @@ def _line(progress: Progress, seconds: float | None) -> str:
         text += f"objective {progress.objective:.8g}, "
     text += f"residual {progress.residual:.2e}"
     if seconds is not None:
-        text += f", {seconds * 1e3:.1f} ms a round"
+        text += f", {seconds * 1e3:.1f} ms per round"
     if progress.workers is not None:
         text += f", {progress.workers} worker{'s' * (progress.workers != 1)} used"
     return text

@@ -1,4 +1,4 @@
-"""A cluster of processes on this machine, for commands: it comes and goes without a word."""
+"""A silent cluster of processes on this machine, for the command line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from distributed import Client, LocalCluster
 
 @contextmanager
 def local_client(workers: int) -> Iterator[Client]:
-    """Start a cluster and connect to it; both are gone when the context ends, however it ends.
+    """Start a cluster and connect to it; close both when the context ends.
 
     Parameters
     ----------
@@ -23,7 +23,7 @@ def local_client(workers: int) -> Iterator[Client]:
     Yields
     ------
     distributed.Client
-        Connected when all workers are there.
+        Yielded once all workers have joined.
     """
     with _silent("asyncio"), _interrupts_held() as release:
         with (
@@ -32,9 +32,9 @@ def local_client(workers: int) -> Iterator[Client]:
                 threads_per_worker=1,
                 processes=True,
                 dashboard_address=None,
-                # The scheduler serves metrics all the same: not at the usual dashboard's port.
+                # The scheduler serves metrics anyway: keep them off the dashboard's usual port.
                 scheduler_kwargs={"dashboard_address": ":0"},
-                # What fails reaches the client as an exception; what a shutdown breaks is no news.
+                # Failures reach the client as exceptions; errors during shutdown are noise.
                 silence_logs=logging.CRITICAL,
             ) as cluster,
             Client(cluster) as client,
@@ -57,16 +57,16 @@ def _silent(name: str) -> Iterator[None]:
 
 @contextmanager
 def _interrupts_held() -> Iterator[Callable[[], None]]:
-    """Hold interrupts back until released, and from processes started here for good.
+    """Block interrupts until released, and permanently in processes started meanwhile.
 
-    A terminal sends Ctrl-C to all of its processes. Workers would die of it, each with a traceback,
-    while this process is still talking to them. The mask of blocked signals is inherited; an
-    interrupt that comes meanwhile waits for its release.
+    A terminal sends Ctrl-C to all of its processes. It would kill the workers, each with a
+    traceback, while this process still communicates with them. Processes inherit the mask of
+    blocked signals. An interrupt that arrives while signals are blocked is delivered on release.
     """
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield lambda: None
         return
-    # Started later, it would unblock the signals of the thread that starts the first worker.
+    # Starting the tracker later would unblock the signals of the thread that starts workers.
     resource_tracker.ensure_running()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 

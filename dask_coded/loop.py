@@ -1,9 +1,9 @@
-"""What an algorithm tells of its rounds, and where it begins.
+"""How an algorithm reports its rounds and resumes.
 
-An algorithm is NumPy code over an operator with ``@``, and takes a :class:`Loop`. This one keeps
-nothing and tells nobody, so that the algorithm runs anywhere; :func:`dask_coded.submit` hands over
-one that reports to the client and keeps the state on other workers, so that the algorithm goes on
-where it was when its own worker is lost.
+An algorithm is NumPy code over an operator with ``@`` that takes a :class:`Loop`. The base class
+keeps and reports nothing, so the algorithm runs anywhere. :func:`dask_coded.submit` passes a loop
+that reports to the client and keeps the state on other workers, so that the algorithm resumes where
+it was if its own worker is lost.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ State = TypeVar("State")
 
 
 class ConvergenceError(RuntimeError):
-    """An iteration did not reach its tolerance within the rounds that it was given."""
+    """An iteration did not reach its tolerance within the maximum number of rounds."""
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class Progress:
     round : int
         Its number, from 1.
     residual : float
-        What the loop wants to become small.
+        The quantity that the loop makes small.
     objective : float or None
-        What it minimises, where it minimises something.
+        The value that the loop minimises; None if it minimises nothing.
     seconds : float or None
-        How long the last product took; None where the operator does not say.
+        Duration of the last product; None if the operator does not report it.
     workers : int or None
-        How many workers' shares were used in it; None where the operator does not say.
+        Number of workers whose shares it used; None if the operator does not report it.
     """
 
     round: int
@@ -44,7 +44,7 @@ class Progress:
 
     @classmethod
     def of(cls, operator: Any, round: int, residual: float, objective: float | None = None) -> Self:
-        """With what the operator says of its last product, if it says anything."""
+        """Create one with what the operator reports about its last product, if anything."""
         last = getattr(operator, "last_round", None)
         return cls(
             round,
@@ -56,7 +56,7 @@ class Progress:
 
 
 class Loop:
-    """Nobody watches, nothing is kept.
+    """A loop that keeps and reports nothing.
 
     Examples
     --------
@@ -71,21 +71,21 @@ class Loop:
     """
 
     def resume(self, state: State) -> State:
-        """The state that was reported last, if this loop has run before; else the one given."""
+        """Return the state that was kept last if this loop has run before, else ``state``."""
         return state
 
     def report(self, progress: Progress, state: Any = None, last: bool = False) -> None:
-        """Tell of a round that is done.
+        """Report a finished round.
 
         Parameters
         ----------
         progress : Progress
         state : picklable, optional
-            With what the next round begins. It is not to be changed in place afterwards.
+            What the next round starts from. Do not change it in place afterwards.
         last : bool
             Whether this was the last round.
         """
 
 
-#: For algorithms that run by themselves.
+#: The default loop of algorithms.
 QUIET = Loop()

@@ -1,8 +1,8 @@
 """Products of two matrices: ``A.T @ B``, Gram matrices, and Hessians ``A.T @ diag(d) @ A``.
 
-:func:`encode_pair` stores two matrices as coded pieces of a :class:`Polynomial` code. From then on
-each product of them, with other weights in between every time if need be, is one coded round, in
-which slow workers compute fewer rows of their own small product than fast ones.
+:func:`encode_pair` stores two matrices as coded pieces of a :class:`Polynomial` code. Each product
+of them, with different weights every time if needed, is then one coded round, in which slow workers
+compute fewer rows of their own small product than fast ones.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 from distributed import Client
 
-from dask_coded.array import RoundLayer, check_dtype, cluster_size, current_client, matrix_source
+from dask_coded.array import RoundLayer, cluster_size, current_client
 from dask_coded.codes import Polynomial
-from dask_coded.runtime.encoding import Encoded, encode_factors, sparse_type
-from dask_coded.runtime.spec import CodedTask, RoundOptions, check_weights
+from dask_coded.runtime.encoding import Encoded, encode_factors
+from dask_coded.runtime.operators import check_weights
+from dask_coded.runtime.source import check_dtype, matrix_source, sparse_type
+from dask_coded.runtime.spec import CodedTask, round_options
 from dask_coded.runtime.tasks import run_round
 
 
@@ -38,8 +40,8 @@ def encode_pair(
 ) -> CodedPair:
     """Store two matrices as coded pieces, for products ``A.T @ diag(weights) @ B``.
 
-    Eager, as ``persist`` is. Afterwards neither matrix is needed any more: lost pieces are rebuilt
-    from the others.
+    Starts at once, as ``persist`` does. Afterwards neither matrix is needed because lost pieces are
+    rebuilt from the others.
 
     Parameters
     ----------
@@ -47,34 +49,34 @@ def encode_pair(
     B : dask array or NumPy array, shape (N, q)
         May be ``A`` itself.
     code : Polynomial, optional
-        By default the one for all workers that stores the least: see
+        By default the code over all workers that stores the least, see
         :meth:`Polynomial.with_redundancy`.
     client : distributed.Client, optional
         The cluster; by default the current one.
     redundancy : int, optional
-        How many workers a round must be able to do without, when no code is given; by default a
+        How many workers a round must be able to do without, if no code is given; by default a
         quarter of them (``coded.redundancy`` in the configuration).
     workers : sequence of str, optional
         Addresses of the workers that may hold pieces; by default all.
     oversubscribe : bool
         Allow several pieces on one worker if there are fewer workers than the code wants.
     check_finite : bool
-        Refuse NaN and infinity. One of them would spread to all results that it is mixed into.
+        Reject NaN and infinity, which would spread to all results that they are mixed into.
 
     Returns
     -------
     CodedPair
-        With an asynchronous client: a coroutine that returns it.
+        With an asynchronous client, a coroutine that returns it.
 
     Raises
     ------
     TypeError
-        If A or B is no dense matrix of floating-point or complex numbers.
+        If A or B is not a dense matrix of floating-point or complex numbers.
     ValueError
         If A and B have different numbers of rows, hold NaN or infinity, or have chunks of unknown
         size.
     ClusterUnfitError
-        If the cluster has too few workers, or lacks the package in this version.
+        If the cluster has too few workers, or lacks this version of the package.
 
     References
     ----------
@@ -116,10 +118,11 @@ def gram(
     client: Client | None = None,
     **options: Any,
 ) -> da.Array:
-    """``A.T @ diag(weights) @ A``, without weights ``A.T @ A``, as one coded round.
+    """Return ``A.T @ diag(weights) @ A``, or ``A.T @ A`` without weights, as one coded round.
 
-    For one product. Where there are many, with other weights each time as in Newton's method, store
-    ``P = encode_pair(A, A)`` and ask for ``P.product(weights)``: encoding is the larger part.
+    This is for a single product. For many products with different weights, as in Newton's method,
+    store ``P = encode_pair(A, A)`` and call ``P.product(weights)``, because encoding costs more
+    than the product.
 
     Parameters
     ----------
@@ -131,13 +134,13 @@ def gram(
     Returns
     -------
     dask.array.Array, shape (p, p)
-        Symmetric up to rounding. Lazy; the pieces are stored at once, and live as long as it does.
-        With an asynchronous client: a coroutine that returns it.
+        Symmetric up to rounding. It is lazy, but the pieces are stored at once; they are kept as
+        long as the result exists. With an asynchronous client, a coroutine that returns it.
 
     Raises
     ------
     TypeError, ValueError, ClusterUnfitError
-        As :func:`encode_pair`, and if the weights do not fit A.
+        As for :func:`encode_pair`, and if the weights do not match A.
 
     Examples
     --------
@@ -162,8 +165,8 @@ def gram(
 class CodedPair:
     """Two matrices ``A`` (N, p) and ``B`` (N, q) whose products are coded rounds.
 
-    Made by :func:`encode_pair`. Among the arguments of :func:`dask_coded.submit` it becomes a
-    :class:`dask_coded.PairOperator`, whose ``product`` is computed at once.
+    Created by :func:`encode_pair`. As an argument of :func:`dask_coded.submit` it becomes a
+    :class:`dask_coded.PairOperator`, whose ``product`` is computed immediately.
 
     Attributes
     ----------
@@ -187,7 +190,7 @@ class CodedPair:
         self.code = spec.code
 
     def product(self, weights: Any = None) -> da.Array:
-        """``A.T @ diag(weights) @ B``, without weights ``A.T @ B``: one lazy coded round.
+        """Return ``A.T @ diag(weights) @ B``, or ``A.T @ B`` without weights, as a lazy round.
 
         Nothing is conjugated.
 
@@ -202,13 +205,13 @@ class CodedPair:
         Raises
         ------
         TypeError
-            If the weights are no numbers.
+            If the weights are not numbers.
         ValueError
-            If they are no vector of length N.
+            If they are not a vector of length N.
         """
         weights = _weights(self.rows, weights)
         spec = self.encoded.spec
-        options = RoundOptions.from_config()
+        options = round_options()
         name = f"coded-product-{tokenize(spec.id, weights, options)}"
         operand, dependencies = weights, []
         if isinstance(weights, da.Array):
@@ -246,7 +249,7 @@ async def _encode(
     elif not isinstance(code, Polynomial):
         raise TypeError(f"Argument 'code' must be a `coded.Polynomial`, it is {code!r}.")
     elif redundancy is not None:
-        raise TypeError("Pass either a code or a redundancy: a code has its own.")
+        raise TypeError("Pass either a code or a redundancy, not both: a code defines its own.")
     for source in (A, B):
         check_dtype(source, code)
     encoded = await encode_factors(
@@ -262,20 +265,20 @@ async def _encode(
 
 
 def _factors(A: Any, B: Any) -> tuple[Any, Any]:
-    """Two dense matrices of equally many rows; one and the same if they were."""
+    """Return two dense matrices with equal numbers of rows, the same object if A is B."""
     same = A is B or (isinstance(A, da.Array) and isinstance(B, da.Array) and A.name == B.name)
     left = matrix_source(A)
     right = left if same else matrix_source(B)
     for name, source in (("A", left), ("B", right)):
         if scipy.sparse.issparse(source) or sparse_type(source):
             raise TypeError(
-                f"Argument {name!r} must be dense, it is sparse: products of coded pairs are, and "
-                f"so are the pieces. Pass `{name}.toarray()`, or a dask array of dense chunks."
+                f"Argument {name!r} must be dense, it is sparse. The pieces and products of coded "
+                f"pairs are dense: pass `{name}.toarray()`, or a dask array of dense chunks."
             )
     if left.shape[0] != right.shape[0]:
         raise ValueError(
-            f"Arguments 'A' and 'B' must have equally many rows, they have {left.shape[0]} and "
-            f"{right.shape[0]}."
+            f"Arguments 'A' and 'B' must have the same number of rows, they have "
+            f"{left.shape[0]} and {right.shape[0]}."
         )
     return left, right
 
@@ -283,6 +286,6 @@ def _factors(A: Any, B: Any) -> tuple[Any, Any]:
 def _weights(rows: int, weights: Any) -> Any:
     if weights is None:
         return None
-    # A copy, because the product is computed later: the caller may change the weights until then.
+    # A copy, because the caller may change the weights before the product is computed.
     weights = weights if isinstance(weights, da.Array) else np.array(weights)
     return check_weights(rows, weights)

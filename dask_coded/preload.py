@@ -1,7 +1,7 @@
 """Start a cluster with coded rounds ready: ``dask scheduler --preload dask_coded.preload``.
 
-The scheduler hands the worker plugin to every worker, so that ``dask worker`` needs the package
-installed but no preload; giving it one checks at the start that the package is there.
+The scheduler sends the worker plugin to every worker, so ``dask worker`` needs the package
+installed but no preload. Preloading it in workers too checks at startup that it is installed.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import Any
 
 from distributed.scheduler import Scheduler
 
-from dask_coded.runtime.scheduler import S2C2SchedulerPlugin
+from dask_coded.runtime.scheduler import CodedSchedulerPlugin
 from dask_coded.runtime.spec import NAME
 
 
 async def dask_setup(server: Any) -> None:
-    """Called by Dask when a scheduler or a worker starts."""
+    """Install the plugin; Dask calls this when a scheduler or a worker starts."""
     if isinstance(server, Scheduler):
-        await server.register_scheduler_plugin(S2C2SchedulerPlugin(), name=NAME, idempotent=True)
+        await server.register_scheduler_plugin(CodedSchedulerPlugin(), name=NAME, idempotent=True)

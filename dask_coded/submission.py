@@ -1,9 +1,9 @@
-"""Algorithms inside the cluster: how they get there, and how the client hears of their rounds.
+"""Run algorithms inside the cluster, and report their rounds to the client.
 
-:func:`submit` runs a function of operators as one task. :func:`run` does so and waits, as the
-algorithms of this package do. The client hears of at most ten rounds a second and of the last one,
-through a topic of the scheduler's event log: no function travels, and a client that went away
-disturbs nobody.
+:func:`submit` runs a function of operators as one task. :func:`run` also waits for the result; the
+algorithms of this package use it. The client receives at most ten rounds per second and the last
+one, through a topic of the scheduler's event log. Callbacks are therefore not sent anywhere, and a
+client that disconnects does not disturb the algorithm.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from distributed import Client, Future
 from dask_coded.array import CodedArray, current_client
 from dask_coded.loop import QUIET, Loop, Progress
 from dask_coded.pair import CodedPair
-from dask_coded.runtime.spec import CodedTask, RoundOptions
+from dask_coded.runtime.spec import CodedTask, round_options
 from dask_coded.runtime.tasks import DataSlot, LoopSlot, OperatorSlot, run_loop
 
 
@@ -34,12 +34,12 @@ def submit(
 ) -> Future:
     """Run an algorithm inside the cluster, as one task.
 
-    The function is ordinary NumPy code over operators with ``@``. Every :class:`CodedArray` among
-    its arguments becomes such an operator (see :class:`dask_coded.Operator`), of which each
-    ``operator @ x`` is one coded round of a few milliseconds; every :class:`CodedPair` becomes one
-    with ``product`` (see :class:`dask_coded.PairOperator`); other dask collections become their
-    values. A :class:`Loop` becomes one whose state is kept by other workers, so that the function
-    goes on from there when it is run again because its worker was lost.
+    The function is ordinary NumPy code over operators with ``@``. Each :class:`CodedArray` among
+    its arguments becomes such an operator (see :class:`dask_coded.Operator`), and each
+    ``operator @ x`` is one coded round of a few milliseconds. A :class:`CodedPair` becomes an
+    operator with ``product`` (see :class:`dask_coded.PairOperator`). Other dask collections become
+    their values. A :class:`Loop` becomes a loop whose state other workers keep: if its worker is
+    lost, the function runs again and resumes from that state.
 
     Parameters
     ----------
@@ -49,12 +49,12 @@ def submit(
     client : distributed.Client, optional
         By default the current one.
     workers : str or sequence of str, optional
-        Addresses of workers to run the function on; by default a fast one is chosen.
+        Addresses of workers to run the function on; by default a fast worker is chosen.
 
     Returns
     -------
     distributed.Future
-        Of what the function returns.
+        Future of the function's result.
 
     Examples
     --------
@@ -98,7 +98,7 @@ def submit(
         key,
         run_loop,
         tuple(arrays),
-        RoundOptions.from_config(),
+        round_options(),
         function,
         places,
         named,
@@ -115,24 +115,24 @@ def run(
     callback: Callable[[Progress], object] | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Run an algorithm inside the cluster and wait for what it returns.
+    """Run an algorithm inside the cluster and wait for its result.
 
     Parameters
     ----------
     function : callable
-        Takes a :class:`Loop` as ``loop``, beside what it is given here.
+        Takes a :class:`Loop` as ``loop``, in addition to the arguments given here.
     *args, **kwargs
         As for :func:`submit`.
     client : distributed.Client, optional
         By default the current one.
     callback : callable, optional
-        Called with a :class:`Progress` for the last round and for earlier ones, at most ten a
-        second, in the client's event loop: it should return soon.
+        Called with a :class:`Progress` for the last round and for earlier ones, at most ten per
+        second. It runs in the client's event loop and should return quickly.
 
     Returns
     -------
     object
-        What the function returns. Ctrl-C stops it in the cluster as well.
+        The result of the function. Ctrl-C also stops the function in the cluster.
     """
     client = current_client(client)
     with _watch(callback, client) as loop:
@@ -145,7 +145,7 @@ def run(
 
 
 class _Watched(Loop):
-    """Stands for the loop of which a client wants to hear."""
+    """Stands for a loop whose rounds are reported to a client."""
 
     def __init__(self, topic: str) -> None:
         self.slot = LoopSlot(topic)
@@ -158,7 +158,7 @@ def _watch(callback: Callable[[Progress], object] | None, client: Client) -> Ite
         yield QUIET
         return
     topic = f"coded-progress-{uuid.uuid4().hex}"
-    # The scheduler adds to the message who sent it.
+    # The scheduler adds the sender to the message, which is dropped here.
     names = [field.name for field in fields(Progress)]
     client.subscribe_topic(
         topic, lambda event: callback(Progress(**{name: event[1][name] for name in names}))

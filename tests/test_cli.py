@@ -1,4 +1,4 @@
-"""The command line: what it prints, writes and refuses, and with which exit code."""
+"""The command line: output, errors and exit codes."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def run(*args):
 
 
 def complaint(result) -> str:
-    """The last line on standard error; there must be no traceback and no usage above it."""
+    """Return the last line on standard error; check that no traceback or usage is above it."""
     assert "Traceback" not in result.output
     assert "Usage" not in result.output
     return result.stderr.splitlines()[-1]
 
 
 class FakeClient:
-    """As much of a client as the command looks at."""
+    """The part of a client that the command uses."""
 
     def __init__(self, workers):
         self.workers = workers
@@ -54,7 +54,7 @@ class FakeClient:
 
 @pytest.fixture
 def here(monkeypatch):
-    """Run `pagerank` in this process; gives the arguments that it got."""
+    """Run `pagerank` in this process and record its arguments."""
     seen = []
 
     @contextmanager
@@ -75,17 +75,17 @@ def here(monkeypatch):
     return seen
 
 
-# -- what it gives -----------------------------------------------------------------------------
+# -- output ------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("here")
-def test_prints_the_top_nodes_and_how_it_went(votes):
+def test_prints_the_top_nodes_and_a_summary(votes):
     result = run("pagerank", votes, "--top", 2)
     assert result.exit_code == 0
     assert [line.split()[0] for line in result.stdout.splitlines()] == ["1412", "3352"]
     last = result.stderr.splitlines()[-1]
     assert last.startswith("Done. Round ")
-    assert "12.0 ms a round, 3 workers used" in last
+    assert "12.0 ms per round, 3 workers used" in last
 
 
 @pytest.mark.usefixtures("here")
@@ -102,7 +102,7 @@ def test_writes_all_scores_highest_first(votes, tmp_path):
 
 
 @pytest.mark.usefixtures("here")
-def test_exactly_so_many_rounds_without_a_tolerance(votes):
+def test_zero_tolerance_takes_exactly_max_iter_rounds(votes):
     result = run("pagerank", votes, "--tol", 0, "--max-iter", 3)
     assert result.exit_code == 0
     assert "Done. Round 3:" in result.stderr
@@ -138,12 +138,12 @@ def test_there_are_at_least_two_workers(here, votes, monkeypatch):
     assert [call["workers"] for call in here] == [2, 8]
 
 
-def test_without_rich_all_is_plain(monkeypatch):
+def test_output_is_plain_without_rich(monkeypatch):
     monkeypatch.setitem(sys.modules, "rich.console", None)
     assert display._terminal() is None
 
 
-# -- what it refuses ---------------------------------------------------------------------------
+# -- bad input ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -202,17 +202,17 @@ def test_an_unreachable_scheduler_is_exit_code_2(votes, monkeypatch):
     monkeypatch.setattr(cli, "_CONNECT_SECONDS", 0.05)
     result = run("pagerank", votes, "--scheduler", "tcp://127.0.0.1:1")
     assert result.exit_code == 2
-    assert complaint(result).startswith("Error: No scheduler answers at tcp://127.0.0.1:1 within")
+    assert complaint(result).startswith("Error: No scheduler answered at tcp://127.0.0.1:1 within")
 
 
-# -- what goes wrong ---------------------------------------------------------------------------
+# -- failures ----------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("here")
 def test_no_convergence_is_exit_code_1(votes):
     result = run("pagerank", votes, "--max-iter", 1)
     assert result.exit_code == 1
-    assert complaint(result).startswith("Error: PageRank is to change by less than tol=1e-10")
+    assert complaint(result).startswith("Error: PageRank did not reach tol=1e-10")
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_without_matplotlib_the_demo_says_so(tmp_path, monkeypatch, capsys):
     assert "dask-coded[complete]" in capsys.readouterr().out
 
 
-def test_the_loop_of_the_demo_gives_its_median_round():
+def test_the_loop_of_the_demo_returns_its_median_round():
     class Operator:
         rounds = iter([0.3, 0.1, 0.2])
 
@@ -291,7 +291,7 @@ def test_the_loop_of_the_demo_gives_its_median_round():
     assert demo._loop(Operator(), None, rounds=3) == (0.2, [0.2])
 
 
-# -- for real ----------------------------------------------------------------------------------
+# -- on a real cluster -------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -314,7 +314,7 @@ def test_a_cluster_of_processes_ranks(tmp_path):
 
 
 @pytest.mark.slow
-def test_workers_of_a_local_cluster_leave_interrupts_to_us():
+def test_workers_of_a_local_cluster_block_interrupts():
     with local.local_client(1) as client:
         masks = client.run(lambda: signal.pthread_sigmask(signal.SIG_BLOCK, []))
     assert all(signal.SIGINT in mask for mask in masks.values())

@@ -1,7 +1,7 @@
-"""dask-glm's algorithms, unmodified: on a coded array they give what they give on a dask array.
+"""dask-glm's unmodified algorithms give the same results on a coded array as on a dask array.
 
-With ``normalize=False`` they multiply by the array itself, so that the products are coded rounds;
-otherwise they multiply by a standardised copy, which is a plain dask array over the coded one.
+With ``normalize=False`` they multiply by the array itself, so the products are coded rounds.
+Otherwise they multiply by a standardised copy, which is a plain dask array over the coded one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ algorithms = pytest.importorskip("dask_glm.algorithms")
 estimators = pytest.importorskip("dask_glm.estimators")
 families = pytest.importorskip("dask_glm.families")
 
-# dask-glm 0.4 sets an option of Dask's by its former name, and one that SciPy gives up.
+# dask-glm 0.4 uses the former name of a Dask option, and an option that SciPy has deprecated.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Dask configuration key 'fuse_ave_width':FutureWarning"),
     pytest.mark.filterwarnings("ignore:scipy.optimize. The `disp`:DeprecationWarning"),
@@ -42,8 +42,8 @@ ALGORITHMS = {
 
 @pytest.fixture(scope="module", autouse=True)
 def _start(client):
-    # dask-glm scatters coefficients, the same in the beginning of every fit, under the same key:
-    # kept, because the scheduler forgets it if the release after one fit comes late.
+    # Every fit of dask-glm scatters the same initial coefficients under the same key. They are kept
+    # here because the scheduler forgets the key if the release after one fit comes late.
     start = client.scatter(np.zeros(COLUMNS))
     yield
     del start
@@ -56,7 +56,7 @@ def encoded(client):
 
 @pytest.fixture
 def rounds(monkeypatch):
-    """The lazy rounds that are made."""
+    """Record the lazy rounds that are created."""
     made = []
     product = coded.CodedArray._product
     monkeypatch.setattr(
@@ -66,7 +66,7 @@ def rounds(monkeypatch):
 
 
 def compare(client, encoded, fit):
-    """Fit the coded array in its cluster, and a dask array of the same chunks in threads."""
+    """Compare fits of the coded array in its cluster and of an equal dask array in threads."""
     with client.as_current():
         found = np.asarray(fit(encoded))
     np.testing.assert_allclose(
@@ -81,7 +81,7 @@ def test_same_coefficients_from_coded_rounds(client, encoded, rounds, algorithm,
     options = {**ALGORITHMS[algorithm], "family": getattr(families, family), "normalize": False}
     y = da.from_array(TARGETS[family], chunks=encoded.chunks[0])
     compare(client, encoded, lambda A: solve(A, y, **options))
-    # The alternating directions work on one chunk at a time, and multiply no whole matrix.
+    # ADMM works on one chunk at a time and never multiplies by the whole matrix.
     assert bool(rounds) == (algorithm != "admm")
 
 

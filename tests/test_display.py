@@ -1,4 +1,4 @@
-"""What a loop shows of its rounds."""
+"""The display of a loop's rounds."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dask_coded import Display, Progress
 
 
 @pytest.mark.parametrize(("workers", "words"), [(1, "1 worker used"), (3, "3 workers used")])
-def test_lines_where_there_is_no_terminal(capsys, workers, words):
+def test_plain_lines_without_a_terminal(capsys, workers, words):
     with Display() as display:
         display(Progress(7, residual=0.25, objective=2.0, seconds=0.012, workers=workers))
     display.summary()
     first, last = capsys.readouterr().err.splitlines()
-    assert first == f"Round 7: objective 2, residual 2.50e-01, 12.0 ms a round, {words}"
+    assert first == f"Round 7: objective 2, residual 2.50e-01, 12.0 ms per round, {words}"
     assert last == f"Done. {first}"
 
 

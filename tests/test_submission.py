@@ -1,4 +1,4 @@
-"""Algorithms sent to the cluster: what the client hears of them, and how it stops them."""
+"""Algorithms sent to the cluster: their reports to the client, and interrupts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dask_coded.runtime.tasks import LoopSlot
 def client():
     options = {"n_workers": 3, "threads_per_worker": 2, "processes": False}
     with Client(**options, dashboard_address=None, set_as_default=False) as client:
-        coded.encode(np.eye(4), coded.MDS(3, 2), client=client)  # has the plugins installed
+        coded.encode(np.eye(4), coded.MDS(3, 2), client=client)  # installs the plugins
         yield client
 
 
@@ -27,14 +27,14 @@ def count(rounds, loop=QUIET):
     return first
 
 
-def test_the_client_hears_of_the_last_round(client):
+def test_the_client_receives_the_last_round(client):
     heard = []
     assert submission.run(count, 1000, client=client, callback=heard.append) == 1
     assert heard[-1] == Progress(1000, residual=1e-3, objective=2.0)
     assert len(heard) < 1000
 
 
-def test_without_a_callback_nobody_is_told(client):
+def test_without_a_callback_no_progress_is_reported(client):
     before = client.get_events()
     assert submission.run(count, 3, client=client) == 1
     assert not [topic for topic in set(client.get_events()) - set(before) if "progress" in topic]
@@ -62,7 +62,7 @@ def test_an_interrupt_cancels_the_algorithm(client, monkeypatch):
     Event("never", client=client).set()
 
 
-def test_a_plain_loop_among_the_arguments_is_one_that_is_kept(client):
+def test_a_plain_loop_among_the_arguments_becomes_a_kept_loop(client):
     C = coded.encode(np.eye(4), coded.MDS(3, 2), client=client)
 
     def kind(operator, loop):

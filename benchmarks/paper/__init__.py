@@ -1,9 +1,9 @@
-"""The S2C2 paper's tables, measured again: simulated, on real processes, and against the bound.
+"""Reproduce the tables of the S2C2 paper, in simulation and on processes, over the fluid bound.
 
-``python -m benchmarks.paper`` runs all sections, ``--only NAME`` one of them; ``--page FILE``
-writes the documentation's page of results, ``--plots FOLDER`` pictures round by round. All of it
-takes over an hour: with ``--keep FOLDER`` sections can be run one at a time, and the page is made
-of all that has been found there.
+``python -m benchmarks.paper`` runs all sections, ``--only NAME`` one of them. ``--page FILE``
+writes the documentation's page of results, ``--plots FOLDER`` plots of all rounds. All of it takes
+over an hour. With ``--keep FOLDER`` sections can be run one by one, and the page includes all
+results kept there.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ from benchmarks.report import Report
 
 
 @click.command()
-@click.option("--only", type=click.Choice(sorted(SECTIONS)), multiple=True, help="One section.")
+@click.option(
+    "--only", type=click.Choice(sorted(SECTIONS)), multiple=True, help="Run only this section."
+)
 @click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
-    "--page", type=click.Path(dir_okay=False, path_type=Path), help="Write the docs page."
+    "--page", type=click.Path(dir_okay=False, path_type=Path), help="Write the page of results."
 )
-@click.option("--plots", type=click.Path(file_okay=False, path_type=Path), help="Write pictures.")
+@click.option("--plots", type=click.Path(file_okay=False, path_type=Path), help="Write plots.")
 @click.option(
     "--keep",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Keep what sections find, and report what others found before.",
+    help="Keep the results of sections, and include those that were kept before.",
 )
-@click.option("--simulation-only", is_flag=True, help="Leave the real processes out.")
-@click.option("--smoke", is_flag=True, help="Tiny sizes: only to see that it runs.")
+@click.option("--simulation-only", is_flag=True, help="Skip the measurements on processes.")
+@click.option("--smoke", is_flag=True, help="A tiny run that only shows that it works.")
 def main(
     only: tuple[str, ...],
     json_file: Path | None,
@@ -40,7 +42,7 @@ def main(
     simulation_only: bool,
     smoke: bool,
 ) -> None:
-    """Measure the claims of the S2C2 paper again."""
+    """Reproduce the measurements of the S2C2 paper."""
     results = Results(Report("paper"), smoke=smoke, dates=set())
     for name, section in SECTIONS.items():
         file = keep / f"{name}.json" if keep else None

@@ -1,4 +1,4 @@
-"""What is compared, with what, and what the paper says of it.
+"""Cases and contenders of the comparison, and the figures that the paper published.
 
 All contenders of a case do the same work: with every worker at speed 1 and the work shared evenly,
 a round takes one second. The yardstick of a case is the fluid bound of its (n, k) code.
@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.paper.overdecomposition import Stores, over_decomposed
 from benchmarks.prediction import PARTS, before_test, series
 from dask_coded.codes import MDS, Code, Repetition
-from dask_coded.planning import POLICIES, Policy
-from dask_coded.planning.policies import OverDecomposition, Stores, over_decomposed
+from dask_coded.simulation import Assigner
 
-#: Seconds to move one of 4 n partitions: 1.4 GB of data in all, 1 Gbit/s per worker.
+#: Bytes of all data, and bytes per second of each worker's link (1 Gbit/s). Over-decomposition
+#: moves partitions, each 1 / (4 n) of the data.
 MOVED_BYTES = 1.4e9
 LINK = 1.25e8
 
@@ -36,7 +37,7 @@ class Case:
     operand, result : int
         Bytes of the operand and of the whole result.
     fields : dict
-        What the report's rows say of it beside.
+        Additional entries of the report's rows.
     """
 
     name: str
@@ -50,49 +51,47 @@ class Case:
 
 @dataclass(frozen=True)
 class Contender:
-    """A way to do the work of a case.
+    """A method to do the work of a case.
 
     Parameters
     ----------
     name : str
     code : callable(n, k) -> Code
-    policy : callable(n) -> callable() -> Policy
-        What makes the policies of the rounds of one run.
-    key : str or None
-        The policy's key in the configuration; None if only the simulator knows it.
+    policy : str
+        A key of ``POLICIES``; empty for plain dask.array, which has none.
+    assigner : callable(n) -> Assigner, optional
+        Makes the function that replaces the policy's first assignment in the rounds of one run.
+        Only the simulator supports it.
     """
 
     name: str
     code: Callable[[int, int], Code]
-    policy: Callable[[int], Callable[[], Policy]]
-    key: str | None = None
+    policy: str
+    assigner: Callable[[int], Assigner] | None = None
 
 
-def _registered(name: str, key: str, code: Callable[[int, int], Code]) -> Contender:
-    return Contender(name, code, lambda n: POLICIES[key], key)
-
-
-def _over_decomposition(n: int) -> Callable[[], Policy]:
-    stores = Stores(n, move_seconds=MOVED_BYTES / (4 * n) / LINK)
-    return lambda: OverDecomposition(stores)
+def _over_decomposition(n: int) -> Assigner:
+    return Stores(n, move_seconds=MOVED_BYTES / (4 * n) / LINK).assign
 
 
 @cache
 def _mds(n: int, k: int) -> Code:
-    """The simulator decodes nothing: no search for a well conditioned code of (50, 40)."""
+    """Return a code; the simulator never decodes, so (50, 40) need not be well conditioned."""
     return MDS(n, k) if n <= 12 else Code(np.vstack([np.eye(k), np.ones((n - k, k))]))
 
 
 CONTENDERS = {
     contender.name: contender
     for contender in (
-        _registered("uncoded", "static", lambda n, k: Repetition(n, 1)),
-        _registered("replication", "replication", lambda n, k: Repetition(n, min(3, n))),
-        Contender("over-decomposition", lambda n, k: over_decomposed(n), _over_decomposition),
-        _registered("MDS", "static", _mds),
-        _registered("S2C2 basic", "s2c2-basic", _mds),
-        _registered("S2C2", "s2c2", _mds),
-        _registered("continuous", "continuous", _mds),
+        Contender("uncoded", lambda n, k: Repetition(n, 1), "static"),
+        Contender("replication", lambda n, k: Repetition(n, min(3, n)), "replication"),
+        Contender(
+            "over-decomposition", lambda n, k: over_decomposed(n), "static", _over_decomposition
+        ),
+        Contender("MDS", _mds, "static"),
+        Contender("S2C2 basic", _mds, "s2c2-basic"),
+        Contender("S2C2", _mds, "s2c2"),
+        Contender("continuous", _mds, "continuous"),
     )
 }
 
@@ -100,7 +99,7 @@ CONTENDERS = {
 def stragglers(
     n: int, rounds: int, slow: int, factor: float, spread: float = 0.2, seed: int = 0
 ) -> np.ndarray:
-    """Speeds of a controlled cluster: some slowed ``factor`` times, the others up to ``spread``."""
+    """Return speeds of a controlled cluster: some slowed ``factor`` times, others by ``spread``."""
     rng = np.random.default_rng([seed, n, slow])
     speeds = 1 - spread * rng.random(n)
     speeds[rng.permutation(n)[:slow]] = 1 / factor
@@ -108,9 +107,9 @@ def stragglers(
 
 
 def replayed(trace: str, n: int, rounds: int, seed: int = 0) -> np.ndarray:
-    """Speeds of ``n`` machines of a trace, each from a random moment on.
+    """Return speeds of ``n`` machines of a trace, each from a random moment on.
 
-    Only of machines and times that no predictor was trained on.
+    Only machines and times that no predictor was trained on are used.
     """
     test = PARTS["test"]
     unseen = [v[before_test(v) :] for i, v in enumerate(series(trace)) if test.has(i)]
@@ -120,7 +119,7 @@ def replayed(trace: str, n: int, rounds: int, seed: int = 0) -> np.ndarray:
         values = unseen[machine]
         start = int(rng.integers(len(values)))
         columns.append(np.take(values, np.arange(start, start + rounds), mode="wrap"))
-    # A machine that is wholly busy with others still does something.
+    # A machine that is fully used by others still does some work.
     return np.maximum(np.array(columns).T, 0.02)
 
 
@@ -139,7 +138,7 @@ def controlled(
     rounds: int,
     shapes: Sequence[str] = tuple(SHAPES),
 ) -> list[Case]:
-    """The controlled cluster: so many of 12 workers slowed, the others within 20 %."""
+    """Return cases of the controlled cluster: some of 12 workers slowed, others within 20 %."""
     return [
         Case(
             f"({n},{k}), {slow} slowed {factor:g}x, {shape}",
@@ -153,16 +152,16 @@ def controlled(
         for factor in factors
         for slow in slowed
         for shape in shapes
-        if slow or factor == factors[0]  # nobody slowed is the same at any factor
+        if slow or factor == factors[0]  # without slowed workers the factor has no effect
     ]
 
 
-#: Traces in the place of the paper's two clouds, by how often predictions fail.
+#: Traces that replace the paper's two clouds, by how often predictions fail.
 CLOUDS = {"low": "stream-triad", "high": "bytedance-SE"}
 
 
 def cloud(codes: Sequence[tuple[int, int]], rounds: int) -> list[Case]:
-    """Speeds of real machines, easy and hard to predict."""
+    """Return cases with speeds of real machines, easy and hard to predict."""
     return [
         Case(
             f"({n},{k}), {level} misprediction ({trace})",
@@ -177,7 +176,7 @@ def cloud(codes: Sequence[tuple[int, int]], rounds: int) -> list[Case]:
 
 
 class Claim(NamedTuple):
-    """A published figure: how much less time S2C2 takes, in per cent.
+    """A published figure: the time saved by S2C2, in per cent.
 
     Attributes
     ----------
@@ -185,10 +184,10 @@ class Claim(NamedTuple):
     misprediction : str
         ``"low"`` or ``"high"``.
     versus : str
-        A contender.
+        The contender that S2C2 is compared with.
     percent : float
     sure : str
-        How sure it is that the paper says so; the body of the paper was not at hand.
+        How certain the figure is; the full text of the paper was not available.
     """
 
     n: int

@@ -1,4 +1,4 @@
-"""The same cases on worker processes whose quotas follow the speeds, round by round."""
+"""Run the cases on worker processes whose quotas follow the speeds, round by round."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from distributed import wait
 import dask_coded as coded
 from benchmarks.cluster import Lab, Rounds
 from benchmarks.paper.cases import Case, Contender
-from dask_coded.planning import fluid_time
+from dask_coded.rounds import fluid_time
 
 
 @dataclass(frozen=True)
 class Size:
-    """How large the operand is, and what the machine gives.
+    """Size of the matrix, and resources of the workers.
 
     Parameters
     ----------
     rows, columns, right : int
-        Shape of the operand, and columns of what it is multiplied with.
+        Shape of the matrix, and columns of its operand.
     cores : float
-        Shared evenly by the workers when all have speed 1.
+        Cores that the workers share evenly when all have speed 1.
     measure : float
-        Seconds for which speeds are measured, before and after every round: nearly as long as one
-        takes, because workers that were idle begin faster than they go on (3 % in a second).
+        Seconds for which speeds are measured before and after every round. Nearly as long as a
+        round, because workers that were idle start faster than they go on (3 % in a second).
     """
 
-    # Wide, and a quarter of a second of a core for each worker: what a round sends and decodes is
-    # small beside what it computes. Section `lengths` says what shorter rounds lose.
+    # Wide, with a quarter of a second of a core for each worker: a round sends and decodes little
+    # compared with what it computes. Section `lengths` shows what shorter rounds lose.
     rows: int = 60_000
     columns: int = 10_000
     right: int = 40
@@ -46,7 +46,7 @@ SMOKE = Size(rows=480, columns=60, right=2, measure=0.01)
 
 
 class Bench:
-    """A lab of ``n`` workers with one operand, encoded as contenders want it."""
+    """A lab of ``n`` workers with one matrix, encoded for the current contender."""
 
     def __init__(self, lab: Lab, size: Size) -> None:
         self.lab = lab
@@ -67,7 +67,7 @@ class Bench:
         )
 
     def _encoded(self, contender: Contender, case: Case) -> coded.CodedArray:
-        """The operand under the contender's code; only one is held at a time."""
+        """Return the matrix in the contender's code; only one encoding is kept at a time."""
         code = contender.code(case.n, case.k)
         wanted = (type(code), case.n, case.k if code.exact is False else code.pieces)
         if wanted != self._code:
@@ -76,51 +76,51 @@ class Bench:
             self._array = coded.encode(self._data(), code, workers=self.lab.workers)
             self._code = wanted
             self.lab.set_speeds(1.0)
-            self._measure()  # the first touch of a new piece is slower
+            self._measure()  # the first access to a new piece is slower
         assert self._array is not None
         return self._array
 
     def _measure(self) -> np.ndarray:
-        """Rows per second of each worker just now.
+        """Return the current rows per second of each worker.
 
-        At the quotas of the round: nothing is assumed of how speeds depend on them.
+        Quotas are those of the round, so nothing is assumed about how speeds depend on them.
         """
         return self.lab.measure_speeds(self._array, self._x, self.size.measure)
 
-    def _ratios(self, case: Case, rows: list[np.ndarray], play: Callable[[], float]) -> np.ndarray:
-        """Rounds over the fluid bound at the speeds that were measured before and after each."""
+    def _ratios(self, case: Case, rows: list[np.ndarray], run: Callable[[], float]) -> np.ndarray:
+        """Return rounds over the fluid bound at the speeds measured before and after each."""
         ratios = []
         for row in rows:
             self.lab.set_speeds(row)
             before = self._measure()
-            seconds = play()
+            seconds = run()
             speeds = (before + self._measure()) / 2
             ratios.append(seconds / fluid_time(speeds, case.k, self.size.rows / case.k))
         return np.array(ratios)
 
-    def play(self, case: Case, contender: Contender) -> np.ndarray:
-        """Rounds over the fluid bound, one for each row of speeds, the first of all left out.
+    def run_case(self, case: Case, contender: Contender) -> np.ndarray:
+        """Return rounds over the fluid bound, one for each row of speeds.
 
-        The first round opens connections.
+        An additional first round opens connections and is left out.
         """
         array = self._encoded(contender, case)
 
-        with dask.config.set({"coded.policy": contender.key}):
+        with dask.config.set({"coded.policy": contender.policy}):
             with Rounds(self.lab.client, array, self._x, self.lab.free) as rounds:
-                return self._ratios(case, [case.speeds[0], *case.speeds], rounds.play)[1:]
+                return self._ratios(case, [case.speeds[0], *case.speeds], rounds.run_round)[1:]
 
     def dask_array(self, case: Case, chunks_per_worker: int) -> np.ndarray:
-        """Rounds of plain dask.array over the fluid bound, its data where they are computed.
+        """Return rounds of plain dask.array over the fluid bound, with its data on the workers.
 
-        Beside the pieces of the contender before it, on which speeds are measured.
+        The pieces of the previous contender stay there, because speeds are measured on them.
         """
         self.lab.set_speeds(np.inf)
         data = self.lab.client.persist(self._data(chunks_per_worker), workers=self.lab.workers)
         wait(data)
 
-        def play() -> float:
+        def product() -> float:
             began = perf_counter()
             self.lab.client.compute(data @ self._x).result()
             return perf_counter() - began
 
-        return self._ratios(case, list(case.speeds), play)
+        return self._ratios(case, list(case.speeds), product)

@@ -16,7 +16,7 @@ from benchmarks.paper import cases, simulated
 from benchmarks.paper.cases import CONTENDERS, Case, Contender
 from benchmarks.paper.processes import SMOKE, Bench, Size
 from benchmarks.report import Report, Summary
-from dask_coded.planning import PREDICTORS
+from dask_coded.prediction.predictors import PREDICTORS
 from dask_coded.simulation import drifting, gilbert_elliott, shifted_exponential
 
 CODED = ("MDS", "S2C2", "continuous")
@@ -24,14 +24,14 @@ CODED = ("MDS", "S2C2", "continuous")
 
 @dataclass
 class Results:
-    """The report, and every single round for the pictures.
+    """The report, and every single round for the plots.
 
     Attributes
     ----------
     rounds : dict
         Rounds over the fluid bound by (case, contender, where).
     dates : set of str
-        When it was measured.
+        Dates of the measurements.
     """
 
     report: Report
@@ -42,16 +42,16 @@ class Results:
 
     @property
     def size(self) -> Size:
-        """Of the operands on processes."""
+        """Size of the matrices on processes."""
         return SMOKE if self.smoke else Size()
 
     def merge(self, other: Results) -> None:
-        """Take over what another run found.
+        """Add the results of another run.
 
         Raises
         ------
         ValueError
-            If it ran at other sizes or on other versions: a page states them once.
+            If it has another size or other versions, which a page states only once.
         """
         for what, theirs, ours in (
             ("versions", other.report.versions, self.report.versions),
@@ -59,8 +59,8 @@ class Results:
         ):
             if theirs != ours:
                 raise ValueError(
-                    f"All sections of a page must be of the same {what}: one that was kept has "
-                    f"{theirs}, this run {ours}. Run it again."
+                    f"All sections of a page must have the same {what}: the kept one has {theirs}, "
+                    f"this run has {ours}. Run the kept section again."
                 )
         self.report.rows += other.report.rows
         self.report.machine |= other.report.machine
@@ -68,7 +68,7 @@ class Results:
         self.dates |= other.dates
 
     def write(self, file: Path) -> None:
-        """Keep this for `read`."""
+        """Write the results to a file for `read`."""
         rounds = [[*key, ratios.tolist()] for key, ratios in self.rounds.items()]
         about = {"smoke": self.smoke, "dates": sorted(self.dates)}
         found = {**self.report.as_dict(), "rounds": rounds, **about}
@@ -77,7 +77,7 @@ class Results:
 
     @classmethod
     def read(cls, file: Path) -> Results:
-        """What was kept."""
+        """Read the results of `write`."""
         found = json.loads(file.read_text(encoding="utf-8"))
         return cls(
             Report("paper", found["rows"], found["machine"], found["versions"]),
@@ -87,7 +87,7 @@ class Results:
         )
 
     def count(self, rounds: int) -> int:
-        """So many rounds, or a few in a smoke run."""
+        """Return the number of rounds, reduced to a few in a smoke run."""
         return min(rounds, 3) if self.smoke else rounds
 
     def add(
@@ -99,7 +99,7 @@ class Results:
         goals: dict[float, float] | None = None,
         **fields: Any,
     ) -> None:
-        """Enter rounds over their bounds: median with quartiles, and the 99th percentile."""
+        """Add rounds over their bounds: median with quartiles, and the 99th percentile."""
         self.rounds[case.name, contender.name, where] = ratios
         common = {
             "policy": contender.name,
@@ -128,14 +128,14 @@ class Results:
     def simulate(self, case: Case, names: Iterable[str], **fields: Any) -> None:
         bounds = simulated.bounds(case)
         for name in names:
-            seconds = simulated.play(case, CONTENDERS[name])
+            seconds = simulated.run_case(case, CONTENDERS[name])
             self.add(case, CONTENDERS[name], "simulation", seconds / bounds, **fields)
 
     def gains(self, case: Case, contender: str, versus: str, where: str, **fields: Any) -> None:
-        """Less time than another contender needs, in both ways of counting."""
+        """Add the time saved over another contender, relative to its time and to our own."""
         ours = self.rounds[case.name, contender, where]
         theirs = self.rounds[case.name, versus, where]
-        # Every round has the same bound for both, and bounds weigh the rounds.
+        # Every round has the same bound for both contenders; bounds weight the rounds.
         bounds = simulated.bounds(case)[: len(ours)]
         ours_total, theirs_total = (ours * bounds).sum(), (theirs * bounds).sum()
         for measure, base in (("gain_over_theirs", theirs_total), ("gain_over_ours", ours_total)):
@@ -155,16 +155,16 @@ class Results:
 
 
 def controlled(results: Results) -> None:
-    """12 workers, 0 to 6 of them slowed 5 and 20 times, 20 % between the others."""
+    """Measure 12 workers: 0 to 6 slowed 5 and 20 times, the others within 20 %."""
     codes = [(12, 6), (12, 9), (12, 10)]
     if results.smoke:
         some = cases.controlled(codes[:1], [1], [5], 3, ["PageRank"])
     else:
         some = cases.controlled(codes, range(7), [5], 15)
         some += cases.controlled(codes, [1, 3, 6], [20], 15, ["logistic regression"])
-    everybody = [name for name in CONTENDERS if name != "over-decomposition"]
+    names = [name for name in CONTENDERS if name != "over-decomposition"]
     for case in some:
-        results.simulate(case, everybody)
+        results.simulate(case, names)
         for ours in ("S2C2", "continuous"):
             results.gains(case, ours, "MDS", "simulation")
     if not results.processes:
@@ -176,7 +176,7 @@ def controlled(results: Results) -> None:
 
 
 def cloud(results: Results) -> None:
-    """Speeds of real machines: against conventional MDS and over-decomposition."""
+    """Compare with conventional MDS and over-decomposition at the speeds of real machines."""
     codes = [(10, 7), (9, 7), (8, 7), (50, 40)]
     for case in cases.cloud(codes[:1] if results.smoke else codes, results.count(100)):
         names = CONTENDERS if case.n <= 12 else CODED
@@ -206,14 +206,14 @@ def on_processes(
     size: Size | None = None,
     **goals: Any,
 ) -> None:
-    """Measure cases on a lab of worker processes; ``first`` rounds are left out, to learn in."""
+    """Measure cases on worker processes; the ``first`` rounds are for learning and left out."""
     size = size or results.size
     for n in sorted({case.n for case in real}):
         with Bench.open(n, size) as bench:
             results.report.machine["throttle"] = bench.lab.kind
             for case in (case for case in real if case.n == n):
                 for name in names:
-                    ratios = bench.play(case, CONTENDERS[name])
+                    ratios = bench.run_case(case, CONTENDERS[name])
                     ratios = ratios[first:] if len(ratios) > first else ratios
                     results.add(case, CONTENDERS[name], "processes", ratios, **goals)
                 if len(ratios) == len(case.speeds):
@@ -223,7 +223,7 @@ def on_processes(
 
 
 def prediction_error(results: Results) -> None:
-    """Predictions that are wrong by a given spread, on every round anew."""
+    """Measure with predictions that have a random error of a given spread in every round."""
     rounds = results.count(40)
     speeds = np.tile(cases.stragglers(12, 1, 0, 5)[0], (rounds, 1))
     case = Case("(12,9), spread 20 %", 12, 9, speeds, fields={"section": "prediction-error"})
@@ -235,13 +235,13 @@ def prediction_error(results: Results) -> None:
             def wrong(actual: np.ndarray, rng: Any = rng, error: float = error) -> np.ndarray:
                 return actual * np.exp(error * rng.standard_normal(len(actual)))
 
-            seconds = simulated.play(case, CONTENDERS[name], foresight=wrong)
+            seconds = simulated.run_case(case, CONTENDERS[name], foresight=wrong)
             exact = Case(f"{case.name}, error {error:.0%}", 12, 9, speeds, fields=case.fields)
             results.add(exact, CONTENDERS[name], "simulation", seconds / bounds, error=error)
 
 
 def every_trace(results: Results) -> None:
-    """The default policy and predictor on every trace: the library's own promise."""
+    """Measure the default policy and predictor on every trace, with the library's own goals."""
     codes = [(10, 7), (12, 10)]
     names = ("matrix-math", "google2011") if results.smoke else traces.NAMES
     real = []
@@ -259,7 +259,7 @@ def every_trace(results: Results) -> None:
 
 
 def predictors(results: Results) -> None:
-    """Which predictor gives the shortest rounds, on machines and models it was not trained on."""
+    """Find the predictor with the shortest rounds, on data that it was not trained on."""
     rounds = results.count(40)
     models = {
         "two-state Markov": gilbert_elliott(10, rounds).values,
@@ -278,7 +278,7 @@ def predictors(results: Results) -> None:
                 known: dict[str, Any] = {"predictor": key}
                 if key == "perfect":
                     known = {"foresight": lambda actual: actual}
-                seconds = simulated.play(case, CONTENDERS[name], **known)
+                seconds = simulated.run_case(case, CONTENDERS[name], **known)
                 ratios.setdefault((key, kind), []).append(seconds / bounds)
                 results.report.add(
                     f"{case.name}: {name}, {key}",
@@ -306,7 +306,7 @@ def predictors(results: Results) -> None:
 
 
 def regimes(results: Results) -> None:
-    """Few large and many small tasks per worker in plain dask.array, which steals work."""
+    """Measure plain dask.array, which steals work, with few large and many small tasks."""
     if not results.processes:
         return
     rounds = results.count(6)
@@ -314,15 +314,15 @@ def regimes(results: Results) -> None:
     case.fields["section"] = "regimes"
     with Bench.open(12, results.size) as bench:
         for name in ("continuous",):
-            results.add(case, CONTENDERS[name], "processes", bench.play(case, CONTENDERS[name]))
+            results.add(case, CONTENDERS[name], "processes", bench.run_case(case, CONTENDERS[name]))
         for chunks in (1, 16):
             ratios = bench.dask_array(case, chunks)
-            plain = Contender(f"dask.array, {chunks} tasks a worker", CONTENDERS["MDS"].code, _no)
+            plain = Contender(f"dask.array, {chunks} tasks a worker", CONTENDERS["MDS"].code, "")
             results.add(case, plain, "processes", ratios)
 
 
 def lengths(results: Results) -> None:
-    """Shorter rounds: fewer columns of the operand, what a message costs stays."""
+    """Measure shorter rounds: operands with fewer columns, at the same cost of a message."""
     if not results.processes:
         return
     speeds = cases.replayed("azure2017", 12, results.count(12))
@@ -331,10 +331,6 @@ def lengths(results: Results) -> None:
         fields = {"section": "lengths", "trace": "azure2017", "right": right}
         case = Case(f"(12,10), azure2017, {right} columns", 12, 10, speeds, fields=fields)
         on_processes(results, [case], ["continuous"], size=size)
-
-
-def _no(n: int) -> Any:
-    raise TypeError("Plain dask.array is no policy.")
 
 
 SECTIONS: dict[str, Callable[[Results], None]] = {

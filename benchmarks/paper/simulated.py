@@ -1,4 +1,4 @@
-"""Cases in virtual time."""
+"""Run the cases in virtual time."""
 
 from __future__ import annotations
 
@@ -7,33 +7,35 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks.paper.cases import Case, Contender
-from dask_coded.planning import SpeedHistory, fluid_time
+from dask_coded.prediction import SpeedHistory
+from dask_coded.rounds import fluid_time
 from dask_coded.simulation import Network, Simulation, Speeds
 
-#: The default of the package; `predictors` in the report says how the others do.
+#: The default of the package; section `predictors` compares it with the others.
 PREDICTOR = "exponential"
 
 
 def bounds(case: Case) -> np.ndarray:
-    """Fluid bound of each round in seconds, shape (rounds,)."""
+    """Return the fluid bound of each round in seconds, shape (rounds,)."""
     size = case.n / case.k
     return np.array([fluid_time(row, case.k, size) for row in case.speeds])
 
 
-def play(
+def run_case(
     case: Case,
     contender: Contender,
     predictor: str = PREDICTOR,
     foresight: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> np.ndarray:
-    """Seconds of each round, shape (rounds,)."""
+    """Simulate a case and return the seconds of each round, shape (rounds,)."""
     code = contender.code(case.n, case.k)
-    # A code's blocks are a k-th of the work each; all the work is n seconds of a worker.
+    # Each block of a code is a k-th of the work, which takes one worker n seconds in all.
     piece = case.n / code.k
     simulation = Simulation(
         code,
         Speeds(case.speeds),
-        policy=contender.policy(case.n),
+        policy=contender.policy,
+        assigner=contender.assigner and contender.assigner(case.n),
         predictor=predictor,
         foresight=foresight,
         piece_seconds=piece,
@@ -43,7 +45,7 @@ def play(
 
 
 def mispredicted(case: Case, predictor: str = PREDICTOR, by: float = 0.15) -> float:
-    """How often a worker is slower than predicted by more than the time-out allows for."""
+    """Return how often a worker is slower than predicted by more than the time-out allows."""
     history = SpeedHistory()
     names = [str(worker) for worker in range(case.n)]
     wrong = []

@@ -3,6 +3,7 @@
 from dask_coded.aggregation._choices import CodedReduce, GradientCoding, Star, Tree
 from dask_coded.aggregation._clusters import DynamicClusters, StaticClusters
 from dask_coded.aggregation._machine import (
+    AGGREGATIONS,
     ROOT,
     Aggregation,
     Command,
@@ -18,6 +19,7 @@ from dask_coded.aggregation._speculation import Speculation
 from dask_coded.aggregation._tree import TreePlan
 
 __all__ = [
+    "AGGREGATIONS",
     "ROOT",
     "Aggregation",
     "CodedReduce",

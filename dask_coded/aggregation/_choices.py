@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from dask_coded.aggregation import trees
 from dask_coded.aggregation._machine import (
+    AGGREGATIONS,
     Aggregation,
     check_workers,
 )
 from dask_coded.aggregation._tree import TreePlan
 from dask_coded.arguments import check_whole
 from dask_coded.codes import CyclicMDS, FractionalRepetition
-from dask_coded.planning import trees
 
 #: The gradient codes that can be chosen by name.
 CodeName = Literal["fractional", "cyclic"]
@@ -26,6 +27,7 @@ def check_code(name: str) -> None:
         raise ValueError(f"Argument 'code' must be one of {sorted(CODE_OF)}, it is {name!r}.")
 
 
+@AGGREGATIONS.register("Star")
 @dataclass(frozen=True)
 class Star(Aggregation):
     """All workers send to the root, which waits for all: no code, and the shortest way.
@@ -53,6 +55,7 @@ class Star(Aggregation):
         return TreePlan(trees.star(FractionalRepetition(workers, 0)), self.segments)
 
 
+@AGGREGATIONS.register("Tree")
 @dataclass(frozen=True)
 class Tree(Aggregation):
     """Sums are made layer by layer, so that nobody receives more than ``fan_in`` gradients.
@@ -93,6 +96,7 @@ class Tree(Aggregation):
         return TreePlan(trees.replicated(workers, fan_in, depth), self.segments)
 
 
+@AGGREGATIONS.register("GradientCoding")
 @dataclass(frozen=True)
 class GradientCoding(Aggregation):
     """All workers send to the root, which does not wait for the last of them.
@@ -136,13 +140,14 @@ class GradientCoding(Aggregation):
         return TreePlan(trees.star(CODE_OF[self.code](workers, self.stragglers)), self.segments)
 
 
+@AGGREGATIONS.register("CodedReduce")
 @dataclass(frozen=True)
 class CodedReduce(Aggregation):
     """A tree in which every parent is without any ``stragglers`` of its children.
 
-    The load is the least with which that is possible (see :mod:`dask_coded.planning.trees`). When
-    workers are lost, or are not as many as a full tree has, the last layer is not full: the plan is
-    made for any number of them.
+    The load is the least possible one (see :mod:`dask_coded.aggregation.trees`). When workers
+    are lost, or are fewer than a full tree has, the last layer is not full: there is a plan for any
+    number of workers.
 
     Parameters
     ----------

@@ -10,8 +10,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from dask_coded.aggregation import spreading, trees
 from dask_coded.aggregation._choices import CodeName, check_code
 from dask_coded.aggregation._machine import (
+    AGGREGATIONS,
     ROOT,
     Aggregation,
     Machine,
@@ -21,14 +23,14 @@ from dask_coded.aggregation._tree import Place, TreeMachine, TreePlan, compute
 from dask_coded.arguments import check_whole
 from dask_coded.codes import Clustered, CyclicMDS, FractionalRepetition, GradientCode
 from dask_coded.compression import EXACT, Codec
-from dask_coded.planning import clusters, trees
 
 #: Steps that are looked back on.
 _HISTORY = 50
 
-_SPREAD = {"exact": clusters.spread, "greedy": clusters.spread_greedily}
+_SPREAD = {"exact": spreading.spread, "greedy": spreading.spread_greedily}
 
 
+@AGGREGATIONS.register("StaticClusters")
 @dataclass(frozen=True)
 class StaticClusters(Aggregation):
     """Gradient coding in clusters (GC-SC): each has a part of the data and a code of its own.
@@ -75,6 +77,7 @@ class StaticClusters(Aggregation):
         return TreePlan(trees.star(_code(sizes, self.load, self.code)), self.segments)
 
 
+@AGGREGATIONS.register("DynamicClusters")
 @dataclass(frozen=True)
 class DynamicClusters(Aggregation):
     """Gradient coding in clusters that spread the last step's stragglers (GC-DC).
@@ -153,7 +156,7 @@ class DynamicPlan(TreePlan):
         self._room = np.bincount(self._crew).tolist()
         count = min(aggregation.candidates, len(sizes))
         may = np.zeros((workers, len(sizes)), dtype=bool)
-        for worker, found in enumerate(clusters.candidates(sizes, count)):
+        for worker, found in enumerate(spreading.candidates(sizes, count)):
             may[worker, list(found)] = True
         cluster_of_crew = cluster[np.unique(self._crew, return_index=True)[1]]
         self._allowed = may[:, cluster_of_crew]
@@ -183,7 +186,7 @@ class DynamicPlan(TreePlan):
         if late is None:
             return ()
         self._history.append(np.asarray(late, dtype=bool))
-        if not clusters.has_memory(self._history, self._aggregation.memory):
+        if not spreading.has_memory(self._history, self._aggregation.memory):
             return ()
         place = _SPREAD[self._aggregation.placement]
         return self._rows(place(self._history[-1], self._room, self._allowed))

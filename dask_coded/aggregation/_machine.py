@@ -29,10 +29,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dask_coded.aggregation.trees import ROOT
 from dask_coded.compression import EXACT, Codec, Partial
-from dask_coded.planning.trees import ROOT
+from dask_coded.registry import Registry
 
 __all__ = [
+    "AGGREGATIONS",
     "ROOT",
     "Aggregation",
     "Command",
@@ -212,6 +214,10 @@ class Aggregation(ABC):
         ValueError
             If it cannot be done with so many.
         """
+
+
+#: Aggregations by name: the kinds that :mod:`dask_coded.aggregation.timing` predicts times for.
+AGGREGATIONS: Registry[type[Aggregation]] = Registry("aggregation")
 
 
 def check_workers(aggregation: Aggregation, workers: int, least: int = 1) -> None:

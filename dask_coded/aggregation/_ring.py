@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from dask_coded.aggregation._machine import (
+    AGGREGATIONS,
     Aggregation,
     Command,
     Compute,
@@ -43,6 +44,7 @@ from dask_coded.arguments import check_whole
 from dask_coded.compression import EXACT, Codec, Partial
 
 
+@AGGREGATIONS.register("Ring")
 @dataclass(frozen=True)
 class Ring(Aggregation):
     """Ring all-reduce: best for large gradients and workers that are equally fast.

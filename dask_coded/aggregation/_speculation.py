@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dask_coded.aggregation._machine import (
+    AGGREGATIONS,
     ROOT,
     Aggregation,
     Command,
@@ -29,6 +30,7 @@ from dask_coded.arguments import check_whole
 from dask_coded.compression import EXACT, Codec, Partial
 
 
+@AGGREGATIONS.register("Speculation")
 @dataclass(frozen=True)
 class Speculation(Aggregation):
     """A :class:`Star` in which parts that are late are computed by a second worker as well.

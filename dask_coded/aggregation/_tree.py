@@ -24,9 +24,9 @@ from dask_coded.aggregation._machine import (
     Tag,
 )
 from dask_coded.aggregation._sum import Sum
+from dask_coded.aggregation.trees import Allocation
 from dask_coded.codes import GradientCode
 from dask_coded.compression import EXACT, Codec, Partial
-from dask_coded.planning.trees import Allocation
 
 
 class TreePlan(Plan):

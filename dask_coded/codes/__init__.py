@@ -1,6 +1,6 @@
-"""Linear codes: how blocks become pieces, and which pieces give the blocks back.
+"""Linear codes: encode blocks as pieces, and recover the blocks from enough of the pieces.
 
-NumPy and SciPy only; nothing here knows of Dask, of workers or of time.
+This package uses NumPy and SciPy only. Nothing here knows about Dask, the cluster or time.
 """
 
 from __future__ import annotations

@@ -1,17 +1,18 @@
-r"""Gradient codes: which sums of gradients workers compute, so that some need not be waited for.
+r"""Gradient codes: the sum of all gradients without waiting for the slowest workers.
 
-The data are cut into blocks, of which block ``j`` has the gradient ``g_j``. Worker ``i`` computes
-those that its row of ``B`` mentions and delivers one vector, as long as a gradient is,
+The data are cut into blocks; block ``j`` has the gradient ``g_j``. Worker ``i`` computes the
+gradients of the blocks for which row ``i`` of ``B`` is not zero, and delivers one vector of the
+length of a gradient,
 
 .. math:: m_i = \sum_j B_{ij} g_j .
 
-From those that have delivered, the sum over *all* blocks follows with decoding weights ``a``:
+Decoding weights ``a`` combine the delivered vectors into the sum over *all* blocks:
 
 .. math:: \sum_i a_i m_i = \sum_j g_j \quad\text{if}\quad a^T B = 1^T .
 
-To be without any ``s`` of ``n`` workers, each block must be on ``s + 1`` of them: some worker
-computes at least ``(s + 1) / n`` of the data [1]_. What is bought with it is that the slowest ``s``
-are not waited for.
+To tolerate the loss of any ``s`` of ``n`` workers, each block must be on ``s + 1`` of them, so some
+worker computes at least ``(s + 1) / n`` of the data [1]_. In return, no step waits for the slowest
+``s`` workers.
 
 References
 ----------
@@ -34,10 +35,10 @@ from dask_coded.codes._linear import DecodeError
 from dask_coded.codes._mds import _whole
 from dask_coded.codes._subsets import k_subsets
 
-#: Cyclic codes that lose more digits than this are refused.
+#: Cyclic codes with a larger amplification than this lose too many digits and are refused.
 _MOST_AMPLIFICATION = 1e6
 
-#: Cyclic codes that are drawn for even ``n - s``.
+#: Number of random cyclic codes to choose from for even ``n - s``.
 _DRAWS = 16
 
 
@@ -49,7 +50,7 @@ class GradientCode:
     B : array_like, shape (n, blocks)
         Worker ``i`` delivers ``sum_j B[i, j] * g_j``.
     stragglers : int
-        Without how many workers, whichever they are, the sum can be had.
+        Number of workers that may be missing, whichever they are.
 
     Attributes
     ----------
@@ -58,10 +59,10 @@ class GradientCode:
     blocks : int
         Number of equal blocks of the data.
     load : float
-        The largest share of the data that a worker computes.
+        The largest fraction of the data that a worker computes.
     plain : bool
-        Whether all coefficients and decoding weights are 0 or 1: then decoding only chooses and
-        adds, so that it loses no digits and does not amplify errors of what was delivered.
+        Whether all coefficients and decoding weights are 0 or 1. Decoding then only selects and
+        adds vectors, so it loses no digits and does not amplify errors in them.
 
     Examples
     --------
@@ -88,15 +89,15 @@ class GradientCode:
 
     @property
     def load(self) -> float:
-        """The largest share of the data that a worker computes."""
+        """The largest fraction of the data that a worker computes."""
         return float(np.count_nonzero(self.B, axis=1).max() / self.blocks)
 
     def adds(self, have: Sequence[int], worker: int) -> bool:
-        """Whether a worker brings something that those at hand have not brought."""
+        """Return whether a worker contributes something that those in ``have`` do not."""
         return worker not in have
 
     def decodable(self, have: Sequence[int]) -> bool:
-        """Whether the sum follows from what these workers have delivered."""
+        """Return whether the vectors of these workers determine the sum."""
         try:
             self.weights(have)
         except DecodeError:
@@ -104,7 +105,7 @@ class GradientCode:
         return True
 
     def weights(self, have: Sequence[int]) -> npt.NDArray[np.float64]:
-        """The decoding weights of workers that have delivered.
+        """Return the decoding weights of workers that have delivered.
 
         Parameters
         ----------
@@ -118,7 +119,7 @@ class GradientCode:
         Raises
         ------
         DecodeError
-            If the sum does not follow.
+            If these workers do not determine the sum.
         """
         rows = self.B[list(have)]
         weights = np.linalg.lstsq(rows.T, np.ones(self.blocks), rcond=None)[0]
@@ -137,24 +138,25 @@ class GradientCode:
 
 
 class FractionalRepetition(GradientCode):
-    """Groups of at least ``stragglers + 1`` workers, all of which compute the same block.
+    """Groups of at least ``stragglers + 1`` workers; all workers of a group compute the same block.
 
-    The sum is that of the first of every group: nothing is multiplied, so that no digits are lost,
-    and what comes second may be dropped on arrival. More than ``stragglers`` workers may be late
-    as long as one of every group is not.
+    Decoding adds the first vector of every group. Nothing is multiplied, so no digits are lost, and
+    later vectors of a group may be dropped on arrival. More than ``stragglers`` workers may be late
+    as long as one worker of every group is not.
 
     Parameters
     ----------
     n : int
-        Number of workers. Where it is no multiple of ``stragglers + 1``, some groups are larger by
-        one: the load is ``1 / (n // (stragglers + 1))``, that of the next smaller multiple.
+        Number of workers. If it is not a multiple of ``stragglers + 1``, the remaining workers
+        enlarge the groups evenly, and the load is ``1 / (n // (stragglers + 1))``, that of the next
+        smaller multiple.
     stragglers : int
         ``0 <= stragglers < n``.
 
     Attributes
     ----------
     group : ndarray of int, shape (n,)
-        The group, that is the block, of each worker.
+        The group of each worker, which is also the block that it computes.
 
     Raises
     ------
@@ -179,12 +181,12 @@ class FractionalRepetition(GradientCode):
 
     @classmethod
     def of(cls, group: npt.ArrayLike) -> FractionalRepetition:
-        """The code of given groups, which may differ in size.
+        """Return the code for given groups, which may differ in size.
 
         Parameters
         ----------
         group : array_like of int, shape (n,)
-            The group of each worker; every one of ``0 … max(group)`` has a member.
+            The group of each worker; each of ``0 … max(group)`` must have a member.
         """
         code = cls.__new__(cls)
         code._found(np.asarray(group, dtype=np.intp))
@@ -198,15 +200,15 @@ class FractionalRepetition(GradientCode):
         self.group = group
 
     def adds(self, have: Sequence[int], worker: int) -> bool:
-        """Whether nobody of the worker's group is among those at hand."""
+        """Return whether no worker of the same group is in ``have``."""
         return bool((self.group[list(have)] != self.group[worker]).all())
 
     def decodable(self, have: Sequence[int]) -> bool:
-        """Whether one of every group has delivered."""
+        """Return whether at least one worker of every group has delivered."""
         return np.unique(self.group[list(have)]).size == self.blocks
 
     def weights(self, have: Sequence[int]) -> npt.NDArray[np.float64]:
-        """One for the first of every group, zero for the others."""
+        """Return one for the first worker of every group, zero for the others."""
         first = np.unique(self.group[list(have)], return_index=True)[1]
         if len(first) < self.blocks:
             raise self._undetermined(have)
@@ -218,16 +220,18 @@ class FractionalRepetition(GradientCode):
 class CyclicMDS(GradientCode):
     r"""Every worker computes ``stragglers + 1`` blocks, and any ``n - stragglers`` workers suffice.
 
-    The load is the least possible, ``(stragglers + 1) / n``, for any ``n``. The price is digits:
-    coefficients and decoding weights have either sign and grow with ``n``. Up to ``n = 24`` sums of
-    vectors in single precision keep about six digits with few stragglers and three with many; in
-    double precision nothing that matters is lost. :class:`FractionalRepetition` loses none.
+    The load, ``(stragglers + 1) / n``, is the least possible for any ``n``. The price is precision,
+    because coefficients and decoding weights have both signs and grow with ``n``. Up to ``n = 24``,
+    sums of vectors in single precision keep about six digits with few stragglers and three with
+    many; in double precision the loss does not matter. :class:`FractionalRepetition` loses no
+    digits.
 
-    Row ``i`` is the one vector on the blocks ``i, … i + s`` (modulo ``n``) that is orthogonal to
-    ``s`` check vectors, to which the ones are orthogonal too. For odd ``n - s`` these are the
-    trigonometric vectors with the frequencies nearest to ``n / 2``, and ``B`` is the circulant of
-    [1]_ (up to its scale). For even ``n - s`` no real circulant exists. There they are ``s``
-    directions among the vectors for ``s + 1``, the best of some that are drawn at random.
+    Row ``i`` is, up to scale, the only vector on the blocks ``i, … i + s`` (modulo ``n``) that is
+    orthogonal to ``s`` check vectors. The vector of ones is orthogonal to them, too. For odd
+    ``n - s`` the check vectors are the trigonometric vectors with the frequencies nearest to
+    ``n / 2``, and ``B`` is the circulant of [1]_ (up to its scale). For even ``n - s`` no real
+    circulant exists. The check vectors are then ``s`` random directions in the span of the vectors
+    for ``s + 1``, the best of several draws.
 
     Parameters
     ----------
@@ -239,11 +243,11 @@ class CyclicMDS(GradientCode):
     Attributes
     ----------
     amplification : float
-        How many times larger than its terms what is decoded from can be: the largest
-        ``sum_i |a_i B_ij|`` over blocks ``j``, and over all sets of stragglers or, where they are
-        more than 3,000, a fixed sample with all runs of neighbours. For odd ``n - s`` these are the
-        worst; for even ``n - s`` rare sets that are not in the sample may lose one to three digits
-        more.
+        How many times larger than the gradients the terms added up in decoding can be: the largest
+        ``sum_i |a_i B_ij|`` over blocks ``j`` and sets of stragglers. If there are more than 3,000
+        sets, a fixed sample is taken that includes all runs of neighbouring workers. For odd
+        ``n - s`` these runs are the worst sets; for even ``n - s`` rare sets outside the sample may
+        lose one to three digits more.
 
     Raises
     ------
@@ -274,21 +278,22 @@ class CyclicMDS(GradientCode):
             )
 
     def adds(self, have: Sequence[int], worker: int) -> bool:
-        """Whether fewer than suffice are at hand, and the worker is not among them."""
+        """Return whether ``have`` does not suffice yet and does not include the worker."""
         return not self.decodable(have) and worker not in have
 
     def decodable(self, have: Sequence[int]) -> bool:
-        """Whether ``n - stragglers`` have delivered."""
+        """Return whether at least ``n - stragglers`` workers have delivered."""
         return len(have) >= self.n - self.stragglers
 
 
 class Clustered(GradientCode):
-    """Codes side by side: each cluster of workers has data and a code of its own.
+    """Independent codes side by side: each cluster of workers has its own data and its own code.
 
     Parameters
     ----------
     codes : sequence of GradientCode
-        One per cluster; its workers and blocks follow those of the cluster before.
+        One code per cluster. Its workers and blocks are numbered after those of the previous
+        cluster.
 
     Examples
     --------
@@ -311,20 +316,20 @@ class Clustered(GradientCode):
         self._first = np.cumsum([0, *sizes])
 
     def adds(self, have: Sequence[int], worker: int) -> bool:
-        """Whether the worker brings something to its cluster."""
+        """Return whether the worker contributes something to its cluster."""
         cluster = int(self._cluster[worker])
         return self.codes[cluster].adds(
             self._within(have, cluster), worker - int(self._first[cluster])
         )
 
     def decodable(self, have: Sequence[int]) -> bool:
-        """Whether every cluster is."""
+        """Return whether every cluster is decodable."""
         return all(
             code.decodable(self._within(have, cluster)) for cluster, code in enumerate(self.codes)
         )
 
     def weights(self, have: Sequence[int]) -> npt.NDArray[np.float64]:
-        """Those of every cluster's code."""
+        """Return the decoding weights, computed for each cluster by its code."""
         weights = np.zeros(len(have))
         for cluster, code in enumerate(self.codes):
             mine = self._cluster[list(have)] == cluster
@@ -338,7 +343,7 @@ class Clustered(GradientCode):
 
 @lru_cache(maxsize=64)
 def _cyclic(n: int, s: int) -> tuple[npt.NDArray[np.float64], float]:
-    """The matrix of a cyclic code and its amplification."""
+    """Return the matrix of a cyclic code and its amplification."""
     late = _straggler_sets(n, s)
     if (n - s) % 2:
         candidates = [_windows(_trigonometric(n, s))]
@@ -354,7 +359,7 @@ def _cyclic(n: int, s: int) -> tuple[npt.NDArray[np.float64], float]:
 
 
 def _trigonometric(n: int, s: int) -> npt.NDArray[np.float64]:
-    """Vectors of frequencies symmetric about ``n / 2``, for odd ``n - s``; shape (s, n)."""
+    """Return vectors with frequencies symmetric about ``n / 2``, odd ``n - s``; shape (s, n)."""
     turn = 2 * np.pi * np.arange(n) / n
     rows = [np.cos(n // 2 * turn)] if n % 2 == 0 else []
     for frequency in range((n - s + 1) // 2, (n + 1) // 2):
@@ -363,7 +368,7 @@ def _trigonometric(n: int, s: int) -> npt.NDArray[np.float64]:
 
 
 def _windows(checks: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The vectors on ``s + 1`` neighbouring blocks that are orthogonal to ``s`` checks."""
+    """Return the vectors on ``s + 1`` neighbouring blocks that are orthogonal to ``s`` checks."""
     s, n = checks.shape
     window = (np.arange(n)[:, None] + np.arange(s + 1)) % n
     left_out = np.linalg.svd(checks.T[window].transpose(0, 2, 1))[2][:, -1]
@@ -374,27 +379,28 @@ def _windows(checks: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _straggler_sets(n: int, s: int) -> npt.NDArray[np.intp]:
-    """Sets of late workers: all of them, or a fixed sample with all runs of neighbours."""
+    """Return all sets of late workers, or a fixed sample that includes all runs of neighbours."""
     sets = np.array(k_subsets(n, s), dtype=np.intp)
     runs = (np.arange(n)[:, None] + np.arange(s)) % n
     return np.concatenate([runs, sets])
 
 
 def _amplification(B: npt.NDArray[np.float64], late: npt.NDArray[np.intp]) -> float:
-    """The largest ``sum_i |a_i B_ij|`` over blocks ``j`` and sets of late workers."""
+    """Return the largest ``sum_i |a_i B_ij|`` over blocks ``j`` and sets of late workers."""
     n, s = len(B), late.shape[1]
-    # Weights for all workers, plus what makes those of the late ones zero and changes no sum.
-    everybody = np.linalg.lstsq(B.T, np.ones(n), rcond=None)[0]
+    # Start with weights for all workers. Adding a null vector of B.T that makes the weights of the
+    # late workers zero does not change the decoded sum.
+    full = np.linalg.lstsq(B.T, np.ones(n), rcond=None)[0]
     idle = np.linalg.svd(B)[0][:, n - s :]
     try:
-        moved = np.linalg.solve(idle[late], -everybody[late][:, :, None])[:, :, 0]
+        moved = np.linalg.solve(idle[late], -full[late][:, :, None])[:, :, 0]
     except np.linalg.LinAlgError:
         return np.inf
-    return float((np.abs(everybody + moved @ idle.T) @ np.abs(B)).max())
+    return float((np.abs(full + moved @ idle.T) @ np.abs(B)).max())
 
 
 def _shares(whole: int, among: int) -> npt.NDArray[np.intp]:
-    """Whole numbers that add up to a whole, as equal as they can be, the larger ones first."""
+    """Split a whole number into whole numbers that are as equal as possible, larger ones first."""
     return np.asarray(whole // among + (np.arange(among) < whole % among))
 
 
@@ -402,7 +408,7 @@ def _tolerable(stragglers: int, n: int) -> int:
     stragglers = _whole("stragglers", stragglers)
     if not 0 <= stragglers < n:
         raise ValueError(
-            f"Argument 'stragglers' must be at least 0 and less than the number of workers, {n}, "
+            f"Argument 'stragglers' must be at least 0 and less than the number of workers ({n}), "
             f"it is {stragglers}."
         )
     return stragglers

@@ -1,16 +1,16 @@
-r"""What every linear code has in common.
+r"""The base class of linear codes.
 
 The rows of a matrix ``A`` are cut into ``k`` blocks ``A_0 … A_{k-1}``. A code stores *pieces*
 
 .. math:: P_i = \sum_j G_{ij} A_j
 
-so that ``P_i @ x`` is the same combination of the products ``A_j @ x``. Which products have been
-computed is a set of rows of ``G``; the blocks of the result follow by solving those rows.
+so ``P_i @ x`` is the same combination of the products ``A_j @ x``. The pieces whose products have
+been computed select rows of ``G``; solving that linear system gives the blocks of the result.
 
-A code is data: the generator ``G``, the *place* of each piece (pieces of one place live on one
-worker), and the *group* of each piece. A group is a set of pieces of which any ``need`` suffice for
-the blocks that they mention: an MDS code is one group that needs ``k``; repetition is one group per
-block that needs one.
+A code is data: the generator ``G``, the *place* of each piece (all pieces of one place live on one
+worker), and the *group* of each piece. Any ``need`` pieces of a group suffice to recover the blocks
+that the group combines. An MDS code is one group that needs ``k`` pieces; a repetition code is one
+group per block, each of which needs one piece.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ import numpy.typing as npt
 
 from dask_coded.codes._span import Span, combination, recovery, span
 from dask_coded.codes._subsets import EXHAUSTIVE_SUBSETS, DecodeProbability, k_subsets
+from dask_coded.registry import Registry
 
-#: Every code with a name, by that name; a subclass of :class:`Code` enters itself.
-CODES: dict[str, type[Code]] = {}
+#: Codes by the name under which the command line and :func:`dask_coded.encode` select them.
+CODES: Registry[type[Code]] = Registry("code")
 
 _FACTORS_KEPT = 1_024
 
 
 class DecodeError(ValueError):
-    """The pieces at hand do not determine the blocks."""
+    """The available pieces or workers do not determine the result."""
 
 
 class Code:
@@ -53,33 +54,34 @@ class Code:
     group : array_like of int, shape (pieces,), optional
         The group of each piece. Default: one group.
     need : array_like of int, shape (groups,), optional
-        How many pieces of each group suffice. Default: ``k`` of the only group.
+        How many pieces of each group suffice. Default: ``k`` pieces of a single group.
 
     Attributes
     ----------
     n : int
-        Number of places, that is, of workers that the code spreads over.
+        Number of places, that is, of workers that store pieces.
     k : int
         Number of blocks.
     pieces : int
         Number of pieces, ``len(G)``.
     tolerance : int
-        How many places may be lost, whichever they are.
+        Number of places that may be lost, whichever they are.
     systematic : bool
         Whether every block is itself a piece.
     block_of : ndarray of int, shape (pieces,)
-        The block that a piece is, -1 for parity.
+        The block that each piece equals, -1 for parity pieces.
     exact : bool
-        Whether encoding and decoding only copy: then every dtype, sparsity and non-finite value
+        Whether encoding and decoding only copy. If so, every dtype, sparsity and non-finite value
         survives bit for bit.
     threshold : bool
         Whether any ``need`` pieces of a group suffice, so that counting them is enough. A subclass
-        for which that does not hold says False: rounds then ask :meth:`span` of every set.
+        for which that does not hold sets it to False, and rounds then call :meth:`span` for every
+        set of pieces.
 
     Raises
     ------
     ValueError
-        If ``G`` is no matrix of finite numbers with at least as many rows as columns.
+        If ``G`` is not a matrix of finite numbers with at least as many rows as columns.
 
     Examples
     --------
@@ -93,14 +95,8 @@ class Code:
            [10., 20.]])
     """
 
-    name: ClassVar[str | None] = None
     exact: ClassVar[bool] = False
     threshold: ClassVar[bool] = True
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if cls.__dict__.get("name") is not None:
-            CODES[str(cls.name)] = cls
 
     def __init__(
         self,
@@ -136,7 +132,7 @@ class Code:
                 f"Argument 'need' must have one entry per group, it has {len(self.need)} for "
                 f"{int(self.group.max()) + 1} groups."
             )
-        # The block of a piece that *is* a block, -1 for parity.
+        # The block that each piece equals, -1 for parity pieces.
         unit = (np.count_nonzero(generator, axis=1) == 1) & (generator.max(axis=1) == 1)
         self.block_of = np.where(unit, generator.argmax(axis=1), -1)
         self._factors: dict[tuple[int, ...], tuple[list[int], npt.NDArray[np.float64]]] = {}
@@ -163,7 +159,7 @@ class Code:
 
     @property
     def systematic_pieces(self) -> list[int]:
-        """The first piece that is block 0, 1, … ``k - 1``.
+        """For each of the blocks 0, 1, … ``k - 1``, the first piece that equals it.
 
         Raises
         ------
@@ -177,9 +173,9 @@ class Code:
 
     @property
     def tolerance(self) -> int:
-        """How many places may be lost, whichever they are."""
+        """Number of places that may be lost, whichever they are."""
         if not self.threshold:
-            # All sets of one loss, of two, … until one does not decode.
+            # Try all sets of one loss, then of two, … until one does not decode.
             sizes = range(1, self.n + 1)
             losses = (itertools.combinations(range(self.n), size) for size in sizes)
             return next(i for i, sets in enumerate(losses) if not all(map(self.survives, sets)))
@@ -202,7 +198,7 @@ class Code:
         return hash((type(self), self.n, self.k, self.G.tobytes()))
 
     def __getstate__(self) -> dict[str, Any]:
-        # Factors are cheap to make again and may be many: they stay where they were needed.
+        # The caches are not pickled, because they may be large and are cheap to rebuild.
         return {**self.__dict__, "_factors": {}, "_spans": {}}
 
     # -- encoding ------------------------------------------------------------------------------
@@ -213,7 +209,7 @@ class Code:
         Parameters
         ----------
         blocks : sequence of k arrays, all of shape (rows, …)
-            NumPy arrays or SciPy sparse matrices. A block that *is* a piece is passed on as it is.
+            NumPy arrays or SciPy sparse matrices. A block that is itself a piece is not copied.
 
         Returns
         -------
@@ -223,26 +219,26 @@ class Code:
         Raises
         ------
         ValueError
-            If there are not ``k`` blocks, or not of one shape.
+            If there are not ``k`` blocks, or if their shapes differ.
         """
         if len(blocks) != self.k:
             raise ValueError(f"{self!r} encodes {self.k} blocks, {len(blocks)} were given.")
         if len(shapes := {b.shape for b in blocks}) > 1:
-            raise ValueError(f"All blocks must have one shape, they have {sorted(shapes)}.")
+            raise ValueError(f"All blocks must have the same shape, they have {sorted(shapes)}.")
         return [
             blocks[j] if j >= 0 else sum(g * b for g, b in zip(row, blocks, strict=True) if g)
             for j, row in zip(self.block_of, self.G, strict=True)
         ]
 
     def combination(self, piece: int, sources: Sequence[int]) -> npt.NDArray[np.float64]:
-        """How to make one piece out of others: ``piece = sum_i c[i] * sources[i]``.
+        """Return coefficients that make a piece from others: ``piece = sum_i c[i] * sources[i]``.
 
         Parameters
         ----------
         piece : int
             The piece to make.
         sources : sequence of int
-            Pieces at hand; they must determine it.
+            Available pieces; they must determine the piece.
 
         Returns
         -------
@@ -269,15 +265,15 @@ class Code:
     ) -> npt.NDArray[Any]:
         """Recover the ``k`` blocks of a stripe from the pieces of it that were computed.
 
-        Blocks that were computed are copied; only missing ones are solved for, in double
-        precision whatever the dtype of the results.
+        Computed blocks are copied. Only missing blocks are solved for, in double precision
+        regardless of the dtype of the results.
 
         Parameters
         ----------
         results : sequence of arrays, each of shape (rows, …)
-            What was computed of the pieces, in the order of ``pieces``.
+            The results for the pieces, in the order of ``pieces``.
         pieces : sequence of int
-            Which pieces these are. More than suffice may be given.
+            The pieces that the results belong to. There may be more than are needed.
 
         Returns
         -------
@@ -291,7 +287,7 @@ class Code:
         """
         if len(results) != len(pieces):
             raise ValueError(
-                f"Each piece needs one result, {len(results)} came for {len(pieces)} pieces."
+                f"Each piece needs one result, {len(results)} were given for {len(pieces)} pieces."
             )
         first = np.asarray(results[0])
         out = np.empty((self.k, *first.shape), dtype=first.dtype)
@@ -308,7 +304,7 @@ class Code:
         return out
 
     def recovery(self, pieces: Sequence[int]) -> tuple[list[int], npt.NDArray[np.float64]]:
-        """Which blocks are missing from a set of pieces, and how to solve for them.
+        """Return the blocks missing from a set of pieces, and the weights that recover them.
 
         Parameters
         ----------
@@ -343,20 +339,20 @@ class Code:
         blocks, weights = recovery(self.G, self.block_of, pieces)
         return blocks.tolist(), weights
 
-    # -- what survives -------------------------------------------------------------------------
+    # -- decodability --------------------------------------------------------------------------
 
     def span(self, have: npt.NDArray[np.bool_]) -> Span:
-        """What a set of pieces determines, and which others would add to it.
+        """Return the rank of a set of pieces, and which pieces would raise it or can be spared.
 
         Parameters
         ----------
         have : ndarray of bool, shape (pieces,)
-            The set.
+            Marks the pieces of the set.
 
         Returns
         -------
         Span
-            Remembered by set: a round asks again and again.
+            Cached per set, because a round asks for the same sets repeatedly.
         """
         key = have.tobytes()
         if (found := self._spans.get(key)) is None:
@@ -366,9 +362,9 @@ class Code:
         return found
 
     def decodable(self, pieces: Sequence[int]) -> bool:
-        """Whether a set of pieces determines all blocks.
+        """Return whether a set of pieces determines all blocks.
 
-        By the rank of their rows of ``G``: exactly, but for rounding.
+        The answer follows from the rank of their rows of ``G`` and is exact up to rounding.
 
         Examples
         --------
@@ -381,26 +377,26 @@ class Code:
         return bool(self.span(have).rank == self.k)
 
     def survives(self, lost: Sequence[int]) -> bool:
-        """Whether what is left determines all blocks when these places are lost."""
+        """Return whether the remaining pieces determine all blocks when these places are lost."""
         return bool(self.span(~np.isin(self.place, lost)).rank == self.k)
 
     def decode_probability(
         self, failures: int, limit: int = EXHAUSTIVE_SUBSETS
     ) -> DecodeProbability:
-        """How likely it is that the blocks survive the loss of so many places, drawn at random.
+        """Return the probability that the blocks survive the loss of random places.
 
         Parameters
         ----------
         failures : int
-            Places that are lost at once, ``0 … n``.
+            Number of places that are lost at once, ``0 … n``.
         limit : int
-            If there are no more sets of so many places than this, all are looked at; else so many,
-            always the same ones.
+            Largest number of sets of places to examine. If there are more, a fixed sample of
+            ``limit`` sets is examined.
 
         Returns
         -------
         DecodeProbability
-            ``(probability, error)``; the error is zero when all sets were looked at.
+            ``(probability, error)``; the error is zero if all sets were examined.
 
         Raises
         ------
@@ -423,9 +419,10 @@ class Code:
     # -- conditioning --------------------------------------------------------------------------
 
     def condition_number(self, subset: Sequence[int]) -> float:
-        """2-norm condition number of the rows of ``G`` in ``subset``: digits lost in decoding.
+        """Return the 2-norm condition number of the rows of ``G`` in ``subset``.
 
-        Returns infinity for a subset that does not determine the blocks.
+        Its decimal logarithm estimates the digits lost in decoding. It is infinite for a subset
+        that does not determine the blocks.
 
         Examples
         --------
@@ -438,10 +435,10 @@ class Code:
         return float(values[0] / values[-1])
 
     def worst_condition_number(self) -> float:
-        """The largest :meth:`condition_number` over subsets of ``k`` pieces.
+        """Return the largest :meth:`condition_number` over subsets of ``k`` pieces.
 
-        All subsets are looked at when there are few (up to 3,000), else a fixed sample of them:
-        then this is a lower bound.
+        All subsets are examined if there are at most 3,000, otherwise a fixed sample of them. The
+        result of a sample is a lower bound.
         """
         subsets = k_subsets(self.pieces, self.k)
         return max(self.condition_number(s) for s in subsets)

@@ -1,9 +1,9 @@
 """Systematic MDS codes over the reals with orthonormal parity: any k of n pieces suffice.
 
-Parity rows are orthonormal (up to a common scale where there are more of them than columns), drawn
-at random, and the draw is chosen by the worst subset of k pieces. Random orthonormal rows are by
-orders of magnitude better conditioned than Vandermonde or Cauchy parity, and stay usable at
-(200, 180).
+Parity rows are random and orthonormal. If there are more rows than columns, the columns are
+orthogonal and have the same norm instead. Of several draws, the one whose worst subset of k pieces
+is the best conditioned is kept. Random orthonormal rows are orders of magnitude better conditioned
+than Vandermonde or Cauchy parity, and stay usable at (n, k) = (200, 180).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dask_coded.codes._linear import Code
+from dask_coded.codes._linear import CODES, Code
 from dask_coded.codes._subsets import k_subsets, smallest_of_minors
 
 # More draws hardly improve the worst subset; these keep the search near a tenth of a second.
@@ -22,12 +22,13 @@ _DRAWS = 24
 _SUBSETS = 400
 
 
+@CODES.register("mds")
 class MDS(Code):
-    """Systematic maximum-distance-separable code: any ``k`` of ``n`` pieces give everything back.
+    """Systematic maximum-distance-separable code: any ``k`` of ``n`` pieces suffice.
 
     The first ``k`` pieces are the blocks themselves, the other ``n - k`` are parity. Each worker
     stores ``1 / k`` of the data. Parity mixes rows, so this code is for floating-point and complex
-    data, and parity of sparse blocks is dense: see :class:`Repetition` for the rest.
+    data, and parity of sparse blocks is dense. For other data use :class:`Repetition`.
 
     Parameters
     ----------
@@ -54,8 +55,6 @@ class MDS(Code):
     True
     """
 
-    name = "mds"
-
     def __init__(self, n: int, k: int) -> None:
         n, k = _whole("n", n), _whole("k", k)
         if k < 1:
@@ -66,7 +65,7 @@ class MDS(Code):
 
     @classmethod
     def with_redundancy(cls, n: int, redundancy: int) -> MDS:
-        """``MDS(n, n - redundancy)``."""
+        """Return ``MDS(n, n - redundancy)``."""
         return cls(n, n - redundancy)
 
 

@@ -1,4 +1,4 @@
-r"""Polynomial codes: products of two matrices from any ``k`` of ``n`` products of their pieces.
+r"""Polynomial codes: the product of two matrices from any ``k`` of ``n`` products of their pieces.
 
 The columns of ``A`` are cut into ``a`` blocks, those of ``B`` into ``b``. Worker ``i`` holds two
 combinations and multiplies them:
@@ -8,26 +8,26 @@ combinations and multiplies them:
    \Big(\sum_j L_{ij} A_j\Big)^T \Big(\sum_l R_{il} B_l\Big)
    = \sum_{j,l} L_{ij} R_{il} \, A_j^T B_l
 
-which is a linear code over the ``k = a b`` blocks of ``A.T @ B``, with the generator
+This is a linear code over the ``k = a b`` blocks of ``A.T @ B``, with the generator
 ``G[i, (j, l)] = L[i, j] R[i, l]``. A diagonal matrix between the factors changes nothing.
 
-With ``L[i, j] = x_i^j`` and ``R[i, l] = x_i^{a l}`` the generator is a Vandermonde matrix [1]_, of
-which any ``k`` rows are independent. Over the reals it is useless in floating point, whatever the
-nodes ``x_i``, and much better over roots of unity, which are complex. The code here is their real
-form. Let ``t_i = 2 pi i / n``, and let the rows of ``L`` span the waves ``exp(i f t)`` of the
+With ``L[i, j] = x_i^j`` and ``R[i, l] = x_i^{a l}`` the generator is a Vandermonde matrix [1]_, any
+``k`` rows of which are independent. With real nodes ``x_i`` it is too ill-conditioned for floating
+point. Roots of unity as nodes are much better, but complex. The code here is their real form. Let
+``t_i = 2 pi i / n``. The columns of ``L`` are the waves ``exp(i f t)``, sampled at ``t_i``, of the
 ``a`` frequencies
 
 .. math:: f = -\tfrac{a-1}{2}, \; -\tfrac{a-1}{2} + 1, \; \dots, \; \tfrac{a-1}{2}
 
-in their real form ``sqrt(2) cos(f t), sqrt(2) sin(f t)`` (and 1 for frequency 0), and those of
-``R`` likewise the ``b`` waves of ``a`` times the frequencies ``-(b-1)/2 … (b-1)/2``. The sums of
-one frequency of each run through ``-(k-1)/2 … (k-1)/2`` in steps of 1, each once. Therefore
-``G = D V U``: ``V`` is the Vandermonde matrix of the ``n``-th roots of unity, ``D`` is diagonal
-with entries of modulus 1, and ``U``, the change from waves to their real form, is unitary. So any
-``k`` rows are independent, and their condition number is that of roots of unity.
+in their real form ``sqrt(2) cos(f t), sqrt(2) sin(f t)`` (and 1 for frequency 0). The columns of
+``R`` are likewise the ``b`` waves of ``a`` times the frequencies ``-(b-1)/2 … (b-1)/2``. The sums
+of one frequency of ``L`` and one of ``R`` are ``-(k-1)/2 … (k-1)/2`` in steps of 1, and each occurs
+once. Therefore ``G = D V U``: ``V`` is the Vandermonde matrix of the ``n``-th roots of unity, ``D``
+is diagonal with entries of modulus 1, and ``U``, the change from waves to their real form, is
+unitary. So any ``k`` rows are independent, and their condition number is that of roots of unity.
 
-The rotation embedding [2]_ has the same condition numbers; it cuts every block in two and mixes
-the halves by rotations, while these pieces are plain combinations like those of any other code.
+The rotation embedding [2]_ has the same condition numbers, but it splits every block in two and
+mixes the halves by rotations. The pieces here are plain combinations like those of any other code.
 
 References
 ----------
@@ -55,39 +55,40 @@ Floats = npt.NDArray[np.float64]
 class Polynomial(Code):
     """Code for products ``A.T @ B``: any ``a * b`` of ``n`` workers give the whole product.
 
-    Each worker stores ``1 / a`` of ``A`` and ``1 / b`` of ``B``. Even of a Gram matrix
-    ``A.T @ A`` it stores two different combinations: the product of a combination with itself is
-    symmetric, and would not tell ``A_0.T @ A_1`` from its transpose.
+    Each worker stores ``1 / a`` of ``A`` and ``1 / b`` of ``B``. Even for a Gram matrix
+    ``A.T @ A`` it stores two different combinations, because the product of a combination with
+    itself is symmetric and cannot distinguish ``A_0.T @ A_1`` from its transpose.
 
     Parameters
     ----------
     n : int
         Number of workers, at least ``a * b``.
     a, b : int
-        Numbers of blocks of columns of ``A`` and of ``B``, at least 1.
+        Numbers of column blocks of ``A`` and of ``B``, at least 1.
     points : {"circle", "chebyshev", "integers"}
         Where the polynomials are evaluated. ``"circle"`` is as well conditioned as roots of unity.
-        The others are there to compare with: Chebyshev polynomials at Chebyshev nodes, and powers
-        of 1, 2, … n, the textbook's polynomial code.
+        The others are for comparison: ``"chebyshev"`` uses Chebyshev polynomials at Chebyshev
+        nodes, ``"integers"`` powers of 1, 2, … n, as in the textbook polynomial code.
 
     Attributes
     ----------
     a, b : int
     points : str
     left, right : Code
-        How blocks of ``A`` and of ``B`` are combined, ``n`` pieces of each. Any ``a * b`` pieces
-        give the blocks of both back; fewer may, but pieces can agree in one factor.
+        The codes of the blocks of ``A`` and of ``B``, with ``n`` pieces each. Any ``a * b`` pieces
+        determine the blocks of both. Fewer may do so, but not always, because different pieces can
+        be equal in one factor.
 
     Raises
     ------
     TypeError
-        If ``n``, ``a`` or ``b`` is no integer.
+        If ``n``, ``a`` or ``b`` is not an integer.
     ValueError
-        If one of them is too small, or there are no such points.
+        If one of them is too small, or ``points`` is unknown.
 
     See Also
     --------
-    dask_coded.encode_pair : stores two matrices with it.
+    dask_coded.encode_pair : encodes two matrices with this code.
 
     Examples
     --------
@@ -129,15 +130,15 @@ class Polynomial(Code):
     def with_redundancy(
         cls, n: int, redundancy: int, shape: tuple[int, int] = (1, 1)
     ) -> Polynomial:
-        """Build the code that survives the loss of ``redundancy`` of ``n`` workers at least.
+        """Build the code that survives the loss of at least ``redundancy`` of ``n`` workers.
 
         Parameters
         ----------
         n : int
         redundancy : int
         shape : (int, int)
-            Columns of ``A`` and of ``B``: of all admissible codes the one that stores the fewest
-            columns per worker, ``shape[0] / a + shape[1] / b``, is taken.
+            Numbers of columns of ``A`` and of ``B``. Of all admissible codes, the one that stores
+            the fewest columns per worker, ``shape[0] / a + shape[1] / b``, is chosen.
 
         Examples
         --------
@@ -147,8 +148,8 @@ class Polynomial(Code):
         n, redundancy = _whole("n", n), _whole("redundancy", redundancy)
         if not 0 <= redundancy < n:
             raise ValueError(
-                f"Argument 'redundancy' must be between 0 and {n - 1}, less than the number of "
-                f"workers, it is {redundancy}."
+                f"Argument 'redundancy' must be between 0 and {n - 1} (less than the number of "
+                f"workers), it is {redundancy}."
             )
         choices = [(a, (n - redundancy) // a) for a in range(1, n - redundancy + 1)]
         return cls(n, *min(choices, key=lambda c: (shape[0] / c[0] + shape[1] / c[1], c)))
@@ -164,7 +165,7 @@ def _circle(n: int, a: int, b: int) -> tuple[Floats, Floats]:
 
 
 def _waves(angles: Floats, count: int) -> Floats:
-    """Real form of ``exp(i f t)``, ``f = -(count - 1) / 2 …``, shape (angles, count)."""
+    """Return the real form of ``exp(i f t)``, ``f = -(count - 1) / 2 …``, shape (angles, count)."""
     frequencies = np.arange(1 - count, count, 2) / 2
     t = np.outer(angles, frequencies)
     # One of each pair of opposite frequencies becomes the cosine, the other the sine.
@@ -174,7 +175,7 @@ def _waves(angles: Floats, count: int) -> Floats:
 
 def _chebyshev(n: int, a: int, b: int) -> tuple[Floats, Floats]:
     angles = (2 * np.arange(n) + 1) * np.pi / (2 * n)
-    # Orthonormal at these nodes; products of them span the polynomials of degree below a * b.
+    # Orthonormal at these nodes; products of both factors span all degrees below a * b.
     scale = np.sqrt(np.where(np.arange(max(a, b)), 2.0, 1.0))
     left = np.cos(np.outer(angles, np.arange(a))) * scale[:a]
     return left, np.cos(np.outer(angles, a * np.arange(b))) * scale[:b]
@@ -185,7 +186,8 @@ def _integers(n: int, a: int, b: int) -> tuple[Floats, Floats]:
     return nodes[:, None] ** np.arange(a), nodes[:, None] ** (a * np.arange(b))
 
 
-#: Generators of the two factors, (n, a) and (n, b), by the name of the points.
+#: For each value of ``points``, the function ``(n, a, b)`` that returns the generators of the two
+#: factors, shapes (n, a) and (n, b).
 POINTS: dict[str, Callable[[int, int, int], tuple[Floats, Floats]]] = {
     "circle": _circle,
     "chebyshev": _chebyshev,

@@ -1,29 +1,29 @@
-r"""Random linear codes over the reals: sparse parity, which is cheap to make and nearly as good.
+r"""Random linear codes over the reals: sparse parity that is cheap to build and nearly as safe.
 
-Every parity piece of an MDS code mentions every block, so that each of the ``n - k`` workers that
-make one fetches all ``k`` of them: ``k (n - k)`` blocks in all. That is a floor: if a block stood
-in fewer than ``n - k`` parity pieces, the loss of these and of the block would be the end of it. In
-a random linear network code (RLNC) [1]_ a share ``density`` of the coefficients is drawn and the
-others are zero, so that about that share of the floor is moved. The price is that some sets of
-``k`` pieces do not decode.
+Every parity piece of an MDS code combines all blocks, so each of the ``n - k`` workers that build
+one fetches all ``k`` blocks: ``k (n - k)`` blocks in all. MDS codes need that many: if a block were
+in fewer than ``n - k`` parity pieces, losing the block and these pieces would lose its data. In a
+random linear network code (RLNC) [1]_ a fraction ``density`` of the coefficients is drawn and the
+others are zero, so about that fraction of the ``k (n - k)`` blocks is moved. The price is that some
+sets of ``k`` pieces do not decode.
 
-Which ones is decided by the zeros. Let ``N(L)`` be the parity pieces that mention any of the lost
-blocks ``L``. With coefficients drawn from a continuous distribution the rank of a matrix is, with
-probability 1, the size of the largest matching of rows to columns through its non-zeros, so by
-Hall's theorem a loss decodes if and only if
+The zeros determine which sets decode. Let ``N(L)`` be the parity pieces that contain any of the
+lost blocks ``L``. With coefficients drawn from a continuous distribution, the rank of a matrix is,
+with probability 1, the size of the largest matching of rows to columns through its non-zeros. By
+Hall's theorem, a loss therefore decodes if and only if
 
 .. math:: |N(L') \setminus \text{lost}| \ge |L'| \quad \text{for every subset } L' \text{ of } L.
 
-The smallest loss that does not decode is a block together with all parity pieces that mention it:
-**any** ``f`` **losses decode if and only if every block stands in at least** ``f`` **parity
-pieces**. Masks drawn at random leave some block in few parity pieces, or in none. Here they are
-balanced, so that every block stands in ``density (n - k)`` of them, rounded up or down; and of
-several draws the one is kept that decodes the most sets of ``k`` pieces without losing digits.
+The smallest loss that does not decode is a block together with all parity pieces that contain it:
+**any** ``f`` **losses decode if and only if every block is in at least** ``f`` **parity pieces**.
+Masks drawn at random leave some blocks in few parity pieces, or in none. The masks here are
+balanced: every block is in ``density (n - k)`` parity pieces, rounded up or down. Of several draws,
+the one that decodes the most sets of ``k`` pieces without losing digits is kept.
 
 References
 ----------
 .. [1] S. Prakash et al., "Coded computing for distributed machine learning in wireless edge
-   network with network coding", arXiv 1910.10283 (only the abstract was at hand: coefficients
+   network with network coding", arXiv 1910.10283 (only the abstract was available: coefficients
    are zero with probability 1/2, half of the traffic of MDS codes).
 """
 
@@ -34,53 +34,54 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from dask_coded.codes._linear import Code
+from dask_coded.codes._linear import CODES, Code
 from dask_coded.codes._mds import _whole
 from dask_coded.codes._subsets import k_subsets, smallest_of_minors
 
 Floats = npt.NDArray[np.float64]
 
-# More draws hardly improve what decodes; these keep the search below a second.
+# More draws hardly increase the number of sets that decode; these keep the search below a second.
 _DRAWS = 24
 _SUBSETS = 400
-# A set of pieces with a smaller singular value than this loses digits in decoding.
+# Decoding from a set of pieces with a smaller singular value than this loses digits.
 _SOUND = 1e-2
 
 
+@CODES.register("random")
 class RandomLinear(Code):
-    """Systematic random linear network code: a part of the traffic of MDS, for most of its safety.
+    """Systematic random linear network code: most of the safety of MDS for part of its traffic.
 
     The first ``k`` pieces are the blocks themselves. Each of the others is a sparse random
-    combination of about ``density * k`` of them, which its worker fetches from where they lie.
-    Coefficients come from a seed, so that none is sent and everybody knows them. Like MDS codes,
-    it is for floating-point and complex data.
+    combination of about ``density * k`` blocks, which its worker fetches from the workers that hold
+    them. Coefficients are computed from a seed on every node, so none are sent. Like MDS codes,
+    this code is for floating-point and complex data.
 
     Parameters
     ----------
     n : int
         Number of pieces.
     k : int
-        Number of blocks, ``1 <= k <= n``: the least number of pieces that can suffice.
+        Number of blocks, ``1 <= k <= n``. Fewer than ``k`` pieces never suffice.
     density : float
-        Share of the coefficients of parity that are not zero, above 0 and at most 1. With 1 any
+        Fraction of the parity coefficients that are not zero, above 0 and at most 1. With 1, any
         ``k`` pieces suffice, as with :class:`MDS`.
     seed : int
-        Of the draw, at least 0.
+        Seed of the random coefficients, at least 0.
 
     Attributes
     ----------
     density : float
     seed : int
     tolerance : int
-        How many pieces may be lost, whichever they are: the least number of parity pieces that a
-        block stands in, ``density * (n - k)`` rounded down. Beyond that,
-        :meth:`decode_probability` says how likely it is that a loss decodes, and
-        :meth:`decodable` whether a given one does.
+        Number of pieces that may be lost, whichever they are. It is the least number of parity
+        pieces that a block is in, ``density * (n - k)`` rounded down. For larger losses,
+        :meth:`decode_probability` returns the probability that a loss decodes, and
+        :meth:`decodable` whether a given set of pieces does.
 
     Raises
     ------
     TypeError
-        If ``n``, ``k`` or ``seed`` is no integer.
+        If ``n``, ``k`` or ``seed`` is not an integer.
     ValueError
         If not ``1 <= k <= n``, or ``density`` or ``seed`` is out of range.
 
@@ -95,11 +96,10 @@ class RandomLinear(Code):
     2
     >>> [round(code.decode_probability(f).probability, 2) for f in (2, 3, 4)]
     [1.0, 0.96, 0.7]
-    >>> int((code.G[16:] != 0).sum()), 16 * 4  # blocks fetched, and those that MDS has to
+    >>> int((code.G[16:] != 0).sum()), 16 * 4  # blocks fetched here, and with MDS
     (32, 64)
     """
 
-    name = "random"
     threshold = False
 
     def __init__(self, n: int, k: int, density: float = 0.5, seed: int = 0) -> None:
@@ -120,25 +120,26 @@ class RandomLinear(Code):
     def with_redundancy(cls, n: int, redundancy: int) -> RandomLinear:
         """Build the code of density 1/2 that survives the loss of any ``redundancy`` pieces.
 
-        It takes ``2 * redundancy`` parity pieces, and moves as many blocks as an MDS code of
-        ``redundancy`` of them would.
+        The code has ``2 * redundancy`` parity pieces, and moves as many blocks as an MDS code with
+        ``redundancy`` parity pieces and the same ``k``.
 
         Raises
         ------
         ValueError
-            If there are too few workers for that.
+            If ``n`` is not more than ``2 * redundancy``, or ``redundancy`` is negative.
         """
         if not 0 <= 2 * redundancy < n:
             raise ValueError(
-                f"Argument 'redundancy' must be between 0 and {(n - 1) // 2}, less than half of "
-                f"the number of workers, it is {redundancy}."
+                f"Argument 'redundancy' must be between 0 and {(n - 1) // 2} (less than half of "
+                f"the number of workers), it is {redundancy}."
             )
         return cls(n, n - 2 * redundancy)
 
     def extended(self, count: int = 1) -> RandomLinear:
-        """Add pieces for workers that have joined; those that there are stay what they are.
+        """Return a code with more pieces, for workers that have joined; existing pieces are kept.
 
-        Each new piece mentions ``density * k`` blocks, those first that the fewest mention.
+        Each new piece combines ``density * k`` blocks, preferring the blocks that are in the fewest
+        pieces.
 
         Parameters
         ----------
@@ -174,7 +175,7 @@ class RandomLinear(Code):
 
     @property
     def tolerance(self) -> int:
-        """How many pieces may be lost, whichever they are; the module says why."""
+        """Number of pieces that may be lost, whichever they are."""
         return int(np.count_nonzero(self.G[self.k :], axis=0).min())
 
     def __repr__(self) -> str:
@@ -198,25 +199,26 @@ def _generator(n: int, k: int, density: float, seed: int) -> Floats:
 
 
 def _parity(rows: int, k: int, density: float, seed: int, draw: int) -> Floats:
-    """Parity of which every block stands in equally many rows, and every row mentions as many."""
+    """Return parity whose non-zeros are spread evenly over rows and over columns."""
     rng = np.random.default_rng((seed, draw))
     total = max(round(rows * k * density), rows)
     times = np.full(k, total // k)
     times[rng.permutation(k)[: total % k]] += 1
     mask = np.zeros((rows, k), dtype=bool)
     for block in rng.permutation(k).tolist():
-        # The rows with the fewest blocks so far; which of them is left to chance, so that blocks
-        # that stand in the same rows, of which too many must not be lost at once, are few.
+        # Take the rows with the fewest blocks so far, ties in random order. Few blocks then share
+        # the same rows, which matters because losing too many such blocks at once is not decodable.
         lightest = np.lexsort((rng.random(rows), mask.sum(axis=1)))
         mask[lightest[: times[block]], block] = True
     return _coefficients(mask, rng)
 
 
 def _coefficients(mask: npt.NDArray[np.bool_], rng: np.random.Generator) -> Floats:
-    """Random numbers where the mask is set, rows of norm one.
+    """Return random numbers where the mask is set, with rows of norm one.
 
-    Their size lies between 1/2 and 3/2 and their sign is random: as safe as Gaussian numbers, of
-    which some are nearly zero, and better conditioned; ones would often cancel.
+    Before scaling, magnitudes are between 1/2 and 3/2; signs are random. Such numbers are as safe
+    as Gaussian numbers and better conditioned, because some Gaussian numbers are nearly zero.
+    Coefficients of one would often cancel.
     """
     values = rng.choice([-1.0, 1.0], mask.shape) * rng.uniform(0.5, 1.5, mask.shape) * mask
     return np.asarray(values / np.linalg.norm(values, axis=1, keepdims=True))

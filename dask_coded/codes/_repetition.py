@@ -1,4 +1,4 @@
-"""Cyclic repetition: uncoded copies, any of which may compute any row.
+"""Cyclic repetition: uncoded copies of blocks, each of which can compute any row of its block.
 
 ::
 
@@ -9,23 +9,24 @@
     place 3               x   x
     place 4   x               x
 
-Neighbouring places share blocks, so that work can slide round the ring from slow places to fast
-ones although no place holds more than ``r`` of the ``n`` blocks.
+Neighbouring places share blocks, so work can move around the ring from slow places to fast ones
+although no place holds more than ``r`` of the ``n`` blocks.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from dask_coded.codes._linear import Code
+from dask_coded.codes._linear import CODES, Code
 from dask_coded.codes._mds import _whole
 
 
+@CODES.register("repetition")
 class Repetition(Code):
     """Cyclic repetition code: ``r`` plain copies of each of ``n`` blocks on ``n`` places.
 
     Place ``i`` stores the blocks ``i, i + 1, … i + r - 1`` (modulo ``n``): ``r / n`` of the data.
-    Nothing is mixed, so that integers, booleans, sparsity and non-finite values survive exactly.
+    Blocks are not mixed, so integers, booleans, sparsity and non-finite values survive exactly.
 
     Parameters
     ----------
@@ -48,7 +49,6 @@ class Repetition(Code):
     ([0, 0, 1, 1, 2, 2, 3, 3, 4, 4], [0, 1, 1, 2, 2, 3, 3, 4, 4, 0])
     """
 
-    name = "repetition"
     exact = True
 
     def __init__(self, n: int, r: int) -> None:
@@ -62,12 +62,12 @@ class Repetition(Code):
 
     @classmethod
     def with_redundancy(cls, n: int, redundancy: int) -> Repetition:
-        """``Repetition(n, redundancy + 1)``."""
+        """Return ``Repetition(n, redundancy + 1)``."""
         return cls(n, redundancy + 1)
 
     def __repr__(self) -> str:
         return f"Repetition(n={self.n}, r={self.r})"
 
     def worst_condition_number(self) -> float:
-        """Copies decode by copying: 1, exactly."""
+        """Return exactly 1, because decoding only copies."""
         return 1.0

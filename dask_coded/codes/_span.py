@@ -1,12 +1,12 @@
-r"""What a set of pieces determines: which blocks, which other pieces, and how.
+r"""Which blocks and other pieces a set of pieces determines, and how to compute them.
 
-Blocks that are themselves among the pieces are known; what is left is a small system. With ``K``
-the blocks that are known, ``M`` the missing ones and ``P`` the parity pieces at hand,
+Blocks that are themselves among the pieces are known, so only a small system remains. With ``K``
+the known blocks, ``M`` the missing blocks and ``P`` the parity pieces of the set,
 
-.. math:: G_{PM} A_M = P - G_{PK} A_K
+.. math:: G_{PM} A_M = P - G_{PK} A_K .
 
-so that everything below is read off the matrix ``G[P, M]``, which has no more rows than there are
-parity pieces.
+Everything below follows from the matrix ``G[P, M]``, which has no more rows than there are parity
+pieces.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]
 Bools = npt.NDArray[np.bool_]
 
-# Singular values below this, relative to the largest, are zeros but for rounding.
+# Singular values below this, relative to the largest, are zero up to rounding.
 _ROUNDING = 1e-14
-# So are parts of a vector below this; null vectors are less exact than singular values.
+# Components of vectors below this count as zero; null vectors are less exact than singular values.
 _NEGLIGIBLE = 1e-9
 
 
 class Span(NamedTuple):
-    """The space that the generator's rows of a set of pieces span.
+    """The span of the rows of ``G`` of a set of pieces.
 
     Attributes
     ----------
     rank : int
-        Its dimension; the set determines all blocks if that is ``k``.
+        Dimension of the span; the set determines all blocks if it is ``k``.
     adds : ndarray of bool, shape (pieces,)
-        Pieces of which each would raise the rank.
+        Pieces that would each raise the rank.
     spare : ndarray of bool, shape (pieces,)
-        Pieces of the set of which each may be left out without lowering the rank.
+        Pieces of the set that can each be left out without lowering the rank.
     """
 
     rank: int
@@ -47,7 +47,7 @@ class Span(NamedTuple):
 
 
 def span(G: Floats, block_of: Ints, have: Bools) -> Span:
-    """Look at the pieces that are marked in ``have``, shape (pieces,)."""
+    """Return the span of the pieces that are marked in ``have``, shape (pieces,)."""
     at = np.flatnonzero(have)
     missing, parity = _split(G, block_of, at)
     parity = at[parity]
@@ -55,10 +55,10 @@ def span(G: Floats, block_of: Ints, have: Bools) -> Span:
     left, values, right = _svd(small)
     rank = int((values > _ROUNDING * values.max(initial=0.0)).sum())
     size = np.linalg.norm(G, axis=1)
-    # A row adds what of it is orthogonal to all those at hand.
+    # A row raises the rank if part of it is orthogonal to all rows of the set.
     adds = np.linalg.norm(G[:, missing] @ right[rank:].T, axis=1) > _NEGLIGIBLE * size
-    # A parity row may be left out if it is a combination of the others; so may a block if the
-    # parity at hand determines it, or if there is another copy.
+    # A parity piece can be left out if it is a combination of the others. A block can be left out
+    # if the parity pieces of the set determine it, or if the set has another copy of it.
     spare = np.zeros(len(G), dtype=bool)
     free = left[:, rank:]
     spare[parity] = np.linalg.norm(free, axis=1) > _NEGLIGIBLE
@@ -70,10 +70,10 @@ def span(G: Floats, block_of: Ints, have: Bools) -> Span:
 
 
 def recovery(G: Floats, block_of: Ints, pieces: Sequence[int]) -> tuple[Ints, Floats]:
-    """Missing blocks, and the weights that give each from the pieces, (missing, pieces).
+    """Return the missing blocks and the weights that recover them, shape (missing, pieces).
 
-    The set must determine all blocks. Of more parity pieces than are needed the best conditioned
-    are used.
+    The set must determine all blocks. If it has more parity pieces than are needed, the best
+    conditioned are used.
     """
     at = np.asarray(pieces, dtype=np.intp)
     missing, parity = _split(G, block_of, at)
@@ -92,11 +92,11 @@ def recovery(G: Floats, block_of: Ints, pieces: Sequence[int]) -> tuple[Ints, Fl
 
 
 def combination(G: Floats, block_of: Ints, row: Floats, pieces: Sequence[int]) -> Floats | None:
-    """Weights that give a row from those of the pieces; None if they do not determine it.
+    """Return weights that combine the pieces' rows into ``row``, or None if there are none.
 
-    Blocks at hand are used as they are; parity is used only for the blocks that are mentioned and
-    missing, and no more of it than that takes: few pieces have to be fetched, and where no block is
-    missing, none of them carries an error of decoding.
+    Blocks of the set are used directly. Parity is used only for missing blocks that the row
+    contains, and no more of it than necessary. So few pieces have to be fetched, and if no block is
+    missing, the result has no decoding error.
     """
     at = np.asarray(pieces, dtype=np.intp)
     weights = np.zeros(len(at))
@@ -116,7 +116,7 @@ def combination(G: Floats, block_of: Ints, row: Floats, pieces: Sequence[int]) -
 
 
 def _split(G: Floats, block_of: Ints, pieces: Ints) -> tuple[Ints, Ints]:
-    """Blocks that are not among the pieces, and which of the pieces are parity."""
+    """Return the blocks that are not among the pieces, and the positions of parity pieces."""
     known = np.zeros(G.shape[1], dtype=bool)
     blocks = block_of[pieces]
     known[blocks[blocks >= 0]] = True
@@ -125,7 +125,7 @@ def _split(G: Floats, block_of: Ints, pieces: Ints) -> tuple[Ints, Ints]:
 
 
 def _repeated(block_of: Ints, pieces: Ints) -> Ints:
-    """Which of the pieces are copies of a block that came before."""
+    """Return the positions of pieces that repeat an earlier block."""
     blocks = block_of[pieces]
     first = np.zeros(len(pieces), dtype=bool)
     first[np.unique(blocks, return_index=True)[1]] = True
@@ -133,7 +133,7 @@ def _repeated(block_of: Ints, pieces: Ints) -> Ints:
 
 
 def _independent(rows: Floats) -> Ints:
-    """As many rows as are independent, the best conditioned first."""
+    """Return the indices of a largest set of independent rows, the best conditioned first."""
     if not rows.size:
         return np.zeros(0, dtype=np.intp)
     _, triangle, order = scipy.linalg.qr(rows.T, mode="economic", pivoting=True)
@@ -142,7 +142,7 @@ def _independent(rows: Floats) -> Ints:
 
 
 def _svd(matrix: Floats) -> tuple[Floats, Floats, Floats]:
-    """All singular vectors; of an empty matrix too."""
+    """Return the full singular value decomposition, also of an empty matrix."""
     if not matrix.size:
         return np.eye(matrix.shape[0]), np.zeros(0), np.eye(matrix.shape[1])
     return np.linalg.svd(matrix)

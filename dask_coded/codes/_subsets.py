@@ -1,4 +1,4 @@
-"""Sets of pieces to look at: all of them where there are few, else a sample."""
+"""Subsets of pieces to examine: all of them if there are few, otherwise a sample."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-#: Up to this many subsets are looked at one by one; beyond, this many are drawn.
+#: Up to this many subsets are all examined; of more subsets, this many are drawn at random.
 EXHAUSTIVE_SUBSETS = 3_000
 
 
 class DecodeProbability(NamedTuple):
-    """A share of all losses of one size, and how far it may be off.
+    """Fraction of all losses of one size that decode, and its uncertainty.
 
     Attributes
     ----------
     probability : float
     error : float
-        Half the width of the 95 % interval; zero if no loss was left out.
+        Half the width of the 95 % confidence interval; zero if all losses were examined.
     """
 
     probability: float
@@ -29,18 +29,18 @@ class DecodeProbability(NamedTuple):
 
     @classmethod
     def of(cls, found: int, looked_at: int, of: int) -> Self:
-        """``found`` among those ``looked_at``, ``of`` so many that there are."""
+        """Estimate the probability: ``found`` of ``looked_at`` losses decode, of ``of`` in all."""
         share = found / looked_at
         if looked_at == of:
             return cls(share, 0.0)
-        # Wilson's interval: that all of a sample decode does not mean that all do.
+        # Wilson's interval has a positive width even if all losses of a sample decode.
         z = 1.96
         spread = math.sqrt(share * (1 - share) / looked_at + (z / (2 * looked_at)) ** 2)
         return cls(share, z * spread / (1 + z**2 / looked_at))
 
 
 def k_subsets(n: int, k: int, limit: int = EXHAUSTIVE_SUBSETS) -> list[tuple[int, ...]]:
-    """All ``k``-subsets of ``range(n)`` if at most ``limit``, else that many, repeatably."""
+    """Return all ``k``-subsets of ``range(n)`` if at most ``limit``, else a fixed sample."""
     if math.comb(n, k) <= limit:
         return list(itertools.combinations(range(n), k))
     rng = np.random.default_rng(0)
@@ -51,17 +51,17 @@ def k_subsets(n: int, k: int, limit: int = EXHAUSTIVE_SUBSETS) -> list[tuple[int
 def smallest_of_minors(
     parity: npt.NDArray[np.float64], subsets: Sequence[tuple[int, ...]]
 ) -> npt.NDArray[np.float64]:
-    """Smallest singular value of what decoding from each subset would invert.
+    """Return the smallest singular value of the matrix that decoding from each subset inverts.
 
-    Of a systematic code with these parity rows, shape (n - k, k), decoding from ``k`` pieces
-    inverts the parity rows among them, restricted to the blocks not among them: at most
-    (n - k) x (n - k), far cheaper than the k x k matrix that has the same worst direction.
+    With a systematic code, decoding from ``k`` pieces inverts the parity rows among them,
+    restricted to the blocks that are not among them. This matrix is at most (n - k) x (n - k) and
+    far cheaper than the k x k matrix, which has the same worst direction.
 
     Parameters
     ----------
     parity : ndarray, shape (n - k, k)
     subsets : sequence of tuples of k integers
-        Each with one parity piece at least.
+        Each has at least one parity piece.
 
     Returns
     -------

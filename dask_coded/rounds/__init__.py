@@ -1,8 +1,40 @@
-"""A round as a state machine: events in, commands out, no I/O and no clock."""
+"""The engine of a round: events in, commands out, no I/O and no clock.
+
+``layout`` says which worker holds what. ``assignment`` makes the first assignment, ``policies``
+react to what comes back, ``round`` is the state machine, and ``decode`` makes the result of shares.
+"""
 
 from __future__ import annotations
 
-from dask_coded.rounds._decode import Assembler, Geometry
-from dask_coded.rounds._round import Round
+from dask_coded.rounds.assignment import InfeasibleError, deal, fluid_time
+from dask_coded.rounds.decode import Assembler, Geometry
+from dask_coded.rounds.history import LoopHistory
+from dask_coded.rounds.layout import Layout, StripeRange, without
+from dask_coded.rounds.options import RoundOptions
+from dask_coded.rounds.policies import POLICIES, Policy
+from dask_coded.rounds.reporting import Pace, Reporting
+from dask_coded.rounds.round import Round
+from dask_coded.rounds.state import Assign, Command, Finish, RoundState, Withdraw
 
-__all__ = ["Assembler", "Geometry", "Round"]
+__all__ = [
+    "POLICIES",
+    "Assembler",
+    "Assign",
+    "Command",
+    "Finish",
+    "Geometry",
+    "InfeasibleError",
+    "Layout",
+    "LoopHistory",
+    "Pace",
+    "Policy",
+    "Reporting",
+    "Round",
+    "RoundOptions",
+    "RoundState",
+    "StripeRange",
+    "Withdraw",
+    "deal",
+    "fluid_time",
+    "without",
+]

@@ -1,30 +1,69 @@
 """Loops that outlive their worker: after a round the state goes to a few other workers.
 
-They keep it in memory until the task is done with. A round sends its operand to every worker
-anyway, so that a state of a few vectors costs little more. Which workers keep it, the scheduler
-knows: it is asked when a loop begins, and names those that kept the state before, if any did.
+They keep it in memory until the task has ended. A round sends its operand to every worker anyway,
+so a state of a few vectors costs little more. The scheduler names the keepers when a loop starts:
+the workers that kept its state before, if there are any.
 """
 
 from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Sequence
+from collections import deque
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
 from distributed import get_worker
 from distributed.utils import sync
 
 from dask_coded.loop import Loop, Progress, State
-from dask_coded.runtime.worker import CodedWorkerPlugin
+from dask_coded.transport import Answer, Exchange
+from dask_coded.transport.messages import KeepState, Message, StateKept
 
-# A state is kept if pickling it and handing it over took at most this share of the loop's time.
+if TYPE_CHECKING:
+    from distributed.worker import Worker
+
+# A state is kept if pickling and sending it took at most this share of the loop's time.
 _SHARE = 0.05
 
-# Seconds in which a keeper that runs is heard of.
+# A keeper that runs answers within this many seconds.
 _ANSWER = 2.0
+
+# How many ended loops a worker remembers, to refuse states that come late.
+_ENDED = 1000
+
+
+class StateKeeper:
+    """Keeps, on one worker, the states of loops that run on others.
+
+    Attributes
+    ----------
+    kept : dict of Key to (int, bytes)
+        By the key of the loop's task: the round after which, and the pickled state.
+    """
+
+    def __init__(self, worker: Worker, exchange: Exchange) -> None:
+        self.kept: dict[Key, tuple[int, bytes]] = {}
+        self._ended: deque[Key] = deque(maxlen=_ENDED)
+        exchange.register(self._keep, [KeepState])
+        worker.handlers["coded_kept"] = self.state
+        worker.stream_handlers["coded-forget"] = self._forget
+
+    def _keep(self, message: Message, answer: Answer) -> None:
+        assert isinstance(message, KeepState)
+        if message.run_id not in self._ended:
+            self.kept[message.run_id] = message.round, message.state
+        answer(StateKept(message.run_id))
+
+    def state(self, key: Key) -> tuple[int, bytes] | None:
+        """Handler: send the state that is kept of a loop."""
+        return self.kept.get(key)
+
+    def _forget(self, key: Key) -> None:
+        """Stream handler: the loop has ended."""
+        self.kept.pop(key, None)
+        self._ended.append(key)
 
 
 class KeptLoop(Loop):
@@ -32,48 +71,55 @@ class KeptLoop(Loop):
 
     Parameters
     ----------
-    plugin : CodedWorkerPlugin
-        Of the worker that the task runs on.
+    worker : Worker
+        That runs the task.
+    keeper : StateKeeper
+        Of that worker.
+    exchange : Exchange
+        Of that worker.
     key : Key
         Of the task.
     copies : int
         On how many other workers to keep the state.
     topic : str or None
-        Event topic under which the client hears of rounds.
+        Event topic by which the client hears of rounds.
     interval : float
-        Seconds between two reports to it, at least.
+        Seconds between two reports to the client, at least.
     """
 
     def __init__(
         self,
-        plugin: CodedWorkerPlugin,
+        worker: Worker,
+        keeper: StateKeeper,
+        exchange: Exchange,
         key: Key,
         copies: int,
         topic: str | None = None,
         interval: float = 0.1,
     ) -> None:
-        self._plugin = plugin
+        self._worker = worker
+        self._keeper = keeper
+        self._exchange = exchange
         self._key = key
         self._copies = copies
         self._topic = topic
         self._interval = interval
         self._keepers: list[str] = []
-        self._told = self._kept = float("-inf")
+        self._reported = self._kept = float("-inf")
         self._cost = 0.0
 
     def resume(self, state: State) -> State:
-        found = sync(self._plugin.worker.loop, self._resume)
+        found = sync(self._worker.loop, self._resume)
         return state if found is None else pickle.loads(found)
 
     async def _resume(self) -> bytes | None:
         await self._find_keepers()
-        worker = self._plugin.worker
-        own = self._plugin.kept.get(self._key)
+        own = self._keeper.state(self._key)
         asked = [
-            asyncio.create_task(worker.rpc(address).coded_kept(key=self._key))
+            asyncio.create_task(self._worker.rpc(address).coded_kept(key=self._key))
             for address in self._keepers
         ]
-        # A keeper may have died or been stopped just now: then the others have to do.
+        # A keeper may have died or stopped just now: the others have to suffice then.
         done, silent = await asyncio.wait(asked, timeout=_ANSWER) if asked else (set(), set())
         for task in silent:
             task.cancel()
@@ -82,46 +128,25 @@ class KeptLoop(Loop):
         return max(states, key=lambda entry: entry[0])[1] if states else None
 
     async def _find_keepers(self) -> None:
-        self._keepers = await self._plugin.worker.scheduler.coded_keepers(
-            key=self._key, worker=self._plugin.worker.address, copies=self._copies
+        self._keepers = await self._worker.scheduler.coded_keepers(
+            key=self._key, worker=self._worker.address, copies=self._copies
         )
 
     def report(self, progress: Progress, state: Any = None, last: bool = False) -> None:
         now = monotonic()
-        if self._topic and (last or now >= self._told + self._interval):
-            self._told = now
+        if self._topic and (last or now >= self._reported + self._interval):
+            self._reported = now
             get_worker().log_event(self._topic, vars(progress))
         if state is not None and not last and now >= self._kept + self._cost / _SHARE:
             kept = pickle.dumps(state, protocol=pickle.HIGHEST_PROTOCOL)
-            sync(self._plugin.worker.loop, self._keep, progress.round, kept)
+            sync(self._worker.loop, self._keep, progress.round, kept)
             self._kept = monotonic()
             self._cost = self._kept - now
 
     async def _keep(self, round: int, state: bytes) -> None:
-        channels = [self._plugin.channel(address) for address in self._keepers]
+        channels = [self._exchange.channel(address) for address in self._keepers]
         if any(channel.closed for channel in channels) or not channels:
             await self._find_keepers()
-            channels = [self._plugin.channel(address) for address in self._keepers]
+            channels = [self._exchange.channel(address) for address in self._keepers]
         for channel in channels:
-            channel.send({"op": "keep", "run": self._key, "round": round, "state": state})
-
-
-def keepers(known: Sequence[str], candidates: Sequence[str], worker: str, copies: int) -> list[str]:
-    """Who keeps the state of a loop: those that do already, then the best of the others.
-
-    Parameters
-    ----------
-    known, candidates : sequence of str
-        Addresses: who kept it so far and is alive, and all others, the best first.
-    worker : str
-        Where the loop runs: it would be lost together with what it keeps.
-    copies : int
-
-    Examples
-    --------
-    >>> keepers(["b"], ["a", "b", "c", "d"], worker="a", copies=2)
-    ['b', 'c']
-    """
-    chosen = [address for address in known if address != worker]
-    chosen += [a for a in candidates if a != worker and a not in chosen]
-    return chosen[:copies]
+            channel.send(KeepState(self._key, round, state))

@@ -1,28 +1,26 @@
-"""Which workers know of a loop that runs in the cluster: they are told when it is over."""
+"""Which workers keep the states of the loops that run in the cluster."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dask.typing import Key
-
-from dask_coded.runtime.checkpoints import keepers
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
 
 
 class LoopDirectory:
-    """Who keeps the state of a loop, and who takes part in a training.
+    """Names the keepers of each loop, and tells them when the loop has ended.
 
     Parameters
     ----------
     scheduler : Scheduler
     able : collection of str
-        Addresses of workers that have the plugin, as they come and go.
+        Addresses of workers that have the plugin; it changes as workers come and go.
     best : callable(addresses) -> addresses
-        Puts the fastest first.
+        Sorts the fastest first.
     """
 
     def __init__(
@@ -35,43 +33,45 @@ class LoopDirectory:
         self._able = able
         self._best = best
         #: By the key of the loop's task.
-        self._told: dict[Key, list[str]] = {}
+        self._keepers: dict[Key, list[str]] = {}
 
     def keepers(self, key: Key, worker: str, copies: int) -> list[str]:
-        """Handler: which workers keep, or are to keep, the state of a loop that runs on one."""
-        there = [address for address in self._able if address in self._scheduler.workers]
-        known = [address for address in self._told.get(key, ()) if address in there]
-        chosen = keepers(known, self._best(there), worker, copies)
-        self._told[key] = [*known, *(address for address in chosen if address not in known)]
+        """Handler: name the workers that are to keep the state of a loop that runs on one."""
+        present = [address for address in self._able if address in self._scheduler.workers]
+        known = [address for address in self._keepers.get(key, ()) if address in present]
+        chosen = choose_keepers(known, self._best(present), worker, copies)
+        self._keepers[key] = [*known, *(address for address in chosen if address not in known)]
         return chosen
 
-    def candidates(
-        self, key: Key, worker: str, allowed: Sequence[str] | None
-    ) -> dict[str, list[str]]:
-        """Handler: who can take part in the training that a task on a worker leads."""
-        there = [
-            ws.address
-            for ws in self._scheduler.running
-            if ws.address in self._able and (allowed is None or ws.address in allowed)
-        ]
-        if key in self._scheduler.tasks:  # else it was cancelled just now
-            told = self._told.setdefault(key, [])
-            told += [address for address in (*there, worker) if address not in told]
-        return {"workers": self._best(there)}
-
-    def enough(self, training: str) -> None:
-        """Handler: a client has seen enough of a training; whoever takes part tells its leader."""
-        self._tell(self._able, {"op": "coded-enough", "training": training})
-
     def forget(self, key: Key) -> None:
-        """A loop is over: what is kept of it is of no use any more."""
-        self._tell(self._told.pop(key, ()), {"op": "coded-forget", "key": key})
+        """A loop has ended: its state has no use any more."""
+        for address in self._keepers.pop(key, ()):
+            if address in self._scheduler.stream_comms:
+                self._scheduler.worker_send(address, {"op": "coded-forget", "key": key})
 
     def clear(self) -> None:
         """All loops are gone."""
-        self._told.clear()
+        self._keepers.clear()
 
-    def _tell(self, workers: Collection[str], message: dict[str, Any]) -> None:
-        for address in workers:
-            if address in self._scheduler.stream_comms:
-                self._scheduler.worker_send(address, message)
+
+def choose_keepers(
+    known: Sequence[str], candidates: Sequence[str], worker: str, copies: int
+) -> list[str]:
+    """Choose the keepers of a loop: those that keep its state already, then the best others.
+
+    Parameters
+    ----------
+    known, candidates : sequence of str
+        Addresses of the keepers so far that are alive, and of all workers, the best first.
+    worker : str
+        Where the loop runs: its own copy would be lost together with the loop.
+    copies : int
+
+    Examples
+    --------
+    >>> choose_keepers(["b"], ["a", "b", "c", "d"], worker="a", copies=2)
+    ['b', 'c']
+    """
+    chosen = [address for address in known if address != worker]
+    chosen += [a for a in candidates if a != worker and a not in chosen]
+    return chosen[:copies]

@@ -1,22 +1,29 @@
-"""Getting the plugins onto a running cluster."""
+"""Installing the plugins on a running cluster."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from dask_coded._version import __version__
-from dask_coded.runtime.scheduler import S2C2SchedulerPlugin
+from dask_coded.runtime.scheduler import CodedSchedulerPlugin
 
 if TYPE_CHECKING:
     from distributed import Client
+    from distributed.diagnostics.plugin import SchedulerPlugin
 
 
 class ClusterUnfitError(RuntimeError):
     """The cluster cannot hold this coded array: workers, packages or versions are lacking."""
 
 
-async def install(client: Client) -> None:
-    """Register the scheduler plugin, and through it the worker plugin, unless it is there.
+async def install(client: Client, *more: SchedulerPlugin) -> None:
+    """Register the scheduler plugin, and with it the worker plugin, unless they are there.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    *more : SchedulerPlugin
+        Plugins that build on it, registered after it.
 
     Raises
     ------
@@ -24,7 +31,8 @@ async def install(client: Client) -> None:
         If the scheduler lacks this package.
     """
     try:
-        await client.register_plugin(S2C2SchedulerPlugin())
+        for plugin in (CodedSchedulerPlugin(), *more):
+            await client.register_plugin(plugin)
     except (ImportError, AttributeError) as exc:
         scheduler: Any = client.scheduler
         raise ClusterUnfitError(

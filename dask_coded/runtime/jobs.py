@@ -4,94 +4,97 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from time import perf_counter
 from typing import Any
 
 import numpy as np
+from dask.typing import Key
 
-from dask_coded.planning import Reporting, Run, without
+from dask_coded.rounds import Reporting, StripeRange, without
+from dask_coded.transport import Answer
+from dask_coded.transport.messages import Message, Share, ShareFailed
 
-# Stripes are computed in batches of about this long: short enough to stop in, long enough that
-# Python between them does not count.
+# Stripes are computed in batches of about this long: short enough to stop between two of them, long
+# enough that the Python code between them does not count.
 _BATCH_SECONDS = 0.0005
 
 
 class Job:
-    """Computes the stripes that one worker is dealt in one round.
+    """Computes the stripes that one worker is assigned in one round.
 
-    All methods but the computing itself run on the worker's event loop. What runs between two
-    products finds the caches cold, where a call of NumPy costs tens of microseconds: it is plain
-    Python, 60 us for a stripe instead of 150 beside a product of 3 ms.
+    All methods but the computing itself run on the worker's event loop. The code that runs between
+    two products finds cold caches, where a NumPy call costs tens of microseconds. It is plain
+    Python: 60 us for a stripe instead of 150, next to a product of 3 ms.
 
     Parameters
     ----------
-    run : str
-        Run id of the round.
+    run_id : Key
+        Of the round.
     kernels : dict of int to callable(start_row, stop_row) -> rows
         The bound kernel of each piece of this worker.
     edges : dict of int to ndarray
         First row of each stripe of each piece, and the end.
     lengths : dict of int to int
-        Rows that each piece really has; the last stripe may be cut short there.
-    send : callable(dict)
-        Sends a message to the coordinator; called from any thread.
+        Rows that each piece really has; they may end within the last stripe.
+    answer : callable(Message)
+        Sends a message to the coordinator, from any thread.
     executor : concurrent.futures.Executor
     threads : int
         How many threads may work on this job.
     reporting : Reporting
     lead : float
-        Seconds before running dry at which a report is due, so that more work can be on its way.
+        Seconds before running dry at which a report is due, so that more work can come in time.
     """
 
     def __init__(
         self,
-        run: str,
+        run_id: Key,
         kernels: dict[int, Callable[[int, int], np.ndarray[Any, Any]]],
         edges: dict[int, np.ndarray[Any, Any]],
         lengths: dict[int, int],
-        send: Callable[[dict[str, Any]], None],
+        answer: Answer,
         executor: Executor,
         threads: int,
         reporting: Reporting,
         lead: float,
     ) -> None:
-        self.run = run
+        self.run_id = run_id
+        self.answer = answer
         self._kernels = kernels
         self._edges = {p: e.tolist() for p, e in edges.items()}
         self._lengths = lengths
-        self._send = send
         self._executor = executor
         self._threads = threads
         self._reporting = reporting
         self._lead = lead
         self._lock = threading.Lock()
-        self._queue: deque[Run] = deque()
+        self._queue: deque[StripeRange] = deque()
         self._taken = {p: bytearray(len(e) - 1) for p, e in edges.items()}
-        self._shares: list[tuple[Run, np.ndarray[Any, Any]]] = []
+        self._shares: list[tuple[StripeRange, np.ndarray[Any, Any]]] = []
         self._active = 0
         self._began: float | None = None
         self._started = perf_counter()
         self._reported = self._started
         self._busy = 0.0  # seconds with at least one thread at work, not yet reported
-        self._stripe = 0.0  # seconds per stripe and thread, lately
+        self._stripe = 0.0  # seconds per stripe and thread, of the last batch
         self._hinted = False
 
-    def assign(self, runs: list[Run]) -> None:
-        """Compute these, after what is already in the list."""
+    def assign(self, ranges: Iterable[StripeRange]) -> None:
+        """Compute these stripes, after those that are in the list already."""
         with self._lock:
-            self._queue.extend(run for run in runs if run.piece in self._kernels)
+            self._queue.extend(part for part in ranges if part.piece in self._kernels)
             self._hinted = False
             missing = min(self._threads, len(self._queue)) - self._active
             self._active += max(missing, 0)
         for _ in range(missing):
             self._executor.submit(self._work)
 
-    def withdraw(self, runs: list[Run]) -> None:
-        """Do not compute these after all, as far as they have not been begun."""
+    def withdraw(self, ranges: Iterable[StripeRange]) -> None:
+        """Do not compute these stripes, unless a thread has started on them."""
         with self._lock:
-            for gone in runs:
+            for gone in ranges:
                 self._queue = deque(without(self._queue, gone))
 
     def stop(self) -> None:
@@ -106,26 +109,26 @@ class Job:
                 rows = self._compute(batch)
                 self._finish(batch, rows, perf_counter() - began)
         except Exception as exc:
-            # The end of the round: this thread stays counted, so that none replaces it.
-            self._send({"op": "error", "run": self.run, "error": f"{type(exc).__name__}: {exc}"})
+            # This ends the round. The thread stays counted, so that none replaces it.
+            self.answer(ShareFailed(self.run_id, f"{type(exc).__name__}: {exc}"))
 
-    def _next(self) -> Run | None:
-        """The next few stripes from the head of the list; None if this thread is to end."""
+    def _next(self) -> StripeRange | None:
+        """Take the next few stripes from the head of the list; None if this thread is to end."""
         with self._lock:
             while self._queue:
                 piece, start, end = self._queue.popleft()
                 size = int(_BATCH_SECONDS / self._stripe) if self._stripe else 1
                 stop = min(start + max(size, 1), end)
                 if stop < end:
-                    self._queue.appendleft(Run(piece, stop, end))
+                    self._queue.appendleft(StripeRange(piece, stop, end))
                 taken = self._taken[piece]
-                # A stripe withdrawn too late and dealt again has been sent already.
+                # A stripe withdrawn too late and assigned again has been sent already.
                 if all(taken[start:stop]):
                     continue
                 taken[start:stop] = bytes([True]) * (stop - start)
                 if self._began is None:
                     self._began = perf_counter()
-                return Run(piece, start, stop)
+                return StripeRange(piece, start, stop)
             # Under the same lock: work that is assigned from now on gets a new thread.
             self._active -= 1
             message = None
@@ -133,29 +136,30 @@ class Job:
                 message = self._report(perf_counter()) if self._shares else None
                 self._began = None
         if message:
-            self._send(message)
+            self.answer(message)
         return None
 
-    def _compute(self, batch: Run) -> np.ndarray[Any, Any]:
+    def _compute(self, batch: StripeRange) -> np.ndarray[Any, Any]:
         edges, length = self._edges[batch.piece], self._lengths[batch.piece]
         start, stop = edges[batch.start], edges[batch.stop]
         return self._kernels[batch.piece](min(start, length), min(stop, length))
 
-    def _finish(self, batch: Run, rows: np.ndarray[Any, Any], seconds: float) -> None:
+    def _finish(self, batch: StripeRange, rows: np.ndarray[Any, Any], seconds: float) -> None:
         with self._lock:
             self._shares.append((batch, rows))
             self._stripe = seconds / (batch.stop - batch.start)
             now = perf_counter()
-            left = sum(run.stop - run.start for run in self._queue) * self._stripe / self._threads
+            stripes = sum(part.stop - part.start for part in self._queue)
+            left = stripes * self._stripe / self._threads
             due = self._reporting.due(now - self._reported, now - self._started, left)
             if not self._hinted and left <= self._lead:
-                # Nearly dry: say so now, and not again until more has come.
+                # Nearly dry: report now, and not again until more work has come.
                 self._hinted = due = True
             message = self._report(now) if due else None
         if message:
-            self._send(message)
+            self.answer(message)
 
-    def _report(self, now: float) -> dict[str, Any]:
+    def _report(self, now: float) -> Message:
         busy = self._busy
         if self._began is not None:
             busy += now - self._began
@@ -163,23 +167,22 @@ class Job:
         self._busy = 0.0
         self._reported = now
         shares, self._shares = _merged(self._shares), []
-        return {
-            "op": "share",
-            "run": self.run,
-            "runs": [tuple(run) for run, _ in shares],
-            "rows": [rows for _, rows in shares],
-            "seconds": busy,
-        }
+        return Share(
+            self.run_id,
+            ranges=tuple(part for part, _ in shares),
+            rows=tuple(rows for _, rows in shares),
+            seconds=busy,
+        )
 
 
 def _merged(
-    shares: list[tuple[Run, np.ndarray[Any, Any]]],
-) -> list[tuple[Run, np.ndarray[Any, Any]]]:
-    """Join shares of neighbouring stripes: fewer arrays to serialise."""
-    groups: list[tuple[Run, list[np.ndarray[Any, Any]]]] = []
-    for run, rows in sorted(shares, key=lambda share: share[0]):
-        if groups and groups[-1][0].piece == run.piece and groups[-1][0].stop == run.start:
-            groups[-1] = (groups[-1][0]._replace(stop=run.stop), [*groups[-1][1], rows])
+    shares: list[tuple[StripeRange, np.ndarray[Any, Any]]],
+) -> list[tuple[StripeRange, np.ndarray[Any, Any]]]:
+    """Join shares of neighbouring stripes, so that there are fewer arrays to serialise."""
+    groups: list[tuple[StripeRange, list[np.ndarray[Any, Any]]]] = []
+    for part, rows in sorted(shares, key=lambda share: share[0]):
+        if groups and groups[-1][0].piece == part.piece and groups[-1][0].stop == part.start:
+            groups[-1] = (groups[-1][0]._replace(stop=part.stop), [*groups[-1][1], rows])
         else:
-            groups.append((run, [rows]))
-    return [(r, parts[0] if len(parts) == 1 else np.concatenate(parts)) for r, parts in groups]
+            groups.append((part, [rows]))
+    return [(p, parts[0] if len(parts) == 1 else np.concatenate(parts)) for p, parts in groups]

@@ -1,14 +1,14 @@
 """Making pieces on the workers that will hold them, in bounded memory.
 
-A piece is a linear combination of other things in the cluster: of source blocks when the array is
-encoded, of any sufficient other pieces when one was lost. Either way it is accumulated slice by
-slice, fetched straight from the workers that hold the parts.
+A piece is a linear combination: of source blocks when the array is encoded, of sufficient other
+pieces when one was lost. Either way its worker fetches the parts slice by slice, straight from the
+workers that hold them, and accumulates them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,24 +20,25 @@ from dask.utils import parse_bytes
 from distributed import get_worker
 from distributed.utils import sync
 
-from dask_coded.runtime.rows import RowsGoneError, rows_of
-from dask_coded.runtime.spec import ArraySpec, CodedDataLostError, as_key
+from dask_coded.runtime.answers import Lost, Recipe, Source, ask
+from dask_coded.runtime.spec import CodedDataLostError, CodedSpec, as_key
 from dask_coded.runtime.worker import CodedWorkerPlugin, worker_plugin
+from dask_coded.transport.backoff import Backoff
+from dask_coded.transport.rows import RowsGoneError, rows_of
+
+# Rows of a sparse source that are fetched at once: how many bytes a row has is not known.
+_SPARSE_ROWS = 2**16
 
 
 @sizeof.register(scipy.sparse.sparray)
 def _sizeof_sparse(array: scipy.sparse.sparray) -> int:
-    """Dask knows the size of sparse matrices, not of sparse arrays: workers would never spill."""
+    # Dask knows the size of sparse matrices, not of sparse arrays: workers would never spill them.
     return sum(sizeof(value) for value in vars(array).values())
-
-
-#: Key, workers that hold it, weight; how many rows, from which on, to where in the piece.
-Source = tuple[Any, list[str], float, int, int, int]
 
 
 @dataclass
 class _Meter:
-    """Bytes of rows that have come over a comm; what lies on the worker itself does not count."""
+    """Counts the bytes of rows that came from other workers."""
 
     received: int = 0
 
@@ -47,7 +48,7 @@ class _Meter:
 
 
 def make_piece(array_id: str, piece: int) -> Any:
-    """Task: make one piece, on this worker."""
+    """Make one piece on this worker, as a task."""
     plugin = worker_plugin(get_worker())
     return sync(plugin.worker.loop, _make, plugin, array_id, piece)
 
@@ -55,51 +56,61 @@ def make_piece(array_id: str, piece: int) -> Any:
 async def _make(plugin: CodedWorkerPlugin, array_id: str, piece: int) -> Any:
     avoid: list[str] = []
     meter = _Meter()
-    for attempt in itertools.count():
-        answer = await plugin.worker.scheduler.coded_sources(
-            array=array_id, piece=piece, avoid=avoid
-        )
-        if answer["status"] == "lost":
-            raise CodedDataLostError(answer["message"])
-        if answer["status"] == "OK":
-            spec: ArraySpec = answer["spec"]
-            try:
-                data = await _combine(plugin, spec, piece, answer["sources"], meter)
-            except RowsGoneError as gone:
-                if gone.silent:
-                    avoid.append(gone.address)
-                continue
-            work = None
-            if spec.sparse:
-                edges = np.minimum(spec.geometry.edges(int(spec.code.group[piece])), data.shape[0])
-                # A row costs its non-zeros, plus one for being written.
-                work = np.diff(data.indptr[edges] + edges).astype(float).tolist()
-            await plugin.worker.scheduler.coded_made(
-                array=array_id, piece=piece, received=meter.received, work=work
-            )
-            return data
-        await asyncio.sleep(min(0.01 * 2**attempt, 0.5))
-    raise AssertionError("unreachable")  # pragma: no cover
+    backoff = Backoff()
+    scheduler = plugin.worker.scheduler
+    while True:
+        match await ask(scheduler.coded_sources, array=array_id, piece=piece, avoid=avoid):
+            case Lost(message):
+                raise CodedDataLostError(message)
+            case Recipe(spec, sources):
+                try:
+                    data = await _combine(plugin, spec, piece, sources, meter)
+                except RowsGoneError as gone:
+                    if gone.silent:
+                        avoid.append(gone.address)
+                    continue
+                await scheduler.coded_made(
+                    array=array_id,
+                    piece=piece,
+                    received=meter.received,
+                    work=_work(spec, piece, data),
+                )
+                return data
+        await backoff.wait()
+
+
+def _work(spec: CodedSpec, piece: int, data: Any) -> list[float] | None:
+    """Return the work of each stripe of a sparse piece; None for a dense one, which is uniform."""
+    if not spec.sparse_type:
+        return None
+    edges = np.minimum(spec.geometry.edges(int(spec.code.group[piece])), data.shape[0])
+    # A row costs its non-zeros, plus one for writing its result.
+    work: list[float] = np.diff(data.indptr[edges] + edges).astype(float).tolist()
+    return work
 
 
 async def _combine(
-    plugin: CodedWorkerPlugin, spec: ArraySpec, piece: int, sources: list[Source], meter: _Meter
+    plugin: CodedWorkerPlugin,
+    spec: CodedSpec,
+    piece: int,
+    sources: Sequence[Source],
+    meter: _Meter,
 ) -> Any:
-    """``sum weight * source``: a copy if there is one source of weight one, else accumulated."""
+    """Return ``sum weight * source``: a copy if there is a single source of weight one."""
     loop = asyncio.get_running_loop()
     rows = spec.piece_rows(piece)
-    copy = len(sources) == 1 and sources[0][2] == 1
-    if copy and plugin.worker.address in sources[0][1]:
-        data = plugin.worker.data[as_key(sources[0][0])]
+    copy = len(sources) == 1 and sources[0].weight == 1
+    if copy and plugin.worker.address in sources[0].holders:
+        data = plugin.worker.data[as_key(sources[0].key)]
         return await loop.run_in_executor(None, _finished, data, spec)
-    if spec.sparse:
+    if spec.sparse_type:
         return await _combine_sparse(plugin, spec, rows, sources, meter)
     out = np.zeros((rows, spec.columns), dtype=spec.dtype)
     step = _slice_rows(spec)
-    # Each worker begins elsewhere, lest all of them ask the first holder at once.
+    # Each worker starts elsewhere, so that they do not all ask the first holder at once.
     shift = piece % len(sources)
-    for source in sources[shift:] + sources[:shift]:
-        weight, length, at = source[2], min(source[3], rows), source[5]
+    for source in (*sources[shift:], *sources[:shift]):
+        weight, length, at = source.weight, min(source.rows, rows), source.at
         async for start, part in _slices(plugin, source, length, step, meter):
             into = out[at + start : at + start + len(part)]
             await loop.run_in_executor(None, _accumulate, into, part, None if copy else weight)
@@ -107,14 +118,22 @@ async def _combine(
 
 
 async def _combine_sparse(
-    plugin: CodedWorkerPlugin, spec: ArraySpec, rows: int, sources: list[Source], meter: _Meter
+    plugin: CodedWorkerPlugin,
+    spec: CodedSpec,
+    rows: int,
+    sources: Sequence[Source],
+    meter: _Meter,
 ) -> Any:
     loop = asyncio.get_running_loop()
     total = None
     for source in sources:
-        parts = [part async for _, part in _slices(plugin, source, source[3], 2**16, meter)]
+        parts = [
+            part async for _, part in _slices(plugin, source, source.rows, _SPARSE_ROWS, meter)
+        ]
 
-        def add(parts: list[Any] = parts, weight: float = source[2], so_far: Any = total) -> Any:
+        def add(
+            parts: list[Any] = parts, weight: float = source.weight, so_far: Any = total
+        ) -> Any:
             block = scipy.sparse.vstack(parts, format="csr")
             block.resize((rows, spec.columns))
             if weight != 1:
@@ -127,11 +146,11 @@ async def _combine_sparse(
 
 async def _slices(
     plugin: CodedWorkerPlugin, source: Source, rows: int, step: int, meter: _Meter
-) -> Any:
-    """(first row, rows) of the wanted part of a source, one slice at a time."""
-    key, addresses, _, _, first, _ = source
-    address = addresses[0]
-    local: Any = plugin.worker.data.get(as_key(key)) if plugin.worker.address in addresses else None
+) -> AsyncIterator[tuple[int, Any]]:
+    """Yield the wanted part of a source as (first row, rows), slice by slice."""
+    key, first, address = as_key(source.key), source.start, source.holders[0]
+    here = plugin.worker.address in source.holders
+    local: Any = plugin.worker.data.get(key) if here else None
     for start in range(0, max(rows, 1), step):
         stop = min(start + step, rows)
         if local is not None:
@@ -151,10 +170,10 @@ def _accumulate(
         out += out.dtype.type(weight) * part
 
 
-def _finished(data: Any, spec: ArraySpec) -> Any:
-    """The piece as it is stored: checked, of the array's dtype, contiguous and aligned."""
-    if spec.sparse:
-        data = spec.sparse(data, dtype=spec.dtype)
+def _finished(data: Any, spec: CodedSpec) -> Any:
+    """Return the piece as it is stored: checked, of the array's dtype, contiguous and aligned."""
+    if kind := spec.sparse_type:
+        data = kind(data, dtype=spec.dtype)
         values = data.data
     else:
         data = values = np.require(np.asarray(data, dtype=spec.dtype), requirements=["C", "A"])
@@ -166,6 +185,6 @@ def _finished(data: Any, spec: ArraySpec) -> Any:
     return data
 
 
-def _slice_rows(spec: ArraySpec) -> int:
+def _slice_rows(spec: CodedSpec) -> int:
     size = parse_bytes(dask.config.get("coded.encode.slice"))
     return max(1, size // max(spec.columns * spec.dtype.itemsize, 1))

@@ -1,4 +1,4 @@
-"""What the scheduler runs: one round, or a whole algorithm of which each product is one."""
+"""What the scheduler runs: one round, or a whole algorithm of which each product is a round."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import numpy as np
 from distributed import get_worker, secede
 from distributed.worker import thread_state
 
+from dask_coded.rounds import RoundOptions
 from dask_coded.runtime.checkpoints import KeptLoop
-from dask_coded.runtime.coordinator import Coordinator, Operator
-from dask_coded.runtime.products import PairOperator
-from dask_coded.runtime.spec import PairSpec, RoundOptions
+from dask_coded.runtime.coordinator import Coordinator
+from dask_coded.runtime.operators import Operator, PairOperator
+from dask_coded.runtime.spec import PairSpec
 from dask_coded.runtime.worker import worker_plugin
 
 
@@ -38,9 +39,9 @@ class LoopSlot:
     Parameters
     ----------
     topic : str or None
-        Event topic under which the client hears of rounds.
+        Event topic by which the client hears of rounds.
     interval : float
-        Seconds between two of them, at least.
+        Seconds between two events, at least.
     """
 
     topic: str | None = None
@@ -48,7 +49,7 @@ class LoopSlot:
 
 
 def operator(array_id: str, options: RoundOptions) -> Operator | PairOperator:
-    """What an algorithm in a task has in the place of a coded array or of a coded pair."""
+    """Return what an algorithm in a task gets instead of a coded array or a coded pair."""
     coordinator = Coordinator.of(array_id, options)
     pair = isinstance(coordinator.open(), PairSpec)
     return PairOperator(coordinator) if pair else Operator(coordinator)
@@ -57,7 +58,7 @@ def operator(array_id: str, options: RoundOptions) -> Operator | PairOperator:
 def run_round(
     array_ids: Sequence[str], options: RoundOptions, operand: Any
 ) -> np.ndarray[Any, Any]:
-    """Task: one round, of an array with its right operand or of a pair with its weights."""
+    """Run one round as a task, of an array with its right operand or a pair with its weights."""
     found = operator(array_ids[0], options)
     return found.product(operand) if isinstance(found, PairOperator) else found @ operand
 
@@ -70,10 +71,10 @@ def run_loop(
     kwargs: Any,
     *found: Any,
 ) -> Any:
-    """Task: a whole algorithm, with operators, data and the loop in the places marked for them."""
+    """Run an algorithm as a task, with operators, data and the loop instead of their slots."""
     secede()
     operators = {array_id: operator(array_id, options) for array_id in array_ids}
-    # As many as may be lost at once, and this one beside.
+    # As many copies of the state as workers may be lost at once, and one more.
     copies = 1 + max((op.code.tolerance for op in operators.values()), default=0)
 
     def fill(value: Any) -> Any:
@@ -83,7 +84,15 @@ def run_loop(
             return found[value.index]
         if isinstance(value, LoopSlot):
             plugin = worker_plugin(get_worker())
-            return KeptLoop(plugin, thread_state.key, copies, value.topic, value.interval)
+            return KeptLoop(
+                plugin.worker,
+                plugin.keeper,
+                plugin.exchange,
+                thread_state.key,
+                copies,
+                value.topic,
+                value.interval,
+            )
         return value
 
     return function(*map(fill, args), **{name: fill(value) for name, value in kwargs.items()})

@@ -1,9 +1,10 @@
 """The simulator: the round engine of the cluster, driven in virtual time.
 
-What wins here is what runs there: :class:`Simulation` plays the same :class:`~dask_coded.rounds.
-Round` with the same policies and predictors, among workers that are only numbers. Nothing is random
-but the speeds, which are made from a seed. :class:`TrainingSimulation` does the same for the
-machines of :mod:`dask_coded.aggregation`, with messages that take up links.
+:class:`Simulation` runs the same :class:`~dask_coded.rounds.Round` with the same policies and
+predictors as a cluster, but its workers are only numbers. A policy that wins in simulation is
+therefore the very code that runs on a cluster. Only the speeds are random, and they follow from a
+seed. :class:`TrainingSimulation` does the same for the state machines of
+:mod:`dask_coded.aggregation`, with messages that occupy links.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from dask_coded.simulation._aggregation import SimulatedTraining, TrainingSimulation
 from dask_coded.simulation._cluster import Network
 from dask_coded.simulation._operator import SimulatedOperator
-from dask_coded.simulation._simulation import SimulatedRound, Simulation
+from dask_coded.simulation._simulation import Assigner, SimulatedRound, Simulation
 from dask_coded.simulation.delays import (
     Delays,
     additive,
@@ -30,6 +31,7 @@ from dask_coded.simulation.speeds import (
 )
 
 __all__ = [
+    "Assigner",
     "Delays",
     "Network",
     "SimulatedOperator",

@@ -1,13 +1,14 @@
-"""Trainings in virtual time: the machines of an aggregation over links, with workers that straggle.
+"""Trainings in virtual time: an aggregation's state machines over links, with stragglers.
 
-Gradients are stand-ins of a few numbers whose bytes are declared. Time is charged for computing, on
-one thread of each worker, and for adding up what has come in, on another. A message leaves by its
-sender's link after those before it, and comes in by its receiver's after those that came before:
-what all send to one arrives one after the other.
+Gradients are stand-ins of a few numbers whose size in bytes is declared. Each worker has one thread
+that computes and another that adds up incoming messages; both take virtual time. A message leaves
+through its sender's link after the messages sent before it, and enters through its receiver's link
+after the messages that arrived before it. Messages to the same receiver therefore arrive one after
+another.
 
-As in the cluster a step begins with the updates that the schedule asks for, a straggler goes on
-with the newest step that still lacks a sum, gives up between two parts of the data when the sum
-is there without it, and what it sends too late still takes up the links.
+As in the cluster, a step starts with the updates that the schedule requires, and a straggler
+continues with the newest step that still lacks a sum. It gives up between two parts of the data if
+the sum is complete without it. Messages that it sends too late still occupy the links.
 """
 
 from __future__ import annotations
@@ -31,25 +32,26 @@ from dask_coded.aggregation import (
     Send,
     Tag,
 )
+from dask_coded.aggregation.timing import Costs
 from dask_coded.compression import EXACT, Partial
-from dask_coded.planning.layout import Floats
-from dask_coded.planning.timing import Costs
 from dask_coded.simulation.delays import Delays, undelayed
+from dask_coded.typing import Floats
 
 
 @dataclass(frozen=True, eq=False)
 class SimulatedTraining:
-    """What some steps came to.
+    """The outcome of simulated steps.
 
     Attributes
     ----------
     ended : ndarray, shape (steps,)
-        Virtual seconds after which each step had its sum: at the root, or at the last worker.
+        Virtual seconds after which each step had its sum: at the root or, without a root, at the
+        last worker.
     late : ndarray of bool, shape (steps, workers)
-        Who had not computed its part then.
+        True for workers that had not computed their part when the step ended.
     messages : int
     received : ndarray, shape (workers + 1,)
-        Bytes that entered each node's link, the root's last.
+        Bytes that entered each node's link; the root is last.
     """
 
     ended: Floats
@@ -59,7 +61,7 @@ class SimulatedTraining:
 
     @property
     def seconds(self) -> Floats:
-        """Of each step, in the order in which they ended."""
+        """Duration of each step, in the order in which the steps ended."""
         return np.diff(np.sort(self.ended), prepend=0.0)
 
 
@@ -68,48 +70,49 @@ class _Node:
     """A worker, or the root, which computes nothing."""
 
     machines: dict[int, Machine] = field(default_factory=dict)
-    #: Segments of the sum that are there, of steps that are not over.
+    #: Segments of the sum that are complete, by step, for steps that are not over.
     finished: dict[int, set[int]] = field(default_factory=dict)
-    #: Steps of which the sum is there, beyond ``updates``.
+    #: Steps beyond ``updates`` whose sum is complete.
     over: set[int] = field(default_factory=set)
     updates: int = 0
     begun: int = -1
     computing: bool = False
     works: deque[tuple[int, Compute]] = field(default_factory=deque)
-    #: When each direction of its link, and its communication thread, will be free.
+    #: Times at which each direction of its link, and its communication thread, become free.
     sending: float = 0.0
     entering: float = 0.0
     adding: float = 0.0
 
 
 class TrainingSimulation:
-    """An aggregation among simulated workers.
+    """Simulate an aggregation among workers in virtual time.
 
     Parameters
     ----------
     plan : Plan
-        One that has not been used: some remember who was late.
+        A plan that has not been used before, because some plans remember which workers were late.
     costs : Costs
-        ``costs.computation`` is what the gradient of the whole batch takes one worker.
+        ``costs.computation`` is the time in which one worker computes the gradient of the whole
+        batch.
     nbytes : int
-        Of a gradient, as it travels.
+        Size of a gradient as it is sent.
     delays : Delays, optional
     width : int
-        How many steps may be under way at once: 1 for one after the other.
+        How many steps may be in flight at once; 1 runs one after another.
     root_bandwidth : float, optional
         Bytes per second of the root's link; by default that of the workers.
 
     Raises
     ------
     ValueError
-        If delays and plan are of different numbers of workers, or the width is below 1.
+        If delays and plan have different numbers of workers, or the width is below 1.
 
     Examples
     --------
     >>> from dask_coded.aggregation import Ring
     >>> costs = Costs(latency=1e-3, bandwidth=1e6, computation=0.4)
     >>> training = TrainingSimulation(Ring().plan(4), costs, nbytes=40_000).run(3)
-    >>> training.seconds.round(6).tolist()  # 0.4 / 4, and six hops of 10 KB
+    >>> training.seconds.round(6).tolist()  # 0.4 / 4, and six messages of 10 KB
     [0.166, 0.166, 0.166]
     """
 
@@ -128,7 +131,7 @@ class TrainingSimulation:
         self._delays = undelayed(plan.workers) if delays is None else delays
         if self._delays.workers != plan.workers:
             raise ValueError(
-                f"The plan has {plan.workers} workers, the delays are of {self._delays.workers}."
+                f"The plan has {plan.workers} workers, the delays have {self._delays.workers}."
             )
         self._plan = plan
         self._costs = costs
@@ -136,12 +139,12 @@ class TrainingSimulation:
         self._bandwidth = np.full(plan.workers + 1, costs.bandwidth)
         if root_bandwidth is not None:
             self._bandwidth[ROOT] = root_bandwidth
-        # So many numbers that every chunk of a ring has one.
+        # Enough numbers for every chunk of a ring to have one.
         self._numbers = plan.segments * (1 if plan.rooted else plan.workers)
         self._scale = nbytes / (8 * self._numbers)
 
     def run(self, steps: int) -> SimulatedTraining:
-        """Play so many steps from the beginning.
+        """Simulate ``steps`` steps from the start.
 
         Raises
         ------
@@ -153,7 +156,7 @@ class TrainingSimulation:
         self._steps = steps
         self._count = itertools.count()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._nodes = [_Node() for _ in range(workers + 1)]  # the root is the last, and so -1
+        self._nodes = [_Node() for _ in range(workers + 1)]  # the root is last, so its index is -1
         self._choices: dict[int, tuple[int, ...]] = {0: self._plan.choose()}
         self._computed: dict[int, set[int]] = {}
         self._waited = [1 if self._plan.rooted else workers] * steps
@@ -177,7 +180,7 @@ class TrainingSimulation:
     # -- computing -----------------------------------------------------------------------------
 
     def _advance(self, number: int) -> None:
-        """Go on with what is asked for, or else with the next step, if it may begin."""
+        """Continue with requested work, or else start the next step if the schedule allows it."""
         node = self._nodes[number]
         if node.computing:
             return
@@ -193,11 +196,11 @@ class TrainingSimulation:
             self._obey(number, step, self._machine(number, step).begin())
 
     def _version(self, step: int) -> int:
-        """Updates that the parameters of a step have seen."""
+        """Return the number of updates that the parameters of a step have seen."""
         return max(step - self._width + 1, 0)
 
     def _compute(self, number: int, step: int, work: Compute, done: int) -> None:
-        """Compute one part after the other, until the sum is there without this one."""
+        """Compute one part after another, until the sum is complete without this worker."""
         node = self._nodes[number]
         if done == len(work.parts):
             self._compute_ended(number, step, work)
@@ -207,7 +210,7 @@ class TrainingSimulation:
             self._advance(number)
             return
         seconds = self._delays.seconds(step, number, self._costs.computation / self._plan.parts)
-        if done:  # what is added is added once
+        if done:  # additive delays count once per step
             seconds -= self._delays.seconds(step, number, 0.0)
         self._at(self._now + seconds, bound(self._compute, number, step, work, done + 1))
 
@@ -287,7 +290,7 @@ class TrainingSimulation:
         self._at(enters, bound(self._enter, command, number, step, size, kind == "part"))
 
     def _enter(self, command: Send, sender: int, step: int, size: float, adds: bool) -> None:
-        """The first byte has come: the rest follows when the link has room."""
+        """Receive the first byte; the rest follows when the link has room."""
         to = command.to
         node = self._nodes[to]
         self._received[to] += size

@@ -1,4 +1,4 @@
-"""One round in virtual time: the real round engine, among workers that are only numbers."""
+"""One round in virtual time: the real round engine with workers that are only numbers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,22 @@ from typing import Any
 
 import numpy as np
 
-from dask_coded.planning import Assign, Command, Finish, Layout, Reporting, Run, without
-from dask_coded.planning.layout import Floats
-from dask_coded.rounds import Round
+from dask_coded.rounds import (
+    Assign,
+    Command,
+    Finish,
+    Layout,
+    Reporting,
+    Round,
+    StripeRange,
+    without,
+)
+from dask_coded.typing import Floats
 
 
 @dataclass(frozen=True)
 class Network:
-    """What messages cost.
+    """The costs of messages.
 
     Parameters
     ----------
@@ -27,15 +35,15 @@ class Network:
     bandwidth : float
         Bytes per second of the coordinator's link, shared by all messages in one direction.
     operand : int
-        Bytes of the operand, which every worker is sent.
+        Bytes of the operand, which each worker receives with its first message.
     result : int
         Bytes of the product with one whole piece.
     notice : float
         Seconds until a lost worker is noticed.
     tick : float
-        The coordinator acts on all messages of so many seconds at once; 0 for each by itself.
+        Seconds of messages on which the coordinator acts at once; 0: on each message by itself.
     handling : float
-        Seconds in which a worker of speed 1 computes nothing, for each message that it sends or
+        Seconds of computing that a worker of speed 1 loses for each message that it sends or
         receives.
     """
 
@@ -50,34 +58,34 @@ class Network:
 
 @dataclass
 class _Worker:
-    """What a worker has in hand; the counterpart of the runtime's job."""
+    """The state of a worker; the counterpart of the runtime's job."""
 
-    queue: deque[Run] = field(default_factory=deque)
+    queue: deque[StripeRange] = field(default_factory=deque)
     asked: bool = False  # whether the operand has been sent
     begun: float | None = None  # when its first list arrived
-    since: float = 0.0  # up to when its progress has been entered
+    since: float = 0.0  # time up to which its progress is accounted for
     partial: float = 0.0  # work done on the stripe at the head of the list
-    owed: float = 0.0  # work that it would have done but for messages not yet dealt with
+    owed: float = 0.0  # work that it will lose to messages not yet handled
     busy: float = 0.0  # seconds at work, not yet reported
-    unsent: list[Run] = field(default_factory=list)
+    unsent: list[StripeRange] = field(default_factory=list)
     reported: float = 0.0
     hinted: bool = False
-    version: int = 0  # of its next report: earlier ones have been overtaken
+    version: int = 0  # of its next report; those of earlier versions are obsolete
 
 
 class VirtualRound:
-    """Plays one round to its end.
+    """Runs one round to its end.
 
     Parameters
     ----------
     round_ : Round
         Not yet started.
     rates : callable(time) -> (speeds, until)
-        Work per second of every worker at a time, and until when.
+        Returns the work per second of every worker, and the time until which it holds.
     network : Network
     reporting : Reporting
     lead : float
-        As in the runtime's jobs.
+        Seconds before running dry at which a worker reports, as in the runtime's jobs.
     """
 
     def __init__(
@@ -90,9 +98,9 @@ class VirtualRound:
     ) -> None:
         self.round = round_
         self.layout: Layout = round_.layout
-        self.now = round_.progress.now
+        self.now = round_.state.now
         self.messages = 0
-        self.computed = 0.0  # work done by anybody, in vain or not
+        self.computed = 0.0  # work done by all workers, useful or wasted
         self._rates = rates
         self._network = network
         self._reporting = reporting
@@ -103,25 +111,32 @@ class VirtualRound:
         self._sending = self._receiving = self.now  # when the link is free again
         self._gone = np.zeros(self.layout.workers, dtype=bool)
         self._work = float(self.layout.work.sum(axis=1).mean())
-        # A stripe is done at the time foreseen for it, whatever rounding says.
+        # Tolerance, so that a stripe is complete at its predicted time in spite of rounding.
         self._sliver = 1e-6 * float(self.layout.work.min())
 
-    def play(self, first: list[list[Run]] | None = None) -> None:
+    def run(
+        self, first: list[list[StripeRange]] | None = None, delays: Floats | None = None
+    ) -> None:
         """Run until the round has finished or can never finish.
+
+        Parameters
+        ----------
+        first : list of lists of StripeRange, optional
+            The first assignment; by default the policy's.
+        delays : ndarray, shape (workers,), optional
+            Seconds before each worker can start; by default zero.
 
         Raises
         ------
         RuntimeError
-            If too many workers are stopped or gone for it to end.
+            If too many workers are stopped or gone for the round to finish.
         """
         self._speeds, until = self._rates(self.now)
         self._notice_the_gone(after=0.0)
         if np.isfinite(until):
             self._at(until, "change")
-        commands = self.round.start(first)
-        delays = self.round.policy.delays()
         self._delays = np.zeros(self.layout.workers) if delays is None else delays
-        self._obey(commands)
+        self._obey(self.round.start(first))
         while not (self.round.finished or self.round.failed):
             wake = self.round.wake
             if wake is not None and (not self._events or wake < self._events[0][0]):
@@ -135,8 +150,8 @@ class VirtualRound:
         for number, idle in enumerate(self._workers):
             self._settle(number, idle)
         if not self.round.finished:
-            reason = self.round.failed or "Those that could finish it have stopped."
-            raise RuntimeError(f"The round at {self.now:g} s cannot end. {reason}")
+            reason = self.round.failed or "All workers that could finish it have stopped."
+            raise RuntimeError(f"At {self.now:g} s the round can no longer finish. {reason}")
 
     # -- the coordinator -----------------------------------------------------------------------
 
@@ -154,8 +169,8 @@ class VirtualRound:
             arrival = self._sending + self._network.latency + delay
             self._at(arrival, "message", command.worker, command)
 
-    def _share(self, worker: int, what: tuple[list[Run], float]) -> None:
-        """Shares arrive; with a tick, those of that many seconds are acted upon together."""
+    def _share(self, worker: int, what: tuple[list[StripeRange], float]) -> None:
+        """Record shares that arrive; with a tick, act once on all shares of that many seconds."""
         batch = [(worker, *what)]
         if self._network.tick:
             until = self.now + self._network.tick
@@ -170,8 +185,8 @@ class VirtualRound:
             for event in later:
                 heapq.heappush(self._events, event)
         self.messages += len(batch)
-        for sender, runs, seconds in batch:
-            self.round.record(sender, runs, seconds, self.now)
+        for sender, ranges, seconds in batch:
+            self.round.record(sender, ranges, seconds, self.now)
         self._obey(self.round.react(self.now))
 
     def _lost(self, worker: int, _: None) -> None:
@@ -188,11 +203,11 @@ class VirtualRound:
         if isinstance(command, Assign):
             if worker.begun is None:
                 worker.begun = worker.reported = self.now
-            worker.queue.extend(command.runs)
+            worker.queue.extend(command.ranges)
             worker.hinted = False
         else:
-            for gone in command.runs:
-                if worker.partial:  # what has been begun will be finished
+            for gone in command.ranges:
+                if worker.partial:  # a stripe in progress is finished
                     piece, begun, _ = worker.queue[0]
                     if piece == gone.piece and gone.start <= begun < gone.stop:
                         gone = gone._replace(start=begun + 1)
@@ -200,7 +215,7 @@ class VirtualRound:
         self._plan_report(number, worker)
 
     def _settle(self, number: int, worker: _Worker) -> None:
-        """Enter what has been computed since the last time."""
+        """Account for what has been computed since the last call."""
         rate, elapsed = self._speeds[number], self.now - worker.since
         worker.since = self.now
         if not rate > 0:
@@ -214,26 +229,26 @@ class VirtualRound:
         have = worker.partial + able
         queue = worker.queue
         while queue:
-            run = queue[0]
-            edges = self.layout.before[run.piece]
-            reached = edges[run.start] + have + self._sliver
-            stop = min(int(np.searchsorted(edges, reached, side="right")) - 1, run.stop)
-            if stop <= run.start:
+            part = queue[0]
+            edges = self.layout.before[part.piece]
+            reached = edges[part.start] + have + self._sliver
+            stop = min(int(np.searchsorted(edges, reached, side="right")) - 1, part.stop)
+            if stop <= part.start:
                 break
-            have -= edges[stop] - edges[run.start]
-            worker.unsent.append(run._replace(stop=stop))
-            if stop < run.stop:
-                queue[0] = run._replace(start=stop)
+            have -= edges[stop] - edges[part.start]
+            worker.unsent.append(part._replace(stop=stop))
+            if stop < part.stop:
+                queue[0] = part._replace(start=stop)
                 break
             queue.popleft()
         have = max(have, 0.0)
-        idle = have if not queue else 0.0  # it had nothing left to do
+        idle = have if not queue else 0.0  # its list ran out
         worker.partial = have - idle
         worker.busy += elapsed - idle / rate
         self.computed += able - idle
 
     def _plan_report(self, number: int, worker: _Worker) -> None:
-        """Foresee the stripe after which the worker reports."""
+        """Schedule the report after the first stripe at which one is due."""
         worker.version += 1
         rate = self._speeds[number]
         if not worker.queue:
@@ -259,13 +274,13 @@ class VirtualRound:
             return
         self._settle(number, worker)
         if worker.unsent:
-            left = sum(self.layout.cost(run) for run in worker.queue)
+            left = sum(self.layout.cost(part) for part in worker.queue)
             worker.hinted |= left <= self._lead * self._speeds[number]
             worker.reported = self.now
             share = worker.unsent, worker.busy
             worker.unsent, worker.busy = [], 0.0
             worker.owed += self._network.handling
-            amount = sum(self.layout.cost(run) for run in share[0]) / self._work
+            amount = sum(self.layout.cost(part) for part in share[0]) / self._work
             size = amount * self._network.result
             self._receiving = max(self._receiving, self.now + self._network.latency)
             self._receiving += size / self._network.bandwidth
@@ -273,7 +288,7 @@ class VirtualRound:
         self._plan_report(number, worker)
 
     def _change(self, _: int, __: None) -> None:
-        """Speeds change from now on."""
+        """Switch to the speeds that hold from now on."""
         for number, worker in enumerate(self._workers):
             self._settle(number, worker)
         self._speeds, until = self._rates(self.now)

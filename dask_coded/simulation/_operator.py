@@ -1,4 +1,4 @@
-"""A matrix whose products take virtual time: algorithms run on it as they do in a cluster."""
+"""A matrix whose products take virtual time, for running algorithms as in a cluster."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dask_coded.simulation._simulation import SimulatedRound, Simulation
 
 
 class SimulatedOperator:
-    """A NumPy or SciPy matrix of which every ``operator @ x`` is one simulated round.
+    """A NumPy or SciPy matrix on which every ``operator @ x`` is one simulated round.
 
-    The product is the matrix's own; what is simulated is how long a cluster would take for it.
+    The matrix computes the product; only the time that a cluster would take is simulated.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class SimulatedOperator:
 
     @property
     def T(self) -> SimulatedOperator:
-        """The transposed operator; its rounds are counted with these."""
+        """The transposed operator; both share one list of rounds."""
         other = SimulatedOperator(self._matrix.T, self.simulation)
         other.rounds = self.rounds
         return other

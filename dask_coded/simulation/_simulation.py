@@ -1,43 +1,47 @@
-"""Rounds in virtual time, one after the other; speeds are learnt as in a cluster."""
+"""Rounds in virtual time, one after another; speeds are learnt as in a cluster."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from dask_coded.codes import Code
-from dask_coded.planning import (
+from dask_coded.prediction import SpeedHistory, in_seconds
+from dask_coded.rounds import (
     POLICIES,
-    Continuous,
     InfeasibleError,
-    LagHistory,
     Layout,
-    Pace,
+    LoopHistory,
     Policy,
     Reporting,
-    SpeedHistory,
+    Round,
+    RoundOptions,
+    StripeRange,
     fluid_time,
-    in_seconds,
 )
-from dask_coded.planning.layout import Floats
-from dask_coded.rounds import Round
 from dask_coded.simulation._cluster import Network, VirtualRound
 from dask_coded.simulation.speeds import Speeds
+from dask_coded.typing import Floats
+
+#: From a layout and predicted speeds to a first assignment, and the seconds before each worker
+#: can start on its part of it, shape (workers,).
+Assigner = Callable[[Layout, Floats], tuple[list[list[StripeRange]], Floats]]
 
 
 @dataclass(frozen=True)
 class SimulatedRound:
-    """What one round came to.
+    """The outcome of one round.
 
     Attributes
     ----------
     seconds : float
         Virtual time from the operand to the decoded result.
     bound : float
-        The fluid bound: how long it takes workers of these speeds that are all busy to the end and
-        compute nothing in vain, without any message.
+        The fluid bound: the seconds that workers of these speeds take without messages, if all are
+        busy to the end and no work is wasted.
     computed : float
         Work done, over the work needed.
     messages : int
@@ -59,12 +63,15 @@ class Simulation:
     speeds : Speeds
         One column for each place of the code.
     policy : str or callable() -> Policy
-        A key of ``POLICIES``, or what makes a policy for one round.
+        A key of ``POLICIES``, or a function that makes a policy for one round.
+    assigner : callable(Layout, ndarray) -> (assignment, ndarray), optional
+        Replaces the policy's first assignment. From predicted speeds to an assignment and to the
+        seconds before each worker can start: for systems that move data between rounds.
     predictor : str
         A key of ``PREDICTORS``.
     foresight : callable(ndarray) -> ndarray, optional
-        Replaces the predictor: from the speeds that the workers will really have to those that are
-        predicted. The identity is a perfect prediction.
+        Replaces the predictor: maps the speeds that the workers will really have to predicted
+        speeds. The identity is a perfect prediction.
     stripes : int
         Stripes per piece.
     piece_seconds : float
@@ -78,7 +85,7 @@ class Simulation:
     Raises
     ------
     ValueError
-        If the numbers of workers of code and speeds differ.
+        If code and speeds have different numbers of workers.
 
     Examples
     --------
@@ -96,6 +103,7 @@ class Simulation:
         speeds: Speeds,
         *,
         policy: str | Callable[[], Policy] = "continuous",
+        assigner: Assigner | None = None,
         predictor: str = "exponential",
         foresight: Callable[[Floats], Floats] | None = None,
         stripes: int = 40,
@@ -107,36 +115,39 @@ class Simulation:
         places = int(code.place.max()) + 1
         if speeds.workers != places:
             raise ValueError(
-                f"Code {code!r} needs speeds of {places} workers, there are {speeds.workers}."
+                f"Code {code!r} needs speeds of {places} workers, got those of {speeds.workers}."
             )
         self.code = code
         self.speeds = speeds
         self.now = 0.0
         self.rounds = 0
         self.history = SpeedHistory()
-        self._lags = LagHistory()
-        self._measured: dict[str, float] = {}
-        self._policy = POLICIES[policy] if isinstance(policy, str) else policy
+        options = RoundOptions(reporting=reporting or Reporting())
+        self._loop = LoopHistory(options.lead, options.reporting)
+        if isinstance(policy, str):
+            self._policy: Callable[[], Policy] = partial(POLICIES[policy].from_options, options)
+        else:
+            self._policy = policy
+        self._assigner = assigner
         self._predictor = predictor
         self._foresight = foresight
         self._network = network or Network()
-        self._pace = Pace(Continuous().lead, reporting or Reporting())
         self._decode_seconds = decode_seconds
         work = np.full((1, stripes), piece_seconds / stripes)
         self.layout = Layout.of(code, code.place.tolist(), work)
         self._names = [str(worker) for worker in range(places)]
 
     def run(self, rounds: int) -> list[SimulatedRound]:
-        """Play so many rounds, each begun when the one before has ended."""
+        """Run ``rounds`` rounds, each started when the previous one has ended."""
         return [self.step() for _ in range(rounds)]
 
     def step(self) -> SimulatedRound:
-        """Play one round.
+        """Run one round.
 
         Raises
         ------
         RuntimeError
-            If too many workers have stopped or are gone for the round to end.
+            If too many workers have stopped or are gone for the round to finish.
         """
         number, began = self.rounds, self.now
         actual, _ = self.speeds.at(number, began)
@@ -144,22 +155,24 @@ class Simulation:
             expected = self._foresight(np.nan_to_num(actual))
         else:
             expected = self.history.predict(self._names, self._predictor)
-        expected, delays = in_seconds(self._names, expected, self._measured, self._lags.known)
-        round_ = Round(self.layout, self._policy(), expected, began, self._pace.reporting, delays)
+        loop = self._loop
+        expected, lags = in_seconds(self._names, expected, loop.speeds, loop.lags.known)
+        round_ = Round(self.layout, self._policy(), expected, began, loop.pace.reporting, lags)
         virtual = VirtualRound(
             round_,
             lambda time: self.speeds.at(number, time),
             self._network,
-            self._pace.reporting,
-            self._pace.lead,
+            loop.pace.reporting,
+            loop.pace.lead,
         )
+        first, delays = self._assigner(self.layout, expected) if self._assigner else (None, None)
         try:
-            virtual.play()
+            virtual.run(first, delays)
         except InfeasibleError:
             raise RuntimeError(
-                f"Round {number} cannot begin: too few workers are expected to make progress."
+                f"Round {number} cannot start: too few workers are expected to make progress."
             ) from None
-        self._record(round_, virtual.now - began)
+        self.history.record(loop.record(round_, self._names, virtual.now - began))
         self.now = virtual.now + self._decode_seconds
         self.rounds += 1
         needed = float((self.layout.need * self.layout.work.mean(axis=0).sum()).sum())
@@ -171,10 +184,10 @@ class Simulation:
         )
 
     def bound(self, round_: int, time: float) -> float:
-        """The fluid bound of a round that begins at a time."""
+        """Return the fluid bound of a round that starts at a time."""
         size = float(self.layout.work[0].sum())
         mixed = len(self.layout.need) == 1
-        # Copies are bounded by what lies anywhere: the work there is, shared by all speeds.
+        # For copies, the bound ignores which worker holds what: total work over total speed.
         need = int(self.layout.need[0]) if mixed else len(self.layout.need)
         capacity = size if mixed else np.inf
         done = np.zeros(self.speeds.workers)
@@ -192,15 +205,6 @@ class Simulation:
                     low, high = (low, middle) if enough else (middle, high)
                 return now + high - time
             done, now = done + rates * (until - now), until
-
-    def _record(self, round_: Round, elapsed: float) -> None:
-        """Enter what was learnt, as the runtime's coordinator does."""
-        progress = round_.progress
-        measured = {self._names[w]: s for w, s in progress.measured_speeds(elapsed).items()}
-        self.history.record(measured)
-        self._measured |= measured
-        self._lags.record({self._names[w]: s for w, s in progress.measured_lags(elapsed).items()})
-        self._pace.record(elapsed, progress.lag)
 
 
 def _time_to(work: float, rates: Floats, capacity: float) -> float:

@@ -1,12 +1,12 @@
-"""How long simulated workers compute, step by step: nobody late, or delays of a stated kind.
+"""How long simulated workers compute in each step: undelayed, or with delays of a stated kind.
 
-A gradient of ``w`` seconds of work takes a worker ``factor * w + extra`` seconds, each of which may
-differ from worker to worker and from step to step. The kinds differ in what redundancy can do:
+A gradient of ``w`` seconds of work takes a worker ``factor * w + extra`` seconds. Both numbers may
+differ between workers and between steps. The kinds differ in what redundancy can achieve:
 
-- delays that are *added* have nothing to do with the work (a garbage collection, another tenant):
-  a worker that computes more is delayed no more often;
-- delays in *proportion* to the work make redundant work as slow as any other;
-- in a *Markov* chain those who were slow stay slow for a while.
+- *additive* delays do not depend on the work (a garbage collection, another tenant), so a worker
+  that computes more is delayed no more often;
+- *proportional* delays make redundant work as slow as any other;
+- in a *Markov* chain, slow workers stay slow for a while.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dask_coded.planning.layout import Floats
+from dask_coded.typing import Floats
 
 
 @dataclass(frozen=True, eq=False)
 class Delays:
-    """What makes workers slow, in every step.
+    """Delays of all workers in every step.
 
     Parameters
     ----------
     factor : ndarray, shape (rows, workers)
-        By which the time of the work is multiplied. One row per step; after the last the first.
+        Multiplies the time of the work. One row per step; after the last row comes the first.
     extra : ndarray, shape (rows, workers)
-        Seconds that are added, once a step.
+        Seconds that are added once per step.
 
     Raises
     ------
@@ -47,35 +47,35 @@ class Delays:
             )
         for values in (self.factor, self.extra):
             if not (np.isfinite(values) & (values >= 0)).all():
-                raise ValueError("Factors and delays must be finite numbers of 0 or above.")
+                raise ValueError("Arguments 'factor' and 'extra' must be finite and non-negative.")
 
     @property
     def workers(self) -> int:
         return int(self.factor.shape[1])
 
     def seconds(self, step: int, worker: int, work: float) -> float:
-        """How long a worker takes in a step for what is ``work`` seconds without delays."""
+        """Return the seconds that ``work`` seconds of undelayed work take a worker in a step."""
         row = step % len(self.factor)
         return float(self.factor[row, worker]) * work + float(self.extra[row, worker])
 
 
 def undelayed(workers: int) -> Delays:
-    """Nobody is ever late."""
+    """Return delays under which no worker is ever late."""
     return Delays(np.ones((1, workers)), np.zeros((1, workers)))
 
 
 def additive(
     workers: int, steps: int, *, share: float = 0.05, mean: float = 0.2, seed: int = 0
 ) -> Delays:
-    """In every step a share of the workers, drawn afresh, is held up, exponentially distributed.
+    """Hold up a random share of the workers in each step, for exponentially distributed times.
 
     Parameters
     ----------
     workers, steps : int
     share : float
-        The probability of a worker to be held up.
+        Probability that a worker is held up in a step.
     mean : float
-        Seconds.
+        Mean delay in seconds.
     seed : int
     """
     rng = np.random.default_rng(seed)
@@ -85,7 +85,7 @@ def additive(
 
 
 def proportional(workers: int, steps: int, *, straggling: float = 0.5, seed: int = 0) -> Delays:
-    """Work takes 1 plus an exponential of mean ``straggling`` times as long, afresh every step."""
+    """Multiply work by 1 plus an exponential of mean ``straggling``, redrawn every step."""
     rng = np.random.default_rng(seed)
     factor = 1 + rng.exponential(straggling, (steps, workers))
     return Delays(factor, np.zeros_like(factor))
@@ -101,19 +101,19 @@ def markov(
     shift: float = 0.1,
     seed: int = 0,
 ) -> Delays:
-    """Workers turn slow and fast again in a Markov chain of two states (Gilbert and Elliott).
+    """Turn workers slow and fast again in a Markov chain of two states (Gilbert and Elliott).
 
     Parameters
     ----------
     workers, steps : int
     share : float
-        Of the workers that are slow, in the long run.
+        Long-run share of slow workers.
     memory : float
-        The correlation of being slow from one step to the next, from 0 (drawn afresh) to 1.
+        Correlation of being slow from one step to the next, from 0 (independent) to 1.
     slowdown : float
-        The mean of the exponential part of a slow worker, in those of a fast one.
+        Mean of a slow worker's exponential part, in units of a fast worker's mean.
     shift : float
-        What every worker needs, in means of the exponential part of a fast one.
+        Constant part of every worker's time, in units of a fast worker's exponential mean.
     seed : int
 
     Notes
@@ -131,7 +131,7 @@ def markov(
     slow = rng.random(workers) < share
     rows = []
     for change in rng.random((steps, workers)):
-        # From either state to that drawn afresh, unless it is remembered.
+        # A worker keeps its state with probability `memory`; otherwise it is drawn again.
         rows.append(slow)
         slow = np.where(slow, change < memory + (1 - memory) * share, change < (1 - memory) * share)
     means = np.where(np.array(rows), slowdown, 1.0)
@@ -140,12 +140,12 @@ def markov(
 
 
 def replayed(seconds: npt.ArrayLike) -> Delays:
-    """The delays of a record: each worker's times in proportion to the median of all.
+    """Replay recorded delays: the factors are the recorded times over their overall median.
 
     Parameters
     ----------
     seconds : array_like, shape (steps, workers)
-        How long the workers took for the same work.
+        Times that the workers took for the same work.
     """
     times = np.asarray(seconds, dtype=np.float64)
     factor = times / np.median(times)

@@ -1,8 +1,7 @@
-"""How fast simulated workers are, round by round or second by second.
+"""How fast simulated workers are, by round or by time.
 
-Speeds are relative: at 1.0 a worker computes its whole piece in the time that the simulation calls
-``piece_seconds``. Zero stands for a worker that has stopped and tells nobody, NaN for one that is
-gone, which its peers find out.
+Speeds are relative: at 1.0 a worker computes its whole piece in the simulation's ``piece_seconds``.
+Zero is a worker that has stopped silently. NaN is a worker that is gone, which its peers notice.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dask_coded.planning.layout import Floats
+from dask_coded.typing import Floats
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,14 +21,14 @@ class Speeds:
     Parameters
     ----------
     values : ndarray, shape (rows, workers)
-        One row after the other; after the last the first comes again.
+        One row after another; after the last row comes the first.
     seconds : float or None
         How long each row holds, in virtual seconds. None: each row holds for one round.
 
     Raises
     ------
     ValueError
-        If there is nothing in it, or a speed below zero.
+        If there are no values, or a speed is negative or infinite.
     """
 
     values: Floats
@@ -42,22 +41,22 @@ class Speeds:
                 f"its shape is {self.values.shape}."
             )
         if (self.values < 0).any() or np.isinf(self.values).any():
-            raise ValueError("Speeds must be zero or above and finite, or NaN for a lost worker.")
+            raise ValueError("Speeds must be finite and non-negative, or NaN for a lost worker.")
 
     @property
     def workers(self) -> int:
         return int(self.values.shape[1])
 
     def at(self, round_: int, time: float) -> tuple[Floats, float]:
-        """Speeds in a round at a time, and the time until which they hold."""
+        """Return the speeds in a round at a time, and the time until which they hold."""
         if self.seconds is None:
             return self.values[round_ % len(self.values)], np.inf
-        # A time that is the end of a row up to rounding belongs to the next one.
+        # A time that equals the end of a row up to rounding belongs to the next row.
         row = int(np.floor(time / self.seconds + 1e-9))
         return self.values[row % len(self.values)], (row + 1) * self.seconds
 
     def restarted(self, seed: int, workers: int) -> Speeds:
-        """Other columns, each begun at a random row: many clusters out of one trace."""
+        """Return random columns, each started at a random row: many clusters from one trace."""
         rng = np.random.default_rng(seed)
         rows, columns = self.values.shape
         chosen = rng.choice(columns, workers, replace=workers > columns)
@@ -66,14 +65,14 @@ class Speeds:
 
 
 def constant(speeds: npt.ArrayLike) -> Speeds:
-    """Every worker keeps its speed."""
+    """Return speeds that never change, one per worker."""
     return Speeds(np.atleast_2d(np.asarray(speeds, dtype=np.float64)))
 
 
 def drifting(
     workers: int, rounds: int, *, spread: float = 0.2, memory: float = 0.95, seed: int = 0
 ) -> Speeds:
-    """Speeds that wander: ``log u`` is an AR(1) process of standard deviation ``spread``."""
+    """Return speeds whose logarithm is an AR(1) process of standard deviation ``spread``."""
     rng = np.random.default_rng(seed)
     noise = rng.standard_normal((rounds, workers)) * spread
     log = noise[0]
@@ -87,9 +86,10 @@ def drifting(
 def shifted_exponential(
     workers: int, rounds: int, *, straggling: float = 0.5, seed: int = 0
 ) -> Speeds:
-    """Time for a unit of work is 1 plus an exponential of mean ``straggling``, afresh each round.
+    """Return speeds at which a unit of work takes 1 plus an exponential of mean ``straggling``.
 
-    The usual model of the coded computing literature; nothing in it can be predicted.
+    Times are redrawn every round. This is the usual model of the coded computing literature;
+    nothing in it can be predicted.
     """
     rng = np.random.default_rng(seed)
     return Speeds(1 / (1 + rng.exponential(straggling, (rounds, workers))))
@@ -104,7 +104,7 @@ def gilbert_elliott(
     to_good: float = 0.1,
     seed: int = 0,
 ) -> Speeds:
-    """Two-state Markov: good workers turn bad, ``slowdown`` times slower, and recover."""
+    """Return two-state Markov speeds: workers turn bad, ``slowdown`` times slower, and recover."""
     rng = np.random.default_rng(seed)
     bad = rng.random(workers) < to_bad / (to_bad + to_good)
     rows = []
@@ -115,9 +115,10 @@ def gilbert_elliott(
 
 
 def changed(speeds: Speeds, workers: list[int], first: int, last: int, factor: float) -> Speeds:
-    """The same, but some workers are ``factor`` as fast in the rows ``first … last - 1``.
+    """Return the same speeds with some workers ``factor`` as fast in rows ``first … last - 1``.
 
-    A factor of 0.2 is a sudden slow-down, 0 a stop, NaN a death; from row ``last`` they are back.
+    A factor of 0.2 is a sudden slow-down, 0 a stop, NaN a death. From row ``last`` on, these
+    workers have their old speeds.
     """
     rows = max(last, len(speeds.values))
     values = np.resize(speeds.values, (rows, speeds.workers))

@@ -1,7 +1,7 @@
 """Data-parallel training of any model whose gradient is a sum over samples.
 
-:func:`train` runs on the cluster that holds the data. How gradients become a sum, how they become
-smaller on the way, and how computation and communication overlap, are three choices of their own.
+:func:`train` runs on the cluster that holds the data. How gradients are summed, how they are
+compressed, and how computation and communication overlap are independent choices.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from dask_coded.runtime.training_spec import Step
 from dask_coded.training._train import Checkpoint, train
 from dask_coded.training.aggregations import choose_aggregation
 from dask_coded.training.costs import measure_costs
 from dask_coded.training.optimizers import SGD, Adam, CosineDecay, Optimizer, StepDecay
 from dask_coded.training.result import TrainingResult, WorkerReport
+from dask_coded.training.runtime.spec import Step
 from dask_coded.training.schedules import Pipelined, Schedule, Synchronous
 
 if TYPE_CHECKING:
     from dask_coded.training.estimator import GradientEstimator as GradientEstimator
     from dask_coded.training.pytorch import TorchModule as TorchModule
 
-# Without what needs another package: `import *` works where that is not installed.
+# Optional names are left out, so that `import *` works without the packages that they need.
 __all__ = [
     "SGD",
     "Adam",
@@ -40,7 +40,7 @@ __all__ = [
     "train",
 ]
 
-#: What needs another package: its module, what it imports, and the extra that has it.
+#: Names that need another package: module, imported package, its title, the extra that has it.
 _OPTIONAL = {
     "GradientEstimator": ("estimator", "sklearn", "scikit-learn", "linear-model"),
     "TorchModule": ("pytorch", "torch", "PyTorch", "train"),

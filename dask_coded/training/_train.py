@@ -1,8 +1,8 @@
 """Training on a cluster: one loop, and independent choices of how gradients are summed.
 
-All workers have a copy of the parameters. In a step each of them computes the gradients of its own
-parts of the data, the gradients are summed as the aggregation says, and every worker applies the
-same sum to its copy. What travels is sums of gradients; the data stay where they are.
+All workers have a copy of the parameters. In each step every worker computes the gradients of its
+own parts of the data, the aggregation sums the gradients, and every worker applies the same sum to
+its copy. Only sums of gradients travel; the data stay where they are.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ from dask_coded.compression import EXACT, Compression
 from dask_coded.display import Display
 from dask_coded.loop import Progress
 from dask_coded.runtime.install import install
-from dask_coded.runtime.training import lead
-from dask_coded.runtime.training_spec import Outcome, Training
 from dask_coded.submission import run
 from dask_coded.training.aggregations import choose_aggregation
 from dask_coded.training.batches import Batches
@@ -39,22 +37,24 @@ from dask_coded.training.data import load
 from dask_coded.training.optimizers import SGD, Optimizer, Vector
 from dask_coded.training.replica import Gradient, Model
 from dask_coded.training.result import TrainingResult
+from dask_coded.training.runtime import TrainingSchedulerPlugin, lead
+from dask_coded.training.runtime.spec import Outcome, Training
 from dask_coded.training.schedules import Schedule, Synchronous
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A file that holds all there is to go on from: parameters, optimizer, compressor, losses.
+    """A file to resume from: parameters, state of optimizer and compressor, losses.
 
-    It is a pickle: resume only from files that you trust. It is replaced in one go, so that there
-    is always a whole one.
+    The file is a pickle: resume only from files that you trust. It is replaced atomically, so it is
+    always complete.
 
     Parameters
     ----------
     path : path
-        As the workers see it: they share the folder with the client, if that is to resume.
+        As the workers see it. To resume, the client must share the folder with them.
     every : int
-        Updates from one writing to the next. It is also written after the last one.
+        Number of updates between writes. The file is also written after the last update.
     """
 
     path: str | os.PathLike[str]
@@ -87,71 +87,72 @@ def train(
 ) -> TrainingResult:
     """Train a model on the cluster that holds the data.
 
+    Ctrl-C stops the training on the cluster as well.
+
     Parameters
     ----------
     gradient : callable
         ``gradient(parameters, samples, targets)`` returns the *sum* over the given samples of the
-        gradient of the loss: a flat array as long as the parameters; or the sum of the losses, and
-        that. It runs on the workers, must not change its arguments, and may use NumPy, JAX, PyTorch
-        or anything else that gives an array. Where workers share parts of the data it must give the
-        same for the same arguments.
+        gradient of the loss, as a flat array as long as the parameters; or a pair of the sum of the
+        losses and that array. It runs on the workers, must not change its arguments, and may use
+        NumPy, JAX, PyTorch or anything else that returns an array. If workers share parts of the
+        data, it must return the same result for the same arguments.
     parameters : array_like of float, shape (n,)
-        To begin with. Gradients are summed in their dtype.
+        Initial parameters. Gradients are summed in their dtype.
     data : (samples, targets)
-        Dask arrays, chunked in any way; NumPy arrays; or lists of delayed objects or of futures
-        that are arrays of rows. Along the first axis they are equally long.
+        Dask arrays with any chunks, NumPy arrays, or lists of delayed objects or futures of arrays
+        of rows. Samples and targets have the same length along the first axis.
     optimizer : Optimizer, optional
-        :class:`SGD` or :class:`Adam`; by default ``SGD(0.1)``. It is given the mean gradient over
+        :class:`SGD` or :class:`Adam`; by default ``SGD(0.1)``. It receives the mean gradient over
         the samples of a step.
     steps : int
-        How many updates to make; a training that is resumed has made some of them.
+        Total number of updates, including those made before a training was resumed.
     batch_size : int, optional
-        Samples in a step, over all workers; by default all. In each epoch every sample is used
-        once.
+        Samples in a step, over all workers; by default all. Each epoch uses every sample once.
     aggregation : Aggregation, optional
-        How gradients become a sum; by default chosen, see :func:`choose_aggregation`.
+        How gradients are summed; by default :func:`choose_aggregation` chooses.
     compression : Compression, optional
-        How they become smaller on their way; by default they do not.
+        How gradients are compressed; by default they are not.
     schedule : Schedule, optional
         :class:`Synchronous`, which is the default, or :class:`Pipelined`.
     seed : int
-        Of the mini-batches.
+        Seed of the mini-batches.
     layers : sequence of tuple of int, optional
         Shapes of the layers that lie one after the other in the parameters, for compressions that
-        look at layers. By default it is one.
+        work by layer. By default there is one layer.
     client : distributed.Client, optional
         The cluster; by default the current one.
     workers : str or sequence of str, optional
         Addresses of the workers that may take part; by default all.
     leader : str or sequence of str, optional
-        Addresses of workers of which one leads; by default a fast one.
+        Addresses of workers that may lead the training; by default a fast worker leads.
     checkpoint : Checkpoint, optional
-        A file to go on from, should the cluster be lost.
+        A file to resume from if the cluster is lost.
     resume : path, optional
-        Such a file, as the client sees it, to go on from: the training is as if it had not been
-        interrupted. (In a :class:`Pipelined` schedule the pipeline is filled anew.)
+        Such a file, as the client sees it. The training continues as if it had not been
+        interrupted, except that a :class:`Pipelined` schedule fills its pipeline again.
     callback : callable, optional
-        Called with a :class:`~dask_coded.Progress` of the last step and of earlier ones, at most
-        ten a second, in the client's event loop. Its objective is the mean loss, its residual the
-        norm of the mean gradient as it was summed. If it returns True, the training ends soon.
+        Called in the client's event loop with a :class:`~dask_coded.Progress`, at most ten times a
+        second and after the last step. Its objective is the mean loss, its residual the norm of the
+        mean gradient as it was summed, so with its compression. If the callback returns True, the
+        training ends a few steps later.
     verbose : bool
         Show the progress.
 
     Returns
     -------
     TrainingResult
-        Ctrl-C stops the training in the cluster as well.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is not as it should be, or the gradient that is computed.
+        If an argument or a computed gradient has a wrong type or value.
     FloatingPointError
         If a gradient is not finite.
     CodedDataLostError
-        If data are lost with a worker, and the cluster cannot compute them again.
+        If data are lost with a worker and the cluster cannot compute them again.
     Exception
-        What ``gradient`` raises, with a note that names the worker.
+        Any exception that ``gradient`` raises, with a note that names the worker.
 
     Examples
     --------
@@ -184,7 +185,7 @@ def train(
         )
     allowed = None if workers is None else _named(client, workers)
     state = None if resume is None else _resumed(resume, start, optimizer)
-    client.sync(install, client)
+    client.sync(install, client, TrainingSchedulerPlugin())
     samples, targets, held = load(client, data)
     if aggregation is None:
         there = client.scheduler_info(n_workers=-1)["workers"]
@@ -220,7 +221,7 @@ def train(
         if checkpoint is None
         else (os.path.abspath(checkpoint.path), checkpoint.every),
     )
-    # The parameters travel in the task, once: nothing that the user could do better.
+    # No warning that the task is large: it carries the parameters once, which is the least.
     quiet = dask.config.set({"distributed.admin.large-graph-warning-threshold": "1TiB"})
     watch = _Watch(client, training.id, callback, Display() if verbose else None)
     with quiet, watch.display or nullcontext():
@@ -252,7 +253,7 @@ def _check_choices(
     checkpoint: Any,
     callback: Any,
 ) -> None:
-    """Refuse names, and classes that were not called, before the workers stumble over them."""
+    """Refuse names, and classes that were not called, before they reach the workers."""
     for name, function in (("gradient", gradient), ("callback", callback)):
         if not (callable(function) or (name == "callback" and function is None)):
             raise TypeError(f"Argument {name!r} must be a function, it is {function!r}.")
@@ -271,18 +272,18 @@ def _check_choices(
 
 
 def _named(client: Client, workers: str | Sequence[str]) -> tuple[str, ...]:
-    """Addresses of which at least one is in the cluster."""
+    """Return the given addresses, of which at least one must be in the cluster."""
     addresses = (workers,) if isinstance(workers, str) else tuple(workers)
     if not set(addresses) & set(client.scheduler_info(n_workers=-1)["workers"]):
         raise ValueError(
-            f"Argument 'workers' must hold addresses of workers of the cluster, as in "
+            f"Argument 'workers' must contain the address of a worker in the cluster, as listed by "
             f"`client.nthreads()`, it is {workers!r}."
         )
     return addresses
 
 
 def _start(parameters: npt.ArrayLike) -> Vector:
-    """The parameters to begin with, as a flat array of floating-point numbers."""
+    """Return the initial parameters as a flat array of floating-point numbers."""
     start = np.array(parameters)
     if start.ndim != 1 or not start.size or start.dtype.kind not in "fiub":
         raise ValueError(
@@ -293,15 +294,15 @@ def _start(parameters: npt.ArrayLike) -> Vector:
 
 
 def _resumed(path: str | os.PathLike[str], start: Vector, optimizer: Optimizer) -> dict[str, Any]:
-    """The state in a file."""
+    """Return the state that a checkpoint holds."""
     data = Path(path).read_bytes()
     try:
         state: dict[str, Any] = pickle.loads(data)
         found, kept = state["parameters"], state["optimizer"].keys()
     except Exception as error:  # a pickle may fail in any way
         raise ValueError(
-            f"The file {str(path)!r} must be one that a `Checkpoint` wrote, it cannot be read as "
-            f"such: {type(error).__name__}: {error}."
+            f"The file {str(path)!r} must have been written by a `Checkpoint`, it cannot be read "
+            f"as one: {type(error).__name__}: {error}."
         ) from error
     if (found.shape, found.dtype) != (start.shape, start.dtype):
         raise ValueError(
@@ -310,14 +311,14 @@ def _resumed(path: str | os.PathLike[str], start: Vector, optimizer: Optimizer) 
         )
     if kept != optimizer.start(start).keys():
         raise ValueError(
-            f"The file {str(path)!r} holds the state of another optimizer than {optimizer!r}: "
-            f"resume with the one that wrote it."
+            f"The file {str(path)!r} does not hold the state of {optimizer!r}: resume with the "
+            f"optimizer that wrote it."
         )
     return state
 
 
 class _Watch:
-    """What the client does with the steps that it hears of."""
+    """Passes progress to the display and the callback, and ends the training if that asks."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Which samples a step uses: the same on every worker that computes with them."""
+"""Which samples a step uses: the same on every worker that holds them."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ import numpy.typing as npt
 class Batches:
     """Mini-batches of data that are cut into parts.
 
-    The parts are row ranges, equal up to one sample. An *epoch* is as many steps as batches of
-    ``batch_size`` samples are needed to see all data. In each epoch the samples of a part are
-    permuted and dealt out to its steps evenly, so that every sample is used exactly once. The
-    permutation follows from the seed, the part and the epoch: whoever holds the part draws the
-    same.
+    Parts are row ranges whose lengths differ by at most one sample. An *epoch* is the number of
+    steps in which batches of ``batch_size`` samples cover all data. In each epoch the samples of a
+    part are permuted and spread evenly over its steps, so every sample is used exactly once. The
+    permutation depends only on the seed, the part and the epoch, so all workers that hold a part
+    draw the same samples.
 
     Parameters
     ----------
     samples : int
-        All of them.
+        Total number of samples.
     parts : int
     batch_size : int or None
-        Samples in a step, at most (up to one for each part); None for all.
+        Maximum number of samples in a step; rounding may add up to one per part. None for all.
     seed : int
 
     Attributes
     ----------
     steps : int
-        In an epoch.
+        Steps per epoch.
 
     Examples
     --------
@@ -45,15 +45,15 @@ class Batches:
         self._edges = np.arange(parts + 1) * samples // parts
         self._seed = seed
         self.steps = 1 if batch_size is None else -(-samples // min(batch_size, samples))
-        # All parts of a worker are asked for the same epoch, again and again.
+        # Every step asks for the same epoch of all parts of a worker.
         self._permutation = lru_cache(maxsize=2 * parts)(self._permuted)
 
     def part(self, part: int) -> tuple[int, int]:
-        """First row of a part, and the end."""
+        """Return the first row of a part and the row after its last."""
         return int(self._edges[part]), int(self._edges[part + 1])
 
     def rows(self, part: int, step: int) -> slice | npt.NDArray[np.intp]:
-        """The rows of a part that a step uses, as an index into the part."""
+        """Return the rows of a part that a step uses, as an index into the part."""
         if self.steps == 1:
             return slice(None)
         epoch, turn = divmod(step, self.steps)
@@ -61,13 +61,13 @@ class Batches:
         return permutation[self._cut(turn)[part] : self._cut(turn + 1)[part]]
 
     def count(self, step: int) -> int:
-        """How many samples a step uses, over all parts."""
+        """Return the number of samples that a step uses, over all parts."""
         turn = step % self.steps
         return int((self._cut(turn + 1) - self._cut(turn)).sum())
 
     def _cut(self, turn: int) -> npt.NDArray[np.intp]:
-        """Where each part's samples for one of the epoch's steps begin."""
-        # Parts whose samples cannot be dealt out evenly have one more in different steps.
+        """Return where each part's samples for one step of the epoch start."""
+        # Parts that do not divide evenly have their extra samples in different steps.
         shift = self._edges[:-1] % self.steps
         return (np.diff(self._edges) * turn + shift) // self.steps
 

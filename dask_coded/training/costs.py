@@ -1,4 +1,4 @@
-"""What messages, sums and gradients cost on a running cluster, measured by one call."""
+"""Measure what messages, sums and gradients cost on a running cluster."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 from distributed import Client
 
 from dask_coded.aggregation import Ring
+from dask_coded.aggregation.timing import Costs
 from dask_coded.array import current_client
-from dask_coded.planning.timing import Costs
 from dask_coded.training._train import train
 
 
@@ -25,26 +25,26 @@ def measure_costs(
     nbytes: int = 2**20,
     repetitions: int = 5,
 ) -> Costs:
-    """Measure what :func:`dask_coded.planning.timing.recommend` asks for.
+    """Measure the costs that :func:`dask_coded.aggregation.timing.recommend` needs.
 
-    The latency is that of a hop in a short training whose gradient is next to nothing, with all
-    that the way from one worker's arithmetic to that of the next takes. Links are measured one
-    after the other, and the slowest counts, because a sum waits for it. Sums and gradients are
-    timed on all workers at once, as in a step.
+    The latency is the time per message of a short training with a tiny gradient. It includes the
+    whole path from one worker's arithmetic to that of the next. Links are measured one after
+    another, and the slowest counts because a sum waits for it. Sums and gradients are timed on all
+    workers at once, as in a step.
 
     Parameters
     ----------
     gradient : callable, optional
-        Computes, on any worker, a gradient over an equal share of a batch: one part of as many as
-        there are workers. If not given, computation is taken to cost nothing.
+        Computes, on any worker, a gradient over one part of a batch that is cut into as many equal
+        parts as there are workers. If not given, computation is assumed to cost nothing.
     client : distributed.Client, optional
         The cluster; by default the current one.
     workers : sequence of str, optional
-        Addresses of at least two; by default all.
+        Addresses of at least two workers; by default all.
     leader : str or sequence of str, optional
-        Addresses of workers of which one leads the short training.
+        Addresses of workers that may lead the short training.
     nbytes : int
-        Of the message that bandwidth is measured with.
+        Size of the message that measures the bandwidth.
     repetitions : int
 
     Returns
@@ -69,7 +69,10 @@ def measure_costs(
     there = sorted(client.scheduler_info(n_workers=-1)["workers"])
     addresses = there if workers is None else list(workers)
     if len(addresses) < 2:
-        raise ValueError(f"There must be 2 workers or more to measure, not {len(addresses)}.")
+        raise ValueError(
+            f"Measuring costs needs at least 2 workers, there are {len(addresses)}: pass more "
+            f"addresses or scale the cluster."
+        )
     result = train(
         _nothing,
         np.zeros(len(addresses)),
@@ -80,7 +83,7 @@ def measure_costs(
         workers=addresses,
         leader=leader,
     )
-    # The first step waits for those that join last.
+    # The first step also waits for the last workers to join.
     step = float(np.median([step.seconds for step in result.history[1:]]))
     slowest = max(
         client.run(_exchange, peer, nbytes, repetitions, workers=[worker])[worker]
@@ -103,7 +106,7 @@ def _nothing(parameters: Any, samples: Any, targets: Any) -> Any:
 
 
 async def _exchange(peer: str, size: int, repetitions: int, dask_worker: Any) -> float:
-    """On a worker: seconds that a message takes to another and back, less those of an empty one."""
+    """Return the seconds of a round trip to ``peer``, minus those of an empty message."""
     seconds = {}
     for data in (b"", bytes(size)):
         times = []
@@ -111,13 +114,13 @@ async def _exchange(peer: str, size: int, repetitions: int, dask_worker: Any) ->
             began = perf_counter()
             await dask_worker.rpc(peer).echo(data=data)
             times.append(perf_counter() - began)
-        # The fastest: a link is as good as that, whatever else the machine was busy with.
+        # The minimum, because other load on the machine can only slow a message down.
         seconds[len(data)] = min(times[1:])
     return max(seconds[size] - seconds[0], 1e-9)
 
 
 async def _sum(nbytes: int, repetitions: int) -> float:
-    """On a worker: seconds to add a vector to another, beside its event loop."""
+    """Return the seconds to add two vectors on this worker, outside its event loop."""
 
     def add() -> float:
         total, vector = np.zeros(nbytes // 4, np.float32), np.ones(nbytes // 4, np.float32)
@@ -127,7 +130,7 @@ async def _sum(nbytes: int, repetitions: int) -> float:
 
 
 async def _compute(gradient: Callable[[], object], repetitions: int) -> float:
-    """On a worker: seconds of a gradient, after one that warms up, beside its event loop."""
+    """Return the seconds of a gradient after a warm-up, on this worker, outside its event loop."""
     return await asyncio.to_thread(_median_seconds, gradient, repetitions)
 
 

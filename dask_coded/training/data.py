@@ -10,13 +10,14 @@ import dask.array as da
 import numpy as np
 import scipy.sparse
 from dask.base import is_dask_collection
-from distributed import Client, Future, futures_of, wait
+from distributed import Client, Future, futures_of
 
-from dask_coded.runtime.training_spec import Blocks
+from dask_coded.runtime.source import settled
+from dask_coded.training.runtime.spec import Blocks
 
 
 def load(client: Client, data: Any) -> tuple[Blocks, Blocks, list[Future]]:
-    """Bring samples and targets into the cluster, unless they are there.
+    """Bring samples and targets into the cluster, unless they are already there.
 
     Parameters
     ----------
@@ -29,12 +30,12 @@ def load(client: Client, data: Any) -> tuple[Blocks, Blocks, list[Future]]:
     -------
     samples, targets : Blocks
     futures : list of Future
-        As long as they live, the blocks do.
+        They keep the blocks in memory.
 
     Raises
     ------
     TypeError, ValueError
-        If the data are something else, or not equally long.
+        If the data have another type, or samples and targets differ in length.
     """
     if not isinstance(data, tuple | list) or len(data) != 2:
         raise TypeError("Argument 'data' must be a pair: samples and targets.")
@@ -47,8 +48,7 @@ def load(client: Client, data: Any) -> tuple[Blocks, Blocks, list[Future]]:
     samples, targets = (sum(blocks.rows) for blocks in found)
     if samples != targets:
         raise ValueError(
-            f"There must be a target for each sample, there are {samples} samples and "
-            f"{targets} targets."
+            f"Each sample must have a target, there are {samples} samples and {targets} targets."
         )
     if not samples:
         raise ValueError("Argument 'data' must hold at least one sample.")
@@ -64,14 +64,14 @@ def _load(client: Client, name: str, values: Any) -> tuple[Blocks, list[Future]]
         return _scattered(client, values)
     raise TypeError(
         f"The {name} must be a dask array, a NumPy array, or a list of delayed objects or futures "
-        f"of arrays, they are a {type(values).__name__}{_way_out(values)}."
+        f"of arrays, not a {type(values).__name__}{_way_out(values)}."
     )
 
 
 def _way_out(values: Any) -> str:
     for method in ("to_dask_array(lengths=True)", "to_numpy()"):
         if hasattr(values, method.partition("(")[0]):
-            return f": pass what its `{method}` gives"
+            return f": pass the result of its `{method}`"
     return ""
 
 
@@ -81,7 +81,7 @@ def _is_lazy(value: Any) -> bool:
 
 def _array(client: Client, name: str, values: da.Array) -> tuple[Blocks, list[Future]]:
     if not values.ndim:
-        raise ValueError(f"The {name} must be an array of rows, they are a single number.")
+        raise ValueError(f"The {name} must be an array of rows, not a single number.")
     if np.isnan(values.shape).any():
         raise ValueError(
             f"The {name} have chunks of unknown size: call `compute_chunk_sizes()` first."
@@ -89,7 +89,7 @@ def _array(client: Client, name: str, values: da.Array) -> tuple[Blocks, list[Fu
     whole = values.rechunk(dict.fromkeys(range(1, values.ndim), -1))
     persisted = client.persist(whole)
     futures = futures_of(persisted, client=client)
-    _settle(client, futures)
+    client.sync(settled, client, futures)
     tail = (0,) * (values.ndim - 1)
     keys = tuple((persisted.name, i, *tail) for i in range(persisted.numblocks[0]))
     return Blocks(keys, persisted.chunks[0]), futures
@@ -97,35 +97,26 @@ def _array(client: Client, name: str, values: da.Array) -> tuple[Blocks, list[Fu
 
 def _partitions(client: Client, name: str, values: Any) -> tuple[Blocks, list[Future]]:
     futures = [v if isinstance(v, Future) else client.compute(v) for v in values]
-    _settle(client, futures)
+    client.sync(settled, client, futures)
     rows = client.gather(client.map(_rows, futures, pure=False))
     if None in rows:
         raise TypeError(
-            f"The partitions of the {name} must be NumPy or SciPy sparse arrays of rows; data "
-            f"frames have `to_dask_array(lengths=True)` and `to_numpy()`."
+            f"The partitions of the {name} must be NumPy or SciPy sparse arrays of rows: convert "
+            f"data frames with `to_dask_array(lengths=True)` or `to_numpy()`."
         )
     return Blocks(tuple(future.key for future in futures), tuple(rows)), futures
 
 
 def _rows(values: Any) -> int | None:
     shape = getattr(values, "shape", ())
-    # The rows of a data frame are not what its index finds.
+    # Indexing a data frame does not select rows by position.
     return int(shape[0]) if shape and not hasattr(values, "iloc") else None
 
 
 def _scattered(client: Client, values: Any) -> tuple[Blocks, list[Future]]:
-    """Equal blocks, as many as there are workers."""
+    """Scatter equal blocks, as many as there are workers."""
     count = max(min(len(client.scheduler_info(n_workers=-1)["workers"]), values.shape[0]), 1)
     edges = [i * values.shape[0] // count for i in range(count + 1)]
     blocks = [values[a:b] for a, b in itertools.pairwise(edges)]
     futures = client.scatter(blocks, hash=False)
     return Blocks(tuple(f.key for f in futures), tuple(b.shape[0] for b in blocks)), futures
-
-
-def _settle(client: Client, futures: list[Future]) -> None:
-    """Wait for all; the first error is raised."""
-    with client.as_current():
-        wait(futures)
-    for future in futures:
-        if future.status != "finished":
-            future.result()

@@ -22,16 +22,16 @@ from dask_coded.training.schedules import Schedule
 
 
 class GradientEstimator(BaseEstimator):
-    """A model given by its gradient and its prediction, with ``fit`` and ``predict``.
+    """A model with ``fit`` and ``predict``, defined by a gradient and a prediction function.
 
     Parameters
     ----------
     gradient : callable
         As for :func:`train`.
     prediction : callable
-        ``prediction(parameters, samples)`` is an array with a row, or a number, per sample.
+        ``prediction(parameters, samples)`` returns an array with one row or number per sample.
     parameters : array_like of float, shape (n,)
-        To begin with.
+        Initial parameters.
     optimizer, steps, batch_size, aggregation, compression, schedule, layers, seed, verbose
         As for :func:`train`.
 
@@ -91,7 +91,7 @@ class GradientEstimator(BaseEstimator):
         client: Client | None = None,
         callback: Callable[[Progress], object] | None = None,
     ) -> GradientEstimator:
-        """Train on samples and targets, in any form that :func:`train` takes."""
+        """Train on samples and targets, in any form that :func:`train` accepts."""
         options = self.get_params(deep=False)
         del options["prediction"]
         first = (options.pop("gradient"), options.pop("parameters"), (X, y))
@@ -101,13 +101,13 @@ class GradientEstimator(BaseEstimator):
         return self
 
     def predict(self, X: Any) -> Any:
-        """The prediction for each sample: a dask array if X is one."""
+        """Return the prediction for each sample: a dask array if ``X`` is one."""
         check_is_fitted(self)
         if not isinstance(X, da.Array):
             return self.prediction(self.parameters_, X)
         whole = X.rechunk(dict.fromkeys(range(1, X.ndim), -1))
         predict = partial(self.prediction, self.parameters_)
-        # Two samples tell how predictions look.
+        # Predicting two samples shows the shape and dtype of predictions.
         two = predict(np.ones((2, *X.shape[1:]), dtype=X.dtype))
         return da.map_blocks(
             predict,

@@ -1,8 +1,8 @@
-r"""What a step does with its mean gradient: SGD with momentum or Nesterov's, and Adam.
+r"""Optimizers: SGD, with plain or Nesterov momentum, and Adam.
 
-The formulas are PyTorch's, so that learning rates can be taken over from there. Every worker has
-the parameters and the optimizer's state, and applies the same sums in the same order; elementwise
-operations of IEEE arithmetic then keep all of them the same to the last bit.
+The formulas are PyTorch's, so learning rates carry over. Every worker has the parameters and the
+optimizer's state, and applies the same sums in the same order. Elementwise operations of IEEE
+arithmetic then keep all copies identical to the last bit.
 
 References
 ----------
@@ -27,18 +27,18 @@ from dask_coded.arguments import check_positive, check_whole
 
 Vector = npt.NDArray[np.floating[Any]]
 
-#: The factor of the learning rate in a step; steps count from 0.
+#: Maps a step, counted from 0, to the factor of the learning rate.
 Decay = Callable[[int], float]
 
 
 @dataclass(frozen=True)
 class StepDecay:
-    """The learning rate is multiplied with a factor every so many steps.
+    """Multiply the learning rate by ``factor`` every ``every`` steps.
 
     Parameters
     ----------
     every : int
-        Steps.
+        Number of steps.
     factor : float
 
     Examples
@@ -61,16 +61,16 @@ class StepDecay:
 
 @dataclass(frozen=True)
 class CosineDecay:
-    """The learning rate goes down to nothing along half a cosine, perhaps after a rise.
+    """Lower the learning rate along half a cosine, optionally after a linear rise.
 
     Parameters
     ----------
     steps : int
-        When it arrives there.
+        The step at which the floor is reached.
     warmup : int
-        In so many steps at the beginning it rises in proportion to the step.
+        Number of steps at the start in which the rate rises in proportion to the step.
     floor : float
-        What it goes down to, as a share of the learning rate.
+        Final rate, as a share of the learning rate.
 
     Examples
     --------
@@ -103,7 +103,7 @@ class CosineDecay:
 
 @dataclass(frozen=True)
 class Optimizer(ABC):
-    """How parameters change by a mean gradient; an instance has no state of its own.
+    """Base class: updates parameters from a mean gradient. Instances hold no state.
 
     Parameters
     ----------
@@ -117,13 +117,13 @@ class Optimizer(ABC):
 
     @abstractmethod
     def start(self, parameters: Vector) -> dict[str, Vector]:
-        """The state before the first step: arrays by name."""
+        """Return the state before the first step: arrays by name."""
 
     @abstractmethod
     def update(
         self, parameters: Vector, gradient: Vector, state: dict[str, Vector], step: int
     ) -> None:
-        """Change parameters and state in place.
+        """Update parameters and state in place.
 
         Parameters
         ----------
@@ -132,7 +132,7 @@ class Optimizer(ABC):
             Mean over the samples of the step; it is not changed.
         state : dict of ndarray
         step : int
-            From 0.
+            Counted from 0.
         """
 
 
@@ -205,11 +205,11 @@ class Adam(Optimizer):
     ----------
     learning_rate : float
     betas : (float, float)
-        How much of the running mean and mean square is kept in a step.
+        Shares of the running mean and of the running mean square that a step keeps.
     epsilon : float
         Added to the root mean square.
     weight_decay : float
-        Times the parameters, added to the gradient.
+        This factor times the parameters is added to the gradient.
     decay : callable, optional
         As for :class:`SGD`.
 
@@ -248,7 +248,7 @@ class Adam(Optimizer):
         mean += (1 - keep_mean) * gradient
         square *= keep_square
         square += (1 - keep_square) * gradient * gradient
-        # Both begin at zero: divided by what their weights add up to so far.
+        # Both start at zero, so each is divided by the sum of its weights so far.
         scale = math.sqrt(1 - keep_square ** (step + 1))
         rate = _rate(self.learning_rate, self.decay, step) / (1 - keep_mean ** (step + 1))
         parameters -= rate * (mean / (np.sqrt(square) / scale + self.epsilon))

@@ -13,20 +13,20 @@ from dask_coded.training.optimizers import Vector
 
 
 class TorchModule:
-    """A PyTorch module whose parameters lie in one flat array.
+    """A PyTorch module with its parameters in one flat array.
 
     Parameters
     ----------
     module : torch.nn.Module
-        In the mode that it is trained in.
+        In the mode in which it is trained.
     loss : callable
-        ``loss(predictions, targets)`` is the *sum* over the samples: one of PyTorch's losses with
-        ``reduction="sum"``, or a function.
+        ``loss(predictions, targets)`` returns the *sum* over the samples: one of PyTorch's losses
+        with ``reduction="sum"``, or a function.
 
     Attributes
     ----------
     parameters : ndarray, shape (n,)
-        All that require a gradient, one after the other.
+        All parameters that require a gradient, concatenated.
     layers : tuple of tuple of int
         Their shapes.
 
@@ -37,11 +37,11 @@ class TorchModule:
 
     Notes
     -----
-    What a module draws at random, as dropout does, follows from parameters and samples, so that all
-    workers that compute with the same samples draw the same.
+    Random draws of a module, such as dropout, are seeded from the parameters and the samples, so
+    all workers that compute with the same samples draw the same numbers.
 
-    Batch normalisation is refused: its running statistics would be different on every worker, and
-    its gradient is no sum over samples. Group or layer normalisation are fine.
+    Batch normalisation is refused because its running statistics would differ between workers and
+    its gradient is not a sum over samples. Group and layer normalisation are fine.
 
     Examples
     --------
@@ -64,8 +64,8 @@ class TorchModule:
         for part in module.modules():
             if isinstance(part, torch.nn.modules.batchnorm._NormBase) and part.track_running_stats:
                 raise ValueError(
-                    f"The module has batch normalisation, {part!r}, which is not a sum over "
-                    f"samples: use GroupNorm or LayerNorm."
+                    f"The module contains {part!r}, whose gradient is not a sum over samples: use "
+                    f"GroupNorm or LayerNorm."
                 )
         self.module = module
         self._loss = loss
@@ -77,7 +77,7 @@ class TorchModule:
         return torch.nn.utils.parameters_to_vector(self._wanted).detach().cpu().numpy().copy()
 
     def gradient(self, parameters: Vector, samples: Any, targets: Any) -> tuple[float, Vector]:
-        """Loss and its gradient, summed over samples: to be passed to :func:`train`."""
+        """Return the loss and its gradient, summed over samples, as :func:`train` expects."""
         self.load(parameters)
         self.module.zero_grad(set_to_none=True)
         seed = zlib.crc32(samples[:1].tobytes(), zlib.crc32(parameters[:1024].tobytes()))
@@ -89,8 +89,8 @@ class TorchModule:
         return float(loss.detach()), torch.cat([g.reshape(-1) for g in found]).cpu().numpy()
 
     def load(self, parameters: Vector) -> torch.nn.Module:
-        """Put a flat array into the module, which is returned."""
-        # A copy: PyTorch wants to write into what it is given.
+        """Copy a flat array into the module's parameters and return the module."""
+        # Copied because PyTorch expects a writable array.
         flat = torch.from_numpy(np.array(parameters))
         with torch.no_grad():
             start = 0
@@ -101,7 +101,7 @@ class TorchModule:
         return self.module
 
     def prediction(self, parameters: Vector, samples: Any) -> Any:
-        """What the module makes of a NumPy array of samples, as a NumPy array."""
+        """Return the module's output for a NumPy array of samples, as a NumPy array."""
         self.load(parameters)
         training = self.module.training
         self.module.eval()

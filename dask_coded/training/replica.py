@@ -1,6 +1,6 @@
-"""One worker's copy of what is trained: parameters, the optimizer's state, the compressor's.
+"""One worker's copy of the model: parameters, optimizer state and compressor state.
 
-All replicas are given the same sums in the same order, and are the same to the last bit.
+All replicas receive the same sums in the same order, so they are identical to the last bit.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from dask_coded.compression import Compression, Compressor
 from dask_coded.training.batches import Batches
 from dask_coded.training.optimizers import Optimizer, Vector
 
-#: ``gradient(parameters, samples, targets)``: a flat array, or the loss and a flat array.
+#: ``gradient(parameters, samples, targets)`` returns a flat array, or the loss and a flat array.
 Gradient = Callable[[Vector, Any, Any], Any]
 
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """What every replica is made from.
+    """The specification from which every replica is made.
 
     Parameters
     ----------
     gradient : callable
-        ``gradient(parameters, samples, targets)`` is the sum of the gradients of some samples, a
-        flat array, or the sum of their losses and that.
+        ``gradient(parameters, samples, targets)`` returns the sum of the gradients of some samples
+        as a flat array, or a pair of the sum of their losses and that array.
     parameters : ndarray, shape (n,)
-        To begin with.
+        Initial parameters.
     optimizer : Optimizer
     samples : int
-        In all of the data.
+        Number of samples in all data.
     batch_size : int or None
     seed : int
     compression : Compression or None
     layers : sequence of tuple of int
         Shapes of the layers that lie one after the other in the parameters.
     width : int
-        How many steps may be under way at a time.
+        How many steps may be in flight at once.
     state : dict or None
-        A replica's state to go on from.
+        State of a replica to continue from.
     """
 
     gradient: Gradient
@@ -57,27 +57,27 @@ class Model:
     state: dict[str, Any] | None = None
 
     def replica(self, parts: int, segments: int) -> Replica:
-        """A replica for data in so many parts and gradients in so many segments."""
+        """Make a replica for data in ``parts`` parts and gradients in ``segments`` segments."""
         return Replica(self, parts, segments)
 
 
 class Replica:
-    """One worker's copy.
+    """One worker's copy of the model.
 
     Parameters
     ----------
     model : Model
     parts : int
-        That the data are cut into.
+        Number of parts of the data.
     segments : int
-        That gradients are cut into.
+        Number of segments of a gradient.
 
     Attributes
     ----------
     version : int
-        How many updates have been applied.
+        Number of updates applied so far.
     losses : list of float
-        Mean loss of the samples of each step; NaN where the gradient gives none.
+        Mean loss of the samples of each step; NaN if the gradient function returns no loss.
     """
 
     def __init__(self, model: Model, parts: int, segments: int) -> None:
@@ -96,26 +96,26 @@ class Replica:
             self.restore(model.state)
 
     def part(self, part: int) -> tuple[int, int]:
-        """First row of a part of the data, and the end."""
+        """Return the first row of a part of the data and the row after its last."""
         return self._batches.part(part)
 
     def gradient(self, step: int, part: int, samples: Any, targets: Any) -> tuple[Vector, float]:
-        """What a part contributes to a step: a new array, and the loss.
+        """Return what a part contributes to a step: a new array and the loss.
 
         Raises
         ------
         TypeError, ValueError
-            If the gradient is no array as it should be.
+            If what the gradient function returns has a wrong type, dtype or shape.
         FloatingPointError
-            If it is not finite.
+            If the gradient is not finite.
         """
         rows = self._batches.rows(part, step)
-        if not isinstance(rows, slice):  # all rows of a sparse matrix would be copied
+        if not isinstance(rows, slice):  # a full slice would copy a sparse matrix
             samples, targets = samples[rows], targets[rows]
         if not samples.shape[0]:
             return np.zeros_like(self._parameters), 0.0
         parameters = self._parameters.view()
-        # Who changed them would train another model than the other workers.
+        # A gradient function that changed them would make this replica differ from the others.
         parameters.flags.writeable = False
         result = self._model.gradient(parameters, samples, targets)
         if isinstance(result, tuple) and len(result) == 2:
@@ -133,7 +133,8 @@ class Replica:
         if result is None or isinstance(result, tuple):
             what = "None" if result is None else f"a tuple of {len(result)}"
             raise TypeError(
-                f"The gradient must be a flat array, or a pair of the loss and that; it is {what}."
+                f"The gradient function must return a flat array or a pair (loss, flat array), "
+                f"it returned {what}."
             )
         vector = np.asarray(result)
         if vector.dtype.kind != "f":
@@ -147,13 +148,13 @@ class Replica:
             )
         if not np.isfinite(vector).all():
             raise FloatingPointError(
-                f"The gradient of step {step} holds NaN or infinity: lower the learning rate, "
-                f"or mend the gradient or the data."
+                f"The gradient of step {step} contains NaN or infinity: lower the learning rate, "
+                f"or check the gradient function and the data."
             )
         return vector.astype(wanted.dtype)
 
     def compress(self, step: int, segment: int, vector: Vector) -> Vector:
-        """What of this worker's gradient is added up."""
+        """Return this worker's contribution to the sum: its gradient segment, compressed."""
         return self._compressor.compress(step, segment, vector)
 
     def apply(self, totals: Sequence[Vector], loss: float) -> None:
@@ -162,7 +163,7 @@ class Replica:
         Parameters
         ----------
         totals : sequence of ndarray
-            The sum of all gradients, by segment, as compressed.
+            The sum of all compressed gradients, one array per segment.
         loss : float
             Sum over the samples.
         """
@@ -176,7 +177,7 @@ class Replica:
         self.version += 1
 
     def state(self) -> dict[str, Any]:
-        """What a replica that joins or resumes needs; arrays are this replica's own."""
+        """Return the state that a joining or resuming replica needs; its arrays are not copies."""
         return {
             "version": self.version,
             "parameters": self._parameters,
@@ -186,7 +187,7 @@ class Replica:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from the state of another replica."""
+        """Continue from the state of another replica."""
         self.version = state["version"]
         self._parameters = np.array(state["parameters"])
         self._optimizer_state = {name: np.array(a) for name, a in state["optimizer"].items()}
@@ -194,5 +195,5 @@ class Replica:
         self.losses = list(state["losses"])
 
     def digest(self) -> str:
-        """Of the parameters, bit by bit."""
+        """Return a hash of the bytes of the parameters."""
         return hashlib.blake2b(self._parameters.tobytes(), digest_size=8).hexdigest()

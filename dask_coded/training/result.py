@@ -1,33 +1,33 @@
-"""What a training ends with, and what its history says about the workers."""
+"""The result of a training, and what its history says about the workers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dask_coded.aggregation import Aggregation
-from dask_coded.runtime.training_spec import Step
+from dask_coded.aggregation.spreading import lag_one_correlation
 from dask_coded.training.optimizers import Vector
+from dask_coded.training.runtime.spec import Step
 
-# A worker straggles in a step if it computes for more than so many times as long as the median one.
+# A worker straggles in a step if it computes more than this many times the median time.
 _SLOW = 2.0
 
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """One worker in a training.
+    """One worker's part in a training.
 
     Parameters
     ----------
     steps : int
-        In which it took part.
+        Number of steps in which the worker took part.
     late : float
-        Share of them that ended before it had computed its part.
+        Share of these steps that ended before it had computed its part.
     seconds : float
-        Median time that it computed in a step, before it waited for anybody; NaN if it never did.
+        Median time that it computed in a step, without waiting; NaN if it never reported one.
     """
 
     steps: int
@@ -37,32 +37,32 @@ class WorkerReport:
 
 @dataclass(frozen=True, eq=False)
 class TrainingResult:
-    """What a training ends with.
+    """The result of a training.
 
     Attributes
     ----------
     parameters : ndarray, shape (n,)
     steps : int
-        How many updates the parameters have seen.
+        Number of updates applied to the parameters.
     history : list of Step
-        Of every step its loss, how long it took, who was late, and how long each worker computed.
+        For each step: loss, duration, the late workers, and how long each worker computed.
     digests : dict of str to str
-        A digest of the parameters of each worker, by address, of those that were done when the
-        training was: they are all the same.
+        Digest of each worker's parameters, by address, for the workers that were done when the
+        training ended. All digests are equal.
     aggregation : Aggregation
-        That was used.
+        The aggregation that was used.
     """
 
     parameters: Vector
     steps: int
-    # Too long to be shown with the rest.
+    # Too long for the repr.
     history: list[Step] = field(repr=False)
     digests: dict[str, str] = field(repr=False)
     aggregation: Aggregation
 
     @property
     def workers(self) -> dict[str, WorkerReport]:
-        """How each worker did, by address."""
+        """A report on each worker, by address."""
         out = {}
         for address in _addresses(self.history):
             took_part = [s for s in self.history if address in s.computing or address in s.late]
@@ -78,21 +78,21 @@ class TrainingResult:
     def straggling_correlation(self) -> float:
         """Correlation of straggling from one step to the next, over all workers.
 
-        In a step a worker straggles that computes for more than twice the median time, or has not
-        reported it at all. Near 0, nobody can tell who will be late, and
-        :class:`~dask_coded.aggregation.DynamicClusters` gain nothing. NaN if nobody straggles, or
-        everybody.
+        A worker straggles in a step if it computes for more than twice the median time, or has not
+        reported its time at all. Near 0, late workers cannot be predicted, and
+        :class:`~dask_coded.aggregation.DynamicClusters` gain nothing. NaN if no worker straggles,
+        or all workers do.
         """
-        return correlation(straggling(self.history))
+        return lag_one_correlation(straggling(self.history))
 
 
 def straggling(history: list[Step]) -> npt.NDArray[np.float64]:
-    """Who straggled when.
+    """Return which workers straggled in which steps.
 
     Returns
     -------
     ndarray, shape (steps, workers)
-        1 and 0; NaN where a worker took no part. Workers are in order of their addresses.
+        1 if the worker straggled, else 0; NaN if it took no part. Workers are sorted by address.
     """
     addresses = _addresses(history)
     flags = np.full((len(history), len(addresses)), np.nan)
@@ -102,22 +102,6 @@ def straggling(history: list[Step]) -> npt.NDArray[np.float64]:
             if address in step.computing or address in step.late:
                 row[i] = step.computing.get(address, np.inf) > limit
     return flags
-
-
-def correlation(flags: npt.NDArray[Any]) -> float:
-    """Of flags with those of the step after.
-
-    Examples
-    --------
-    >>> round(correlation(np.array([[0, 1], [0, 1], [0, 1], [1, 0], [1, 0]])), 6)
-    0.5
-    """
-    before, after = flags[:-1].ravel(), flags[1:].ravel()
-    known = ~(np.isnan(before) | np.isnan(after))
-    before, after = before[known], after[known]
-    if not before.size or not before.std() or not after.std():
-        return float("nan")
-    return float(np.corrcoef(before, after)[0, 1])
 
 
 def _addresses(history: list[Step]) -> list[str]:

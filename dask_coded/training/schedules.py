@@ -1,7 +1,7 @@
-"""When a step may begin: after the one before, or while sums of earlier ones are still made.
+"""When a step may start: after the previous step, or while earlier sums are still under way.
 
-A step is begun with parameters to which a fixed number of updates has been applied, on all workers
-the same: gradients are stale by as much as the schedule says, never by as much as it happens.
+A step starts with parameters to which a fixed number of updates has been applied, the same on all
+workers. The schedule alone determines how stale gradients are; timing does not.
 """
 
 from __future__ import annotations
@@ -13,35 +13,35 @@ from dask_coded.arguments import check_whole
 
 
 class Schedule(ABC):
-    """What a user chooses: how computation and communication follow each other.
+    """Base class: decides how computation and communication overlap.
 
     Attributes
     ----------
     width : int
-        How many steps may be under way at a time.
+        How many steps may be in flight at once.
     """
 
     width: int = 1
 
     @abstractmethod
     def version(self, step: int) -> int:
-        """How many updates have been applied to the parameters that a step is computed with.
+        """Return how many updates have been applied to the parameters that a step uses.
 
         Parameters
         ----------
         step : int
-            From 0.
+            Counted from 0.
 
         Returns
         -------
         int
-            At most ``step``, and never less than for the step before.
+            At most ``step``, and never less than for the previous step.
         """
 
 
 @dataclass(frozen=True)
 class Synchronous(Schedule):
-    """Each step begins with the parameters that the one before has made.
+    """Start each step with the parameters that the previous step produced.
 
     Examples
     --------
@@ -55,19 +55,19 @@ class Synchronous(Schedule):
 
 @dataclass(frozen=True)
 class Pipelined(Schedule):
-    """Up to ``width`` steps at a time: computation overlaps with communication (Pipe-SGD).
+    """Up to ``width`` steps in flight: computation overlaps with communication (Pipe-SGD).
 
-    A step is computed with parameters that lack the last ``width - 1`` updates. A worker computes
-    and communicates at the same time, so that a step takes the longer of the two instead of their
-    sum; more than two at a time gain nothing unless steps are uneven. Stale gradients want a
-    smaller learning rate, or less momentum.
+    A step uses parameters that lack the last ``width - 1`` updates. A worker computes and
+    communicates at the same time, so a step takes the longer of the two instead of their sum. More
+    than two steps in flight gain nothing unless steps are uneven. Stale gradients need a smaller
+    learning rate or less momentum.
 
     Parameters
     ----------
     width : int
-        From 2.
+        At least 2.
     warmup : int
-        So many steps at the beginning are synchronous.
+        Number of synchronous steps at the start.
 
     References
     ----------

@@ -256,7 +256,7 @@ def test_errors_say_what_to_do() -> None:
         StaticClusters(size=2, load=3)
     with pytest.raises(ValueError, match="'share' must be above 0"):
         Speculation(share=0)
-    with pytest.raises(ValueError, match="'segments' must be a whole number from 1"):
+    with pytest.raises(ValueError, match="'segments' must be a whole number of at least 1"):
         Ring(segments=0)
     with pytest.raises(ValueError, match="holds 20 workers, there are 21"):
         Tree(fan_in=4, depth=2).plan(21)

@@ -1,4 +1,4 @@
-"""A tiny run of the accuracy benchmark."""
+"""A smoke run of the accuracy benchmark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tiny run of all contests: every way reaches what it has to."""
+"""A smoke run of all contests: every method reaches its error limit."""
 
 from __future__ import annotations
 

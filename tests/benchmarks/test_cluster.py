@@ -1,4 +1,4 @@
-"""The straggler lab: who gets which share, and that nothing outlives it, not speeds."""
+"""The straggler lab: shares of the workers and clean-up, but no speeds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REPOSITORY = Path(cluster.__file__).parents[1]
 # --------------------------------------------------------------------------------------- the trace
 
 
-def test_trace_is_walked_through_by_hand_again_and_again():
+def test_trace_starts_again_after_its_last_row():
     seen = []
     with Follower(np.array([[1.0], [2.0], [3.0]]), lambda row: seen.append(row[0])) as follower:
         assert (follower.row, seen) == (0, [1])
@@ -38,7 +38,7 @@ def test_trace_is_walked_through_by_hand_again_and_again():
     assert (follower.row, seen) == (0, [1, 2, 3, 1])
 
 
-def test_trace_is_walked_through_by_a_thread_that_ends_with_the_block():
+def test_thread_steps_through_the_trace_and_ends_with_the_block():
     seen = []
     turned = threading.Event()
 
@@ -55,7 +55,7 @@ def test_trace_is_walked_through_by_a_thread_that_ends_with_the_block():
     assert "trace follower" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_error_of_the_thread_is_raised_where_the_block_ends():
+def test_error_of_the_thread_is_raised_at_the_end_of_the_block():
     failed = threading.Event()
 
     def apply(row: np.ndarray) -> None:
@@ -63,7 +63,7 @@ def test_error_of_the_thread_is_raised_where_the_block_ends():
             failed.set()
             raise ProcessLookupError("There is no process 7 to slow down.")
 
-    with pytest.raises(RuntimeError, match="ceased to follow") as caught:
+    with pytest.raises(RuntimeError, match="no longer follow") as caught:
         with Follower(np.array([[1.0], [2.0]]), apply, seconds=1e-6):
             assert failed.wait(60)
     assert isinstance(caught.value.__cause__, ProcessLookupError)
@@ -92,7 +92,7 @@ def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
 
 
 def is_worker(process: psutil.Process) -> bool:
-    """Whether it is more than multiprocessing's resource tracker, which lives as long as we do."""
+    """Return False for multiprocessing's resource tracker, which lives as long as this process."""
     try:
         return "resource_tracker" not in " ".join(process.cmdline())
     except psutil.NoSuchProcess:
@@ -107,12 +107,12 @@ def groups_of(owner: int) -> list[Path]:
 
 
 def shares(lab: Lab) -> list[float]:
-    """Shares in force, in the order of the workers."""
+    """Return the current shares, in the order of the workers."""
     pids = lab.client.run(os.getpid, workers=lab.workers)
     return [lab._throttle.shares[pids[worker]] for worker in lab.workers]
 
 
-def test_all_but_one_worker_are_held(lab: Lab):
+def test_all_workers_but_one_are_throttled(lab: Lab):
     assert lab.kind == lab._throttle.kind
     assert len(lab.workers) == 2
     assert {*lab.workers, lab.free} == set(lab.client.scheduler_info(n_workers=-1)["workers"])
@@ -121,7 +121,7 @@ def test_all_but_one_worker_are_held(lab: Lab):
     assert free not in lab._throttle.shares
 
 
-def test_workers_run_at_full_speed_until_told_otherwise(lab: Lab):
+def test_workers_run_at_full_speed_until_speeds_are_set(lab: Lab):
     assert lab.speeds.tolist() == shares(lab) == [math.inf, math.inf]
     lab.set_speeds([1.0, 0.2])
     assert lab.speeds.tolist() == [1.0, 0.2]
@@ -132,7 +132,7 @@ def test_workers_run_at_full_speed_until_told_otherwise(lab: Lab):
     assert shares(lab) == [math.inf, math.inf]
 
 
-def test_worker_of_speed_0_is_stopped_and_comes_back(lab: Lab):
+def test_worker_of_speed_0_is_stopped_and_continued(lab: Lab):
     pids = lab.client.run(os.getpid, workers=lab.workers)
     lab.set_speeds([1.0, 0.0])
     pid = pids[lab.workers[1]]
@@ -142,7 +142,7 @@ def test_worker_of_speed_0_is_stopped_and_comes_back(lab: Lab):
     assert shares(lab) == [math.inf, math.inf]
 
 
-def test_workers_follow_a_trace_and_return(lab: Lab):
+def test_workers_follow_a_trace_and_get_their_speeds_back(lab: Lab):
     lab.set_speeds(1.0)
     with lab.following([[1.0, 0.2], [0.4, math.inf]]) as follower:
         assert shares(lab) == [0.5, 0.1]
@@ -186,12 +186,12 @@ def stopped(process: psutil.Process) -> bool:
 
 def gone(process: psutil.Process) -> bool:
     try:
-        return process.status() == psutil.STATUS_ZOMBIE  # for which nobody may care
+        return process.status() == psutil.STATUS_ZOMBIE  # its parent may never reap it
     except psutil.NoSuchProcess:
         return True
 
 
-# Interrupts are ignored by what runs in the background of a script, as the tests may.
+# Processes in the background of a script ignore interrupts, and the tests may run there.
 OWNER = """
 import signal, sys
 from benchmarks.cluster import Lab
@@ -224,7 +224,7 @@ def test_nothing_outlives_the_owner(kind: str, end: str):
             if end == "kill":
                 owner.kill()
             elif end == "Ctrl-C":
-                os.killpg(owner.pid, signal.SIGINT)  # as a terminal does: to the workers, too
+                os.killpg(owner.pid, signal.SIGINT)  # to the workers as well, like a terminal
             else:
                 owner.stdin.write(b"\n")
                 owner.stdin.flush()
@@ -234,6 +234,6 @@ def test_nothing_outlives_the_owner(kind: str, end: str):
             owner.kill()
     poll_for(lambda: all(map(gone, children)), timeout=120)
     if end == "kill":
-        with Throttle({}):  # the next run tidies up
+        with Throttle({}):  # the next run cleans up
             pass
     assert groups_of(owner.pid) == []

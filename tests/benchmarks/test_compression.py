@@ -1,4 +1,4 @@
-"""Tiny runs of the benchmarks of compressed and of pipelined training, and their network."""
+"""Smoke runs of the benchmarks of compressed and pipelined training, and their network."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_smoke_sized_run(
             assert row["met"]
 
 
-def test_gradient_is_the_sum_over_the_samples_of_that_of_the_loss(data_folder: Path) -> None:
+def test_gradient_of_the_loss_is_summed_over_the_samples(data_folder: Path) -> None:
     from benchmarks import mnist
 
     training, held_out = mnist.load(data_folder)
@@ -66,7 +66,7 @@ def test_gradient_is_the_sum_over_the_samples_of_that_of_the_loss(data_folder: P
     assert (ahead - behind) / 2e-3 == pytest.approx(np.linalg.norm(gradient), rel=0.02)
 
 
-def test_missing_images_are_asked_for(tmp_path: Path) -> None:
+def test_error_about_missing_images_names_the_variable(tmp_path: Path) -> None:
     from benchmarks import mnist
 
     with pytest.raises(FileNotFoundError, match="DASK_CODED_DATA"):

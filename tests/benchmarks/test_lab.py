@@ -1,4 +1,4 @@
-"""The straggler lab: what is written where, and that nothing stays behind, not speeds."""
+"""Throttling: the files that it writes and its clean-up, but no speeds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from benchmarks.stopping import DutyCycle, duty_cycle
 REPOSITORY = Path(lab.__file__).parents[1]
 
 
-def quotas_are_to_be_had() -> bool:
+def quotas_are_available() -> bool:
     try:
         QuotaGroups(0.01).release()
         return os.access(Controller.find().parent, os.W_OK)
@@ -30,7 +30,7 @@ def quotas_are_to_be_had() -> bool:
 
 
 needs_quotas = pytest.mark.skipif(
-    not quotas_are_to_be_had(), reason="cgroup quotas need root on Linux"
+    not quotas_are_available(), reason="cgroup quotas need root on Linux"
 )
 needs_signals = pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs Unix signals")
 
@@ -65,8 +65,8 @@ def process() -> Iterator[subprocess.Popen[str]]:
         (0.2, 0.01, (10_000, 2_000)),
         (1.0, 0.01, (10_000, 10_000)),
         (2.5, 0.1, (100_000, 250_000)),
-        (0.01, 0.01, (100_000, 1_000)),  # no quota below 1 ms: a longer period
-        (0.0001, 0.01, (1_000_000, 1_000)),  # no period above 1 s: a greater share
+        (0.01, 0.01, (100_000, 1_000)),  # no quota below 1 ms, so a longer period
+        (0.0001, 0.01, (1_000_000, 1_000)),  # no period above 1 s, so a greater share
         (4.0, 1e-6, (1_000, 4_000)),  # no period below 1 ms
     ],
 )
@@ -99,11 +99,11 @@ def test_throttle_works_only_inside_its_block():
         throttle.__enter__()
 
 
-# ----------------------------------------------------------------------- quotas, in a feigned tree
+# ------------------------------------------------------------------------- quotas, with fake files
 
 
 @pytest.fixture
-def feigned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def fake_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Folders that look like /proc and a control group mount; a group's files go with the group."""
 
     def rmdir(folder: Path) -> None:
@@ -116,41 +116,41 @@ def feigned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def feign_process(root: Path, pid: int, cgroup: str) -> None:
+def fake_process(root: Path, pid: int, cgroup: str) -> None:
     folder = root / "proc" / str(pid)
     folder.mkdir()
     (folder / "cgroup").write_text(cgroup)
 
 
-def feign_mounts(root: Path, *lines: str) -> None:
+def fake_mounts(root: Path, *lines: str) -> None:
     text = "".join(line.format(root=root) + "\n" for line in lines)
     (root / "proc" / "self" / "mountinfo").write_text(text)
 
 
-def test_version_1_mount_is_found_among_others(feigned: Path):
-    (feigned / "unified").mkdir()
-    (feigned / "unified" / "cgroup.controllers").write_text("")
-    feign_mounts(
-        feigned,
+def test_version_1_mount_is_found_among_others(fake_root: Path):
+    (fake_root / "unified").mkdir()
+    (fake_root / "unified" / "cgroup.controllers").write_text("")
+    fake_mounts(
+        fake_root,
         "30 23 0:27 / / rw - ext4 /dev/sda rw",
         "31 23 0:28 / {root}/unified rw shared:4 - cgroup2 cgroup2 rw",
         "32 31 0:29 / {root}/cpuset rw - cgroup cgroup rw,cpuset",
         "33 31 0:30 /docker/x {root}/cpu rw - cgroup cgroup rw,cpu,cpuacct",
     )
-    found = Controller.find(feigned / "proc")
-    assert found == Controller(1, feigned / "cpu", "/docker/x", feigned / "proc")
+    found = Controller.find(fake_root / "proc")
+    assert found == Controller(1, fake_root / "cpu", "/docker/x", fake_root / "proc")
 
 
-def test_version_2_mount_is_found(feigned: Path):
-    (feigned / "cgroup.controllers").write_text("cpuset cpu io\n")
-    feign_mounts(feigned, "31 23 0:28 / {root} rw - cgroup2 cgroup2 rw,nsdelegate")
-    assert Controller.find(feigned / "proc") == Controller(2, feigned, "/", feigned / "proc")
+def test_version_2_mount_is_found(fake_root: Path):
+    (fake_root / "cgroup.controllers").write_text("cpuset cpu io\n")
+    fake_mounts(fake_root, "31 23 0:28 / {root} rw - cgroup2 cgroup2 rw,nsdelegate")
+    assert Controller.find(fake_root / "proc") == Controller(2, fake_root, "/", fake_root / "proc")
 
 
-def test_no_controller_is_an_os_error(feigned: Path):
-    feign_mounts(feigned, "30 23 0:27 / / rw - ext4 /dev/sda rw")
+def test_no_controller_is_an_os_error(fake_root: Path):
+    fake_mounts(fake_root, "30 23 0:27 / / rw - ext4 /dev/sda rw")
     with pytest.raises(OSError, match="No CPU controller"):
-        Controller.find(feigned / "proc")
+        Controller.find(fake_root / "proc")
 
 
 @pytest.mark.parametrize(
@@ -163,21 +163,21 @@ def test_no_controller_is_an_os_error(feigned: Path):
         ("/docker/xyz", "/docker/x", "."),  # outside of what the mount shows
     ],
 )
-def test_group_of_a_process(feigned: Path, path: str, subtree: str, expected: str):
-    (feigned / "cpu" / "a" / "b").mkdir(parents=True)
-    (feigned / "cpu" / "b").mkdir()
-    feign_process(feigned, 7, f"4:memory:/elsewhere\n3:cpu,cpuacct:{path}\n0::/unified\n")
-    controller = Controller(1, feigned / "cpu", subtree, feigned / "proc")
-    assert controller.group_of(7) == feigned / "cpu" / expected
+def test_group_of_a_process(fake_root: Path, path: str, subtree: str, expected: str):
+    (fake_root / "cpu" / "a" / "b").mkdir(parents=True)
+    (fake_root / "cpu" / "b").mkdir()
+    fake_process(fake_root, 7, f"4:memory:/elsewhere\n3:cpu,cpuacct:{path}\n0::/unified\n")
+    controller = Controller(1, fake_root / "cpu", subtree, fake_root / "proc")
+    assert controller.group_of(7) == fake_root / "cpu" / expected
 
 
-def test_version_1_files(feigned: Path):
-    own = feigned / "cpu" / "container"
+def test_version_1_files(fake_root: Path):
+    own = fake_root / "cpu" / "container"
     own.mkdir(parents=True)
     (own / "cgroup.procs").touch()
-    feign_process(feigned, os.getpid(), "3:cpu:/container\n")
-    feign_process(feigned, 7, "3:cpu:/container\n")
-    groups = QuotaGroups(0.01, Controller(1, feigned / "cpu", "/", feigned / "proc"))
+    fake_process(fake_root, os.getpid(), "3:cpu:/container\n")
+    fake_process(fake_root, 7, "3:cpu:/container\n")
+    groups = QuotaGroups(0.01, Controller(1, fake_root / "cpu", "/", fake_root / "proc"))
     groups.set_share(7, 0.2)
     group = own / lab.group_name(7)
     assert {file.name: file.read_text() for file in group.iterdir()} == {
@@ -195,41 +195,41 @@ def test_version_1_files(feigned: Path):
     assert (own / "cgroup.procs").read_text() == "7"
 
 
-def test_version_2_files(feigned: Path):
-    (feigned / "cgroup.subtree_control").write_text("memory\n")
-    (feigned / "user").mkdir()
-    feign_process(feigned, 7, "0::/user\n")
-    groups = QuotaGroups(0.01, Controller(2, feigned, "/", feigned / "proc"))
-    assert (feigned / "cgroup.subtree_control").read_text() == "+cpu"
+def test_version_2_files(fake_root: Path):
+    (fake_root / "cgroup.subtree_control").write_text("memory\n")
+    (fake_root / "user").mkdir()
+    fake_process(fake_root, 7, "0::/user\n")
+    groups = QuotaGroups(0.01, Controller(2, fake_root, "/", fake_root / "proc"))
+    assert (fake_root / "cgroup.subtree_control").read_text() == "+cpu"
     groups.set_share(7, 0.2)
-    group = feigned / lab.group_name(7)
+    group = fake_root / lab.group_name(7)
     assert (group / "cpu.max").read_text() == "2000 10000"
     groups.set_share(7, math.inf)
     assert (group / "cpu.max").read_text() == "max"
     assert (group / "cgroup.procs").read_text() == "7"
     groups.release()
     assert not group.exists()
-    assert (feigned / "user" / "cgroup.procs").read_text() == "7"
+    assert (fake_root / "user" / "cgroup.procs").read_text() == "7"
 
 
-def test_groups_of_owners_that_are_gone_are_removed(feigned: Path, process):
+def test_groups_of_owners_that_are_gone_are_removed(fake_root: Path, process):
     process.kill()
     process.wait()
     names = {
         "gone": f"{lab.PREFIX}-{process.pid}-123-7",
         "number taken by another process": f"{lab.PREFIX}-{os.getpid()}-1-7",
         "mine": lab.group_name(7),
-        "somebody else's": "user.slice",
+        "another owner's": "user.slice",
     }
     for name in names.values():
-        (feigned / name).mkdir()
-        (feigned / name / "cgroup.procs").touch()
-    lab.remove_stale_groups(feigned)
-    left = {file.name for file in feigned.iterdir()} - {"proc"}
-    assert left == {names["mine"], names["somebody else's"]}
+        (fake_root / name).mkdir()
+        (fake_root / name / "cgroup.procs").touch()
+    lab.remove_stale_groups(fake_root)
+    left = {file.name for file in fake_root.iterdir()} - {"proc"}
+    assert left == {names["mine"], names["another owner's"]}
 
 
-# ---------------------------------------------------------------------- quotas, by the real kernel
+# ------------------------------------------------------------------------- quotas, with the kernel
 
 
 def group_of(pid: int) -> Path:
@@ -237,7 +237,7 @@ def group_of(pid: int) -> Path:
 
 
 @needs_quotas
-def test_process_gets_a_group_of_its_own_and_leaves_it(process):
+def test_process_gets_its_own_group_and_leaves_it(process):
     origin = group_of(process.pid)
     with Throttle({process.pid: 0.2}) as throttle:
         assert throttle.kind == "cgroup quota"
@@ -246,7 +246,7 @@ def test_process_gets_a_group_of_its_own_and_leaves_it(process):
         assert (group / "cgroup.procs").read_text().split() == [str(process.pid)]
         throttle.set_share(process.pid, 0.7)
         assert throttle.shares == {process.pid: 0.7}
-        with pytest.raises(ValueError, match="slowed already"):
+        with pytest.raises(ValueError, match="already slowed"):
             Throttle({process.pid: 0.5}).__enter__()
         assert group_of(process.pid) == group
     assert not group.exists()
@@ -267,7 +267,7 @@ def test_children_leave_with_the_process(process):
 
 @needs_quotas
 @pytest.mark.parametrize("how", ["error in the block", "process killed in the block"])
-def test_group_is_removed_whatever_happens(process, how):
+def test_group_is_removed_however_the_block_ends(process, how):
     with pytest.raises(ZeroDivisionError), Throttle({process.pid: 0.2}):
         group = group_of(process.pid)
         if how == "process killed in the block":
@@ -294,12 +294,12 @@ def test_group_of_an_owner_that_ends_inside_its_block_is_removed(process, end):
     group = Path(owner.stdout.strip())
     assert group.name.startswith(lab.PREFIX)
     assert group.exists() == (end == "kill")
-    with Throttle({}):  # the next run tidies up
+    with Throttle({}):  # the next run cleans up
         assert not group.exists()
     assert group_of(process.pid) == origin
 
 
-def test_without_quotas_there_is_the_duty_cycle(monkeypatch: pytest.MonkeyPatch, process):
+def test_duty_cycle_is_used_without_quotas(monkeypatch: pytest.MonkeyPatch, process):
     def nothing_mounted() -> Controller:
         raise OSError("No CPU controller of control groups is mounted.")
 
@@ -326,7 +326,7 @@ def test_duty_cycle_gives_each_process_its_share(shares):
             assert (events["stop"] - events["continue"]) % 1 == pytest.approx(share)
 
 
-class FeignedProcess:
+class FakeProcess:
     def __init__(self) -> None:
         self.actions: list[str] = []
         self.stopped = threading.Event()
@@ -339,8 +339,8 @@ class FeignedProcess:
         self.actions.append("continue")
 
 
-def test_stopped_process_is_continued_in_the_end(monkeypatch: pytest.MonkeyPatch):
-    processes = {7: FeignedProcess(), 8: FeignedProcess()}
+def test_stopped_process_is_continued_at_the_end(monkeypatch: pytest.MonkeyPatch):
+    processes = {7: FakeProcess(), 8: FakeProcess()}
     monkeypatch.setattr(psutil, "Process", processes.__getitem__)
     cycle = DutyCycle(period=0.001)
     cycle.set_share(7, 0.5)
@@ -377,7 +377,7 @@ def wait_until_stopped(process: subprocess.Popen[str]) -> None:
 
 
 def answers(process: subprocess.Popen[str]) -> bool:
-    """Wait for an answer, which a stopped process never gives."""
+    """Wait for an answer, which a stopped process never sends."""
     print(file=process.stdin, flush=True)
     psutil.Process(int(process.stdout.readline())).kill()
     return True

@@ -1,4 +1,4 @@
-"""The network lab: links that are limited, and nothing of them that stays behind."""
+"""The network lab: limited links and their clean-up."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def test_numbers_of_workers_are_checked():
 
 
 @pytest.fixture
-def asked_anew() -> Iterator[None]:
+def checked_again() -> Iterator[None]:
     unavailable.cache_clear()
     yield
     unavailable.cache_clear()
 
 
-@pytest.mark.usefixtures("asked_anew")
-def test_who_has_not_the_programs_is_told_what_to_install(monkeypatch):
+@pytest.mark.usefixtures("checked_again")
+def test_missing_programs_are_named_with_their_packages(monkeypatch):
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(os, "geteuid", lambda: 0, raising=False)
     monkeypatch.setattr(shutil, "which", lambda name: None if name == "tc" else name)
@@ -57,8 +57,8 @@ def test_who_has_not_the_programs_is_told_what_to_install(monkeypatch):
         NetworkLab(1).__enter__()
 
 
-@pytest.mark.usefixtures("asked_anew")
-def test_who_is_not_root_is_told(monkeypatch):
+@pytest.mark.usefixtures("checked_again")
+def test_root_is_required(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000, raising=False)
     assert unavailable() == "The network lab needs root on Linux."
 
@@ -83,7 +83,7 @@ def test_a_lab_moves_bytes_over_its_links_and_loses_workers():
         pids = lab.client.run(os.getpid)
         lab.stop(0)
         while psutil.Process(pids[first]).status() != psutil.STATUS_STOPPED:
-            pass  # it stops when its share lets it run
+            pass  # it stops only when its share lets it run
         lab.resume(0)
         assert lab.client.submit(int, 7, workers=[first], pure=False).result() == 7
         lab.kill(1)
@@ -93,8 +93,8 @@ def test_a_lab_moves_bytes_over_its_links_and_loses_workers():
     assert not any(map(alive, pids.values()))
 
 
-# The lab of a process that ends in a way of its own; a stopped worker could not notice by itself.
-# Interrupts are ignored by what runs in the background of a script, as the tests may.
+# A lab in a process that the test ends; a stopped worker could not notice that by itself.
+# Processes in the background of a script ignore interrupts, and the tests may run there.
 _PROGRAM = """
 import os, signal, sys
 from benchmarks.network import NetworkLab
@@ -111,7 +111,7 @@ if __name__ == "__main__":
 
 @needs_namespaces
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_nothing_is_left_of_a_lab_whose_process_is_killed(number, tmp_path):
+def test_nothing_is_left_of_a_lab_after_its_process_is_killed(number, tmp_path):
     before = links()
     program = tmp_path / "program.py"
     program.write_text(_PROGRAM)
@@ -131,7 +131,7 @@ def test_nothing_is_left_of_a_lab_whose_process_is_killed(number, tmp_path):
         process.wait()
     _, left = psutil.wait_procs(processes, timeout=60)
     assert not left
-    while links() != before:  # the kernel clears namespaces away in the background
+    while links() != before:  # the kernel removes namespaces in the background
         pass
 
 

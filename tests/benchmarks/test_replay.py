@@ -1,4 +1,4 @@
-"""What is replayed in this process is what the cluster computes, bit by bit."""
+"""A replay in this process equals the training of the cluster, bit by bit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ SETTINGS = {
 
 
 def gradient(parameters: np.ndarray, samples: np.ndarray, targets: np.ndarray):
-    """Of least squares, without BLAS, whose last bits may depend on where the samples lie."""
+    """Return loss and gradient of least squares.
+
+    BLAS is avoided, because its last bits may depend on where the samples are in memory.
+    """
     weights = parameters.reshape(16, 64)
     errors = (samples[:, None, :] * weights).sum(axis=2) - targets
     return (errors**2).sum() / 2, (errors[:, :, None] * samples[:, None, :]).sum(axis=0).ravel()
@@ -38,7 +41,7 @@ def gradient(parameters: np.ndarray, samples: np.ndarray, targets: np.ndarray):
     [None, Truncation(), Quantization(), GradiVeQ(64, 8, exact_steps=4, period=9)],
     ids=repr,
 )
-def test_replay_is_the_training_of_the_cluster(
+def test_replay_equals_the_training_of_the_cluster(
     client: Client, compression: Compression | None, schedule: Schedule
 ) -> None:
     chosen = {**SETTINGS, "compression": compression, "schedule": schedule}

@@ -114,7 +114,7 @@ def test_goals_are_upper_or_lower_bounds(value, goal, sense, met):
     assert report.rows[0]["met"] is met
 
 
-def test_own_entries_cannot_be_replaced():
+def test_reserved_entries_cannot_be_replaced():
     with pytest.raises(ValueError, match="spread"):
         Report("any").add("case", "measure", 1.0, spread=3)
 
@@ -176,7 +176,7 @@ def test_options_of_every_benchmark(tmp_path: Path):
     assert png_file.read_bytes().startswith(b"\x89PNG")
 
 
-def test_missing_folder_is_found_out_before_the_benchmark_runs(tmp_path: Path):
+def test_missing_folder_is_reported_before_the_benchmark_runs(tmp_path: Path):
     result = CliRunner().invoke(command, ["--json", str(tmp_path / "no" / "a.json")])
     assert result.exit_code == 2
     assert "does not exist" in result.output

@@ -1,4 +1,4 @@
-"""A tiny run of each benchmark, so that none rots."""
+"""A smoke run of each benchmark, so that all of them keep working."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 needs_traces = pytest.mark.skipif(
-    "DASK_CODED_DATA" not in os.environ, reason="the traces of real machines are not here"
+    "DASK_CODED_DATA" not in os.environ, reason="needs the traces of real machines"
 )
 
 
@@ -53,7 +53,7 @@ def test_smoke_sized_run(name: str, options: list[str], measures: set[str], tmp_
         assert singular or row["value"] >= 0
 
 
-def test_the_page_and_the_pictures_of_the_comparison(tmp_path: Path) -> None:
+def test_page_and_plots_of_the_comparison(tmp_path: Path) -> None:
     from benchmarks.paper import main
 
     page, plots = tmp_path / "paper.md", tmp_path / "plots"
@@ -64,7 +64,7 @@ def test_the_page_and_the_pictures_of_the_comparison(tmp_path: Path) -> None:
     assert len(list(plots.glob("*.png"))) == 1
 
 
-def test_sections_that_are_kept_are_on_the_page_of_later_runs(tmp_path: Path) -> None:
+def test_kept_sections_are_on_the_page_of_later_runs(tmp_path: Path) -> None:
     from benchmarks.paper import main
 
     page, kept = tmp_path / "paper.md", tmp_path / "kept"
@@ -73,10 +73,10 @@ def test_sections_that_are_kept_are_on_the_page_of_later_runs(tmp_path: Path) ->
         result = CliRunner().invoke(main, [*options, "--page", str(page)])
         assert result.exit_code == 0, result.output
     assert "## Controlled cluster" in page.read_text()
-    assert "## As predictions get worse" in page.read_text()
-    assert "## Simulation against processes" not in page.read_text()
+    assert "## Sensitivity to prediction errors" in page.read_text()
+    assert "## Simulation compared with processes" not in page.read_text()
     result = CliRunner().invoke(
         main, ["--only", "regimes", "--simulation-only", "--keep", str(kept)]
     )
     assert result.exit_code == 1
-    assert "must be of the same size" in result.output
+    assert "must have the same size" in result.output

@@ -1,4 +1,4 @@
-"""Codes against NumPy: every admissible loss decodes, and conditioning is what it is said to be."""
+"""Codes compared with NumPy: every admissible loss decodes, and conditioning is as documented."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_products_agree_with_numpy_for_every_single_and_sampled_multiple_losses(
 
 
 @pytest.mark.parametrize(("n", "k"), [(3, 2), (10, 7), (12, 10), (12, 4)])
-def test_worst_condition_number_is_the_worst(n: int, k: int) -> None:
+def test_worst_condition_number_is_the_largest(n: int, k: int) -> None:
     code = MDS(n, k)
     numbers = [code.condition_number(s) for s in itertools.combinations(range(n), k)]
     assert code.worst_condition_number() == max(numbers)
@@ -78,7 +78,7 @@ def test_worst_condition_number_is_the_worst(n: int, k: int) -> None:
 
 
 def test_well_conditioned() -> None:
-    # The published figures of the paper's own codes: 5.1e2, 2.5e3 and 8.3e3.
+    # The paper publishes 5.1e2, 2.5e3 and 8.3e3 for its own codes.
     assert MDS(12, 10).worst_condition_number() < 2e2
     assert MDS(10, 7).worst_condition_number() < 3e2
     assert MDS(12, 9).worst_condition_number() < 1e3
@@ -111,10 +111,9 @@ def test_repetition_keeps_sparse_blocks() -> None:
     assert all(p is blocks[b] for p, b in zip(pieces, Repetition(4, 2).group, strict=True))
 
 
-def test_a_code_of_ones_own() -> None:
+def test_custom_code() -> None:
+    @CODES.register("single-parity")
     class Single(Code):
-        name = "single-parity"
-
         def __init__(self, k: int) -> None:
             super().__init__(np.vstack([np.eye(k), np.ones(k)]))
 
@@ -128,7 +127,7 @@ def test_a_code_of_ones_own() -> None:
         Single.with_redundancy(4, 1)
 
 
-def test_a_lost_piece_is_a_combination_of_any_others() -> None:
+def test_a_lost_piece_is_a_combination_of_any_k_others() -> None:
     code = MDS(7, 4)
     rng = np.random.default_rng(0)
     pieces = code.encode(list(rng.standard_normal((4, 6))))
@@ -153,16 +152,16 @@ def test_a_lost_piece_is_a_combination_of_any_others() -> None:
         (lambda: Code([[1]], place=[0, 1]), "one non-negative integer per piece"),
         (lambda: Code([[1]], need=[1, 1]), "one entry per group"),
         (lambda: MDS(3, 2).encode([np.ones(2)]), "encodes 2 blocks, 1 were given"),
-        (lambda: MDS(3, 2).encode([np.ones(2), np.ones(3)]), "must have one shape"),
-        (lambda: MDS(3, 2).decode([np.ones(2)], [0, 1]), "one result, 1 came for 2"),
+        (lambda: MDS(3, 2).encode([np.ones(2), np.ones(3)]), "must have the same shape"),
+        (lambda: MDS(3, 2).decode([np.ones(2)], [0, 1]), "one result, 1 were given for 2"),
     ],
 )
-def test_errors_say_what_came(make, message: str) -> None:  # type: ignore[no-untyped-def]
+def test_wrong_arguments(make, message: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises((ValueError, TypeError), match=message):
         make()
 
 
-def test_too_few_pieces_say_so() -> None:
+def test_too_few_pieces() -> None:
     with pytest.raises(DecodeError, match=r"do not determine blocks \[0\]"):
         MDS(4, 3).decode([np.ones(1), np.ones(1)], [1, 2])
     with pytest.raises(DecodeError, match="do not determine piece 0"):

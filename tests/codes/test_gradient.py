@@ -1,4 +1,4 @@
-"""Gradient codes: the exact sum under every admissible set of stragglers, at the least load."""
+"""Gradient codes: the sum is exact for every admissible set of stragglers, at the least load."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from dask_coded.codes import (
 
 
 def straggler_sets(n: int, s: int, most: int = 300) -> list[tuple[int, ...]]:
-    """All of them if there are few, else neighbours, the worst for cyclic codes, and a sample."""
+    """Return all sets if there are few, else all runs of neighbours and a random sample.
+
+    Runs of neighbours are the worst sets for cyclic codes.
+    """
     if math.comb(n, s) <= most:
         return list(itertools.combinations(range(n), s))
     rng = np.random.default_rng(0)
@@ -49,17 +52,17 @@ def test_fractional_repetition_is_exact(n: int, data: st.DataObject) -> None:
 
 
 @given(st.integers(1, 12), st.data())
-def test_the_first_of_every_group_counts(n: int, data: st.DataObject) -> None:
+def test_only_the_first_worker_of_every_group_has_a_weight(n: int, data: st.DataObject) -> None:
     code = FractionalRepetition(n, data.draw(st.integers(0, n - 1)))
     order = data.draw(st.permutations(range(n)))
     have: list[int] = []
     for worker in order:
         if code.decodable(have):
             break
-        brings = code.adds(have, worker)
+        adds = code.adds(have, worker)
         have.append(worker)
-        if brings and code.decodable(have):
-            # Those that brought something are those that have a weight.
+        if adds and code.decodable(have):
+            # Exactly the workers that contributed something have a weight.
             weights = code.weights(have)
             first = [code.adds(have[:i], w) for i, w in enumerate(have)]
             assert weights.tolist() == [float(f) for f in first]
@@ -89,7 +92,7 @@ def test_single_precision_keeps_some_digits(n: int, s: int, error: float) -> Non
         assert np.linalg.norm(wrong) < 1.5 * error * np.linalg.norm(total)
 
 
-def test_it_is_the_published_circulant_where_there_is_one() -> None:
+def test_cyclic_code_is_the_published_circulant_for_odd_n_minus_s() -> None:
     n, s = 12, 3
     roots = np.exp(2j * np.pi / n * np.arange((n - s + 1) // 2, (n + s) // 2 + 1))
     row = np.poly(roots).real
@@ -103,7 +106,7 @@ def test_a_code_that_would_lose_too_many_digits_is_refused() -> None:
         CyclicMDS(84, 21)
 
 
-def test_clusters_wait_for_each_of_them() -> None:
+def test_clustered_code_needs_every_cluster() -> None:
     code = Clustered([CyclicMDS(4, 1), CyclicMDS(3, 1)])
     check(code)
     for late in itertools.product(range(4), range(4, 7)):
@@ -124,8 +127,8 @@ def test_any_matrix_is_a_code(n: int, data: st.DataObject) -> None:
         assert not code.decodable(range(n - s - 1))
 
 
-def test_errors_say_what_is_wrong() -> None:
-    with pytest.raises(ValueError, match="at least 0 and less than the number of workers, 3, it"):
+def test_wrong_arguments() -> None:
+    with pytest.raises(ValueError, match=r"less than the number of workers \(3\), it is 3"):
         FractionalRepetition(3, 3)
     with pytest.raises(ValueError, match="at least 0"):
         CyclicMDS(3, -1)

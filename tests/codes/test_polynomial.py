@@ -1,4 +1,4 @@
-"""Polynomial codes against NumPy: any ``a * b`` products decode, as well as roots of unity do."""
+"""Polynomial codes compared with NumPy: any ``a * b`` products decode accurately."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def codes(draw: st.DrawFn) -> Polynomial:
 
 
 def worst(generator: np.ndarray, k: int) -> float:
-    """Worst condition number over all ``k``-subsets of rows."""
+    """Return the worst condition number over all ``k``-subsets of rows."""
     subsets = np.array(list(itertools.combinations(range(len(generator)), k)))
     values = np.concatenate(
         [
@@ -62,7 +62,7 @@ def test_factors_are_rebuilt_from_any_k_pieces(code: Polynomial, data: st.DataOb
 
 
 @given(codes())
-def test_conditioned_as_roots_of_unity(code: Polynomial) -> None:
+def test_condition_number_is_that_of_roots_of_unity(code: Polynomial) -> None:
     ours, theirs = worst(code.G, code.k), worst(roots_of_unity(code.n, code.k), code.k)
     assert ours == pytest.approx(theirs, rel=1e-9)
 
@@ -76,7 +76,7 @@ def test_published_condition_numbers_of_the_rotation_embedding(
     assert worst(Polynomial(n, a, b).G, a * b) == pytest.approx(published, rel=1e-3)
 
 
-def test_best_of_the_points() -> None:
+def test_circle_points_are_the_best_conditioned() -> None:
     numbers = {
         points: Polynomial(12, 3, 3, points).worst_condition_number()
         for points in ("circle", "chebyshev", "integers")
@@ -88,8 +88,8 @@ def test_without_redundancy_decoding_is_orthogonal() -> None:
     assert Polynomial(9, 3, 3).worst_condition_number() == pytest.approx(1)
 
 
-def test_one_product_of_a_matrix_with_itself_would_not_do() -> None:
-    # Why a Gram matrix too needs two different combinations.
+def test_equal_combinations_do_not_determine_a_gram_matrix() -> None:
+    # This is why a Gram matrix, too, needs two different combinations.
     left = Polynomial(9, 2, 2).left.G
     assert np.linalg.matrix_rank((left[:, :, None] * left[:, None, :]).reshape(9, 4)) == 3
 

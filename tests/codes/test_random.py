@@ -1,4 +1,4 @@
-"""Sparse random codes: what decodes is what the mathematics says, and is reported exactly."""
+"""Sparse random codes: the sets that theory predicts decode, and are reported exactly."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ codes = st.one_of(
     sparse_codes(),
     st.builds(lambda k, r: MDS(k + r, k), st.integers(1, 7), st.integers(0, 4)),
     st.builds(lambda n, r: Repetition(n, min(n, r)), st.integers(1, 6), st.integers(1, 3)),
-    # With ones for coefficients many sets cancel.
+    # With coefficients 0 and 1, many sets cancel.
     st.builds(
         lambda seed: Code(np.random.default_rng(seed).integers(0, 2, (9, 5))),
         st.integers(0, 1000),
@@ -97,7 +97,7 @@ def test_a_piece_is_made_of_others_if_and_only_if_they_determine_it(
 def test_tolerance_is_that_of_the_worst_loss(k: int, parity: int, density: float) -> None:
     code = RandomLinear(k + parity, k, density)
     assert code.tolerance == int(parity * density + 1e-9) or k * parity * density < parity
-    # The definition: all losses of one size, of two, ... until one does not decode.
+    # By definition: try all losses of one piece, then of two, ... until one does not decode.
     assert code.tolerance == Code.tolerance.fget(code)  # type: ignore[attr-defined]
 
 
@@ -112,7 +112,7 @@ def test_masks_are_balanced(n: int, k: int, density: float) -> None:
 
 @pytest.mark.parametrize(("n", "k"), [(10, 7), (12, 9), (12, 10), (20, 16)])
 def test_balanced_masks_decode_more_than_those_drawn_at_random(n: int, k: int) -> None:
-    """The figures are those of Gaussian numbers on masks drawn at random."""
+    """The figures are for Gaussian coefficients on masks drawn at random."""
     drawn = {(10, 7): [0.917, 0.753, 0.465], (12, 9): [0.907, 0.749, 0.465]}
     drawn |= {(12, 10): [0.794, 0.462], (20, 16): [0.950, 0.871, 0.742, 0.513]}
     code = RandomLinear(n, k)
@@ -132,13 +132,13 @@ def test_decode_probability_of_all_losses_and_of_a_sample() -> None:
     sampled = code.decode_probability(3, limit=100)
     assert 0 < sampled.error < 0.11
     assert abs(sampled.probability - exact.probability) < 2 * sampled.error
-    # Never certain of what has only been sampled.
+    # A sampled probability is never certain.
     assert RandomLinear(60, 50).decode_probability(4, limit=50).error > 0.01
     assert code.decode_probability(0) == MDS(10, 7).decode_probability(3) == (1, 0)
     assert code.decode_probability(10) == (0, 0)
 
 
-def test_any_k_pieces_decode_when_nothing_is_left_out() -> None:
+def test_any_k_pieces_decode_at_density_1() -> None:
     code = RandomLinear(9, 5, density=1)
     assert code.tolerance == 4
     assert code.decode_probability(4) == (1, 0)
@@ -163,7 +163,7 @@ def test_code_for_a_redundancy() -> None:
     assert np.count_nonzero(code.G[6:]) == 2 * 6  # as much traffic as that of MDS(8, 6)
 
 
-def test_new_pieces_leave_the_others_alone() -> None:
+def test_new_pieces_leave_the_others_unchanged() -> None:
     code = RandomLinear(10, 7)
     larger = code.extended().extended(2)
     assert np.array_equal(larger.G[:10], code.G)
@@ -173,7 +173,7 @@ def test_new_pieces_leave_the_others_alone() -> None:
     assert larger == code.extended(3)
 
 
-def test_a_lost_piece_is_made_of_blocks_where_they_are_there() -> None:
+def test_a_lost_piece_is_rebuilt_from_blocks_if_they_are_available() -> None:
     code = RandomLinear(20, 16)
     for piece in range(16, 20):
         weights = code.combination(piece, [i for i in range(20) if i != piece])
@@ -181,7 +181,7 @@ def test_a_lost_piece_is_made_of_blocks_where_they_are_there() -> None:
         assert not weights[16:].any()
     for piece in range(16):
         weights = code.combination(piece, [i for i in range(20) if i != piece])
-        # One parity piece, less the other blocks that it mentions.
+        # One parity piece, less the other blocks that it contains.
         assert np.count_nonzero(weights[15:]) == 1
         assert np.count_nonzero(weights) <= 9
 
@@ -200,6 +200,6 @@ def test_a_lost_piece_is_made_of_blocks_where_they_are_there() -> None:
         (lambda: RandomLinear(3, 2).decode_probability(4), "between 0 and 'n' = 3, it is 4"),
     ],
 )
-def test_errors_say_what_came(make, message: str) -> None:  # type: ignore[no-untyped-def]
+def test_wrong_arguments(make, message: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises((ValueError, TypeError), match=message):
         make()

@@ -12,19 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dask_coded.codes import MDS, Code, RandomLinear, Repetition
-from dask_coded.planning import (
-    POLICIES,
+from dask_coded.rounds import (
+    Assembler,
     Assign,
     Command,
-    Continuous,
     Finish,
+    Geometry,
     Layout,
-    Progress,
     Reporting,
-    Run,
+    Round,
+    RoundState,
+    StripeRange,
     Withdraw,
 )
-from dask_coded.rounds import Assembler, Geometry, Round
+from dask_coded.rounds.policies import POLICIES, Continuous
 
 
 @dataclass
@@ -54,8 +55,8 @@ class Cluster:
         )
         self.lists: list[list[tuple[int, int]]] = [[] for _ in range(self.layout.workers)]
         self.current: list[tuple[int, int] | None] = [None] * self.layout.workers
-        self.shares: list[tuple[Run, np.ndarray]] = []
-        self.batches: list[tuple[list[tuple[Run, np.ndarray]], np.ndarray, np.ndarray]] = []
+        self.shares: list[tuple[StripeRange, np.ndarray]] = []
+        self.batches: list[tuple[list[tuple[StripeRange, np.ndarray]], np.ndarray, np.ndarray]] = []
         self.dealt = np.zeros((self.layout.pieces, self.layout.stripes), dtype=bool)
         self.events: list = []
         self.count = itertools.count()
@@ -82,23 +83,23 @@ class Cluster:
         return worker not in self.stopped and time < self.deaths.get(worker, np.inf)
 
     def obey(self, commands: list[Command], now: float) -> None:
-        progress = self.round.progress
+        state = self.round.state
         if not (self.round.finished or self.round.failed):
-            assert not self.layout.lacking(progress.held).any(), "a stripe that nothing will finish"
+            assert not self.layout.lacking(state.held).any(), "a stripe that nothing will finish"
         for command in commands:
             if isinstance(command, Finish):
                 self.finish += 1
                 continue
-            for run in command.runs:
+            for run in command.ranges:
                 span = self.dealt[run.piece, run.start : run.stop]
                 if isinstance(command, Assign):
                     assert not span.any(), "dealt twice"
-                    assert not self.round.progress.computed[run.piece, run.start : run.stop].any()
+                    assert not self.round.state.computed[run.piece, run.start : run.stop].any()
                 span[:] = isinstance(command, Assign)
             self.at(now + self.latency, "message", command.worker, command)
 
     def message(self, worker: int, command: Assign | Withdraw) -> None:
-        stripes = [(run.piece, s) for run in command.runs for s in range(run.start, run.stop)]
+        stripes = [(run.piece, s) for run in command.ranges for s in range(run.start, run.stop)]
         if isinstance(command, Assign):
             self.lists[worker] += stripes
             self.work(worker, None)
@@ -121,14 +122,14 @@ class Cluster:
 
     def share(self, worker: int, what: tuple[int, int]) -> None:
         piece, stripe = what
-        run = Run(piece, stripe, stripe + 1)
+        run = StripeRange(piece, stripe, stripe + 1)
         seconds = self.layout.work[piece, stripe] / self.speeds[worker]
         fresh, commands = self.round.share(worker, [run], seconds, self.now)
         if fresh and self.results is not None:
             self.shares.append((run, self.results[piece][stripe : stripe + 1]))
         if self.round.finished or len(self.shares) >= self.batch:
-            progress = self.round.progress
-            self.batches.append((self.shares, progress.computed.copy(), progress.complete))
+            state = self.round.state
+            self.batches.append((self.shares, state.computed.copy(), state.complete))
             self.shares = []
         self.obey(commands, self.now)
 
@@ -244,13 +245,13 @@ def test_a_round_ends_with_the_first_pieces_that_decode_not_with_the_first_k() -
     round_.start()
     lost = next(s for s in itertools.combinations(range(10), 3) if not code.survives(s))
     for worker in set(range(10)) - set(lost):
-        round_.share(worker, [Run(worker, 0, 4)], 1.0, 1.0)
+        round_.share(worker, [StripeRange(worker, 0, 4)], 1.0, 1.0)
         assert not round_.finished
-    rank = code.span(round_.progress.computed[:, 0]).rank
-    assert (round_.progress.missing == 7 - rank).all()
+    rank = code.span(round_.state.computed[:, 0]).rank
+    assert (round_.state.missing == 7 - rank).all()
     for worker in lost:
         if not round_.finished:
-            round_.share(worker, [Run(worker, 0, 4)], 1.0, 2.0)
+            round_.share(worker, [StripeRange(worker, 0, 4)], 1.0, 2.0)
     assert round_.finished
 
 
@@ -262,25 +263,25 @@ def test_events_after_the_end_change_nothing(policy: str) -> None:
     )
     round_ = cluster.run()
     assert round_.finished
-    before = round_.progress.computed.copy()
-    assert round_.share(0, [Run(0, 0, 4)], 1.0, 99.0) == ([], [])
+    before = round_.state.computed.copy()
+    assert round_.share(0, [StripeRange(0, 0, 4)], 1.0, 99.0) == ([], [])
     assert round_.lost([0, 1, 2], 99.0) == []
     assert round_.react(99.0) == []
-    assert (round_.progress.computed == before).all()
+    assert (round_.state.computed == before).all()
 
 
 def test_a_move_between_workers_with_several_pieces_leaves_no_stripe_short() -> None:
     """Worker 0 owes the same stripes of two pieces; worker 1 can make up for one of them."""
     layout = Layout.of(MDS(4, 3), [0, 0, 1, 2], np.ones((1, 8)))
-    progress = Progress(layout, np.ones(3), 0.0)
-    progress.assign(0, [Run(0, 0, 8), Run(1, 0, 8)])
-    progress.assign(2, [Run(3, 0, 8)])
+    state = RoundState(layout, np.ones(3), 0.0)
+    state.assign(0, [StripeRange(0, 0, 8), StripeRange(1, 0, 8)])
+    state.assign(2, [StripeRange(3, 0, 8)])
     policy = Continuous()
-    moved = policy._move(progress, victim=0, thief=1, amount=16.0, most=16.0)
+    moved = policy._move(state, donor=0, receiver=1, amount=16.0, most=16.0)
     assert moved == 8
-    assert not layout.lacking(progress.held).any()
-    given = [c.runs for c in progress.commands if isinstance(c, Assign) and c.worker == 1]
-    assert given == [(Run(2, 0, 8),)]
+    assert not layout.lacking(state.held).any()
+    given = [c.ranges for c in state.commands if isinstance(c, Assign) and c.worker == 1]
+    assert given == [(StripeRange(2, 0, 8),)]
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -295,7 +296,7 @@ def test_a_round_ends_when_each_worker_holds_two_pieces(seed: int) -> None:
 
 
 def _ratio(policy: str, n: int, k: int, speeds: np.ndarray, prior: np.ndarray) -> float:
-    from dask_coded.planning import fluid_time
+    from dask_coded.rounds import fluid_time
 
     code = MDS(n, k)
     cluster = Cluster(
@@ -320,7 +321,7 @@ def test_nothing_is_computed_in_vain_where_not_every_k_pieces_decode(slow: float
             code, Layout.of(code, range(12), np.ones((1, 64))), "s2c2", speeds, speeds, 1e-6
         )
         round_ = cluster.run()
-        assert round_.progress.computed.sum() <= 8 * 64 * 1.02
+        assert round_.state.computed.sum() <= 8 * 64 * 1.02
         seconds[type(code)] = cluster.now
     assert seconds[RandomLinear] < 1.1 * seconds[MDS]
 

@@ -553,7 +553,7 @@ def test_repr(both, C):
     for text in (repr(both), both._repr_html_()):
         assert "MDS(n=5, k=3)" in text
         assert "1 on each of 5 workers" in text
-        assert re.search(r"5 of \d+ B, [\d.]+ kiB together", text)
+        assert re.search(r"5 of \d+ B, [\d.]+ kiB in total", text)
     assert "<table>" in both._repr_html_()
     assert "not coded" in C._repr_html_()
     assert C.encoded.nbytes >= 5 * 8 * COLUMNS * (ROWS // 3)

@@ -8,7 +8,7 @@ from distributed.utils_test import async_poll_for, gen_cluster, poll_for
 
 import dask_coded as coded
 from dask_coded.loop import Progress
-from dask_coded.runtime.checkpoints import keepers
+from dask_coded.runtime.directory import choose_keepers
 
 KILLED_AFTER = 5
 
@@ -26,11 +26,11 @@ def rounds(operator, begun, go, loop):
 
 
 def test_those_that_kept_it_before_go_first():
-    assert keepers(["c"], ["a", "b", "c"], "b", copies=2) == ["c", "a"]
+    assert choose_keepers(["c"], ["a", "b", "c"], "b", copies=2) == ["c", "a"]
 
 
 def test_the_worker_of_the_loop_keeps_nothing():
-    assert keepers(["a"], ["a"], "a", copies=3) == []
+    assert choose_keepers(["a"], ["a"], "a", copies=3) == []
 
 
 @gen_cluster(client=True, nthreads=[("", 1)] * 4)
@@ -38,14 +38,14 @@ async def test_states_are_dropped_when_the_loop_is_over(c, s, *workers):
     C = await coded.encode(np.eye(4), coded.MDS(4, 2), client=c)
     future = coded.submit(rounds, C, "begun", "go", coded.Loop(), client=c)
     await Event("begun", client=c)
-    plugins = [w.extensions["coded"] for w in workers]
-    await async_poll_for(lambda: sum(len(p.kept) for p in plugins) == 3, timeout=30)
+    plugins = [w.extensions["dask-coded"] for w in workers]
+    await async_poll_for(lambda: sum(len(p.keeper.kept) for p in plugins) == 3, timeout=30)
     await Event("go", client=c).set()
     first, total = await future
     assert first == 1
     np.testing.assert_allclose(total, 10.0)
-    await async_poll_for(lambda: not any(p.kept for p in plugins), timeout=30)
-    assert not s.extensions["coded"].loops._told
+    await async_poll_for(lambda: not any(p.keeper.kept for p in plugins), timeout=30)
+    assert not s.extensions["dask-coded"].loops._keepers
 
 
 @gen_cluster(client=True, nthreads=[("", 1)] * 4)
@@ -55,8 +55,8 @@ async def test_states_are_dropped_when_the_loop_is_cancelled(c, s, *workers):
     await Event("begun", client=c)
     await future.cancel()
     await Event("go", client=c).set()
-    plugins = [w.extensions["coded"] for w in workers]
-    await async_poll_for(lambda: not any(p.kept for p in plugins), timeout=30)
+    plugins = [w.extensions["dask-coded"] for w in workers]
+    await async_poll_for(lambda: not any(p.keeper.kept for p in plugins), timeout=30)
 
 
 def test_coordinator_and_as_many_workers_as_the_code_allows_killed_between_rounds(processes):
@@ -99,5 +99,5 @@ def test_coordinator_killed_and_a_keeper_stopped(processes):
 
 def kept(client) -> set[str]:
     """Workers that keep a state."""
-    held = client.run(lambda dask_worker: len(dask_worker.extensions["coded"].kept))
+    held = client.run(lambda dask_worker: len(dask_worker.extensions["dask-coded"].keeper.kept))
     return {address for address, count in held.items() if count}

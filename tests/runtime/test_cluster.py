@@ -12,11 +12,19 @@ from distributed.security import Security
 from distributed.utils_test import async_poll_for, gen_cluster
 
 import dask_coded as coded
-from dask_coded.planning import Run
 from dask_coded.preload import dask_setup
 from dask_coded.runtime.install import install
-from dask_coded.runtime.scheduler import S2C2SchedulerPlugin
+from dask_coded.runtime.scheduler import CodedSchedulerPlugin
 from dask_coded.runtime.worker import CodedWorkerPlugin, worker_plugin
+from dask_coded.transport.messages import (
+    AddStripes,
+    DropRound,
+    PiecesAbsent,
+    RoundStopped,
+    Share,
+    StopRound,
+    WithdrawStripes,
+)
 
 FOUR = [("127.0.0.1", 1)] * 4
 SIX = [("127.0.0.1", 1)] * 6
@@ -26,7 +34,7 @@ x = np.random.default_rng(1).standard_normal(7)
 
 
 def plugin_of(scheduler):
-    return scheduler.extensions["coded"]
+    return scheduler.extensions["dask-coded"]
 
 
 async def check(client, *arrays):
@@ -46,10 +54,8 @@ async def test_a_stop_is_answered_even_when_its_round_is_gone(c, s, *workers):
     """A coordinator that waits in vain for the answer takes the worker for a stopped one."""
     await coded.encode(A, coded.MDS(4, 3), c)
     answers = []
-    worker_plugin(workers[0])._handle(
-        {"op": "stop", "run": "gone", "over": ["gone"]}, answers.append
-    )
-    assert answers == [{"op": "stopped", "run": "gone"}]
+    worker_plugin(workers[0])._handle(StopRound("gone"), answers.append)
+    assert answers == [RoundStopped("gone")]
 
 
 # -- many at once ------------------------------------------------------------------------------
@@ -124,7 +130,8 @@ async def test_more_loops_than_threads(c, s, *workers):
 def forgotten(scheduler):
     """Whether the scheduler plugin knows of no array any more."""
     plugin = plugin_of(scheduler)
-    state = (plugin.arrays, plugin._piece_keys, plugin._pins, plugin._holding)
+    arrays = plugin.arrays
+    state = (arrays, arrays._piece_keys, arrays._pins, plugin._holding)
     return not any(state) and not scheduler.tasks
 
 
@@ -151,7 +158,7 @@ async def test_array_with_transpose_is_forgotten(c, s, *workers):
 async def test_source_is_released_after_encoding(c, s, *workers):
     C = await coded.encode(A, coded.MDS(4, 3), c)
     await async_poll_for(lambda: set(s.tasks) == set(C.encoded.spec.keys))
-    assert set(plugin_of(s)._pins) == set(C.encoded.spec.keys)
+    assert set(plugin_of(s).arrays._pins) == set(C.encoded.spec.keys)
 
 
 @gen_cluster(client=True, nthreads=FOUR)
@@ -327,7 +334,7 @@ async def test_worker_that_comes_later_is_used(c, s, *workers):
     with pytest.raises(coded.ClusterUnfitError, match="needs 3 workers, the cluster has 2"):
         await coded.encode(A, coded.MDS(3, 2), c)
     async with Worker(s.address, nthreads=1) as late:
-        assert isinstance(late.extensions["coded"], CodedWorkerPlugin)
+        assert isinstance(late.extensions["dask-coded"], CodedWorkerPlugin)
         C = await coded.encode(A, coded.MDS(3, 2), c)
         assert late.address in C.encoded.workers
         await check(c, C)
@@ -343,7 +350,8 @@ async def test_replicas_do_not_move_the_work(c, s, *workers):
     answer = await plugin_of(s).plan(
         C.encoded.spec.id, {}, {}, "continuous", "exponential", silent=[], known=4
     )
-    assert [answer["addresses"][i] for i in answer["host"]] == list(C.encoded.workers)
+    plan = answer["answer"].data
+    assert [plan.addresses[i] for i in plan.host] == list(C.encoded.workers)
 
 
 @gen_cluster(client=True, nthreads=FOUR)
@@ -353,7 +361,8 @@ async def test_restart_clears(c, s, *workers):
     plugin = plugin_of(s)
     await s.restart(stimulus_id="test", wait_for_workers=False)
     assert plugin_of(s) is plugin
-    assert not any((plugin.arrays, plugin._piece_keys, plugin._pins, plugin._holding))
+    arrays = plugin.arrays
+    assert not any((arrays, arrays._piece_keys, arrays._pins, plugin._holding))
     await async_poll_for(lambda: all(f.status == "cancelled" for f in C.encoded.futures))
     async with Worker(s.address), Worker(s.address):
         D = await coded.encode(A, coded.MDS(2, 1), c)
@@ -366,7 +375,7 @@ async def test_restart_clears(c, s, *workers):
 @gen_cluster(client=True, nthreads=FOUR[:2], scheduler_kwargs={"preload": ["dask_coded.preload"]})
 async def test_preload_of_the_scheduler(c, s, *workers):
     plugin = plugin_of(s)
-    assert isinstance(plugin, S2C2SchedulerPlugin)
+    assert isinstance(plugin, CodedSchedulerPlugin)
     assert all(worker_plugin(w) for w in workers)
     C = await coded.encode(A, coded.MDS(2, 1), c)
     assert plugin_of(s) is plugin
@@ -444,21 +453,24 @@ async def test_messages_of_an_older_run_are_ignored(c, s, *workers):
     C = await coded.encode(A, coded.MDS(4, 3), c)
     future = coded.submit(gated, C, "old", client=c)
     await Event("old-started").wait()
-    rows = [np.full(1, 1e9)]
+    rows = (np.full(1, 1e9),)
     for worker in workers:
         plugin = worker_plugin(worker)
         # The participant's side: nothing is computed, and only a stop is answered.
         answers = []
-        for op in ("assign", "withdraw", "stop"):
-            message = {"op": op, "run": "older", "runs": [(0, 0, 1)], "over": ["older"]}
+        for message in (
+            AddStripes("older", ((0, 0, 1),)),
+            WithdrawStripes("older", ((0, 0, 1),)),
+            DropRound("older"),
+            StopRound("older"),
+        ):
             plugin._handle(message, answers.append)
-        assert answers == [{"op": "stopped", "run": "older"}]
+        assert answers == [RoundStopped("older")]
         # The coordinator's side: nothing is decoded.
-        for channel in plugin.channels.values():
-            share = {"op": "share", "run": "older", "runs": [Run(0, 0, 1)], "rows": rows}
-            channel.receive(share | {"seconds": 0.0})
-            channel.receive({"op": "absent", "run": "older", "pieces": [0, 1, 2, 3]})
-            channel.receive({"op": "stopped", "run": "older"})
+        for channel in plugin.exchange._channels.values():
+            channel.receive(Share("older", ((0, 0, 1),), rows, 0.0))
+            channel.receive(PiecesAbsent("older", (0, 1, 2, 3)))
+            channel.receive(RoundStopped("older"))
     await Event("old-go").set()
     np.testing.assert_allclose(await future, [A @ x] * 2)
 
@@ -469,10 +481,11 @@ async def test_channels_close_with_their_worker(c, s, *workers):
     coordinator, other = C.encoded.workers[:2]
     await coded.submit(lambda C: C @ x, C, client=c, workers=coordinator)
     plugin = next(worker_plugin(w) for w in workers if w.address == coordinator)
-    assert set(plugin.channels) == set(s.workers)
+    channels = plugin.exchange._channels
+    assert set(channels) == set(s.workers)
     await next(w for w in workers if w.address == other).close()
-    await async_poll_for(lambda: plugin.channels[other].closed)
-    assert not any(plugin.channels[a].closed for a in s.workers)
+    await async_poll_for(lambda: channels[other].closed)
+    assert not any(channels[a].closed for a in s.workers)
 
 
 @gen_cluster(client=True, nthreads=FOUR)
@@ -507,6 +520,6 @@ async def test_tls(c, s, *workers):
     C = await coded.encode(A, coded.MDS(4, 3), c)
     await check(c, C, C)
     plugins = [worker_plugin(w) for w in workers]
-    assert all(a.startswith("tls://") for p in plugins for a in p.channels)
+    assert all(a.startswith("tls://") for p in plugins for a in p.exchange._channels)
     await workers[0].close()
     await check(c, C)

@@ -207,7 +207,7 @@ async def test_a_running_algorithm_gets_the_help_of_a_worker_that_joins(c, s, *w
         np.testing.assert_allclose(back, A.T @ (A @ x))
         np.testing.assert_allclose(await c.compute(D.T @ np.ones(24)), A.sum(0))
         del C, D, future
-        await async_poll_for(lambda: not s.extensions["coded"].arrays)
+        await async_poll_for(lambda: not s.extensions["dask-coded"].arrays)
 
 
 @gen_cluster(client=True, nthreads=FIVE)

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from dask_coded.planning import Reporting, Run
+from dask_coded.rounds import Reporting, StripeRange
 from dask_coded.runtime.jobs import Job
+from dask_coded.transport.messages import Message, Share, ShareFailed
 
 
 class Executor:
@@ -45,66 +46,67 @@ def product(start: int, stop: int) -> Any:
     return PIECE[start:stop] @ np.ones(2)
 
 
-def job(send: Callable[[dict[str, Any]], None], executor: Any, kernel: Any = product) -> Job:
+def job(answer: Callable[[Message], None], executor: Any, kernel: Any = product) -> Job:
     edges = {0: np.arange(9)}
-    return Job("run", {0: kernel}, edges, {0: 8}, send, executor, 1, Reporting(10, 1), lead=0.0)
+    return Job("run", {0: kernel}, edges, {0: 8}, answer, executor, 1, Reporting(10, 1), lead=0.0)
 
 
-def sent(messages: list[dict[str, Any]]) -> list[int]:
-    assert {message["op"] for message in messages} <= {"share"}
-    return [s for m in messages for _, start, stop in m["runs"] for s in range(start, stop)]
+def sent(messages: list[Message]) -> list[int]:
+    shares = [message for message in messages if isinstance(message, Share)]
+    assert shares == messages
+    return [s for m in shares for _, start, stop in m.ranges for s in range(start, stop)]
 
 
 def test_every_stripe_is_sent_once():
-    messages: list[dict[str, Any]] = []
+    messages: list[Message] = []
     executor = Executor()
     work = job(messages.append, executor)
-    work.assign([Run(0, 0, 3)])
-    work.assign([Run(0, 5, 8)])
+    work.assign([StripeRange(0, 0, 3)])
+    work.assign([StripeRange(0, 5, 8)])
     executor.run()
     assert sorted(sent(messages)) == [0, 1, 2, 5, 6, 7]
     for message in messages:
-        for (_, start, stop), rows in zip(message["runs"], message["rows"], strict=True):
+        for (_, start, stop), rows in zip(message.ranges, message.rows, strict=True):
             np.testing.assert_allclose(rows, 4.0 * np.arange(start, stop) + 1)
 
 
 def test_work_that_comes_while_the_thread_ends_is_computed():
     for moment in range(12):
-        messages: list[dict[str, Any]] = []
+        messages: list[Message] = []
         executor = Executor()
         releases = iter(range(1000))
         work = job(messages.append, executor)
 
         def released(moment: int = moment, work: Job = work, releases: Any = releases) -> None:
             if next(releases) == moment:
-                work.assign([Run(0, 6, 8)])
+                work.assign([StripeRange(0, 6, 8)])
 
         work._lock = Lock(released)  # type: ignore[assignment]
-        work.assign([Run(0, 0, 1)])
+        work.assign([StripeRange(0, 0, 1)])
         executor.run()
         came = next(releases) > moment
         assert sorted(sent(messages)) == ([0, 6, 7] if came else [0])
 
 
 def test_what_is_withdrawn_in_time_is_not_computed():
-    messages: list[dict[str, Any]] = []
+    messages: list[Message] = []
     executor = Executor()
     work = job(messages.append, executor)
-    work.assign([Run(0, 0, 8)])
-    work.withdraw([Run(0, 4, 8)])
-    work.assign([Run(0, 7, 8)])
+    work.assign([StripeRange(0, 0, 8)])
+    work.withdraw([StripeRange(0, 4, 8)])
+    work.assign([StripeRange(0, 7, 8)])
     executor.run()
     assert sorted(sent(messages)) == [0, 1, 2, 3, 7]
 
 
 def test_what_fails_is_told():
-    messages: list[dict[str, Any]] = []
+    messages: list[Message] = []
     executor = Executor()
 
     def fail(a: int, b: int) -> None:
         raise MemoryError("no room")
 
     work = job(messages.append, executor, fail)
-    work.assign([Run(0, 0, 1)])
+    work.assign([StripeRange(0, 0, 1)])
     executor.run()
-    assert messages == [{"op": "error", "run": "run", "error": "MemoryError: no room"}]
+    assert messages == [ShareFailed("run", "MemoryError: no room")]

@@ -15,9 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dask_coded as coded
-from dask_coded.planning import Run
-from dask_coded.rounds import Geometry
-from dask_coded.runtime.kernels import bilinear
+from dask_coded.rounds import Geometry, StripeRange
+from dask_coded.rounds.kernels import bilinear
 from dask_coded.runtime.spec import PairSpec
 
 # gen_cluster resets the configuration to what it was when its module was imported.
@@ -94,7 +93,6 @@ def test_stripes_of_pieces_give_the_product(data):
         ),
         columns=5,
         dtype=np.dtype(float),
-        sparse=None,
         keys=tuple(range(code.pieces)),
         right_rows=right_rows,
         right_source=a,
@@ -125,7 +123,9 @@ def test_stripes_of_pieces_give_the_product(data):
     for stripe in range(stripes):
         for i in data.draw(st.permutations(range(code.pieces)))[: code.k]:
             product = bilinear(pieces[i], int(edges[-1]), d)
-            shares.append((Run(i, stripe, stripe + 1), product(edges[stripe], edges[stripe + 1])))
+            shares.append(
+                (StripeRange(i, stripe, stripe + 1), product(edges[stripe], edges[stripe + 1]))
+            )
             computed[i, stripe] = True
     expected = A.T @ (B if d is None else d[:, None] * B)
     assembler = spec.assembler(d)
@@ -287,7 +287,7 @@ def test_fewer_workers_than_pieces(A, client):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"B": np.ones((N + 1, 2))}, ValueError, "equally many rows, they have 40 and 41"),
+        ({"B": np.ones((N + 1, 2))}, ValueError, "the same number of rows, they have 40 and 41"),
         ({"B": np.ones((N, 2), dtype=int)}, TypeError, "makes dtype int64 inexact"),
         ({"B": scipy.sparse.eye_array(N).tocsr()}, TypeError, "'B' must be dense"),
         ({"A": np.ones(N)}, TypeError, "this array has 1 dimensions"),

@@ -1,4 +1,4 @@
-"""Rounds in virtual time: exact, repeatable, and told from one another by policy and speed."""
+"""Rounds in virtual time: exact durations, repeatable results, effects of policy and speed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dask_coded.codes import MDS, Code, Repetition
-from dask_coded.planning import POLICIES, fluid_time
+from dask_coded.rounds import fluid_time
+from dask_coded.rounds.policies import POLICIES
 from dask_coded.simulation import (
     Network,
     SimulatedOperator,
@@ -49,7 +50,7 @@ def test_perfect_prediction_reaches_the_bound(policy: str) -> None:
     assert round_.seconds <= 1.02 * round_.bound
 
 
-def test_static_waits_for_the_slowest_that_is_needed() -> None:
+def test_static_waits_for_the_slowest_worker_that_is_needed() -> None:
     simulation = Simulation(
         MDS(4, 3), constant([1.0, 1.0, 0.5, 0.1]), policy="static", network=IDEAL
     )
@@ -62,7 +63,7 @@ def test_handling_messages_takes_the_workers_time() -> None:
         Repetition(1, 1), constant([0.5]), policy="static", network=network, stripes=1
     )
     [round_] = simulation.run(1)
-    # One message comes in: half a second at half the speed, before two of computing.
+    # One message comes in: 0.5 s at half speed, before 2 s of computing.
     assert round_.messages == 2
     assert round_.seconds == pytest.approx(2.5)
 
@@ -84,11 +85,11 @@ def test_results_queue_at_the_coordinators_link() -> None:
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_the_same_seed_gives_the_same_rounds(policy: str) -> None:
-    def play() -> list[SimulatedRound]:
+    def run() -> list[SimulatedRound]:
         code = Repetition(8, 3) if policy == "replication" else MDS(8, 6)
         return Simulation(code, gilbert_elliott(8, 30, seed=3), policy=policy).run(30)
 
-    assert play() == play()
+    assert run() == run()
 
 
 def test_speeds_are_learnt_from_round_to_round() -> None:
@@ -102,7 +103,7 @@ def test_a_sudden_slow_down_within_a_round() -> None:
     steady = Speeds(np.ones((1, 8)), seconds=0.1)
     slowed = changed(steady, [0, 1], first=3, last=1000, factor=0.2)
     [round_] = Simulation(MDS(8, 6), slowed, network=IDEAL).run(1)
-    # 0.3 s at full speed, then 6.4 workers' worth.
+    # 0.3 s at full speed, then at the speed of 6.4 workers.
     assert round_.bound == pytest.approx(0.3 + (6 - 8 * 0.3) / 6.4)
     assert round_.seconds < 1.2 * round_.bound
 
@@ -116,23 +117,23 @@ def test_two_workers_die_in_the_middle_of_a_round_and_return() -> None:
     assert rounds[0].bound == pytest.approx(0.3 + (6 - 8 * 0.3) / 6)
 
 
-def test_a_stopped_worker_is_told_from_a_busy_one() -> None:
+def test_a_stopped_worker_is_distinguished_from_a_busy_one() -> None:
     stopped = constant([1, 1, 1, 0, 1, 1])
     rounds = Simulation(MDS(6, 4), stopped).run(4)
     assert (ratios(rounds) < 1.35).all()
 
 
-def test_too_many_losses_are_said() -> None:
+def test_too_many_losses_are_reported() -> None:
     simulation = Simulation(MDS(4, 3), constant([1, 1, nan, nan]))
     with pytest.raises(RuntimeError, match="too few are within reach: 2 of 4 are left"):
         simulation.step()
     simulation = Simulation(MDS(4, 3), constant([1, 1, 0, 0]), policy="static")
-    with pytest.raises(RuntimeError, match="Those that could finish it have stopped"):
+    with pytest.raises(RuntimeError, match="All workers that could finish it have stopped"):
         simulation.step()
 
 
 def test_speeds_of_another_number_of_workers_are_refused() -> None:
-    with pytest.raises(ValueError, match="needs speeds of 10 workers, there are 3"):
+    with pytest.raises(ValueError, match="needs speeds of 10 workers, got those of 3"):
         Simulation(MDS(10, 7), constant([1.0, 1.0, 1.0]))
 
 
@@ -151,7 +152,7 @@ def test_models_are_made_from_a_seed(make: object) -> None:
     assert (one.values != other.values).any()
 
 
-def test_many_clusters_out_of_one_trace() -> None:
+def test_many_clusters_from_one_trace() -> None:
     trace = Speeds(np.arange(1.0, 13.0).reshape(4, 3))
     cluster = trace.restarted(seed=0, workers=2)
     assert cluster.values.shape == (4, 2)

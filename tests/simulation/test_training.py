@@ -1,4 +1,4 @@
-"""Trainings in virtual time: the formulas where these are exact, and stragglers."""
+"""Trainings in virtual time: the formulas where they are exact, and stragglers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dask_coded.aggregation import (
     StaticClusters,
     Tree,
 )
-from dask_coded.planning.timing import Costs, Shape, communication, predict
+from dask_coded.aggregation.timing import Costs, Shape, communication, predict
 from dask_coded.simulation import (
     Delays,
     TrainingSimulation,
@@ -53,7 +53,7 @@ def seconds(aggregation, workers, nbytes, delays=None, *, steps=4, costs=COSTS, 
 @settings(deadline=None, max_examples=20)
 def test_a_ring_takes_what_the_formula_says(workers, nbytes, summation):
     costs = Costs(1e-3, 1e7, summation, 0.6)
-    # Every hop of a chunk is added up, but those of totals.
+    # Every message with a partial chunk is added up; messages with totals are not.
     found = seconds(Ring(), workers, nbytes, costs=costs)
     expected = predict(Shape("Ring"), costs, workers, nbytes).seconds
     np.testing.assert_allclose(found, expected)
@@ -63,7 +63,7 @@ def test_a_ring_takes_what_the_formula_says(workers, nbytes, summation):
 @settings(deadline=None, max_examples=20)
 def test_a_star_takes_what_the_formula_says(workers, nbytes):
     found = seconds(Star(), workers, nbytes)
-    # The root's links have the same work in each step; the last worker to have the sum differs.
+    # The root's links carry the same load in each step; the last worker to get the sum differs.
     assert found[0] == pytest.approx(0.6 / workers + 1e-3 + workers * nbytes / 1e7)
     assert found[1:].max() <= predict(Shape("Star"), COSTS, workers, nbytes).seconds * 1.000001
 
@@ -75,7 +75,7 @@ def test_a_tree_stays_below_the_formula_because_layers_overlap():
 
 
 @pytest.mark.parametrize("aggregation", KINDS, ids=repr)
-def test_every_aggregation_ends_with_delays_of_every_kind(aggregation):
+def test_every_aggregation_finishes_with_delays_of_every_kind(aggregation):
     workers, steps = 12, 8
     record = 1 + np.random.default_rng(3).random((5, workers))
     for delays in (
@@ -97,11 +97,11 @@ def test_every_aggregation_ends_with_delays_of_every_kind(aggregation):
 def test_overlapping_steps_take_the_longer_half(width):
     found = seconds(Ring(), 4, 10**6, steps=30, width=width)
     travel = communication(Shape("Ring"), COSTS, 4, 10**6)
-    # Of a step that waits for its link, latencies are hidden behind the one before.
+    # If a step waits for its link, the previous step hides its latencies.
     assert 0.6 / 4 <= found[10:].mean() <= max(0.6 / 4, travel)
 
 
-def test_a_straggler_skips_to_the_newest_step_and_nobody_waits():
+def test_a_straggler_skips_to_the_newest_step_and_no_worker_waits():
     extra = np.zeros((40, 4))
     extra[5, 0] = 1.0  # once, for about six steps
     delays = Delays(np.ones_like(extra), extra)
@@ -109,15 +109,15 @@ def test_a_straggler_skips_to_the_newest_step_and_nobody_waits():
     result = TrainingSimulation(plan, COSTS, 1000, delays).run(40)
     assert result.seconds.max() < 0.5
     late = np.flatnonzero(result.late[:, 0])
-    # From when it is held up until it is back; before that and after it both of the pair race.
+    # Late from when it is held up until it is back; before and after, either of the pair may win.
     assert 5 in late
     assert result.late[5:8, 0].all() and not result.late[:, 2].all()
     uncoded = TrainingSimulation(Star().plan(4), COSTS, 1000, delays).run(40)
     assert uncoded.seconds.max() > 1.0
 
 
-def test_what_comes_too_late_takes_up_the_link_all_the_same():
-    plan = GradientCoding(3).plan(4)  # four copies of the same
+def test_late_messages_still_occupy_the_link():
+    plan = GradientCoding(3).plan(4)  # four copies of the same data
     costs = Costs(0.0, 1e6, 0.0, 0.01)
     result = TrainingSimulation(plan, costs, 10**6).run(5)
     assert result.seconds[0] == pytest.approx(1.01)
@@ -125,7 +125,7 @@ def test_what_comes_too_late_takes_up_the_link_all_the_same():
     assert result.received[-1] == pytest.approx(5 * 4 * 10**6, rel=0.5)
 
 
-def test_the_links_of_the_root_may_be_thinner():
+def test_the_root_may_have_a_slower_link():
     thin = seconds(Star(), 4, 10**6, root_bandwidth=1e6)
     assert thin[0] == pytest.approx(0.15 + 1e-3 + 4.0)
 
@@ -166,9 +166,9 @@ def test_arguments_are_checked():
     plan = Star().plan(3)
     with pytest.raises(ValueError, match="'width' must be at least 1"):
         TrainingSimulation(plan, COSTS, 8, width=0)
-    with pytest.raises(ValueError, match="The plan has 3 workers, the delays are of 4"):
+    with pytest.raises(ValueError, match="The plan has 3 workers, the delays have 4"):
         TrainingSimulation(plan, COSTS, 8, undelayed(4))
     with pytest.raises(ValueError, match="one row per step"):
         Delays(np.ones((1, 3)), np.ones((2, 3)))
-    with pytest.raises(ValueError, match="finite numbers"):
+    with pytest.raises(ValueError, match="finite and non-negative"):
         Delays(np.full((1, 3), -1.0), np.ones((1, 3)))

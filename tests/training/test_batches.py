@@ -55,7 +55,7 @@ def test_epochs_and_seeds_differ():
     assert (drawn(first, 0, 0) != drawn(Batches(100, 2, 10, seed=1), 0, 0)).any()
 
 
-def test_without_a_batch_size_all_samples_are_used_as_they_lie():
+def test_without_a_batch_size_all_samples_are_used_in_order():
     batches = Batches(10, 3, None, seed=0)
     assert batches.rows(1, 7) == slice(None)
     assert batches.count(7) == 10

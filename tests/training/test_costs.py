@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from distributed import Client
 
-from dask_coded.planning.timing import recommend
+from dask_coded.aggregation.timing import recommend
 from dask_coded.training.costs import measure_costs
 
 
@@ -29,7 +29,7 @@ def test_costs_are_measured_and_lead_to_a_recommendation(client):
     assert "predicted" in str(recommend(costs, 4, 40_000))
 
 
-def test_there_must_be_two_workers(client):
+def test_measuring_needs_two_workers(client):
     one = list(client.scheduler_info(n_workers=-1)["workers"])[:1]
-    with pytest.raises(ValueError, match="must be 2 workers or more to measure, not 1"):
+    with pytest.raises(ValueError, match="needs at least 2 workers, there are 1"):
         measure_costs(client=client, workers=one)

@@ -34,7 +34,7 @@ def test_gradients_of_parts_add_up():
     assert sum(int(np.prod(shape)) for shape in flat.layers) == whole.size == 4 * 6 + 6 + 12 + 2
 
 
-def test_training_a_module_is_what_pytorch_does(client):
+def test_training_a_module_matches_pytorch(client):
     flat = model()
     estimator = GradientEstimator(
         flat.gradient,
@@ -65,7 +65,7 @@ def test_training_a_module_is_what_pytorch_does(client):
     )
 
 
-def test_dropout_is_drawn_alike_wherever_the_samples_are():
+def test_dropout_depends_only_on_parameters_and_samples():
     one, other = model(torch.nn.Dropout(0.5)), model(torch.nn.Dropout(0.5))
     other.gradient(one.parameters, SAMPLES[7:], LABELS[7:])
     first = one.gradient(one.parameters, SAMPLES, LABELS)
@@ -74,7 +74,7 @@ def test_dropout_is_drawn_alike_wherever_the_samples_are():
     np.testing.assert_array_equal(first[1], second[1])
 
 
-def test_modules_whose_gradients_are_no_sums_are_refused():
+def test_modules_whose_gradients_are_not_sums_are_refused():
     with pytest.raises(ValueError, match='pass reduction="sum"'):
         training.TorchModule(network(), torch.nn.CrossEntropyLoss())
     with pytest.raises(ValueError, match="use GroupNorm or LayerNorm"):

@@ -27,7 +27,7 @@ from dask_coded.training import SGD, Adam, CosineDecay, Pipelined, StepDecay
     ],
     ids=str,
 )
-def test_steps_are_those_of_pytorch(ours, theirs, options):
+def test_steps_match_pytorch(ours, theirs, options):
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(1)
     x = rng.normal(size=20)
@@ -61,7 +61,7 @@ def test_the_learning_rate_follows_any_function_of_the_step(optimizer):
     np.testing.assert_allclose(halved, plain)
 
 
-def test_a_cosine_rises_and_goes_down_to_its_floor():
+def test_a_cosine_rises_and_falls_to_its_floor():
     decay = CosineDecay(steps=10, warmup=3, floor=0.1)
     factors = [decay(step) for step in range(12)]
     assert factors[:4] == [0.25, 0.5, 0.75, 1.0]
@@ -76,10 +76,10 @@ def test_a_cosine_rises_and_goes_down_to_its_floor():
         (lambda: SGD(0.1, momentum=1), "'momentum' must be from 0 to below 1"),
         (lambda: SGD(0.1, nesterov=True), "'nesterov' needs a positive momentum"),
         (lambda: Adam(0.1, betas=(1.0, 0.9)), "'betas' must be from 0"),
-        (lambda: StepDecay(every=0), "'every' must be a whole number from 1, it is 0"),
+        (lambda: StepDecay(every=0), "'every' must be a whole number of at least 1, it is 0"),
         (lambda: CosineDecay(5, warmup=5), "'warmup' must be less than 'steps'"),
         (lambda: CosineDecay(5, floor=2), "'floor' must be between 0 and 1"),
-        (lambda: Pipelined(1), "'width' must be a whole number from 2, it is 1"),
+        (lambda: Pipelined(1), "'width' must be a whole number of at least 2, it is 1"),
     ],
 )
 def test_wrong_arguments(make, message):

@@ -1,4 +1,4 @@
-"""Training on a small cluster gives what a loop of NumPy in one process gives."""
+"""Training on a small cluster gives the same result as a NumPy loop in one process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from dask_coded.aggregation import (
     Tree,
 )
 from dask_coded.compression import GradiVeQ, Quantization, Truncation
-from dask_coded.runtime.training import Leader
 from dask_coded.training import (
     SGD,
     Adam,
@@ -37,6 +36,7 @@ from dask_coded.training import (
     WorkerReport,
     train,
 )
+from dask_coded.training.runtime.link import Link
 
 STEPS = 30
 X = np.random.default_rng(0).normal(size=(103, 5))
@@ -49,7 +49,7 @@ def squares(w, samples, targets):
 
 
 def in_one_process(optimizer=SGD(0.1), schedule=Synchronous(), steps=STEPS):  # noqa: B008
-    """Full batches; each step with the parameters that the schedule says."""
+    """Train on full batches; each step uses the parameters that the schedule prescribes."""
     versions = [np.zeros(5)]
     state = optimizer.start(versions[0])
     for step in range(steps):
@@ -69,7 +69,7 @@ def blocks():
 @pytest.mark.parametrize(
     "aggregation", [Star(), Ring(), Star(segments=2), Ring(segments=3)], ids=repr
 )
-def test_parameters_are_those_of_one_process(client, aggregation, schedule):
+def test_parameters_match_one_process(client, aggregation, schedule):
     optimizer = SGD(0.1, momentum=0.5)
     found = train(
         squares,
@@ -100,7 +100,7 @@ def test_parameters_are_those_of_one_process(client, aggregation, schedule):
     ],
     ids=repr,
 )
-def test_every_aggregation_gives_the_same(client, aggregation):
+def test_every_aggregation_gives_the_same_parameters(client, aggregation):
     found = train(
         squares, np.zeros(5), blocks(), steps=STEPS, aggregation=aggregation, client=client
     )
@@ -110,7 +110,7 @@ def test_every_aggregation_gives_the_same(client, aggregation):
 
 @pytest.mark.parametrize("compression", [Truncation(), Quantization(), GradiVeQ(8, 4)], ids=repr)
 @pytest.mark.parametrize("aggregation", [Ring(), GradientCoding(1)], ids=repr)
-def test_compressed_replicas_are_the_same(client, aggregation, compression):
+def test_compressed_replicas_are_identical(client, aggregation, compression):
     found = train(
         squares,
         np.zeros(5, dtype=np.float32),
@@ -125,10 +125,10 @@ def test_compressed_replicas_are_the_same(client, aggregation, compression):
     np.testing.assert_allclose(found.parameters, in_one_process(schedule=Pipelined(2)), rtol=0.2)
 
 
-def test_mini_batches_are_drawn_alike_by_all_holders(client):
+def test_all_holders_of_a_part_draw_the_same_mini_batches(client):
     options = {"optimizer": Adam(0.05), "steps": STEPS, "batch_size": 20, "client": client}
     one = train(squares, np.zeros(5), blocks(), aggregation=Star(), **options)
-    # As many parts, each on two workers.
+    # The same number of parts, each on two workers.
     other = train(squares, np.zeros(5), blocks(), aggregation=Speculation(), **options)
     np.testing.assert_allclose(one.parameters, other.parameters, rtol=1e-10)
     different = train(squares, np.zeros(5), blocks(), aggregation=Star(), seed=1, **options)
@@ -142,10 +142,10 @@ def test_data_may_come_in_any_form(client):
         np.testing.assert_allclose(found.parameters, in_one_process(), rtol=1e-10)
 
 
-def test_a_training_goes_on_from_its_file(client, tmp_path):
+def test_a_training_resumes_from_its_checkpoint(client, tmp_path):
     optimizer = Adam(0.1, decay=StepDecay(every=10))
     path = tmp_path / "state"
-    # A ring adds up in the same order whoever comes first.
+    # A ring always sums in the same order, whichever worker is first.
     options = {"optimizer": optimizer, "batch_size": 30, "aggregation": Ring(), "client": client}
     checkpoint = Checkpoint(path, every=7)
     whole = train(squares, np.zeros(5), blocks(), steps=20, **options)
@@ -156,26 +156,26 @@ def test_a_training_goes_on_from_its_file(client, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["state"]
     with pytest.raises(ValueError, match="holds 5 parameters of dtype float64"):
         train(squares, np.zeros(4), blocks(), resume=path, **options)
-    with pytest.raises(ValueError, match="of another optimizer than SGD"):
+    with pytest.raises(ValueError, match="does not hold the state of SGD"):
         train(squares, np.zeros(5), blocks(), resume=path, **options | {"optimizer": SGD(0.1)})
 
 
-def test_a_training_does_not_go_on_from_any_file(client, tmp_path):
+def test_a_training_does_not_resume_from_other_files(client, tmp_path):
     file = tmp_path / "file"
     options = {"client": client, "resume": file}
     file.write_bytes(b"something else")
-    with pytest.raises(ValueError, match="must be one that a `Checkpoint` wrote"):
+    with pytest.raises(ValueError, match="must have been written by a `Checkpoint`"):
         train(squares, np.zeros(5), (X, Y), **options)
     train(squares, np.zeros(5), (X, Y), steps=1, client=client, checkpoint=Checkpoint(file))
     with pytest.raises(ValueError, match="holds 5 parameters"):
         train(squares, np.zeros(6), (X, Y), **options)
-    with pytest.raises(ValueError, match=r"of another optimizer than Adam\("):
+    with pytest.raises(ValueError, match=r"does not hold the state of Adam\("):
         train(squares, np.zeros(5), (X, Y), optimizer=Adam(), **options)
-    with pytest.raises(ValueError, match="of other layers or segments"):
+    with pytest.raises(ValueError, match="to other layers or segments"):
         train(squares, np.zeros(5), (X, Y), compression=GradiVeQ(2, 1), **options)
 
 
-def test_a_worker_may_be_named_by_itself(client):
+def test_a_single_worker_may_be_given_without_a_list(client):
     first = next(iter(client.nthreads()))
     found = train(squares, np.zeros(5), (X, Y), steps=1, client=client, workers=first)
     assert set(found.digests) == {first}
@@ -196,7 +196,7 @@ def test_a_callback_ends_the_training(client):
     np.testing.assert_allclose(found.parameters, in_one_process(steps=found.steps), rtol=1e-10)
 
 
-def test_nothing_is_left_over_of_a_training_that_is_cancelled(client, monkeypatch):
+def test_a_cancelled_training_leaves_nothing_behind(client, monkeypatch):
     begun = threading.Event()
     submit = submission.submit
 
@@ -224,11 +224,9 @@ def test_nothing_is_left_over_of_a_training_that_is_cancelled(client, monkeypatc
     poll_for(lambda: not left_over(client), timeout=30)
 
 
-def test_nothing_is_left_over_of_a_training_that_is_cancelled_before_it_asks_for_workers(
-    client, monkeypatch
-):
+def test_a_training_cancelled_before_it_asks_for_workers_leaves_nothing_behind(client, monkeypatch):
     there, cancelled = threading.Event(), threading.Event()
-    submit, invite = submission.submit, Leader._invite
+    submit, invite = submission.submit, Link._invite
 
     async def late(leader):
         there.set()
@@ -248,7 +246,7 @@ def test_nothing_is_left_over_of_a_training_that_is_cancelled_before_it_asks_for
             poll_for(lambda: any(client.run(is_cancelled, self._future.key).values()), timeout=30)
             cancelled.set()
 
-    monkeypatch.setattr(Leader, "_invite", late)
+    monkeypatch.setattr(Link, "_invite", late)
     monkeypatch.setattr(submission, "submit", lambda *a, **k: Interrupted(submit(*a, **k)))
     with pytest.raises(KeyboardInterrupt):
         train(squares, np.zeros(5), blocks(), steps=10**9, client=client)
@@ -256,21 +254,23 @@ def test_nothing_is_left_over_of_a_training_that_is_cancelled_before_it_asks_for
 
 
 def is_cancelled(key, dask_worker):
-    return dask_worker.extensions["coded"].is_cancelled(key)
+    from dask_coded.runtime.worker import is_cancelled
+
+    return is_cancelled(dask_worker, key)
 
 
 def left_over(client):
-    """Trainers and leaders that workers have, and threads."""
+    """Count trainers and leaders on the workers, and training threads."""
 
     def count(dask_worker):
-        memberships = dask_worker.extensions["coded"].memberships
-        return len(memberships.trainers) + len(memberships.leaders)
+        plugin = dask_worker.extensions["dask-coded-training"]
+        return len(plugin.trainers) + len(plugin.leaders)
 
     threads = sum(t.name.startswith("Coded-train") for t in threading.enumerate())
     return threads + sum(client.run(count).values())
 
 
-def test_an_error_in_the_gradient_says_where(client):
+def test_an_error_in_the_gradient_names_the_worker(client):
     def faulty(w, samples, targets):
         raise ZeroDivisionError("of the user")
 
@@ -286,7 +286,7 @@ class OfTheUser(Exception):
 
 
 @pytest.mark.parametrize("error", [OfTheUser(5, "number"), SystemExit("number 5")], ids=repr)
-def test_errors_that_cannot_travel_are_told_of(client, error):
+def test_errors_that_cannot_be_sent_are_reported(client, error):
     def faulty(w, samples, targets):
         raise OfTheUser(5, "number") if exits is None else SystemExit(exits)
 
@@ -301,13 +301,13 @@ def test_errors_that_cannot_travel_are_told_of(client, error):
         (lambda w, X, y: np.zeros(4), ValueError, "flat array of 5 elements; its shape is"),
         (lambda w, X, y: np.zeros(5, int), TypeError, "real floating-point numbers"),
         (lambda w, X, y: np.full(5, np.nan), FloatingPointError, "lower the learning rate"),
-        (lambda w, X, y: None, TypeError, "a pair of the loss and that; it is None"),
-        (lambda w, X, y: (0.0, w, w), TypeError, "it is a tuple of 3"),
+        (lambda w, X, y: None, TypeError, r"a pair \(loss, flat array\), it returned None"),
+        (lambda w, X, y: (0.0, w, w), TypeError, "it returned a tuple of 3"),
         (lambda w, X, y: (np.ones(3), w), TypeError, r"loss must be a number.* shape is \(3,\)"),
         (lambda w, X, y: w.sort(), ValueError, "read-only"),
     ],
 )
-def test_gradients_that_are_wrong(client, gradient, error, message):
+def test_wrong_gradients(client, gradient, error, message):
     with pytest.raises(error, match=message):
         train(gradient, np.zeros(5), blocks(), client=client)
 
@@ -328,9 +328,9 @@ class Frame:
         (X, {}, TypeError, "'data' must be a pair"),
         ((X, Y[1:]), {}, ValueError, "103 samples and 102 targets"),
         ((X, "y"), {}, TypeError, "The targets must be a dask array"),
-        ((Frame(), Y), {}, TypeError, r"they are a Frame: pass what its `to_numpy\(\)` gives"),
+        ((Frame(), Y), {}, TypeError, r"not a Frame: pass the result of its `to_numpy\(\)`"),
         (([delayed(Frame())], Y), {}, TypeError, "partitions of the samples must be NumPy"),
-        ((da.ones(()), Y), {}, ValueError, "an array of rows, they are a single number"),
+        ((da.ones(()), Y), {}, ValueError, "an array of rows, not a single number"),
         ((da.from_array(X)[da.from_array(Y) > 0], Y), {}, ValueError, "compute_chunk_sizes"),
         ((X, Y), {"optimizer": "adam"}, TypeError, r"such as Adam\(\), it is 'adam'"),
         ((X, Y), {"aggregation": Ring}, TypeError, "an instance of Aggregation, such as Ring"),
@@ -338,15 +338,15 @@ class Frame:
         ((X, Y), {"schedule": Pipelined}, TypeError, "an instance of Schedule"),
         ((X, Y), {"checkpoint": "file"}, TypeError, "an instance of Checkpoint"),
         ((X, Y), {"callback": 5}, TypeError, "'callback' must be a function, it is 5"),
-        ((X, Y), {"workers": "tcp://nowhere:1"}, ValueError, "'workers' must hold addresses"),
+        ((X, Y), {"workers": "tcp://nowhere:1"}, ValueError, "'workers' must contain the address"),
         (
             (X, Y),
             {"checkpoint": Checkpoint("no/such/folder/file")},
             FileNotFoundError,
             "folder '.*folder' must be there on the workers",
         ),
-        ((X, Y), {"steps": 0}, ValueError, "'steps' must be a whole number from 1"),
-        ((X, Y), {"workers": ["b"]}, ValueError, "'workers' must hold addresses of workers"),
+        ((X, Y), {"steps": 0}, ValueError, "'steps' must be a whole number of at least 1"),
+        ((X, Y), {"workers": ["b"]}, ValueError, "'workers' must contain the address of a worker"),
         ((X, Y), {"layers": [(2, 2)]}, ValueError, "as many elements as the parameters, 5; it"),
         ((X, Y), {"aggregation": GradientCoding(4)}, ValueError, "at least 5 workers"),
         (
@@ -363,12 +363,12 @@ class Frame:
         ),
     ],
 )
-def test_arguments_that_are_wrong(client, data, options, error, message):
+def test_wrong_arguments(client, data, options, error, message):
     with pytest.raises(error, match=message):
         train(squares, np.zeros(5), data, client=client, **options)
 
 
-def test_a_worker_that_is_late_again_and_again_shows_in_the_result():
+def test_a_worker_that_is_often_late_shows_in_the_result():
     steps = [Step(i, 0.0, 1.0, ("b",) if i % 4 < 2 else (), {"a": 1.0}) for i in range(100)]
     for step in steps:
         if not step.late:

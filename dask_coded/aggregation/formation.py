@@ -1,0 +1,119 @@
+"""A plan for the workers that there are, and whether it can do without some of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from dask_coded.aggregation._machine import (
+    ROOT,
+    Aggregation,
+    Command,
+    Compute,
+    Finished,
+    Plan,
+    Send,
+)
+from dask_coded.compression import Codec, Partial
+
+
+def form(aggregation: Aggregation, workers: Sequence[str]) -> tuple[Plan, tuple[str, ...]]:
+    """The largest plan that some workers can fill, and who is which of its nodes.
+
+    Parameters
+    ----------
+    aggregation : Aggregation
+    workers : sequence of str
+        Addresses, the best first.
+
+    Returns
+    -------
+    plan : Plan
+    addresses : tuple of str
+        One per node.
+
+    Raises
+    ------
+    ValueError
+        If there are too few.
+
+    Examples
+    --------
+    >>> from dask_coded.aggregation import Star
+    >>> form(Star(), ["a", "b"])[1]
+    ('a', 'b')
+    """
+    refusal = ValueError("There is no worker that could take part in the training.")
+    for count in range(len(workers), 0, -1):
+        try:
+            return aggregation.plan(count), tuple(workers[:count])
+        except ValueError as exc:
+            # What is wrong with all of them says most.
+            refusal = exc if count == len(workers) else refusal
+    raise refusal
+
+
+class _Lossy(Codec):
+    """What machines refuse whose codes subtract."""
+
+    lossy = True
+
+
+def check_memory(plan: Plan) -> None:
+    """Check that a plan goes together with a compression that remembers.
+
+    Raises
+    ------
+    ValueError
+        If it has a code that subtracts.
+    """
+    try:
+        plan.machine(ROOT if plan.rooted else 0, plan.choose(), _Lossy())
+    except ValueError:
+        raise ValueError(
+            "The compression keeps what it loses of each worker's own gradients, which does not "
+            "cancel in a code that subtracts: use code='fractional', or a compression that keeps "
+            "nothing, as GradiVeQ(residual=False)."
+        ) from None
+
+
+def can_finish(plan: Plan, absent: Collection[int], choice: Sequence[int] | None = None) -> bool:
+    """Whether all nodes get the sum of a step although some are not there.
+
+    The plan's machines are run with gradients of one number each.
+
+    Examples
+    --------
+    >>> from dask_coded.aggregation import Star
+    >>> can_finish(Star().plan(3), absent=()), can_finish(Star().plan(3), absent=[1])
+    (True, False)
+    """
+    choice = plan.choose() if choice is None else choice
+    nodes = [node for node in range(plan.workers) if node not in absent]
+    machines = {node: plan.machine(node, choice) for node in ([ROOT] * plan.rooted + nodes)}
+    done: dict[int, int] = dict.fromkeys(machines, 0)
+    pending: deque[tuple[int, Command]] = deque()
+    for node, machine in machines.items():
+        pending.extend((node, command) for command in machine.begin())
+    while pending:
+        node, command = pending.popleft()
+        if isinstance(command, Finished):
+            done[node] += 1
+            continue
+        if isinstance(command, Send):
+            # A machine that has the sum is asked no more, and nobody answers for an absent one.
+            if command.to not in machines or done[command.to] == plan.segments:
+                continue
+            answers = machines[command.to].received(node, command.tag, command.payload)
+            pending.extend((command.to, answer) for answer in answers)
+            continue
+        assert isinstance(command, Compute)
+        for segment in range(plan.segments):
+            if done[node] < plan.segments:
+                # As many numbers as a ring has chunks, lest one of them be empty.
+                partial = Partial(np.ones(plan.workers))
+                answers = machines[node].computed(command, segment, partial)
+                pending.extend((node, answer) for answer in answers)
+    return all(count == plan.segments for count in done.values())

@@ -1,0 +1,63 @@
+"""What the rounds of a loop teach about its workers, for the next round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dask_coded.prediction import LagHistory
+from dask_coded.rounds.reporting import Pace, Reporting
+from dask_coded.rounds.round import Round
+
+
+class LoopHistory:
+    """Speeds, lags and pace, as the rounds of one loop have measured them.
+
+    The cluster and the simulator keep the same history, so that a policy is planned for alike.
+
+    Parameters
+    ----------
+    lead : float
+        Seconds before a worker runs dry at which it is fed, in the first round.
+    reporting : Reporting
+        How often workers report in the first round.
+
+    Attributes
+    ----------
+    speeds : dict of str to float
+        The last measured work per second of each worker, since :meth:`take_speeds`.
+    lags : LagHistory
+    pace : Pace
+    """
+
+    def __init__(self, lead: float, reporting: Reporting) -> None:
+        self.speeds: dict[str, float] = {}
+        self.lags = LagHistory()
+        self.pace = Pace(lead, reporting)
+
+    def record(self, round_: Round, workers: Sequence[str], elapsed: float) -> dict[str, float]:
+        """Enter a round that has ended.
+
+        Parameters
+        ----------
+        round_ : Round
+        workers : sequence of str
+            The name of each worker of the layout.
+        elapsed : float
+            Seconds from the operand to the decoded result.
+
+        Returns
+        -------
+        dict of str to float
+            The work per second that the round measured, by worker.
+        """
+        state = round_.state
+        measured = {workers[w]: s for w, s in state.measured_speeds(elapsed).items()}
+        self.speeds |= measured
+        self.lags.record({workers[w]: s for w, s in state.measured_lags(elapsed).items()})
+        self.pace.record(elapsed, state.lag)
+        return measured
+
+    def take_speeds(self) -> dict[str, float]:
+        """Return the measured speeds and forget them."""
+        speeds, self.speeds = self.speeds, {}
+        return speeds

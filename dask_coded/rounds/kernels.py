@@ -1,0 +1,57 @@
+"""What a worker may be asked to compute on stripes of its piece.
+
+A table, so that no function ever travels over the wire. A kernel is bound to one piece, to the
+number of rows of its product and to the operand of a round, and then called with ranges of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+
+Rows = np.ndarray[Any, Any]
+Kernel = Callable[[Any, int, Any], Callable[[int, int], Rows]]
+
+
+def matvec(piece: Any, rows: int, x: Rows) -> Callable[[int, int], Rows]:
+    """``piece[a:b] @ x`` for a NumPy or CSR piece and a vector or matrix ``x``."""
+    if not scipy.sparse.issparse(piece):
+        return lambda a, b: piece[a:b] @ x
+
+    data, indices, indptr = piece.data, piece.indices, piece.indptr
+    columns = piece.shape[1]
+
+    def product(a: int, b: int) -> Rows:
+        # Slicing a CSR matrix copies its entries; a matrix over views of them does not.
+        part = scipy.sparse.csr_array(
+            (
+                data[indptr[a] : indptr[b]],
+                indices[indptr[a] : indptr[b]],
+                indptr[a : b + 1] - indptr[a],
+            ),
+            shape=(b - a, columns),
+            copy=False,
+        )
+        rows: Rows = part @ x
+        return rows
+
+    return product
+
+
+def bilinear(piece: Rows, rows: int, d: Rows | None) -> Callable[[int, int], Rows]:
+    """``L[a:b] @ diag(d) @ R.T`` of a piece that is ``L`` (``rows`` rows) on top of ``R``.
+
+    Without ``d``: ``L[a:b] @ R.T``. The weights go to the rows of ``L`` that are asked for, so that
+    nothing of the size of a piece is made.
+    """
+    left, right = piece[:rows], piece[rows:].T
+    if d is None:
+        return lambda a, b: left[a:b] @ right
+    return lambda a, b: (left[a:b] * d) @ right
+
+
+#: Kernels by name.
+KERNELS: dict[str, Kernel] = {"matvec": matvec, "bilinear": bilinear}

@@ -1,0 +1,169 @@
+"""What a round works on, as plain arrays: pieces, the workers that hold them, and their work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from dask_coded.codes import Code
+from dask_coded.typing import Bools, Floats, Ints
+
+
+class StripeRange(NamedTuple):
+    """Consecutive stripes ``start … stop - 1`` of one piece: the unit of assignments and shares."""
+
+    piece: int
+    start: int
+    stop: int
+
+
+def without(ranges: Iterable[StripeRange], gone: StripeRange) -> list[StripeRange]:
+    """Return the ranges without the stripes of ``gone``.
+
+    Examples
+    --------
+    >>> without([StripeRange(0, 0, 4), StripeRange(0, 6, 8)], StripeRange(0, 2, 7))
+    [StripeRange(piece=0, start=0, stop=2), StripeRange(piece=0, start=7, stop=8)]
+    """
+    kept = []
+    for part in ranges:
+        if part.piece != gone.piece or part.stop <= gone.start or gone.stop <= part.start:
+            kept.append(part)
+            continue
+        if part.start < gone.start:
+            kept.append(part._replace(stop=gone.start))
+        if gone.stop < part.stop:
+            kept.append(part._replace(start=gone.stop))
+    return kept
+
+
+def ranges_of(piece: int, mask: Bools, offset: int = 0) -> list[StripeRange]:
+    """Return the ranges of stripes in which ``mask`` is true."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.view(np.int8), [0]])))
+    return [
+        StripeRange(piece, a + offset, b + offset)
+        for a, b in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Which worker holds which piece, and how much work each of its stripes is.
+
+    Parameters
+    ----------
+    host : array_like of int, shape (pieces,)
+        Index of the worker that holds each piece, ``-1`` for a piece that no worker holds.
+    work : array_like, shape (pieces, stripes)
+        Work of each stripe in any unit: rows of dense pieces, non-zeros of sparse ones.
+    group, place : array_like of int, shape (pieces,)
+        As in :class:`dask_coded.codes.Code`.
+    need : array_like of int, shape (groups,)
+        How many pieces of its group a stripe needs.
+    workers : int
+        Number of workers.
+    code : Code or None
+        The code, if the number of pieces of a stripe does not decide whether they suffice. None
+        if it does, see :attr:`dask_coded.codes.Code.threshold`.
+    """
+
+    host: Ints
+    work: Floats
+    group: Ints
+    place: Ints
+    need: Ints
+    workers: int
+    code: Code | None = None
+
+    @classmethod
+    def of(cls, code: Code, host: Sequence[int], work: npt.ArrayLike, workers: int = 0) -> Layout:
+        """Lay out a code: ``host[piece]`` is a worker index, ``work`` broadcasts to all pieces."""
+        hosts = np.asarray(host, dtype=np.intp)
+        costs = np.asarray(work, dtype=np.float64)
+        # Speeds are work over time: work of exactly zero would leave them undefined.
+        costs = np.maximum(costs, costs.max() * 1e-9 or 1.0)
+        costs = np.broadcast_to(costs, (len(hosts), costs.shape[-1]))
+        return cls(
+            host=hosts,
+            work=costs,
+            group=code.group,
+            place=code.place,
+            need=code.need,
+            workers=max(workers, int(hosts.max(initial=-1)) + 1),
+            code=None if code.threshold else code,
+        )
+
+    @property
+    def pieces(self) -> int:
+        return len(self.host)
+
+    @property
+    def stripes(self) -> int:
+        return int(self.work.shape[1])
+
+    @cached_property
+    def before(self) -> Floats:
+        """Work of all stripes before each stripe of a piece, shape (pieces, stripes + 1)."""
+        out = np.zeros((self.pieces, self.stripes + 1))
+        np.cumsum(self.work, axis=1, out=out[:, 1:])
+        return out
+
+    @cached_property
+    def pieces_of(self) -> list[list[int]]:
+        """The pieces that each worker holds."""
+        lists: list[list[int]] = [[] for _ in range(self.workers)]
+        for piece, worker in enumerate(self.host.tolist()):
+            if worker >= 0:
+                lists[worker].append(piece)
+        return lists
+
+    @cached_property
+    def sufficient(self) -> int:
+        """How many workers suffice, whichever they are, if each holds one place of the code."""
+        if self.code is not None:
+            return self.code.n - self.code.tolerance
+        holders = np.bincount(self.group, minlength=len(self.need))
+        return len(np.unique(self.place)) - int((holders - self.need).min())
+
+    def per_group(self, pieces: Bools) -> Ints:
+        """Count the marked pieces of each group: (pieces, stripes) to (groups, stripes)."""
+        if len(self.need) == 1:
+            return np.asarray(pieces.sum(axis=0, keepdims=True))
+        order, starts = self._by_group
+        return np.asarray(np.add.reduceat(pieces[order], starts, axis=0, dtype=np.intp))
+
+    def lacking(self, have: Bools) -> Ints:
+        """Count the pieces that each stripe needs at least in addition to the marked ones.
+
+        Zero where those suffice. (pieces, stripes) to (groups, stripes).
+        """
+        if self.code is None:
+            return np.asarray(np.maximum(self.need[:, None] - self.per_group(have), 0))
+        sets = np.ascontiguousarray(have.T)
+        return np.array([[self.code.k - self.code.span(pieces).rank for pieces in sets]])
+
+    def adds(self, piece: int, have: Bools) -> Bools:
+        """Find the stripes for which a piece is useful in addition to the marked ones.
+
+        Unspecified where the stripe is already decodable or already includes this piece.
+        (pieces, stripes) to (stripes,).
+        """
+        if self.code is None:
+            return np.ones(have.shape[1], dtype=bool)
+        sets = np.ascontiguousarray(have.T)
+        return np.array([self.code.span(pieces).adds[piece] for pieces in sets])
+
+    @cached_property
+    def _by_group(self) -> tuple[Ints, Ints]:
+        order = np.argsort(self.group, kind="stable")
+        return order, np.searchsorted(self.group[order], np.arange(len(self.need)))
+
+    def cost(self, part: StripeRange) -> float:
+        """Return the work in a range of stripes."""
+        row = self.before[part.piece]
+        return float(row[part.stop] - row[part.start])

@@ -1,0 +1,27 @@
+"""How the rounds of an array are run, as the configuration says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dask_coded.rounds.reporting import Reporting
+
+
+@dataclass(frozen=True)
+class RoundOptions:
+    """How rounds are run.
+
+    Parameters
+    ----------
+    policy, predictor : str
+        Keys of ``POLICIES`` and ``PREDICTORS``.
+    lead : float
+        Seconds before a worker runs dry at which it is fed.
+    reporting : Reporting
+        How often workers report.
+    """
+
+    policy: str = "continuous"
+    predictor: str = "exponential"
+    lead: float = 0.004
+    reporting: Reporting = field(default_factory=Reporting)

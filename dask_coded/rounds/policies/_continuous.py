@@ -1,0 +1,217 @@
+"""Continuous squeeze: S2C2's assignment, then work flows from late workers to free ones, at once.
+
+Workers stream what they have computed. A worker that is about to run dry receives the tail of the
+list of the worker that is predicted to finish last. No data moves, because every worker holds a
+piece of every stripe. Partial work counts, and there is no timeout. At the end of the round, free
+workers compute a second copy of the stripes that slow or silent workers still hold.
+
+As soon as a worker turns out so slow that it would be late by a good deal, its work flows at once,
+and not only to workers that run dry. While all workers have much to do, others can take any of its
+stripes, and a few large moves suffice. Later some workers have nothing left, and the rest takes a
+message for every stripe. In simulation, with two of eight workers five times slower, no prediction,
+and 5 ms for a message, rounds take 1.175 of the fluid bound without this rule and 1.087 with it.
+Punctual workers keep their work. The first reports are mostly noise, and acting on them would move
+work back and forth between all workers.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+import numpy as np
+
+from dask_coded.rounds.assignment import deal
+from dask_coded.rounds.layout import Layout, StripeRange, ranges_of
+from dask_coded.rounds.options import RoundOptions
+from dask_coded.rounds.policies._policy import POLICIES, Policy
+from dask_coded.rounds.state import Estimate, RoundState
+from dask_coded.typing import Bools, Floats
+
+# Work flows before any worker runs dry if a worker would end later than the common end by this
+# share of the time left. Smaller values cost messages and gain nothing.
+_IMBALANCE = 0.25
+# A worker for which there was no work is tried again after this share of the elapsed time: soon
+# enough to notice lateness, and rarely enough to cost nothing.
+_RETRY = 0.02
+# A move is rounded up to whole stripes, because a stripe that stays behind costs one more move.
+_ROUNDED_UP = 0.99
+# Keeps divisions by speeds finite.
+_SLOWEST = 1e-300
+
+
+@POLICIES.register("continuous")
+class Continuous(Policy):
+    """Feed the worker that runs dry from the worker that is latest.
+
+    Parameters
+    ----------
+    lead : float
+        Seconds before running dry at which a worker is fed, at least: the time for a message there
+        and back, so that the worker does not idle. Workers that turn out to need longer to react
+        are fed earlier.
+    """
+
+    def __init__(self, lead: float = RoundOptions.lead) -> None:
+        self.lead = lead
+        # When to look again for work for a worker that could be given none.
+        self._retry: dict[int, float] = {}
+
+    @classmethod
+    def from_options(cls, options: RoundOptions) -> Self:
+        return cls(options.lead)
+
+    @classmethod
+    def first(cls, layout: Layout, speeds: Floats, lags: Floats) -> list[list[StripeRange]]:
+        return deal(layout, speeds, lags)
+
+    def react(self, state: RoundState) -> float | None:
+        if not state.unfinished:
+            return None
+        now = state.estimate()
+        lead = max(self.lead, state.lag)
+        free = state.present() & (now.speed > 0)
+        again = state.now + max(lead, _RETRY * (state.now - state.started))
+        if now.latest.max() > lead:  # otherwise all workers are about to end anyway
+            # Only a report proves that a worker is idle; estimates do not.
+            dry = now.latest <= lead
+            short, late = self._uneven(state, now)
+            hungry = np.flatnonzero(free & (dry | short))
+            for receiver in hungry[np.argsort(now.latest[hungry], kind="stable")].tolist():
+                if self._retry.get(receiver, -np.inf) > state.now:
+                    continue
+                # Taking work from punctual workers would only chase noise.
+                if self._feed(state, now, receiver, lead, late | dry[receiver]) or (
+                    not state.todo[receiver] and self._duplicate(state, now, receiver, lead)
+                ):
+                    now = state.estimate()
+                elif not state.todo[receiver]:
+                    self._retry[receiver] = again
+        return again if (free & (state.todo == 0)).any() else None
+
+    @staticmethod
+    def _uneven(state: RoundState, now: Estimate) -> tuple[Bools, Bools]:
+        """Return which workers receive work although they have some, and which give, (workers,).
+
+        None do as long as all workers are expected to end at about the same time.
+        """
+        backlog, speed, eta = now.backlog, np.maximum(now.speed, _SLOWEST), now.eta
+        present = state.present()
+        level = backlog[present].sum() / speed[present].sum()
+        stripe = float(state.layout.work.mean()) / speed
+        late: Bools = eta - stripe > (1 + _IMBALANCE) * level
+        # A worker that has not reported yet may itself be slow: give it no extra work.
+        short: Bools = late.any() & ~state.unheard & (eta + stripe < level)
+        return short, late
+
+    def _feed(
+        self, state: RoundState, now: Estimate, receiver: int, lead: float, donors: Bools
+    ) -> bool:
+        """Move tails of ``donors`` to ``receiver`` so that it ends together with the others."""
+        speed, backlog, latest, eta = now
+        own = speed[receiver]
+        stripe = float(state.layout.work.mean())
+        present = state.present()
+        # When all workers could end together, if each dry one starts again one lag from now.
+        idle = np.where(latest <= lead, state.lags, 0.0)
+        level = (backlog + speed * idle)[present].sum() / speed[present].sum()
+        # The receiver starts on new work when the message is there, and its own work is done.
+        start = max(eta[receiver], state.lags[receiver])
+        taken = False
+        if eta.max() <= start + lead:
+            return False
+        donors = donors & self._reachable(state, receiver)
+        latest_first = np.argsort(-eta, kind="stable")
+        for donor in latest_first[donors[latest_first]].tolist():
+            # A move costs a message and a wait on both sides: ignore small differences.
+            if eta[donor] <= start + lead:
+                break
+            surplus = backlog[donor] - speed[donor] * level
+            room = own * (level - start)
+            if surplus <= 0 or room <= 0:
+                if taken:
+                    break
+                # No reachable worker is later than the average. Share evenly with the latest one,
+                # so that work diffuses to this worker through its neighbours.
+                slow = 1 / speed[donor] if speed[donor] else 0
+                surplus = room = (eta[donor] - start) / (1 / own + slow)
+            else:
+                room += _ROUNDED_UP * stripe
+            moved = self._move(
+                state, donor, receiver, min(surplus, room), own * (eta[donor] - start)
+            )
+            taken |= moved > 0
+            start += moved / own
+        return taken
+
+    @staticmethod
+    def _reachable(state: RoundState, receiver: int) -> Bools:
+        """Return the workers that owe a stripe which the receiver could compute, (workers,)."""
+        layout = state.layout
+        owed = state.held & ~state.computed
+        found = np.zeros(layout.workers, dtype=bool)
+        for piece in layout.pieces_of[receiver]:
+            if state.available[piece]:
+                others = np.flatnonzero((layout.group == layout.group[piece]) & state.available)
+                common = (owed[others] & ~state.held[piece]).any(axis=1)
+                found[layout.host[others[common]]] = True
+        found[receiver] = False
+        return found
+
+    def _move(
+        self, state: RoundState, donor: int, receiver: int, amount: float, most: float
+    ) -> float:
+        """Move up to ``amount`` of work from the tail of one list to the end of another.
+
+        A single stripe may be larger, up to ``most``. Returns the work moved.
+        """
+        layout = state.layout
+        moved = 0.0
+        with state.together():
+            for index, owed in reversed(list(enumerate(state.queues[donor]))):
+                for piece in layout.pieces_of[receiver]:
+                    if layout.group[piece] != layout.group[owed.piece]:
+                        continue
+                    if not state.available[piece]:
+                        continue
+                    free = state.replaceable(owed, piece)
+                    if index == 0:
+                        free[0] = False  # the donor is believed to be computing this stripe
+                    stripes = np.flatnonzero(free)[::-1] + owed.start
+                    sums = moved + np.cumsum(layout.work[piece, stripes])
+                    count = int(np.searchsorted(sums, amount, side="right"))
+                    if not count and not moved and len(sums) and sums[0] < most:
+                        count = 1
+                    if not count:
+                        continue
+                    mask = np.zeros(layout.stripes, dtype=bool)
+                    mask[stripes[:count]] = True
+                    # At once: the donor may owe the same stripe of another of its pieces, and the
+                    # receiver's piece can replace only one of them.
+                    state.withdraw(donor, ranges_of(owed.piece, mask))
+                    state.assign(receiver, ranges_of(piece, mask))
+                    moved = float(sums[count - 1])
+                    break
+                if moved >= amount:
+                    break
+        return moved
+
+    def _duplicate(self, state: RoundState, now: Estimate, receiver: int, lead: float) -> bool:
+        """Assign an idle worker a copy of a stripe whose holders are slower than it would be."""
+        layout = state.layout
+        smallest = float(layout.work[layout.pieces_of[receiver]].mean()) / now.speed[receiver]
+        prompt: Bools = now.latest <= smallest + lead
+        if prompt.all():
+            return False
+        secured = state.secured(prompt)
+        unsafe = layout.lacking(secured) > 0
+        for piece in layout.pieces_of[receiver]:
+            if not state.available[piece]:
+                continue
+            unheld = unsafe[layout.group[piece]] & ~state.held[piece]
+            stripes = np.flatnonzero(unheld & layout.adds(piece, secured))
+            if len(stripes):
+                # One stripe at a time, so that the next free worker can take the next one.
+                last = int(stripes[-1])
+                state.assign(receiver, [StripeRange(piece, last, last + 1)])
+                return True
+        return False

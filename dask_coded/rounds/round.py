@@ -1,0 +1,154 @@
+"""The round: what to do when a share arrives, a worker is lost, or time has passed.
+
+The cluster, the simulator and the tests drive this class. Every method takes the time of its event
+and returns commands. After each event, :attr:`Round.wake` is the time at which to call
+:meth:`Round.react` if nothing else happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from dask_coded.rounds.layout import Layout, StripeRange
+from dask_coded.rounds.policies import Policy
+from dask_coded.rounds.reporting import Reporting
+from dask_coded.rounds.state import Command, Finish, RoundState, Withdraw, cover
+from dask_coded.typing import Bools, Floats
+
+
+class Round:
+    """One coded operation, from the first assignment to the last sufficient share.
+
+    Parameters
+    ----------
+    layout : Layout
+    policy : Policy
+        A new instance.
+    speeds : ndarray, shape (workers,)
+        Predicted speeds, in any common unit.
+    now : float
+        Seconds on the caller's clock.
+    reporting : Reporting, optional
+        How often workers report.
+    lags : ndarray, shape (workers,), optional
+        Seconds that each worker is expected to need to start and to report; by default zero.
+
+    Attributes
+    ----------
+    finished : bool
+        Every stripe has the pieces that it needs.
+    failed : str or None
+        Why the round cannot finish: too few pieces are left.
+    wake : float or None
+        When to call :meth:`react`.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        policy: Policy,
+        speeds: Floats,
+        now: float,
+        reporting: Reporting | None = None,
+        lags: Floats | None = None,
+    ) -> None:
+        self.layout = layout
+        self.policy = policy
+        self.state = RoundState(layout, speeds, now, reporting, lags)
+        self.finished = False
+        self.failed: str | None = None
+        self.wake: float | None = None
+
+    def start(self, first: Sequence[Sequence[StripeRange]] | None = None) -> list[Command]:
+        """Start with the given assignment, or with the policy's own.
+
+        Raises
+        ------
+        InfeasibleError
+            If the policy cannot make one, because too few workers are expected to make progress.
+        """
+        state = self.state
+        if first is None and not self._unreachable().any():
+            first = self.policy.first(self.layout, state.prior, state.lags)
+        for worker, ranges in enumerate(first or ()):
+            state.assign(worker, list(ranges))
+        return self._after(state.now, repair=True)
+
+    def expect(self, worker: int, speed: float) -> None:
+        """Change the predicted speed of a worker."""
+        self.state.prior[worker] = speed
+
+    def share(
+        self, worker: int, ranges: Iterable[StripeRange], seconds: float, now: float
+    ) -> tuple[list[StripeRange], list[Command]]:
+        """Enter results of ``ranges``, which took ``seconds`` to compute, and react.
+
+        Returns
+        -------
+        fresh : list of StripeRange
+            The ranges that hold any new stripe; the others are duplicates and can be dropped.
+        commands : list of Command
+        """
+        fresh = self.record(worker, ranges, seconds, now)
+        return fresh, self.react(now)
+
+    def record(
+        self, worker: int, ranges: Iterable[StripeRange], seconds: float, now: float
+    ) -> list[StripeRange]:
+        """Enter results without a reaction: call :meth:`react` once for all that came together."""
+        if self.finished:
+            return []
+        self.state.now = now
+        return self.state.record(worker, list(ranges), seconds)
+
+    def react(self, now: float) -> list[Command]:
+        """React to what was recorded, or to time that has passed."""
+        return [] if self.finished else self._after(now)
+
+    def lost(self, workers: Iterable[int], now: float) -> list[Command]:
+        """Enter that workers are gone, with all their pieces, and react."""
+        gone = set(workers)
+        return self.lost_pieces(
+            [p for p, w in enumerate(self.layout.host.tolist()) if w in gone], now
+        )
+
+    def lost_pieces(self, pieces: Iterable[int], now: float) -> list[Command]:
+        """Enter that pieces are no longer on their workers, and react."""
+        gone = [p for p in pieces if self.state.available[p]]
+        if self.finished or not gone:
+            return []
+        self.state.lose(gone)
+        return self._after(now, repair=True)
+
+    def _after(self, now: float, repair: bool = False) -> list[Command]:
+        state = self.state
+        state.now = now
+        if not state.unfinished:
+            self.finished, self.wake = True, None
+            return [*state.take(), Finish()]
+        if repair:
+            if (lacking := self._unreachable()).any():
+                group, stripe = np.argwhere(lacking)[0]
+                pieces = "pieces" if self.layout.code is None else "independent pieces"
+                self.failed = (
+                    f"Stripe {stripe} needs {self.layout.need[group]} {pieces}, too few are within "
+                    f"reach: {int(state.available.sum())} of {self.layout.pieces} are left."
+                )
+                self.wake = None
+                return state.take()
+            # Under every policy, a round that can finish has enough copies under way.
+            cover(state, state.present())
+        self.wake = self.policy.react(state)
+        # Only a withdrawal can leave a stripe short. If a policy makes that mistake, repair it:
+        # otherwise the round would wait forever.
+        if any(isinstance(command, Withdraw) for command in state.commands):
+            cover(state, state.present())
+        return state.take()
+
+    def _unreachable(self) -> Bools:
+        """Stripes that no assignment can finish any more, shape (groups, stripes)."""
+        state = self.state
+        possible = state.available[:, None] | state.computed
+        return np.asarray(self.layout.lacking(possible) > 0)

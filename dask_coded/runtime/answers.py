@@ -1,0 +1,157 @@
+"""The scheduler plugin's answers to workers and clients: one frozen dataclass each."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from dask.typing import Key
+from distributed.protocol.serialize import ToPickle
+
+from dask_coded.rounds import Layout, StripeRange
+from dask_coded.runtime.spec import CodedSpec
+from dask_coded.typing import Floats
+
+
+@dataclass(frozen=True)
+class Lost:
+    """What was asked for cannot be had any more; the message says why and what to do."""
+
+    message: str
+
+
+@dataclass(frozen=True)
+class Unfit:
+    """The cluster cannot do what was asked for; the message says why and what to do."""
+
+    message: str
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What was asked for is being made: ask again."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where the pieces of a new array go.
+
+    Parameters
+    ----------
+    workers : tuple of str
+        The address for each piece.
+    """
+
+    workers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Extended:
+    """An array has new pieces, which are to be made.
+
+    Parameters
+    ----------
+    spec : CodedSpec
+        With the new pieces, which come last.
+    workers : tuple of str
+        The address for each new piece.
+    """
+
+    spec: CodedSpec
+    workers: tuple[str, ...]
+
+
+class Source(NamedTuple):
+    """A part of a piece: ``piece[at : at + rows] += weight * data[start : start + rows]``.
+
+    Parameters
+    ----------
+    key : Key
+        Of the data.
+    holders : tuple of str
+        Addresses of the workers that hold them.
+    weight : float
+    rows, start, at : int
+    """
+
+    key: Key
+    holders: tuple[str, ...]
+    weight: float
+    rows: int
+    start: int
+    at: int
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to make a piece."""
+
+    spec: CodedSpec
+    sources: tuple[Source, ...]
+
+
+@dataclass(frozen=True)
+class Holders:
+    """Addresses of the workers that hold a block of data."""
+
+    addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class RoundPlan:
+    """The plan of a round.
+
+    Parameters
+    ----------
+    addresses : tuple of str
+        The workers of the round.
+    host : tuple of int
+        The number of the worker that holds each piece, -1 where none does.
+    speeds : tuple of float
+        Predicted speed of each worker.
+    lags : tuple of float
+        Seconds that each worker is expected to need to start and to report.
+    first : list of lists of StripeRange, or None
+        The first assignment; None if the workers that are expected to make progress do not suffice.
+    work : ndarray, shape (pieces, stripes), or None
+        Work of each stripe; None if all pieces are dense.
+    spec : CodedSpec or None
+        Of the array, if it has changed since the asking worker heard of it last.
+    """
+
+    addresses: tuple[str, ...]
+    host: tuple[int, ...]
+    speeds: tuple[float, ...]
+    lags: tuple[float, ...]
+    first: list[list[StripeRange]] | None
+    work: Floats | None
+    spec: CodedSpec | None
+
+    def layout(self, spec: CodedSpec) -> Layout:
+        """The layout of a round of this array."""
+        work = spec.uniform_work if self.work is None else self.work
+        return Layout.of(spec.code, self.host, work, len(self.addresses))
+
+    @property
+    def speed(self) -> Floats:
+        """Predicted speeds, shape (workers,)."""
+        return np.array(self.speeds, dtype=np.float64)
+
+
+Answer = Lost | Unfit | Waiting | Placed | Extended | Recipe | Holders | RoundPlan
+
+
+#: An answer as it travels.
+Reply = dict[str, ToPickle[Answer]]
+
+
+def reply(answer: Answer) -> Reply:
+    """Return an answer as a handler of the scheduler returns it."""
+    return {"answer": ToPickle(answer)}
+
+
+async def ask(handler: Callable[..., Awaitable[Any]], **arguments: Any) -> Any:
+    """Ask a handler of the scheduler, and return its :data:`Answer`."""
+    return (await handler(**arguments))["answer"]

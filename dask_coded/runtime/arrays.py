@@ -1,0 +1,372 @@
+"""The coded arrays that the scheduler knows: where their pieces are, go, and are rebuilt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from dask.typing import Key
+from distributed.utils import offload
+
+from dask_coded._version import __version__
+from dask_coded.codes import DecodeError
+from dask_coded.rounds.placement import WorkerInfo, place, relief
+from dask_coded.runtime.answers import (
+    Extended,
+    Lost,
+    Placed,
+    Recipe,
+    Reply,
+    Source,
+    Unfit,
+    Waiting,
+    reply,
+)
+from dask_coded.runtime.spec import NAME, ArraySpec, CodedSpec, as_key
+from dask_coded.typing import Floats
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler, WorkerState
+
+RELEASED = "The coded array has been released."
+
+
+@dataclass
+class ArrayState:
+    """What the scheduler knows of one coded array."""
+
+    spec: CodedSpec
+    #: Keys of the source blocks while the array is being encoded.
+    sources: tuple[Key, ...] | None
+    work: Floats | None = None
+    #: Bytes that workers have fetched from each other to make pieces.
+    received: int = 0
+    #: Keys of pieces that a client or a task still wants.
+    alive: set[Key] = field(default_factory=set)
+    #: The workers that the user named for it; None for all.
+    allowed: set[str] | None = None
+
+    def lost_message(self, held: int) -> str:
+        """Say that the pieces that are left do not suffice."""
+        code = self.spec.code
+        return (
+            f"{code!r} can lose {code.tolerance} workers; {held} of its {code.pieces} pieces are "
+            f"left, which do not suffice: encode the array again, with more redundancy if workers "
+            f"come and go."
+        )
+
+
+class ArrayDirectory(Mapping[str, ArrayState]):
+    """The coded arrays by id; places their pieces, and has lost pieces rebuilt.
+
+    Each piece is pinned to a worker. The scheduler's own state says which workers hold it, so that
+    retirement and rebalancing need no bookkeeping here.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+    versions : mapping of str to str
+        Version of the package on every worker that has the plugin; it changes as they come and go.
+    predict : callable(addresses) -> ndarray
+        Predicted speeds.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        versions: Mapping[str, str],
+        predict: Callable[[Sequence[str]], Floats],
+    ) -> None:
+        self.scheduler = scheduler
+        self._arrays: dict[str, ArrayState] = {}
+        self._versions = versions
+        self._predict = predict
+        self._piece_keys: dict[Key, str] = {}
+        self._pins: dict[Key, str] = {}
+        scheduler.handlers.update(
+            coded_register=self.register,
+            coded_sealed=self.sealed,
+            coded_abandon=self.abandon,
+            coded_extend=self.extend,
+            coded_made=self.made,
+            coded_sources=self.sources,
+        )
+
+    def __getitem__(self, array: str) -> ArrayState:
+        return self._arrays[array]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    # -- encoding ------------------------------------------------------------------------------
+
+    async def register(
+        self,
+        spec: CodedSpec,
+        sources: Sequence[Key],
+        allowed: Sequence[str] | None,
+        version: str,
+        oversubscribe: bool,
+    ) -> Reply:
+        """Handler: a new array is to be encoded; answers :class:`Placed` or :class:`Unfit`."""
+        if message := self._unfit(version):
+            return reply(Unfit(message))
+        workers = [
+            WorkerInfo(ws.address, ws.host, self._pieces_on(ws))
+            for ws in self.scheduler.running
+            if ws.address in self._versions and (allowed is None or ws.address in allowed)
+        ]
+        speeds = self._predict([w.address for w in workers])
+        homes = spec.homes
+        known = [
+            (int(spec.code.place[piece]), self._located(key))
+            for piece, key in zip(homes, sources, strict=True)
+        ]
+        try:
+            places = place(spec.code, workers, speeds, known, oversubscribe=oversubscribe)
+        except ValueError as exc:
+            lacking = len(self.scheduler.running) - len(workers) if allowed is None else 0
+            extra = f" {lacking} more lack the package dask_coded." * (lacking > 0)
+            return reply(Unfit(f"{exc}{extra}"))
+        worker_of = [places[p] for p in spec.code.place.tolist()]
+        sources = tuple(map(as_key, sources))
+        named = None if allowed is None else set(allowed)
+        self._arrays[spec.id] = ArrayState(spec, sources, alive=set(spec.keys), allowed=named)
+        for key, worker in zip(spec.keys, worker_of, strict=True):
+            self._piece_keys[key] = spec.id
+            self._pins[key] = worker
+        for piece, key in zip(homes, sources, strict=True):
+            self._pins[key] = worker_of[piece]
+        self._log("register", array=spec.id, code=repr(spec.code), workers=worker_of)
+        return reply(Placed(tuple(worker_of)))
+
+    def _unfit(self, version: str) -> str | None:
+        own = __version__
+        if version != own:
+            return (
+                f"The client has dask_coded {version}, the scheduler {own}: "
+                f"install the same version on both."
+            )
+        if other := {v for v in self._versions.values() if v != own}:
+            return (
+                f"Workers have dask_coded {', '.join(sorted(other))}, the scheduler {own}: "
+                f"install the same version on all of them."
+            )
+        return None
+
+    def _pieces_on(self, ws: WorkerState) -> int:
+        return sum(ts.key in self._piece_keys for ts in ws.has_what)
+
+    def sealed(self, array: str) -> int:
+        """Handler: all pieces are made, so the source blocks are not needed any more.
+
+        Answers how many bytes of rows workers have fetched from each other to make the pieces.
+        """
+        if (state := self._arrays.get(array)) is None:
+            return 0
+        for key in state.sources or ():
+            self._pins.pop(key, None)
+        state.sources = None
+        return state.received
+
+    def extend(self, array: str, allowed: Sequence[str] | None) -> Reply:
+        """Handler: workers without a piece of an array are to make new ones for themselves.
+
+        Answers :class:`Extended`, :class:`Unfit` or :class:`Lost`.
+        """
+        if (state := self._arrays.get(array)) is None:
+            return reply(Lost(RELEASED))
+        taken = {self._pins.get(key) for key in state.spec.keys}
+        new = [
+            address
+            for address in self._versions
+            if address in self.scheduler.workers
+            and address not in taken
+            and (allowed is None or address in allowed)
+        ]
+        if not new:
+            return reply(
+                Unfit("Every worker holds a piece already: scale the cluster, then extend.")
+            )
+        if state.allowed is not None:
+            state.allowed.update(new)
+        assert isinstance(state.spec, ArraySpec)
+        state.spec = spec = state.spec.extended(len(new))
+        if state.work is not None:
+            state.work = np.concatenate([state.work, spec.uniform_work[-len(new) :]])
+        for key, worker in zip(spec.keys[-len(new) :], new, strict=True):
+            state.alive.add(key)
+            self._piece_keys[key] = array
+            self._pins[key] = worker
+        self._log("extend", array=array, code=repr(spec.code), workers=new)
+        return reply(Extended(spec, tuple(new)))
+
+    def abandon(self, array: str) -> None:
+        """Handler: encoding has failed, so forget the array."""
+        if state := self._arrays.pop(array, None):
+            for key in (*state.spec.keys, *(state.sources or ())):
+                self._pins.pop(key, None)
+                self._piece_keys.pop(key, None)
+
+    def made(self, array: str, piece: int, received: int, work: list[float] | None) -> None:
+        """Handler: a piece is made, with ``received`` bytes from other workers.
+
+        For a sparse piece the work per stripe comes along.
+        """
+        if state := self._arrays.get(array):
+            state.received += received
+            if state.sources is None:
+                self._log("made", array=array, piece=piece, received=received)
+            if work is not None:
+                if state.work is None:
+                    state.work = state.spec.uniform_work
+                state.work[piece] = work
+
+    async def sources(self, array: str, piece: int, avoid: Sequence[str] = ()) -> Reply:
+        """Handler: how to make a piece; answers :class:`Recipe`, :class:`Waiting` or :class:`Lost`.
+
+        Workers in ``avoid`` do not answer and must not be asked.
+        """
+        if (state := self._arrays.get(array)) is None:
+            return reply(Lost(RELEASED))
+        spec, keys = state.spec, state.sources
+        if keys is not None:
+            ingredients = spec.from_sources(piece)
+        else:
+            keys = spec.keys
+            others = [i for i, key in enumerate(keys) if i != piece and self.holders(key, avoid)]
+            try:
+                ingredients = await offload(spec.from_pieces, piece, others)
+            except (DecodeError, ValueError):
+                return reply(Lost(self.lost_message(state)))
+        found = []
+        for source, weight, rows, start, at in ingredients:
+            key = keys[source]
+            ts = self.scheduler.tasks.get(key)
+            if ts is None or ts.state == "erred":
+                return reply(Lost(self.lost_message(state)))
+            if not (holders := self.holders(key, avoid)):
+                return reply(Waiting())
+            found.append(Source(key, tuple(holders), weight, rows, start, at))
+        return reply(Recipe(spec, tuple(found)))
+
+    # -- where pieces are ----------------------------------------------------------------------
+
+    def holders(self, key: Key, avoid: Sequence[str] = ()) -> list[str]:
+        """Return the addresses of the workers that hold a key."""
+        ts = self.scheduler.tasks.get(key)
+        return [ws.address for ws in (ts and ts.who_has) or () if ws.address not in avoid]
+
+    def holder_of(self, key: Key) -> str | None:
+        """Return the worker that computes on a piece: its own, even if others have copies."""
+        holders = self.holders(key)
+        pin = self._pins.get(key)
+        return pin if pin in holders else next(iter(holders), None)
+
+    def _located(self, key: Key) -> str | None:
+        return next(iter(self.holders(as_key(key))), None)
+
+    def lost_message(self, state: ArrayState) -> str:
+        """Say that the pieces that are left of an array do not suffice."""
+        return state.lost_message(sum(bool(self.holders(key)) for key in state.spec.keys))
+
+    def is_coming(self, state: ArrayState) -> bool:
+        """Whether a piece of an array is being made, or will be."""
+        return any(
+            ts.state in ("processing", "waiting", "no-worker", "queued", "released")
+            for key in state.spec.keys
+            if (ts := self.scheduler.tasks.get(key))
+        )
+
+    # -- pieces that come and go ---------------------------------------------------------------
+
+    def pin(self, key: Key) -> bool:
+        """Restrict a task to its worker if it makes a piece or a source block; whether it does."""
+        if not (pin := self._pins.get(key)) or self.scheduler.tasks[key].who_has:
+            return False
+        there = pin in self.scheduler.workers
+        self.scheduler.set_restrictions({key: {pin} if there else None})
+        return True
+
+    def forget(self, key: Key) -> None:
+        """Enter that no one wants a piece any more."""
+        if array := self._piece_keys.pop(key, None):
+            self._pins.pop(key, None)
+            if state := self._arrays.get(array):
+                state.alive.discard(key)
+                if not state.alive:
+                    self._log("release", array=array)
+                    del self._arrays[array]
+
+    def remove_worker(self, worker: str, stimulus_id: str) -> None:
+        """Have lost pieces rebuilt elsewhere; tasks pinned to a lost worker would wait forever."""
+        lost = [key for key, pin in self._pins.items() if pin == worker]
+        stranded: dict[Key, Any] = {}
+        for key in lost:
+            ts = self.scheduler.tasks.get(key)
+            if ts is None:
+                continue
+            if key in self._piece_keys:
+                self._pins[key] = pin = self._spare(self._arrays[self._piece_keys[key]])
+                self.scheduler.set_restrictions({key: {pin} if pin else None})
+            else:
+                del self._pins[key]
+                self.scheduler.set_restrictions({key: None})
+            if ts.state == "no-worker":
+                stranded[key] = "processing"
+        if stranded:
+            self._log("repair", keys=list(map(str, stranded)), worker=worker)
+            self.scheduler.transitions(stranded, stimulus_id=stimulus_id)
+
+    def _spare(self, state: ArrayState) -> str:
+        """Choose the worker on which to rebuild a piece: few pieces of the array, then fast."""
+        addresses = [a for a in self._versions if a in self.scheduler.workers]
+        # Among the workers that were named for it, unless none of them is left.
+        addresses = [a for a in addresses if a in (state.allowed or addresses)] or addresses
+        pinned = [self._pins.get(key) for key in state.spec.keys]
+        speeds = dict(zip(addresses, self._predict(addresses), strict=True))
+        return min(addresses, key=lambda a: (pinned.count(a), -speeds[a]), default="")
+
+    async def relieve(self, newcomer: str) -> None:
+        """Have a new worker take over pieces from workers that hold several of one array."""
+        for state in list(self._arrays.values()):
+            if state.sources is not None or newcomer not in (state.allowed or {newcomer}):
+                continue
+            keys, code = state.spec.keys, state.spec.code
+            due = code.pieces // code.n
+            while True:
+                homes = [self._pins.get(key, "") for key in keys]
+                piece = relief(homes, due, newcomer)
+                if piece is None or not await self._take_over(keys[piece], newcomer):
+                    break
+                self._log("relieve", array=state.spec.id, piece=piece, workers=[newcomer])
+
+    async def _take_over(self, key: Key, newcomer: str) -> bool:
+        """Move a piece to a worker; return whether that went well."""
+        if not (holders := self.holders(key)):
+            return False
+        # Pinned at once, so that another new worker looks for another piece.
+        before, self._pins[key] = self._pins[key], newcomer
+        failed = await self.scheduler.gather_on_worker(newcomer, {key: holders})
+        if key not in self._pins:  # it was released meanwhile
+            return False
+        if failed or newcomer not in self.holders(key):
+            self._pins[key] = before
+            return False
+        for address in set(self.holders(key)) - {newcomer}:
+            await self.scheduler.delete_worker_data(address, [key], "coded-relieve")
+        return True
+
+    def clear(self) -> None:
+        """All arrays are gone."""
+        self._arrays.clear()
+        self._piece_keys.clear()
+        self._pins.clear()
+
+    def _log(self, action: str, **fields: Any) -> None:
+        self.scheduler.log_event(NAME, {"action": action, **fields})

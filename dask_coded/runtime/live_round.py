@@ -1,0 +1,284 @@
+"""A round on the wire: the engine's commands become messages, messages become its events."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from dask_coded.rounds import (
+    POLICIES,
+    Assign,
+    Command,
+    InfeasibleError,
+    Layout,
+    Pace,
+    Round,
+    RoundOptions,
+    StripeRange,
+    Withdraw,
+)
+from dask_coded.rounds.assignment import all_tried
+from dask_coded.runtime.answers import RoundPlan
+from dask_coded.runtime.spec import CodedSpec
+from dask_coded.transport import Exchange
+from dask_coded.transport.messages import (
+    AddStripes,
+    Closed,
+    Message,
+    PiecesAbsent,
+    Share,
+    ShareFailed,
+    StartRound,
+    WithdrawStripes,
+)
+
+# Bytes of shares that are decoded together while the rest is computed. Waking up the algorithm's
+# thread takes a share of the event loop's time, which small rounds cannot spare.
+_DECODE_BYTES = 1 << 19
+
+#: Has something done in the algorithm's thread, soon.
+InThread = Callable[[Callable[[], None]], None]
+
+
+class RoundUnfinishableError(Exception):
+    """Too many pieces are out of reach, at least for now."""
+
+
+@dataclass
+class RoundReport:
+    """What happened in a round.
+
+    Attributes
+    ----------
+    seconds : float
+        From the operand to the decoded result.
+    workers : int
+        Workers whose shares were used.
+    messages : int
+        Messages sent and received by the coordinator.
+    timeline : list of (address, piece, start stripe, stop stripe, begin, end)
+        Which worker computed which stripes when, in seconds since the round started.
+    """
+
+    seconds: float = 0.0
+    workers: int = 0
+    messages: int = 0
+    timeline: list[tuple[str, int, int, int, float, float]] = field(default_factory=list)
+
+
+class LiveRound:
+    """One round of one array, from its plan to the shares in the assembler.
+
+    Parameters
+    ----------
+    exchange : Exchange
+        Of the coordinator's worker.
+    spec : CodedSpec
+    plan : RoundPlan
+    layout : Layout
+        Of the plan.
+    operand : ndarray or None
+    options : RoundOptions
+    pace : Pace
+    in_thread : callable
+        Has decoding done in the algorithm's thread.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        spec: CodedSpec,
+        plan: RoundPlan,
+        layout: Layout,
+        operand: np.ndarray[Any, Any] | None,
+        options: RoundOptions,
+        pace: Pace,
+        in_thread: InThread,
+    ) -> None:
+        self.run_id = uuid.uuid4().hex
+        self.report = RoundReport()
+        self.began = monotonic()
+        self._spec = spec
+        self._plan = plan
+        self._layout = layout
+        self._operand = operand
+        self._assembler = spec.assembler(operand)
+        self._in_thread = in_thread
+        # Shares that have not been handed to the assembler yet, and their bytes.
+        self._waiting: list[tuple[StripeRange, np.ndarray[Any, Any]]] = []
+        self._size = 0
+        self._lead, self._reporting = pace.lead, pace.reporting
+        self._channels = [exchange.channel(address) for address in plan.addresses]
+        self._started: set[int] = set()
+        self._loop = asyncio.get_running_loop()
+        self._done: asyncio.Future[None] = self._loop.create_future()
+        self._timer: asyncio.TimerHandle | None = None
+        # Assign nothing to a worker that still owes an answer: messages would only pile up there.
+        self._silent = {w for w, channel in enumerate(self._channels) if channel.silent}
+        speeds = plan.speed
+        speeds[list(self._silent)] = 0.0
+        self.round = Round(
+            layout,
+            POLICIES[options.policy].from_options(options),
+            speeds,
+            self.began,
+            self._reporting,
+            np.asarray(plan.lags),
+        )
+
+    async def run(self) -> None:
+        """Run the round to its end.
+
+        Raises
+        ------
+        RoundUnfinishableError
+            If too many pieces are out of reach.
+        RuntimeError
+            If a kernel fails on a worker.
+        """
+        for worker, channel in enumerate(self._channels):
+            channel.listen(self.run_id, partial(self._receive, worker))
+        try:
+            first = None if self._silent else self._plan.first
+            try:
+                commands = self.round.start(first)
+            except InfeasibleError:
+                for worker, speed in enumerate(all_tried(self._plan.speed).tolist()):
+                    self.round.expect(worker, speed)
+                commands = self.round.start()
+            self._carry_out(commands)
+            await self._done
+        finally:
+            self._end()
+
+    def result(self) -> np.ndarray[Any, Any]:
+        """Return the result of the finished round, once all decoding in the thread is done."""
+        return self._spec.result(self._assembler.rows)
+
+    def _welcome_back(self) -> None:
+        """Let workers take part that were silent when the round started and have answered since."""
+        for worker in [w for w in self._silent if not self._channels[w].silent]:
+            self._silent.discard(worker)
+            self.round.expect(worker, self._plan.speeds[worker])
+
+    # -- commands to messages ------------------------------------------------------------------
+
+    def _carry_out(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            match command:
+                case Assign(worker, ranges) if worker in self._started:
+                    self._send(worker, AddStripes(self.run_id, ranges))
+                case Assign(worker, ranges):
+                    self._started.add(worker)
+                    self._send(worker, self._start_of(worker, ranges))
+                case Withdraw(worker, ranges):
+                    self._send(worker, WithdrawStripes(self.run_id, ranges))
+        if self._done.done():
+            return
+        if self.round.finished:
+            self._done.set_result(None)
+        elif self.round.failed:
+            self._done.set_exception(RoundUnfinishableError(self.round.failed))
+        else:
+            self._set_timer()
+
+    def _start_of(self, worker: int, ranges: tuple[StripeRange, ...]) -> StartRound:
+        spec, geometry = self._spec, self._spec.geometry
+        return StartRound(
+            self.run_id,
+            kernel=spec.kernel,
+            operand=self._operand,
+            stripes=geometry.stripes,
+            pieces=tuple(
+                (p, spec.keys[p], int(geometry.edges(int(spec.code.group[p]))[-1]))
+                for p in self._layout.pieces_of[worker]
+            ),
+            ranges=ranges,
+            interval=self._reporting.interval,
+            growth=self._reporting.growth,
+            lead=self._lead,
+        )
+
+    def _send(self, worker: int, message: Message) -> None:
+        self.report.messages += 1
+        channel = self._channels[worker]
+        if channel.closed:
+            self._loop.call_soon(self._receive, worker, Closed(self.run_id))
+        else:
+            channel.send(message)
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self.round.wake is not None:
+            delay = max(self.round.wake - monotonic(), 0.0)
+            self._timer = self._loop.call_later(delay, self._tick)
+
+    # -- messages and time to events -----------------------------------------------------------
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._welcome_back()
+        self._carry_out(self.round.react(monotonic()))
+
+    def _receive(self, worker: int, message: Message) -> None:
+        if self._done.done():
+            return
+        self.report.messages += 1
+        self._welcome_back()
+        now = monotonic()
+        match message:
+            case Share():
+                self._carry_out(self._share(worker, message, now))
+            case Closed():
+                self._carry_out(self.round.lost([worker], now))
+            case PiecesAbsent(_, pieces):
+                self._carry_out(self.round.lost_pieces(pieces, now))
+            case ShareFailed(_, error):
+                self._done.set_exception(
+                    RuntimeError(f"Worker {self._plan.addresses[worker]} failed: {error}")
+                )
+
+    def _share(self, worker: int, share: Share, now: float) -> list[Command]:
+        ranges = [StripeRange(*part) for part in share.ranges]
+        fresh, commands = self.round.share(worker, ranges, share.seconds, now)
+        new = set(fresh)
+        self._decode([s for s in zip(ranges, share.rows, strict=True) if s[0] in new])
+        self._log(worker, ranges, share.seconds, now - self.began)
+        return commands
+
+    def _decode(self, shares: list[tuple[StripeRange, np.ndarray[Any, Any]]]) -> None:
+        """Hand what has come to the assembler, once that is much or everything."""
+        self._waiting += shares
+        self._size += sum(rows.nbytes for _, rows in shares)
+        if self._size < _DECODE_BYTES and not self.round.finished:
+            return
+        state = self.round.state
+        self._in_thread(
+            partial(self._assembler.add, self._waiting, state.computed.copy(), state.complete)
+        )
+        self._waiting, self._size = [], 0
+
+    def _log(self, worker: int, ranges: list[StripeRange], seconds: float, end: float) -> None:
+        address = self._plan.addresses[worker]
+        total = sum(part.stop - part.start for part in ranges)
+        begin = end - seconds
+        for part in ranges:
+            until = begin + seconds * (part.stop - part.start) / total
+            self.report.timeline.append((address, *part, begin, until))
+            begin = until
+
+    def _end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for channel in self._channels:
+            channel.end(self.run_id, self.began)
+        self.report.workers = int((self.round.state.done > 0).sum())

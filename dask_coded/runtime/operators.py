@@ -1,0 +1,179 @@
+"""What algorithms see of a coded array or a coded pair, and what SciPy's solvers see."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import numpy as np
+from scipy.sparse.linalg import LinearOperator
+
+from dask_coded.runtime.coordinator import Coordinator
+from dask_coded.runtime.live_round import RoundReport
+from dask_coded.runtime.spec import ArraySpec
+
+
+class RoundOperator(LinearOperator):
+    """A matrix of which every product, with a vector or with a whole block, is one round.
+
+    SciPy's solvers take it as it is. They also ask for products with the adjoint. For these the
+    array must have been encoded with ``transpose=True``, and each is one more round. A subclass
+    implements ``_matmat`` and ``_transpose``.
+    """
+
+    def _matvec(self, x: Any) -> Any:
+        return self._matmat(x)
+
+    def _rmatmat(self, x: Any) -> Any:
+        return (self.T @ x.conj()).conj()
+
+    def _rmatvec(self, x: Any) -> Any:
+        return self._rmatmat(x)
+
+    def dot(self, x: Any) -> Any:
+        """Return the product, as ``@``: a NumPy array, or an operator if ``x`` is one."""
+        if isinstance(x, LinearOperator) or np.isscalar(x):
+            return super().dot(x)
+        return self._matmat(check_operand(self.shape, np.asarray(x)))
+
+    def _rdot(self, x: Any) -> Any:
+        if isinstance(x, LinearOperator) or np.isscalar(x):
+            return super()._rdot(x)
+        return (self.T @ np.asarray(x).T).T
+
+
+class Operator(RoundOperator):
+    """A coded array inside the cluster: ``operator @ x`` is one round and gives a NumPy array.
+
+    Algorithms get it instead of a :class:`dask_coded.CodedArray`. It has what a NumPy matrix has:
+    ``shape``, ``dtype``, ``@`` on either side, ``.T``, ``.dot``. It is also a
+    :class:`scipy.sparse.linalg.LinearOperator`, so that SciPy's solvers take it.
+
+    Attributes
+    ----------
+    code : Code
+    last_round : RoundReport or None
+        What happened in the last round.
+    """
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        spec = coordinator.open()
+        super().__init__(spec.dtype, spec.shape)
+        self._coordinator = coordinator
+        self.code = spec.code
+        self.last_round: RoundReport | None = None
+        self._transposed: Operator | None = None
+
+    def _matmat(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        result, self.last_round = self._coordinator.run(x)
+        return result
+
+    def _transpose(self) -> Operator:
+        if self._transposed is None:
+            spec = self._coordinator.open()
+            if not isinstance(spec, ArraySpec) or spec.transposed is None:
+                refuse_transpose()
+            self._transposed = Operator(self._coordinator.other(spec.transposed))
+            self._transposed._transposed = self
+        return self._transposed
+
+
+class PairOperator:
+    """A coded pair inside the cluster: each :meth:`product` is one round and gives a NumPy array.
+
+    Algorithms get it instead of a :class:`dask_coded.CodedPair`.
+
+    Attributes
+    ----------
+    shape : (int, int)
+        Of the product: columns of ``A`` and of ``B``.
+    rows : int
+        Rows of ``A`` and of ``B``: the length of the weights.
+    dtype : numpy.dtype
+    code : Polynomial
+    last_round : RoundReport or None
+        What happened in the last round.
+    """
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        spec = coordinator.open()
+        self.shape = spec.shape
+        self.rows = spec.columns
+        self.dtype = spec.dtype
+        self.code = spec.code
+        self.last_round: RoundReport | None = None
+
+    def product(self, weights: Any = None) -> np.ndarray[Any, Any]:
+        """Return ``A.T @ diag(weights) @ B``, or ``A.T @ B`` without weights.
+
+        Parameters
+        ----------
+        weights : array_like, shape (rows,), optional
+
+        Returns
+        -------
+        ndarray, shape (p, q)
+
+        See Also
+        --------
+        dask_coded.CodedPair.product
+        """
+        if weights is not None:
+            weights = check_weights(self.rows, np.asarray(weights))
+        result, self.last_round = self._coordinator.run(weights)
+        return result
+
+
+def refuse_transpose() -> NoReturn:
+    """Raise the TypeError that a product with the transpose needs a transposed encoding."""
+    raise TypeError(
+        "This array was encoded without its transpose: "
+        "encode it with `transpose=True` to multiply from the left."
+    )
+
+
+def check_weights(rows: int, weights: Any) -> Any:
+    """Return ``weights`` if they can stand as a diagonal matrix between matrices of ``rows`` rows.
+
+    Raises
+    ------
+    TypeError
+        If they are not numbers.
+    ValueError
+        If they are not a vector of that length.
+    """
+    if weights.dtype.kind not in "fciub":
+        raise TypeError(f"Argument 'weights' must hold numbers, its dtype is {weights.dtype}.")
+    if weights.shape != (rows,):
+        raise ValueError(
+            f"Argument 'weights' must be a vector with one number for each of the {rows} rows, "
+            f"its shape is {weights.shape}."
+        )
+    return weights
+
+
+def check_operand(shape: tuple[int, int], x: Any) -> Any:
+    """Return ``x`` if it can stand to the right of an array of this shape.
+
+    Raises
+    ------
+    TypeError
+        If it does not hold numbers.
+    ValueError
+        As NumPy does, with both shapes.
+    """
+    if x.dtype.kind not in "fciub":
+        raise TypeError(
+            f"The right operand of a coded product must hold numbers, its dtype is {x.dtype}."
+        )
+    if x.ndim not in (1, 2):
+        raise ValueError(
+            f"The right operand of a coded product must be a vector or a matrix, "
+            f"it has {x.ndim} dimensions."
+        )
+    if x.shape[0] != shape[1]:
+        raise ValueError(
+            f"Shapes {shape} and {x.shape} do not fit together: "
+            f"{shape[1]} columns on the left, {x.shape[0]} rows on the right."
+        )
+    return x

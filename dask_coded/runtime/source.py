@@ -1,0 +1,125 @@
+"""What may be encoded, cut into row blocks, and brought into the cluster."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import dask
+import dask.array as da
+import numpy as np
+import scipy.sparse
+from distributed import futures_of, wait
+
+from dask_coded.codes import Code
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+
+def matrix_source(A: Any) -> Any:
+    """Return ``A`` as a dask array, NumPy array or CSR array; reject anything else."""
+    if isinstance(A, da.Array):
+        if np.isnan(A.shape).any():
+            raise ValueError(
+                "The array has chunks of unknown size: call `A.compute_chunk_sizes()` first."
+            )
+    elif scipy.sparse.issparse(A):
+        A = A.tocsr()
+    else:
+        A = np.asarray(A)
+    if A.ndim != 2:
+        raise TypeError(f"Only a matrix can be encoded, this array has {A.ndim} dimensions.")
+    if not A.shape[0] or not A.shape[1]:
+        raise ValueError(f"An empty array cannot be encoded, its shape is {A.shape}.")
+    if A.dtype.kind not in "fcibu":
+        raise TypeError(f"Only numbers and booleans can be encoded, the dtype is {A.dtype}.")
+    return A
+
+
+def check_dtype(source: Any, code: Code) -> None:
+    if source.dtype.kind in "biu" and not code.exact:
+        raise TypeError(
+            f"{code!r} mixes rows in floating point, which makes dtype {source.dtype} inexact: "
+            f"use `coded.Repetition`, or convert with `A.astype(float)`."
+        )
+
+
+def sparse_type(source: Any) -> type | None:
+    """Return the CSR type for a sparse array, or for the chunks of a dask array; None if dense."""
+    meta = getattr(source, "_meta", source)
+    if isinstance(meta, scipy.sparse.sparray):
+        return scipy.sparse.csr_array
+    return scipy.sparse.csr_matrix if scipy.sparse.issparse(meta) else None
+
+
+def block_rows(source: Any, code: Code) -> tuple[int, ...]:
+    """Return the number of rows of each of the k blocks.
+
+    Blocks are equal up to one row. If the code does not mix them, blocks of a SciPy sparse matrix
+    have equal numbers of non-zeros instead.
+    """
+    rows, k = source.shape[0], code.k
+    if code.exact and scipy.sparse.issparse(source) and source.nnz:
+        # A row costs its non-zeros, plus one for writing its result.
+        cost = np.cumsum(np.diff(source.indptr) + 1)
+        cuts = np.searchsorted(cost, cost[-1] * np.arange(1, k) / k, side="right")
+    else:
+        cuts = np.arange(1, k) * rows // k
+    return tuple(np.diff(np.concatenate([[0], cuts, [rows]])).tolist())
+
+
+def stripes_of(rows: tuple[int, ...], work: float, least: int = 1) -> int:
+    """Return the number of stripes that a piece is cut into, as configured.
+
+    Parameters
+    ----------
+    rows : tuple of int
+        Of each block.
+    work : float
+        Multiply-adds of a piece.
+    least : int
+        Rows of a stripe, at least.
+    """
+    limits = dask.config.get("coded.round")
+    wanted = min(limits["stripes"], int(work / limits["stripe-work"]), max(rows) // least)
+    return max(wanted, 1)
+
+
+async def settled(client: Client, futures: Sequence[Future]) -> None:
+    """Wait for all futures, then raise the first error, if any."""
+    with client.as_current():
+        await wait(list(futures))
+    for future in futures:
+        if future.status != "finished":
+            await future
+
+
+class Blocks:
+    """A matrix as row blocks in the memory of the cluster."""
+
+    def __init__(self, source: Any, rows: tuple[int, ...]) -> None:
+        self._rows = rows
+        self.futures: list[Future] = []
+        if isinstance(source, da.Array):
+            source = source.rechunk((rows, (source.shape[1],)))
+            self.keys = [(source.name, j, 0) for j in range(len(rows))]
+        else:
+            name = f"coded-source-{uuid.uuid4().hex[:16]}"
+            self.keys = [(name, j, 0) for j in range(len(rows))]
+        self._source = source
+
+    async def load(self, client: Client, workers: Sequence[str]) -> Any:
+        """Bring each block to a worker. The blocks live as long as the returned object."""
+        if isinstance(self._source, da.Array):
+            persisted = client.persist(self._source)
+            self.futures += futures_of(persisted, client=client)
+            await settled(client, self.futures)
+            return persisted
+        ends = np.cumsum(self._rows)
+        for key, end, size, worker in zip(self.keys, ends, self._rows, workers, strict=True):
+            block = self._source[end - size : end]
+            scattered = await client.scatter({key: block}, workers=[worker], hash=False)
+            self.futures.append(scattered[key])
+        return self.futures

@@ -1,0 +1,178 @@
+"""The leader of a training: forms its groups, and starts another one when a worker is lost.
+
+It runs in a task. It has no parameters: every worker of the group is a replica. Through a
+:class:`~dask_coded.loop.Loop` it keeps the recent history. If it is lost with its worker, another
+leader asks all workers how far they are, and goes on with the most advanced of them.
+
+A worker whose channel closes is lost. If the code can do without it, the others first end the
+steps in flight. Then a new group is formed, without the lost worker and with those that have joined
+the cluster meanwhile. A worker that is only slow, or stopped, stays in the group: it finds the sums
+when it reads.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections import deque
+from collections.abc import Sequence
+from time import monotonic
+
+from dask.typing import Key
+from distributed import get_worker
+from distributed.worker import thread_state
+
+from dask_coded.aggregation.formation import check_memory, form
+from dask_coded.loop import Loop, Progress
+from dask_coded.training.runtime.group import ANSWER, LiveGroup, WorkerLostError
+from dask_coded.training.runtime.link import Link
+from dask_coded.training.runtime.memberships import TrainingWorkerPlugin, training_plugin
+from dask_coded.training.runtime.spec import Group, Outcome, Step, Training
+from dask_coded.training.runtime.storage import check_folder
+from dask_coded.transport.messages import (
+    Closed,
+    Enlisted,
+    Joined,
+    Joining,
+    TrainingFailed,
+    Unreachable,
+)
+
+# Of this many steps all details survive the loss of the leader; of earlier ones, the loss.
+_RECENT = 1000
+
+
+def lead(training: Training, loop: Loop) -> Outcome:
+    """Lead a training to its end, as a task."""
+    return Leader(training_plugin(get_worker()), training, thread_state.key, loop).run()
+
+
+class History:
+    """What the leader has seen of each step.
+
+    Parameters
+    ----------
+    loop : Loop
+        Reports the steps to the client, and has other workers keep the recent ones.
+    steps : int
+        At which number of updates the training ends.
+    """
+
+    def __init__(self, loop: Loop, steps: int) -> None:
+        self._loop = loop
+        self._steps = steps
+        self._seen: dict[int, Step] = {}
+        # What other workers keep: a long history would take longer and longer to send.
+        self._recent: deque[Step] = deque(maxlen=_RECENT)
+        for step in loop.resume(list(self._recent)):
+            self._remember(step)
+
+    def ended(self, step: Step, norm: float) -> None:
+        """Enter a step that has ended, with the norm of its mean gradient."""
+        self._remember(step)
+        workers = len(step.computing) or None
+        loss = None if math.isnan(step.loss) else step.loss
+        progress = Progress(step.step + 1, norm, loss, step.seconds, workers)
+        self._loop.report(progress, list(self._recent), step.step + 1 == self._steps)
+
+    def of(self, losses: Sequence[float]) -> list[Step]:
+        """Return what was seen of each step; where nothing was, its loss."""
+        return [self._seen.get(i) or Step(i, loss) for i, loss in enumerate(losses)]
+
+    def _remember(self, step: Step) -> None:
+        self._seen[step.step] = step
+        self._recent.append(step)
+
+
+class Leader:
+    """Leads one training, from the thread of its task."""
+
+    def __init__(
+        self, plugin: TrainingWorkerPlugin, training: Training, task: Key, loop: Loop
+    ) -> None:
+        self._training = training
+        self._loop = loop
+        self._link = Link(plugin, training, task)
+
+    def run(self) -> Outcome:
+        """Run the training to its end.
+
+        Raises
+        ------
+        CancelledError
+            If it is cancelled.
+        Exception
+            What a worker raises.
+        """
+        if self._training.checkpoint is not None:
+            check_folder(self._training.checkpoint[0], self._link.address)
+        with self._link:
+            history = History(self._loop, self._training.steps)
+            while True:
+                group = self._form()
+                try:
+                    return LiveGroup(self._link, group, history.ended, history.of).run()
+                except WorkerLostError:
+                    continue
+
+    def _form(self) -> Group:
+        training = self._training
+        while True:
+            candidates = self._link.invite()
+            found = self._enlisted(candidates)
+            workers = [address for address in candidates if address in found]
+            plan, addresses = form(training.aggregation, workers)
+            if training.remembers:
+                check_memory(plan)
+            version = training.first
+            sources: tuple[str, ...] = ()
+            if states := [state for state in found.values() if state is not None]:
+                best = max(states)
+                if best[0] > version:
+                    version, sources = best[0], tuple(a for a in found if found[a] == best)
+            group = Group(
+                self._link.run_id, training, plan, addresses, version, sources, plan.choose()
+            )
+            self._link.call(group)
+            if self._all_joined(addresses):
+                self._link.formed()
+                return group
+
+    def _enlisted(self, candidates: list[str]) -> dict[str, tuple[int, str] | None]:
+        """Return which workers answer, and after how many updates in which group they are."""
+        waiting = set(candidates)
+        found: dict[str, tuple[int, str] | None] = {}
+        deadline = monotonic() + ANSWER
+        while waiting and (event := self._link.next_event(max(deadline - monotonic(), 0))):
+            match event.message:
+                case Enlisted(_, state):
+                    found[event.sender] = state
+                    waiting.discard(event.sender)
+                case Closed():
+                    waiting.discard(event.sender)
+        return found
+
+    def _all_joined(self, addresses: tuple[str, ...]) -> bool:
+        """Wait until all workers are ready; False if one is gone, or does not answer at all."""
+        silent = set(addresses)
+        coming = set(addresses)
+        deadline = monotonic() + ANSWER
+        while coming:
+            event = self._link.next_event(max(deadline - monotonic(), 0) if silent else None)
+            if event is None:
+                return False
+            match event.message:
+                case TrainingFailed(_, error):
+                    raise pickle.loads(error)
+                case Closed() if event.sender in addresses:
+                    self._link.lose(event.sender)
+                    return False
+                case Unreachable(_, address):
+                    self._link.lose(address)
+                    return False
+                case Joining():
+                    silent.discard(event.sender)
+                case Joined():
+                    silent.discard(event.sender)
+                    coming.discard(event.sender)
+        return True

@@ -1,0 +1,190 @@
+"""A leader's link to the workers of its training: what it sends them, and what they answer."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Sequence
+from concurrent.futures import CancelledError
+from functools import partial
+from queue import Empty, SimpleQueue
+from time import monotonic
+from typing import Any, NamedTuple
+
+from dask.typing import Key
+from distributed.utils import sync
+
+from dask_coded.runtime.worker import is_cancelled
+from dask_coded.training.runtime.memberships import TrainingWorkerPlugin
+from dask_coded.training.runtime.spec import Group, Training
+from dask_coded.transport import Channel
+from dask_coded.transport.messages import Cancelled, Enlist, Join, Message, StopRequested
+
+
+class Event(NamedTuple):
+    """A message that the leader has received, and the address of its sender."""
+
+    sender: str
+    message: Message
+
+
+class Link:
+    """Carries messages between the thread of a leader and the workers, by run.
+
+    Parameters
+    ----------
+    plugin : TrainingWorkerPlugin
+        Of the leader's worker.
+    training : Training
+    task : Key
+        Of the leader.
+
+    Attributes
+    ----------
+    run_id : str
+        Of the present group.
+    enough : bool
+        Whether the client wants the training to end soon.
+    """
+
+    def __init__(self, plugin: TrainingWorkerPlugin, training: Training, task: Key) -> None:
+        self.run_id = ""
+        self.enough = False
+        self._plugin = plugin
+        self._loop = plugin.worker.loop
+        self._training = training
+        self._task = task
+        self._events: SimpleQueue[Event] = SimpleQueue()
+        self._channels: dict[str, Channel] = {}
+        # Workers lost just now: the scheduler may not know it yet.
+        self._lost: set[str] = set()
+
+    @property
+    def address(self) -> str:
+        """Of the leader's worker."""
+        return self._plugin.worker.address
+
+    def __enter__(self) -> Link:
+        self._plugin.leaders[self._task] = partial(self._hear, self.address)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        del self._plugin.leaders[self._task]
+        sync(self._loop, self._leave)
+
+    # -- events --------------------------------------------------------------------------------
+
+    def next_event(self, timeout: float | None = None) -> Event | None:
+        """Return the next message of the present group, or None after ``timeout`` seconds.
+
+        Raises
+        ------
+        CancelledError
+            If the training is cancelled.
+        """
+        deadline = None if timeout is None else monotonic() + timeout
+        while True:
+            left = None if deadline is None else max(deadline - monotonic(), 0.0)
+            try:
+                event = self._events.get(timeout=left)
+            except Empty:
+                return None
+            match event.message:
+                case Cancelled():
+                    raise CancelledError(f"{self._task!r} was cancelled")
+                case StopRequested():
+                    self.enough = True
+            if event.message.run_id == self.run_id:
+                return event
+
+    def _hear(self, address: str, message: Message) -> None:
+        self._events.put(Event(address, message))
+
+    # -- messages ------------------------------------------------------------------------------
+
+    def send(self, messages: Iterable[tuple[str, Message]]) -> None:
+        """Send messages to workers of the group, without expecting answers."""
+        self._loop.add_callback(self._post, list(messages))
+
+    def _post(self, messages: list[tuple[str, Message]]) -> None:
+        for address, message in messages:
+            if channel := self._channels.get(address):
+                channel.post(message)
+
+    def give_up(self, address: str) -> None:
+        """Break the channel to a worker that has been stopped for too long."""
+        if channel := self._channels.get(address):
+            self._loop.add_callback(channel.abort)
+
+    def lose(self, address: str) -> None:
+        """Enter that a worker is gone, so that the next group is formed without it."""
+        self._lost.add(address)
+
+    def fetch(self, address: str) -> bytes:
+        """Return the pickled state of a replica that does not change any more.
+
+        Raises
+        ------
+        OSError
+            If the worker does not answer.
+        """
+
+        async def ask() -> Any:
+            return await self._plugin.worker.rpc(address).coded_trained(training=self._training.id)
+
+        packed: bytes = sync(self._loop, ask)["state"]
+        return packed
+
+    # -- groups --------------------------------------------------------------------------------
+
+    def invite(self) -> list[str]:
+        """Start a new run and ask all workers how far they are.
+
+        Returns
+        -------
+        list of str
+            Their addresses: the leader's own first, then the fastest.
+        """
+        workers: list[str] = sync(self._loop, self._invite)
+        return workers
+
+    async def _invite(self) -> list[str]:
+        plugin, own = self._plugin, self.address
+        candidates: Sequence[str] = await plugin.worker.scheduler.coded_candidates(
+            key=self._task, worker=own, allowed=self._training.workers
+        )
+        workers = sorted(set(candidates) - self._lost, key=candidates.index)
+        workers.sort(key=lambda address: address != own)
+        await self._leave()
+        self.run_id = run_id = uuid.uuid4().hex
+        for address in workers:
+            channel = self._channels[address] = plugin.exchange.channel(address)
+            channel.listen(run_id, partial(self._hear, address))
+            channel.send(Enlist(run_id, self._training.id))
+        return workers
+
+    def call(self, group: Group) -> None:
+        """Tell the workers of a group that they are in it.
+
+        Raises
+        ------
+        CancelledError
+            If the training is cancelled.
+        """
+        sync(self._loop, self._call, group)
+
+    def formed(self) -> None:
+        """Enter that all workers of the group have joined."""
+        self._lost.clear()
+
+    async def _call(self, group: Group) -> None:
+        # A task that was cancelled before the scheduler named its workers: they never hear of that.
+        if is_cancelled(self._plugin.worker, self._task):
+            raise CancelledError(f"{self._task!r} was cancelled")
+        for node, address in enumerate(group.addresses):
+            self._channels[address].send(Join(group.run_id, self._task, node, group))
+
+    async def _leave(self) -> None:
+        """Hear no more of the group before."""
+        for channel in self._channels.values():
+            channel.unlisten(self.run_id)
+        self._channels = {}

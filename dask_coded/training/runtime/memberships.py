@@ -1,0 +1,198 @@
+"""The worker plugin of trainings: in which groups a worker takes part, and which it leads."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from dask.typing import Key
+from distributed.diagnostics.plugin import WorkerPlugin
+from distributed.protocol.pickle import dumps
+
+from dask_coded.training.runtime.spec import Group, Replica
+from dask_coded.training.runtime.trainer import Trainer, portable
+from dask_coded.transport import Answer, Exchange
+from dask_coded.transport.messages import (
+    BeginSteps,
+    Cancelled,
+    Enlist,
+    Enlisted,
+    HaltTraining,
+    Join,
+    Joined,
+    Joining,
+    Message,
+    NodeMessage,
+    SkipNode,
+    StopRequested,
+    TrainingFailed,
+    Unreachable,
+)
+
+if TYPE_CHECKING:
+    from distributed.worker import Worker
+
+#: Name under which the plugins of trainings register.
+NAME = "dask-coded-training"
+
+# How many ended tasks of leaders a worker remembers, to refuse a group that comes late.
+_ENDED = 1000
+
+
+class TrainingWorkerPlugin(WorkerPlugin):
+    """Takes part in the trainings that tasks on other workers lead.
+
+    A group is formed in two rounds of messages. A worker that answers :class:`Enlist` ends its part
+    in an earlier group and reports how far it is. A worker that receives :class:`Join` makes itself
+    a replica, in the most advanced state of all workers, and reports when that is done. Then all
+    workers of the group receive :class:`BeginSteps`.
+
+    Attributes
+    ----------
+    trainers : dict of str to Trainer
+        This worker's part in each training.
+    leaders : dict of Key to callable(Message)
+        By its task, how to hand the leader on this worker a message.
+    """
+
+    name = NAME
+    idempotent = True
+
+    def setup(self, worker: Worker) -> None:
+        self.worker = worker
+        self.exchange = Exchange.of(worker)
+        self.trainers: dict[str, Trainer] = {}
+        self.leaders: dict[Key, Callable[[Message], None]] = {}
+        self._tasks: dict[str, Key] = {}
+        self._ended: deque[Key] = deque(maxlen=_ENDED)
+        self._joining: set[asyncio.Task[None]] = set()
+        self.exchange.register(
+            self._handle,
+            [Enlist, Join, BeginSteps, SkipNode, HaltTraining, NodeMessage],
+            on_closed=self._leader_gone,
+        )
+        worker.handlers["coded_trained"] = self.state
+        worker.stream_handlers["coded-enough"] = self._enough
+        worker.stream_handlers["coded-training-over"] = self._forget
+        worker.extensions[NAME] = self
+
+    def teardown(self, worker: Worker) -> None:
+        for task, tell in list(self.leaders.items()):
+            tell(Cancelled(task))
+        for trainer in self.trainers.values():
+            trainer.stop()
+        self.trainers.clear()
+
+    def _handle(self, message: Message, answer: Answer) -> None:
+        """Act on a message of a leader, or of another worker of a group."""
+        match message:
+            case Enlist(run_id, training):
+                self._enlist(run_id, training, answer)
+            case Join():
+                task = asyncio.create_task(self._join(message, answer))
+                self._joining.add(task)
+                task.add_done_callback(self._joining.discard)
+                answer(Joining(message.run_id))
+            case NodeMessage():
+                for trainer in self._of(message.run_id):
+                    trainer.receive(message)
+            case BeginSteps(run_id):
+                for trainer in self._of(run_id):
+                    trainer.begin()
+            case SkipNode(run_id, node):
+                for trainer in self._of(run_id):
+                    trainer.skip(node)
+            case HaltTraining(run_id, version):
+                for trainer in self._of(run_id):
+                    trainer.halt(version)
+
+    def _of(self, run_id: Key) -> list[Trainer]:
+        return [trainer for trainer in self.trainers.values() if trainer.group.run_id == run_id]
+
+    def _enlist(self, run_id: Key, training: str, answer: Answer) -> None:
+        member = self.trainers.get(training)
+        if member is None:
+            answer(Enlisted(run_id, None))
+            return
+        last = member.group.run_id
+
+        def retired(version: int) -> None:
+            answer(Enlisted(run_id, (version, last)))
+
+        member.retire(retired)
+
+    async def _join(self, message: Join, answer: Answer) -> None:
+        group: Group = message.group
+        run_id, training, task = group.run_id, group.training, message.task
+        previous = self.trainers.get(training.id)
+        own = self.worker.address
+        state = None
+        try:
+            if own in group.sources:
+                state = (await self.state(training.id))["state"]
+            elif group.sources:
+                source = group.sources[0]
+                try:
+                    rpc = self.worker.rpc(source)
+                    state = (await rpc.coded_trained(training=training.id))["state"]
+                except OSError:
+                    answer(Unreachable(run_id, source))
+                    return
+            replica = await asyncio.to_thread(_replica, group, state)
+        except Exception as exc:
+            answer(TrainingFailed(run_id, portable(exc, own)))
+            return
+        if task in self._ended:
+            return
+        if previous is not None:
+            previous.stop()
+        self.trainers[training.id] = Trainer(
+            self.worker, self.exchange, group, message.node, replica, answer, previous
+        )
+        self._tasks[training.id] = task
+        answer(Joined(run_id))
+
+    async def state(self, training: str) -> dict[str, Any]:
+        """Handler: send the pickled state of this worker's replica, which must not change now."""
+        replica = self.trainers[training].replica
+        return {"state": await asyncio.to_thread(dumps, replica.state())}
+
+    def _leader_gone(self, answer: Answer) -> None:
+        """A channel has closed: trainings whose leader used it wait for another leader."""
+        for trainer in self.trainers.values():
+            if trainer.answer is answer:
+                trainer.stop()
+
+    def _forget(self, task: Key) -> None:
+        """Stream handler: the task of a leader has ended, or is cancelled."""
+        self._ended.append(task)
+        if tell := self.leaders.get(task):
+            tell(Cancelled(task))
+        for training in [t for t, of in self._tasks.items() if of == task]:
+            del self._tasks[training]
+            self.trainers.pop(training).stop()
+
+    def _enough(self, training: str) -> None:
+        """Stream handler: the client wants a training to end soon."""
+        for trainer in self.trainers.values():
+            if trainer.group.training.id == training:
+                trainer.answer(StopRequested(trainer.group.run_id))
+
+
+def training_plugin(worker: Worker) -> TrainingWorkerPlugin:
+    """Return the plugin of a worker."""
+    plugin = worker.extensions[NAME]
+    assert isinstance(plugin, TrainingWorkerPlugin)
+    return plugin
+
+
+def _replica(group: Group, state: bytes | None) -> Replica:
+    replica: Replica = pickle.loads(group.training.model).replica(
+        group.plan.parts, group.plan.segments
+    )
+    if state is not None:
+        replica.restore(pickle.loads(state))
+    return replica

@@ -1,0 +1,89 @@
+"""The scheduler's part in trainings: which workers can take part, and when a training is over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from dask.typing import Key
+from distributed.protocol.pickle import dumps
+
+from dask_coded.runtime.answers import Holders, Lost, Reply, reply
+from dask_coded.runtime.extension import SchedulerExtension
+from dask_coded.runtime.scheduler import CodedSchedulerPlugin
+from dask_coded.runtime.spec import as_key
+from dask_coded.training.runtime.memberships import NAME, TrainingWorkerPlugin
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler
+
+
+class TrainingSchedulerPlugin(SchedulerExtension):
+    """Names the workers for each training, and tells them when its leader's task has ended.
+
+    It builds on :class:`~dask_coded.runtime.scheduler.CodedSchedulerPlugin`, which is registered
+    before it.
+    """
+
+    name = NAME
+
+    async def set_up(self, scheduler: Scheduler) -> None:
+        coded = scheduler.extensions[CodedSchedulerPlugin.name]
+        assert isinstance(coded, CodedSchedulerPlugin)
+        self.scheduler = scheduler
+        self._coded = coded
+        #: By the key of the leader's task, the workers that may know of its training.
+        self._involved: dict[Key, list[str]] = {}
+        scheduler.handlers.update(
+            coded_candidates=self.candidates,
+            coded_enough=self.enough,
+            coded_holders=self.holders,
+        )
+        await scheduler.register_worker_plugin(
+            None, dumps(TrainingWorkerPlugin()), name=NAME, idempotent=True
+        )
+
+    def candidates(self, key: Key, worker: str, allowed: Sequence[str] | None) -> list[str]:
+        """Handler: name the workers that can take part in the training that a task leads."""
+        able = [
+            ws.address
+            for ws in self.scheduler.running
+            if ws.address in self._coded.versions and (allowed is None or ws.address in allowed)
+        ]
+        if key in self.scheduler.tasks:  # otherwise it was cancelled just now
+            involved = self._involved.setdefault(key, [])
+            involved += [address for address in (*able, worker) if address not in involved]
+        return self._coded.best(able)
+
+    def enough(self, training: str) -> None:
+        """Handler: the client wants a training to end soon; its participants pass that on."""
+        for address in self._coded.versions:
+            self._send(address, {"op": "coded-enough", "training": training})
+
+    def holders(self, key: Key) -> Reply:
+        """Handler: which workers hold a block; answers :class:`Holders` or :class:`Lost`."""
+        key = as_key(key)
+        ts = self.scheduler.tasks.get(key)
+        if ts is None or ts.state in ("erred", "forgotten"):
+            return reply(
+                Lost(
+                    f"A block of the training's data, {key!r}, is lost with the worker that held "
+                    "it: train on dask arrays that can be computed again, not on data that was "
+                    "scattered."
+                )
+            )
+        return reply(Holders(tuple(self._coded.arrays.holders(key))))
+
+    def transition(
+        self, key: Key, start: str, finish: str, *args: Any, stimulus_id: str, **kwargs: Any
+    ) -> None:
+        if finish in ("memory", "erred", "forgotten"):
+            for address in self._involved.pop(key, ()):
+                self._send(address, {"op": "coded-training-over", "task": key})
+
+    def restart(self, scheduler: Scheduler) -> None:
+        self._involved.clear()
+
+    def _send(self, address: str, message: dict[str, Any]) -> None:
+        if address in self.scheduler.stream_comms:
+            self.scheduler.worker_send(address, message)

@@ -1,0 +1,101 @@
+"""Rows of training data, fetched straight from the workers that hold them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from operator import getitem
+from typing import TYPE_CHECKING, Any
+
+import dask
+import numpy as np
+import scipy.sparse
+from dask.typing import Key
+from dask.utils import parse_bytes
+
+from dask_coded.runtime.answers import Holders, Lost, ask
+from dask_coded.runtime.spec import CodedDataLostError
+from dask_coded.training.runtime.spec import Blocks
+from dask_coded.transport.backoff import Backoff
+from dask_coded.transport.rows import RowsGoneError, rows_of
+
+if TYPE_CHECKING:
+    from distributed.worker import Worker
+
+
+async def fetch_rows(worker: Worker, blocks: Blocks, start: int, stop: int) -> Any:
+    """Fetch rows of an array in blocks, as a new array on this worker.
+
+    It waits for blocks that were lost, as long as the cluster computes them again.
+
+    Raises
+    ------
+    CodedDataLostError
+        If the cluster cannot.
+    """
+    parts = [
+        await _fetch(worker, key, first, end) for key, first, end in _overlap(blocks, start, stop)
+    ]
+    # Always a copy: arrays from a comm may be unaligned, and others may change the original.
+    return await asyncio.to_thread(_stacked, parts)
+
+
+def _overlap(blocks: Blocks, start: int, stop: int) -> Iterator[tuple[Key, int, int]]:
+    """Yield which rows of which blocks; at least one range, if empty, for shape and dtype."""
+    ends = np.cumsum(blocks.rows).tolist()
+    found = False
+    for key, rows, end in zip(blocks.keys, blocks.rows, ends, strict=True):
+        first = end - rows
+        if max(first, start) < min(end, stop):
+            found = True
+            yield key, max(start - first, 0), min(stop, end) - first
+    if not found:
+        yield blocks.keys[0], 0, 0
+
+
+async def _fetch(worker: Worker, key: Key, start: int, stop: int) -> Any:
+    """Fetch some rows of one block, from any holder that answers."""
+    avoid: set[str] = set()
+    backoff = Backoff()
+    while True:
+        local: Any = worker.data.get(key)
+        if local is not None:
+            return await asyncio.to_thread(getitem, local, slice(start, stop))
+        holders: list[str] = []
+        match await ask(worker.scheduler.coded_holders, key=key):
+            case Lost(message):
+                raise CodedDataLostError(message)
+            case Holders(addresses):
+                holders = [address for address in addresses if address not in avoid]
+        if holders:
+            holder = holders[backoff.attempts % len(holders)]
+            try:
+                return await _slices(worker, holder, key, start, stop)
+            except RowsGoneError as gone:
+                if gone.silent:  # otherwise it died or released the block just now: ask again
+                    avoid.add(gone.address)
+        else:
+            avoid.clear()
+        await backoff.wait()
+
+
+async def _slices(worker: Worker, address: str, key: Key, start: int, stop: int) -> Any:
+    """Fetch rows from one holder slice by slice, to spare its memory and its event loop."""
+    limit = parse_bytes(dask.config.get("coded.encode.slice"))
+    step, parts = 1, []
+    while True:
+        end = min(start + step, stop)
+        rows = await rows_of(worker, address, key, start, end)
+        parts.append(rows)
+        if end >= stop:
+            break
+        # The first row shows how long rows are.
+        size = rows.data.nbytes if scipy.sparse.issparse(rows) else rows.nbytes
+        start, step = end, max(1, limit * (end - start) // max(size, 1))
+    return await asyncio.to_thread(_stacked, parts)
+
+
+def _stacked(parts: list[Any]) -> Any:
+    if scipy.sparse.issparse(parts[0]):
+        return scipy.sparse.vstack(parts, format="csr")
+    return np.concatenate(parts)

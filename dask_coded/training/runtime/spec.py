@@ -1,0 +1,190 @@
+"""What is fixed in a training and in each of its groups, and how a training ends.
+
+A *training* is one call of :func:`dask_coded.training.train`. *Groups* run it: a leader and some
+workers with a plan. When a worker is lost, another group goes on. Each group has a run id, which
+all its messages carry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from dask.typing import Key
+
+from dask_coded.aggregation import Aggregation, Plan
+from dask_coded.compression import Codec
+
+
+class Replica(Protocol):
+    """One worker's copy of what is trained: see :class:`dask_coded.training.replica.Replica`."""
+
+    version: int
+    losses: list[float]
+
+    def part(self, part: int) -> tuple[int, int]: ...
+    def gradient(self, step: int, part: int, samples: Any, targets: Any) -> tuple[Any, float]: ...
+    def compress(self, step: int, segment: int, vector: Any) -> Any: ...
+    def apply(self, totals: Sequence[Any], loss: float) -> None: ...
+    def state(self) -> dict[str, Any]: ...
+    def restore(self, state: dict[str, Any]) -> None: ...
+    def digest(self) -> str: ...
+
+
+class Model(Protocol):
+    """Makes replicas."""
+
+    def replica(self, parts: int, segments: int) -> Replica: ...
+
+
+class Batches(Protocol):
+    """Which samples a step uses."""
+
+    def count(self, step: int) -> int: ...
+
+
+class Schedule(Protocol):
+    """When a step may begin."""
+
+    width: int
+
+    def version(self, step: int) -> int: ...
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Rows that lie in the cluster.
+
+    Parameters
+    ----------
+    keys : tuple of Key
+        Of the blocks, in order.
+    rows : tuple of int
+        Of each block.
+    """
+
+    keys: tuple[Key, ...]
+    rows: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Training:
+    """All that is fixed when a training begins.
+
+    Parameters
+    ----------
+    id : str
+    model : bytes
+        A pickled :class:`Model`, which the leader does not need.
+    batches : callable
+        ``batches(parts)`` returns how many samples a step uses.
+    samples, targets : Blocks
+    aggregation : Aggregation
+    codec : Codec
+    remembers : bool
+        Whether the compression keeps a remainder of each worker's own gradients.
+    schedule : Schedule
+    first : int
+        How many updates the parameters have seen already.
+    steps : int
+        At which number of updates the training ends.
+    workers : tuple of str or None
+        Addresses of the workers that may take part; None for all.
+    checkpoint : (str, int) or None
+        A file, and the number of updates between two writes.
+    """
+
+    id: str
+    model: bytes
+    batches: Callable[[int], Batches]
+    samples: Blocks
+    targets: Blocks
+    aggregation: Aggregation
+    codec: Codec
+    remembers: bool
+    schedule: Schedule
+    first: int
+    steps: int
+    workers: tuple[str, ...] | None = None
+    checkpoint: tuple[str, int] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Some workers that train together, and how.
+
+    Parameters
+    ----------
+    run_id : str
+    training : Training
+    plan : Plan
+    addresses : tuple of str
+        One per node of the plan.
+    version : int
+        How many updates had been applied when it was formed.
+    sources : tuple of str
+        Addresses of the workers that have that state, bit for bit; empty if it is the model's.
+    choice : tuple of int
+        What the plan chose for the first steps.
+    """
+
+    run_id: str
+    training: Training
+    plan: Plan
+    addresses: tuple[str, ...]
+    version: int
+    sources: tuple[str, ...]
+    choice: tuple[int, ...] = ()
+
+    def begins_with(self, step: int) -> int:
+        """Return how many updates the parameters of a step have seen, by the schedule.
+
+        A new group starts with nothing in flight.
+        """
+        return max(self.training.schedule.version(step), self.version)
+
+
+@dataclass
+class Step:
+    """What the leader saw of a step.
+
+    Parameters
+    ----------
+    step : int
+        From 0.
+    loss : float
+        Mean over the samples of the step; NaN where the gradient gives none.
+    seconds : float
+        From the end of the previous step, as the leader saw it. The first step of a group includes
+        the fetching of data. NaN for a step that only a lost leader has seen.
+    late : tuple of str
+        Addresses of the workers that had not computed their part when the step ended.
+    computing : dict of str to float
+        Seconds that each worker computed, before it waited for others. A late worker is included
+        if it finished while the training went on.
+    """
+
+    step: int
+    loss: float
+    seconds: float = float("nan")
+    late: tuple[str, ...] = ()
+    computing: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """How a training ended.
+
+    Parameters
+    ----------
+    state : dict
+        Of a replica.
+    history : list of Step
+    digests : dict of str to str
+        Of the parameters of each worker that finished in time.
+    """
+
+    state: dict[str, Any]
+    history: list[Step]
+    digests: dict[str, str]

@@ -1,0 +1,33 @@
+"""Checkpoints of trainings, as files."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+
+def check_folder(path: str, address: str) -> None:
+    """Check that the folder of a file exists, before hours are spent on its content.
+
+    Raises
+    ------
+    FileNotFoundError
+        If it does not exist.
+    """
+    folder = Path(path).absolute().parent
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"The checkpoint's folder {str(folder)!r} must be there on the workers, it is not on "
+            f"{address}, which leads the training: make it first."
+        )
+
+
+def write(path: str, data: bytes) -> None:
+    """Write a file atomically: a reader finds all of it, or the previous content."""
+    folder = Path(path).absolute().parent
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".coded-", delete=False) as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(file.name, path)

@@ -1,0 +1,413 @@
+"""A worker's part in a training: one thread computes, one communicates.
+
+The computation thread computes gradients and applies updates to its replica. The communication
+thread runs the machines of :mod:`dask_coded.aggregation`, one for each step that is not over yet,
+with all their arithmetic on vectors. The worker's event loop only moves bytes.
+
+A message of a step that is over is dropped. Between any two parts of the data the computation
+thread checks whether the step has ended without it. If so, it gives up, applies all sums that have
+come meanwhile, and goes on with the newest step.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from distributed.protocol.pickle import dumps
+from distributed.utils import sync
+
+from dask_coded.aggregation import ROOT, Command, Compute, Finished, Machine, Send, Tag
+from dask_coded.compression import Partial
+from dask_coded.training.runtime.shards import fetch_rows
+from dask_coded.training.runtime.spec import Group, Replica
+from dask_coded.transport import Answer, Channel, Exchange
+from dask_coded.transport.messages import (
+    CheckpointReady,
+    Closed,
+    GradientComputed,
+    Message,
+    NodeMessage,
+    StepsFinished,
+    StepSummed,
+    SumsRead,
+    TrainingFailed,
+    Unreachable,
+)
+
+if TYPE_CHECKING:
+    from distributed.worker import Worker
+
+#: After this many steps each a worker reports to the leader that it reads its messages.
+READ_EVERY = 8
+
+
+class Trainer:
+    """A worker's part in one group.
+
+    Parameters
+    ----------
+    worker : Worker
+    exchange : Exchange
+        Of the worker.
+    group : Group
+    node : int
+        The number of this worker in the group's plan.
+    replica : Replica
+        In the state that the group starts with.
+    answer : callable(Message)
+        Sends a message to the leader; may be called from any thread.
+    previous : Trainer or None
+        This worker's stopped part in the previous group, which may still compute its last gradient.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        exchange: Exchange,
+        group: Group,
+        node: int,
+        replica: Replica,
+        answer: Answer,
+        previous: Trainer | None = None,
+    ) -> None:
+        self.group = group
+        self.replica = replica
+        self.answer = answer
+        self._worker = worker
+        self._exchange = exchange
+        self._node = node
+        self._previous = previous
+        self._channels: dict[int, Channel] = {}
+        self._skipped: set[int] = set()
+        # Not the group's run id: a leader on this worker listens to that, on the same channel.
+        self._listener = f"{group.run_id}-closed"
+        self._events: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        # The communication thread's own.
+        self._machines: dict[int, Machine] = {}
+        self._segments: dict[int, dict[int, Partial]] = {}
+        self._choices = {group.version: group.choice}
+        # What both threads share, and the event loop when it stops them.
+        self._changed = threading.Condition()
+        self._works: deque[tuple[int, Compute]] = deque()
+        self._totals: dict[int, list[Partial]] = {}
+        self._begun = group.version - 1
+        # Whether the machine has yet to say what to compute in the step that was started.
+        self._asked = False
+        self._stopped = False
+        # Whether the computation thread is still fetching data.
+        self._fetching = True
+        # At which number of updates the training ends.
+        self._end = group.training.steps
+        self._threads = [
+            threading.Thread(target=self._guarded, args=(target,), name=name, daemon=True)
+            for target, name in (
+                (self._compute, "Coded-train-computation"),
+                (self._communicate, "Coded-train-communication"),
+            )
+        ]
+
+    # -- from the event loop -------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Start: all workers of the group have joined."""
+        for thread in self._threads:
+            thread.start()
+
+    def receive(self, message: NodeMessage) -> None:
+        """Take a message of another node's machine."""
+        self._events.put(lambda: self._received(message))
+
+    def skip(self, node: int) -> None:
+        """Send nothing more to a node that does not read."""
+        self._skipped.add(node)
+        if channel := self._channels.get(node):
+            channel.abort()
+
+    def halt(self, version: int) -> None:
+        """End the training after ``version`` updates, or as soon as possible after."""
+        with self._changed:
+            self._end = min(self._end, max(version, self._begun + 1))
+            self._changed.notify_all()
+
+    def retire(self, tell: Callable[[int], None]) -> None:
+        """End both threads soon, after all sums that have come in are applied.
+
+        Parameters
+        ----------
+        tell : callable(int)
+            Called with the number of updates that have been applied; there will be no more.
+        """
+        if self._stopped or not self._threads[1].is_alive():
+            self.stop()
+            tell(self.replica.version)
+        else:
+            self._events.put(lambda: self._retire(tell))
+
+    def stop(self) -> None:
+        """End both threads soon; from now on the replica does not change."""
+        # Set before the lock is taken, so that at most the present update is waited for.
+        self._stopped = True
+        with self._changed:
+            self._changed.notify_all()
+        self._events.put(None)
+        for channel in self._channels.values():
+            channel.unlisten(self._listener)
+
+    def wait(self) -> None:
+        """Wait until the computation thread of a stopped trainer has ended."""
+        if self._threads[0].ident is not None:
+            self._threads[0].join()
+
+    # -- both threads --------------------------------------------------------------------------
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as exc:  # any of them would leave the other workers waiting forever
+            if not self._stopped:
+                error = portable(exc, self._worker.address)
+                self.answer(TrainingFailed(self.group.run_id, error))
+
+    def _over(self, step: int) -> bool:
+        """Whether this node has the sum of a step, or does not need it any more."""
+        return self._stopped or step < self.replica.version or step in self._totals
+
+    # -- the computation thread ----------------------------------------------------------------
+
+    def _compute(self) -> None:
+        if self._previous is not None:
+            self._previous.wait()
+            self._previous = None
+        data = self._fetch()
+        with self._changed:
+            self._fetching = False
+        while (task := self._next()) is not None:
+            self._work(*task, data)
+
+    def _fetch(self) -> dict[int, tuple[Any, Any]]:
+        training, worker = self.group.training, self._worker
+
+        async def rows(part: int) -> tuple[Any, Any]:
+            start, stop = self.replica.part(part)
+            samples = await fetch_rows(worker, training.samples, start, stop)
+            return samples, await fetch_rows(worker, training.targets, start, stop)
+
+        data = {}
+        for part in self.group.plan.stored[self._node]:
+            if self._stopped:
+                break
+            data[part] = sync(worker.loop, rows, part)
+        return data
+
+    def _next(self) -> tuple[int, Compute] | None:
+        """Return what to compute next; apply updates while waiting for it."""
+        with self._changed:
+            while not self._stopped:
+                while self._works:
+                    step, work = self._works.popleft()
+                    # Work of an earlier step is dropped: its parameters are gone.
+                    if not self._over(step) and step == self._begun:
+                        self._asked = False
+                        return step, work
+                if self._advance():
+                    self._finish()
+                    break
+                self._changed.wait()
+            return None
+
+    def _advance(self) -> bool:
+        """Apply the updates that the next step needs and start it; return whether all are done."""
+        replica, group = self.replica, self.group
+        if self._asked and not self._over(self._begun):
+            return False
+        ready = self._ready()
+        step = max(self._begun + 1, ready)
+        last = step >= self._end
+        wanted = ready if last else group.begins_with(step)
+        if wanted > ready:
+            return False
+        self._apply(wanted)
+        if not last:
+            self._begun, self._asked = step, True
+            self._events.put(lambda: self._begin(step))
+        return replica.version >= self._end
+
+    def _ready(self) -> int:
+        """Return how many updates could be applied."""
+        ready = self.replica.version
+        while ready in self._totals:
+            ready += 1
+        return ready
+
+    def _apply(self, version: int) -> None:
+        while self.replica.version < version and not self._stopped:
+            step = self.replica.version
+            totals = self._totals[step]
+            self.replica.apply([t.vector for t in totals], sum(t.loss for t in totals))
+            # Only now: without its sum the other thread would take the step for an open one.
+            del self._totals[step]
+            self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        """Send the state to the leader every few updates, if this is the first worker."""
+        every = self.group.training.checkpoint and self.group.training.checkpoint[1]
+        version = self.replica.version
+        if self._node == 0 and every and version % every == 0:
+            state = dumps(self.replica.state())
+            self.answer(CheckpointReady(self.group.run_id, state))
+
+    def _finish(self) -> None:
+        replica = self.replica
+        self.answer(StepsFinished(self.group.run_id, replica.version, replica.digest()))
+
+    def _work(self, step: int, work: Compute, data: dict[int, tuple[Any, Any]]) -> None:
+        """Compute this worker's part of a step, unless the step ends without it."""
+        began = perf_counter()
+        total: Partial | None = None
+        for part, coefficient in zip(work.parts, work.coefficients, strict=True):
+            if self._over(step):
+                return
+            partial = Partial(*self.replica.gradient(step, part, *data[part]))
+            if total is None:
+                total = partial
+                if coefficient != 1:
+                    total.vector *= total.vector.dtype.type(coefficient)
+                    total.loss *= coefficient
+            else:
+                total.add(partial, coefficient)
+        assert total is not None
+        seconds = perf_counter() - began
+        self.answer(GradientComputed(self.group.run_id, step, seconds))
+        for segment, vector in enumerate(np.array_split(total.vector, self.group.plan.segments)):
+            # The loss travels with the first segment.
+            loss = 0.0 if segment else total.loss
+            vector = self.replica.compress(step, segment, vector)
+            self._events.put(self._contribution(step, work, segment, Partial(vector, loss)))
+
+    def _contribution(
+        self, step: int, work: Compute, segment: int, partial: Partial
+    ) -> Callable[[], None]:
+        def contribute() -> None:
+            if not self._over(step):
+                self._carry_out(step, self._machine(step).computed(work, segment, partial))
+
+        return contribute
+
+    # -- the communication thread --------------------------------------------------------------
+
+    def _communicate(self) -> None:
+        while (event := self._events.get()) is not None:
+            event()
+
+    def _retire(self, tell: Callable[[int], None]) -> None:
+        with self._changed:
+            # A gradient that is being computed with these parameters is not needed any more.
+            self._apply(self._ready())
+            # A sum that comes in from now on would make another state than the reported one.
+            self._stopped = True
+        self._worker.loop.add_callback(self.stop)
+        tell(self.replica.version)
+
+    def _machine(self, step: int) -> Machine:
+        if step not in self._machines:
+            choice = self._choices.get(self.group.begins_with(step), ())
+            codec = self.group.training.codec
+            self._machines[step] = self.group.plan.machine(self._node, choice, codec)
+        return self._machines[step]
+
+    def _begin(self, step: int) -> None:
+        if not self._over(step):
+            self._carry_out(step, self._machine(step).begin())
+
+    def _received(self, message: NodeMessage) -> None:
+        step, choice = message.step, message.choice
+        if self._over(step):
+            return
+        if choice is not None:
+            self._choices[step + 1] = tuple(choice)
+        tag = Tag(*message.tag)
+        commands = self._machine(step).received(message.sender, tag, message.payload)
+        self._carry_out(step, commands, choice)
+
+    def _carry_out(self, step: int, commands: list[Command], choice: Any = None) -> None:
+        for command in commands:
+            if isinstance(command, Send):
+                self._send(step, command, choice)
+            elif isinstance(command, Compute):
+                with self._changed:
+                    self._works.append((step, command))
+                    self._changed.notify_all()
+            else:
+                self._finished(step, command)
+
+    def _finished(self, step: int, command: Finished) -> None:
+        segments = self._segments.setdefault(step, {})
+        segments[command.segment] = command.total
+        if len(segments) < self.group.plan.segments:
+            return
+        totals = [segments[i] for i in range(len(segments))]
+        with self._changed:
+            self._totals[step] = totals
+            if self._fetching:
+                # No gradient uses the parameters yet, and sums would pile up until then.
+                self._apply(self.group.begins_with(self._ready()))
+            self._changed.notify_all()
+        del self._machines[step], self._segments[step]
+        if step % READ_EVERY == 0:
+            self.answer(SumsRead(self.group.run_id, step))
+        self._choices.pop(self.group.begins_with(step + 1) - 1, None)
+        if self._node == 0 and not self.group.plan.rooted:
+            loss = sum(total.loss for total in totals)
+            norm = float(np.sqrt(sum(np.vdot(t.vector, t.vector) for t in totals)))
+            self.answer(StepSummed(self.group.run_id, step, loss, norm))
+
+    def _send(self, step: int, command: Send, choice: Any) -> None:
+        message = node_message(self.group.run_id, step, self._node, command, choice)
+        if command.to == ROOT:
+            self.answer(message)
+        else:
+            self._worker.loop.add_callback(self._post, command.to, message)
+
+    def _post(self, node: int, message: Message) -> None:
+        """Send to another worker, on the event loop."""
+        channel = self._channels.get(node)
+        if channel is None:
+            if self._stopped or node in self._skipped:
+                return
+            channel = self._exchange.channel(self.group.addresses[node])
+            self._channels[node] = channel
+            channel.listen(self._listener, lambda message: self._lost(node, message))
+        channel.post(message)
+
+    def _lost(self, node: int, message: Message) -> None:
+        if isinstance(message, Closed):
+            self.answer(Unreachable(self.group.run_id, self.group.addresses[node]))
+
+
+def portable(exc: BaseException, address: str) -> bytes:
+    """Pickle an exception that was raised on a worker, with a note that says where."""
+    where = traceback.format_exc(limit=-6)
+    exc.add_note(f"Raised in the training on worker {address}:\n{where}")
+    try:
+        packed: bytes = dumps(exc)
+        # Some can be pickled but not unpickled; those that end a process must not travel.
+        if isinstance(pickle.loads(packed), Exception):
+            return packed
+    except Exception:
+        pass
+    return dumps(RuntimeError(f"{type(exc).__name__}: {exc}\n{exc.__notes__[-1]}"))
+
+
+def node_message(
+    run_id: str, step: int, sender: int, command: Send, choice: tuple[int, ...] | None
+) -> NodeMessage:
+    """Return the message that carries out a machine's command to send."""
+    return NodeMessage(run_id, step, sender, command.tag, command.payload, choice)

@@ -1,0 +1,368 @@
+"""The messages that workers send each other: one frozen dataclass each.
+
+A message belongs to a run: a round, a loop, or a group of a training. Its run id comes first. A
+message of a run that is over finds no listener and is dropped.
+
+The worker that opens a channel, and sends requests through it, is the *coordinator* of a round or
+the *leader* of a training. The worker at the other end is a *participant*; it answers through the
+same channel. Arrays travel as they are, and arrive read-only. Sequences arrive as tuples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dask.typing import Key
+
+#: Changes whenever a message does. Both ends of a channel must have the same.
+PROTOCOL = 1
+
+#: Ranges of stripes: (piece, first stripe, stripe after the last).
+Ranges = tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True)
+class Message:
+    """What all messages have: the id of the run that they belong to."""
+
+    run_id: Key
+
+
+# -- of channels -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Closed(Message):
+    """The channel has closed. A channel hands it to its own listeners; it never travels."""
+
+
+# -- of rounds: coordinator to participant ---------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StartRound(Message):
+    """The first stripes of a round, with its operand. The coordinator sends it once per round.
+
+    Parameters
+    ----------
+    kernel : str
+        A key of ``KERNELS``.
+    operand : ndarray or None
+    stripes : int
+        Stripes of each piece.
+    pieces : tuple of (int, Key, int)
+        The pieces on this participant: number, Dask key, and rows of its product.
+    ranges : Ranges
+        What to compute.
+    interval, growth : float
+        As in :class:`dask_coded.rounds.Reporting`.
+    lead : float
+        Seconds before running dry at which a report is due.
+    """
+
+    kernel: str
+    operand: Any
+    stripes: int
+    pieces: tuple[tuple[int, Key, int], ...]
+    ranges: Ranges
+    interval: float
+    growth: float
+    lead: float
+
+
+@dataclass(frozen=True)
+class AddStripes(Message):
+    """More stripes of a round. The coordinator sends it when work moves to this participant."""
+
+    ranges: Ranges
+
+
+@dataclass(frozen=True)
+class WithdrawStripes(Message):
+    """Stripes not to compute any more. The coordinator sends it when work moves elsewhere."""
+
+    ranges: Ranges
+
+
+@dataclass(frozen=True)
+class DropRound(Message):
+    """A round is over. The coordinator sends it to a participant that owes no answer."""
+
+
+@dataclass(frozen=True)
+class StopRound(Message):
+    """A round is over. The coordinator sends it to a participant that owes an answer.
+
+    The participant answers with :class:`RoundStopped`, which proves that it is not stopped itself.
+    """
+
+
+# -- of rounds: participant to coordinator ---------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Share(Message):
+    """Computed stripes. A participant sends it whenever a report is due.
+
+    Parameters
+    ----------
+    ranges : Ranges
+    rows : tuple of ndarray
+        The rows of each range.
+    seconds : float
+        How long the participant has computed since its last share.
+    """
+
+    ranges: Ranges
+    rows: tuple[Any, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class PiecesAbsent(Message):
+    """The participant does not hold these pieces any more. It sends it when a round starts."""
+
+    pieces: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ShareFailed(Message):
+    """A kernel has raised an exception at the participant, which computes nothing more.
+
+    Parameters
+    ----------
+    error : str
+        Type and text of the exception.
+    """
+
+    error: str
+
+
+@dataclass(frozen=True)
+class RoundStopped(Message):
+    """The answer to :class:`StopRound`."""
+
+
+# -- of loops --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class KeepState(Message):
+    """The state of a loop after a round. The worker of the loop sends it to the loop's keepers.
+
+    The run id is the key of the loop's task.
+
+    Parameters
+    ----------
+    round : int
+    state : bytes
+        A pickle.
+    """
+
+    round: int
+    state: bytes
+
+
+@dataclass(frozen=True)
+class StateKept(Message):
+    """The answer of a keeper to :class:`KeepState`."""
+
+
+# -- of trainings: leader to participant -----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Enlist(Message):
+    """A group is being formed. The leader asks all workers that may take part how far they are.
+
+    A worker that takes part in an earlier group of the training leaves it, then answers with
+    :class:`Enlisted`.
+    """
+
+    training: str
+
+
+@dataclass(frozen=True)
+class Join(Message):
+    """The worker is in the group. It makes itself a replica in the most advanced state.
+
+    It answers at once with :class:`Joining`, then with :class:`Joined`, or with
+    :class:`Unreachable` or :class:`TrainingFailed`.
+
+    Parameters
+    ----------
+    task : Key
+        Of the leader.
+    node : int
+        The number of this worker in the group's plan.
+    group : Group
+    """
+
+    task: Key
+    node: int
+    group: Any
+
+
+@dataclass(frozen=True)
+class BeginSteps(Message):
+    """All workers of the group have joined. The leader sends it to all of them."""
+
+
+@dataclass(frozen=True)
+class HaltTraining(Message):
+    """End the training after ``version`` updates. The leader sends it to all workers."""
+
+    version: int
+
+
+@dataclass(frozen=True)
+class SkipNode(Message):
+    """Send nothing more to a node, which does not read. The leader sends it to all workers."""
+
+    node: int
+
+
+# -- of trainings: participant to leader -----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Enlisted(Message):
+    """The answer to :class:`Enlist`.
+
+    Parameters
+    ----------
+    state : (int, str) or None
+        How many updates the worker's replica has seen, and the run id of its last group. Replicas
+        with the same pair are the same, bit by bit. None for a worker without a replica.
+    """
+
+    state: tuple[int, str] | None
+
+
+@dataclass(frozen=True)
+class Joining(Message):
+    """The first answer to :class:`Join`: the worker is alive, and makes itself a replica."""
+
+
+@dataclass(frozen=True)
+class Joined(Message):
+    """The last answer to :class:`Join`: the worker's replica is ready."""
+
+
+@dataclass(frozen=True)
+class Unreachable(Message):
+    """A participant cannot reach another worker of the group."""
+
+    address: str
+
+
+@dataclass(frozen=True)
+class TrainingFailed(Message):
+    """A participant cannot go on.
+
+    Parameters
+    ----------
+    error : bytes
+        The pickled exception.
+    """
+
+    error: bytes
+
+
+@dataclass(frozen=True)
+class GradientComputed(Message):
+    """A participant has computed its part of a step, in so many seconds."""
+
+    step: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class SumsRead(Message):
+    """A participant has read all sums up to a step. It sends it every few steps."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class StepSummed(Message):
+    """A sum is made, in a plan without a root. The participant that is node 0 sends it.
+
+    Parameters
+    ----------
+    step : int
+    loss : float
+        The sum over the samples.
+    norm : float
+        Of the summed gradient.
+    """
+
+    step: int
+    loss: float
+    norm: float
+
+
+@dataclass(frozen=True)
+class CheckpointReady(Message):
+    """The pickled state of a replica for the checkpoint. The participant at node 0 sends it."""
+
+    state: bytes
+
+
+@dataclass(frozen=True)
+class StepsFinished(Message):
+    """A participant has applied the last update.
+
+    Parameters
+    ----------
+    version : int
+        How many updates its replica has seen.
+    digest : str
+        Of its parameters.
+    """
+
+    version: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class StopRequested(Message):
+    """The client wants the training to end soon. A participant passes it on to the leader."""
+
+
+@dataclass(frozen=True)
+class Cancelled(Message):
+    """The leader's task is cancelled. The leader's own worker hands it over; it never travels."""
+
+
+# -- of trainings: between nodes -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NodeMessage(Message):
+    """From the machine of one node of the plan to that of another, for one step.
+
+    Parameters
+    ----------
+    step : int
+    sender : int
+        The node.
+    tag : (str, int, int)
+        As in :class:`dask_coded.aggregation.Tag`.
+    payload : object
+        As the codec packed it.
+    choice : tuple of int or None
+        What the root chose for the steps that begin with this one's update. It travels with the
+        sum.
+    """
+
+    step: int
+    sender: int
+    tag: tuple[str, int, int]
+    payload: Any
+    choice: tuple[int, ...] | None
+
+
+#: Messages by the name under which they travel.
+KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in Message.__subclasses__()}

@@ -1,0 +1,179 @@
+"""First assignments: every stripe exactly often enough, and nobody's part longer than need be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from dask_coded.codes import MDS, Code, Repetition
+from dask_coded.rounds import InfeasibleError, Layout, deal, fluid_time
+
+speeds_strategy = st.lists(st.one_of(st.just(0.0), st.floats(0.01, 10)), min_size=2, max_size=12)
+
+
+def covered(layout: Layout, ranges: list) -> np.ndarray:
+    """Copies of each stripe per group, after checking that no piece has a stripe twice."""
+    held = np.zeros((layout.pieces, layout.stripes), dtype=int)
+    for worker, mine in enumerate(ranges):
+        for run in mine:
+            assert layout.host[run.piece] == worker
+            assert 0 <= run.start < run.stop <= layout.stripes
+            held[run.piece, run.start : run.stop] += 1
+    assert held.max() <= 1
+    out = np.zeros((len(layout.need), layout.stripes), dtype=int)
+    np.add.at(out, layout.group, held)
+    return out
+
+
+def slowest(layout: Layout, ranges: list, speeds: np.ndarray) -> float:
+    return max(
+        sum(layout.cost(run) for run in mine) / speed
+        for mine, speed in zip(ranges, speeds, strict=True)
+        if mine
+    )
+
+
+@given(speeds_strategy, st.data(), st.integers(1, 80))
+def test_ring_covers_every_stripe_k_times(speeds: list, data: st.DataObject, stripes: int) -> None:
+    k = data.draw(st.integers(1, len(speeds)))
+    check_ring(np.array(speeds), k, stripes)
+
+
+def test_loads_that_end_half_way_through_a_stripe_never_lap_themselves() -> None:
+    check_ring(np.array([0.25, 0.25, 1.0, 1.0, 0.25, 0.25]), k=3, stripes=1)
+
+
+def check_ring(u: np.ndarray, k: int, stripes: int) -> None:
+    code = MDS(len(u), k)
+    layout = Layout.of(code, range(len(u)), np.ones((1, stripes)))
+    if (u > 0).sum() < k:
+        with pytest.raises(InfeasibleError, match="wait for lost workers"):
+            deal(layout, u)
+        return
+    ranges = deal(layout, u)
+    assert (covered(layout, ranges) == k).all()
+    bound = fluid_time(u, k, stripes)
+    # Rounding to whole stripes costs at most one stripe of one worker.
+    assert slowest(layout, ranges, u) <= bound + 1 / u[u > 0].min() + 1e-9
+
+
+@given(st.lists(st.floats(0, 10), min_size=1, max_size=20), st.data())
+def test_fluid_time_is_the_water_level(rates: list, data: st.DataObject) -> None:
+    u = np.array(rates)
+    assume((u > 1e-3).any())
+    u[u <= 1e-3] = 0
+    need = data.draw(st.integers(1, int((u > 0).sum())))
+    time = fluid_time(u, need, size=7.0)
+    assert np.minimum(u * time, 7.0).sum() == pytest.approx(need * 7.0, rel=1e-9)
+    lags = np.array(data.draw(st.lists(st.floats(0, 5), min_size=len(u), max_size=len(u))))
+    time = fluid_time(u, need, 7.0, lags)
+    done = np.minimum(u * np.maximum(time - lags, 0.0), 7.0)
+    assert done.sum() == pytest.approx(need * 7.0, rel=1e-9)
+
+
+@pytest.mark.parametrize("code", [MDS(6, 4), Repetition(6, 3)])
+def test_who_could_not_begin_in_time_is_given_nothing(code: Code) -> None:
+    places = int(code.place.max()) + 1
+    layout = Layout.of(code, code.place.tolist(), np.ones((1, 48)))
+    lags = np.zeros(places)
+    lags[2], lags[4] = 1000.0, 5.0
+    ranges = deal(layout, np.ones(places), lags)
+    loads = [sum(run.stop - run.start for run in part) for part in ranges]
+    assert loads[2] == 0
+    others = [load for worker, load in enumerate(loads) if worker not in (2, 4)]
+    assert max(others) - min(others) <= 1
+    assert min(others) - loads[4] == pytest.approx(5, abs=2)
+    assert (covered(layout, ranges) == code.need[:, None]).all()
+
+
+@given(speeds_strategy, st.data())
+@settings(deadline=None)
+def test_intervals_slide_round_the_ring(speeds: list, data: st.DataObject) -> None:
+    u = np.array(speeds)
+    n = len(u)
+    r = data.draw(st.integers(1, n))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    code = Repetition(n, r)
+    sizes = rng.integers(0, 50, size=(n, 24)).astype(float) + 0.5
+    layout = Layout.of(code, code.place, sizes[code.group])
+    held = np.zeros(n, dtype=bool)
+    held[code.group[u[code.place] > 0]] = True
+    if not held.all():
+        with pytest.raises(InfeasibleError):
+            deal(layout, u)
+        return
+    ranges = deal(layout, u)
+    assert (covered(layout, ranges) == 1).all()
+
+
+@given(st.data(), st.booleans())
+@settings(deadline=None)
+def test_pieces_that_are_rebuilt_one_by_one_wherever_there_is_room(
+    data: st.DataObject, exact: bool
+) -> None:
+    n = data.draw(st.integers(1, 6))
+    r = data.draw(st.integers(1, n))
+    code = Repetition(n, r) if exact else MDS(n, r)
+    workers = data.draw(st.integers(1, n))
+    host = data.draw(
+        st.lists(st.integers(-1, workers - 1), min_size=code.pieces, max_size=code.pieces)
+    )
+    u = np.array(data.draw(st.lists(st.sampled_from([0.0, 1.0, 3.0]), min_size=n, max_size=n)))
+    layout = Layout.of(code, host, np.ones((1, data.draw(st.integers(1, 9)))), workers=n)
+    able = (layout.host >= 0) & (u[layout.host] > 0)
+    if (np.bincount(code.group[able], minlength=len(code.need)) < code.need).any():
+        with pytest.raises(InfeasibleError):
+            deal(layout, u)
+        return
+    ranges = deal(layout, u)
+    assert (covered(layout, ranges) == code.need[:, None]).all()
+    assert not any(mine for mine, speed in zip(ranges, u, strict=True) if not speed)
+
+
+@pytest.mark.parametrize(("n", "r"), [(8, 2), (12, 3), (5, 5)])
+def test_slide_reaches_the_best_possible_time(n: int, r: int) -> None:
+    """The optimum, from a linear programme over how much of each block each holder computes."""
+    from scipy.optimize import linprog
+
+    rng = np.random.default_rng(n)
+    u = rng.uniform(0.2, 2, n)
+    code = Repetition(n, r)
+    stripes = 400
+    layout = Layout.of(code, code.place, np.ones((1, stripes)))
+    cost = np.zeros(code.pieces + 1)
+    cost[-1] = 1
+    loads = np.zeros((n, code.pieces + 1))
+    loads[code.place, np.arange(code.pieces)] = 1
+    loads[:, -1] = -u
+    blocks = np.zeros((n, code.pieces + 1))
+    blocks[code.group, np.arange(code.pieces)] = 1
+    best = linprog(cost, A_ub=loads, b_ub=np.zeros(n), A_eq=blocks, b_eq=np.full(n, stripes)).fun
+    assert slowest(layout, deal(layout, u), u) <= best * 1.02
+
+
+def test_several_pieces_on_one_worker_share_its_speed() -> None:
+    code = MDS(6, 4)
+    layout = Layout.of(code, [0, 0, 1, 1, 2, 2], np.ones((1, 60)))
+    u = np.array([1.0, 1.0, 2.0])
+    ranges = deal(layout, u)
+    assert (covered(layout, ranges) == 4).all()
+    assert slowest(layout, ranges, u) == pytest.approx(60, abs=1)
+
+
+def test_denser_pieces_get_fewer_stripes() -> None:
+    code = MDS(3, 2)
+    work = np.array([[1.0], [1.0], [4.0]]) * np.ones((3, 90))
+    ranges = deal(Layout.of(code, [0, 1, 2], work), np.ones(3))
+    loads = [sum(run.stop - run.start for run in mine) for mine in ranges]
+    assert loads[2] < loads[0] / 3
+
+
+def test_a_code_with_groups_of_its_own() -> None:
+    """Two independent (3, 2) groups: blocks 0, 1 and blocks 2, 3."""
+    parity = np.array([[1, 1, 0, 0], [0, 0, 1, 1]])
+    code = Code(np.vstack([np.eye(4), parity]), group=[0, 0, 1, 1, 0, 1], need=[2, 2])
+    layout = Layout.of(code, range(6), np.ones((1, 30)))
+    assert (covered(layout, deal(layout, np.ones(6))) == 2).all()
+    assert code.tolerance == 1

@@ -1,0 +1,165 @@
+"""One worker's part in a group, and the leader's, event by event, without a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed.protocol.pickle import dumps
+
+from dask_coded.aggregation import ROOT, CodedReduce, Star
+from dask_coded.compression import EXACT, Partial
+from dask_coded.training import Pipelined, Synchronous
+from dask_coded.training.runtime.leader import History, Leader
+from dask_coded.training.runtime.memberships import TrainingWorkerPlugin
+from dask_coded.training.runtime.spec import Group, Step
+from dask_coded.training.runtime.trainer import Trainer
+from dask_coded.transport.messages import Join, Message, NodeMessage, Unreachable
+
+
+class Counter:
+    """A replica that counts its updates."""
+
+    def __init__(self, *shape: int, during: Any = lambda: None) -> None:
+        self.version = 0
+        self._during = during
+
+    def apply(self, totals: Any, loss: float) -> None:
+        self._during()
+        self.version += 1
+
+    def state(self) -> dict[str, Any]:
+        return {"version": self.version, "where": "here"}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.version, self.where = state["version"], state["where"]
+
+
+class Model:
+    def replica(self, parts: int, segments: int) -> Counter:
+        return Counter()
+
+
+def group(plan, version=0, sources=(), schedule=Synchronous()):  # noqa: B008
+    training = SimpleNamespace(
+        id="training",
+        model=dumps(Model()),
+        steps=100,
+        schedule=schedule,
+        codec=EXACT,
+        checkpoint=None,
+    )
+    addresses = tuple("abcdefgh"[: plan.workers])
+    return Group("run", training, plan, addresses, version, sources)
+
+
+def trainer(plan, replica, fetching=False, **options):
+    loop = SimpleNamespace(add_callback=lambda callback, *args: None)
+    worker = SimpleNamespace(address="a", loop=loop)
+    found = Trainer(worker, None, group(plan, **options), 0, replica, answer=lambda message: None)
+    found._fetching = fetching
+    return found
+
+
+def message(step, sender, tag=("sum", 0, 0)):
+    return NodeMessage("run", step, sender, tag, Partial(np.ones(1)), None)
+
+
+def test_what_comes_in_while_the_update_of_its_step_is_applied_is_dropped():
+    plan = CodedReduce(fan_in=2, depth=2, stragglers=1).plan(6)
+    child = plan.allocation.parents.index(0)
+
+    def late():
+        inner._received(message(0, child, ("part", 0, 0)))
+
+    inner = trainer(plan, Counter(during=late))
+    inner._received(message(0, ROOT))
+    inner._apply(1)
+    assert inner._over(0)
+    assert not inner._machines
+    assert not inner._totals
+
+
+def test_a_retired_worker_applies_no_sum_beyond_what_it_has_told():
+    worker = trainer(Star().plan(2), Counter())
+    told: list[int] = []
+    worker._received(message(0, ROOT))
+    worker._retire(told.append)
+    worker._received(message(1, ROOT))
+    worker._changed.wait = worker.stop  # whoever waits would do so for ever
+    assert worker._next() is None
+    assert told == [worker.replica.version] == [1]
+
+
+@pytest.mark.parametrize(("schedule", "behind"), [(Synchronous(), 0), (Pipelined(2), 1)])
+def test_sums_do_not_come_up_while_data_are_fetched(schedule, behind):
+    worker = trainer(Star().plan(2), Counter(), fetching=True, schedule=schedule)
+    for step in range(5):
+        worker._received(message(step, ROOT))
+    assert worker.replica.version == 5 - behind
+    assert len(worker._totals) == behind
+
+
+def test_other_workers_keep_the_recent_history_however_long_it_is():
+    kept: list[Any] = []
+    loop = SimpleNamespace(
+        report=lambda progress, state, last: kept.append(state), resume=lambda state: state
+    )
+    history = History(loop, steps=10**6)
+    seen = [Step(i, float(i), seconds=1.0) for i in range(1500)]
+    for step in seen:
+        history.ended(step, norm=1.0)
+    assert kept[-1] == seen[-1000:]
+    assert history.of([step.loss for step in seen]) == seen
+
+
+class Peer:
+    """What a worker that joins asks for the state of a replica; None: it was killed just now."""
+
+    def __init__(self, state: dict[str, Any] | None) -> None:
+        self._state = state
+
+    async def coded_trained(self, training: str) -> dict[str, Any]:
+        if self._state is None:
+            raise OSError
+        return {"state": pickle.dumps(self._state)}
+
+
+def join(peer, sources, before=None):
+    """Answers of a worker that joins a group in version 3, and its trainer."""
+    worker = SimpleNamespace(
+        address="a", handlers={}, stream_handlers={}, extensions={}, rpc=lambda _: peer
+    )
+    plugin = TrainingWorkerPlugin()
+    plugin.setup(worker)
+    if before is not None:
+        plugin.trainers["training"] = before
+    answers: list[Message] = []
+    wanted = group(Star().plan(2), version=3, sources=sources)
+    asyncio.run(plugin._join(Join("run", "t", 0, wanted), answers.append))
+    return answers, plugin.trainers.get("training")
+
+
+def test_worker_killed_while_another_fetches_its_state_is_lost_and_not_an_error():
+    (answer,), _ = join(Peer(None), sources=("b",))
+    assert answer == Unreachable("run", "b")
+    plugin = SimpleNamespace(worker=SimpleNamespace(loop=None))
+    leader = Leader(plugin, training=None, task="t", loop=None)
+    leader._link.run_id = "run"
+    leader._link._hear("a", answer)
+    assert not leader._all_joined(("a", "b"))
+    assert leader._link._lost == {"b"}
+
+
+def test_a_worker_as_far_as_the_others_but_by_other_sums_takes_their_state():
+    peer = Peer({"version": 3, "where": "there"})
+    before = trainer(Star().plan(2), Counter())
+    before.replica.version = 3
+    _, joined = join(peer, ("b",), before)
+    assert joined.replica.where == "there"
+    _, joined = join(peer, ("b", "a"), before)
+    assert joined.replica.where == "here"

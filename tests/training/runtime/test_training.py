@@ -1,0 +1,167 @@
+"""Real processes die, stop and come back while a model is trained."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed.utils_test import poll_for
+
+from dask_coded.aggregation import CodedReduce, GradientCoding, Ring, Star
+from dask_coded.training import train
+
+ROWS = 120
+RATE = 0.1  # of SGD, by default
+
+
+def data():
+    """Computed on the workers, so that what is lost can be computed again."""
+
+    # Functions inside functions travel by value: workers cannot import this module.
+    def rows(block_id=None):
+        first = 10 * block_id[0]
+        return np.cos(np.add.outer(7.0 * np.arange(first, first + 10), np.arange(4) ** 2))
+
+    X = da.map_blocks(rows, chunks=((10,) * 12, (4,)), dtype=float, meta=np.empty((0, 0)))
+    return X, X @ np.arange(1.0, 5.0)
+
+
+class Ongoing:
+    """A training that goes on until the test has done all it wanted to."""
+
+    def __init__(self, client, aggregation, **options) -> None:
+        def squares(w, samples, targets):
+            error = samples @ w - targets
+            return error @ error / 2, samples.T @ error
+
+        self._client = client
+        self._at = 0
+        self._enough = Event()
+        self._thread = ThreadPoolExecutor(1)
+        self._future = self._thread.submit(
+            train,
+            squares,
+            np.zeros(4),
+            data(),
+            steps=10**6,
+            aggregation=aggregation,
+            client=client,
+            callback=self._hear,
+            **options,
+        )
+
+    def _hear(self, progress) -> bool:
+        self._at = progress.round
+        return self._enough.is_set()
+
+    def progress(self) -> None:
+        """Wait until more steps are over."""
+        goal = self._at + 5
+
+        def there() -> bool:
+            if self._future.done():
+                self._future.result()
+            return self._at >= goal
+
+        poll_for(there, timeout=60)
+
+    def finish(self, replicas: int):
+        """A few more steps; all workers have the same parameters, which are right."""
+        self.progress()
+        self._enough.set()
+        found = self._future.result(timeout=60)
+        self._thread.shutdown()
+        X, y = (part.compute(scheduler="sync") for part in data())
+        w = np.zeros(4)
+        for _ in range(found.steps):
+            w = w - RATE * X.T @ (X @ w - y) / ROWS
+        np.testing.assert_allclose(found.parameters, w, rtol=1e-10)
+        assert [step.step for step in found.history] == list(range(found.steps))
+        assert len(found.digests) == replicas
+        assert len(set(found.digests.values())) == 1
+        poll_for(lambda: not any(trainers(self._client).values()), timeout=30)
+        return found
+
+
+def trainers(client) -> dict[str, int]:
+    """Trainers and their threads on each worker."""
+
+    def count(dask_worker):
+        import threading
+
+        alive = sum(t.name.startswith("Coded-train") for t in threading.enumerate())
+        return len(dask_worker.extensions["dask-coded-training"].trainers) + alive
+
+    return client.run(count)
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "count"),
+    [(GradientCoding(stragglers=1), 4), (CodedReduce(fan_in=2, depth=2, stragglers=1), 6)],
+    ids=repr,
+)
+def test_worker_stopped_in_a_step_comes_back_and_another_is_killed(processes, aggregation, count):
+    leader, *_, stopped, killed = processes.add(count)
+    run = Ongoing(processes.client, aggregation, leader=leader)
+    run.progress()
+    with processes.stopped(stopped):
+        run.progress()
+        run.progress()
+    run.progress()
+    processes.kill(killed)
+    run.progress()
+    found = run.finish(replicas=count - 1)
+    assert stopped in found.workers
+    assert found.workers[stopped].late > 0
+
+
+def test_worker_of_a_ring_stopped_and_another_killed_in_a_step(processes):
+    leader, _, stopped, killed = processes.add(4)
+    run = Ongoing(processes.client, Ring(), leader=leader)
+    run.progress()
+    with processes.stopped(stopped):
+        # The others wait: nothing is to be seen of it until it is there again.
+        pass
+    run.progress()
+    processes.kill(killed)
+    run.progress()
+    run.finish(replicas=3)
+
+
+def test_worker_stopped_for_so_long_that_others_go_on_without_it(processes, monkeypatch):
+    monkeypatch.setenv("DASK_CODED__TRAIN__BACKLOG", "100")
+    leader, *_, stopped = processes.add(4)
+    run = Ongoing(processes.client, GradientCoding(stragglers=1), leader=leader)
+    run.progress()
+    with processes.stopped(stopped):
+        for _ in range(5):
+            run.progress()
+    found = run.finish(replicas=3)
+    assert stopped in found.workers
+    assert stopped not in found.history[-1].late
+
+
+@pytest.mark.parametrize("aggregation", [Star(), Ring()], ids=repr)
+def test_leader_killed_in_a_step(processes, aggregation):
+    first, second, *_ = processes.add(4)
+    run = Ongoing(processes.client, aggregation, leader=[first, second])
+    run.progress()
+    tasks = processes.client.processing()
+    leader = next(a for a in (first, second) if any("coded-lead" in key for key in tasks[a]))
+    processes.kill(leader)
+    run.progress()
+    run.finish(replicas=3)
+
+
+def test_worker_that_joins_takes_part_when_another_is_killed(processes):
+    leader, killed = processes.add(2)
+    run = Ongoing(processes.client, Star(), leader=leader)
+    run.progress()
+    (joined,) = processes.add(1)
+    processes.kill(killed)
+    run.progress()
+    found = run.finish(replicas=2)
+    assert set(found.digests) == {leader, joined}

@@ -1,0 +1,90 @@
+"""Channels between workers: what breaks them, what is refused, what is dropped."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from distributed.comm import CommClosedError, connect, listen
+from distributed.utils_test import async_poll_for, captured_logger, gen_cluster, gen_test
+
+from dask_coded.transport import Exchange, channels, messages
+from dask_coded.transport.messages import (
+    Closed,
+    DropRound,
+    RoundStopped,
+    StopRound,
+    WithdrawStripes,
+)
+
+
+@gen_test()
+async def test_an_answer_that_cannot_be_packed_breaks_the_channel(monkeypatch):
+    def no_room(messages):
+        raise MemoryError
+
+    monkeypatch.setattr(channels, "pack", no_room)
+    closed = []
+
+    async def serving(comm):
+        await channels.serve(
+            comm, lambda message, answer: answer(RoundStopped("run")), closed.append
+        )
+
+    async with listen("tcp://127.0.0.1:0", serving) as listener:
+        comm = await connect(listener.contact_address)
+        await comm.write([b"\x91\x92\xa9StopRound\xa3run"])
+        with pytest.raises(CommClosedError):
+            await comm.read()
+    assert len(closed) == 1
+
+
+@gen_cluster(nthreads=[("127.0.0.1", 1)] * 2)
+async def test_another_version_of_the_protocol_is_refused(s, a, b, monkeypatch):
+    heard = []
+    here, there = Exchange.of(a), Exchange.of(b)
+    there.register(lambda message, answer: heard.append(message), [StopRound])
+    monkeypatch.setattr(channels, "PROTOCOL", messages.PROTOCOL)
+    serve = b.handlers["coded_channel"]
+
+    async def newer(comm, protocol):
+        return await serve(comm, protocol=protocol + 1)
+
+    b.handlers["coded_channel"] = newer
+    with captured_logger("distributed.dask_coded") as log:
+        channel = here.channel(b.address)
+        channel.listen("run", heard.append)
+        channel.send(StopRound("run"))
+        await async_poll_for(lambda: heard, timeout=30)
+    assert heard == [Closed("run")]
+    assert channel.closed
+    assert "install the same dask-coded on both" in log.getvalue()
+
+
+@gen_cluster(nthreads=[("127.0.0.1", 1)] * 2)
+async def test_a_peer_is_told_of_rounds_that_it_took_part_in_only(s, a, b):
+    heard = []
+    Exchange.of(b).register(
+        lambda message, answer: heard.append(message), [WithdrawStripes, DropRound]
+    )
+    channel = Exchange.of(a).channel(b.address)
+    for i in range(100):
+        channel.listen(f"idle-{i}", heard.append)
+        channel.end(f"idle-{i}", 0.0)
+    channel.listen("run", heard.append)
+    channel.send(WithdrawStripes("run", ()))
+    channel.asked = None  # as if it had answered
+    channel.end("run", 0.0)
+    channel.listen("next", heard.append)
+    channel.send(WithdrawStripes("next", ()))
+    await async_poll_for(lambda: len(heard) == 3, timeout=30)
+    assert heard == [WithdrawStripes("run", ()), DropRound("run"), WithdrawStripes("next", ())]
+
+
+@gen_cluster(nthreads=[("127.0.0.1", 1)])
+async def test_a_message_of_no_registered_kind_is_dropped(s, a):
+    exchange = Exchange.of(a)
+    assert Exchange.of(a) is exchange
+    exchange.channel(a.address).send(StopRound("run"))
+    await asyncio.sleep(0)
+    await exchange.close()

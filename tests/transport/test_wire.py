@@ -1,0 +1,99 @@
+"""Messages are the same at both ends of a channel."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+from distributed.comm import connect, listen
+from distributed.protocol import deserialize_bytes, serialize_bytes
+from distributed.utils_test import gen_test
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from dask_coded.transport import messages
+from dask_coded.transport.messages import KINDS, CheckpointReady, Message, NodeMessage, Share
+from dask_coded.transport.wire import pack, unpack
+
+SCALARS = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text(max_size=5)
+DTYPES = st.sampled_from(["f4", "f8", ">f8", "c16", "i8", "u1", "?"])
+ARRAYS = DTYPES.flatmap(lambda d: hnp.arrays(d, hnp.array_shapes(max_dims=3, min_side=0)))
+
+
+def transported(sent: list[Message]) -> list[Message]:
+    return unpack(deserialize_bytes(serialize_bytes(pack(sent))))
+
+
+@given(st.data())
+def test_messages_of_every_kind(data):
+    sent = []
+    for kind in data.draw(st.lists(st.sampled_from(sorted(KINDS)), max_size=3)):
+        values = [data.draw(SCALARS) for _ in fields(KINDS[kind])]
+        sent.append(KINDS[kind](*values))
+    assert transported(sent) == sent
+
+
+def test_every_message_says_who_sends_it_and_is_frozen():
+    found = [v for v in vars(messages).values() if isinstance(v, type) and issubclass(v, Message)]
+    assert set(found) == {Message, *KINDS.values()}
+    for kind in KINDS.values():
+        assert kind.__doc__ and not kind.__doc__.startswith(f"{kind.__name__}(")
+        assert kind.__dataclass_params__.frozen
+        assert fields(kind)[0].name == "run_id"
+
+
+@given(st.lists(ARRAYS, max_size=4))
+def test_arrays_keep_dtype_shape_and_bytes(arrays):
+    (message,) = transported([Share("run", (), tuple(arrays), 0.0)])
+    for sent, received in zip(arrays, message.rows, strict=True):
+        assert received.dtype == sent.dtype
+        assert received.shape == sent.shape
+        assert received.tobytes() == sent.tobytes()
+
+
+def test_views_of_any_strides_arrive():
+    x = np.arange(24.0).reshape(4, 6)
+    (message,) = transported([Share("run", (), (x[::2, ::-1], x.T), 0.0)])
+    np.testing.assert_array_equal(message.rows[0], x[::2, ::-1])
+    np.testing.assert_array_equal(message.rows[1], x.T)
+
+
+@pytest.mark.parametrize("size", [10, 100_000])
+def test_small_objects_lie_in_the_text_and_large_ones_in_frames(size):
+    sent = [Share("run", (), (np.ones(size),), 0.0), CheckpointReady("run", b"s" * size)]
+    assert len(pack(sent)) == (1 if size == 10 else 4)
+    share, checkpoint = transported(sent)
+    assert bytes(checkpoint.state) == b"s" * size
+    np.testing.assert_array_equal(share.rows[0], 1)
+
+
+def test_sequences_are_tuples_and_other_objects_are_themselves():
+    payload = [(1, 2, 3), {1: 2}, {3}, np.array(["a", None], dtype=object)]
+    (message,) = transported([NodeMessage("run", 1, 2, ("sum", 0, 0), payload, None)])
+    ranges, mapping, others, objects = message.payload
+    assert message.tag == ("sum", 0, 0)
+    assert ranges == (1, 2, 3)
+    assert mapping == {1: 2}
+    assert others == {3}
+    assert objects.tolist() == ["a", None]
+
+
+@gen_test()
+async def test_large_arrays_arrive_aligned_whatever_comes_before_them():
+    received = []
+
+    async def handle(comm):
+        while True:
+            received.append(unpack(await comm.read()))
+            await comm.write("next")
+
+    async with listen("tcp://127.0.0.1:0", handle) as listener:
+        comm = await connect(listener.contact_address)
+        for length in [*range(9), 5000]:
+            await comm.write(pack([Share("o" * length, (), (np.ones(100_000),), 0.0)]))
+            await comm.read()
+        await comm.close()
+    assert all(message.rows[0].flags.aligned for (message,) in received)
+    assert len(received) == 10

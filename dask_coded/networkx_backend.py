@@ -1,11 +1,11 @@
 """The networkx backend ``dask_coded``: ``nx.pagerank(G, backend="dask_coded")``.
 
-networkx converts a graph by :func:`convert_from_nx`, keeps the result with the graph until that is
-changed, and calls the function of its own name here, with its own arguments, defaults and
-exceptions. What the functions do is in :mod:`dask_coded.graph`.
+networkx converts a graph with :func:`convert_from_nx` and caches the result until the graph
+changes. It then calls the function of the same name in this module, which has networkx's arguments,
+defaults and exceptions. The algorithms are in :mod:`dask_coded.graph`.
 
-Every public name in this module that networkx knows is taken for an implementation: there are no
-others.
+networkx takes every public name in this module that is also the name of a networkx function for an
+implementation of it, so the module defines no others.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ NAME = "dask_coded"
 
 
 class CodedGraph:
-    """A networkx graph, converted: its nodes, and an adjacency matrix for each attribute of edges.
+    """A converted networkx graph: its nodes, and an adjacency matrix for each edge attribute.
 
     Parameters
     ----------
     nodes : ndarray of object, shape (n,)
     adjacency : dict
-        From the name of an attribute, or None for no weights, to a
+        Maps the name of an edge attribute, or None for no weights, to a
         :class:`scipy.sparse.csr_array` of shape (n, n). Weights of parallel edges are added up.
     directed, multigraph : bool
     """
@@ -52,18 +52,18 @@ class CodedGraph:
         self._multigraph = multigraph
 
     def is_directed(self) -> bool:
-        """Whether edges have a direction. networkx asks for it, as for the following."""
+        """Return whether edges have a direction. networkx calls this and the next method."""
         return self._directed
 
     def is_multigraph(self) -> bool:
-        """Whether there may be parallel edges."""
+        """Return whether there may be parallel edges."""
         return self._multigraph
 
     def __len__(self) -> int:
         return len(self.nodes)
 
     def by(self, weight: str | None) -> coded.Graph:
-        """What the algorithms take, with the weights that are wanted."""
+        """Return the graph that the algorithms take, with the given edge attribute as weight."""
         if weight not in self.adjacency:
             raise ValueError(
                 f"This graph was converted without the edge attribute {weight!r}: "
@@ -72,7 +72,7 @@ class CodedGraph:
         return coded.Graph(self.nodes, self.adjacency[weight])
 
 
-# -- what networkx asks a backend --------------------------------------------------------------
+# -- the interface of a networkx backend -------------------------------------------------------
 
 
 def convert_from_nx(
@@ -85,13 +85,13 @@ def convert_from_nx(
     graph : networkx.Graph
         Of any kind.
     edge_attrs : mapping, optional
-        The attributes of edges to convert, with the values for edges that lack them.
+        The edge attributes to convert, with the values for edges that lack them.
 
     Raises
     ------
     NotImplementedError
-        If a weight is negative or not finite: networkx then goes on with another backend, or with
-        none, unless this one was asked for.
+        If a weight is negative or not finite, or the value for edges without the attribute is not
+        1. networkx then uses another backend or none, unless the call named this one.
     """
     nodes = np.fromiter(graph, dtype=object, count=len(graph))
     adjacency: dict[str | None, sp.csr_array] = {}
@@ -110,28 +110,28 @@ def _adjacency(graph: nx.Graph, name: str | None, default: Any) -> sp.csr_array:
     if len(graph) == 0:
         return sp.csr_array((0, 0))
     if name is not None and default != 1:
-        raise NotImplementedError(f"Edges that lack {name!r} count 1 here, not {default}.")
-    # Whatever backend is configured, this is networkx's own to do.
+        raise NotImplementedError(f"Edges without {name!r} must count 1, not {default}.")
+    # Always networkx's own implementation, whichever backend is configured.
     matrix = nx.to_scipy_sparse_array(graph, weight=name, dtype=np.float64, backend="networkx")
     if not (np.isfinite(matrix.data) & (matrix.data >= 0)).all():
         raise NotImplementedError(
-            f"Weights must be finite and not negative here, an edge's {name!r} is not."
+            f"Weights must be finite and not negative, {name!r} of an edge is not."
         )
     return matrix
 
 
 def convert_to_nx(result: Any, **_: Any) -> Any:
-    """Convert a graph back; everything else is as networkx has it already.
+    """Convert a graph back to networkx; return any other result unchanged.
 
     Raises
     ------
     NotImplementedError
-        For a multigraph, whose parallel edges have been added up.
+        For a multigraph, because the weights of its parallel edges have been added up.
     """
     if not isinstance(result, CodedGraph):
         return result
     if result.is_multigraph():
-        raise NotImplementedError("Parallel edges have been added up and cannot be told apart.")
+        raise NotImplementedError("Parallel edges have been added up and cannot be separated.")
     graph = nx.DiGraph() if result.is_directed() else nx.Graph()
     nodes = result.nodes.tolist()
     graph.add_nodes_from(nodes)
@@ -145,7 +145,7 @@ def convert_to_nx(result: Any, **_: Any) -> Any:
 
 
 def can_run(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool | str:
-    """Tell whether a function works with these arguments, or why it does not."""
+    """Return True if a function can run with these arguments, else the reason why not."""
     given = inspect.signature(globals()[name]).bind(*args, **kwargs).arguments
     if name == "katz_centrality":
         return True
@@ -156,11 +156,11 @@ def can_run(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool |
 
 
 def should_run(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool | str:
-    """Tell whether a function is worth a cluster, or why it is not.
+    """Return True if a function should run on the cluster, else the reason why not.
 
-    A round costs some milliseconds, in which one process multiplies with millions of edges; and it
-    sends a vector of all nodes to every worker, which takes as long as many edges to a node.
-    networkx does not ask if the backend was named in the call.
+    A round costs some milliseconds, in which one process multiplies with millions of edges. A round
+    also sends a vector of all nodes to every worker, which takes as long as multiplying with many
+    edges per node. networkx does not call this function if the call names the backend.
     """
     if kwargs.get("client") is None:
         try:
@@ -171,9 +171,9 @@ def should_run(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> boo
     edges, limits = graph.number_of_edges(), nx.config.backends[NAME]
     if edges < max(limits.minimum_edges, limits.minimum_edges_per_node * len(graph)):
         return (
-            f"with {edges:,} edges and {len(graph):,} nodes one process is faster; it may not be "
-            f"from {limits.minimum_edges:,} edges and {limits.minimum_edges_per_node:,} to a node "
-            f"on (`nx.config.backends.{NAME}`)"
+            f"with {edges:,} edges and {len(graph):,} nodes one process is faster; this backend "
+            f"expects at least {limits.minimum_edges:,} edges and "
+            f"{limits.minimum_edges_per_node:,} edges per node (`nx.config.backends.{NAME}`)"
         )
     return True
 
@@ -197,7 +197,7 @@ def pagerank(
     dangling: Mapping[Any, float] | None = None,
     **options: Any,
 ) -> Any:
-    """:func:`networkx.pagerank` by :func:`dask_coded.graph.pagerank`."""
+    """Compute :func:`networkx.pagerank` by :func:`dask_coded.graph.pagerank`."""
     if len(G) == 0:
         return {}
     jumps = _known(personalization, G)
@@ -224,7 +224,7 @@ def hits(
     normalized: bool = True,
     **options: Any,
 ) -> Any:
-    """:func:`networkx.hits` by :func:`dask_coded.graph.hits`."""
+    """Compute :func:`networkx.hits` by :func:`dask_coded.graph.hits`."""
     if len(G) == 0:
         return {}, {}
     with _convergence(tol, max_iter):
@@ -249,7 +249,7 @@ def katz_centrality(
     weight: str | None = None,
     **options: Any,
 ) -> Any:
-    """:func:`networkx.katz_centrality` by :func:`dask_coded.graph.katz_centrality`."""
+    """Compute :func:`networkx.katz_centrality` by :func:`dask_coded.graph.katz_centrality`."""
     if len(G) == 0:
         return {}
     try:
@@ -280,7 +280,7 @@ def eigenvector_centrality(
     weight: str | None = None,
     **options: Any,
 ) -> Any:
-    """:func:`networkx.eigenvector_centrality` by the function of that name here."""
+    """Compute :func:`networkx.eigenvector_centrality` by its namesake in ``dask_coded.graph``."""
     if len(G) == 0:
         raise nx.NetworkXPointlessConcept("cannot compute centrality for the null graph")
     if nstart is not None and not any(nstart.values()):
@@ -289,7 +289,8 @@ def eigenvector_centrality(
         return coded.eigenvector_centrality(
             G.by(weight),
             start=_known(nstart, G),
-            # There the vector has norm 1, here sum 1: the sum is at most the root of n.
+            # networkx stops at a change of n * tol in a vector of norm 1. The sum of that vector is
+            # at most sqrt(n), and here the vector is scaled to a sum of 1.
             tol=tol * len(G) ** 0.5,
             max_iter=max_iter,
             **options,
@@ -298,9 +299,9 @@ def eigenvector_centrality(
 
 @contextmanager
 def _convergence(tol: float, max_iter: int) -> Iterator[None]:
-    """Have networkx's exception raised where an iteration does not converge."""
+    """Raise networkx's exception if an iteration does not converge."""
     if tol <= 0 or max_iter < 1:
-        # There `tol=0` is out of reach, where here it asks for all of the rounds.
+        # networkx never reaches `tol=0`; `dask_coded.graph` would run all rounds instead.
         raise nx.PowerIterationFailedConvergence(max_iter)
     try:
         yield
@@ -309,7 +310,7 @@ def _convergence(tol: float, max_iter: int) -> Iterator[None]:
 
 
 def _known(values: Mapping[Any, float] | None, G: CodedGraph) -> dict[Any, float] | None:
-    """Without the nodes that the graph has not, which networkx passes over."""
+    """Return the values without nodes that are not in the graph, which networkx ignores."""
     if values is None:
         return None
     nodes = set(G.nodes.tolist())

@@ -1,4 +1,4 @@
-"""Sphinx configuration. Builds need no network; DASK_CODED_INTERSPHINX=1 links other manuals."""
+"""Sphinx configuration. Builds need no network; DASK_CODED_INTERSPHINX=1 links to other manuals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ extensions = [
     "sphinx.ext.mathjax",
     "sphinx_gallery.gen_gallery",
 ]
-# Every page of the gallery is a program that is run when the pages are built.
+# Every gallery page is a program that runs when the documentation is built.
 sphinx_gallery_conf = {
     "examples_dirs": "gallery",
     "gallery_dirs": "examples",
@@ -44,9 +44,9 @@ exclude_patterns = ["_build", "gallery"]
 default_role = "py:obj"
 myst_heading_anchors = 3
 
-autodoc_typehints = "none"  # the docstrings tell types, with shapes and units
+autodoc_typehints = "none"  # the docstrings give types, with shapes and units
 autosummary_generate = True
-# Far too large to install for the sake of one page.
+# Too large to install for a single page.
 autodoc_mock_imports = ["torch"]
 numpydoc_class_members_toctree = False
 numpydoc_show_class_members = False

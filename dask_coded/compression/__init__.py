@@ -1,4 +1,4 @@
-"""Fewer bytes per gradient."""
+"""Gradient compression: codecs and linear compressors that send fewer bytes per gradient."""
 
 from dask_coded.compression._codecs import Quantization, Truncation
 from dask_coded.compression._compression import EXACT, Codec, Compression, Compressor, Partial

@@ -1,14 +1,15 @@
-"""Codecs: vectors in fewer bits, packed anew for every hop.
+"""Codecs that pack the vector of every message in fewer bits.
 
-What a hop rounds away is lost, and a sum that goes round a ring of ``p`` workers is packed ``p``
-times. Both codecs round to nearest: errors have either sign, and grow with the square root of
-``p``. Dropping the low bits instead, toward zero, makes every partial sum smaller, and the errors
-grow in proportion to ``p``. Relative error of the sum of Gaussian gradients (the tests have it):
+Digits that a message rounds away are lost, and a sum that travels around a ring of ``p`` workers is
+packed ``p`` times. Both codecs round to nearest, so errors have random signs and grow with the
+square root of ``p``. Dropping the low bits instead, that is, rounding toward zero, makes every
+partial sum smaller, so errors grow in proportion to ``p``. Relative error of the sum of Gaussian
+gradients, as in the tests:
 
 ======================================  =====  =====  =====  =====
 ``p``                                   2      8      32     64
 ======================================  =====  =====  =====  =====
-low bits dropped, which is not offered  0.005  0.015  0.052  0.099
+low bits dropped (not offered)          0.005  0.015  0.052  0.099
 :class:`Truncation`                     0.002  0.004  0.007  0.009
 :class:`Quantization`, one scale        0.011  0.020  0.035  0.050
 :class:`Quantization`, blocks of 256    0.009  0.015  0.028  0.038
@@ -18,7 +19,7 @@ References
 ----------
 .. [1] Y. Li, M. Yu, S. Li, S. Avestimehr, N. S. Kim, A. Schwing, "Pipe-SGD: A decentralized
        pipelined SGD framework for distributed deep net training", NeurIPS 2018, arXiv:1811.03619.
-       Proposes both, inside the ring; the numbers above are ours.
+       Proposes both codecs, inside the ring; the figures above are ours.
 """
 
 from __future__ import annotations
@@ -36,13 +37,14 @@ _QUIET_NAN = np.uint16(0x7FC0)
 
 @dataclass(frozen=True)
 class Truncation(Codec, Compression):
-    """The upper 16 bits of float32, rounded to nearest, ties to even: bfloat16.
+    """Round to bfloat16: the upper 16 bits of float32, to nearest, ties to even.
 
-    Half the bytes of float32. The range is that of float32, with 8 significant bits: one packing
-    changes a number by at most 1 part in 256. Numbers that need no more bits, zeros of either sign
-    among them, come back as they were.
-    Infinities and NaN stay what they are; what is too large for the format becomes infinite, as
-    in any rounding to nearest, and numbers below float32's normal range lose digits first.
+    Vectors take half the bytes of float32. The range is that of float32, with 8 significant bits:
+    one packing changes a number by at most 1 part in 256. Numbers that need no more bits, including
+    zeros of either sign, are unchanged.
+
+    Infinities and NaN are preserved. Numbers that are too large for the format become infinite, as
+    in any rounding to nearest. Numbers below float32's normal range lose more digits.
 
     Examples
     --------
@@ -56,57 +58,58 @@ class Truncation(Codec, Compression):
     lossy: ClassVar[bool] = True
 
     def pack(self, partial: Partial) -> Any:
-        """``(bits, dtype, loss)``, bits of type uint16."""
+        """Return ``(bits, dtype, loss)``, bits of type uint16."""
         return _upper_half(partial.vector), partial.vector.dtype.str, partial.loss
 
     def unpack(self, packed: Any) -> Partial:
-        """A vector of the type that was packed."""
+        """Return a partial sum of the dtype that was packed."""
         upper, dtype, loss = packed
         bits = upper.astype(np.uint32)
         bits <<= 16
         return Partial(bits.view(np.float32).astype(dtype, copy=False), loss)
 
     def nbytes(self, packed: Any) -> int:
-        """2 bytes a number."""
+        """Return the packed size in bytes: 2 per number."""
         return int(packed[0].nbytes)
 
 
 def _upper_half(vector: Vector) -> npt.NDArray[np.uint16]:
-    with np.errstate(over="ignore"):  # a float64 beyond float32 is infinite, and stays so
+    with np.errstate(over="ignore"):  # float64 beyond float32's range becomes infinite
         single = np.ascontiguousarray(vector, dtype=np.float32)
     bits = single.view(np.uint32)
-    # Up by half of what is dropped, less one where the last kept bit is 0: ties go to even. A carry
-    # runs on into the exponent, which is what rounding up to the next power of 2 is.
+    # Add half of the dropped range, less one if the last kept bit is 0, so that ties go to even. A
+    # carry into the exponent correctly rounds up to the next power of 2.
     rounded = (bits >> 16) & 1
     rounded += 0x7FFF
     rounded += bits
     rounded >>= 16
     upper = rounded.astype(np.uint16)
-    if np.isnan(single).any():  # a carry would make another number of these
+    if np.isnan(single).any():  # a carry would change NaN into another number
         upper[np.isnan(single)] = _QUIET_NAN
     return upper
 
 
 @dataclass(frozen=True)
 class Quantization(Codec, Compression):
-    """Whole numbers of 8 or 16 bits, evenly spaced up to the largest number of each block.
+    """Round to integers of 8 or 16 bits, evenly spaced up to the largest number of each block.
 
-    A number ``x`` of a block becomes ``rint(x / scale)``, ``scale`` being the largest magnitude of
-    the block divided by 127 (32767 for 16 bits). One packing changes a number by at most half a
-    scale, whatever its own size.
+    A number ``x`` of a block becomes ``rint(x / scale)``, where ``scale`` is the largest magnitude
+    of the block divided by 127 (32767 for 16 bits). One packing changes a number by at most half a
+    scale, regardless of its size.
 
-    A block that holds NaN or infinity comes back as NaN throughout, so that a training that
-    diverges is seen to diverge. A block whose largest magnitude is below 127 (32767) times the
-    least normal number becomes zero.
+    A block that contains NaN or infinity is unpacked as NaN throughout, so that divergence of the
+    training is noticed. A block whose largest magnitude is below 127 (32767) times the least normal
+    number becomes zero.
 
     Parameters
     ----------
     bits : int
-        8 or 16. With 16, sums of Gaussian gradients lose a sixtieth of what :class:`Truncation`
-        loses; it is the other way round for numbers far below the largest of their block.
+        8 or 16. With 16, the error of sums of Gaussian gradients is a sixtieth of that of
+        :class:`Truncation`. For numbers far below the largest of their block, :class:`Truncation`
+        is more accurate.
     block : int
-        Numbers that share a scale, which costs 4 bytes (8 for float64). Smaller blocks follow
-        layers whose gradients differ in size.
+        How many numbers share a scale, which costs 4 bytes (8 for float64). Smaller blocks adapt
+        better to layers whose gradients differ in size.
 
     Raises
     ------
@@ -134,36 +137,36 @@ class Quantization(Codec, Compression):
             raise ValueError(f"Argument 'block' must be at least 1, it is {self.block}.")
 
     def pack(self, partial: Partial) -> Any:
-        """``(levels, scales, loss)``: whole numbers, and one scale of the vector's type a block."""
+        """Return ``(levels, scales, loss)``: integers, and per block a scale of the same dtype."""
         blocks = self._blocks(partial.vector)
         kind = blocks.dtype.type
         top = 2 ** (self.bits - 1) - 1
-        # Less than 1 / top, so that top * scale is finite where the largest number is.
+        # Slightly less than 1 / top, so that top * scale is finite if the largest number is.
         scales = np.abs(blocks).max(axis=1, initial=0) * np.nextafter(kind(1 / top), kind(0))
-        scales[scales < np.finfo(kind).tiny] = 0  # digits of the scale itself would be lost
+        scales[scales < np.finfo(kind).tiny] = 0  # a subnormal scale would lose digits
         scales[np.isinf(scales)] = np.nan
         inverse = np.zeros_like(scales)
         np.divide(1, scales, out=inverse, where=scales > 0)
-        with np.errstate(invalid="ignore"):  # NaN has no level: its block's scale says what it was
+        with np.errstate(invalid="ignore"):  # NaN has no level, but its block's scale is NaN
             scaled = blocks * inverse[:, None]
             np.rint(scaled, out=scaled)
             levels = scaled.astype(np.dtype(f"i{self.bits // 8}"))
         return levels.ravel()[: len(partial.vector)], scales, partial.loss
 
     def unpack(self, packed: Any) -> Partial:
-        """A vector of the type that was packed."""
+        """Return a partial sum of the dtype that was packed."""
         levels, scales, loss = packed
         blocks = self._blocks(levels.astype(scales.dtype))
         blocks *= scales[:, None]
         return Partial(blocks.ravel()[: len(levels)], loss)
 
     def nbytes(self, packed: Any) -> int:
-        """A byte or two a number, and the scales."""
+        """Return the packed size in bytes: 1 or 2 per number, plus the scales."""
         levels, scales, _ = packed
         return int(levels.nbytes + scales.nbytes)
 
     def _blocks(self, vector: Vector) -> Vector:
-        """The vector in rows of one block, the last filled up with zeros."""
+        """Return the vector as rows of one block each, the last padded with zeros."""
         missing = -len(vector) % self.block
         filled = np.pad(vector, (0, missing)) if missing else vector
         return filled.reshape(-1, self.block)

@@ -1,8 +1,8 @@
-"""What a compression is: a change of the vectors that are added up, or of those on the wire.
+"""Interfaces of gradient compression.
 
-There are two kinds. A *linear* compressor acts once, on each worker's own gradient: the sum of the
-compressed gradients is the compressed sum, so that it commutes with every aggregation, coded ones
-included. A *codec* acts on every hop: what comes in is unpacked, added to, and packed again.
+There are two kinds. A *linear* compressor acts once, on each worker's own gradient. The sum of the
+compressed gradients is the compressed sum, so it commutes with every aggregation, including coded
+ones. A *codec* acts on every message: the receiver unpacks it, adds to it, and packs the result.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ Vector = npt.NDArray[np.floating[Any]]
 
 @dataclass
 class Partial:
-    """A part of the sum of a step.
+    """A partial sum of a step.
 
     Parameters
     ----------
     vector : ndarray
-        A (segment or chunk of a) gradient, perhaps compressed.
+        A gradient, or a segment or chunk of one, possibly compressed.
     loss : float
-        The loss that belongs to it, in a chunk or segment that carries it; 0 in the others.
+        The loss that belongs to it if this chunk or segment carries the loss, else 0.
     """
 
     vector: Vector
     loss: float = 0.0
 
     def read_only(self) -> Partial:
-        """The same, without a copy, for those who must not change it."""
+        """Return a read-only view, without a copy."""
         vector = self.vector.view()
         vector.flags.writeable = False
         return Partial(vector, self.loss)
 
     def add(self, other: Partial, coefficient: float = 1.0) -> None:
-        """Add another one, in place."""
+        """Add another partial sum times ``coefficient``, in place."""
         if coefficient == 1.0:
             self.vector += other.vector
         else:
@@ -48,26 +48,26 @@ class Partial:
 
 
 class Codec:
-    """How a partial sum is packed for one hop; this one leaves it as it is.
+    """Packs partial sums into messages; the base class leaves them unchanged.
 
-    What has been packed may be sent to several nodes, which in one process all get the same object:
-    it is read-only for sender and receivers, and so is what it is unpacked to. To own a vector, add
-    it to one that is yours, or copy it.
+    A packed object may be sent to several nodes, and nodes in one process all receive the same
+    object. It is therefore read-only for sender and receivers, and so is the partial sum unpacked
+    from it. To change a vector, copy it or add it to a vector that you own.
 
     Attributes
     ----------
     lossy : bool
-        Whether packing loses digits: then it must not be used with codes that subtract.
+        Whether packing loses digits. If so, the codec must not be used with codes that subtract.
     """
 
     lossy: ClassVar[bool] = False
 
     def pack(self, partial: Partial) -> Any:
-        """What goes on the wire: a :class:`Partial`, or a tuple of arrays and numbers."""
+        """Return what is sent: a :class:`Partial`, or a tuple of arrays and numbers."""
         return partial.read_only()
 
     def unpack(self, packed: Any) -> Partial:
-        """A partial sum, which the receiver must not change in place."""
+        """Return the partial sum, which the receiver must not change in place."""
         partial: Partial = packed
         return partial
 
@@ -75,67 +75,68 @@ class Codec:
         return f"{type(self).__name__}()"
 
     def nbytes(self, packed: Any) -> int:
-        """Bytes of vectors in it."""
+        """Return the number of bytes of the vectors in a packed object."""
         return int(packed.vector.nbytes)
 
 
-#: Nothing is lost.
+#: The codec that leaves partial sums unchanged.
 EXACT = Codec()
 
 
 class Compressor:
-    """One node's linear compressor in one training: this one leaves gradients as they are.
+    """One node's linear compressor in one training; the base class leaves gradients unchanged.
 
-    All nodes have one each, and hand it the same sums in the same order: what it learns from them
-    is the same everywhere, bit for bit, without a broadcast.
+    Every node has one and passes it the same sums in the same order. What it learns from them is
+    therefore the same on all nodes, bit for bit, without a broadcast.
     """
 
     def compress(self, step: int, segment: int, vector: Vector) -> Vector:
-        """What of this node's gradient is added up in a step."""
+        """Return the vector that this node contributes to the sum of a step."""
         return vector
 
     def expand(self, step: int, segment: int, total: Vector) -> Vector:
-        """The gradient, from the sum of what was compressed; called once a step and segment."""
+        """Return the gradient from the compressed sum; called once per step and segment."""
         return total
 
     def state(self) -> Any:
-        """What a replica that joins or resumes needs."""
+        """Return the state that a replica needs to join or to resume."""
         return None
 
     def restore(self, state: Any) -> None:
-        """Go on from the state of another replica."""
+        """Continue from the state of another replica."""
 
 
 class Compression:
-    """What a user chooses: how gradients become smaller; this one leaves them as they are."""
+    """A user's choice of gradient compression; the base class leaves gradients unchanged."""
 
     @property
     def codec(self) -> Codec:
-        """How vectors are packed for a hop."""
+        """The codec that packs vectors into messages."""
         return self if isinstance(self, Codec) else EXACT
 
     @property
     def remembers(self) -> bool:
-        """Whether a node keeps something of its own gradients from one step to another.
+        """Whether a node keeps part of its own gradients from one step to another.
 
-        Then it must not be used with codes that subtract: nodes that missed different steps keep
-        different things, which would not cancel.
+        If so, the compression must not be used with codes that subtract: nodes that missed
+        different steps keep different parts, which would not cancel.
         """
         return False
 
     def compressor(
         self, layers: Sequence[tuple[int, ...]], segments: int, width: int = 1
     ) -> Compressor:
-        """One node's compressor.
+        """Return one node's compressor.
 
         Parameters
         ----------
         layers : sequence of tuple of int
-            Shapes of the layers that lie one after the other in the gradient.
+            Shapes of the layers, in the order in which the gradient concatenates them.
         segments : int
-            Equal runs (by ``numpy.array_split``) of the gradient that are compressed one by one.
+            Number of equal runs (as by ``numpy.array_split``) of the gradient that are compressed
+            separately.
         width : int
-            Of the schedule: when step ``t`` is compressed, sums up to step ``t - width`` have been
-            expanded, and perhaps more of them on some nodes than on others.
+            Width of the schedule: when step ``t`` is compressed, sums up to step ``t - width`` have
+            been expanded, and some nodes may have expanded later ones.
         """
         return Compressor()

@@ -1,31 +1,33 @@
-r"""GradiVeQ: gradients in a basis of their own, which every node finds by itself.
+r"""GradiVeQ: compress gradients in a basis of principal directions that every node fits itself.
 
-Neighbouring gradients of a layer are correlated. The gradient of a layer is cut into slices of
-``K`` numbers, the rows of a matrix :math:`S` (slices x K). Steps come in periods::
+Neighbouring entries of a layer's gradient are correlated. The gradient of a layer is cut into
+slices of ``K`` numbers, the rows of a matrix :math:`S` (slices x K). Steps come in periods::
 
     step     0 ......... 9  10 .......................... 99  100 ...
              exact steps    compressed steps                  exact steps
              sum of S       sum of S B^T: rank numbers        sum of S
              fit B          per slice                         fit B
 
-In the exact steps gradients are summed as they are, and every node adds up the same covariance
-:math:`S^T S` of the *summed* slices. Its leading eigenvectors are the rows of :math:`B` (rank x K):
-the basis that keeps as much of the slices as possible. In the compressed steps node ``i`` sends
+In exact steps gradients are summed uncompressed, and every node accumulates the same covariance
+:math:`S^T S` of the *summed* slices. Its leading eigenvectors are the rows of :math:`B` (rank x K),
+the basis that keeps as much of the slices as possible. In compressed steps node ``i`` sends
 :math:`C_i = S_i B^T`, and :math:`(\sum_i C_i) B` is the projection of the summed gradient. The map
-is linear: it acts once, before the sum, whatever the aggregation, codes included.
+is linear, so it acts once, before the sum, and works with every aggregation, including coded ones.
 
-No basis is sent, and yet all nodes must have the same, or their replicas would drift apart. Fit and
-expansion therefore give the same bits on every machine (``dask_coded/compression/_principal.py``).
-Nodes may compress with whatever their BLAS returns: each has a gradient of its own anyway.
+No basis is sent, but all nodes must have the same basis, or their replicas would drift apart. Fit
+and expansion therefore give the same bits on every machine
+(``dask_coded/compression/_principal.py``). Compression need not, because every node compresses a
+different gradient anyway.
 
-What the projection loses, a node may keep and add to its gradient later. Within a period that sends
-nothing, since :math:`B` maps it to zero; it is added in the first exact step of the next.
+A node may keep what the projection loses and add it to its gradient later. Adding it within the
+same period would send nothing, because :math:`B` maps it to zero. It is therefore added in the
+first exact step of the next period.
 
 References
 ----------
 .. [1] M. Yu et al., "GradiVeQ: Vector quantization for bandwidth-efficient gradient aggregation in
        distributed CNN training", NeurIPS 2018, arXiv:1811.03617. Only its abstract and its reviews
-       were at hand: lengths of periods, cut of the layers, residual and arithmetic are ours.
+       were available: lengths of periods, cut of the layers, residual and arithmetic are ours.
 """
 
 from __future__ import annotations
@@ -44,32 +46,34 @@ from dask_coded.compression._principal import Matrix, order_free_product, princi
 
 @dataclass(frozen=True)
 class GradiVeQ(Compression):
-    """Send a gradient in the leading principal directions of its slices.
+    """Project gradients onto the leading principal directions of their slices.
 
-    In compressed steps ``rank`` numbers are sent for each ``slice_length``; what that makes of a
-    network's gradient, exact steps included, is ``compressor.ratio``.
+    Compressed steps send ``rank`` numbers for each slice of ``slice_length``. The resulting ratio
+    for a network's gradient, including exact steps, is ``compressor.ratio``.
 
     Parameters
     ----------
     slice_length : int
-        Numbers per slice at most. A layer's own length is the greatest one up to this that cuts the
-        layer evenly along its axes, into whole kernels, filters or rows, and of which the exact
-        steps bring twice as many slices as directions are kept. Longer slices keep more at the same
-        ratio.
+        Largest number of entries per slice. Each layer has slices of the greatest length up to this
+        that cuts the layer evenly along its axes, into whole kernels, filters or rows, and for
+        which the exact steps provide at least twice as many slices as directions are kept. Longer
+        slices keep more at the same ratio.
     rank : int
-        Directions kept of slices of ``slice_length``; of shorter ones in proportion.
+        Number of directions kept of slices of ``slice_length``, proportionally fewer of shorter
+        slices.
     exact_steps : int
-        Steps at the start of each period whose sums are exact, and to which the basis is fitted.
+        Number of steps at the start of each period whose sums are exact. The basis is fitted to
+        these sums.
     period : int
-        Steps from one fit to the next.
+        Number of steps from one fit to the next.
     warmup : int
-        Exact steps before the first period.
+        Number of exact steps before the first period.
     residual : bool
         Whether a node keeps what the projection loses of its gradients, and adds it to its gradient
-        in the first exact step of the next period, which is then left out of the fit. A node that
-        misses that step drops it. Not with codes that subtract.
+        in the first exact step of the next period. That step is then left out of the fit, and a
+        node that misses it drops its residual. Must be False with codes that subtract.
     codec : Codec
-        How the numbers are packed for a hop, in all steps: ``Truncation()`` for 2 bytes each.
+        Codec for the messages of all steps, for example ``Truncation()`` for 2 bytes per number.
 
     Raises
     ------
@@ -79,16 +83,16 @@ class GradiVeQ(Compression):
 
     See Also
     --------
-    Truncation, Quantization : act on every hop, from the first step on.
+    Truncation, Quantization : act on every message, from the first step on.
 
     Notes
     -----
-    Layers with fewer than ``slice_length`` numbers, biases for example, are left exact, and so are
+    Layers with fewer than ``slice_length`` numbers, such as biases, are sent exactly, and so are
     slices that the end of a segment cuts.
 
     Examples
     --------
-    Rows of 8 numbers that lie in a plane are kept by a basis of 2:
+    A basis of 2 directions keeps rows of 8 numbers that lie in a plane:
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
@@ -136,13 +140,13 @@ class GradiVeQ(Compression):
     def compressor(
         self, layers: Sequence[tuple[int, ...]], segments: int, width: int = 1
     ) -> Projection:
-        """One node's compressor.
+        """Return one node's compressor.
 
         Raises
         ------
         ValueError
-            If the exact steps are too few for a schedule of that width: when the first compressed
-            step begins, the sums of the last ``width - 1`` are still on their way.
+            If there are too few exact steps for a schedule of that width. When the first compressed
+            step starts, the sums of the last ``width - 1`` steps have not arrived yet.
         """
         first, last = int(self.residual), self.exact_steps - width
         if last < first:
@@ -154,7 +158,7 @@ class GradiVeQ(Compression):
         return Projection(self, self._segments(layers, segments, len(fitted)), fitted)
 
     def place(self, step: int) -> tuple[int, int]:
-        """The period of a step and its number in it; (-1, -1) in the warm-up."""
+        """Return the period of a step and its number in it; (-1, -1) in the warm-up."""
         return divmod(step - self.warmup, self.period) if step >= self.warmup else (-1, -1)
 
     def _segments(
@@ -178,19 +182,19 @@ class GradiVeQ(Compression):
         return found
 
     def _length(self, layer: tuple[int, ...], fitted: int) -> int:
-        """How long the slices of a layer are."""
-        # Slices of length K are size / K a step, and K * rank / slice_length directions are kept.
+        """Return the length of a layer's slices."""
+        # A step has size / K slices of length K, and K * rank / slice_length directions are kept.
         enough = math.isqrt(math.prod(layer) * fitted * self.slice_length // (2 * self.rank))
         return _even(layer, max(1, min(enough, self.slice_length)))
 
 
 class Projection(Compressor):
-    """One node's part in :class:`GradiVeQ`, made by its ``compressor``.
+    """One node's compressor for :class:`GradiVeQ`, made by its ``compressor`` method.
 
     Attributes
     ----------
     ratio : float
-        Numbers sent over numbers of the gradient, on average over a period.
+        Numbers sent divided by numbers of the gradient, on average over a period.
     """
 
     def __init__(self, choice: GradiVeQ, segments: list[_Segment], fitted: range) -> None:
@@ -203,7 +207,7 @@ class Projection(Compressor):
         self.ratio = (exact + (choice.period - exact) * sent / max(full, 1)) / choice.period
 
     def compress(self, step: int, segment: int, vector: Vector) -> Vector:
-        """The gradient itself in exact steps, else coefficients, then what is left exact."""
+        """Return the gradient in exact steps, otherwise coefficients and then the exact rest."""
         cut = self._segments[segment]
         period, number = self._choice.place(step)
         if self._exact(period, number, cut):
@@ -214,14 +218,14 @@ class Projection(Compressor):
         return sent
 
     def expand(self, step: int, segment: int, total: Vector) -> Vector:
-        """The sum, or its projection; from exact sums all nodes learn the same basis."""
+        """Return an exact sum as it is or expand a compressed one; fit the basis to exact sums."""
         cut = self._segments[segment]
         period, number = self._choice.place(step)
         exact = self._exact(period, number, cut)
         if len(total) != (expected := cut.size if exact else cut.sent):
             raise ValueError(
-                f"A sum of step {step} has {len(total)} numbers instead of {expected}: tell the "
-                f"compressor how wide the schedule is."
+                f"The sum of step {step} has {len(total)} numbers instead of {expected}: pass the "
+                f"width of the schedule to 'compressor' as 'width'."
             )
         if not exact:
             return cut.expand(total)
@@ -232,26 +236,26 @@ class Projection(Compressor):
         return total
 
     def _exact(self, period: int, number: int, cut: _Segment) -> bool:
-        # Those who start in the middle of a period without a state have no basis until the next.
+        # A node that starts within a period without a state has no basis until the next period.
         return number < self._choice.exact_steps or cut.fitted_in != period
 
     def state(self) -> Any:
-        """Covariances and bases; residuals are each node's own."""
+        """Return covariances and bases, but not the residual, which belongs to one node."""
         return [cut.state() for cut in self._segments]
 
     def restore(self, state: Any) -> None:
-        """Go on from the state of another replica, without a residual.
+        """Continue from the state of another replica, without a residual.
 
         Raises
         ------
         ValueError
-            If it is of a gradient that is cut in another way.
+            If the state belongs to a gradient with other layers or segments.
         """
         lengths = [len(cut.runs) for cut in self._segments]
         if state is None or [len(runs) for _, runs in state] != lengths:
             raise ValueError(
-                "The state is of other layers or segments than this compressor's: go on with the "
-                "same model, aggregation and compression."
+                "The state belongs to other layers or segments than this compressor's: resume with "
+                "the same model, aggregation and compression."
             )
         for cut, learnt in zip(self._segments, state):
             cut.restore(learnt)
@@ -259,7 +263,7 @@ class Projection(Compressor):
 
 @dataclass
 class _Run:
-    """Slices of one layer that lie in one segment, one after the other."""
+    """Consecutive slices of one layer that lie in one segment."""
 
     where: slice
     length: int
@@ -269,22 +273,22 @@ class _Run:
 
     @property
     def directions(self) -> Matrix:
-        """The basis that has been fitted."""
+        """The fitted basis."""
         assert self.basis is not None
         return self.basis
 
     @property
     def count(self) -> int:
-        """How many slices."""
+        """Number of slices."""
         return int(self.where.stop - self.where.start) // self.length
 
     def of(self, vector: Vector) -> Vector:
-        """The slices, shape (count, length): a view."""
+        """Return the slices as a view, shape (count, length)."""
         return vector[self.where].reshape(-1, self.length)
 
 
 class _Segment:
-    """A segment of the gradient: runs of slices in its order, and the rest between them."""
+    """A segment of the gradient: runs of slices in order, and the rest between them."""
 
     def __init__(self, size: int, runs: list[_Run]) -> None:
         self.size = size
@@ -292,20 +296,20 @@ class _Segment:
         self.sent = size - sum(run.count * (run.length - run.rank) for run in runs)
         edges = [0, *(edge for run in runs for edge in (run.where.start, run.where.stop)), size]
         self._rest = [slice(*edges[i : i + 2]) for i in range(0, len(edges), 2)]
-        #: Of which period the bases are.
+        #: The period that the bases were fitted in.
         self.fitted_in: int | None = None
         self._residual: Vector | None = None
         self._lost_in = 0
 
     def project(self, vector: Vector) -> Vector:
-        """Coefficients run by run, shape (count, rank) each, then the rest."""
+        """Return the coefficients run by run, shape (count, rank) each, then the rest."""
         sent = [
             (run.of(vector) @ run.directions.astype(vector.dtype).T).ravel() for run in self.runs
         ]
         return np.concatenate([*sent, *(vector[rest] for rest in self._rest)])
 
     def expand(self, total: Vector) -> Vector:
-        """The segment whose projection this is: the same bits on every node."""
+        """Return the segment for summed projections, with the same bits on every node."""
         vector = np.empty(self.size, dtype=total.dtype)
         for run, coefficients in self._coefficients(total):
             run.of(vector)[:] = order_free_product(coefficients, run.directions)
@@ -325,19 +329,19 @@ class _Segment:
             slices = run.of(total)
             covariance = order_free_product(slices.T, slices)
             if run.covariance is not None:
-                covariance += run.covariance  # not in place: that may be part of a state
+                covariance += run.covariance  # not in place: it may be part of a state
             run.covariance = covariance
 
     def fit(self, period: int) -> None:
-        """Make the bases of a period."""
+        """Compute the bases of a period."""
         for run in self.runs:
-            assert run.covariance is not None  # the sum of this very step is in it
+            assert run.covariance is not None  # it includes the sum of this step
             run.basis = principal_directions(run.covariance, run.rank)
             run.covariance = None
         self.fitted_in = period
 
     def keep(self, period: int, vector: Vector, sent: Vector) -> None:
-        """Add to the residual what is lost of a gradient."""
+        """Add what the projection of a gradient loses to the residual."""
         if self._residual is None or self._lost_in != period:
             self._residual, self._lost_in = np.zeros_like(vector), period
         for run, coefficients in self._coefficients(sent):
@@ -345,16 +349,16 @@ class _Segment:
             run.of(self._residual)[:] += run.of(vector) - kept
 
     def with_residual(self, period: int, vector: Vector) -> Vector:
-        """The gradient and what was lost of those of a period, which is forgotten."""
+        """Return the gradient plus the residual of a period, and clear the residual."""
         residual, self._residual = self._residual, None
         return vector if residual is None or self._lost_in != period else vector + residual
 
     def state(self) -> Any:
-        """Without the residual."""
+        """Return the period of the bases, and covariances and bases, without the residual."""
         return self.fitted_in, [(run.covariance, run.basis) for run in self.runs]
 
     def restore(self, state: Any) -> None:
-        """Forget the residual, too."""
+        """Restore covariances and bases, and clear the residual."""
         self._residual = None
         self.fitted_in, learnt = state
         for run, (covariance, basis) in zip(self.runs, learnt, strict=True):
@@ -362,9 +366,9 @@ class _Segment:
 
 
 def _even(layer: tuple[int, ...], most: int) -> int:
-    """The greatest length up to ``most`` that cuts a layer evenly along its axes.
+    """Return the greatest length up to ``most`` that cuts a layer evenly along its axes.
 
-    ``most`` itself where that would be less than half of it, for example for a prime number.
+    Return ``most`` if that length is less than half of it, for example with a prime dimension.
 
     Examples
     --------

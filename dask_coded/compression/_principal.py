@@ -1,13 +1,13 @@
-r"""Principal directions that come out the same, bit for bit, on every machine.
+r"""Principal directions that are the same, bit for bit, on every machine.
 
-What BLAS and LAPACK return in the last bits depends on the processor, on the number of threads and
-on the build; an eigenvector may even come with the other sign. Where every node computes a basis
-for itself, the nodes' bases must nevertheless be one. Here they are made of two kinds of steps:
+The last bits of BLAS and LAPACK results depend on the processor, on the number of threads and on
+the build; an eigenvector may even have the opposite sign. Nodes that each compute the basis
+themselves must nevertheless all get the same one. It is therefore computed in two kinds of steps:
 
 * element-wise additions, multiplications, divisions and square roots of float64, and NumPy's sums:
-  IEEE 754 rounds each of them in one way;
-* products whose factors are first rounded onto a grid so coarse that float64 adds the terms up
-  without any rounding: then no order of adding, and no fused multiply-add, makes a difference.
+  IEEE 754 defines how each of them is rounded;
+* products whose factors are first rounded to a grid so coarse that float64 adds up the terms
+  without any rounding, so neither the order of additions nor fused multiply-add makes a difference.
 
 The nodes must run the same version of NumPy, as workers of one Dask cluster are expected to.
 """
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 Matrix = npt.NDArray[np.float64]
 
-#: Whole numbers up to 2 to this, and their sums and products up to it, are exact in float64.
+#: Integers up to 2 to this power, and their sums and products up to it, are exact in float64.
 _SIGNIFICANT_BITS = 53
 
 #: Rounds of orthogonal iteration.
@@ -27,11 +27,11 @@ _ROUNDS = 8
 
 
 def order_free_product(A: npt.ArrayLike, B: npt.ArrayLike) -> Matrix:
-    r"""The product of two matrices, rounded before it is computed instead of while.
+    r"""Multiply two matrices after rounding them, so that the product itself is not rounded.
 
     Each factor is rounded to multiples of :math:`2^{-b}` times the power of 2 above its greatest
-    magnitude, where :math:`2 b + \lceil \log_2 n \rceil \le 53` for inner length ``n``: products of
-    two such numbers, and sums of ``n`` of those, are exact in float64.
+    magnitude, where :math:`2 b + \lceil \log_2 n \rceil \le 53` for inner length ``n``. Products of
+    two such numbers, and sums of ``n`` such products, are exact in float64.
 
     Parameters
     ----------
@@ -41,9 +41,9 @@ def order_free_product(A: npt.ArrayLike, B: npt.ArrayLike) -> Matrix:
     Returns
     -------
     ndarray of float64, shape (m, l)
-        The same bits whatever BLAS, number of threads or processor. The relative error of each
-        factor, measured by its greatest entry, is at most :math:`2^{-b-1}`: about 1e-7 for ``n`` up
-        to 128, 1e-6 for 8,192.
+        The same bits with any BLAS, number of threads and processor. The error of each factor,
+        relative to its greatest entry, is at most :math:`2^{-b}`: about 1e-7 for ``n`` up to 128,
+        1e-6 for 8,192.
 
     Examples
     --------
@@ -62,7 +62,7 @@ def order_free_product(A: npt.ArrayLike, B: npt.ArrayLike) -> Matrix:
 
 def _on_grid(matrix: Matrix, bits: int) -> Matrix:
     greatest = max(matrix.max(initial=0.0), -matrix.min(initial=0.0))
-    # 0 has no power of 2 above it, and NaN stays what it is on any grid.
+    # 0 has no power of 2 above it, and NaN stays NaN on any grid.
     step = np.ldexp(1.0, int(np.frexp(greatest)[1]) - bits) if greatest > 0 else 1.0
     on_grid: Matrix = np.rint(matrix / step)
     on_grid *= step
@@ -70,25 +70,25 @@ def _on_grid(matrix: Matrix, bits: int) -> Matrix:
 
 
 def principal_directions(covariance: Matrix, rank: int) -> Matrix:
-    """The leading eigenvectors of a covariance, by orthogonal iteration.
+    """Return the leading eigenvectors of a covariance, computed by orthogonal iteration.
 
     Parameters
     ----------
     covariance : ndarray of float64, shape (K, K)
         Symmetric, without negative eigenvalues.
     rank : int
-        How many.
+        Number of eigenvectors.
 
     Returns
     -------
     ndarray of float64, shape (rank, K)
-        Orthonormal rows; where the covariance has fewer directions, some may be zero.
+        Orthonormal rows. Some may be zero if the covariance has a lower rank.
 
     Notes
     -----
-    Of gradients of a small convolutional network, eight rounds kept more than 99.8 % of what the
-    exact eigenvectors keep. Directions whose eigenvalues are nearly equal converge slowly, and do
-    not matter: they keep nearly equal parts of the whole.
+    For gradients of a small convolutional network, eight rounds kept more than 99.8 % of what the
+    exact eigenvectors keep. Directions whose eigenvalues are nearly equal converge slowly. This
+    does not matter, because they keep nearly equal parts of the gradient.
 
     Examples
     --------
@@ -97,16 +97,16 @@ def principal_directions(covariance: Matrix, rank: int) -> Matrix:
     array([[0., 1., 0., 0.],
            [0., 0., 0., 1.]])
     """
-    # Random signs, the same everywhere, point in no particular direction.
+    # Random signs, the same on every node, favour no direction.
     signs = np.random.default_rng(0).integers(0, 2, size=(rank, len(covariance)))
     rows = 2 * signs.astype(np.float64) - 1
     for _ in range(_ROUNDS):
         rows = _orthonormal(order_free_product(rows, covariance))
-    return _orthonormal(rows)  # again, for what rounding left of the first pass
+    return _orthonormal(rows)  # again, because the first pass is orthonormal only up to rounding
 
 
 def _orthonormal(rows: Matrix) -> Matrix:
-    """Gram-Schmidt, one row after the other, by element-wise operations and sums along rows."""
+    """Apply Gram-Schmidt row by row, in place, by element-wise operations and sums along rows."""
     for j, row in enumerate(rows):
         length = np.sqrt(np.square(row).sum())
         if length > 0:

@@ -1,11 +1,11 @@
-"""Algorithms on graphs whose rounds are coded: NumPy code over an operator with ``@``."""
+"""Graph algorithms with coded matrix products: NumPy code over an operator with ``@``."""
 
 from __future__ import annotations
 
 from dask_coded.graph.centrality import eigenvector_centrality, katz_centrality
 from dask_coded.graph.filters import filter
 from dask_coded.graph.hits import hits
-from dask_coded.graph.kernels import Heat, Hops, Polynomial
+from dask_coded.graph.kernels import Heat, Hops, PolynomialKernel
 from dask_coded.graph.laplacian import laplacian
 from dask_coded.graph.pagerank import pagerank
 from dask_coded.graph.readers import Graph, as_graph, read_graph
@@ -16,7 +16,7 @@ __all__ = [
     "Graph",
     "Heat",
     "Hops",
-    "Polynomial",
+    "PolynomialKernel",
     "as_graph",
     "eigenvector_centrality",
     "filter",

@@ -1,14 +1,14 @@
-r"""Centralities that are solutions of a linear equation: of Katz, and of the first eigenvector.
+r"""Katz centrality and eigenvector centrality, which solve linear equations.
 
-With ``A`` the weights of the edges (row = source), a node's centrality comes from those that point
-to it:
+``A`` holds the weights of the edges (row = source). A node's centrality is computed from those of
+the nodes that point to it:
 
 .. math:: x = \alpha A^T x + \beta \quad \text{(Katz)}, \qquad \lambda x = A^T x
-          \quad \text{(eigenvector, for the greatest } \lambda \text{)}
+          \quad \text{(eigenvector, for the largest } \lambda \text{)}
 
-Both are power iterations, whose work is one product with :math:`A^T` a step. That for the
-eigenvector is made with :math:`A^T + I`, which has the same eigenvectors and does not
-alternate where the graph is bipartite.
+Both are power iterations with one product with :math:`A^T` in each step. The iteration for the
+eigenvector uses :math:`A^T + I`, which has the same eigenvectors and does not alternate on
+bipartite graphs.
 
 References
 ----------
@@ -45,37 +45,38 @@ def katz_rounds(
     max_iter: int = 1000,
     loop: Loop = QUIET,
 ) -> Vector:
-    """Iterate Katz centrality over an operator, in this thread.
+    """Compute Katz centrality over an operator, in this thread.
 
     Parameters
     ----------
     operator : anything with ``operator @ x``
         The transposed adjacency matrix ``A.T`` of shape (n, n).
     beta : array_like, shape (n,)
-        What every node has of itself.
+        The score that each node has without any edges.
     alpha : float
-        What an edge hands on.
+        Attenuation factor: an edge of weight 1 adds ``alpha`` times its source's score to the score
+        of its target.
     start : array_like, shape (n,), optional
-        First vector. Default: zero.
+        Initial vector. Default: zero.
     tol : float
-        Stop when the centralities change by less than this share of the sum of ``beta`` in a round,
-        summed over all nodes. 0: do exactly ``max_iter`` rounds.
+        Stop when the absolute changes of the centralities in a round sum to less than ``tol`` times
+        the sum of ``abs(beta)``. With 0, run exactly ``max_iter`` rounds.
     max_iter : int
-        Most rounds to do.
+        Maximum number of rounds.
     loop : Loop
-        Told of each round.
+        Receives a report of each round.
 
     Returns
     -------
     ndarray, shape (n,)
-        ``x``, not normalised.
+        The centralities, not normalised.
 
     Raises
     ------
     ConvergenceError
         If ``tol`` is positive and not reached within ``max_iter`` rounds.
     ValueError
-        If an argument is out of its range.
+        If an argument is out of range.
 
     Examples
     --------
@@ -86,7 +87,7 @@ def katz_rounds(
     """
     check_stopping(tol, max_iter)
     own = np.asarray(beta, dtype=np.float64)
-    # The equation is linear in beta: the scale is put aside, so that tol means the same for all.
+    # The equation is linear in beta: scaling beta to sum(abs(beta)) == 1 makes tol relative.
     scale = np.abs(own).sum() or 1.0
     own = own / scale
     found = iterate(
@@ -97,8 +98,8 @@ def katz_rounds(
         tol=tol,
         max_iter=max_iter,
         loop=loop,
-        advice="raise max_iter or tol, or lower alpha, which must be less than 1 over the greatest "
-        f"eigenvalue of the adjacency matrix and is {alpha:g}",
+        advice=f"raise max_iter or tol, or lower alpha, which is {alpha:g} and must be less than 1 "
+        "over the largest eigenvalue of the adjacency matrix",
     )
     return np.asarray(scale * found.scores)
 
@@ -111,33 +112,33 @@ def eigenvector_rounds(
     max_iter: int = 1000,
     loop: Loop = QUIET,
 ) -> Vector:
-    """Iterate eigenvector centrality over an operator, in this thread.
+    """Compute eigenvector centrality over an operator, in this thread.
 
     Parameters
     ----------
     operator : anything with ``operator @ x``
         The transposed adjacency matrix ``A.T`` of shape (n, n).
     start : array_like, shape (n,), optional
-        First vector, not negative. Default: all alike.
+        Initial vector, not negative. Default: uniform.
     tol : float
-        Stop when the centralities change by less than this share of their sum in a round, summed
-        over all nodes. 0: do exactly ``max_iter`` rounds.
+        Stop when the absolute changes of the centralities in a round sum to less than ``tol`` times
+        the sum of the centralities. With 0, run exactly ``max_iter`` rounds.
     max_iter : int
-        Most rounds to do.
+        Maximum number of rounds.
     loop : Loop
-        Told of each round.
+        Receives a report of each round.
 
     Returns
     -------
     ndarray, shape (n,)
-        Of Euclidean norm 1.
+        The centralities, of Euclidean norm 1.
 
     Raises
     ------
     ConvergenceError
         If ``tol`` is positive and not reached within ``max_iter`` rounds.
     ValueError
-        If an argument is out of its range.
+        If an argument is out of range.
 
     Examples
     --------
@@ -177,43 +178,44 @@ def katz_centrality(
     client: Any = None,
     callback: Callable[[Progress], object] | None = None,
 ) -> dict[Any, float] | Vector:
-    """Katz centrality of the nodes of a graph, computed on a Dask cluster in coded rounds.
+    """Compute the Katz centrality of a graph's nodes, on a Dask cluster in coded rounds.
 
     Parameters
     ----------
     graph : networkx graph, SciPy sparse adjacency, edge list, or Graph
         As for :func:`pagerank`.
     alpha : float
-        What an edge hands on; less than 1 over the greatest eigenvalue of the adjacency matrix.
+        Attenuation factor: an edge of weight 1 adds ``alpha`` times its source's score to the score
+        of its target. Less than 1 over the largest eigenvalue of the adjacency matrix.
     beta : float, mapping node -> number, or array_like of shape (n,)
-        What every node has of itself; a mapping must have all nodes.
+        The score that each node has without any edges; a mapping must have all nodes.
     tol : float
-        Stop when the centralities change by less than this share of the sum of ``beta`` in a round,
-        summed over all nodes. 0: do exactly ``max_iter`` rounds.
+        Stop when the absolute changes of the centralities in a round sum to less than ``tol`` times
+        the sum of ``abs(beta)``. With 0, run exactly ``max_iter`` rounds.
     max_iter : int
-        Most rounds to do.
+        Maximum number of rounds.
     start : mapping node -> number, or array_like of shape (n,), optional
-        First vector. Default: zero.
+        Initial vector. Default: zero.
     normalized : bool
         Scale the result to Euclidean norm 1.
     weight : str or None
-        The edge attribute of a networkx graph that holds the weight; by default, as in networkx,
-        none.
+        The edge attribute of a networkx graph that holds the weight. Default, as in networkx: no
+        weights.
     code, client, callback
         As for :func:`pagerank`.
 
     Returns
     -------
     dict node -> float, or ndarray of shape (n,)
-        An array in the order of the rows if ``graph`` is a SciPy sparse matrix; else a dictionary.
+        An array in row order if ``graph`` is a SciPy sparse matrix, otherwise a dictionary.
 
     Raises
     ------
     ConvergenceError
-        If ``tol`` is positive and not reached within ``max_iter`` rounds; with too great an
-        ``alpha`` it never is.
+        If ``tol`` is positive and not reached within ``max_iter`` rounds. If ``alpha`` is
+        too large, it is never reached.
     ValueError
-        If an argument is out of its range, or there is no client.
+        If an argument is out of range, or there is no client.
 
     See Also
     --------
@@ -238,7 +240,7 @@ def katz_centrality(
     found = as_graph(graph, weight=weight)
     own = np.full(len(found.nodes), beta) if np.isscalar(beta) else beta
     if isinstance(own, Mapping) and (missing := set(found.nodes.tolist()) - set(own)):
-        raise ValueError(f"Argument 'beta' must have all nodes, {missing.pop()!r} is not there.")
+        raise ValueError(f"Argument 'beta' must have all nodes, {missing.pop()!r} is missing.")
     coded = encode(_transposed(found.adjacency), code, client=client)
     scores = run(
         katz_rounds,
@@ -266,37 +268,37 @@ def eigenvector_centrality(
     client: Any = None,
     callback: Callable[[Progress], object] | None = None,
 ) -> dict[Any, float] | Vector:
-    """Eigenvector centrality of the nodes of a graph, computed on a Dask cluster in coded rounds.
+    """Compute the eigenvector centrality of a graph's nodes, on a Dask cluster in coded rounds.
 
     Parameters
     ----------
     graph : networkx graph, SciPy sparse adjacency, edge list, or Graph
         As for :func:`pagerank`.
     tol : float
-        Stop when the centralities change by less than this share of their sum in a round, summed
-        over all nodes. 0: do exactly ``max_iter`` rounds.
+        Stop when the absolute changes of the centralities in a round sum to less than ``tol`` times
+        the sum of the centralities. With 0, run exactly ``max_iter`` rounds.
     max_iter : int
-        Most rounds to do.
+        Maximum number of rounds.
     start : mapping node -> weight, or array_like of shape (n,), optional
-        First vector, not negative. Default: all alike.
+        Initial vector, not negative. Default: uniform.
     weight : str or None
-        The edge attribute of a networkx graph that holds the weight; by default, as in networkx,
-        none.
+        The edge attribute of a networkx graph that holds the weight. Default, as in networkx: no
+        weights.
     code, client, callback
         As for :func:`pagerank`.
 
     Returns
     -------
     dict node -> float, or ndarray of shape (n,)
-        An array in the order of the rows if ``graph`` is a SciPy sparse matrix; else a dictionary.
+        An array in row order if ``graph`` is a SciPy sparse matrix, otherwise a dictionary.
 
     Raises
     ------
     ConvergenceError
-        If ``tol`` is positive and not reached within ``max_iter`` rounds. Without cycles in the
-        graph, where all eigenvalues are zero, it takes about ``1 / tol`` rounds.
+        If ``tol`` is positive and not reached within ``max_iter`` rounds. In a graph without
+        cycles all eigenvalues are zero, and the iteration takes about ``1 / tol`` rounds.
     ValueError
-        If an argument is out of its range, or there is no client.
+        If an argument is out of range, or there is no client.
 
     See Also
     --------

@@ -1,19 +1,19 @@
 r"""Graph filters: signals on the nodes of a graph, filtered by a function of its Laplacian.
 
-With :math:`L = U \Lambda U^T` the Laplacian and ``g`` a kernel, a real function of eigenvalues, the
+For the Laplacian :math:`L = U \Lambda U^T` and a kernel ``g``, a real function of eigenvalues, the
 filtered signal is
 
 .. math:: y = g(L) x = U \, g(\Lambda) \, U^T x
 
-No eigenvector is computed for it. A polynomial of degree ``m`` is evaluated by Horner's rule in
-``m`` products with ``L``; any other kernel is expanded in Chebyshev polynomials on
-:math:`[0, \lambda_{max}]`, again one product for each degree [1]_:
+This needs no eigenvectors. A polynomial of degree ``m`` is evaluated by Horner's rule in
+``m`` products with ``L``. Any other kernel is expanded in Chebyshev polynomials on
+:math:`[0, \lambda_{max}]`, again with one product for each degree [1]_:
 
 .. math:: y \approx \sum_{k=0}^{m} c_k T_k(\tilde L) x, \qquad
           \tilde L = \tfrac{2}{\lambda_{max}} L - I, \qquad T_{k+1} = 2 \tilde L T_k - T_{k-1}
 
-What the expansion leaves out of ``g``, see :mod:`dask_coded.graph.kernels`, times :math:`\|x\|_2`
-is what ``y`` is off by at most, in Euclidean norm.
+The error of ``y`` in Euclidean norm is at most the truncation error of the expansion, see
+:mod:`dask_coded.graph.kernels`, times :math:`\|x\|_2`.
 
 References
 ----------
@@ -32,7 +32,7 @@ import scipy.sparse as sp
 
 from dask_coded.arguments import check_positive, check_whole
 from dask_coded.array import CodedArray, encode
-from dask_coded.graph.kernels import Hops, Kernel, Polynomial, chebyshev_coefficients
+from dask_coded.graph.kernels import Hops, Kernel, PolynomialKernel, chebyshev_coefficients
 from dask_coded.graph.laplacian import check_laplacian, greatest_eigenvalue_rounds, laplacian
 from dask_coded.graph.readers import Graph, as_graph
 from dask_coded.graph.values import named, vector
@@ -58,11 +58,11 @@ def chebyshev_rounds(
         The Laplacian, shape (n, n), with eigenvalues from 0 to ``lmax``.
     signal : array_like, shape (n,) or (n, signals)
     coefficients : array_like, shape (order + 1,)
-        As :func:`chebyshev_coefficients` gives them.
+        As returned by :func:`chebyshev_coefficients`.
     lmax : float
     loop : Loop
-        Told of each product; the residual is what the terms to come can still add to a signal of
-        norm 1.
+        Receives a report of each product. The residual bounds what the remaining terms can add to
+        a signal of norm 1.
 
     Returns
     -------
@@ -81,7 +81,7 @@ def chebyshev_rounds(
     to_come = np.append(np.cumsum(np.abs(c)[::-1])[::-1], 0.0)
     first, before, now, y = loop.resume((1, np.zeros_like(x), x, c[0] * x))
     for k in range(first, len(c)):
-        # T_1 is L~ T_0; from there on it is 2 L~ T_k - T_{k-1}.
+        # T_1 is L~ T_0, and T_{k+1} is 2 L~ T_k - T_{k-1}.
         product = (2 / lmax) * (operator @ now) - now
         before, now = now, product if k == 1 else 2 * product - before
         y = y + c[k] * now
@@ -106,7 +106,7 @@ def polynomial_rounds(
     coefficients : array_like, shape (m + 1,)
         ``c_0, …, c_m`` of ``sum c_i L^i``.
     loop : Loop
-        Told of each product; the residual is the number of those that remain.
+        Receives a report of each product. The residual is the number of products that remain.
 
     Returns
     -------
@@ -147,23 +147,24 @@ def filter(
     Parameters
     ----------
     graph : networkx graph, SciPy sparse matrix, edge list, Graph, or CodedArray
-        An undirected graph, as for :func:`pagerank`; or its Laplacian: a sparse matrix with
-        negative entries is taken for one, and so is a coded array, which is encoded already.
+        An undirected graph, as for :func:`pagerank`, or its Laplacian. A sparse matrix with
+        negative entries and a coded array are taken as Laplacians; a coded array is not encoded
+        again.
     signal : mapping node -> number, or array_like of shape (n,) or (n, signals)
-        One signal or several. Nodes that a mapping leaves out have zero.
+        One signal or several. Nodes that a mapping leaves out get zero.
     kernel : callable
-        The function ``g`` of eigenvalues, from an ndarray to one of the same shape: :class:`Hops`,
-        :class:`Polynomial`, :class:`Heat`, or one of your own.
+        The function ``g`` of eigenvalues, which maps an ndarray to one of the same shape:
+        :class:`Hops`, :class:`PolynomialKernel`, :class:`Heat`, or your own.
     normalized : bool
         Use the normalised Laplacian of a graph instead of the combinatorial one.
     tol : float
-        How far a result may be off, in Euclidean norm, relative to the signal's norm and the
-        kernel's greatest value. It decides how many terms are taken.
+        Maximum error of the result in Euclidean norm, relative to the signal's norm times the
+        kernel's largest absolute value. It determines the number of terms.
     order : int, optional
-        The number of terms, and of products, instead.
+        The degree of the expansion, and so the number of products; replaces ``tol``.
     lmax : float, optional
-        An upper bound for the eigenvalues. By default 2 for a normalised Laplacian; otherwise ten
-        to thirty rounds are spent to find one.
+        An upper bound on the eigenvalues. Default: 2 if ``normalized``; otherwise ten to thirty
+        rounds are spent to find a bound.
     weight, code, client, callback
         As for :func:`pagerank`.
 
@@ -175,15 +176,16 @@ def filter(
     Raises
     ------
     ValueError
-        If the graph is directed, the signal does not fit it, the kernel is not smooth enough for
-        ``tol``, an argument is out of its range, or there is no client.
+        If the graph is directed, the signal does not fit the graph, the kernel is not smooth
+        enough for ``tol``, an argument is out of range, or there is no client.
 
     Notes
     -----
-    Polynomials are exact: they need neither ``tol``, ``order`` nor ``lmax``. On other kernels, the
-    fewer terms the smoother; ``Heat(t)`` needs about ``5 * sqrt(t * lmax)``.
+    Polynomials are exact and need none of ``tol``, ``order`` and ``lmax``. Among other kernels,
+    smoother ones need fewer terms; ``Heat(t)`` needs about ``5 * sqrt(t * lmax)``.
 
-    A signal a day on the same graph? Encode its Laplacian once, and filter with that.
+    To filter signals on the same graph again and again, encode its Laplacian once and pass the
+    coded array.
 
     Examples
     --------
@@ -209,11 +211,11 @@ def filter(
     x = _signal(signal, nodes)
     coded = operand if isinstance(operand, CodedArray) else encode(operand, code, client=client)
     on_cluster: dict[str, Any] = {"client": client, "callback": callback}
-    if isinstance(kernel, (Polynomial, Hops)):
+    if isinstance(kernel, (PolynomialKernel, Hops)):
         y = run(polynomial_rounds, coded, x, kernel.coefficients, **on_cluster)
     else:
         if lmax is None:
-            # A graph without edges has no eigenvalue but 0, and any interval will do.
+            # A graph without edges has only the eigenvalue 0, so any interval will do.
             bound = 2.0 if normalized else run(greatest_eigenvalue_rounds, coded, **on_cluster)
             lmax = bound or 1.0
         coefficients = chebyshev_coefficients(kernel, lmax, tol=tol, order=order)
@@ -222,17 +224,17 @@ def filter(
 
 
 def _operand(graph: Any, normalized: bool, weight: str | None) -> tuple[Any, Graph]:
-    """The Laplacian, coded or not, and the nodes that it is of."""
+    """Return the Laplacian, coded or not, and a graph that holds its nodes."""
     if not (isinstance(graph, CodedArray) or _has_negatives(graph)):
         found = as_graph(graph, weight=weight)
         return laplacian(found, normalized=normalized), found
     if normalized:
         raise ValueError(
-            "Argument 'normalized' says which Laplacian is made of a graph, and what was given is "
-            "a Laplacian: pass the graph, or leave out 'normalized'."
+            "Argument 'normalized' chooses the Laplacian of a graph, but a Laplacian was given: "
+            "pass the graph, or leave out 'normalized'."
         )
     if graph.shape[0] != graph.shape[1]:
-        raise ValueError(f"A Laplacian must be square, the shape of this matrix is {graph.shape}.")
+        raise ValueError(f"A Laplacian must be square, this matrix has shape {graph.shape}.")
     n = graph.shape[0]
     operand = graph if isinstance(graph, CodedArray) else check_laplacian(graph)
     return operand, Graph(np.arange(n), sp.csr_array((n, n)))

@@ -1,13 +1,13 @@
 r"""HITS: hubs that point to good authorities, and authorities that good hubs point to.
 
-With ``A`` the weights of the edges (row = source), the scores of authorities ``a`` and of hubs
-``h`` are the singular vectors of ``A`` for its greatest singular value:
+``A`` holds the weights of the edges (row = source). The authority scores ``a`` and the hub scores
+``h`` are the singular vectors of ``A`` for its largest singular value:
 
 .. math:: a \propto A^T h, \qquad h \propto A a
 
-The authorities are found by power iteration with :math:`A^T A`, of which each step is two products;
-on a cluster that is one coded round with ``A`` and one with its transpose. An error shrinks by
-:math:`(\sigma_2 / \sigma_1)^2` in a step.
+The authorities are found by power iteration with :math:`A^T A`. Each step takes two products: on a
+cluster, one coded round with ``A`` and one with its transpose. A step multiplies the error by
+:math:`(\sigma_2 / \sigma_1)^2`.
 
 References
 ----------
@@ -41,21 +41,21 @@ def hits_rounds(
     max_iter: int = 200,
     loop: Loop = QUIET,
 ) -> tuple[Vector, Vector]:
-    """Iterate HITS over an operator, in this thread.
+    """Compute HITS scores over an operator, in this thread.
 
     Parameters
     ----------
     operator : anything with ``operator @ x`` and ``operator.T @ x``
         The adjacency matrix ``A`` of shape (n, n), row = source.
     start : array_like, shape (n,), optional
-        First authorities, not necessarily normalised. Default: all alike.
+        Initial authorities, not necessarily normalised. Default: uniform.
     tol : float
-        Stop when the authorities, which sum to 1, change by less than this in a round, summed over
-        all nodes. 0: do exactly ``max_iter`` rounds.
+        Stop when the absolute changes of the authorities, which sum to 1, sum to less than this in
+        a round. With 0, run exactly ``max_iter`` rounds.
     max_iter : int
-        Most rounds to do, of two products each.
+        Maximum number of rounds, of two products each.
     loop : Loop
-        Told of each round.
+        Receives a report of each round.
 
     Returns
     -------
@@ -67,7 +67,8 @@ def hits_rounds(
     ConvergenceError
         If ``tol`` is positive and not reached within ``max_iter`` rounds.
     ValueError
-        If an argument is out of its range, or no edge leads anywhere from the start.
+        If an argument is out of range, or no edge points to a node with a positive score in
+        ``start``.
 
     Examples
     --------
@@ -83,7 +84,7 @@ def hits_rounds(
         total = found.sum()
         if not total > 0:
             raise ValueError(
-                "HITS expects an edge of positive weight to a node that has a score at the start, "
+                "HITS expects an edge of positive weight to a node with a positive 'start' score, "
                 "there is none: pass a graph with edges, or another 'start'."
             )
         return np.asarray(found / total)
@@ -113,22 +114,22 @@ def hits(
     client: Any = None,
     callback: Callable[[Progress], object] | None = None,
 ) -> tuple[dict[Any, float] | Vector, dict[Any, float] | Vector]:
-    """Hubs and authorities of a graph (HITS), computed on a Dask cluster in coded rounds.
+    """Compute the hubs and authorities of a graph (HITS), on a Dask cluster in coded rounds.
 
     Parameters
     ----------
     graph : networkx graph, SciPy sparse adjacency, edge list, or Graph
         As for :func:`pagerank`.
     tol : float
-        Stop when the authorities, which sum to 1, change by less than this in a round, summed over
-        all nodes. 0: do exactly ``max_iter`` rounds.
+        Stop when the absolute changes of the authorities, which sum to 1, sum to less than this in
+        a round. With 0, run exactly ``max_iter`` rounds.
     max_iter : int
-        Most rounds to do, of two products each.
+        Maximum number of rounds, of two products each.
     start : mapping node -> weight, or array_like of shape (n,), optional
-        First authorities, which are normalised. Default: all alike.
+        Initial authorities, normalised before use. Default: uniform.
     normalized : bool
         Scale hubs and authorities to a sum of 1 each. Otherwise the authorities have Euclidean norm
-        1, and a hub's score is the weighted sum of those that it points to.
+        1, and a hub's score is the weighted sum of the authorities that it points to.
     weight, code, client, callback
         As for :func:`pagerank`. Both the adjacency matrix and its transpose are encoded, which
         takes twice the memory.
@@ -136,24 +137,25 @@ def hits(
     Returns
     -------
     hubs, authorities : dict node -> float, or ndarray of shape (n,)
-        Arrays in the order of the rows if ``graph`` is a SciPy sparse matrix; else dictionaries.
+        Arrays in row order if ``graph`` is a SciPy sparse matrix, otherwise dictionaries.
 
     Raises
     ------
     ConvergenceError
         If ``tol`` is positive and not reached within ``max_iter`` rounds.
     ValueError
-        If an argument is out of its range, the graph has no edges, or there is no client.
+        If an argument is out of range, the graph has no edges, or there is no client.
 
     See Also
     --------
     networkx.hits : the same in one process, by a Lanczos iteration, which needs fewer products
-        where the two greatest singular values are close.
+        where the two largest singular values are close.
 
     Notes
     -----
-    If the greatest singular value is a multiple one (two components that are alike, say), the
-    result depends on ``start``: it is the part of ``start`` that belongs to that value.
+    If the largest singular value is repeated (for example, in a graph with two identical
+    components), the result depends on ``start``: it is the projection of ``start`` onto the
+    singular vectors of that value.
 
     Examples
     --------

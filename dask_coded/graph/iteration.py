@@ -1,8 +1,8 @@
-"""The power iteration, once for all rankings: a step is repeated until it changes little.
+"""The power iteration that all rankings share.
 
 Each ranking of this package is a step ``x -> x'`` of one or two products with an operator and a few
-vector operations. How often it is repeated, when that is enough, what is told of it and where it
-goes on after its worker was lost is the same for all, and is here.
+vector operations. This module repeats the step, decides when to stop, reports the rounds, and
+resumes after the worker that ran the iteration was lost.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ Vector = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Ranks:
-    """What a power iteration ends with.
+    """The result of a power iteration.
 
     Parameters
     ----------
     scores : ndarray, shape (n,)
     rounds : int
-        Iterations done.
+        Number of iterations.
     residual : float
-        Sum of the absolute changes in the last one.
+        Sum of the absolute changes in the last iteration.
     """
 
     scores: Vector
@@ -48,26 +48,27 @@ def iterate(
     loop: Loop,
     advice: str = "raise max_iter or tol",
 ) -> Ranks:
-    """Repeat a step until it changes little.
+    """Repeat a step until it changes the vector by less than a tolerance.
 
     Parameters
     ----------
     name : str
-        What is computed, for the error.
+        What is computed, for the error message.
     step : callable
-        Gives the next vector. It must not change the one that it is given.
+        Returns the next vector. It must not modify its argument.
     start : ndarray, shape (n,)
     operator : object
-        What ``step`` multiplies with last: it may know how that product went.
+        The operator of the last product in ``step``. If it records that product's duration and
+        workers, the reports include them.
     tol : float
-        Stop when the vector changes by less than this, summed over all elements. 0: do exactly
+        Stop when the absolute changes of all elements sum to less than this. With 0, run exactly
         ``max_iter`` steps.
     max_iter : int
-        Most steps to do.
+        Maximum number of steps.
     loop : Loop
-        Told of each step.
+        Receives a report of each step.
     advice : str
-        What to do if ``tol`` is not reached, for the error.
+        What to do if ``tol`` is not reached, for the error message.
 
     Returns
     -------
@@ -76,8 +77,7 @@ def iterate(
     Raises
     ------
     ConvergenceError
-        If ``tol`` is positive and not reached within ``max_iter`` steps, or the vector has outgrown
-        floating point.
+        If ``tol`` is positive and not reached within ``max_iter`` steps, or the vector overflows.
 
     Examples
     --------
@@ -89,7 +89,7 @@ def iterate(
     Ranks(scores=array([0.99902344]), rounds=10, residual=0.0009765625)
     """
     first, x = loop.resume((1, start))
-    # An iteration that diverges is noticed by its residual: no need to warn of it as well.
+    # Divergence shows in the residual, so NumPy's warnings would add nothing.
     with np.errstate(over="ignore", invalid="ignore"):
         for i in range(first, max_iter + 1):
             previous, x = x, step(x)
@@ -101,7 +101,7 @@ def iterate(
                 break
     if not np.isfinite(residual) or (tol > 0 and not converged):
         raise ConvergenceError(
-            f"{name} is to change by less than tol={tol:g} in a round, after {i} of "
-            f"max_iter={max_iter} rounds it still changes by {residual:.3g}: {advice}."
+            f"{name} did not reach tol={tol:g} in {i} of max_iter={max_iter} rounds, it still "
+            f"changes by {residual:.3g} in a round: {advice}."
         )
     return Ranks(x, i, residual)

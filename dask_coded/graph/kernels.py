@@ -1,13 +1,14 @@
 r"""Kernels of graph filters: functions of eigenvalues, and their Chebyshev expansions.
 
-A kernel ``g`` is any callable from eigenvalues, an ndarray, to real numbers. On
-:math:`[0, \lambda_{max}]` it is expanded in Chebyshev polynomials,
+A kernel ``g`` is any callable that maps an ndarray of eigenvalues to real numbers. On
+:math:`[0, \lambda_{max}]` it is expanded in Chebyshev polynomials:
 
 .. math:: g(\lambda) = \sum_k c_k \, T_k(2 \lambda / \lambda_{max} - 1)
 
-whose coefficients are those of the polynomial through its values at Chebyshev points, a discrete
-cosine transform of these [1]_. Since :math:`|T_k| \le 1` there, leaving out all terms beyond ``m``
-changes ``g`` by at most :math:`\sum_{k>m} |c_k|`: that is how the degree is chosen.
+The coefficients are those of the polynomial that interpolates ``g`` at Chebyshev points: a discrete
+cosine transform of the values there [1]_. Because :math:`|T_k| \le 1` on the interval, leaving out
+all terms beyond ``m`` changes ``g`` by at most :math:`\sum_{k>m} |c_k|`. This bound determines the
+degree.
 
 References
 ----------
@@ -28,12 +29,12 @@ from dask_coded.graph.iteration import Vector
 
 Kernel = Callable[[Vector], Vector]
 
-# A kernel that needs a higher degree than this is no smooth function.
+# A kernel that needs a higher degree than this is not smooth.
 _HIGHEST_ORDER = 2**13
 
 
 @dataclass(frozen=True)
-class Polynomial:
+class PolynomialKernel:
     """The kernel ``g(λ) = c_0 + c_1 λ + … + c_m λ^m``, evaluated exactly.
 
     Parameters
@@ -43,7 +44,7 @@ class Polynomial:
 
     Examples
     --------
-    >>> float(Polynomial((0, 0, 1))(3.0))
+    >>> float(PolynomialKernel((0, 0, 1))(3.0))
     9.0
     """
 
@@ -64,10 +65,10 @@ class Polynomial:
 
 @dataclass(frozen=True)
 class Hops:
-    """The kernel ``g(λ) = 1 + λ + … + λ^n``: every node hears of those within ``n`` hops.
+    """The kernel ``g(λ) = 1 + λ + … + λ^n``, which combines signals within ``n`` hops.
 
-    It is the n-hop filter of the slack squeeze paper, as its authors' program has it. The last
-    power alone, ``L^n x``, is ``Polynomial([0] * n + [1])``.
+    This is the n-hop filter of the S2C2 paper, as implemented in its authors' program. The highest
+    power alone, ``L^n x``, is ``PolynomialKernel([0] * n + [1])``.
 
     Parameters
     ----------
@@ -87,22 +88,22 @@ class Hops:
 
     @property
     def coefficients(self) -> tuple[float, ...]:
-        """``n + 1`` times 1."""
+        """A tuple of ``n + 1`` ones."""
         return (1.0,) * (int(self.n) + 1)
 
     def __call__(self, eigenvalues: Any) -> Any:
-        return Polynomial(self.coefficients)(eigenvalues)
+        return PolynomialKernel(self.coefficients)(eigenvalues)
 
 
 @dataclass(frozen=True)
 class Heat:
-    """The kernel ``g(λ) = exp(-t λ)``: what is left of a signal that diffuses for a time.
+    """The kernel ``g(λ) = exp(-t λ)``, which lets a signal diffuse for the time ``t``.
 
     Parameters
     ----------
     t : float
         Time, 0 or positive, in units of 1 over an eigenvalue. (PyGSP's kernel of this name takes
-        time in units of 1 over the greatest eigenvalue.)
+        time in units of 1 over the largest eigenvalue.)
 
     Examples
     --------
@@ -127,13 +128,14 @@ def chebyshev_coefficients(
     Parameters
     ----------
     kernel : callable
-        Takes eigenvalues, an ndarray of shape (m,), and gives as many real numbers.
+        Maps eigenvalues, an ndarray of shape (m,), to as many real numbers.
     lmax : float
         End of the interval, positive.
     tol : float
-        What the terms that are left out may sum to, relative to the kernel's greatest value.
+        Maximum sum of the absolute coefficients that are left out, relative to the kernel's largest
+        absolute value.
     order : int, optional
-        The degree; by default the least that satisfies ``tol``.
+        The degree. Default: the lowest that satisfies ``tol``.
 
     Returns
     -------
@@ -143,8 +145,7 @@ def chebyshev_coefficients(
     Raises
     ------
     ValueError
-        If the kernel gives something else than finite real numbers, or is not smooth enough for
-        ``tol``.
+        If the kernel returns anything but finite real numbers, or is not smooth enough for ``tol``.
 
     Examples
     --------
@@ -157,7 +158,8 @@ def chebyshev_coefficients(
     while points <= 2 * _HIGHEST_ORDER:
         found, greatest = _interpolate(kernel, lmax, points)
         left_out = np.cumsum(np.abs(found)[::-1])[::-1]
-        # The upper half is there to show that nothing is left beyond the last point.
+        # Only coefficients of the lower half are kept: those of the upper half must show that the
+        # terms that were not computed are negligible.
         enough = np.flatnonzero(left_out[1 : points // 2] <= tol * greatest)
         if len(enough):
             return found[: enough[0] + 1]
@@ -169,7 +171,7 @@ def chebyshev_coefficients(
 
 
 def _interpolate(kernel: Kernel, lmax: float, points: int) -> tuple[Vector, float]:
-    """Coefficients of the polynomial through so many Chebyshev points; the greatest value there."""
+    """Interpolate at Chebyshev points; return coefficients and the largest absolute value."""
     where = lmax / 2 * (1 + np.cos(np.pi * (np.arange(points) + 0.5) / points))
     values = np.asarray(kernel(where))
     if values.shape != where.shape or values.dtype.kind not in "fiub":
@@ -179,7 +181,7 @@ def _interpolate(kernel: Kernel, lmax: float, points: int) -> tuple[Vector, floa
         )
     if not np.isfinite(values).all():
         raise ValueError(
-            f"A kernel must be finite from 0 to {lmax:.4g}, the greatest eigenvalue: it gave "
+            f"A kernel must be finite from 0 to {lmax:.4g}, the largest eigenvalue: it gave "
             f"{values[~np.isfinite(values)][0]} at {where[~np.isfinite(values)][0]:.4g}."
         )
     found = scipy.fft.dct(values.astype(np.float64), type=2) / points

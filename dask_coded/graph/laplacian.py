@@ -1,17 +1,19 @@
-r"""Laplacians of undirected graphs, and how great their eigenvalues are.
+r"""Laplacians of undirected graphs, and a bound on their largest eigenvalue.
 
-With ``W`` the symmetric weights of the edges and ``D`` the diagonal of its row sums,
+With ``W`` the symmetric matrix of edge weights and ``D`` the diagonal matrix of its row sums, the
+Laplacians are
 
 .. math:: L = D - W \quad \text{(combinatorial)}, \qquad L = D^{-1/2} (D - W) D^{-1/2}
           \quad \text{(normalised)}
 
-are positive semidefinite; the eigenvalues of the second are at most 2. A node without edges has a
-zero row in both.
+Both are positive semidefinite; the eigenvalues of the normalised one are at most 2. A node without
+edges has a zero row in both.
 
-The greatest eigenvalue is found by the iteration of Lanczos [1]_, whose work is one product a step.
-Nothing is orthogonalised again, so that two vectors are all the state there is: extreme eigenvalues
-may then be found several times, but no less exactly [2]_. A start that has little of the first
-eigenvector may take the second for it; so there are four, which share their rounds.
+The largest eigenvalue is found by Lanczos iteration [1]_, with one product in each step. The
+vectors are not reorthogonalised, so the state needs only two of them. Extreme eigenvalues may then
+appear several times, but are no less accurate [2]_. A start with only a small component of the
+first eigenvector may find the second eigenvalue instead, so four starts are iterated together and
+share their rounds.
 
 References
 ----------
@@ -33,19 +35,19 @@ from dask_coded.graph.iteration import Vector
 from dask_coded.graph.readers import Graph
 from dask_coded.loop import QUIET, Loop, Progress
 
-# Lanczos iterations side by side.
+# Number of Lanczos iterations that share their rounds.
 _STARTS = 4
 
 
 def laplacian(graph: Graph, *, normalized: bool = False) -> sp.csr_array:
-    """Laplacian of an undirected graph.
+    """Return the Laplacian of an undirected graph.
 
     Parameters
     ----------
     graph : Graph
         With a symmetric adjacency matrix, see :meth:`Graph.to_undirected`.
     normalized : bool
-        The normalised Laplacian instead of the combinatorial one.
+        Return the normalised Laplacian instead of the combinatorial one.
 
     Returns
     -------
@@ -54,7 +56,7 @@ def laplacian(graph: Graph, *, normalized: bool = False) -> sp.csr_array:
     Raises
     ------
     ValueError
-        If the graph has an edge without its opposite of the same weight.
+        If an edge has no reverse edge of the same weight.
 
     Examples
     --------
@@ -68,20 +70,20 @@ def laplacian(graph: Graph, *, normalized: bool = False) -> sp.csr_array:
     weights = graph.adjacency.astype(np.float64)
     _check_symmetric(
         weights,
-        "Graph filters expect an undirected graph, this one has an edge without its opposite of "
-        "the same weight: take `as_graph(graph, undirected=True)`.",
+        "Graph filters expect an undirected graph, this one has an edge without a reverse edge of "
+        "the same weight: use `as_graph(graph, undirected=True)`.",
     )
     degree = weights.sum(axis=1)
     found = sp.csr_array(sp.diags_array(degree) - weights)
     if normalized:
-        # Nodes without edges have a zero row: any finite factor leaves it so.
+        # Nodes without edges have a zero row, which any finite factor leaves unchanged.
         scale = sp.diags_array(1 / np.sqrt(np.where(degree > 0, degree, 1)))
         found = sp.csr_array(scale @ found @ scale)
     return found
 
 
 def check_laplacian(matrix: sp.csr_array) -> sp.csr_array:
-    """The matrix as floats, if it can be a Laplacian.
+    """Check that a matrix can be a Laplacian, and return it as floats.
 
     Parameters
     ----------
@@ -94,7 +96,7 @@ def check_laplacian(matrix: sp.csr_array) -> sp.csr_array:
     Raises
     ------
     ValueError
-        If it is not symmetric, not finite, or has signs that no Laplacian has.
+        If the matrix is not symmetric, is not finite, or has signs that no Laplacian has.
     """
     found = sp.csr_array(matrix).astype(np.float64)
     _check_symmetric(found, "A Laplacian must be symmetric, this matrix is not.")
@@ -103,15 +105,15 @@ def check_laplacian(matrix: sp.csr_array) -> sp.csr_array:
     used = np.asarray(abs(others).sum(axis=1)) > 0
     if not np.isfinite(found.data).all() or others.max() > 0 or (diagonal[used] <= 0).any():
         raise ValueError(
-            "A sparse matrix with negative entries is taken for a Laplacian, which has finite "
-            "positive numbers on the diagonal and no positive ones elsewhere: pass one of these, "
-            "or an adjacency matrix, whose weights are not negative."
+            "A sparse matrix with negative entries is taken for a Laplacian, but this one is not "
+            "finite, not positive on the diagonal, or positive elsewhere: pass a Laplacian, or an "
+            "adjacency matrix without negative weights."
         )
     return found
 
 
 def _check_symmetric(matrix: sp.csr_array, complaint: str) -> None:
-    # Laplacians from elsewhere are symmetric to rounding errors.
+    # Laplacians that were computed elsewhere are symmetric only to within rounding errors.
     scale = np.abs(matrix.data).max(initial=0.0)
     if matrix.shape[0] != matrix.shape[1] or abs(matrix - matrix.T).max() > 1e-12 * scale:
         raise ValueError(complaint)
@@ -120,23 +122,25 @@ def _check_symmetric(matrix: sp.csr_array, complaint: str) -> None:
 def greatest_eigenvalue_rounds(
     operator: Any, *, tol: float = 1e-2, max_iter: int = 100, loop: Loop = QUIET
 ) -> float:
-    """Bound the greatest eigenvalue of a positive semidefinite operator from above, tightly.
+    """Return a tight upper bound on the largest eigenvalue of a positive semidefinite operator.
 
     Parameters
     ----------
     operator : anything with ``operator @ x``
         Of shape (n, n), symmetric.
     tol : float
-        Stop when all four know what they found to less than this share of it.
+        Stop when the uncertainty of each of the four eigenvalues, relative to the eigenvalue, is at
+        most this.
     max_iter : int
-        Most products, each with a matrix of four columns.
+        Maximum number of products, each with a matrix of four columns.
     loop : Loop
-        Told of each product; the residual is that share.
+        Receives a report of each product. The residual is the largest relative uncertainty.
 
     Returns
     -------
     float
-        What was found, and its uncertainty and ``tol`` on top: too great by ``2 * tol`` or so.
+        The eigenvalue that was found, increased by its uncertainty and by ``tol``: too large by a
+        relative ``2 * tol`` or so.
 
     Examples
     --------
@@ -156,10 +160,10 @@ def greatest_eigenvalue_rounds(
             w = w - off[-1] * before
         diagonal = np.vstack([diagonal, (q * w).sum(axis=0)])
         w = w - diagonal[-1] * q
-        # Unlike NumPy's, this norm does not square what is tiny.
+        # Unlike NumPy's, this norm does not square tiny numbers, which would underflow.
         beta = np.array([norm(column) for column in w.T])
         greatest, last_entry = np.transpose([_top(d, o) for d, o in zip(diagonal.T, off.T)])
-        # There is an eigenvalue as near as this to each of those of the small matrices.
+        # Each eigenvalue of a small matrix is at most this far from an eigenvalue of the operator.
         uncertain = beta * np.abs(last_entry)
         share = float((uncertain / np.where(greatest == 0, 1, np.abs(greatest))).max())
         last = share <= tol or i == max_iter
@@ -173,7 +177,7 @@ def greatest_eigenvalue_rounds(
 
 
 def _top(diagonal: Vector, off: Vector) -> tuple[float, float]:
-    """Greatest eigenvalue of a tridiagonal matrix, and the last entry of its eigenvector."""
+    """Return a tridiagonal matrix's largest eigenvalue, and its eigenvector's last entry."""
     top = len(diagonal) - 1
     values, vectors = eigh_tridiagonal(diagonal, off, select="i", select_range=(top, top))
     return float(values[0]), float(vectors[-1, 0])

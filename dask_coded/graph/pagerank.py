@@ -1,17 +1,17 @@
-r"""PageRank by power iteration, in one place and on a cluster.
+r"""PageRank by power iteration, in one process and on a cluster.
 
-With ``W`` the weights of the edges (row = source) and ``D`` the diagonal of its row sums, the
-random surfer at page ``j`` follows an edge with probability ``d`` (damping) and otherwise jumps to
-a page drawn from ``p`` (personalization); from a page without edges (dangling) he goes to one drawn
-from ``q``, which is ``p`` unless it is told otherwise:
+``W`` holds the weights of the edges (row = source), and ``D`` is the diagonal of its row sums. A
+random surfer follows an edge with probability ``d`` (damping) and otherwise jumps to a page drawn
+from ``p`` (personalization). On a page without edges (dangling), a page drawn from ``q`` takes the
+place of the target of an edge; ``q`` is ``p`` by default:
 
 .. math:: x' = d \, (M x + q \, \delta^T x) + (1 - d) \, p, \qquad M = (D^{-1} W)^T
 
-``M`` (n x n, sparse) has a zero column for every dangling page and :math:`\delta` marks those.
-Dangling mass and teleportation are terms of rank one, so that ``M @ x`` is all the work there is:
-that product is what the cluster computes, coded; the rest is a few vector operations.
+``M`` (n x n, sparse) has a zero column for every dangling page, and :math:`\delta` marks these.
+Dangling mass and teleportation are terms of rank one, so nearly all the work is the product
+``M @ x``, which the cluster computes in coded rounds. The rest is a few vector operations.
 
-:func:`pagerank_rounds` is that iteration over anything with ``@``; :func:`pagerank` encodes ``M``
+:func:`pagerank_rounds` runs the iteration over anything with ``@``. :func:`pagerank` encodes ``M``
 on a Dask cluster and runs the iteration there as one task.
 
 References
@@ -51,7 +51,7 @@ def pagerank_rounds(
     max_iter: int = 200,
     loop: Loop = QUIET,
 ) -> Ranks:
-    """Iterate PageRank over an operator, in this thread.
+    """Compute PageRank over an operator, in this thread.
 
     Parameters
     ----------
@@ -63,19 +63,19 @@ def pagerank_rounds(
     damping : float
         Probability of following an edge, between 0 and 1.
     personalization : array_like, shape (n,), optional
-        Where jumps go, not necessarily normalised. Default: anywhere alike.
+        Weights of the targets of jumps, not necessarily normalised. Default: uniform.
     from_dangling : array_like, shape (n,), optional
-        Where the surfer goes from dangling nodes, not necessarily normalised. Default: as
+        Weights of the nodes that follow a dangling node, not necessarily normalised. Default:
         ``personalization``.
     start : array_like, shape (n,), optional
-        First vector, not necessarily normalised. Default: ``1 / n``.
+        Initial vector, not necessarily normalised. Default: ``1 / n``.
     tol : float
-        Stop when the scores change by less than this in a round, summed over all nodes. 0: do
+        Stop when the absolute changes of the scores in a round sum to less than this. With 0, run
         exactly ``max_iter`` rounds.
     max_iter : int
-        Most rounds to do.
+        Maximum number of rounds.
     loop : Loop
-        Told of each round.
+        Receives a report of each round.
 
     Returns
     -------
@@ -87,7 +87,7 @@ def pagerank_rounds(
     ConvergenceError
         If ``tol`` is positive and not reached within ``max_iter`` rounds.
     ValueError
-        If an argument is out of its range.
+        If an argument is out of range.
 
     Examples
     --------
@@ -119,7 +119,7 @@ def pagerank_rounds(
 
 
 def transition_matrix(adjacency: Any) -> tuple[sp.csr_array, npt.NDArray[np.bool_]]:
-    """Where the surfer goes from each page if he follows an edge.
+    """Return the probabilities of following each edge, and the dangling nodes.
 
     Parameters
     ----------
@@ -132,7 +132,7 @@ def transition_matrix(adjacency: Any) -> tuple[sp.csr_array, npt.NDArray[np.bool
         ``matrix[i, j]`` is the probability of going from ``j`` to ``i``; columns sum to 1 or, for
         dangling nodes, to 0.
     dangling : ndarray of bool, shape (n,)
-        Which nodes have no outgoing edge, or none with a weight.
+        Which nodes have no outgoing edge of positive weight.
 
     Examples
     --------
@@ -169,60 +169,60 @@ def pagerank(
     client: Any = None,
     callback: Callable[[Progress], object] | None = None,
 ) -> dict[Any, float] | Vector:
-    """PageRank of the nodes of a graph, computed on a Dask cluster in coded rounds.
+    """Compute the PageRank of a graph's nodes, on a Dask cluster in coded rounds.
 
     Parameters
     ----------
     graph : networkx graph, SciPy sparse adjacency, edge list, or Graph
-        See :func:`~dask_coded.graph.readers.as_graph`; a sparse adjacency has the source of an edge
-        as row. Undirected networkx graphs have each edge in both directions.
+        See :func:`~dask_coded.graph.readers.as_graph`. In a sparse adjacency matrix, the row is the
+        source of an edge. Edges of undirected networkx graphs count in both directions.
     damping : float
         Probability of following an edge, between 0 and 1.
     personalization : mapping node -> weight, or array_like of shape (n,), optional
-        Where jumps go; nodes that a mapping leaves out get none. It is normalised. Default:
-        anywhere alike.
+        Weights of the targets of jumps, normalised before use; nodes that a mapping leaves out get
+        zero. Default: uniform.
     tol : float
-        Stop when the scores change by less than this in a round, summed over all nodes. 0: do
+        Stop when the absolute changes of the scores in a round sum to less than this. With 0, run
         exactly ``max_iter`` rounds.
     max_iter : int
-        Most rounds to do.
+        Maximum number of rounds.
     dangling : mapping node -> weight, or array_like of shape (n,), optional
-        Where the surfer goes from nodes without outgoing edges. It is normalised. Default: as
-        ``personalization``.
+        Weights of the nodes that follow a node without outgoing edges, normalised before use.
+        Default: ``personalization``.
     start : mapping node -> weight, or array_like of shape (n,), optional
-        First vector, which is normalised. Default: ``1 / n``.
+        Initial vector, normalised before use. Default: ``1 / n``.
     weight : str or None
         The edge attribute of a networkx graph that holds the weight; None for no weights.
     code : Code or str, optional
-        How the matrix is coded, see :func:`dask_coded.encode`, which also chooses by default.
+        The code of the matrix, see :func:`dask_coded.encode`, which chooses one by default.
     client : distributed.Client, optional
         The cluster. Default: the current client.
     callback : callable, optional
-        Called with a :class:`~dask_coded.Progress` for the last round and for
-        earlier ones, at most ten a second, in the client's event loop: it should return soon.
+        Called with a :class:`~dask_coded.Progress` after the last round, and at most ten times a
+        second before it. It runs in the client's event loop, so it should return quickly.
 
     Returns
     -------
     dict node -> float, or ndarray of shape (n,)
-        An array in the order of the rows if ``graph`` is a SciPy sparse matrix; else a dictionary.
+        An array in row order if ``graph`` is a SciPy sparse matrix, otherwise a dictionary.
 
     Raises
     ------
     ConvergenceError
         If ``tol`` is positive and not reached within ``max_iter`` rounds.
     ValueError
-        If an argument is out of its range, or there is no client.
+        If an argument is out of range, or there is no client.
 
     See Also
     --------
-    networkx.pagerank : the same in one process. It stops at a change of ``n * tol``, so that its
+    networkx.pagerank : the same in one process. It stops at a change of ``n * tol``, so its
         default ``tol=1e-6`` leaves errors that are visible in the fourth digit on large graphs.
 
     Notes
     -----
-    The scores are within ``tol * damping / (1 - damping)`` of the exact ones, summed over all
-    nodes: 6e-10 by default. Codes that mix rows decode to within rounding errors that differ from
-    round to round, so that a ``tol`` much below 1e-12 may not be reached with them.
+    The absolute errors of the scores sum to at most ``tol * damping / (1 - damping)``, 6e-10 by
+    default. Codes that mix rows decode with rounding errors that differ from round to round, so a
+    ``tol`` much below 1e-12 may not be reached with them.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Graphs from files and from memory, as one thing: node names and a sparse adjacency matrix.
+"""Readers that turn files and objects into node names and a sparse adjacency matrix.
 
 ============================  =====================================================================
 file                          what is read
@@ -10,7 +10,7 @@ file                          what is read
 ``.txt``, ``.tsv``, ``.csv``  an edge list: source, target and optionally a weight, one edge a line,
 and anything else             separated by blanks, tabs or commas. Lines that begin with ``#`` or
                               ``%`` are comments; a first line of words above lines of numbers is a
-                              header and skipped
+                              header and is skipped
 ============================  =====================================================================
 
 All but ``.npz`` may be compressed (``.gz``, ``.bz2``). An edge that is listed several times counts
@@ -42,12 +42,12 @@ _GRAPHS = "expected a networkx graph, a SciPy sparse matrix or a list of edges (
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Graph:
-    """A directed graph with weights: what readers give and algorithms take.
+    """A directed graph with weights, which readers return and algorithms take.
 
     Parameters
     ----------
     nodes : ndarray, shape (n,)
-        The name of each node as it was given: integers, strings, or any objects (networkx).
+        The names of the nodes: integers, strings, or any objects (networkx).
     adjacency : scipy.sparse.csr_array, shape (n, n)
         ``adjacency[i, j]`` is the weight of the edge from ``nodes[i]`` to ``nodes[j]``.
 
@@ -89,7 +89,7 @@ class Graph:
         return f"Graph(nodes={len(self.nodes)}, edges={self.adjacency.nnz})"
 
     def to_undirected(self) -> Graph:
-        """Take every edge in both directions; where both are there, the greater weight counts."""
+        """Return the graph with every edge both ways; of two weights the larger counts."""
         both = self.adjacency.maximum(self.adjacency.T)
         return Graph(self.nodes, sp.csr_array(both))
 
@@ -98,7 +98,7 @@ class Graph:
 
 
 def as_graph(graph: Any, *, undirected: bool = False, weight: str | None = "weight") -> Graph:
-    """Take a graph in any of the usual forms.
+    """Convert a graph from any of the usual forms.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ def as_graph(graph: Any, *, undirected: bool = False, weight: str | None = "weig
         An edge list is a sequence of pairs ``(source, target)`` or of triples ``(source, target,
         weight)``, or an array of shape (m, 2) or (m, 3). Names are integers or strings.
     undirected : bool
-        Take every edge in both directions. Undirected networkx graphs need no telling.
+        Add the reverse of every edge. Undirected networkx graphs always have both directions.
     weight : str or None
         The edge attribute of a networkx graph that holds the weight (1 where it is absent); None
         for no weights.
@@ -120,7 +120,7 @@ def as_graph(graph: Any, *, undirected: bool = False, weight: str | None = "weig
     Raises
     ------
     ValueError
-        If it is none of these, has no nodes, or has impossible weights.
+        If ``graph`` is none of these, has no nodes, or has invalid weights.
 
     Examples
     --------
@@ -147,7 +147,7 @@ def as_graph(graph: Any, *, undirected: bool = False, weight: str | None = "weig
 def _from_networkx(graph: nx.Graph, weight: str | None) -> Graph:
     if len(graph) == 0:
         raise ValueError("expected a graph with at least one node, this one is empty.")
-    # Element by element: from a list, NumPy would make a table of nodes that are tuples.
+    # Element by element, because NumPy would turn a list of tuples into a two-dimensional array.
     nodes = np.fromiter(graph, dtype=object, count=len(graph))
     return Graph(nodes, nx.to_scipy_sparse_array(graph, dtype=np.float64, weight=weight))
 
@@ -166,12 +166,12 @@ def _from_edge_list(edges: Iterable[Any]) -> Graph:
     if isinstance(edges, np.ndarray):
         widths = {edges.shape[1] if edges.ndim == 2 else 0}
     else:
-        # A string of two letters is no edge, though it has two entries.
+        # A string of two letters has two entries but is not an edge.
         widths = {len(e) if isinstance(e, (tuple, list, np.ndarray)) else 0 for e in edges}
     if widths not in ({2}, {3}):
         raise ValueError(
-            f"{_GRAPHS}; edges must all have 2 entries, or 3 with a weight: make a dense "
-            "adjacency matrix sparse, with scipy.sparse.csr_array, first."
+            f"{_GRAPHS}; edges must all have 2 entries, or 3 with a weight: convert a dense "
+            "adjacency matrix with scipy.sparse.csr_array first."
         )
     if isinstance(edges, np.ndarray):
         source, target, *weights = edges.T
@@ -189,7 +189,7 @@ def _from_edge_list(edges: Iterable[Any]) -> Graph:
 def _names(given: Any) -> Array:
     names = np.asarray(given)
     if names.dtype.kind == "f" and np.isfinite(names).all() and (names == np.trunc(names)).all():
-        return names.astype(np.int64)  # the first columns of a table of numbers with weights
+        return names.astype(np.int64)  # from an array of floats, whose third column is weights
     mixed = names.dtype.kind == "U" and not all(isinstance(name, str) for name in given)
     if names.dtype.kind not in "iuU" or names.ndim != 1 or mixed:
         raise ValueError("expected node names that are all integers (of 64 bits) or all strings.")
@@ -197,11 +197,11 @@ def _names(given: Any) -> Array:
 
 
 def _from_ends(ends: Array, weights: npt.NDArray[np.float64] | None) -> Graph:
-    """The graph of the edges ``ends[0, i] -> ends[1, i]``; of equal ones the last counts."""
+    """Return the graph of the edges ``ends[0, i] -> ends[1, i]``; of duplicates the last counts."""
     nodes, (source, target) = np.unique(ends, return_inverse=True)
     n = len(nodes)
-    # Each cell of the adjacency matrix by its number; np.unique keeps the first of equals, so
-    # look from the back.
+    # Number the cells of the adjacency matrix. np.unique keeps the first of duplicates, so reverse
+    # the order.
     cells, last = np.unique((source * n + target)[::-1], return_index=True)
     data = np.ones(len(cells)) if weights is None else weights[::-1][last]
     indptr = np.searchsorted(cells, np.arange(n + 1) * n)
@@ -217,20 +217,20 @@ def read_graph(path: str | Path) -> Graph:
     Parameters
     ----------
     path : str or Path
-        The file. Its suffix tells the format, see :mod:`dask_coded.graph.readers`.
+        The file. Its suffix determines the format, see :mod:`dask_coded.graph.readers`.
 
     Returns
     -------
     Graph
-        Nodes of an edge list are in ascending order: integers if every name in the file is one
-        (of 64 bits), strings otherwise.
+        The nodes of an edge list are in ascending order. They are integers if every name in the
+        file is an integer (of 64 bits), strings otherwise.
 
     Raises
     ------
     OSError
         If the file is missing or cannot be opened.
     ValueError
-        If the file holds no graph; the message says where and why.
+        If the file holds no valid graph; the message says where and why.
 
     Examples
     --------
@@ -253,10 +253,10 @@ def read_graph(path: str | Path) -> Graph:
     try:
         return reader(path)
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: expected text in UTF-8, this is something else.") from error
+        raise ValueError(f"{path}: expected text in UTF-8, the file cannot be decoded.") from error
     except (EOFError, zlib.error, zipfile.BadZipFile, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise  # the operating system's own: no permission, a broken disk
+            raise  # from the operating system: no permission, a broken disk
         raise ValueError(f"{path}: the compressed data are damaged ({error}).") from error
     except (ValueError, KeyError, OverflowError) as error:
         raise ValueError(f"{path}: {error}") from error
@@ -268,7 +268,7 @@ def _read_matrix_market(path: Path) -> Graph:
 
 def _read_npz(path: Path) -> Graph:
     if not zipfile.is_zipfile(path):
-        raise ValueError("expected an .npz archive, this is something else.")
+        raise ValueError("expected an .npz archive, the file is not one.")
     with np.load(path, allow_pickle=False) as arrays:
         if "format" in arrays:
             return _from_matrix(sp.load_npz(path))
@@ -303,13 +303,13 @@ def _read_edges(path: Path) -> Graph:
             path,
             dtype=[("source", np.int64), ("target", np.int64), ("weight", np.float64)][:width],
             comments=_COMMENTS,
-            # Tabs are white space here: files mix them with blanks.
+            # Split at any white space, because files mix tabs and blanks.
             delimiter="," if separator == "," else None,
             encoding="utf-8-sig",
             ndmin=1,
         )
     except ValueError:
-        # Names, a header or a bad line: look at each, which takes ten times as long.
+        # Names, a header or a bad line: parse line by line, which takes ten times as long.
         return _from_ends(*_parse_edges(path, separator, width))
     return _from_ends(
         np.stack([table["source"], table["target"]]), table["weight"] if width == 3 else None
@@ -319,7 +319,7 @@ def _read_edges(path: Path) -> Graph:
 def _parse_edges(
     path: Path, separator: str | None, width: int
 ) -> tuple[Array, npt.NDArray[np.float64] | None]:
-    """Ends, shape (2, m), and weights, with the line number in every complaint."""
+    """Return ends, shape (2, m), and weights; every error gives the line number."""
     ends: list[list[str]] = []
     weights: list[float] = []
     with _open(path) as lines:
@@ -360,7 +360,7 @@ def _open(path: Path) -> TextIO:
 
 
 def _content(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """The lines that say something, with their numbers from 1."""
+    """Yield the lines that are not blank or comments, with their numbers from 1."""
     for number, line in enumerate(lines, 1):
         if (line := line.strip()) and not line.startswith(_COMMENTS):
             yield number, line

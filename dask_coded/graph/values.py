@@ -1,4 +1,4 @@
-"""Numbers for the nodes of a graph: from what callers have to vectors, and back."""
+"""Conversion of values per node from the caller's form to vectors, and back."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import scipy.sparse as sp
 from dask_coded.graph.iteration import Vector
 from dask_coded.graph.readers import Graph
 
-#: What public functions take as a number for each node.
+#: One number per node, in the forms that public functions accept.
 PerNode = Mapping[Any, float] | npt.ArrayLike
 
 
 def vector(name: str, values: PerNode, graph: Graph) -> Vector:
-    """Put values into the order of the nodes.
+    """Return values as a vector in the order of the nodes.
 
     Parameters
     ----------
     name : str
-        Of the argument, for the error.
+        Name of the argument, for the error message.
     values : mapping node -> number, or array_like of shape (n,)
         Nodes that a mapping leaves out get zero.
     graph : Graph
@@ -34,7 +34,7 @@ def vector(name: str, values: PerNode, graph: Graph) -> Vector:
     Raises
     ------
     ValueError
-        If a mapping has a node that the graph has not, there are too few or too many values, or
+        If a mapping has a node that is not in the graph, there are too few or too many values, or
         one of them is not finite.
 
     Examples
@@ -49,20 +49,20 @@ def vector(name: str, values: PerNode, graph: Graph) -> Vector:
     found = np.zeros(len(place))
     for node, value in values.items():
         if node not in place:
-            raise ValueError(f"Argument {name!r} has the node {node!r}, which the graph has not.")
+            raise ValueError(f"Argument {name!r} has the node {node!r}, which is not in the graph.")
         found[place[node]] = value
     return _finite(name, found, len(place))
 
 
 def distribution(name: str, values: npt.ArrayLike | None, n: int) -> Vector:
-    """Scale values to a sum of 1.
+    """Return values scaled to a sum of 1.
 
     Parameters
     ----------
     name : str
-        Of the argument, for the error.
+        Name of the argument, for the error message.
     values : array_like, shape (n,), optional
-        Default: all alike.
+        Default: uniform.
     n : int
         Number of nodes.
 
@@ -87,7 +87,7 @@ def distribution(name: str, values: npt.ArrayLike | None, n: int) -> Vector:
     if not ((found >= 0).all() and found.any()):
         raise ValueError(
             f"Argument {name!r} must be finite and not negative, and not zero everywhere: "
-            f"its least value is {found.min()}, its greatest {found.max()}."
+            f"its smallest value is {found.min()}, its largest {found.max()}."
         )
     return np.asarray(found / found.sum())
 
@@ -104,18 +104,18 @@ def _finite(name: str, found: Vector, n: int) -> Vector:
 
 
 def named(scores: Vector, graph: Graph, given: Any) -> dict[Any, float] | Vector:
-    """Give scores the form that suits the graph as it was given.
+    """Return scores in the form that matches the caller's graph.
 
     Parameters
     ----------
     scores : ndarray, shape (n,)
     graph : Graph
     given : object
-        What the caller had for a graph.
+        The graph as the caller passed it.
 
     Returns
     -------
     dict node -> float, or ndarray of shape (n,)
-        The array itself if a SciPy sparse matrix was given.
+        The array itself if a SciPy sparse matrix was given, otherwise a dictionary.
     """
     return scores if sp.issparse(given) else dict(zip(graph.nodes.tolist(), scores.tolist()))

@@ -1,4 +1,4 @@
-"""Eigenvalues and singular values whose rounds are coded: NumPy code over an operator with ``@``.
+"""Eigenvalues and singular values by coded products: NumPy code over an operator with ``@``.
 
 SciPy's own solvers run over coded rounds as well, see
 :meth:`dask_coded.CodedArray.as_linear_operator`.

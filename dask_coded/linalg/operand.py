@@ -1,4 +1,4 @@
-"""How the matrix of an algorithm gets to the cluster."""
+"""Encoding of an algorithm's matrix."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dask_coded.array import CodedArray, encode
 
 
 def as_coded(A: Any, code: Any, client: Any, *, transpose: bool = False) -> CodedArray:
-    """Encode a matrix, unless it has been already.
+    """Encode a matrix, unless it is already coded.
 
     Parameters
     ----------
@@ -20,17 +20,18 @@ def as_coded(A: Any, code: Any, client: Any, *, transpose: bool = False) -> Code
     Raises
     ------
     TypeError
-        If A is coded and a code is asked for, or its transpose is needed and is not coded.
+        If A is coded and ``code`` is given, or its transpose is needed and is not coded.
     """
     if not isinstance(A, CodedArray):
         return encode(A, code, client=client, transpose=transpose)
     if code is not None:
         raise TypeError(
-            f"Argument 'code' is for an array that is not coded, this one has {A.code}."
+            f"Argument 'code' is for an array that is not coded, this one is coded with {A.code}: "
+            "leave out 'code'."
         )
     if transpose and not isinstance(A.T, CodedArray):
         raise TypeError(
-            "Products with the transpose are needed and this array was encoded without it: "
+            "Products with the transpose are needed, but this array was encoded without it: "
             "encode it with `transpose=True`."
         )
     return A

@@ -2,10 +2,10 @@ r"""The dominant eigenpair by power iteration.
 
 .. math:: x' = A x / \|A x\|, \qquad \theta = x^H A x, \qquad r = \|A x - \theta x\|
 
-A round multiplies the error by :math:`|\lambda_2 / \lambda_1|`, so that the eigenvalue of greatest
-modulus has to be alone in its modulus: a real matrix whose dominant eigenvalues are a complex pair,
-or :math:`\pm\lambda`, never settles. The product is all the work there is; the rest is a few vector
-operations.
+A round multiplies the error by :math:`|\lambda_2 / \lambda_1|`, so only one eigenvalue may have the
+largest modulus: for a real matrix whose dominant eigenvalues are a complex pair, or
+:math:`\pm\lambda`, the iteration never converges. Nearly all the work is the product; the rest is a
+few vector operations.
 
 References
 ----------
@@ -29,18 +29,18 @@ from dask_coded.submission import run
 
 @dataclass(frozen=True)
 class Eigenpair:
-    """What a power iteration ends with.
+    """The result of a power iteration.
 
     Parameters
     ----------
     value : float or complex
         The eigenvalue.
     vector : ndarray, shape (n,)
-        Its eigenvector, of length 1.
+        Its eigenvector, of Euclidean norm 1.
     rounds : int
-        Products done.
+        Number of products.
     residual : float
-        Length of ``A @ vector - value * vector``.
+        Euclidean norm of ``A @ vector - value * vector``.
     """
 
     value: Any
@@ -58,7 +58,7 @@ def power_rounds(
     seed: Any = None,
     loop: Loop = QUIET,
 ) -> Eigenpair:
-    """Iterate over an operator, in this thread.
+    """Run a power iteration over an operator, in this thread.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def power_rounds(
     tol, max_iter, start, seed
         See :func:`power_iteration`.
     loop : Loop
-        Told of each round.
+        Receives a report of each round.
 
     Returns
     -------
@@ -79,7 +79,7 @@ def power_rounds(
     ConvergenceError
         If ``tol`` is positive and not reached within ``max_iter`` rounds.
     ValueError
-        If an argument is out of its range, or the operator is not square.
+        If an argument is out of range, or the operator is not square.
 
     Examples
     --------
@@ -102,14 +102,14 @@ def power_rounds(
         if last:
             loop.report(progress, last=True)
             break
-        # Not the zero vector: that would be an exact eigenpair, of value 0.
+        # y is not zero here: a zero y is an exact eigenpair of value 0, which ends the loop.
         x = y / np.linalg.norm(y)
         loop.report(progress, state=(i + 1, x))
     if tol > 0 and not converged:
         raise ConvergenceError(
-            f"Power iteration is to reach a residual of tol={tol:g} times the eigenvalue, after "
+            f"Power iteration did not reach a residual of tol={tol:g} times the eigenvalue, after "
             f"max_iter={max_iter} rounds it is {residual:.3g} at {value:.3g}: raise max_iter or "
-            f"tol, or use `scipy.sparse.linalg.eigs` if two eigenvalues may be equally great."
+            f"tol, or use `scipy.sparse.linalg.eigs` if two eigenvalues may have equal modulus."
         )
     return Eigenpair(value.item(), x, i, residual)
 
@@ -125,28 +125,28 @@ def power_iteration(
     client: Any = None,
     callback: Callable[[Progress], object] | None = None,
 ) -> Eigenpair:
-    """The eigenvalue of greatest modulus and its vector, computed in coded rounds.
+    """Compute the eigenvalue of largest modulus and its eigenvector, in coded rounds.
 
     Parameters
     ----------
     A : dask array, NumPy array, SciPy sparse matrix or CodedArray, shape (n, n)
         Need not be symmetric.
     tol : float
-        Stop when the length of ``A @ x - value * x`` is at most this times the modulus of the
-        value. 0: do exactly ``max_iter`` rounds, unless the pair becomes exact.
+        Stop when the norm of ``A @ x - value * x`` is at most this times the modulus of the value.
+        With 0, run exactly ``max_iter`` rounds, unless the pair becomes exact.
     max_iter : int
-        Most rounds to do.
+        Maximum number of rounds.
     start : array_like, shape (n,), optional
-        First vector, which is normalised. Default: drawn at random.
+        Initial vector, normalised before use. Default: random.
     seed : int, Generator, ... , optional
-        For that, see :func:`numpy.random.default_rng`.
+        Seed of the random initial vector, see :func:`numpy.random.default_rng`.
     code : Code or str, optional
-        How the matrix is coded, see :func:`dask_coded.encode`, which also chooses by default.
+        The code of the matrix, see :func:`dask_coded.encode`, which chooses one by default.
     client : distributed.Client, optional
         The cluster. Default: the current client.
     callback : callable, optional
-        Called with a :class:`~dask_coded.Progress` for the last round and for earlier ones, at
-        most ten a second, in the client's event loop: it should return soon.
+        Called with a :class:`~dask_coded.Progress` after the last round, and at most ten times a
+        second before it. It runs in the client's event loop, so it should return quickly.
 
     Returns
     -------
@@ -156,10 +156,10 @@ def power_iteration(
     Raises
     ------
     ConvergenceError
-        If ``tol`` is positive and not reached within ``max_iter`` rounds: two eigenvalues may be
-        equally great, or nearly.
+        If ``tol`` is positive and not reached within ``max_iter`` rounds, possibly because
+        two eigenvalues have equal or nearly equal modulus.
     ValueError
-        If an argument is out of its range, the matrix is not square, or there is no client.
+        If an argument is out of range, the matrix is not square, or there is no client.
 
     See Also
     --------
@@ -168,9 +168,9 @@ def power_iteration(
 
     Notes
     -----
-    Of a symmetric or Hermitian matrix some eigenvalue is within ``residual`` of ``value``. Codes
-    that mix rows decode to within rounding errors that differ from round to round, so that a
-    ``tol`` much below 1e-12 may not be reached with them.
+    A symmetric or Hermitian matrix has an eigenvalue within ``residual`` of ``value``. Codes that
+    mix rows decode with rounding errors that differ from round to round, so a ``tol`` much below
+    1e-12 may not be reached with them.
 
     Examples
     --------

@@ -1,14 +1,15 @@
-r"""The greatest singular values and their vectors, by a randomized range finder.
+r"""The largest singular values and their vectors, by a randomized range finder.
 
-A random block :math:`\Omega` of a few more columns than are wanted is multiplied by ``A``; an
-orthonormal basis ``Q`` of the product captures most of what ``A`` does, and more so after each pass
+``A`` is multiplied by a random block :math:`\Omega` with a few more columns than the number of
+singular values wanted. An orthonormal basis ``Q`` of the product captures most of the range of
+``A``, and captures more after each pass
 
-.. math:: Q R_1 = A X, \qquad X' R_2 = A^H Q, \qquad X = \Omega \text{ at first.}
+.. math:: Q R_1 = A X, \qquad X' R_2 = A^H Q, \qquad X = \Omega \text{ in the first pass.}
 
-As :math:`Q^H A = R_2^H X'^H`, the small matrix :math:`R_2` has the singular values. A pass is two
-rounds, each with a block of ``k + oversample`` columns on the right, which reads every piece once
-for all of them. Orthonormalising between the products keeps the small singular values apart from
-rounding errors.
+Because :math:`Q^H A = R_2^H X'^H`, the singular values of the small matrix :math:`R_2` approximate
+those of ``A``. A pass is two rounds, each with a block of ``k + oversample`` columns on the right,
+so every piece is read once for all columns. Orthonormalising between the products keeps rounding
+errors from drowning the small singular values.
 
 References
 ----------
@@ -44,7 +45,7 @@ def svd_rounds(
     seed: Any = None,
     loop: Loop = QUIET,
 ) -> tuple[Matrix, Matrix, Matrix]:
-    """Randomized SVD over an operator, in this thread.
+    """Compute a randomized SVD over an operator, in this thread.
 
     Parameters
     ----------
@@ -53,8 +54,8 @@ def svd_rounds(
     k, oversample, power_iterations, seed
         See :func:`randomized_svd`.
     loop : Loop
-        Told of each pass: its residual is how much the singular values changed, relative to the
-        greatest.
+        Receives a report of each pass. The residual is the largest change of a singular value,
+        relative to the largest singular value.
 
     Returns
     -------
@@ -65,7 +66,7 @@ def svd_rounds(
     Raises
     ------
     ValueError
-        If an argument is out of its range.
+        If an argument is out of range.
 
     Examples
     --------
@@ -103,44 +104,44 @@ def randomized_svd(
     client: Any = None,
     callback: Callable[[Progress], object] | None = None,
 ) -> tuple[Any, Matrix, Matrix]:
-    """The greatest singular values and their vectors, computed in coded rounds.
+    """Compute the largest singular values and their vectors, in coded rounds.
 
     Parameters
     ----------
     A : dask array, NumPy array, SciPy sparse matrix or CodedArray, shape (rows, columns)
         A coded array must have been encoded with ``transpose=True``.
     k : int
-        How many singular values.
+        Number of singular values.
     oversample : int
-        How many more columns the random block has: some for safety, 5 or 10.
+        Number of additional columns of the random block, for safety: 5 or 10.
     power_iterations : int
-        Passes over the matrix beside the first, two rounds each. Each divides the error by more
-        the faster the singular values decay; 0 suffices where they fall off at once.
+        Passes over the matrix after the first, two rounds each. The faster the singular values
+        decay, the more a pass reduces the error; 0 suffices if they drop off at once.
     seed : int, Generator, ... , optional
-        For the random block, see :func:`numpy.random.default_rng`.
+        Seed of the random block, see :func:`numpy.random.default_rng`.
     code : Code or str, optional
-        How the matrix is coded, see :func:`dask_coded.encode`, which also chooses by default.
+        The code of the matrix, see :func:`dask_coded.encode`, which chooses one by default.
     client : distributed.Client, optional
         The cluster. Default: the current client.
     callback : callable, optional
-        Called with a :class:`~dask_coded.Progress` for the last pass and for earlier ones, at most
-        ten a second, in the client's event loop: it should return soon.
+        Called with a :class:`~dask_coded.Progress` after the last pass, and at most ten times a
+        second before it. It runs in the client's event loop, so it should return quickly.
 
     Returns
     -------
     U : ndarray or dask array, shape (rows, k)
-        Left singular vectors as columns; a dask array, chunked as the rows of A, if A is one.
+        Left singular vectors as columns; a dask array with the row chunks of A if A is one.
     s : ndarray, shape (k,)
-        Singular values, the greatest first.
+        Singular values, largest first.
     Vh : ndarray, shape (k, columns)
         Right singular vectors as rows, conjugated.
 
     Raises
     ------
     TypeError
-        If A is coded without its transpose.
+        If A was encoded without its transpose, or A is coded and ``code`` is given.
     ValueError
-        If an argument is out of its range, or there is no client.
+        If an argument is out of range, or there is no client.
 
     See Also
     --------
@@ -149,10 +150,10 @@ def randomized_svd(
 
     Notes
     -----
-    The approximation is near the best of rank ``k``: its error exceeds the singular value
+    The approximation is close to the best of rank ``k``: its error exceeds the singular value
     ``k + 1`` by a factor that tends to 1 as ``power_iterations`` grows ([1]_, section 10.4).
-    ``U``, of ``k + oversample`` columns while it is computed, has to fit into the memory of one
-    worker.
+    ``U``, which has ``k + oversample`` columns during the computation, must fit into the memory of
+    one worker.
 
     References
     ----------
@@ -186,7 +187,7 @@ def randomized_svd(
         callback=callback,
     )
     if isinstance(A, da.Array):
-        # Scattered, because a tall array has no place in a task graph.
+        # Scattered, because a tall array does not belong in a task graph.
         future = client.scatter(U)
         U = da.from_delayed(future, U.shape, U.dtype, meta=U[:0]).rechunk((A.chunks[0], -1))
     return U, s, Vh

@@ -1,13 +1,13 @@
-"""Linear models: families of losses, penalties and solvers that multiply, and estimators.
+"""Linear models: loss families, penalties and solvers to combine, and estimators.
 
 :func:`minimize` is NumPy code over an operator with ``@``.
 
-The estimators have scikit-learn's names, defaults and conventions, and need it: it is the extra
-``dask-coded[linear-model]``, imported when the first of them is asked for. With a current Dask
-client, or one passed to ``fit``, the data are encoded with their transpose and the solver runs in
-the cluster as one task, each iteration two coded rounds. Data that are a
-:class:`~dask_coded.CodedArray` already are not encoded again. Without a client the same solver runs
-in this process.
+The estimators follow scikit-learn's names, defaults and conventions. They need scikit-learn (the
+extra ``dask-coded[linear-model]``), which is imported when an estimator is first accessed. With a
+current Dask client, or one passed to ``fit``, the data are encoded with their transpose and the
+solver runs in the cluster as one task; each iteration takes two coded rounds. A
+:class:`~dask_coded.CodedArray` is not encoded again. Without a client the same solver runs in this
+process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dask_coded.linear_model.regressors import LinearRegression as LinearRegression
     from dask_coded.linear_model.regressors import Ridge as Ridge
 
-# Without what needs scikit-learn: `import *` works where that is not installed.
+# Excludes the estimators so that `import *` works without scikit-learn.
 __all__ = [
     "Family",
     "Hinge",

@@ -1,4 +1,4 @@
-"""What all estimators share: how data come in, how a fit runs, how predictions go out."""
+"""The base class of the estimators: input validation, fitting and prediction."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dask_coded.loop import Progress
 
 
 class LinearModel(BaseEstimator):
-    """What the four have in common: data in, one fit, predictions out."""
+    """Base class of the four estimators: validates data, runs one fit, predicts."""
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -36,7 +36,7 @@ class LinearModel(BaseEstimator):
     # -- fitting -------------------------------------------------------------------------------
 
     def _data(self, X: Any, y: Any, client: Client | None, **checks: Any) -> tuple[Any, Any]:
-        """``X`` as it can be encoded or multiplied, ``y`` as a NumPy array."""
+        """Return ``X`` in a form that can be encoded or multiplied, and ``y`` as a NumPy array."""
         y = here(y, client)
         if check_dask(X):
             if client is not None or isinstance(X, CodedArray):
@@ -64,7 +64,7 @@ class LinearModel(BaseEstimator):
             start = self._start(np.asarray(y).ndim)
         display = Display() if self.verbose else None
 
-        def tell(progress: Progress) -> None:
+        def report(progress: Progress) -> None:
             if display is not None:
                 display(progress)
             if callback is not None:
@@ -84,23 +84,23 @@ class LinearModel(BaseEstimator):
                 max_iter=self.max_iter,
                 client=client,
                 code=self.code,
-                callback=tell if self.verbose or callback else None,
+                callback=report if self.verbose or callback else None,
             )
         if display is not None:
             display.summary()
         self.history_ = found.history
         if not found.converged:
             warnings.warn(
-                f"{type(self).__name__} is to reach tol={self.tol:g}, after "
-                f"max_iter={self.max_iter} iterations it is at {found.residual:.3g}: raise "
-                "max_iter or tol, or scale the data.",
+                f"{type(self).__name__} did not reach tol={self.tol:g} within "
+                f"max_iter={self.max_iter} iterations, its residual is {found.residual:.3g}: "
+                "raise max_iter or tol, or scale the data.",
                 ConvergenceWarning,
                 stacklevel=3,
             )
         return found
 
     def _start(self, dimensions: int) -> tuple[Any, Any]:
-        """Coefficients and intercept of the fit before, as the solver has them."""
+        """Return coefficients and intercept of the previous fit in the solver's shapes."""
         coefficients = np.atleast_2d(self.coef_).T
         shift = np.broadcast_to(self.intercept_, coefficients.shape[1:])
         return (coefficients, shift) if dimensions == 2 else (coefficients[:, 0], shift[0])
@@ -108,7 +108,7 @@ class LinearModel(BaseEstimator):
     # -- predicting ----------------------------------------------------------------------------
 
     def _predictions(self, X: Any) -> Any:
-        """``X @ coef_.T + intercept_``: a dask array if X is one."""
+        """Return ``X @ coef_.T + intercept_``, as a dask array if X is one."""
         check_is_fitted(self)
         if not check_dask(X):
             X = validate_data(self, X, accept_sparse="csr", dtype=np.float64, reset=False)
@@ -132,7 +132,7 @@ class LinearModel(BaseEstimator):
 def rowwise(
     scores: Any, function: Callable[[Any], Any], tail: tuple[int, ...], dtype: Any = np.float64
 ) -> Any:
-    """A function of blocks of rows, at once or for each block of a dask array later."""
+    """Apply a function to rows: at once to an array, lazily to each block of a dask array."""
     if not isinstance(scores, da.Array):
         return function(scores)
     return da.map_blocks(
@@ -147,7 +147,7 @@ def rowwise(
 
 
 def here(values: Any, client: Client | None = None) -> Any:
-    """A dask array as a NumPy array; anything else as it is."""
+    """Compute a dask array; return anything else unchanged."""
     if not isinstance(values, da.Array):
         return values
     return values.compute() if client is None else client.compute(values).result()

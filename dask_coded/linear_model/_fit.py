@@ -1,4 +1,4 @@
-"""Where a fit runs: as one task in the cluster if there is a client, else in this process."""
+"""Run a fit as one task in the cluster if there is a client, else in this process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Callback = Callable[[Progress], object]
 
 
 def current_cluster(client: Client | None) -> Client | None:
-    """The client given, else the current one, else none."""
+    """Return the given client, else the current one, else None."""
     if client is not None:
         return client
     try:
@@ -31,15 +31,14 @@ def current_cluster(client: Client | None) -> Client | None:
 
 
 def check_dask(X: Any) -> bool:
-    """Whether data are a dask array.
+    """Return whether the data are a dask array, and check it.
 
     Raises
     ------
     TypeError
-        If they are another dask collection.
+        If they are a different dask collection.
     ValueError
-        If they are no matrix of real numbers, or a coded array that cannot be multiplied from
-        both sides.
+        If they are not a matrix of real numbers with known chunk sizes.
     """
     if not is_dask_collection(X):
         return False
@@ -70,36 +69,36 @@ def fit(
     callback: Callback | None,
     **options: Any,
 ) -> Solution:
-    """Minimise over data in this process or in a cluster.
+    """Minimise an objective over data in this process or in a cluster.
 
     Parameters
     ----------
     X : NumPy array, SciPy sparse matrix, dask array or CodedArray
-        Not encoded again if it is coded.
+        A CodedArray is not encoded again.
     y, family, penalty, **options
         As for :func:`~dask_coded.linear_model.minimize`.
     client : distributed.Client or None
-        None: here.
+        None runs the fit in this process.
     code : Code or str or None
-        How data that are not coded yet will be.
+        Code for data that are not encoded yet; None lets :func:`~dask_coded.encode` choose.
     callback : callable or None
         Called with a :class:`~dask_coded.Progress`.
     """
     if client is None and not isinstance(X, CodedArray):
         return minimize(X, y, family, penalty, loop=_Told(callback), **options)
     if not isinstance(X, CodedArray):
-        # Parity and real coefficients want real numbers.
+        # Parity and real coefficients need floating-point data.
         X = encode(X if X.dtype.kind == "f" else X.astype(np.float64), code, client, transpose=True)
     elif not isinstance(X.T, CodedArray):
         raise ValueError(
-            "A fit multiplies from both sides, and this array was encoded without its transpose: "
+            "A fit multiplies from both sides, but this array was encoded without its transpose: "
             "encode it with `transpose=True`."
         )
     return run(minimize, X, y, family, penalty, client=client, callback=callback, **options)
 
 
 class _Told(Loop):
-    """Hands what is reported to a callback in this process."""
+    """Passes each report to a callback in this process."""
 
     def __init__(self, callback: Callback | None) -> None:
         self._callback = callback

@@ -1,13 +1,14 @@
-r"""What a fit minimises, with the intercept outside the matrix.
+r"""The objective of a fit, with the intercept kept outside the matrix.
 
 With weights :math:`s_i` that sum to 1, the objective is
 
 .. math:: F(w, b) = \sum_i s_i \, \ell(x_i^T w + b, y_i) + r(w).
 
-The matrix is multiplied as it is, encoded once: a column of ones and the subtraction of column
-means are terms of rank one beside it. Centring the columns changes nothing but ``b`` while ``b`` is
-free, and spares the solvers a badly scaled direction. Where the intercept is penalised (liblinear's
-convention, which ``LinearSVC`` follows) it is the coefficient of a constant column instead.
+The matrix is encoded once and stays unchanged: a column of ones and the subtraction of column means
+are rank-one terms that are added to its products. Centring the columns removes a badly scaled
+direction for the solvers, and changes only ``b`` if ``b`` is not penalised. If the intercept is
+penalised (liblinear's convention, which ``LinearSVC`` follows), it is the coefficient of a constant
+column instead.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from dask_coded.linear_model.penalties import Penalty
 
 @dataclass(frozen=True)
 class Intercept:
-    """How predictions are shifted.
+    """The constant term of the predictions.
 
     Parameters
     ----------
     column : float
         Value of the constant column; 0 for no intercept.
     penalised : bool
-        Whether its coefficient costs as the others do.
+        Whether its coefficient is penalised like the others.
     """
 
     column: float = 1.0
@@ -41,7 +42,7 @@ class Intercept:
 
 @dataclass(frozen=True)
 class Point:
-    """Coefficients, and what two rounds tell about them.
+    """Coefficients with their predictions and gradient, which take two rounds.
 
     Parameters
     ----------
@@ -60,7 +61,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Objective:
-    """A function of coefficients, of which one product gives the value, and one more the gradient.
+    """A function of coefficients: one product gives its value, a second one its gradient.
 
     Parameters
     ----------
@@ -72,7 +73,7 @@ class Objective:
     penalty : Penalty
     intercept : Intercept
     means : ndarray, shape (p,)
-        What is subtracted from each row of the matrix.
+        Subtracted from each row of the matrix.
     pair : anything with ``product(d)``, or None
         Computes ``X.T @ diag(d) @ X`` in one round.
     """
@@ -97,23 +98,23 @@ class Objective:
         intercept: Intercept,
         pair: Any = None,
     ) -> Objective:
-        """With the means of the columns, one round, where centring is free."""
+        """Build the objective; takes one round for the column means if the intercept is free."""
         means = np.zeros(operator.shape[1])
         if intercept.column and not intercept.penalised:
             means = np.asarray(operator.T @ weights, dtype=np.float64)
         return cls(operator, y, weights, family, penalty, intercept, means, pair)
 
-    # -- coefficients as users have them -------------------------------------------------------
+    # -- conversion of coefficients ------------------------------------------------------------
 
     def inside(self, coefficients: Floats, shift: Floats) -> Floats:
-        """Coefficients and intercept as one array, of shape (m,) or (m, k)."""
+        """Return coefficients and intercept as one array, shape (m,) or (m, k)."""
         if not self.intercept.column:
             return coefficients
         last = (shift + self.means @ coefficients) / self.intercept.column
         return np.concatenate([coefficients, np.reshape(last, (1, *coefficients.shape[1:]))])
 
     def outside(self, w: Floats) -> tuple[Floats, Floats]:
-        """Coefficients (p,) or (p, k) and intercept () or (k,) for the matrix as it is."""
+        """Return coefficients (p,) or (p, k) and intercept () or (k,) for the uncentred matrix."""
         if not self.intercept.column:
             return w, np.zeros(w.shape[1:])
         return w[:-1], np.asarray(self.intercept.column * w[-1] - self.means @ w[:-1])
@@ -121,12 +122,12 @@ class Objective:
     # -- the two products ----------------------------------------------------------------------
 
     def predict(self, w: Floats) -> Floats:
-        """One round: the predictions, or how they change with ``w``; shape (n,) or (n, k)."""
+        """Return the predictions, linear in ``w``, shape (n,) or (n, k); takes one round."""
         coefficients, shift = self.outside(w)
         return np.asarray((self.operator @ coefficients) + shift)
 
     def gather(self, residuals: Floats) -> Floats:
-        """One round: the transposed of :meth:`predict`."""
+        """Apply the transpose of :meth:`predict`; takes one round."""
         total = residuals.sum(axis=0)
         found = self.operator.T @ residuals - np.multiply.outer(self.means, total)
         if not self.intercept.column:
@@ -136,37 +137,37 @@ class Objective:
         )
 
     def weighed(self, rows: Floats) -> Floats:
-        """Rows times their weights."""
+        """Return rows times their weights."""
         return (self.weights * rows.T).T
 
     # -- values --------------------------------------------------------------------------------
 
     def point(self, w: Floats, z: Floats | None = None) -> Point:
-        """One round, or two if the predictions are not known."""
+        """Return the point at ``w``; takes one round, or two if the predictions are not given."""
         z = self.predict(w) if z is None else z
         pull = self.gather(self.weighed(self.family.slope(z, self.y)))
         return Point(w, z, pull + self._padded(self.penalty.gradient(self._costly(w)), w))
 
     def smooth(self, w: Floats, z: Floats) -> float:
-        """Loss and the smooth part of the penalty."""
+        """Return the loss plus the smooth part of the penalty."""
         return self.value(w, z) - self.corner(w)
 
     def corner(self, w: Floats) -> float:
-        """The part of the penalty that is not smooth."""
+        """Return the part of the penalty that is not smooth."""
         return self.penalty.corner(self._costly(w))
 
     def value(self, w: Floats, z: Floats, family: Family | None = None) -> float:
-        """The objective, of this family or of another."""
+        """Return the objective, with this family or another one."""
         losses = (family or self.family).loss(z, self.y)
         return float((self.weights @ losses).sum()) + self.penalty.value(self._costly(w))
 
     def slope(self, w: Floats, z: Floats, d: Floats, q: Floats) -> float:
-        """Derivative of the smooth part at ``w`` along ``d``, where ``q = predict(d)``."""
+        """Differentiate the smooth part at ``w`` along ``d``, where ``q = predict(d)``."""
         loss = np.vdot(self.weighed(self.family.slope(z, self.y)), q)
         return float(loss + self.penalty.l2 * np.vdot(self._costly(w), self._costly(d)))
 
     def residual(self, point: Point) -> float:
-        """How far from a minimum: the largest entry of the least subgradient, in units of y."""
+        """Return the largest absolute entry of the least subgradient, in units of y."""
         g = point.gradient
         if self.penalty.l1:
             w, g = self._costly(point.w), g.copy()
@@ -179,16 +180,16 @@ class Objective:
         return float(np.abs(g).max()) / self.family.scale(self.y, self.weights)
 
     def shrink(self, w: Floats, step: float) -> Floats:
-        """Proximal map of the penalty's corner; leaves alone what costs nothing."""
+        """Apply the proximal map of the penalty's corner; free coefficients stay unchanged."""
         costly = self._costly(w)
         return np.concatenate([self.penalty.shrink(costly, step), w[len(costly) :]])
 
     # -- curvature -----------------------------------------------------------------------------
 
     def bend(self, z: Floats) -> Callable[[Floats], tuple[Floats, Floats]]:
-        """The Hessian at predictions ``z`` as a function of ``v``: two rounds for a product.
+        """Return the function ``v -> (H @ v, predict(v))`` for the Hessian ``H`` at ``z``.
 
-        It returns the product and, of which it is made, ``predict(v)``.
+        Each call takes two rounds.
         """
 
         def times(v: Floats) -> tuple[Floats, Floats]:
@@ -199,7 +200,7 @@ class Objective:
         return times
 
     def hessian(self, z: Floats) -> Floats | None:
-        """The Hessian at ``z``, shape (m, m), of one model that has a pair: two rounds."""
+        """Return the Hessian at ``z``, shape (m, m), in two rounds; None for k > 1 or no pair."""
         if self.pair is None or z.ndim > 1:
             return None
         d = self.weights * self.family.bend(z, self.y, np.ones_like(z))
@@ -215,7 +216,7 @@ class Objective:
         return np.asarray(H + np.diag(costs))
 
     def _costly(self, w: Floats) -> Floats:
-        """The coefficients that the penalty is about."""
+        """Return the penalised coefficients."""
         return w[:-1] if self.intercept.column and not self.intercept.penalised else w
 
     def _padded(self, part: Floats, w: Floats) -> Floats:
@@ -223,12 +224,12 @@ class Objective:
 
 
 def check_weights(name: str, weights: npt.ArrayLike, rows: int) -> Floats:
-    """Weights of rows, shape (rows,).
+    """Return the weights of rows as an array, shape (rows,).
 
     Raises
     ------
     ValueError
-        If they are not as many, or not as weights are.
+        If there is not one for each row, or they are negative, not finite or all zero.
     """
     found = np.asarray(weights, dtype=np.float64)
     if found.shape != (rows,):
@@ -238,7 +239,7 @@ def check_weights(name: str, weights: npt.ArrayLike, rows: int) -> Floats:
         )
     if not (np.isfinite(found).all() and (found >= 0).all() and found.any()):
         raise ValueError(
-            f"Argument {name!r} must hold weights that are finite and not negative, and not all "
-            f"zero: the least is {found.min()}, the greatest {found.max()}."
+            f"Argument {name!r} must be finite, not negative and not all zero, "
+            f"the smallest weight is {found.min()}, the largest {found.max()}."
         )
     return found

@@ -1,4 +1,4 @@
-"""The rules of the solvers: where each goes from a point. See :mod:`.solvers` for what they are."""
+"""The iteration rules of the solvers, which :mod:`.solvers` describes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from dask_coded.linear_model._objective import Objective, Point
 from dask_coded.linear_model.families import Floats
 
 _MEMORY = 10  # pairs that L-BFGS remembers
-_SEARCHES = 60  # evaluations of a line search, which cost no round
-_FLAT = 0.01  # a line search ends where the slope is this part of what it was
-_ROUNDING = 1e-14  # of the objective: less is no difference
+_SEARCHES = 60  # most evaluations of a line search, which cost no round
+_FLAT = 0.01  # a line search ends when the slope is this fraction of its first value
+_ROUNDING = 1e-14  # smaller relative differences of the objective are rounding errors
 
 
 class Rule(Protocol):
-    """One iteration of a solver. Immutable: what it remembers goes into the next one."""
+    """One iteration of a solver. Immutable: state is passed on to the next rule."""
 
     def advance(self, objective: Objective, point: Point) -> tuple[Point, Self]:
-        """The next point, and the rule that goes on from there."""
+        """Return the next point and the rule that continues from it."""
         ...
 
 
@@ -35,7 +35,7 @@ class Gradient:
 
 @dataclass(frozen=True)
 class LBFGS:
-    """The inverse Hessian from the last steps and changes of the gradient.
+    """The inverse Hessian, approximated from the last steps and gradient changes.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ class LBFGS:
     def advance(self, objective: Objective, point: Point) -> tuple[Point, LBFGS]:
         after = _search(objective, point, self._direction(point.gradient))
         s, change = after.w - point.w, after.gradient - point.gradient
-        # Where there is no curvature, there is nothing to learn from.
+        # Without curvature along the step the update is undefined: drop all pairs.
         if np.vdot(s, change) <= 1e-16 * np.linalg.norm(s) * np.linalg.norm(change):
             return after, LBFGS()
         return after, LBFGS((*self.pairs, (s, change))[-_MEMORY:])
@@ -68,7 +68,7 @@ class LBFGS:
 
 @dataclass(frozen=True)
 class Newton:
-    """The minimum of the quadratic model, or far from the goal something on the way to it."""
+    """A step to the minimum of the quadratic model, truncated far from the solution."""
 
     def advance(self, objective: Objective, point: Point) -> tuple[Point, Self]:
         H = objective.hessian(point.z)
@@ -84,7 +84,7 @@ class Newton:
         d, q = np.zeros_like(point.w), np.zeros_like(point.z)
         left = -point.gradient
         v, size = left, float(np.vdot(left, left))
-        # The closer to the goal, the more exactly: superlinear in the end.
+        # More exact steps closer to the solution make the convergence superlinear.
         enough = size * min(0.01, objective.residual(point))
         for _ in range(2 * d.size):
             if size <= enough:
@@ -92,7 +92,7 @@ class Newton:
             Hv, Xv = times(v)
             curvature = float(np.vdot(v, Hv))
             if curvature <= 1e-16 * np.vdot(v, v):
-                # No end in this direction: the line search finds one, where there is one.
+                # The model has no minimum along v; the line search finds the objective's, if any.
                 if not d.any():
                     d, q = v, Xv
                 break
@@ -105,12 +105,12 @@ class Newton:
 
 @dataclass(frozen=True)
 class Proximal:
-    """A gradient step and the proximal map; the line to there is searched.
+    """A gradient step and the proximal map, followed by a backtracking line search.
 
     Parameters
     ----------
     step : float or None
-        Length of the gradient step; None: from the curvature along the gradient.
+        Length of the gradient step; None computes it from the curvature along the gradient.
     """
 
     step: float | None = None
@@ -136,14 +136,14 @@ class Proximal:
 
 @dataclass(frozen=True)
 class Nesterov:
-    """Proximal gradient with momentum; the point is the extrapolated one.
+    """Proximal gradient with momentum; the current point is the extrapolated one.
 
     Parameters
     ----------
     step : float or None
-        Length of the gradient step; None: from the curvature along the gradient.
+        Length of the gradient step; None computes it from the curvature along the gradient.
     before : (coefficients, predictions) or None
-        Of the iterate before, not extrapolated.
+        Of the previous iterate, not extrapolated.
     time : float
         Grows with the momentum; 1 at a restart.
     """
@@ -153,7 +153,7 @@ class Nesterov:
     time: float = 1.0
 
     def advance(self, objective: Objective, point: Point) -> tuple[Point, Nesterov]:
-        # Steps may grow again, where the curvature is less than it was.
+        # Steps may grow again because the curvature may have decreased.
         step = 1.05 * self.step if self.step else _first_step(objective, point)
         here = objective.smooth(point.w, point.z)
         for _ in range(_SEARCHES):
@@ -165,7 +165,7 @@ class Nesterov:
             excess = objective.smooth(w, z) - model
             if excess <= _ROUNDING * abs(here) or not square:
                 break
-            # What the curvature along d asks for, and a little less.
+            # Slightly less than the step that the curvature along d allows.
             step = min(step / 2, 0.9 / (1 / step + 2 * excess / square))
         w_before, z_before = self.before or (point.w, point.z)
         if np.vdot(point.w - w, w - w_before) > 0:
@@ -190,10 +190,11 @@ RULES: dict[str, Any] = {
 
 
 def _search(objective: Objective, point: Point, d: Floats, q: Floats | None = None) -> Point:
-    """Where the smooth objective is least on the ray from a point along ``d``, or nearly.
+    """Return the approximate minimum of the smooth objective on the ray from a point along ``d``.
 
-    It is convex, so that its slope grows along the ray: bracket the zero of the slope, then false
-    position (Illinois). Slopes see differences that values lose to rounding.
+    The objective is convex, so its slope grows along the ray. The search brackets the zero of the
+    slope, then applies false position (Illinois). It uses slopes because they show differences that
+    values lose to rounding.
     """
     if np.vdot(point.gradient, d) >= 0:
         d, q = -point.gradient, None
@@ -217,7 +218,7 @@ def _search(objective: Objective, point: Point, d: Floats, q: Floats | None = No
             break
         t = (low * at_high - high * at_low) / (at_high - at_low)
         if not low < t < high:
-            t = low  # the bracket is as small as numbers allow; here it still goes down
+            t = low  # the bracket is at machine precision; here the slope is still negative
             break
         before, at_t = at_t, slope(t)
         if at_t < 0:
@@ -230,7 +231,7 @@ def _search(objective: Objective, point: Point, d: Floats, q: Floats | None = No
 
 
 def _first_step(objective: Objective, point: Point) -> float:
-    """The inverse of the curvature along the gradient; one round."""
+    """Return the inverse of the curvature along the gradient; takes one round."""
     g = point.gradient
     square = float(np.vdot(g, g))
     q = objective.predict(g)

@@ -26,12 +26,12 @@ from dask_coded.linear_model.solvers import Solution
 
 
 class _Classifier(ClassifierMixin, LinearModel):
-    """A classifier: classes by name, scores by class."""
+    """Base class of the classifiers: encodes classes as targets and scores as classes."""
 
     def _targets(
         self, X: Any, y: Any, sample_weight: Any, client: Client | None
     ) -> tuple[Any, Any, Any]:
-        """Data, number of each row's class, weights or None."""
+        """Return the data, the class index of each row, and the weights or None."""
         X, y = self._data(X, y, client)
         check_classification_targets(y)
         y = column_or_1d(y, warn=True)
@@ -52,8 +52,8 @@ class _Classifier(ClassifierMixin, LinearModel):
         return X, codes, weights
 
     def _signs(self, codes: Any) -> Any:
-        """Of two classes -1 and 1, of more a column each with 1 where the row belongs to it."""
-        # Small integers: targets travel to the cluster.
+        """Return -1 or 1 for two classes; for more, a column per class: 1 for its rows, else -1."""
+        # int8, because targets are sent to the cluster.
         if len(self.classes_) == 2:
             return (2 * codes - 1).astype(np.int8)
         return np.where(codes[:, np.newaxis] == np.arange(len(self.classes_)), 1, -1).astype(
@@ -65,7 +65,7 @@ class _Classifier(ClassifierMixin, LinearModel):
         self.intercept_ = np.atleast_1d(found.intercept)
 
     def decision_function(self, X: Any) -> Any:
-        """How far rows are on the side of a class.
+        """Return the score of each row: ``X @ coef_.T + intercept_``.
 
         Parameters
         ----------
@@ -74,13 +74,13 @@ class _Classifier(ClassifierMixin, LinearModel):
         Returns
         -------
         ndarray, or dask array if X is one, shape (n,) or (n, classes)
-            Of two classes, positive for the second.
+            For two classes, positive for the second one.
         """
         scores = self._predictions(X)
         return scores[:, 0] if scores.shape[1] == 1 else scores
 
     def predict(self, X: Any) -> Any:
-        """Class of each row.
+        """Return the predicted class of each row.
 
         Parameters
         ----------
@@ -98,7 +98,7 @@ class _Classifier(ClassifierMixin, LinearModel):
         return rowwise(scores, choose, (), classes.dtype)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Share of the rows whose class is predicted rightly.
+        """Return the accuracy: the share of rows whose class is predicted correctly.
 
         Parameters
         ----------
@@ -116,37 +116,36 @@ class _Classifier(ClassifierMixin, LinearModel):
 
 
 class LogisticRegression(_Classifier):
-    r"""Logistic regression, of two classes or, as softmax regression, of more.
+    r"""Logistic regression for two classes, softmax regression for more.
 
     Minimises :math:`C \sum_i s_i \ell_i + \frac{1 - \rho}{2} \|w\|_2^2 + \rho \|w\|_1`, as
-    scikit-learn's does, with the intercept free.
+    scikit-learn does; the intercept is not penalised.
 
     Parameters
     ----------
     penalty : {"auto", "l2", "l1", "elasticnet", None}
-        "auto", and "elasticnet": what ``l1_ratio`` says, as in scikit-learn from version 1.8;
-        the others are the names before: "l2" is ``l1_ratio=0``, "l1" is ``l1_ratio=1``, None is
-        ``C=np.inf``.
+        "auto" and "elasticnet" use ``l1_ratio``, as scikit-learn does from version 1.8. The others
+        are the former names: "l2" is ``l1_ratio=0``, "l1" is ``l1_ratio=1``, None is ``C=np.inf``.
     C : float
         Inverse of the penalty's strength, positive; ``np.inf`` for no penalty.
     l1_ratio : float
         :math:`\rho`, from 0 (ridge) to 1 (lasso).
     tol : float
-        Stop when no entry of the gradient of the objective, divided by C and by the sum of the
-        weights, is larger.
+        Stop when the largest absolute entry of the gradient of the objective, divided by C and by
+        the sum of the weights, is at most this.
     fit_intercept : bool
     class_weight : dict, "balanced" or None
-        Factors of the weights of rows, by class.
+        Factor of the row weights for each class.
     solver : str
         One of the solvers of :func:`~dask_coded.linear_model.minimize`.
     max_iter : int
-        Most iterations to do.
+        Maximum number of iterations.
     verbose : int
-        Show the iterations while they go on, see :class:`dask_coded.Display`.
+        Show the iterations while the fit runs, see :class:`dask_coded.Display`.
     warm_start : bool
-        Begin where the last fit ended.
+        Start from the result of the previous fit.
     code : Code or str, optional
-        How data are coded, see :func:`dask_coded.encode`, which also chooses by default.
+        Code for the data, see :func:`dask_coded.encode`, which also chooses the default.
 
     Attributes
     ----------
@@ -156,7 +155,7 @@ class LogisticRegression(_Classifier):
     n_iter_ : ndarray of int, shape (1,)
     n_features_in_ : int
     history_ : tuple of Progress
-        One entry for each iteration; its objective is the mean loss and penalty.
+        One entry per iteration; its objective is the mean loss plus the penalty.
 
     Examples
     --------
@@ -211,19 +210,19 @@ class LogisticRegression(_Classifier):
         sample_weight : array_like, shape (n,), optional
             Not negative.
         client : distributed.Client, optional
-            The cluster. Default: the current client; without one, this process.
+            The cluster. Default: the current client; without one, the fit runs in this process.
         callback : callable, optional
             Called with a :class:`~dask_coded.Progress`; see :func:`dask_coded.graph.pagerank`.
 
         Returns
         -------
         LogisticRegression
-            This one.
+            The fitted model.
 
         Raises
         ------
         ValueError
-            If data or a parameter are not as they should be.
+            If the data or a parameter are invalid.
         """
         check_positive("C", self.C, or_infinite=True)
         ratios: dict[Any, float] = {
@@ -263,12 +262,12 @@ class LogisticRegression(_Classifier):
         return self
 
     def predict_log_proba(self, X: Any) -> Any:
-        """Logarithm of :meth:`predict_proba`."""
+        """Return the logarithm of :meth:`predict_proba`."""
         scores = self.decision_function(X)
         return rowwise(scores, _log_probabilities, (len(self.classes_),))
 
     def predict_proba(self, X: Any) -> Any:
-        """Probability of each class.
+        """Return the probability of each class.
 
         Parameters
         ----------
@@ -283,29 +282,29 @@ class LogisticRegression(_Classifier):
 
 
 class LinearSVC(_Classifier):
-    r"""Linear support vector classification; of more than two classes, each against the rest.
+    r"""Linear support vector classification, one-against-rest for more than two classes.
 
-    Minimises :math:`C \sum_i s_i \ell_i + r(w, b)` as scikit-learn's does: the intercept is the
-    coefficient of a constant column of value ``intercept_scaling``, and penalised like the others.
-    All classes are fitted together, and share each round.
+    Minimises :math:`C \sum_i s_i \ell_i + r(w, b)` as scikit-learn does: the intercept is the
+    coefficient of a constant column of value ``intercept_scaling`` and is penalised like the
+    others. All classes are fitted together and share each round.
 
     Parameters
     ----------
     penalty : {"l2", "l1"}
     loss : {"squared_hinge", "hinge"}
-        The hinge is not smooth: it is approximated, closer and closer, until the objective is
-        within ``tol`` of its minimum, relatively. That takes many more rounds.
+        The hinge is not smooth, so it is approximated more and more closely until the objective is
+        within a relative ``tol`` of its minimum. This takes many more rounds.
     tol : float
-        Stop when no entry of the gradient of the objective, divided by C and by the sum of the
-        weights, is larger.
+        Stop when the largest absolute entry of the gradient of the objective, divided by C and by
+        the sum of the weights, is at most this.
     C : float
         Inverse of the penalty's strength, positive.
     fit_intercept : bool
     intercept_scaling : float
-        Positive; the larger, the less is the intercept penalised.
+        Positive; a larger value penalises the intercept less.
     class_weight, solver, max_iter, verbose, warm_start, code
-        As in :class:`LogisticRegression`. Of more than two classes, ``class_weight`` weighs rows
-        for all of the classes' problems, where scikit-learn does so only for the row's own.
+        As in :class:`LogisticRegression`. With more than two classes, ``class_weight`` weights a
+        row in the problems of all classes; scikit-learn weights it only in that of its own class.
 
     Attributes
     ----------
@@ -315,7 +314,7 @@ class LinearSVC(_Classifier):
     n_iter_ : int
     n_features_in_ : int
     history_ : tuple of Progress
-        One entry for each iteration; its objective is the mean loss and penalty.
+        One entry per iteration; its objective is the mean loss plus the penalty.
 
     Examples
     --------
@@ -362,7 +361,7 @@ class LinearSVC(_Classifier):
         client: Client | None = None,
         callback: Callback | None = None,
     ) -> Self:
-        """Fit the model: see :meth:`LogisticRegression.fit`."""
+        """Fit the model; see :meth:`LogisticRegression.fit`."""
         check_positive("C", self.C)
         check_positive("intercept_scaling", self.intercept_scaling)
         families = {"hinge": Hinge(), "squared_hinge": SquaredHinge()}

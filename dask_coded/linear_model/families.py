@@ -1,9 +1,10 @@
-r"""Families: what one row of the data costs, as a function of its linear prediction.
+r"""Families: the loss of one row of the data as a function of its linear prediction.
 
-With ``z = X @ w`` the predictions, a model costs :math:`\sum_i s_i \ell(z_i, y_i)`. A family says
-:math:`\ell`, its derivative by ``z``, and its second derivative along a direction. All are plain
-NumPy functions of ``z`` and ``y`` of shape (n,) or (n, k): k columns are k models that are fitted
-together and share each product, except in :class:`Multinomial`, where they are the classes of one.
+With predictions ``z = X @ w``, the loss of a model is :math:`\sum_i s_i \ell(z_i, y_i)`. A family
+defines :math:`\ell`, its derivative by ``z``, and its second derivative along a direction. All are
+plain NumPy functions of ``z`` and ``y`` of shape (n,) or (n, k): k columns are k models that are
+fitted together and share each product, except in :class:`Multinomial`, where they are the classes
+of one model.
 
 ============================ ==================================== ===========================
 family                       loss of a row                        targets
@@ -35,51 +36,51 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Family(ABC):
-    """What a row costs."""
+    """The loss of a row and its derivatives."""
 
     def check(self, y: Floats) -> None:
-        """Refuse what are no targets of this family.
+        """Check that ``y`` holds valid targets of this family.
 
         Raises
         ------
         ValueError
-            If there is one.
+            If it does not.
         """
         if not np.isfinite(y).all():
             raise ValueError("Argument 'y' must hold finite numbers, it has NaN or infinity.")
 
     @abstractmethod
     def loss(self, z: Floats, y: Floats) -> Floats:
-        """Loss of each row and column, shape of ``z``; rows may put it all in one column."""
+        """Return the loss of each row and column, shape of ``z``; (n, 1) if columns share it."""
 
     @abstractmethod
     def slope(self, z: Floats, y: Floats) -> Floats:
-        """Derivative of the loss by ``z``, shape of ``z``."""
+        """Return the derivative of the loss by ``z``, shape of ``z``."""
 
     @abstractmethod
     def bend(self, z: Floats, y: Floats, direction: Floats) -> Floats:
-        """Second derivative times a direction, shape of ``z``."""
+        """Return the second derivative times a direction, shape of ``z``."""
 
     def scale(self, y: Floats, weights: Floats) -> float:
-        """The unit of the gradient: 1 where targets have none."""
+        """Return the unit of the gradient, 1 if the targets have none."""
         return 1.0
 
     def exact(self) -> Family:
-        """What is to be minimised in truth, where this family only approximates it."""
+        """Return the family that this one approximates, or this one if it is exact."""
         return self
 
     def sharper(self) -> Family:
-        """A closer approximation of :meth:`exact`, to be minimised from the minimum of this one."""
+        """Return a closer approximation of :meth:`exact`, to start from the minimum of this one."""
         return self
 
 
 @dataclass(frozen=True)
 class SeparateFamily(Family):
-    """A family in which no column of the predictions has to do with another."""
+    """A family that treats each column of the predictions independently."""
 
     @abstractmethod
     def curvature(self, z: Floats, y: Floats) -> Floats:
-        """Second derivative by ``z``, shape of ``z``."""
+        """Return the second derivative by ``z``, shape of ``z``."""
 
     def bend(self, z: Floats, y: Floats, direction: Floats) -> Floats:
         return self.curvature(z, y) * direction
@@ -105,24 +106,24 @@ class SquaredError(SeparateFamily):
         return np.ones_like(z)
 
     def scale(self, y: Floats, weights: Floats) -> float:
-        # Root mean square, so that kilometres converge as metres do.
+        # Root mean square, so that convergence does not depend on the unit of y.
         square = float(np.average(np.square(y).reshape(len(y), -1).max(axis=1), weights=weights))
         return square**0.5 or 1.0
 
 
 @dataclass(frozen=True)
 class _TwoClasses(SeparateFamily):
-    """Targets are signs."""
+    """A family whose targets are -1 and 1."""
 
     def check(self, y: Floats) -> None:
         wrong = y[np.abs(y) != 1]
         if wrong.size:
-            raise ValueError(f"Argument 'y' must hold -1 and 1 alone, it has {wrong[0]}.")
+            raise ValueError(f"Argument 'y' must hold only -1 and 1, it has {wrong[0]}.")
 
 
 @dataclass(frozen=True)
 class Logistic(_TwoClasses):
-    """Two classes, -1 and 1: minus the log-likelihood of logistic regression.
+    """Two classes, -1 and 1: the negative log-likelihood of logistic regression.
 
     Examples
     --------
@@ -164,16 +165,16 @@ class SquaredHinge(_TwoClasses):
 class Hinge(_TwoClasses):
     """Two classes, -1 and 1: rows within the margin cost their distance from it.
 
-    The corner at the margin is rounded off over ``width``, towards the smaller: the smooth loss is
-    below the hinge, by at most ``width / 2``. The minimum of the smooth objective is therefore
-    below that of the true one, so that the difference of the two at one point bounds how far that
-    point is from the true minimum: :func:`~dask_coded.linear_model.minimize` makes the corner
-    sharper until the bound is met.
+    The corner at the margin is smoothed over ``width``; the smooth loss is below the hinge, by at
+    most ``width / 2``. The minimum of the smooth objective is therefore below that of the true one.
+    At this minimum, the difference of the two objectives bounds how far the true one is from its
+    own minimum. :func:`~dask_coded.linear_model.minimize` sharpens the corner until this bound
+    meets the tolerance.
 
     Parameters
     ----------
     width : float
-        Where to begin; 0 for the hinge itself, which has a :meth:`loss` but no curvature.
+        Initial width; 0 for the hinge itself, which has a :meth:`loss` but no curvature.
 
     Examples
     --------
@@ -207,7 +208,7 @@ class Hinge(_TwoClasses):
 
 @dataclass(frozen=True)
 class Multinomial(Family):
-    """Classes of one model: minus the log-likelihood of softmax regression.
+    """Classes of one model: the negative log-likelihood of softmax regression.
 
     Examples
     --------
@@ -218,8 +219,8 @@ class Multinomial(Family):
     def check(self, y: Floats) -> None:
         if y.ndim != 2 or not (np.isin(y, (0, 1)).all() and (y.sum(axis=1) == 1).all()):
             raise ValueError(
-                "Argument 'y' must have a column for each class, and a single 1 in each row, the "
-                "rest 0."
+                "Argument 'y' must have a column for each class, with a single 1 in each row and 0 "
+                "elsewhere."
             )
 
     def loss(self, z: Floats, y: Floats) -> Floats:

@@ -1,11 +1,11 @@
-r"""Penalties: what large coefficients cost.
+r"""Penalties on large coefficients.
 
-All four of the common ones are corners of one,
+The four common ones are special cases of the elastic net,
 
-.. math:: r(w) = \lambda_1 \|w\|_1 + \tfrac{1}{2} \lambda_2 \|w\|_2^2,
+.. math:: r(w) = \lambda_1 \|w\|_1 + \tfrac{1}{2} \lambda_2 \|w\|_2^2.
 
-the elastic net: both zero is no penalty, one zero is ridge or lasso. Gradient methods need the
-smooth part alone; proximal ones treat the corner of :math:`|w|` at zero exactly.
+If both weights are zero, there is no penalty; if one is, it is ridge or lasso. Gradient methods
+handle only the smooth part; proximal methods treat the corner of :math:`|w|` at zero exactly.
 
 References
 ----------
@@ -27,7 +27,7 @@ from dask_coded.linear_model.families import Floats
 
 @dataclass(frozen=True)
 class Penalty:
-    """What coefficients cost.
+    """A penalty on coefficients.
 
     Parameters
     ----------
@@ -55,19 +55,19 @@ class Penalty:
             check_positive(name, getattr(self, name), or_zero=True)
 
     def value(self, w: Floats) -> float:
-        """The cost of coefficients of any shape."""
+        """Return the penalty of coefficients of any shape."""
         return self.corner(w) + self.l2 / 2 * float(np.vdot(w, w))
 
     def corner(self, w: Floats) -> float:
-        """The part that is not smooth."""
+        """Return the part that is not smooth."""
         return self.l1 * float(np.abs(w).sum()) if self.l1 else 0.0
 
     def gradient(self, w: Floats) -> Floats:
-        """Gradient of the smooth part, shape of ``w``."""
+        """Return the gradient of the smooth part, shape of ``w``."""
         return self.l2 * w
 
     def shrink(self, w: Floats, step: float) -> Floats:
-        """Proximal map of the corner: the ``v`` of least ``step * corner(v) + |v - w|² / 2``."""
+        """Return the proximal map: the ``v`` that minimises ``step * corner(v) + |v - w|² / 2``."""
         if not self.l1:
             return w
         return np.sign(w) * np.maximum(np.abs(w) - step * self.l1, 0)

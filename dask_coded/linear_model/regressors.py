@@ -17,7 +17,7 @@ from dask_coded.linear_model.penalties import Penalty
 
 
 class _Regressor(RegressorMixin, LinearModel):
-    """Least squares, of one target or more, which share each round."""
+    """Least squares for one or more targets, which share each round."""
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -45,12 +45,12 @@ class _Regressor(RegressorMixin, LinearModel):
         Returns
         -------
         LinearRegression or Ridge
-            This one.
+            The fitted model.
 
         Raises
         ------
         ValueError
-            If data or a parameter are not as they should be.
+            If the data or a parameter are invalid.
         """
         client = current_cluster(client)
         strength = self._strength()
@@ -79,7 +79,7 @@ class _Regressor(RegressorMixin, LinearModel):
         return 0.0
 
     def predict(self, X: Any) -> Any:
-        """Prediction for each row.
+        """Return the prediction for each row.
 
         Parameters
         ----------
@@ -92,7 +92,7 @@ class _Regressor(RegressorMixin, LinearModel):
         return self._predictions(X)
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Coefficient of determination, 1 at best.
+        """Return the coefficient of determination, 1 at best.
 
         Parameters
         ----------
@@ -110,14 +110,14 @@ class _Regressor(RegressorMixin, LinearModel):
 class LinearRegression(_Regressor):
     r"""Least squares: minimises :math:`\sum_i s_i (x_i^T w + b - y_i)^2`.
 
-    Where the data do not tell the coefficients apart, the smallest that fit are found.
+    If the data do not determine the coefficients, the smallest ones that fit are found.
 
     Parameters
     ----------
     fit_intercept : bool
     tol : float
-        Stop when no entry of the gradient of half the mean square, in units of the root mean
-        square of ``y``, is larger.
+        Stop when the largest absolute entry of the gradient of half the mean square, in units of
+        the root mean square of ``y``, is at most this.
     solver, max_iter, verbose, warm_start, code
         As in :class:`LogisticRegression`.
 
@@ -128,7 +128,7 @@ class LinearRegression(_Regressor):
     n_iter_ : int
     n_features_in_ : int
     history_ : tuple of Progress
-        One entry for each iteration; its objective is half the mean square.
+        One entry per iteration; its objective is half the mean square.
 
     Examples
     --------
@@ -166,8 +166,8 @@ class Ridge(_Regressor):
         The penalty's strength; not negative.
     fit_intercept : bool
     tol : float
-        Stop when no entry of the gradient of half the objective, divided by the sum of the weights
-        and in units of the root mean square of ``y``, is larger.
+        Stop when the largest absolute entry of the gradient of half the objective, divided by the
+        sum of the weights and in units of the root mean square of ``y``, is at most this.
     solver, max_iter, verbose, warm_start, code
         As in :class:`LogisticRegression`.
 
@@ -178,7 +178,7 @@ class Ridge(_Regressor):
     n_iter_ : int
     n_features_in_ : int
     history_ : tuple of Progress
-        One entry for each iteration; its objective is half the mean square and penalty.
+        One entry per iteration; its objective is half the mean square plus the penalty.
 
     Examples
     --------

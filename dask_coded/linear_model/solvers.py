@@ -1,23 +1,23 @@
-r"""Solvers: five ways to the minimum, each iteration of two rounds, ``X @ d`` and ``X.T @ r``.
+r"""Five solvers that take two rounds per iteration, ``X @ d`` and ``X.T @ r``, or a few more.
 
-Predictions are linear in the coefficients, so that one product :math:`q = X d` with a direction is
-enough to know the objective all along it: line searches are exact, and cost no further round. The
-second product gives the gradient where the search ended.
+Predictions are linear in the coefficients, so one product :math:`q = X d` with a direction gives
+the objective everywhere along it. Line searches are therefore exact and cost no further round. The
+second product gives the gradient at the end of the search.
 
 ============= =========================================== ========== ==========================
-solver        direction                                   penalties  rounds of an iteration
+solver        direction                                   penalties  rounds per iteration
 ============= =========================================== ========== ==========================
 ``gradient``  steepest descent                            smooth     2
 ``lbfgs``     limited-memory BFGS [1]_                    smooth     2
-``newton``    Newton, by conjugate gradients, truncated   smooth     2 for each of their steps;
-              [1]_, or with a coded pair                             or 4
+``newton``    truncated Newton [1]_ by conjugate          smooth     2 per step of conjugate
+              gradients, or with a coded pair                        gradients; 4 with a pair
 ``nesterov``  accelerated proximal gradient [2]_ with     all        2, seldom 3
               restarts [3]_
-``proximal``  proximal gradient, steps of Barzilai and    all        2
-              Borwein [4]_
+``proximal``  proximal gradient with Barzilai-Borwein     all        2
+              steps [4]_
 ============= =========================================== ========== ==========================
 
-On a quadratic, L-BFGS with exact line searches takes the steps of conjugate gradients.
+On a quadratic, L-BFGS with exact line searches takes the same steps as conjugate gradients.
 
 References
 ----------
@@ -51,22 +51,23 @@ FREE_INTERCEPT = Intercept()
 
 @dataclass(frozen=True)
 class Solution:
-    """What a solver ends with.
+    """The result of a solver.
 
     Parameters
     ----------
     coefficients : ndarray, shape (p,) or (p, k)
     intercept : ndarray, shape () or (k,)
     rounds : int
-        Iterations done.
+        Number of iterations.
     residual : float
-        Largest entry of the (least sub-) gradient of the mean loss and penalty.
+        Largest absolute entry of the (least sub-) gradient of the mean loss plus penalty, in the
+        units of ``tol``.
     objective : float
-        Mean loss and penalty.
+        Mean loss plus penalty.
     converged : bool
         Whether the tolerance was reached.
     history : tuple of Progress
-        One entry for each iteration.
+        One entry per iteration.
     """
 
     coefficients: Floats
@@ -100,29 +101,29 @@ def minimize(
     operator : anything with ``operator @ w`` and ``operator.T @ r``, shape (n, p)
         The data: a NumPy array, a SciPy sparse matrix, or a coded operator inside the cluster.
     y : array_like, shape (n,) or (n, k)
-        Targets, as the family has them.
+        Targets, in the form that the family expects.
     family : Family
     penalty : Penalty
     solver : {"auto", "gradient", "lbfgs", "newton", "nesterov", "proximal"}
         "auto" is :func:`solver_for` family and penalty.
     weights : array_like, shape (n,), optional
-        Of the rows, not negative; they are divided by their sum. Default: all alike.
+        Of the rows, not negative; they are divided by their sum. Default: all equal.
     intercept : Intercept
-        How predictions are shifted.
+        The constant term of the predictions.
     start : (coefficients, intercept), optional
-        Where to begin; by default all zero.
+        Where to start; by default all zero.
     pair : anything with ``pair.product(d)``, optional
-        The data once more, as a coded pair of ``X`` and ``X``: solver "newton" then has
-        ``X.T @ diag(d) @ X`` in one round, where ``y`` has one column. "auto" is "newton" then, if
-        the penalty is smooth.
+        The same data as a coded pair of ``X`` and ``X``. If ``y`` has one dimension, solver
+        "newton" then computes ``X.T @ diag(d) @ X`` in one round, and "auto" is "newton" if the
+        penalty is smooth.
     tol : float
-        Stop when no entry of the (least sub-) gradient is larger; for least squares, in units of
-        the root mean square of ``y``. With the hinge loss the objective is besides within this
-        part of itself of that at the minimum.
+        Stop when the largest absolute entry of the (least sub-) gradient of the mean loss plus
+        penalty is at most this; for least squares, in units of the root mean square of ``y``. For
+        the hinge loss, the objective must also be within this fraction of itself of its minimum.
     max_iter : int
-        Most iterations to do.
+        Maximum number of iterations.
     loop : Loop
-        Told of each iteration.
+        Receives a report of each iteration.
 
     Returns
     -------
@@ -131,8 +132,8 @@ def minimize(
     Raises
     ------
     ValueError
-        If an argument is out of its range, the solver cannot do with the penalty, or the data have
-        NaN or infinity.
+        If an argument is out of range, the solver does not support the penalty, or the data
+        contain NaN or infinity.
 
     Examples
     --------
@@ -175,14 +176,14 @@ def minimize(
         if not np.isfinite(point.gradient).all():
             raise ValueError("The data must hold finite numbers, they have NaN or infinity.")
     for i in range(first, max_iter + 1):
-        # A warm start may be where it is to go already.
+        # A warm start may be at the minimum already.
         if i > 1 or objective.residual(point) > tol:
             point, rule = rule.advance(objective, point)
         residual, exact = objective.residual(point), family.exact()
         value = objective.value(point.w, point.z, exact)
         converged = residual <= tol
         if converged and value - objective.value(point.w, point.z) > tol * value:
-            # The minimum of an approximation that is not yet close enough.
+            # This is the minimum of an approximation that is not close enough yet.
             converged, family = False, family.sharper()
             objective = replace(objective, family=family)
             point, rule = objective.point(point.w, point.z), type(rule)()
@@ -197,7 +198,7 @@ def minimize(
 
 
 def solver_for(family: Family, penalty: Penalty) -> str:
-    """The solver for a family and a penalty: the one that takes fewest rounds as a rule.
+    """Return the solver that usually takes the fewest rounds for a family and a penalty.
 
     Examples
     --------
@@ -209,7 +210,7 @@ def solver_for(family: Family, penalty: Penalty) -> str:
     """
     if penalty.l1:
         return "nesterov"
-    # The sharper the corner, the less do gradients tell of it.
+    # The sharper the corner, the less gradients reveal of it.
     return "lbfgs" if family.exact() is family else "newton"
 
 

@@ -1,6 +1,6 @@
 """
-Graph filtering
-===============
+Filtering signals on a graph
+============================
 
 :func:`dask_coded.graph.filter` applies a function of the Laplacian's eigenvalues to signals on the
 nodes of a graph, without computing an eigenvalue: one coded round per Chebyshev term.
@@ -16,7 +16,7 @@ import dask_coded as coded
 client = Client(n_workers=4, threads_per_worker=1, processes=False, dashboard_address=None)
 
 # %%
-# Sensors that see their neighbours, and a temperature that most of them measure badly.
+# A network of sensors that are linked to their neighbours and measure a temperature with noise.
 
 graph = nx.random_geometric_graph(400, 0.1, seed=3)
 places = np.array(list(nx.get_node_attributes(graph, "pos").values()))
@@ -24,14 +24,14 @@ true = np.sin(3 * places[:, 0]) + np.cos(4 * places[:, 1])
 measured = true + np.random.default_rng(0).normal(scale=0.7, size=len(true))
 
 # %%
-# Heat that has diffused for a while: what changes from neighbour to neighbour is gone.
+# A heat filter removes what changes from neighbour to neighbour, as diffusion does over time.
 
 smooth = coded.graph.filter(graph, measured, coded.graph.Heat(0.5))
 for name, signal in [("measured", measured), ("filtered", smooth)]:
     print(f"{name}: root mean square error {np.sqrt(np.mean((signal - true) ** 2)):.2f}")
 
 # %%
-# Any function of the eigenvalues will do. This one keeps the lowest frequencies.
+# The kernel can be any function of the eigenvalues. This one keeps the lowest frequencies.
 
 low = coded.graph.filter(graph, measured, lambda eigenvalue: 1 / (1 + eigenvalue**2))
 

@@ -1,9 +1,9 @@
 """
-Logistic regression
-===================
+Fitting a logistic regression
+=============================
 
-:class:`dask_coded.linear_model.LogisticRegression` follows scikit-learn's conventions. The data is
-encoded once; a step of the solver is two coded rounds, ``X @ w`` and ``X.T @ r``.
+:class:`dask_coded.linear_model.LogisticRegression` follows scikit-learn's conventions. The data are
+encoded once; each iteration of the solver is two coded rounds, ``X @ w`` and ``X.T @ r``.
 """
 
 import matplotlib.pyplot as plt
@@ -17,7 +17,7 @@ from dask_coded.linear_model import LogisticRegression
 client = Client(n_workers=4, threads_per_worker=1, processes=False, dashboard_address=None)
 
 # %%
-# Two half moons, and cubic functions of their coordinates as features.
+# The data are two half moons; the features are cubic polynomials of their coordinates.
 
 points, labels = make_moons(2000, noise=0.2, random_state=0)
 features = PolynomialFeatures(3, include_bias=False).fit(points)

@@ -1,9 +1,9 @@
 """
-PageRank
-========
+Ranking the nodes of a graph with PageRank
+==========================================
 
 :func:`dask_coded.graph.pagerank` encodes the transition matrix on the cluster once and iterates
-there, one coded round per step. It takes networkx graphs, sparse matrices and edge lists.
+there, one coded round per iteration. It takes networkx graphs, sparse matrices and edge lists.
 """
 
 import matplotlib.pyplot as plt
@@ -13,13 +13,13 @@ from dask.distributed import Client
 import dask_coded as coded
 
 # %%
-# Any Dask cluster will do; this one lives in the process that builds these pages.
+# Any Dask cluster will do; this one runs in the process that builds these pages.
 
 client = Client(n_workers=4, threads_per_worker=1, processes=False, dashboard_address=None)
 
 # %%
-# A graph in which new nodes link to popular ones. The callback hears of the rounds, at most ten a
-# second, and of the last one.
+# In this graph new nodes link to popular ones. The callback gets at most ten rounds a second, and
+# always the last one.
 
 links = nx.barabasi_albert_graph(200, 2, seed=0).edges
 graph = nx.DiGraph((newer, older) for older, newer in links)
@@ -28,7 +28,7 @@ scores = coded.graph.pagerank(graph, callback=history.append)
 print(f"{history[-1].round} rounds, the last one changed {history[-1].residual:.1e}")
 
 # %%
-# The same as networkx says, but for its looser default tolerance.
+# networkx gives the same scores if its default tolerance is tightened.
 
 reference = nx.pagerank(graph, tol=1e-12)
 print(f"largest difference: {max(abs(scores[n] - reference[n]) for n in graph):.1e}")

@@ -1,6 +1,6 @@
 """
-Randomised SVD
-==============
+Computing a truncated SVD
+=========================
 
 :func:`dask_coded.linalg.randomized_svd` finds the largest singular values and their vectors with a
 handful of coded products, each with a block of vectors.
@@ -15,7 +15,7 @@ import dask_coded as coded
 client = Client(n_workers=4, threads_per_worker=1, processes=False, dashboard_address=None)
 
 # %%
-# A matrix whose singular values fall off, with noise.
+# A matrix whose singular values decay geometrically, plus noise.
 
 rng = np.random.default_rng(0)
 left, _ = np.linalg.qr(rng.standard_normal((600, 200)))

@@ -1,4 +1,4 @@
-"""Codecs: what comes back of what was packed, and what a sum loses on its way round a ring."""
+"""Codecs: the error of one packing, and the error of a sum that travels around a ring."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def vectors(dtype: type, **kwargs: object) -> st.SearchStrategy[np.ndarray]:
 
 
 def back(codec: Codec, vector: np.ndarray) -> np.ndarray:
-    """What a vector is after a hop."""
+    """Return a vector after packing and unpacking."""
     return codec.unpack(codec.pack(Partial(vector))).vector
 
 
@@ -32,7 +32,7 @@ def back(codec: Codec, vector: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("codec", CODECS, ids=repr)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [0, 1, 2, 255, 256, 257, 1000])
-def test_type_length_and_loss_come_back_and_the_vector_is_left_alone(codec, dtype, size):
+def test_dtype_length_and_loss_are_kept_and_the_vector_is_unchanged(codec, dtype, size):
     vector = np.random.default_rng(0).standard_normal(size).astype(dtype)
     before = vector.copy()
     packed = codec.pack(Partial(vector, loss=2.5))
@@ -41,7 +41,7 @@ def test_type_length_and_loss_come_back_and_the_vector_is_left_alone(codec, dtyp
     assert partial.vector.shape == vector.shape
     assert partial.loss == 2.5
     np.testing.assert_array_equal(vector, before)
-    partial.vector += 1  # the receiver's own
+    partial.vector += 1  # unpacked arrays are new
     np.testing.assert_array_equal(codec.unpack(packed).vector + 1, partial.vector)
 
 
@@ -53,7 +53,7 @@ def test_bytes_are_those_of_the_packed_arrays(codec):
 
 
 @given(vectors(np.float32, allow_nan=False, allow_infinity=False))
-def test_truncation_rounds_to_the_nearest_of_its_numbers(vector):
+def test_truncation_rounds_to_the_nearest_bfloat16(vector):
     rounded = back(Truncation(), vector)
     assert not (rounded.view(np.uint32) & 0xFFFF).any()
     lower = (vector.view(np.uint32) & 0xFFFF0000).view(np.float32).astype(np.float64)
@@ -71,7 +71,7 @@ def test_truncation_of_normal_numbers_is_off_by_a_256th_at_most(vector):
     assert (np.abs(back(Truncation(), vector) - vector) <= np.abs(vector) / 256).all()
 
 
-def test_truncation_keeps_what_needs_no_more_bits():
+def test_truncation_keeps_numbers_that_need_no_more_bits():
     for dtype in DTYPES:
         vector = np.array([0.0, -0.0, 1.0, -1.5, 255.0, 2.0**-126, 2.0**127], dtype=dtype)
         np.testing.assert_array_equal(back(Truncation(), vector), vector)
@@ -90,7 +90,7 @@ def test_truncation_keeps_infinities_and_nan_whatever_their_bits():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_truncation_of_what_is_too_large_is_infinite(dtype):
+def test_truncation_of_too_large_numbers_is_infinite(dtype):
     largest = np.array([np.finfo(dtype).max, -np.finfo(dtype).max])
     assert back(Truncation(), largest).tolist() == [np.inf, -np.inf]
 
@@ -135,7 +135,7 @@ def test_arguments_are_checked():
         Quantization(block=0)
 
 
-def test_a_codec_is_a_compression_that_compresses_nothing_beforehand():
+def test_a_codec_is_a_compression_without_a_linear_compressor():
     for codec in (Truncation(), Quantization()):
         assert codec.codec is codec
         assert codec.lossy
@@ -149,19 +149,19 @@ def test_a_codec_is_a_compression_that_compresses_nothing_beforehand():
 # ------------------------------------------------------------------------------------------- a ring
 
 
-def error_of_a_sum(hop: Callable[[np.ndarray], np.ndarray], workers: int) -> float:
-    """Relative error of the sum of Gaussian gradients that is packed for each of its hops."""
+def error_of_a_sum(send: Callable[[np.ndarray], np.ndarray], workers: int) -> float:
+    """Return the relative error of a sum of Gaussian gradients that is packed for each message."""
     gradients = np.random.default_rng(workers).standard_normal((workers, 8192)).astype(np.float32)
     total = gradients[0]
     for gradient in gradients[1:]:
-        total = hop(total) + gradient
-    total = hop(total)
+        total = send(total) + gradient
+    total = send(total)
     exact = gradients.sum(axis=0, dtype=np.float64)
     return float(np.linalg.norm(total - exact) / np.linalg.norm(exact))
 
 
 def toward_zero(vector: np.ndarray) -> np.ndarray:
-    """The lower half of each number dropped."""
+    """Drop the lower half of each number's bits."""
     return (vector.view(np.uint32) & 0xFFFF0000).view(np.float32)
 
 
@@ -175,7 +175,7 @@ def toward_zero(vector: np.ndarray) -> np.ndarray:
     ],
     ids=repr,
 )
-def test_error_of_a_sum_grows_with_the_root_of_the_ring(codec, at_2):
+def test_error_of_a_sum_grows_with_the_square_root_of_the_ring(codec, at_2):
     errors = [error_of_a_sum(lambda v: back(codec, v), workers) for workers in (2, 8, 32, 64)]
     roots = np.sqrt([(2 + 1) / 2, 8 / 2, 32 / 2, 64 / 2]) / np.sqrt(3 / 2)
     np.testing.assert_allclose(errors, at_2 * roots, rtol=0.2)

@@ -18,7 +18,7 @@ CHOICE = GradiVeQ(128, 16, exact_steps=4, period=10)
 
 
 def gradients(workers: int, step: int, dtype: type = np.float32) -> list[np.ndarray]:
-    """Of each worker, with slices that lie near few directions."""
+    """Return each worker's gradient, with slices that lie near few directions."""
     rng = np.random.default_rng(1000 * step + workers)
     t = np.arange(SIZE)
     waves = [np.sin(t * f + rng.uniform(0, 6, (workers, 1))) for f in (0.05, 0.1, 0.7)]
@@ -26,8 +26,8 @@ def gradients(workers: int, step: int, dtype: type = np.float32) -> list[np.ndar
     return list((sum(waves) + noise).astype(dtype))
 
 
-def play(compressors: list[Projection], steps: range, segments: int = 1) -> list[np.ndarray]:
-    """Steps of replicas that add up what they send; what the last of them ended with."""
+def run_steps(compressors: list[Projection], steps: range, segments: int = 1) -> list[np.ndarray]:
+    """Run steps of replicas that add up their vectors; return each replica's last result."""
     totals: list[np.ndarray] = []
     for step in steps:
         cut = [np.array_split(g, segments) for g in gradients(len(compressors), step)]
@@ -42,7 +42,7 @@ def play(compressors: list[Projection], steps: range, segments: int = 1) -> list
 
 def fitted(segments: int = 1, choice: GradiVeQ = CHOICE) -> Projection:
     compressor = choice.compressor(LAYERS, segments)
-    play([compressor], range(choice.exact_steps), segments)
+    run_steps([compressor], range(choice.exact_steps), segments)
     return compressor
 
 
@@ -62,7 +62,7 @@ def test_product_does_not_depend_on_the_order_of_its_terms(rows, inner, columns,
     product = order_free_product(A, B)
     order = rng.permutation(inner)
     np.testing.assert_array_equal(product, order_free_product(A[:, order], B[order]))
-    half = inner // 2  # of another BLAS, or of two threads
+    half = inner // 2  # as another BLAS or two threads may split it
     parts = [rng.permutation(inner)[:half], rng.permutation(inner)[half:]]
     parts[1] = np.setdiff1d(np.arange(inner), parts[0])
     bits = (53 - (inner - 1).bit_length()) // 2
@@ -78,7 +78,7 @@ def test_product_does_not_depend_on_the_order_of_its_terms(rows, inner, columns,
     assert np.abs(product - A @ B).max() <= inner * 2.0**-bits * 2 * largest
 
 
-def test_product_of_zeros_and_of_nothing():
+def test_product_of_zeros_of_empty_matrices_and_of_nan():
     assert order_free_product(np.zeros((2, 3)), np.ones((3, 2))).tolist() == [[0, 0], [0, 0]]
     assert order_free_product(np.ones((2, 0)), np.ones((0, 2))).tolist() == [[0, 0], [0, 0]]
     assert np.isnan(order_free_product([[np.nan]], [[1.0]])).all()
@@ -105,11 +105,11 @@ def test_directions_keep_nearly_as_much_as_the_exact_ones(K, slices, decay, seed
     assert np.trace(basis @ covariance @ basis.T) >= 0.9 * best
 
 
-def test_directions_of_nothing_are_none():
+def test_directions_of_a_zero_covariance_are_zero():
     assert not principal_directions(np.zeros((5, 5)), 2).any()
 
 
-# --------------------------------------------------------------------------------- what it promises
+# -------------------------------------------------------------------------------- sums and replicas
 
 
 @pytest.mark.parametrize("segments", [1, 3, 5])
@@ -118,7 +118,7 @@ def test_compressed_sum_is_the_sum_of_the_compressed(segments, workers):
     compressor = fitted(segments)
     for segment, _ in enumerate(np.array_split(np.empty(SIZE), segments)):
         cut = [np.array_split(g, segments)[segment] for g in gradients(workers, 7, np.float64)]
-        weights = np.arange(1.0, workers + 1)  # of a code
+        weights = np.arange(1.0, workers + 1)  # coefficients of a code
         of_sum = compressor.compress(7, segment, sum(w * g for w, g in zip(weights, cut)))
         sum_of = sum(w * compressor.compress(7, segment, g) for w, g in zip(weights, cut))
         assert len(of_sum) < len(cut[0])
@@ -128,16 +128,16 @@ def test_compressed_sum_is_the_sum_of_the_compressed(segments, workers):
 @pytest.mark.parametrize("segments", [1, 3])
 def test_sums_of_exact_steps_are_exact(segments):
     compressors = [CHOICE.compressor(LAYERS, segments) for _ in range(3)]
-    totals = play(compressors, range(CHOICE.exact_steps), segments)
+    totals = run_steps(compressors, range(CHOICE.exact_steps), segments)
     exact = np.sum(gradients(3, CHOICE.exact_steps - 1), axis=0, dtype=np.float32)
     np.testing.assert_array_equal(totals[0], exact)
 
 
 @pytest.mark.parametrize("segments", [1, 3])
-def test_replicas_end_with_the_same_bits_and_without_a_broadcast(segments):
+def test_replicas_end_with_the_same_bits_without_a_broadcast(segments):
     compressors = [CHOICE.compressor(LAYERS, segments) for _ in range(4)]
     for step in range(25):
-        totals = play(compressors, range(step, step + 1), segments)
+        totals = run_steps(compressors, range(step, step + 1), segments)
         assert len({total.tobytes() for total in totals}) == 1
 
 
@@ -208,7 +208,7 @@ def test_ratio_is_that_of_the_numbers_sent():
     assert GradiVeQ().compressor([(3,)], segments=1).ratio == 1
 
 
-def test_nothing_to_compress_is_left_alone():
+def test_a_layer_too_small_to_compress_is_sent_exactly():
     compressor = GradiVeQ(8, 2, exact_steps=2, period=4).compressor([(3,)], segments=5)
     for step in range(8):
         for segment, gradient in enumerate(np.array_split(np.arange(3.0), 5)):
@@ -225,7 +225,7 @@ def test_type_is_kept(dtype):
         assert compressor.expand(step, 0, sent).dtype == dtype
 
 
-def test_codec_goes_along():
+def test_codec_is_passed_on():
     assert GradiVeQ(codec=Truncation()).codec == Truncation()
     assert not GradiVeQ().codec.lossy
 
@@ -285,7 +285,7 @@ def test_without_residual_a_node_remembers_nothing():
     assert compressor.compress(10, 0, gradient) is gradient
 
 
-# --------------------------------------------------------------- schedules, warm-up, those who join
+# ------------------------------------------------------------- schedules, warm-up, joining replicas
 
 
 def test_all_steps_of_the_warmup_are_exact():
@@ -300,28 +300,28 @@ def test_all_steps_of_the_warmup_are_exact():
 
 
 @pytest.mark.parametrize("width", [1, 2, 3])
-def test_sums_may_come_in_late_by_the_width_of_the_schedule(width):
+def test_sums_may_be_late_by_the_width_of_the_schedule(width):
     compressor = CHOICE.compressor(LAYERS, segments=1, width=width)
-    on_their_way: list[np.ndarray] = []
+    in_flight: list[np.ndarray] = []
     kept = []
     for step in range(24):
-        if len(on_their_way) == width:
-            kept.append(compressor.expand(step - width, 0, on_their_way.pop(0)))
-        on_their_way.append(compressor.compress(step, 0, gradients(1, step)[0]))
+        if len(in_flight) == width:
+            kept.append(compressor.expand(step - width, 0, in_flight.pop(0)))
+        in_flight.append(compressor.compress(step, 0, gradients(1, step)[0]))
     for step, total in enumerate(kept):
-        if step not in (10, 20):  # with the residual
+        if step not in (10, 20):  # these include the residual
             gradient = gradients(1, step)[0]
             error = np.linalg.norm(total - gradient) / np.linalg.norm(gradient)
             assert error < 0.1
             assert (error == 0) == (step % 10 < 4)
 
 
-def test_width_that_was_not_told_is_noticed():
+def test_missing_width():
     compressor = CHOICE.compressor(LAYERS, segments=1)
     sent = [compressor.compress(step, 0, gradients(1, step)[0]) for step in range(5)]
     for step in range(4):
         compressor.expand(step, 0, sent[step])
-    with pytest.raises(ValueError, match="tell the compressor how wide the schedule is"):
+    with pytest.raises(ValueError, match="pass the width of the schedule"):
         compressor.expand(4, 0, sent[4])
 
 
@@ -333,9 +333,9 @@ def test_exact_steps_must_be_enough_for_the_width():
 
 
 @pytest.mark.parametrize("step", [2, 4, 7, 10, 13])
-def test_replica_that_joins_goes_on_with_the_same_bits(step):
+def test_joining_replica_continues_with_the_same_bits(step):
     old = CHOICE.compressor(LAYERS, segments=2)
-    play([old], range(step), segments=2)
+    run_steps([old], range(step), segments=2)
     state = old.state()
     new = CHOICE.compressor(LAYERS, segments=2)
     new.restore(state)
@@ -348,21 +348,21 @@ def test_replica_that_joins_goes_on_with_the_same_bits(step):
 
 def test_state_is_not_changed_by_later_steps():
     compressor = CHOICE.compressor(LAYERS, segments=1)
-    play([compressor], range(2))
+    run_steps([compressor], range(2))
     state = compressor.state()
     before = [run.copy() for run, _ in state[0][1]]
-    play([compressor], range(2, 9))
+    run_steps([compressor], range(2, 9))
     for covariance, (same, basis) in zip(before, state[0][1]):
         np.testing.assert_array_equal(covariance, same)
         assert basis is None
 
 
-def test_state_of_another_cut_is_refused():
+def test_state_of_other_segments_is_refused():
     with pytest.raises(ValueError, match="other layers or segments"):
         CHOICE.compressor(LAYERS, segments=2).restore(fitted().state())
 
 
-def test_replicas_without_a_state_go_on_exactly_until_the_next_fit():
+def test_replicas_without_a_state_are_exact_until_the_next_fit():
     compressors = [CHOICE.compressor(LAYERS, segments=1) for _ in range(2)]
     for step in range(7, 20):
         sent = [c.compress(step, 0, g) for c, g in zip(compressors, gradients(2, step))]

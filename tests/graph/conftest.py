@@ -1,4 +1,4 @@
-"""What the tests of graph algorithms share."""
+"""Fixtures that the tests of graph algorithms share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dask_coded.loop import Loop
 
 
 class Heard(Loop):
-    """A loop that remembers what it is told, and can begin where another one was."""
+    """A loop that records its reports, and can resume from the state of another loop."""
 
     def __init__(self, state=None):
         self.state = state
@@ -27,13 +27,13 @@ class Heard(Loop):
 
 @pytest.fixture
 def heard():
-    """Makes loops that remember."""
+    """Return the class of recording loops."""
     return Heard
 
 
 @pytest.fixture
 def here(monkeypatch):
-    """Run the coded operations of a function in this process; gives what was run."""
+    """Run a function's coded operations in this process; return the list of functions that ran."""
     functions = []
 
     def run(function, *args, client, callback, **kwargs):

@@ -13,7 +13,7 @@ from scipy.sparse.linalg import expm_multiply
 import dask_coded as coded
 from benchmarks.accuracy_graphs import FILTERED, signal_graph
 from dask_coded.codes import MDS
-from dask_coded.graph import Graph, Heat, Hops, Polynomial, as_graph, filter, laplacian
+from dask_coded.graph import Graph, Heat, Hops, PolynomialKernel, as_graph, filter, laplacian
 from dask_coded.graph.filters import chebyshev_rounds, polynomial_rounds
 from dask_coded.graph.kernels import chebyshev_coefficients
 from dask_coded.graph.laplacian import greatest_eigenvalue_rounds
@@ -112,7 +112,7 @@ def test_the_order_may_be_given():
     assert len(chebyshev_coefficients(np.sqrt, 2.0, order=0)) == 1
 
 
-def test_hops_reach_as_far_as_they_are_many():
+def test_n_hops_reach_nodes_at_distance_n_and_no_further():
     path = laplacian(as_graph(nx.path_graph(9)))
     found = polynomial_rounds(path, np.eye(9)[0], Hops(3).coefficients)
     assert found[3] != 0
@@ -121,7 +121,7 @@ def test_hops_reach_as_far_as_they_are_many():
 
 def test_kernels_are_functions_of_eigenvalues():
     where = np.array([0.0, 1.0, 2.0])
-    np.testing.assert_array_equal(Polynomial([1, 2])(where), [1, 3, 5])
+    np.testing.assert_array_equal(PolynomialKernel([1, 2])(where), [1, 3, 5])
     np.testing.assert_array_equal(Hops(2)(where), [1, 3, 7])
     np.testing.assert_array_equal(Heat(3.0)(where), np.exp(-3 * where))
 
@@ -129,7 +129,7 @@ def test_kernels_are_functions_of_eigenvalues():
 # -- the loop ----------------------------------------------------------------------------------
 
 
-def test_resumed_rounds_go_on_where_they_were(heard):
+def test_resumed_rounds_continue_from_the_saved_state(heard):
     matrix = laplacian(as_graph(nx.karate_club_graph()))
     signal = np.random.default_rng(0).standard_normal((34, 2))
     c = chebyshev_coefficients(Heat(1.0), 60.0)
@@ -162,7 +162,7 @@ def test_heat_on_real_graphs_is_expm_multiply(name, normalized, data_folder):
     np.testing.assert_allclose(found, expm_multiply(-t * sp.csc_array(matrix), signal), atol=1e-10)
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # of SciPy's, about what PyGSP does
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # from SciPy, about PyGSP's code
 @pytest.mark.parametrize("normalized", [False, True])
 def test_heat_on_the_logo_is_pygsp(normalized):
     pygsp = pytest.importorskip("pygsp")
@@ -188,7 +188,7 @@ def test_heat_on_the_logo_is_pygsp(normalized):
         (nx.path_graph(3), {"signal": [1.0, np.nan, 0.0]}, "'signal' must be finite"),
         (nx.path_graph(3), {"signal": {7: 1.0}}, "'signal' has the node 7"),
         (nx.path_graph(3), {"tol": 0}, "'tol' must be a positive number, it is 0"),
-        (nx.path_graph(3), {"order": -1}, "'order' must be a whole number from 0, it is -1"),
+        (nx.path_graph(3), {"order": -1}, "'order' must be a whole number of at least 0, it is -1"),
         (nx.path_graph(3), {"lmax": 0.0}, "'lmax' must be a positive number, it is 0.0"),
         (sp.csr_array([[0.0, -1.0], [-1.0, 0.0]]), {"signal": [1, 2]}, "taken for a Laplacian"),
         (sp.csr_array([[1.0, -1.0], [0.0, 1.0]]), {"signal": [1, 2]}, "must be symmetric"),
@@ -225,8 +225,8 @@ def test_impossible_kernels(here, kernel, complaint):
     ("make", "complaint"),
     [
         (lambda: Heat(-1), "'t' must be 0 or a positive number, it is -1"),
-        (lambda: Hops(1.5), "'n' must be a whole number from 0, it is 1.5"),
-        (lambda: Polynomial([]), "'coefficients' must be one or more finite numbers"),
+        (lambda: Hops(1.5), "'n' must be a whole number of at least 0, it is 1.5"),
+        (lambda: PolynomialKernel([]), "'coefficients' must be one or more finite numbers"),
     ],
 )
 def test_kernels_check_their_arguments(make, complaint):
@@ -240,7 +240,7 @@ def test_a_graph_without_edges(here):
     np.testing.assert_allclose(filter(nx.empty_graph(2), signal, Heat(1.0)), signal)
 
 
-def test_a_laplacian_may_be_given_as_it_is(here):
+def test_a_laplacian_may_be_given_instead_of_a_graph(here):
     here(filter)
     signal = np.arange(34.0)
     graph = as_graph(nx.karate_club_graph())

@@ -1,4 +1,4 @@
-"""PageRank: the iteration over plain operators, and what `pagerank` makes of its arguments."""
+"""PageRank: the iteration over plain operators, and how `pagerank` handles its arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dask_coded.graph import ConvergenceError, pagerank, read_graph
 from dask_coded.graph.pagerank import pagerank_rounds, transition_matrix
 from dask_coded.loop import Progress
 
-# A module and a function have one name: the attribute of the package is the function.
+# The module and the function share a name: the package's attribute is the function.
 MODULE = "dask_coded.graph.pagerank"
 
 
@@ -43,7 +43,7 @@ def graphs(draw):
 
 @given(graphs(), st.floats(0, 0.95), st.randoms(use_true_random=False))
 def test_agrees_with_networkx(graph, damping, random):
-    # networkx takes no personalization that is zero everywhere, nor do we.
+    # Neither networkx nor this package accepts a personalization that is zero everywhere.
     weights = {node: random.random() + (node == 0) for node in graph}
     for personalization in (None, weights):
         expected = nx.pagerank(
@@ -76,7 +76,7 @@ def test_operators_of_any_kind_give_the_same(graph):
 
 # -- against published values ------------------------------------------------------------------
 
-# As printed, to 10 digits after the point: shared/data/README.md.
+# As published, to 10 decimal places: README.md of the data folder.
 REFERENCE = {
     "graph_wiki-Vote.txt.gz": {
         4037: 0.0046071735,
@@ -118,7 +118,7 @@ def test_reference_values(name):
     ranks = pagerank_rounds(*transition_matrix(graph.adjacency), tol=1e-13)
     expected = REFERENCE[name]
     position = np.searchsorted(graph.nodes, list(expected))
-    # Half a unit of the last printed digit is more than 1e-8 of some.
+    # For some scores, half a unit of the last published digit is more than 1e-8 of the score.
     np.testing.assert_allclose(
         ranks.scores[position], list(expected.values()), rtol=1e-8, atol=0.5e-10
     )
@@ -147,7 +147,7 @@ def test_stops_at_the_first_change_below_tol():
     assert ranks.residual < 1e-3 <= one_less.residual
 
 
-def test_too_few_rounds_say_how_far_it_came():
+def test_the_convergence_error_states_tolerance_and_rounds():
     with pytest.raises(ConvergenceError, match=r"tol=1e-10 .* max_iter=3 .* raise max_iter or tol"):
         pagerank_rounds(CYCLE, NONE_DANGLING, start=[1, 0, 0, 0], max_iter=3)
 
@@ -164,7 +164,7 @@ def test_zero_tol_does_exactly_max_iter_rounds_even_at_the_fixed_point():
         ({"damping": float("nan")}, "'damping'"),
         ({"tol": -1}, "'tol' must be 0 or a positive number, it is -1"),
         ({"tol": float("nan")}, "'tol'"),
-        ({"max_iter": 0}, "'max_iter' must be a whole number from 1, it is 0"),
+        ({"max_iter": 0}, "'max_iter' must be a whole number of at least 1, it is 0"),
         ({"max_iter": 2.5}, "'max_iter'"),
         ({"personalization": [0, 0, 0, 0]}, "'personalization' .* not zero everywhere"),
         ({"personalization": [1, 1, 1, -1]}, "'personalization' .* not negative"),
@@ -182,7 +182,7 @@ def test_arguments_out_of_range(argument, complaint):
 
 
 class Timed:
-    """An operator that tells about its rounds, as the one in the cluster does."""
+    """An operator that records its last round, as the one in the cluster does."""
 
     last_round = None
 
@@ -207,7 +207,7 @@ def test_the_round_that_converges_is_the_last(heard):
     assert loop.reports == [(Progress(ranks.rounds, ranks.residual), True)]
 
 
-def test_a_resumed_iteration_goes_on_where_it_was(heard):
+def test_a_resumed_iteration_continues_from_the_saved_state(heard):
     start = [0.7, 0.2, 0.1, 0.0]
     whole, part, rest = heard(), heard(), heard()
     ranks = pagerank_rounds(CYCLE, NONE_DANGLING, start=start, tol=0, max_iter=9, loop=whole)
@@ -218,12 +218,12 @@ def test_a_resumed_iteration_goes_on_where_it_was(heard):
     np.testing.assert_array_equal(resumed.scores, ranks.scores)
 
 
-# -- the public function, its cluster replaced by this process ---------------------------------
+# -- the public function, run in this process instead of a cluster -----------------------------
 
 
 @pytest.fixture
 def pagerank_here(here):
-    """Run it in this process; gives the functions that were run."""
+    """Run `pagerank` in this process; return the list of functions that ran."""
     return here(pagerank)
 
 
@@ -231,7 +231,7 @@ PAIRS = [(3, 1), (1, 2), (2, 3), (1, 3)]
 
 
 @pytest.mark.usefixtures("pagerank_here")
-def test_results_come_as_the_graph_came():
+def test_results_have_the_form_of_the_graph():
     expected = nx.pagerank(nx.DiGraph(PAIRS), tol=1e-12, max_iter=999)
     from_networkx = pagerank(nx.DiGraph(PAIRS))
     assert list(from_networkx) == [3, 1, 2]
@@ -268,7 +268,7 @@ def test_weights_and_personalization_by_node():
     [
         (
             {"personalization": {9: 1.0}},
-            "'personalization' has the node 9, which the graph has not",
+            "'personalization' has the node 9, which is not in the graph",
         ),
         ({"personalization": {1: 0.0}}, "'personalization' .* not zero everywhere"),
         ({"start": {1: -1.0}}, "'start' .* not negative"),

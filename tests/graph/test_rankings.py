@@ -36,7 +36,7 @@ def adjacencies(draw):
 @given(adjacencies())
 def test_authorities_are_the_first_singular_vector(matrix):
     _, values, right = np.linalg.svd(matrix)
-    # Without a gap there is no one vector, and with a small one too many rounds.
+    # Without a gap the vector is not unique; a small gap takes too many rounds.
     assume(values[0] > 0 and values[1] < 0.95 * values[0])
     hubs, authorities = hits_rounds(matrix, tol=1e-12, max_iter=5000)
     np.testing.assert_allclose(authorities, np.abs(right[0]), atol=1e-9)
@@ -45,7 +45,7 @@ def test_authorities_are_the_first_singular_vector(matrix):
 
 @given(adjacencies(), st.floats(0.05, 0.9), st.integers(0, 5))
 def test_katz_solves_its_equation(matrix, share, seed):
-    # So that the iteration contracts from the first round on.
+    # With this alpha the iteration contracts from the first round on.
     alpha = share / max(matrix.sum(axis=0).max(), 1.0)
     beta = np.random.default_rng(seed).uniform(-1, 5, len(matrix))
     found = katz_rounds(matrix.T, beta, alpha=alpha, tol=1e-12, max_iter=5000)
@@ -55,7 +55,7 @@ def test_katz_solves_its_equation(matrix, share, seed):
 
 @given(adjacencies())
 def test_eigenvector_centrality_is_the_eigenvector(matrix):
-    # With an edge from everywhere to everywhere the eigenvector is unique and positive.
+    # With an edge between every two nodes, the eigenvector is unique and positive.
     matrix = matrix + 0.1
     found = eigenvector_rounds(matrix.T, tol=1e-13, max_iter=5000)
     greatest = np.linalg.eigvals(matrix).real.max()
@@ -64,14 +64,14 @@ def test_eigenvector_centrality_is_the_eigenvector(matrix):
     assert (found > 0).all()
 
 
-def test_bipartite_graphs_do_not_swing():
+def test_bipartite_graphs_do_not_alternate():
     star = nx.to_numpy_array(nx.star_graph(9))
     found = eigenvector_rounds(star)
     np.testing.assert_allclose(found[0], 3 * found[1:], rtol=1e-8)
 
 
 @given(adjacencies())
-def test_pagerank_sends_dangling_mass_where_it_is_told(matrix):
+def test_pagerank_sends_dangling_mass_to_the_given_nodes(matrix):
     matrix[0] = 0
     graph = nx.from_numpy_array(matrix, create_using=nx.DiGraph)
     to = {node: node + 1.0 for node in graph}
@@ -97,7 +97,7 @@ RING = np.roll(np.eye(5), 1, axis=0) + np.eye(5)[::-1]
     ],
     ids=["hits", "katz", "eigenvector"],
 )
-def test_a_resumed_iteration_goes_on_where_it_was(rounds, heard):
+def test_a_resumed_iteration_continues_from_the_saved_state(rounds, heard):
     whole, part = heard(), heard()
     expected = rounds(tol=0, max_iter=9, loop=whole)
     rounds(tol=0, max_iter=4, loop=part)
@@ -117,8 +117,8 @@ def test_the_same_function_runs_on_a_simulated_cluster():
 # -- errors ------------------------------------------------------------------------------------
 
 
-def test_too_great_an_alpha_ends_soon_and_says_so():
-    with pytest.raises(ConvergenceError, match=r"lower alpha, .* is 50"):
+def test_too_large_an_alpha_fails_early_with_advice():
+    with pytest.raises(ConvergenceError, match=r"lower alpha, which is 50 "):
         katz_rounds(np.ones((3, 3)), np.ones(3), alpha=50.0, max_iter=10**9)
 
 
@@ -127,7 +127,7 @@ def test_too_great_an_alpha_ends_soon_and_says_so():
     ("argument", "complaint"),
     [
         ({"tol": -1}, "'tol' must be 0 or a positive number, it is -1"),
-        ({"max_iter": 0}, "'max_iter' must be a whole number from 1, it is 0"),
+        ({"max_iter": 0}, "'max_iter' must be a whole number of at least 1, it is 0"),
         ({"start": np.zeros(5)}, "'start' .* not zero everywhere"),
         ({"start": np.ones(4)}, "'start' must have one value for each of the 5 nodes"),
     ],
@@ -143,7 +143,7 @@ def test_arguments_out_of_range(rounds, argument, complaint):
         (hits, {"graph": nx.empty_graph(3)}, "HITS expects a graph with edges"),
         (hits, {"start": {99: 1.0}}, "'start' has the node 99"),
         (katz_centrality, {"alpha": np.inf}, "'alpha' must be finite"),
-        (katz_centrality, {"beta": {0: 1.0}}, "'beta' must have all nodes, .* is not there"),
+        (katz_centrality, {"beta": {0: 1.0}}, "'beta' must have all nodes, .* is missing"),
         (katz_centrality, {"beta": [1.0]}, "'beta' must have one value for each of the 34 nodes"),
         (eigenvector_centrality, {"start": {0: -1.0}}, "'start' .* not negative"),
     ],
@@ -157,7 +157,7 @@ def test_bad_arguments_are_refused_before_anything_is_computed(
     assert not functions
 
 
-def test_an_edge_that_leads_nowhere_from_the_start():
+def test_no_edge_to_a_node_with_a_start_score():
     with pytest.raises(ValueError, match="another 'start'"):
         hits_rounds(np.array([[0, 1], [0, 0]]), start=[1, 0])
 
@@ -165,7 +165,7 @@ def test_an_edge_that_leads_nowhere_from_the_start():
 # -- the public functions ----------------------------------------------------------------------
 
 
-def test_results_come_as_the_graph_came(here, friends):
+def test_results_have_the_form_of_the_graph(here, friends):
     adjacency = nx.to_scipy_sparse_array(friends)
     for function in (hits, katz_centrality, eigenvector_centrality):
         here(function)

@@ -71,7 +71,7 @@ def test_separators_line_ends_comments_and_headers(write, text):
     assert edges(read_graph(write("g", text))) == {(1, 2): 1.0, (2, 3): 1.0}
 
 
-def test_a_name_that_is_no_integer_makes_all_names_strings(write):
+def test_one_name_that_is_not_an_integer_makes_all_names_strings(write):
     graph = read_graph(write("g.txt", "1 2\n2 c#\n"))
     assert edges(graph) == {("1", "2"): 1.0, ("2", "c#"): 1.0}
 
@@ -85,7 +85,7 @@ def test_names_between_tabs_may_contain_blanks(write):
     assert edges(read_graph(write("g.tsv", "New York\tBonn\n"))) == {("New York", "Bonn"): 1.0}
 
 
-def test_a_single_line_of_words_is_an_edge_and_no_header(write):
+def test_a_single_line_of_words_is_an_edge_and_not_a_header(write):
     assert edges(read_graph(write("g.txt", "a b\n"))) == {("a", "b"): 1.0}
 
 
@@ -144,7 +144,7 @@ def test_npz_of_bare_arrays(tmp_path, extra, n, weight):
     assert edges(graph) == {(0, 1): weight, (1, 0): weight}
 
 
-def test_sparse_adjacency_is_taken_as_it_is():
+def test_sparse_adjacency_is_kept_unchanged():
     graph = as_graph(MATRIX.tocoo())
     assert graph.nodes.tolist() == [0, 1, 2]
     assert (graph.adjacency != MATRIX).nnz == 0
@@ -172,7 +172,7 @@ def test_undirected_takes_the_greater_weight():
     assert edges(graph) == {(1, 2): 3.0, (2, 1): 3.0}
 
 
-def test_nodes_without_edges_are_nodes():
+def test_nodes_without_edges_are_kept():
     assert len(as_graph(nx.empty_graph(3, create_using=nx.DiGraph)).nodes) == 3
 
 
@@ -281,7 +281,7 @@ def test_a_missing_file_and_a_folder(tmp_path):
         (sp.csr_array([[1j]]), "real numbers"),
     ],
 )
-def test_what_is_no_graph_is_refused(given_graph, complaint):
+def test_objects_that_are_not_graphs_are_refused(given_graph, complaint):
     with pytest.raises(ValueError) as caught:
         as_graph(given_graph)
     assert complaint in str(caught.value)

@@ -1,4 +1,4 @@
-"""Power iteration against NumPy's eigenvalues, in one place and in a cluster."""
+"""Power iteration against NumPy's eigenvalues, in one process and in a cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dask_coded.simulation import SimulatedOperator, Simulation, constant
 
 
 def matrix(seed, n, kind="real", gap=0.5):
-    """A normal matrix of which one eigenvalue is by far the greatest; it may be negative."""
+    """Return a normal matrix with one dominant eigenvalue, which may be negative."""
     rng = np.random.default_rng(seed)
     values = rng.uniform(-gap, gap, n)
     values[rng.integers(n)] = rng.choice([-1.0, 1.0])
@@ -46,7 +46,7 @@ def test_dominant_pair_of_hermitian_matrices(seed, n, kind, scale):
 
 @given(seed=st.integers(0, 2**32 - 1), n=st.integers(2, 10))
 def test_matrices_need_not_be_symmetric(seed, n):
-    # Positive: by Perron and Frobenius one real eigenvalue is greater than all others.
+    # In a positive matrix one real eigenvalue is larger than all others (Perron-Frobenius).
     A = np.random.default_rng(seed).uniform(1, 2, (n, n))
     pair = power_rounds(A, start=np.ones(n))
     assert pair.value == pytest.approx(np.abs(np.linalg.eigvals(A)).max(), rel=1e-7)
@@ -69,14 +69,14 @@ def test_zero_is_an_eigenvalue_like_any_other():
     assert power_rounds(np.array([[0.0, 1.0], [0.0, 0.0]]), start=[1, 1]).value == 0
 
 
-def test_equally_great_eigenvalues_do_not_converge():
+def test_eigenvalues_of_equal_modulus_do_not_converge():
     rotation = np.array([[0.0, -1.0], [1.0, 0.0]])
     with pytest.raises(ConvergenceError, match=r"after max_iter=20 rounds it is 1 at .*: raise"):
         power_rounds(rotation, max_iter=20, start=[1, 0])
     assert power_rounds(rotation, tol=0, max_iter=20, start=[1, 0]).rounds == 20
 
 
-def test_it_goes_on_where_it_was():
+def test_a_resumed_iteration_continues_from_the_saved_state():
     A = matrix(0, 9)
 
     class Kept(coded.Loop):
@@ -107,13 +107,13 @@ def test_it_goes_on_where_it_was():
         ((3,), {}, r"Only a square matrix has eigenvalues, the shape of this one is \(3,\)"),
         ((3, 2), {}, r"Only a square matrix has eigenvalues, the shape of this one is \(3, 2\)"),
         ((3, 3), {"tol": -1}, "Argument 'tol' must be 0 or a positive number, it is -1"),
-        ((3, 3), {"max_iter": 0}, "Argument 'max_iter' must be a whole number from 1, it is 0"),
+        ((3, 3), {"max_iter": 0}, "'max_iter' must be a whole number of at least 1, it is 0"),
         ((3, 3), {"start": [1, 2]}, r"Argument 'start' must be 3 finite numbers, not all zero"),
         ((3, 3), {"start": [0, 0, 0]}, "not all zero"),
     ],
 )
 def test_arguments_are_checked(shape, arguments, message):
-    # Before anything is encoded: there is no cluster.
+    # There is no cluster, so the checks must come before the encoding.
     for function in (power_rounds, power_iteration):
         with pytest.raises(ValueError, match=message):
             function(np.ones(shape), **arguments)

@@ -1,4 +1,4 @@
-"""Randomized SVD against NumPy's, in one place and in a cluster."""
+"""Randomized SVD against NumPy's, in one process and in a cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dask_coded.simulation import SimulatedOperator, Simulation, constant
 
 
 def decaying(seed, shape, rate=0.5, kind="real"):
-    """A matrix with singular values 1, rate, rate**2, ..."""
+    """Return a matrix with singular values 1, rate, rate**2, ..."""
     rng = np.random.default_rng(seed)
 
     def basis(rows):
@@ -34,7 +34,7 @@ def decaying(seed, shape, rate=0.5, kind="real"):
     kind=st.sampled_from(["real", "complex"]),
     data=st.data(),
 )
-def test_as_near_as_the_best_of_that_rank(seed, shape, kind, data):
+def test_error_is_close_to_the_best_of_that_rank(seed, shape, kind, data):
     A = decaying(seed, shape, kind=kind)
     k = data.draw(st.integers(1, min(shape)))
     U, s, Vh = svd_rounds(A, k, seed=seed)
@@ -46,7 +46,7 @@ def test_as_near_as_the_best_of_that_rank(seed, shape, kind, data):
 
 
 @given(seed=st.integers(0, 2**32 - 1), rank=st.integers(0, 5))
-def test_of_lower_rank_than_asked_for(seed, rank):
+def test_matrices_of_lower_rank_than_k(seed, rank):
     rng = np.random.default_rng(seed)
     A = rng.standard_normal((12, rank)) @ rng.standard_normal((rank, 9))
     U, s, Vh = svd_rounds(A, 6, seed=seed)
@@ -55,7 +55,7 @@ def test_of_lower_rank_than_asked_for(seed, rank):
     assert (s[rank:] < 1e-10).all()
 
 
-def test_more_passes_are_nearer():
+def test_more_passes_reduce_the_error():
     A = decaying(0, (60, 50), rate=0.9)
     exact = np.linalg.svd(A, compute_uv=False)[:5]
     errors = [
@@ -71,11 +71,11 @@ def test_sparse_and_simulated_operators():
     simulated = SimulatedOperator(A, Simulation(coded.MDS(4, 3), constant([1, 1, 1, 0.5])))
     for operator in (sp.csr_array(A), simulated):
         np.testing.assert_allclose(svd_rounds(operator, 3, seed=0)[1], expected, rtol=1e-10)
-    # One pass and two more, two products each.
+    # Three passes, two products each.
     assert len(simulated.rounds) == 6
 
 
-def test_it_goes_on_where_it_was():
+def test_a_resumed_computation_continues_from_the_saved_state():
     A = decaying(0, (20, 15))
     reported = []
 
@@ -96,9 +96,9 @@ def test_it_goes_on_where_it_was():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"k": 0}, "Argument 'k' must be a whole number from 1, it is 0"),
+        ({"k": 0}, "Argument 'k' must be a whole number of at least 1, it is 0"),
         ({"k": 4}, r"Argument 'k' must be at most 3 for a matrix of shape \(3, 5\), it is 4"),
-        ({"k": 1, "oversample": -1}, "Argument 'oversample' must be a whole number from 0"),
+        ({"k": 1, "oversample": -1}, "Argument 'oversample' must be a whole number of at least 0"),
         ({"k": 1, "power_iterations": 0.5}, "Argument 'power_iterations' must be a whole number"),
     ],
 )

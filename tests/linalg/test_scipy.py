@@ -20,7 +20,7 @@ b = rng.standard_normal(N)
 
 @pytest.fixture(scope="module", params=["client", "cluster"])
 def solve(client, request):
-    """Call a SciPy function on a coded array, either way."""
+    """Call a SciPy function on a coded array, from the client or inside the cluster."""
 
     def on_client(function, A, *args, **kwargs):
         return function(A.as_linear_operator(), *args, **kwargs)

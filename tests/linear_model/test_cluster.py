@@ -1,4 +1,4 @@
-"""Fits in a cluster: on every kind of input, and through the loss of workers."""
+"""Fits in a cluster: every kind of input, and the loss of workers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ INPUTS = {
 
 
 @pytest.mark.parametrize("kind", INPUTS)
-def test_a_fit_in_the_cluster_is_the_fit_here(client, models, kind):
+def test_a_fit_in_the_cluster_equals_one_in_this_process(client, models, kind):
     data = INPUTS[kind]()
     plain = data.compute() if isinstance(data, da.Array) else data
     model = models.LogisticRegression(tol=1e-9, max_iter=1000)
@@ -65,7 +65,7 @@ def test_coded_data_are_not_encoded_again(client, models, monkeypatch):
         np.testing.assert_allclose(model.fit(X, y).coef_, coefficients, atol=1e-4)
 
 
-def test_coded_data_without_a_client_or_transpose_say_what_to_do(client, models):
+def test_errors_for_coded_data_without_client_or_transpose_say_what_to_do(client, models):
     C = coded.encode(X, coded.MDS(4, 3), client=client)
     with pytest.raises(ValueError, match="encode it with `transpose=True`"):
         models.Ridge().fit(C, Z, client=client)
@@ -111,7 +111,7 @@ def test_predictions_for_dask_arrays_are_dask_arrays(client, models):
         assert model.score(D, da.from_array(y, chunks=60)) == pytest.approx(model.score(X, y))
 
 
-def test_dask_data_that_do_not_fit(client, models):
+def test_invalid_dask_data_are_rejected(client, models):
     D = da.from_array(X, chunks=(60, 3))
     with pytest.raises(ValueError, match="inconsistent numbers of samples"):
         models.Ridge().fit(D, Z[1:], client=client)
@@ -138,7 +138,7 @@ def test_newton_with_a_coded_pair(client):
     np.testing.assert_allclose(found.coefficients, expected.coefficients, rtol=1e-6)
 
 
-def test_too_few_iterations_in_the_cluster_are_a_warning(client, models):
+def test_too_few_iterations_in_the_cluster_warn(client, models):
     from sklearn.exceptions import ConvergenceWarning
 
     with pytest.warns(ConvergenceWarning, match="max_iter=2"):
@@ -151,7 +151,7 @@ ROUNDS, KILLED_AFTER = 200, 100
 
 
 def fit_with_a_pause(operator, y, begun, go, loop):
-    """A logistic regression that waits half way until it is told to go on."""
+    """A logistic regression that pauses half way until the event ``go`` is set."""
 
     class Paused(Loop):
         def resume(self, state):
@@ -198,6 +198,6 @@ def test_a_logistic_regression_survives_its_coordinator_and_as_many_workers_as_t
 
 
 def kept(client) -> set[str]:
-    """Workers that keep a state."""
-    held = client.run(lambda dask_worker: len(dask_worker.extensions["coded"].kept))
+    """Return the workers that keep a state."""
+    held = client.run(lambda dask_worker: len(dask_worker.extensions["dask-coded"].keeper.kept))
     return {address for address, count in held.items() if count}

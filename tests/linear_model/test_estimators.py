@@ -1,4 +1,4 @@
-"""Estimators in this process: scikit-learn's own checks, and its optimum on real data."""
+"""Estimators in this process: scikit-learn's own checks, and the same optimum."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_logistic_regression(rows, kind, class_weight, weighted):
         ({}, {"penalty": "l2"}),
     ],
 )
-def test_penalties_by_their_names_of_now_and_before(rows, names, old):
+def test_current_and_former_names_of_penalties(rows, names, old):
     X, y, _ = rows
     y = np.minimum(y, 1)
     options = {"C": 0.05, "tol": 1e-8, "max_iter": 20000}
@@ -159,7 +159,7 @@ def test_least_squares(rows, targets, fit_intercept):
         assert ours.score(X, y) == pytest.approx(theirs.score(X, y))
 
 
-def test_sparse_and_dense_data_give_the_same(rows):
+def test_sparse_and_dense_data_give_the_same_fit(rows):
     X, y, _ = rows
     X = np.where(np.abs(X) < 1, 0, X)
     dense = LogisticRegression(tol=1e-9, max_iter=1000).fit(X, y)
@@ -169,17 +169,17 @@ def test_sparse_and_dense_data_give_the_same(rows):
         np.testing.assert_array_equal(sparse.predict(convert(X)), dense.predict(X))
 
 
-# -- manners -----------------------------------------------------------------------------------
+# -- iterations and errors ---------------------------------------------------------------------
 
 
-def test_too_few_iterations_are_a_warning(rows):
+def test_too_few_iterations_warn(rows):
     X, y, _ = rows
     with pytest.warns(ConvergenceWarning, match=r"LogisticRegression .* max_iter=2 .* raise"):
         model = LogisticRegression(max_iter=2).fit(X, y)
     assert model.n_iter_ == [2]
 
 
-def test_a_warm_start_goes_on(rows):
+def test_a_warm_start_continues_the_fit(rows):
     X, y, z = rows
     for model, target in [
         (LogisticRegression(warm_start=True), y),
@@ -194,7 +194,7 @@ def test_a_warm_start_goes_on(rows):
         np.testing.assert_allclose(model.coef_, coefficients, atol=1e-3)
 
 
-def test_history_and_callback_tell_of_each_iteration_and_verbose_how_it_ended(rows, capsys):
+def test_history_and_callback_get_each_iteration_and_verbose_prints_a_summary(rows, capsys):
     X, y, _ = rows
     heard = []
     model = LogisticRegression(verbose=1).fit(X, y, callback=heard.append)
@@ -212,7 +212,7 @@ def test_history_and_callback_tell_of_each_iteration_and_verbose_how_it_ended(ro
         (LogisticRegression(l1_ratio=2), "'l1_ratio' must be between 0 and 1, it is 2"),
         (LogisticRegression(penalty="l1", solver="newton"), "'newton' needs a smooth penalty"),
         (LogisticRegression(solver="magic"), "'solver' must be"),
-        (LogisticRegression(max_iter=0), "'max_iter' must be a whole number from 1"),
+        (LogisticRegression(max_iter=0), "'max_iter' must be a whole number of at least 1"),
         (LinearSVC(C=np.inf), "'C' must be a positive number, it is inf"),
         (LinearSVC(loss="square"), "'loss' must be one of .*, it is 'square'"),
         (LinearSVC(penalty=None), "'penalty' must be one of .*, it is None"),
@@ -227,7 +227,7 @@ def test_parameters_out_of_range(rows, model, complaint):
         model.fit(X, y)
 
 
-def test_data_that_do_not_fit_together(rows):
+def test_invalid_data_are_rejected(rows):
     X, y, z = rows
     with pytest.raises(ValueError, match="inconsistent numbers of samples"):
         Ridge().fit(X, z[1:])
@@ -239,7 +239,7 @@ def test_data_that_do_not_fit_together(rows):
         LogisticRegression().fit(X, y, np.ones(3))
 
 
-def test_the_package_does_without_scikit_learn():
+def test_the_package_works_without_scikit_learn():
     code = """
 import sys
 sys.modules["sklearn"] = None

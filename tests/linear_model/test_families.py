@@ -1,4 +1,4 @@
-"""Families: values, and derivatives against differences."""
+"""Families: values, and derivatives compared with finite differences."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_derivatives(family, z, y):
     z, y, h = np.array([z]), np.array([y]), 1e-6
     slope = (family.loss(z + h, y) - family.loss(z - h, y)) / (2 * h)
     np.testing.assert_allclose(family.slope(z, y), slope, atol=1e-5)
-    # Differences across a corner of the slope mean nothing.
+    # Finite differences across a corner of the slope are meaningless.
     if isinstance(family, (Hinge, SquaredHinge)):
         inside = 1 - y * z
         corners = [0.0, getattr(family, "width", 0.0)]
@@ -61,7 +61,7 @@ def test_softmax_of_two_classes_is_logistic():
 
 
 @given(z=numbers, y=st.sampled_from([-1.0, 1.0]), width=st.floats(1e-3, 2))
-def test_a_smooth_hinge_is_below_the_hinge_by_half_its_width_at_most(z, y, width):
+def test_a_smooth_hinge_is_below_the_hinge_by_at_most_half_its_width(z, y, width):
     z, y = np.array([z]), np.array([y])
     below = Hinge(0).loss(z, y) - Hinge(width).loss(z, y)
     assert -1e-15 <= below[0] <= width / 2 + 1e-15
@@ -74,7 +74,7 @@ def test_losses_of_huge_predictions_are_finite():
 
 
 @given(w=numbers, step=st.floats(0.01, 2), l1=st.floats(0, 2))
-def test_shrink_minimises_what_it_is_said_to(w, step, l1):
+def test_shrink_is_the_proximal_map(w, step, l1):
     penalty = Penalty(l1=l1)
     found = penalty.shrink(np.array([w]), step)
 

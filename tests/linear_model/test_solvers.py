@@ -1,4 +1,4 @@
-"""Solvers over plain operators: they find the minimum, with two products an iteration."""
+"""Solvers on plain operators: they find the minimum with two products per iteration."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FAMILIES = {
 
 
 def data(family, seed=0, n=80, p=5):
-    """Columns far from centred, classes that overlap."""
+    """Return data with columns far from centred and classes that overlap."""
     rng = np.random.default_rng(seed)
     X = rng.standard_normal((n, p)) + rng.uniform(-3, 3, p)
     z = X @ rng.standard_normal(p) + 1.5 * rng.standard_normal(n)
@@ -50,7 +50,7 @@ def data(family, seed=0, n=80, p=5):
 
 
 def slow_minimum(X, y, family, penalty, weights=None, intercept=True):
-    """The least objective, by a solver that has nothing to do with ours."""
+    """Return the minimum of the objective, found by one of SciPy's solvers."""
     k = y.shape[1:]
     weights = np.full(len(y), 1 / len(y)) if weights is None else weights / weights.sum()
     p = X.shape[1]
@@ -92,7 +92,7 @@ def test_every_solver_finds_the_minimum(family, penalty, solver):
     found = minimize(X, y, family, penalty, solver=solver, tol=1e-7, max_iter=5000)
     assert found.converged
     assert found.objective == pytest.approx(slow_minimum(X, y, family, penalty), rel=1e-7)
-    # What is said of the objective is that of what is returned.
+    # The reported objective is that of the returned coefficients.
     z = X @ found.coefficients + found.intercept
     value = family.loss(z, y).sum() / len(y) + penalty.value(found.coefficients)
     assert value == pytest.approx(found.objective, rel=1e-10)
@@ -131,7 +131,7 @@ def test_least_squares_is_exact():
     exact = np.linalg.lstsq(np.column_stack([X, np.ones(len(X))]), y, rcond=None)[0]
     np.testing.assert_allclose(found.coefficients, exact[:-1], rtol=1e-9)
     assert found.intercept == pytest.approx(exact[-1], rel=1e-9)
-    # As conjugate gradients: as many iterations as there are columns.
+    # Like conjugate gradients, it needs as many iterations as there are columns.
     assert found.rounds <= X.shape[1] + 1
 
 
@@ -200,7 +200,7 @@ class Counted:
 
 
 @pytest.mark.parametrize("solver", ["gradient", "lbfgs", "proximal"])
-def test_an_iteration_is_two_products(solver):
+def test_an_iteration_takes_two_products(solver):
     X, y = data(Logistic())
 
     def products(rounds):
@@ -211,7 +211,7 @@ def test_an_iteration_is_two_products(solver):
     assert products(9) - products(4) == 10
 
 
-def test_operators_of_any_kind_give_the_same():
+def test_all_kinds_of_operators_give_the_same_fit():
     X, y = data(Logistic())
     X[np.abs(X) < 1] = 0
     simulated = SimulatedOperator(X, Simulation(MDS(4, 3), constant([1, 1, 1, 0.2])))
@@ -223,7 +223,7 @@ def test_operators_of_any_kind_give_the_same():
 
 
 class Pair:
-    """As a coded pair of X and X."""
+    """Stands for a coded pair of X and X."""
 
     def __init__(self, matrix):
         self.matrix = matrix
@@ -233,7 +233,7 @@ class Pair:
 
 
 @pytest.mark.parametrize("intercept", [Intercept(), Intercept(0.0), Intercept(2.0, True)], ids=repr)
-def test_newton_takes_the_hessian_of_a_pair(intercept):
+def test_newton_uses_the_hessian_of_a_pair(intercept):
     X, y = data(Logistic())
     options = {"tol": 1e-9, "intercept": intercept}
     by_product = minimize(X, y, Logistic(), Penalty(l2=0.1), pair=Pair(X), **options)
@@ -253,7 +253,7 @@ def test_newton_takes_the_hessian_of_a_pair(intercept):
 
 
 class Heard(Loop):
-    """A loop that remembers what it is told, and can begin where another one was."""
+    """A loop that records its reports and can resume from a state."""
 
     def __init__(self, state=None):
         self.state = state
@@ -268,7 +268,7 @@ class Heard(Loop):
 
 
 @pytest.mark.parametrize("solver", RULES)
-def test_a_resumed_fit_goes_on_where_it_was(solver):
+def test_a_resumed_fit_continues_where_it_stopped(solver):
     X, y = data(Logistic())
 
     def fit(loop, max_iter):
@@ -286,7 +286,7 @@ def test_a_resumed_fit_goes_on_where_it_was(solver):
     assert [last for _, last in whole.reports] == [False] * 8 + [True]
 
 
-def test_history_tells_of_each_iteration():
+def test_history_has_each_iteration():
     X, y = data(Logistic())
     found = minimize(X, y, Logistic(), Penalty(l2=0.01), tol=1e-8)
     assert [progress.round for progress in found.history] == list(range(1, found.rounds + 1))
@@ -295,7 +295,7 @@ def test_history_tells_of_each_iteration():
     assert found.history[-1].residual == found.residual <= 1e-8
 
 
-def test_a_start_at_the_minimum_is_enough():
+def test_a_start_at_the_minimum_takes_one_iteration():
     X, y = data(Logistic())
     first = minimize(X, y, Logistic(), Penalty(l2=0.01), tol=1e-8)
     start = first.coefficients, first.intercept
@@ -311,14 +311,14 @@ def test_a_start_at_the_minimum_is_enough():
         ({"solver": "magic"}, "'solver' must be 'auto' or one of .*, it is 'magic'"),
         ({"solver": "lbfgs", "penalty": Penalty(l1=1.0)}, "needs a smooth penalty"),
         ({"y": np.ones(3)}, "'y' must have one value or one row for each of the 80 rows"),
-        ({"y": np.arange(80)}, "'y' must hold -1 and 1 alone, it has 0.0"),
+        ({"y": np.arange(80)}, "'y' must hold only -1 and 1, it has 0.0"),
         ({"y": np.full(80, np.nan), "family": SquaredError()}, "'y' must hold finite numbers"),
         ({"y": np.ones(80), "family": Multinomial()}, "'y' must have a column for each class"),
         ({"operator": np.full((80, 5), np.nan)}, "data must hold finite numbers"),
         ({"tol": -1}, "'tol' must be 0 or a positive number, it is -1"),
-        ({"max_iter": 0}, "'max_iter' must be a whole number from 1, it is 0"),
+        ({"max_iter": 0}, "'max_iter' must be a whole number of at least 1, it is 0"),
         ({"weights": [1.0]}, "'weights' must have one value for each of the 80 rows"),
-        ({"weights": -np.ones(80)}, "'weights' must hold weights that are finite"),
+        ({"weights": -np.ones(80)}, "'weights' must be finite, not negative"),
         ({"start": (np.zeros(4), 0.0)}, r"'start' must have coefficients of shape \(5,\)"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The networkx backend: what networkx asks it, and functions called through networkx."""
+"""The networkx backend: its interface, and functions called through networkx."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dask_coded.codes import MDS
 
 FUNCTIONS = sorted(_dask_coded_networkx.get_info()["functions"])
 
-# Entry points are there only if the package is installed.
+# Entry points exist only if the package is installed.
 installed = pytest.mark.skipif(
     backend.NAME not in nx.utils.backends.backends, reason="dask-coded is not installed"
 )
@@ -42,7 +42,7 @@ def graphs():
 # -- what it declares --------------------------------------------------------------------------
 
 
-def test_it_has_what_it_declares_and_nothing_else_that_networkx_knows():
+def test_it_implements_exactly_the_functions_that_it_declares():
     public = {name for name in vars(backend) if not name.startswith("_")}
     assert sorted(public & set(_registered_algorithms)) == FUNCTIONS
 
@@ -57,7 +57,7 @@ def test_arguments_and_defaults_are_those_of_networkx(name):
     ]
 
 
-def test_networkx_learns_of_it_without_dask():
+def test_get_info_imports_neither_numpy_nor_dask():
     program = (
         "import sys, _dask_coded_networkx as m; m.get_info(); "
         "sys.exit(any(n in sys.modules for n in ('numpy', 'dask', 'dask_coded', 'networkx')))"
@@ -69,7 +69,7 @@ def test_networkx_learns_of_it_without_dask():
 
 
 @pytest.mark.parametrize("graph", graphs(), ids=str)
-def test_there_and_back(graph):
+def test_conversion_and_back(graph):
     there = backend.convert_from_nx(graph, edge_attrs={"weight": 1, "votes": 1})
     back = backend.convert_to_nx(there)
     assert list(back) == list(graph)
@@ -80,7 +80,7 @@ def test_there_and_back(graph):
     assert back.number_of_edges() == graph.number_of_edges()
 
 
-def test_a_graph_with_weights_serves_those_who_want_none():
+def test_a_graph_converted_with_weights_also_serves_without():
     multi = nx.MultiDiGraph([(0, 1, {"weight": 5}), (0, 1, {"weight": 2}), (1, 0)])
     for graph, ones, weights in [(multi, 2, 7), (nx.DiGraph(multi), 1, 2)]:
         there = backend.convert_from_nx(graph, edge_attrs={"weight": 1})
@@ -93,22 +93,22 @@ def test_a_graph_converted_without_an_attribute_says_so():
         backend.convert_from_nx(nx.path_graph(2), edge_attrs={"weight": 1}).by("votes")
 
 
-def test_parallel_edges_cannot_be_told_apart_again():
+def test_multigraphs_cannot_be_converted_back():
     with pytest.raises(NotImplementedError, match="Parallel edges"):
         backend.convert_to_nx(backend.convert_from_nx(nx.MultiGraph([(0, 1)])))
 
 
 @pytest.mark.parametrize("weight", [-1.0, float("nan")])
-def test_graphs_with_impossible_weights_are_left_to_others(weight):
+def test_graphs_with_invalid_weights_are_left_to_other_backends(weight):
     graph = nx.Graph([(0, 1, {"weight": weight})])
     with pytest.raises(NotImplementedError, match="finite and not negative"):
         backend.convert_from_nx(graph, edge_attrs={"weight": 1})
 
 
-# -- whether it can and should -----------------------------------------------------------------
+# -- can_run and should_run --------------------------------------------------------------------
 
 
-def test_negative_shares_are_left_to_others():
+def test_negative_values_are_left_to_other_backends():
     graph = nx.path_graph(3)
     assert backend.can_run("pagerank", (graph, 0.85, {0: 1}), {}) is True
     assert "'personalization'" in backend.can_run("pagerank", (graph, 0.85, {0: -1}), {})
@@ -221,7 +221,7 @@ def test_exceptions_are_those_of_networkx(client, call, error):
 
 
 @installed
-def test_without_a_client_the_error_says_what_to_do():
+def test_without_a_client_the_error_advises_to_create_one():
     with pytest.raises(ValueError, match=r"create a\s+`dask\.distributed\.Client\(\)` first"):
         nx.pagerank(nx.path_graph(3), backend="dask_coded")
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 
-def check_whole(name: str, value: Any, least: int = 1) -> None:
-    """Check that a value is a whole number of at least ``least``.
+def check_whole(name: str, value: Any, least: int | None = 1) -> int:
+    """Return a value if it is a whole number of at least ``least``; None for no such limit.
 
     Raises
     ------
@@ -23,10 +23,11 @@ def check_whole(name: str, value: Any, least: int = 1) -> None:
         ...
     ValueError: Argument 'steps' must be a whole number of at least 1, it is 2.5.
     """
-    if not isinstance(value, int | np.integer) or value < least:
-        raise ValueError(
-            f"Argument {name!r} must be a whole number of at least {least}, it is {value}."
-        )
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not whole or (least is not None and value < least):
+        limit = "" if least is None else f" of at least {least}"
+        raise ValueError(f"Argument {name!r} must be a whole number{limit}, it is {value!r}.")
+    return int(value)
 
 
 def check_positive(
@@ -50,6 +51,28 @@ def check_positive(
     if not above or (value == math.inf and not or_infinite):
         wanted = "0 or a positive number" if or_zero else "a positive number"
         raise ValueError(f"Argument {name!r} must be {wanted}, it is {value}.")
+
+
+def check_unmasked(what: str, array: Any) -> Any:
+    """Return an array, or a dask array, unless its elements are masked.
+
+    Raises
+    ------
+    TypeError
+        If it is a masked array: a product would silently use the values below the mask.
+
+    Examples
+    --------
+    >>> check_unmasked("The operand", np.ma.masked_equal([1.0, 2.0], 2.0))
+    Traceback (most recent call last):
+        ...
+    TypeError: The operand must not be masked: replace masked elements, as `x.filled(0)` does.
+    """
+    if isinstance(getattr(array, "_meta", array), np.ma.MaskedArray):
+        raise TypeError(
+            f"{what} must not be masked: replace masked elements, as `x.filled(0)` does."
+        )
+    return array
 
 
 def check_stopping(tol: float, max_iter: int) -> None:

@@ -24,9 +24,10 @@ from dask.utils import format_bytes
 from distributed import Client, default_client
 from scipy.sparse.linalg import LinearOperator
 
+from dask_coded.arguments import check_unmasked
 from dask_coded.codes import CODES, MDS, Code, RandomLinear, Repetition
 from dask_coded.runtime.encoding import Encoded, encode_source, extend, new_id
-from dask_coded.runtime.operators import RoundOperator, check_operand, refuse_transpose
+from dask_coded.runtime.operators import RoundOperator, as_operand, check_operand, refuse_transpose
 from dask_coded.runtime.source import check_dtype, matrix_source, sparse_type
 from dask_coded.runtime.spec import CodedTask, round_options
 from dask_coded.runtime.tasks import run_round
@@ -185,12 +186,13 @@ class CodedArray(da.Array):
             )
         if not isinstance(other, (np.ndarray, da.Array)):
             return NotImplemented
+        check_unmasked("The operand of a coded product", other)
         return self._product(check_operand(self.shape, other))
 
     def __rmatmul__(self, other: Any) -> Any:
         if self._back is None:
             return super().__rmatmul__(other)
-        other = other if isinstance(other, da.Array) else np.asarray(other)
+        other = other if isinstance(other, da.Array) else as_operand(other)
         return (self.T @ other.T).T
 
     def dot(self, other: Any) -> Any:
@@ -425,10 +427,11 @@ async def _choose(
     workers: Sequence[str] | None,
 ) -> Code:
     """Choose the code for an operand and a cluster."""
+    chosen = redundancy is not None
     n, redundancy = await cluster_size(client, workers, redundancy)
     if name is None:
         kind: type[Code] = Repetition if sparse_type(source) or source.dtype.kind in "biu" else MDS
-        if kind is Repetition:
+        if kind is Repetition and not chosen:
             # A copy costs a whole block per worker, so one extra copy is the default at any size.
             redundancy = min(redundancy, 1)
     elif name in CODES:

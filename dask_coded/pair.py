@@ -18,6 +18,7 @@ from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 from distributed import Client
 
+from dask_coded.arguments import check_unmasked
 from dask_coded.array import RoundLayer, cluster_size, current_client
 from dask_coded.codes import Polynomial
 from dask_coded.runtime.encoding import Encoded, encode_factors
@@ -287,5 +288,6 @@ def _weights(rows: int, weights: Any) -> Any:
     if weights is None:
         return None
     # A copy, because the caller may change the weights before the product is computed.
+    check_unmasked("The weights of a coded product", weights)
     weights = weights if isinstance(weights, da.Array) else np.array(weights)
     return check_weights(rows, weights)

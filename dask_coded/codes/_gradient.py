@@ -31,8 +31,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.linalg import block_diag
 
+from dask_coded.arguments import check_whole
 from dask_coded.codes._linear import DecodeError
-from dask_coded.codes._mds import _whole
 from dask_coded.codes._subsets import k_subsets
 
 #: Cyclic codes with a larger amplification than this lose too many digits and are refused.
@@ -175,7 +175,7 @@ class FractionalRepetition(GradientCode):
     plain = True
 
     def __init__(self, n: int, stragglers: int) -> None:
-        n = _whole("n", n)
+        n = check_whole("n", n, None)
         groups = n // (_tolerable(stragglers, n) + 1)
         self._found(np.repeat(np.arange(groups), _shares(n, groups)))
 
@@ -269,7 +269,7 @@ class CyclicMDS(GradientCode):
     """
 
     def __init__(self, n: int, stragglers: int) -> None:
-        n = _whole("n", n)
+        n = check_whole("n", n, None)
         matrix, self.amplification = _cyclic(n, _tolerable(stragglers, n))
         super().__init__(matrix, stragglers)
         if self.amplification > _MOST_AMPLIFICATION:
@@ -405,7 +405,7 @@ def _shares(whole: int, among: int) -> npt.NDArray[np.intp]:
 
 
 def _tolerable(stragglers: int, n: int) -> int:
-    stragglers = _whole("stragglers", stragglers)
+    stragglers = check_whole("stragglers", stragglers, None)
     if not 0 <= stragglers < n:
         raise ValueError(
             f"Argument 'stragglers' must be at least 0 and less than the number of workers ({n}), "

@@ -9,11 +9,11 @@ than Vandermonde or Cauchy parity, and stay usable at (n, k) = (200, 180).
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from dask_coded.arguments import check_whole
 from dask_coded.codes._linear import CODES, Code
 from dask_coded.codes._subsets import k_subsets, smallest_of_minors
 
@@ -56,9 +56,7 @@ class MDS(Code):
     """
 
     def __init__(self, n: int, k: int) -> None:
-        n, k = _whole("n", n), _whole("k", k)
-        if k < 1:
-            raise ValueError(f"Argument 'k' must be at least 1, it is {k}.")
+        n, k = check_whole("n", n, None), check_whole("k", k)
         if n < k:
             raise ValueError(f"Argument 'n' must be at least 'k', {n} is less than {k}.")
         super().__init__(_generator(n, k))
@@ -67,12 +65,6 @@ class MDS(Code):
     def with_redundancy(cls, n: int, redundancy: int) -> MDS:
         """Return ``MDS(n, n - redundancy)``."""
         return cls(n, n - redundancy)
-
-
-def _whole(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"Argument {name!r} must be an integer, it is {value!r}.")
-    return int(value)
 
 
 @lru_cache(maxsize=64)

@@ -46,8 +46,8 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from dask_coded.arguments import check_whole
 from dask_coded.codes._linear import Code
-from dask_coded.codes._mds import _whole
 
 Floats = npt.NDArray[np.float64]
 
@@ -106,7 +106,7 @@ class Polynomial(Code):
     """
 
     def __init__(self, n: int, a: int, b: int, points: str = "circle") -> None:
-        n, a, b = _whole("n", n), _whole("a", a), _whole("b", b)
+        n, a, b = check_whole("n", n, None), check_whole("a", a, None), check_whole("b", b, None)
         for name, value in (("a", a), ("b", b)):
             if value < 1:
                 raise ValueError(f"Argument {name!r} must be at least 1, it is {value}.")
@@ -145,7 +145,7 @@ class Polynomial(Code):
         >>> Polynomial.with_redundancy(12, 3), Polynomial.with_redundancy(10, 2, (8000, 1000))
         (Polynomial(n=12, a=3, b=3), Polynomial(n=10, a=8, b=1))
         """
-        n, redundancy = _whole("n", n), _whole("redundancy", redundancy)
+        n, redundancy = check_whole("n", n, None), check_whole("redundancy", redundancy, None)
         if not 0 <= redundancy < n:
             raise ValueError(
                 f"Argument 'redundancy' must be between 0 and {n - 1} (less than the number of "

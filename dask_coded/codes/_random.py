@@ -34,8 +34,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from dask_coded.arguments import check_whole
 from dask_coded.codes._linear import CODES, Code
-from dask_coded.codes._mds import _whole
 from dask_coded.codes._subsets import k_subsets, smallest_of_minors
 
 Floats = npt.NDArray[np.float64]
@@ -103,15 +103,12 @@ class RandomLinear(Code):
     threshold = False
 
     def __init__(self, n: int, k: int, density: float = 0.5, seed: int = 0) -> None:
-        n, k, seed = _whole("n", n), _whole("k", k), _whole("seed", seed)
-        if k < 1:
-            raise ValueError(f"Argument 'k' must be at least 1, it is {k}.")
+        n, k = check_whole("n", n, None), check_whole("k", k)
+        seed = check_whole("seed", seed, 0)
         if n < k:
             raise ValueError(f"Argument 'n' must be at least 'k', {n} is less than {k}.")
         if not 0 < density <= 1:
             raise ValueError(f"Argument 'density' must be above 0 and at most 1, it is {density}.")
-        if seed < 0:
-            raise ValueError(f"Argument 'seed' must be at least 0, it is {seed}.")
         self.density = float(density)
         self.seed = seed
         super().__init__(_generator(n, k, self.density, seed))
@@ -158,8 +155,7 @@ class RandomLinear(Code):
         >>> larger, bool((larger.G[:10] == code.G).all())
         (RandomLinear(n=12, k=7, density=0.5), True)
         """
-        if (count := _whole("count", count)) < 1:
-            raise ValueError(f"Argument 'count' must be at least 1, it is {count}.")
+        count = check_whole("count", count)
         G = self.G
         for piece in range(self.n, self.n + count):
             rng = np.random.default_rng((self.seed, piece))

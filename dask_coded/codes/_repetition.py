@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from dask_coded.arguments import check_whole
 from dask_coded.codes._linear import CODES, Code
-from dask_coded.codes._mds import _whole
 
 
 @CODES.register("repetition")
@@ -52,7 +52,7 @@ class Repetition(Code):
     exact = True
 
     def __init__(self, n: int, r: int) -> None:
-        n, r = _whole("n", n), _whole("r", r)
+        n, r = check_whole("n", n, None), check_whole("r", r, None)
         if not 1 <= r <= n:
             raise ValueError(f"Argument 'r' must be between 1 and 'n' = {n}, it is {r}.")
         self.r = r

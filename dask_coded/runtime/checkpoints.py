@@ -18,7 +18,7 @@ from distributed import get_worker
 from distributed.utils import sync
 
 from dask_coded.loop import Loop, Progress, State
-from dask_coded.transport import Answer, Exchange
+from dask_coded.transport import ANSWER_SECONDS, Answer, Exchange
 from dask_coded.transport.messages import KeepState, Message, StateKept
 
 if TYPE_CHECKING:
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
 # A state is kept if pickling and sending it took at most this share of the loop's time.
 _SHARE = 0.05
-
-# A keeper that runs answers within this many seconds.
-_ANSWER = 2.0
 
 # How many ended loops a worker remembers, to refuse states that come late.
 _ENDED = 1000
@@ -120,7 +117,9 @@ class KeptLoop(Loop):
             for address in self._keepers
         ]
         # A keeper may have died or stopped just now: the others have to suffice then.
-        done, silent = await asyncio.wait(asked, timeout=_ANSWER) if asked else (set(), set())
+        done, silent = (
+            await asyncio.wait(asked, timeout=ANSWER_SECONDS) if asked else (set(), set())
+        )
         for task in silent:
             task.cancel()
         found = [own, *(task.result() for task in done if task.exception() is None)]

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 import numpy as np
 from scipy.sparse.linalg import LinearOperator
 
+from dask_coded.arguments import check_unmasked
 from dask_coded.runtime.coordinator import Coordinator
 from dask_coded.runtime.live_round import RoundReport
 from dask_coded.runtime.spec import ArraySpec
@@ -33,12 +34,12 @@ class RoundOperator(LinearOperator):
         """Return the product, as ``@``: a NumPy array, or an operator if ``x`` is one."""
         if isinstance(x, LinearOperator) or np.isscalar(x):
             return super().dot(x)
-        return self._matmat(check_operand(self.shape, np.asarray(x)))
+        return self._matmat(check_operand(self.shape, as_operand(x)))
 
     def _rdot(self, x: Any) -> Any:
         if isinstance(x, LinearOperator) or np.isscalar(x):
             return super()._rdot(x)
-        return (self.T @ np.asarray(x).T).T
+        return (self.T @ as_operand(x).T).T
 
 
 class Operator(RoundOperator):
@@ -119,7 +120,7 @@ class PairOperator:
         dask_coded.CodedPair.product
         """
         if weights is not None:
-            weights = check_weights(self.rows, np.asarray(weights))
+            weights = check_weights(self.rows, as_operand(weights))
         result, self.last_round = self._coordinator.run(weights)
         return result
 
@@ -130,6 +131,17 @@ def refuse_transpose() -> NoReturn:
         "This array was encoded without its transpose: "
         "encode it with `transpose=True` to multiply from the left."
     )
+
+
+def as_operand(x: Any) -> np.ndarray[Any, Any]:
+    """Return ``x`` as a NumPy array.
+
+    Raises
+    ------
+    TypeError
+        If it is masked.
+    """
+    return np.asarray(check_unmasked("The operand of a coded product", x))
 
 
 def check_weights(rows: int, weights: Any) -> Any:

@@ -20,6 +20,7 @@ from dask.utils import parse_bytes
 from distributed import get_worker
 from distributed.utils import sync
 
+from dask_coded.arguments import check_unmasked
 from dask_coded.runtime.answers import Lost, Recipe, Source, ask
 from dask_coded.runtime.spec import CodedDataLostError, CodedSpec, as_key
 from dask_coded.runtime.worker import CodedWorkerPlugin, worker_plugin
@@ -101,7 +102,7 @@ async def _combine(
     rows = spec.piece_rows(piece)
     copy = len(sources) == 1 and sources[0].weight == 1
     if copy and plugin.worker.address in sources[0].holders:
-        data = plugin.worker.data[as_key(sources[0].key)]
+        data = _unmasked(plugin.worker.data[as_key(sources[0].key)])
         return await loop.run_in_executor(None, _finished, data, spec)
     if spec.sparse_type:
         return await _combine_sparse(plugin, spec, rows, sources, meter)
@@ -154,11 +155,16 @@ async def _slices(
     for start in range(0, max(rows, 1), step):
         stop = min(start + step, rows)
         if local is not None:
-            yield start, local[first + start : first + stop]
+            yield start, _unmasked(local[first + start : first + stop])
             continue
         part = await rows_of(plugin.worker, address, key, first + start, first + stop)
         meter.count(part)
-        yield start, part
+        yield start, _unmasked(part)
+
+
+def _unmasked(part: Any) -> Any:
+    # Chunks may be masked even if the dask array does not say so.
+    return check_unmasked("A chunk of the matrix to encode", part)
 
 
 def _accumulate(

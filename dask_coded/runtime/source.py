@@ -12,6 +12,7 @@ import numpy as np
 import scipy.sparse
 from distributed import futures_of, wait
 
+from dask_coded.arguments import check_unmasked
 from dask_coded.codes import Code
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 def matrix_source(A: Any) -> Any:
     """Return ``A`` as a dask array, NumPy array or CSR array; reject anything else."""
+    check_unmasked("The matrix to encode", A)
     if isinstance(A, da.Array):
         if np.isnan(A.shape).any():
             raise ValueError(

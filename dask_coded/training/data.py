@@ -12,6 +12,7 @@ import scipy.sparse
 from dask.base import is_dask_collection
 from distributed import Client, Future, futures_of
 
+from dask_coded.arguments import check_unmasked
 from dask_coded.runtime.source import settled
 from dask_coded.training.runtime.spec import Blocks
 
@@ -56,6 +57,7 @@ def load(client: Client, data: Any) -> tuple[Blocks, Blocks, list[Future]]:
 
 
 def _load(client: Client, name: str, values: Any) -> tuple[Blocks, list[Future]]:
+    check_unmasked(f"The {name}", values)
     if isinstance(values, da.Array):
         return _array(client, name, values)
     if isinstance(values, Sequence) and values and all(map(_is_lazy, values)):

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from dask_coded.transport.channels import Answer, Channel, Exchange
+from dask_coded.transport.channels import ANSWER_SECONDS, Answer, Channel, Exchange
 
-__all__ = ["Answer", "Channel", "Exchange"]
+__all__ = ["ANSWER_SECONDS", "Answer", "Channel", "Exchange"]

@@ -40,7 +40,9 @@ Handler = Callable[[Message, Answer], None]
 #: Hears the messages of a run at the coordinator's end.
 Listener = Callable[[Message], None]
 
-# An event loop that runs answers `StopRound` at once; a throttled one may stall for this long.
+#: A worker whose event loop runs answers a question within this many seconds.
+ANSWER_SECONDS = 2.0
+# It answers `StopRound` at once; a throttled one may stall for this long.
 _SILENCE = 1.0
 
 

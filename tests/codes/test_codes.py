@@ -143,8 +143,8 @@ def test_a_lost_piece_is_a_combination_of_any_k_others() -> None:
     ("make", "message"),
     [
         (lambda: MDS(3, 5), "'n' must be at least 'k', 3 is less than 5"),
-        (lambda: MDS(3, 0), "'k' must be at least 1"),
-        (lambda: MDS(3.0, 2), "'n' must be an integer"),  # type: ignore[arg-type]
+        (lambda: MDS(3, 0), "'k' must be a whole number of at least 1"),
+        (lambda: MDS(3.0, 2), "'n' must be a whole number"),  # type: ignore[arg-type]
         (lambda: Repetition(3, 4), "'r' must be between 1 and 'n' = 3, it is 4"),
         (lambda: Code([[1, 0]]), "at least as many rows as columns, 1 is less than 2"),
         (lambda: Code([[np.nan]]), "must be finite"),

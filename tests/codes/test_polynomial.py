@@ -134,7 +134,7 @@ def test_not_among_the_codes_for_one_matrix() -> None:
         ((8, 3, 3), ValueError, r"'n' must be at least 'a' times 'b', 8 is less than 9\."),
         ((8, 0, 3), ValueError, r"'a' must be at least 1, it is 0\."),
         ((8, 2, -1), ValueError, r"'b' must be at least 1, it is -1\."),
-        ((8, 2.0, 2), TypeError, r"'a' must be an integer, it is 2\.0\."),
+        ((8, 2.0, 2), ValueError, r"'a' must be a whole number, it is 2\.0\."),
         ((8, 2, 2, "square"), ValueError, r"'points' must be one of .*, it is 'square'\."),
     ],
 )

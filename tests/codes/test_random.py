@@ -190,12 +190,18 @@ def test_a_lost_piece_is_rebuilt_from_blocks_if_they_are_available() -> None:
     ("make", "message"),
     [
         (lambda: RandomLinear(3, 5), "'n' must be at least 'k', 3 is less than 5"),
-        (lambda: RandomLinear(3, 0), "'k' must be at least 1"),
+        (lambda: RandomLinear(3, 0), "'k' must be a whole number of at least 1"),
         (lambda: RandomLinear(3, 2, 0), "'density' must be above 0 and at most 1, it is 0"),
         (lambda: RandomLinear(3, 2, 1.5), "'density' must be above 0 and at most 1, it is 1.5"),
-        (lambda: RandomLinear(3, 2, seed=-1), "'seed' must be at least 0, it is -1"),
-        (lambda: RandomLinear(3, 2.0), "'k' must be an integer"),  # type: ignore[arg-type]
-        (lambda: RandomLinear(3, 2).extended(0), "'count' must be at least 1, it is 0"),
+        (
+            lambda: RandomLinear(3, 2, seed=-1),
+            "'seed' must be a whole number of at least 0, it is -1",
+        ),
+        (lambda: RandomLinear(3, 2.0), "'k' must be a whole number"),  # type: ignore[arg-type]
+        (
+            lambda: RandomLinear(3, 2).extended(0),
+            "'count' must be a whole number of at least 1, it is 0",
+        ),
         (lambda: RandomLinear.with_redundancy(4, 2), "between 0 and 1.*it is 2"),
         (lambda: RandomLinear(3, 2).decode_probability(4), "between 0 and 'n' = 3, it is 4"),
     ],

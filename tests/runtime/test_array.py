@@ -67,7 +67,7 @@ def C(A, client):
 
 @pytest.fixture(scope="module")
 def both(A, client):
-    """Coded from either side."""
+    """A coded array with coded products from both sides."""
     return coded.encode(A, coded.MDS(5, 3), client, transpose=True)
 
 
@@ -76,7 +76,7 @@ def value(collection, client):
 
 
 def check(actual, expected, client, rtol=1e-10):
-    """A lazy product has the announced shape, chunks and dtype, and the right values."""
+    """Check that a lazy product has the announced shape and dtype, and the right values."""
     assert type(actual) is da.Array
     assert actual.shape == expected.shape
     result = value(actual, client)
@@ -119,7 +119,7 @@ def test_dask_array_of_any_chunks(chunks, code, A, client):
     np.testing.assert_array_equal(value(C, client), A)
 
 
-def test_dask_array_that_is_in_the_cluster_already(A, client):
+def test_persisted_dask_array(A, client):
     source = client.persist(da.from_array(A, chunks=(6, 5)) * 2)
     C = coded.encode(source, coded.MDS(5, 4), client)
     del source
@@ -209,7 +209,7 @@ def test_integers_and_booleans_are_exact_when_repeated(dtype, client):
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.bool_])
-def test_integers_and_booleans_are_not_mixed(dtype, client):
+def test_integers_and_booleans_are_refused_by_mds(dtype, client):
     with pytest.raises(TypeError, match=r"Repetition.*astype\(float\)"):
         coded.encode(numbers(ROWS, COLUMNS, dtype=dtype), coded.MDS(5, 3), client)
 
@@ -223,7 +223,7 @@ def test_values_that_are_not_finite_are_refused(bad, make, A, client):
         coded.encode(make(A), coded.MDS(5, 3), client)
 
 
-def test_values_that_are_not_finite_on_request(A, client):
+def test_values_that_are_not_finite_are_accepted_on_request(A, client):
     A = A.copy()
     A[17, 3] = np.nan
     C = coded.encode(A, coded.Repetition(5, 2), client, check_finite=False)
@@ -232,7 +232,7 @@ def test_values_that_are_not_finite_on_request(A, client):
     assert np.flatnonzero(np.isnan(result)).tolist() == [17]
 
 
-def test_what_is_no_matrix(client):
+def test_only_matrices_of_numbers_are_encoded(client):
     for A in (np.ones(3), np.ones((2, 3, 4)), da.ones((2, 3, 4)), 5.0):
         with pytest.raises(TypeError, match="Only a matrix can be encoded"):
             coded.encode(A, None, client)
@@ -256,7 +256,7 @@ def test_source_that_fails(client):
         coded.encode(source, coded.MDS(5, 3), client)
 
 
-# -- which code, which workers -----------------------------------------------------------------
+# -- choice of code and workers ----------------------------------------------------------------
 
 
 def test_default_codes(A, client):
@@ -296,7 +296,7 @@ def test_places_are_distinct_workers(code, A, client):
         assert list(held[key]) == [worker]
 
 
-def test_some_workers_only(A, client):
+def test_selected_workers(A, client):
     workers = sorted(client.scheduler_info(n_workers=-1)["workers"])[1:4]
     C = coded.encode(A, coded.MDS(3, 2), client, workers=workers)
     assert sorted(C.encoded.workers) == workers
@@ -475,10 +475,10 @@ def test_transpose_of_dask_array(A, client):
     check(np.ones(ROWS) @ C, A.sum(0), client)
 
 
-# -- a dask array like any other ---------------------------------------------------------------
+# -- other operations of a dask array ----------------------------------------------------------
 
 
-def test_everything_else_is_that_of_a_dask_array(C, A, client):
+def test_other_operations_are_those_of_a_dask_array(C, A, client):
     for actual, expected in [
         (C, A),
         (C.sum(), A.sum()),
@@ -501,7 +501,7 @@ def test_everything_else_is_that_of_a_dask_array(C, A, client):
         np.testing.assert_allclose(value(actual, client), expected)
 
 
-def test_what_is_derived_is_not_coded(C):
+def test_derived_arrays_are_not_coded(C):
     for derived in (C + 1, C[:3], C.T, C.rechunk((4, 4)), C.astype("f4")):
         assert not isinstance(derived, coded.CodedArray), derived
 
@@ -565,7 +565,42 @@ def test_repr_of_repetition(client):
     assert "2 on each of 5 workers" in repr(C)
 
 
-# -- life and death ----------------------------------------------------------------------------
+# -- lifetime ----------------------------------------------------------------------------------
+
+
+def masked(array):
+    return np.ma.masked_greater(array, 0.5)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_masked_operand_is_refused(A, client, lazy):
+    C = coded.encode(A, coded.MDS(5, 3), client, transpose=True)
+    x, y = masked(numbers(COLUMNS)), masked(numbers(ROWS))
+    if lazy:
+        x, y = da.from_array(x), da.from_array(y)
+    for product in (lambda: C @ x, lambda: C.T @ y, lambda: y @ C):
+        with pytest.raises(TypeError, match="must not be masked"):
+            product()
+
+
+def test_a_masked_operand_inside_the_cluster_is_refused(A, client):
+    C = coded.encode(A, coded.MDS(5, 3), client)
+    x = masked(numbers(COLUMNS))
+    with pytest.raises(TypeError, match="must not be masked"):
+        coded.submit(lambda C: C @ x, C, client=client).result()
+
+
+def test_a_masked_matrix_is_refused(A, client):
+    hidden = da.from_array(A, chunks=(5, -1)).map_blocks(masked, meta=np.empty((0, 0)))
+    for matrix in (masked(A), da.from_array(masked(A)), hidden):
+        with pytest.raises(TypeError, match="must not be masked"):
+            coded.encode(matrix, coded.MDS(5, 3), client)
+
+
+def test_the_redundancy_that_was_asked_for_is_given_to_sparse_matrices_too(client):
+    A = scipy.sparse.eye_array(20, format="csr")
+    assert coded.encode(A, client=client).code == coded.Repetition(5, 2)
+    assert coded.encode(A, client=client, redundancy=2).code == coded.Repetition(5, 3)
 
 
 def test_a_lazy_product_keeps_the_operand_as_it_was(A, client):
@@ -616,7 +651,7 @@ def test_submit_runs_an_algorithm(client):
 
 
 def test_submit_fills_every_argument(C, both, A, client):
-    def all_of_it(first, x, second, *, shift, scale, plain):
+    def use_all_arguments(first, x, second, *, shift, scale, plain):
         assert (first.shape, first.ndim, first.dtype) == (x.shape[::-1], 2, np.float64)
         assert type(x) is type(shift) is np.ndarray
         return scale * (second @ (x @ np.ones(x.shape[1]))) + first @ shift + plain
@@ -624,7 +659,7 @@ def test_submit_fills_every_argument(C, both, A, client):
     x = numbers(COLUMNS, ROWS)
     shift = numbers(COLUMNS)
     result = coded.submit(
-        all_of_it,
+        use_all_arguments,
         C,
         da.from_array(x, chunks=4),
         both,

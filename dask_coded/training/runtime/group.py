@@ -19,6 +19,7 @@ from dask_coded.training.runtime.link import Event, Link
 from dask_coded.training.runtime.spec import Group, Outcome, Step
 from dask_coded.training.runtime.storage import write
 from dask_coded.training.runtime.trainer import READ_EVERY, node_message
+from dask_coded.transport import ANSWER_SECONDS
 from dask_coded.transport.messages import (
     BeginSteps,
     CheckpointReady,
@@ -36,8 +37,6 @@ from dask_coded.transport.messages import (
     Unreachable,
 )
 
-#: An event loop that runs answers within this many seconds; a worker that does not is left out.
-ANSWER = 2.0
 # A ring may be this many steps ahead of its leader's view of it.
 _AHEAD = 10
 # When the first worker has finished, the others are given as long as the last step took, and at
@@ -241,10 +240,10 @@ class LiveGroup:
         version = first.version
         self._digests[sender] = first.digest
         last = self._seen.get(version - 1)
-        patience = min(max(_LAST, last.seconds if last else 0.0), ANSWER)
+        patience = min(max(_LAST, last.seconds if last else 0.0), ANSWER_SECONDS)
         if not self._plan.rooted:
             # All workers of a ring end together, and one of them alone reports the steps.
-            patience = ANSWER
+            patience = ANSWER_SECONDS
         deadline = monotonic() + patience
         absent = {self._members[node] for node in self._absent}
         waiting = set(self._members) - absent - set(self._digests)

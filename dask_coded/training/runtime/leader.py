@@ -24,11 +24,12 @@ from distributed.worker import thread_state
 
 from dask_coded.aggregation.formation import check_memory, form
 from dask_coded.loop import Loop, Progress
-from dask_coded.training.runtime.group import ANSWER, LiveGroup, WorkerLostError
+from dask_coded.training.runtime.group import LiveGroup, WorkerLostError
 from dask_coded.training.runtime.link import Link
 from dask_coded.training.runtime.memberships import TrainingWorkerPlugin, training_plugin
 from dask_coded.training.runtime.spec import Group, Outcome, Step, Training
 from dask_coded.training.runtime.storage import check_folder
+from dask_coded.transport import ANSWER_SECONDS
 from dask_coded.transport.messages import (
     Closed,
     Enlisted,
@@ -142,7 +143,7 @@ class Leader:
         """Return which workers answer, and after how many updates in which group they are."""
         waiting = set(candidates)
         found: dict[str, tuple[int, str] | None] = {}
-        deadline = monotonic() + ANSWER
+        deadline = monotonic() + ANSWER_SECONDS
         while waiting and (event := self._link.next_event(max(deadline - monotonic(), 0))):
             match event.message:
                 case Enlisted(_, state):
@@ -156,7 +157,7 @@ class Leader:
         """Wait until all workers are ready; False if one is gone, or does not answer at all."""
         silent = set(addresses)
         coming = set(addresses)
-        deadline = monotonic() + ANSWER
+        deadline = monotonic() + ANSWER_SECONDS
         while coming:
             event = self._link.next_event(max(deadline - monotonic(), 0) if silent else None)
             if event is None:

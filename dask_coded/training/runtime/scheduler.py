@@ -58,7 +58,7 @@ class TrainingSchedulerPlugin(SchedulerExtension):
     def enough(self, training: str) -> None:
         """Handler: the client wants a training to end soon; its participants pass that on."""
         for address in self._coded.versions:
-            self._send(address, {"op": "coded-enough", "training": training})
+            self._send(address, "coded-enough", training=training)
 
     def holders(self, key: Key) -> Reply:
         """Handler: which workers hold a block; answers :class:`Holders` or :class:`Lost`."""
@@ -79,11 +79,11 @@ class TrainingSchedulerPlugin(SchedulerExtension):
     ) -> None:
         if finish in ("memory", "erred", "forgotten"):
             for address in self._involved.pop(key, ()):
-                self._send(address, {"op": "coded-training-over", "task": key})
+                self._send(address, "coded-training-over", task=key)
 
     def restart(self, scheduler: Scheduler) -> None:
         self._involved.clear()
 
-    def _send(self, address: str, message: dict[str, Any]) -> None:
+    def _send(self, address: str, op: str, **fields: Any) -> None:
         if address in self.scheduler.stream_comms:
-            self.scheduler.worker_send(address, message)
+            self.scheduler.worker_send(address, {"op": op, **fields})

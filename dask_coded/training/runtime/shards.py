@@ -13,6 +13,7 @@ import scipy.sparse
 from dask.typing import Key
 from dask.utils import parse_bytes
 
+from dask_coded.arguments import check_unmasked
 from dask_coded.runtime.answers import Holders, Lost, ask
 from dask_coded.runtime.spec import CodedDataLostError
 from dask_coded.training.runtime.spec import Blocks
@@ -96,6 +97,8 @@ async def _slices(worker: Worker, address: str, key: Key, start: int, stop: int)
 
 
 def _stacked(parts: list[Any]) -> Any:
+    for part in parts:
+        check_unmasked("A block of the training's data", part)
     if scipy.sparse.issparse(parts[0]):
         return scipy.sparse.vstack(parts, format="csr")
     return np.concatenate(parts)

@@ -196,7 +196,8 @@ def report_rounds(report: Report, size: Size) -> None:
         ways["dask.array"] = bench.compute
         for slowed in size.slowed:
             lab.set_speeds([1 / 5] * slowed + [1] * (n - slowed))
-            bench.run_round("continuous", "exponential")  # learns the speeds before anything is timed
+            # An untimed round learns the speeds first.
+            bench.run_round("continuous", "exponential")
             seconds, bounds = compare(bench, ways, size.turns)
             # Dividing each round by its own fluid bound removes changes of the machine itself.
             ratios = {name: np.divide(seconds[name], bounds[name]) for name in ways}

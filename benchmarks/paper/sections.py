@@ -274,7 +274,7 @@ def predictors(results: Results) -> None:
             kind = "traces" if trace in traces.NAMES else "models"
             case = Case(f"(10,7), {trace}", 10, 7, speeds)
             bounds = simulated.bounds(case)
-            for key in [*PREDICTORS, "perfect"]:
+            for key in [*sorted(PREDICTORS), "perfect"]:
                 known: dict[str, Any] = {"predictor": key}
                 if key == "perfect":
                     known = {"foresight": lambda actual: actual}

@@ -1,4 +1,4 @@
-"""Sums of gradients over uneven workers: who sends what to whom, as machines without I/O."""
+"""Aggregations: how workers of uneven speed sum their gradients, as state machines without I/O."""
 
 from dask_coded.aggregation._choices import CodedReduce, GradientCoding, Star, Tree
 from dask_coded.aggregation._clusters import DynamicClusters, StaticClusters

@@ -1,4 +1,4 @@
-"""Trees to choose from: uncoded ones, one coded layer, and coded layer by layer."""
+"""Aggregations along trees: uncoded, with one coded layer, or coded in every layer."""
 
 from __future__ import annotations
 
@@ -30,12 +30,14 @@ def check_code(name: str) -> None:
 @AGGREGATIONS.register("Star")
 @dataclass(frozen=True)
 class Star(Aggregation):
-    """All workers send to the root, which waits for all: no code, and the shortest way.
+    """Workers send their gradients to the root, which waits for all of them.
+
+    There is no code, and every gradient reaches the root in one message, the shortest way.
 
     Parameters
     ----------
     segments : int
-        How many segments the gradient is cut into, each summed as soon as it is computed.
+        Number of segments of the gradient; each is summed as soon as it is computed.
 
     Examples
     --------
@@ -50,7 +52,7 @@ class Star(Aggregation):
         check_whole("segments", self.segments)
 
     def plan(self, workers: int) -> TreePlan:
-        """The plan for so many workers."""
+        """Return the plan for this number of workers."""
         check_workers(self, workers)
         return TreePlan(trees.star(FractionalRepetition(workers, 0)), self.segments)
 
@@ -58,16 +60,17 @@ class Star(Aggregation):
 @AGGREGATIONS.register("Tree")
 @dataclass(frozen=True)
 class Tree(Aggregation):
-    """Sums are made layer by layer, so that nobody receives more than ``fan_in`` gradients.
+    """Sum up a tree, layer by layer, so that no node receives more than ``fan_in`` gradients.
 
     Parameters
     ----------
     fan_in : int, optional
-        The most children that a parent has. Default: as few as will do with ``depth`` layers.
+        Largest number of children of a parent. By default the smallest that suffices with
+        ``depth`` layers.
     depth : int, optional
-        Layers of workers. Default: two, or what ``fan_in`` asks for.
+        Number of layers of workers. By default two, or as many as ``fan_in`` requires.
     segments : int
-        How many segments the gradient is cut into: while one is on its way up, the next is sent.
+        Number of segments of the gradient: while one is on its way up, the next is sent.
 
     Examples
     --------
@@ -84,7 +87,7 @@ class Tree(Aggregation):
         check_whole("segments", self.segments)
 
     def plan(self, workers: int) -> TreePlan:
-        """The plan for so many workers.
+        """Return the plan for this number of workers.
 
         Raises
         ------
@@ -99,19 +102,19 @@ class Tree(Aggregation):
 @AGGREGATIONS.register("GradientCoding")
 @dataclass(frozen=True)
 class GradientCoding(Aggregation):
-    """All workers send to the root, which does not wait for the last of them.
+    """Workers send coded gradients to the root, which does not wait for the slowest workers.
 
     Parameters
     ----------
     stragglers : int
-        How many workers need not be waited for, whichever they are. Each computes
+        Number of workers that need not be waited for, whichever they are. Each worker computes
         ``stragglers + 1`` times as much as in a :class:`Star`.
     code : {"fractional", "cyclic"}
         :class:`~dask_coded.codes.FractionalRepetition` loses no digits, works with every codec, and
-        often does without more workers. :class:`~dask_coded.codes.CyclicMDS` has less load where
-        the number of workers is no multiple of ``stragglers + 1``.
+        often tolerates more late workers. :class:`~dask_coded.codes.CyclicMDS` has a lower load if
+        the number of workers is not a multiple of ``stragglers + 1``.
     segments : int
-        How many segments the gradient is cut into.
+        Number of segments of the gradient.
 
     References
     ----------
@@ -135,7 +138,7 @@ class GradientCoding(Aggregation):
         check_whole("segments", self.segments)
 
     def plan(self, workers: int) -> TreePlan:
-        """The plan for so many workers, at least ``stragglers + 1``."""
+        """Return the plan for this number of workers, at least ``stragglers + 1``."""
         check_workers(self, workers, self.stragglers + 1)
         return TreePlan(trees.star(CODE_OF[self.code](workers, self.stragglers)), self.segments)
 
@@ -143,27 +146,27 @@ class GradientCoding(Aggregation):
 @AGGREGATIONS.register("CodedReduce")
 @dataclass(frozen=True)
 class CodedReduce(Aggregation):
-    """A tree in which every parent is without any ``stragglers`` of its children.
+    """Sum up a tree in which no parent waits for its slowest ``stragglers`` children.
 
-    The load is the least possible one (see :mod:`dask_coded.aggregation.trees`). When workers
-    are lost, or are fewer than a full tree has, the last layer is not full: there is a plan for any
-    number of workers.
+    The load is the least possible one (see :mod:`dask_coded.aggregation.trees`). If workers are
+    lost, or if there are fewer than a full tree has, the last layer is not full. There is a plan
+    for any number of workers from ``stragglers + 1`` on.
 
     Parameters
     ----------
     fan_in : int, optional
-        The most children that a parent has; with the fractional code a multiple of
-        ``stragglers + 1``. Default: as few as will do with ``depth`` layers.
+        Largest number of children of a parent; with the fractional code a multiple of
+        ``stragglers + 1``. By default the smallest that suffices with ``depth`` layers.
     depth : int, optional
-        Layers of workers. Default: what ``fan_in`` asks for; without it two, or one where there are
-        too few workers, which is then :class:`GradientCoding`.
+        Number of layers of workers. By default as many as ``fan_in`` requires; without ``fan_in``
+        two, or one if there are too few workers for two, which is :class:`GradientCoding`.
     stragglers : int
-        How many children of every parent may be late.
+        Number of children of every parent that may be late.
     code : {"fractional", "cyclic"}
-        As in :class:`GradientCoding`. A cyclic tree becomes narrower, in the end a star, when more
+        As in :class:`GradientCoding`. A cyclic tree becomes narrower, and finally a star, if more
         than ``stragglers`` leaves per parent are missing.
     segments : int
-        How many segments the gradient is cut into: while one is on its way up, the next is sent.
+        Number of segments of the gradient: while one is on its way up, the next is sent.
 
     References
     ----------
@@ -206,7 +209,7 @@ class CodedReduce(Aggregation):
             )
 
     def plan(self, workers: int) -> TreePlan:
-        """The plan for so many workers, at least ``stragglers + 1``.
+        """Return the plan for this number of workers, at least ``stragglers + 1``.
 
         Raises
         ------

@@ -1,4 +1,10 @@
-"""One layer of workers in clusters, each with a code of its own: the same ones, or new ones."""
+"""Gradient coding in clusters of workers: :class:`StaticClusters` and :class:`DynamicClusters`.
+
+The workers, all of them children of the root, are divided into clusters. Each cluster has its own
+part of the data and its own code. Static clusters keep their workers. Dynamic clusters may exchange
+workers before every step, so that workers that were late are spread over the clusters (see
+:mod:`dask_coded.aggregation.spreading`).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +30,7 @@ from dask_coded.arguments import check_whole
 from dask_coded.codes import Clustered, CyclicMDS, FractionalRepetition, GradientCode
 from dask_coded.compression import EXACT, Codec
 
-#: Steps that are looked back on.
+#: Number of past steps over which the correlation of being late is measured.
 _HISTORY = 50
 
 _SPREAD = {"exact": spreading.spread, "greedy": spreading.spread_greedily}
@@ -33,22 +39,25 @@ _SPREAD = {"exact": spreading.spread, "greedy": spreading.spread_greedily}
 @AGGREGATIONS.register("StaticClusters")
 @dataclass(frozen=True)
 class StaticClusters(Aggregation):
-    """Gradient coding in clusters (GC-SC): each has a part of the data and a code of its own.
+    """Gradient coding in fixed clusters of workers (GC-SC).
 
-    More workers may be late in all than with one code of the same load, if not too many are in one
-    cluster. With the fractional code it is the same as ``GradientCoding(load - 1)``, whose groups
-    are the smallest clusters that there can be.
+    Each cluster has its own part of the data and its own code. In total, more workers may be late
+    than with one code of the same load, if not too many of them are in one cluster. With the
+    fractional code, if ``load`` divides the sizes of the clusters, it is the same as
+    ``GradientCoding(load - 1)``, whose groups are the smallest possible clusters.
 
     Parameters
     ----------
     size : int
-        Workers per cluster, at least ``load``; some have one more where they do not divide.
+        Least number of workers per cluster, at least ``load``. The clusters are as equal as
+        possible; fewer than ``size`` workers form one cluster.
     load : int
-        How many workers compute each part of the data; ``load - 1`` of each cluster may be late.
+        Number of workers that compute each part of the data; ``load - 1`` workers of each cluster
+        may be late.
     code : {"fractional", "cyclic"}
         As in :class:`GradientCoding`.
     segments : int
-        How many segments the gradient is cut into.
+        Number of segments of the gradient.
 
     References
     ----------
@@ -71,7 +80,7 @@ class StaticClusters(Aggregation):
         _check(self.size, self.load, self.code, self.segments)
 
     def plan(self, workers: int) -> TreePlan:
-        """The plan for so many workers, at least ``load``."""
+        """Return the plan for this number of workers, at least ``load``."""
         check_workers(self, workers, self.load)
         sizes = _sizes(workers, self.size)
         return TreePlan(trees.star(_code(sizes, self.load, self.code)), self.segments)
@@ -80,29 +89,33 @@ class StaticClusters(Aggregation):
 @AGGREGATIONS.register("DynamicClusters")
 @dataclass(frozen=True)
 class DynamicClusters(Aggregation):
-    """Gradient coding in clusters that spread the last step's stragglers (GC-DC).
+    """Gradient coding in clusters that exchange workers between steps (GC-DC).
 
-    It gains only where the same workers are late again, and then by how much slower they are. So
-    the clusters stay as they are until that has been measured, see ``memory``.
+    Workers that were late in the last step are spread over the clusters, so that no cluster has
+    too many of them in the next step. This gains only if the same workers are late again; how much
+    depends on how much slower they are. The clusters therefore stay as they are until repeated
+    lateness has been measured (see ``memory``).
 
     Parameters
     ----------
     size : int
-        Workers per cluster, at least ``load``; some have one more where they do not divide.
+        Least number of workers per cluster, at least ``load``. The clusters are as equal as
+        possible; fewer than ``size`` workers form one cluster.
     load : int
-        How many workers compute each part of the data in a step.
+        Number of workers that compute each part of the data in a step.
     candidates : int
-        In how many clusters a worker may work. It stores the data of all of them.
+        Number of clusters in which a worker may work. It stores the data of all of them.
     placement : {"exact", "greedy"}
-        The best placement, or a good one that is found faster for hundreds of workers.
+        ``"exact"`` finds the best placement, ``"greedy"`` a good one, faster for hundreds of
+        workers.
     memory : float
-        The least correlation of being late from one step to the next, over the last 50 steps, with
-        which workers are placed anew (and three standard errors more, so that chance does not do
-        it). ``-math.inf``: in every step.
+        Workers are placed again if being late in one step and in the next correlate, over the last
+        50 steps, by more than this plus three standard errors, which rules out chance.
+        ``-math.inf`` places them in every step.
     code : {"fractional", "cyclic"}
         As in :class:`GradientCoding`.
     segments : int
-        How many segments the gradient is cut into.
+        Number of segments of the gradient.
 
     References
     ----------
@@ -133,15 +146,15 @@ class DynamicClusters(Aggregation):
             )
 
     def plan(self, workers: int) -> DynamicPlan:
-        """The plan for so many workers, at least ``load``."""
+        """Return the plan for this number of workers, at least ``load``."""
         check_workers(self, workers, self.load)
         return DynamicPlan(self, workers)
 
 
 class DynamicPlan(TreePlan):
-    """The plan of :class:`DynamicClusters`: a choice is the row of the code of every worker.
+    """The plan of :class:`DynamicClusters`, in which a choice is each worker's row of the code.
 
-    It remembers who was late: one instance serves one training, at its root.
+    An instance remembers which workers were late, so it serves one training only, at its root.
     """
 
     def __init__(self, aggregation: DynamicClusters, workers: int) -> None:
@@ -151,21 +164,21 @@ class DynamicPlan(TreePlan):
         self._aggregation = aggregation
         self._code = code
         cluster = np.repeat(np.arange(len(sizes)), sizes)
-        #: The crew of each row: those of which too many may not be late.
-        self._crew = code.group if isinstance(code, FractionalRepetition) else cluster
-        self._room = np.bincount(self._crew).tolist()
+        #: The group of each row of the code: workers of which only a limited number may be late.
+        self._group = code.group if isinstance(code, FractionalRepetition) else cluster
+        self._room = np.bincount(self._group).tolist()
         count = min(aggregation.candidates, len(sizes))
         may = np.zeros((workers, len(sizes)), dtype=bool)
         for worker, found in enumerate(spreading.candidates(sizes, count)):
             may[worker, list(found)] = True
-        cluster_of_crew = cluster[np.unique(self._crew, return_index=True)[1]]
-        self._allowed = may[:, cluster_of_crew]
+        cluster_of_group = cluster[np.unique(self._group, return_index=True)[1]]
+        self._allowed = may[:, cluster_of_group]
         blocks = np.array([(code.B[cluster == c] != 0).any(axis=0) for c in range(len(sizes))])
         self.stored = tuple(tuple(np.flatnonzero(blocks[row].any(axis=0)).tolist()) for row in may)
         self._history: deque[npt.NDArray[np.bool_]] = deque(maxlen=_HISTORY)
 
     def machine(self, node: int, choice: Sequence[int] = (), codec: Codec = EXACT) -> Machine:
-        """A node's machine for a step in which each worker has its row of ``choice``."""
+        """Return a node's machine for a step in which each worker has its row of ``choice``."""
         self.check(codec)
         taken = choice or range(self.workers)
         root = node == ROOT
@@ -182,7 +195,7 @@ class DynamicPlan(TreePlan):
         )
 
     def choose(self, late: npt.NDArray[np.bool_] | None = None) -> tuple[int, ...]:
-        """The row of each worker in the next step; empty while straggling shows no memory."""
+        """Return each worker's row in the next step; empty while straggling shows no memory."""
         if late is None:
             return ()
         self._history.append(np.asarray(late, dtype=bool))
@@ -191,12 +204,12 @@ class DynamicPlan(TreePlan):
         place = _SPREAD[self._aggregation.placement]
         return self._rows(place(self._history[-1], self._room, self._allowed))
 
-    def _rows(self, crew: npt.NDArray[np.intp]) -> tuple[int, ...]:
-        """Rows of given crews: one's own where it is in the crew, else one that is free."""
-        home = crew == self._crew
+    def _rows(self, group: npt.NDArray[np.intp]) -> tuple[int, ...]:
+        """Return a row in each worker's group: its own if it is at home there, else a free one."""
+        home = group == self._group
         taken = np.where(home, np.arange(self.workers), -1)
-        for c in range(len(self._room)):
-            taken[~home & (crew == c)] = np.flatnonzero((self._crew == c) & ~home)
+        for g in range(len(self._room)):
+            taken[~home & (group == g)] = np.flatnonzero((self._group == g) & ~home)
         return tuple(taken.tolist())
 
 
@@ -209,7 +222,7 @@ def _check(size: int, load: int, code: str, segments: int) -> None:
 
 
 def _sizes(workers: int, size: int) -> list[int]:
-    """Clusters of at least ``size`` workers, if there are so many, as equal as can be."""
+    """Return sizes of clusters: at least ``size`` if there are enough workers, nearly equal."""
     count = max(workers // size, 1)
     return [workers // count + (c < workers % count) for c in range(count)]
 

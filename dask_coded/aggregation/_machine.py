@@ -1,22 +1,21 @@
-"""What an aggregation is: a plan for some workers, and for each step a machine on each of them.
+"""Interfaces of aggregations: a plan for the workers, and a state machine per node and step.
 
-The sum of a step's gradients is made by machines that know no cluster and no clock. A machine is
-one node's part of *one* step: it is told what has been computed and what has come in, and answers
-with commands. The cluster's threads and the simulator's virtual time drive the same machines, each
-of which is dropped when its node has the sum.
+State machines that know no cluster and no clock sum the gradients of a step. A machine is one
+node's part of *one* step: it is called when a gradient has been computed or a message has arrived,
+and returns commands. The cluster's threads and the simulator's virtual time drive the same
+machines. A node drops its machine when it has the sum.
 
-The nodes are the workers ``0 … n-1`` and, where the sum is made in one place, the root, which
-computes nothing: it lives beside the leader of the training. A node that gets the sum may pass it
-on before it goes to the next step.
+The nodes are the workers ``0 … n-1`` and, if the sum is made in one place, the root. The root
+computes nothing and runs with the leader of the training. A node that gets the sum may pass it on
+before it goes to the next step.
 
-What travels is a :class:`~dask_coded.compression.Partial`: a part of the sum, perhaps compressed.
-On the wire it is packed (see :class:`~dask_coded.compression.Codec`); who passes a sum on forwards
-the packed form, so that all replicas receive the same bits.
+Messages carry a :class:`~dask_coded.compression.Partial`, a partial sum that may be compressed,
+packed by a :class:`~dask_coded.compression.Codec`. A node that passes a sum on forwards the packed
+form, so that all replicas receive the same bits.
 
-Who owns what: a vector that a node computed is given to its machine, which may change it. All that
-has been sent, received or finished is read-only for everybody from then on, because in one process
-sender and receivers may share its memory; the machines see to it that nothing that is still to be
-read is written.
+A machine owns the vectors that its node has computed and may change them. Whatever has been sent,
+received or finished is read-only for all nodes from then on, because sender and receivers in one
+process may share its memory. Machines never write to memory that is still to be read.
 """
 
 from __future__ import annotations
@@ -49,18 +48,18 @@ __all__ = [
 
 
 class Tag(NamedTuple):
-    """What a message of a step is about.
+    """Label of a message within a step.
 
     Parameters
     ----------
     kind : str
-        ``"part"`` for a part of the sum on its way up or round, ``"sum"`` for the sum on its way
-        down or round, ``"redo"`` for parts that another worker is asked to compute as well, and
-        for their gradient.
+        ``"part"`` for a partial sum on its way up a tree or around a ring, ``"sum"`` for the total
+        on its way down or around, ``"redo"`` for parts that another worker is asked to compute as
+        well, and for their gradient.
     segment : int
-        Of the gradient vector.
+        Index of the segment of the gradient vector.
     chunk : int
-        Of the segment, in a ring; 0 elsewhere.
+        Index of the chunk of the segment in a ring; 0 elsewhere.
     """
 
     kind: str
@@ -76,7 +75,7 @@ class Compute:
     ----------
     parts : tuple of int
     coefficients : tuple of float
-        One per part: what its gradient is multiplied with in the sum.
+        Factor of each part's gradient in the sum.
     """
 
     parts: tuple[int, ...]
@@ -85,15 +84,15 @@ class Compute:
 
 @dataclass(frozen=True)
 class Send:
-    """Send something to another node.
+    """Send a message to another node.
 
     Parameters
     ----------
     to : int
     tag : Tag
     payload : object
-        As the codec packed it; for ``"redo"`` from the root a tuple of parts. The same object may
-        go to several nodes.
+        Packed by the codec; for ``"redo"`` from the root, a tuple of parts. The same object may be
+        sent to several nodes.
     """
 
     to: int
@@ -103,13 +102,13 @@ class Send:
 
 @dataclass(frozen=True)
 class Finished:
-    """A segment of the sum over all parts, as this node has it.
+    """This node has a segment of the sum over all parts.
 
     Parameters
     ----------
     segment : int
     total : Partial
-        Read-only: others may hold the same memory.
+        Read-only, because other nodes may share its memory.
     """
 
     segment: int
@@ -120,24 +119,24 @@ Command = Compute | Send | Finished
 
 
 class Machine(ABC):
-    """One node's part of one step.
+    """State machine of one node in one step.
 
-    Messages may come in any order, twice, and before this node has begun the step; a machine whose
-    node has all segments of the sum need not be asked any more. Vectors that were computed belong
-    to the machine, which may change them in place; what was received it only reads.
+    Messages may arrive in any order, twice, and before this node has started the step. A machine
+    whose node has all segments of the sum need not be called any more. A machine may change the
+    vectors that its node has computed in place; it only reads the vectors that it receives.
     """
 
     @abstractmethod
     def begin(self) -> list[Command]:
-        """The node begins the step: what it is to compute."""
+        """Start the step and return what this node has to compute."""
 
     @abstractmethod
     def computed(self, work: Compute, segment: int, partial: Partial) -> list[Command]:
-        """One segment of what was to be computed is there."""
+        """Handle one segment of what this node has computed."""
 
     @abstractmethod
     def received(self, sender: int, tag: Tag, payload: Any) -> list[Command]:
-        """A message has come in."""
+        """Handle a message."""
 
 
 class Plan(ABC):
@@ -147,18 +146,18 @@ class Plan(ABC):
     ----------
     workers : int
     parts : int
-        How many parts, equal up to one sample, the data are cut into.
+        Number of parts of the data, of equal size up to one sample.
     stored : tuple of tuple of int
-        The parts that each worker stores: all that it may ever be asked to compute.
+        The parts that each worker stores, which are all that it may be asked to compute.
     rooted : bool
         Whether the root makes the sum.
     segments : int
-        How many segments the gradient is cut into, each of which is summed by itself.
+        Number of segments of the gradient, each of which is summed separately.
     load : float
-        The largest share of the data that a worker computes in a step.
+        The largest fraction of the data that a worker computes in a step.
     plain : bool
-        Whether gradients are added as they are, or multiplied in between, so that errors, and all
-        else in which the gradients of one part differ from node to node, may grow.
+        Whether gradients are added unchanged. If they are multiplied in between, errors and any
+        other differences between nodes in the gradient of the same part may grow.
     """
 
     workers: int
@@ -171,11 +170,11 @@ class Plan(ABC):
     @property
     @abstractmethod
     def load(self) -> float:
-        """The largest share of the data that a worker computes in a step."""
+        """The largest fraction of the data that a worker computes in a step."""
 
     @abstractmethod
     def machine(self, node: int, choice: Sequence[int] = (), codec: Codec = EXACT) -> Machine:
-        """A node's machine for one step.
+        """Return a node's machine for one step.
 
         Parameters
         ----------
@@ -183,40 +182,42 @@ class Plan(ABC):
         choice : sequence of int
             What :meth:`choose` returned for this step; the same on all nodes.
         codec : Codec
-            How vectors are packed for a hop.
+            Packs the vector of every message.
 
         Raises
         ------
         ValueError
-            If the codec loses digits and the plan's code would amplify that.
+            If the codec loses digits and the plan's code would amplify the error.
         """
 
     def choose(self, late: npt.NDArray[np.bool_] | None = None) -> tuple[int, ...]:
-        """What is to be different in the next step; called by the root alone.
+        """Return how the next step differs from the plan, empty if it does not.
+
+        Only the root calls this.
 
         Parameters
         ----------
         late : ndarray of bool, shape (workers,), optional
-            Who had not computed what it was to compute when the last step ended.
+            True for workers that had not finished computing when the last step ended.
         """
         return ()
 
 
 class Aggregation(ABC):
-    """What a user chooses: how the gradients of a step become their sum."""
+    """A user's choice of how the gradients of a step are summed."""
 
     @abstractmethod
     def plan(self, workers: int) -> Plan:
-        """The plan for so many workers.
+        """Return the plan for this number of workers.
 
         Raises
         ------
         ValueError
-            If it cannot be done with so many.
+            If the aggregation is not possible with this number of workers.
         """
 
 
-#: Aggregations by name: the kinds that :mod:`dask_coded.aggregation.timing` predicts times for.
+#: Aggregations by name, among them the kinds that :mod:`dask_coded.aggregation.timing` knows.
 AGGREGATIONS: Registry[type[Aggregation]] = Registry("aggregation")
 
 

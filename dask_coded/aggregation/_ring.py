@@ -1,18 +1,18 @@
-"""Ring all-reduce: every worker sends to the next one only, and all links are busy all the time.
+"""Ring all-reduce: every worker sends only to the next one, and all links are busy all the time.
 
 A segment of the gradient is cut into as many chunks as there are workers. Chunk ``c`` starts at
-worker ``c`` and goes round the ring: every worker adds its own and passes it on, until worker
-``c - 1`` has the sum of all (*reduce-scatter*). It packs that once, and those bits go round
-(*all-gather*). With three workers, what each of them sends in four rounds::
+worker ``c`` and travels around the ring. Every worker adds its own chunk and passes the sum on,
+until worker ``c - 1`` has the total (*reduce-scatter*). That worker packs the total once, and those
+bits travel around the ring (*all-gather*). Of three workers, each sends four messages::
 
     worker     0             1             2
                chunk 0       chunk 1       chunk 2
-               chunk 2       chunk 0       chunk 1        the sums of two
+               chunk 2       chunk 0       chunk 1        sums over two workers
                sum of 1      sum of 2      sum of 0
                sum of 0      sum of 1      sum of 2
 
-Each worker sends ``2 (n - 1) / n`` gradients however many workers there are, in ``2 (n - 1)`` hops,
-none of which may be left out: the slowest worker is waited for.
+Each worker sends ``2 (n - 1) / n`` gradients, fewer than two for any number of workers, in
+``2 (n - 1)`` messages. None of them can be left out, so every step waits for the slowest worker.
 
 References
 ----------
@@ -52,8 +52,8 @@ class Ring(Aggregation):
     Parameters
     ----------
     segments : int
-        How many segments the gradient is cut into. Each goes round by itself, as soon as it is
-        computed and compressed.
+        Number of segments of the gradient. Each travels around the ring separately, as soon as it
+        is computed and compressed.
 
     Examples
     --------
@@ -68,7 +68,7 @@ class Ring(Aggregation):
         check_whole("segments", self.segments)
 
     def plan(self, workers: int) -> RingPlan:
-        """The plan for so many workers."""
+        """Return the plan for this number of workers."""
         check_workers(self, workers)
         return RingPlan(workers, self.segments)
 
@@ -85,32 +85,33 @@ class RingPlan(Plan):
 
     @property
     def load(self) -> float:
-        """The largest share of the data that a worker computes in a step."""
+        """The largest fraction of the data that a worker computes in a step."""
         return 1 / self.workers
 
     def machine(self, node: int, choice: Sequence[int] = (), codec: Codec = EXACT) -> Machine:
-        """A worker's machine for one step."""
+        """Return a worker's machine for one step."""
         return RingMachine(node, self.workers, self.segments, codec)
 
 
 @dataclass
 class _Segment:
-    """How far one segment has come at one worker."""
+    """State of one segment at one worker."""
 
-    #: This worker's own gradient, whose chunks become partial sums and then totals, in place.
+    #: This worker's own gradient; its chunks become partial sums and then totals, in place.
     own: Partial | None = None
-    #: Packed chunks that came before it.
+    #: Packed chunks that arrived before it was computed.
     early: dict[int, Any] = field(default_factory=dict)
-    #: Chunks that have this worker's own part, and those of which the total is known.
+    #: Chunks to which this worker has added its own part, and chunks whose total is known.
     added: set[int] = field(default_factory=set)
     final: set[int] = field(default_factory=set)
 
 
 class RingMachine(Machine):
-    """One worker of a ring in one step.
+    """State machine of one worker of a ring in one step.
 
-    Chunks are views of the worker's own vector, and the exact codec sends views. That is safe: a
-    chunk is written again only when its total is known, and that depends on what was sent.
+    Chunks are views of the worker's own vector, and the exact codec sends views. That is safe,
+    because a chunk is written again only when its total is known, and the total cannot be known
+    before the receiver has read what was sent.
     """
 
     def __init__(self, node: int, workers: int, segments: int, codec: Codec) -> None:
@@ -120,11 +121,11 @@ class RingMachine(Machine):
         self._segments = [_Segment() for _ in range(segments)]
 
     def begin(self) -> list[Command]:
-        """What this worker is to compute."""
+        """Return what this worker has to compute."""
         return [Compute((self._node,), (1.0,))]
 
     def computed(self, work: Compute, segment: int, partial: Partial) -> list[Command]:
-        """This worker's own gradient is there: its first chunk goes off."""
+        """Send the first chunk of this worker's gradient, and add chunks that arrived early."""
         state = self._segments[segment]
         if state.own is not None:
             return []
@@ -141,7 +142,7 @@ class RingMachine(Machine):
         return commands
 
     def received(self, sender: int, tag: Tag, payload: Any) -> list[Command]:
-        """The worker before has sent a partial sum of a chunk, or its total."""
+        """Handle a partial sum or the total of a chunk, from the previous worker."""
         state = self._segments[tag.segment]
         if tag.kind == "sum":
             return self._gather(tag.segment, tag.chunk, payload)
@@ -163,7 +164,7 @@ class RingMachine(Machine):
             state.own.loss += partial.loss
         packed = self._packed(state, chunk)
         if (chunk - self._node) % self._workers == 1:
-            # All have added theirs: what goes round now is final, and applied here too as packed.
+            # All workers have added theirs: this worker applies the packed total and sends it on.
             return self._gather(segment, chunk, packed)
         return [self._send("part", segment, chunk, packed)]
 
@@ -180,7 +181,7 @@ class RingMachine(Machine):
         if chunk == 0:
             state.own.loss = total.loss
         commands: list[Command] = []
-        # The worker before the one that made the total is the last to need it.
+        # The worker before the one that made the total is the last to receive it.
         if (chunk - self._node) % self._workers != 2 % self._workers:
             commands.append(self._send("sum", segment, chunk, packed))
         if len(state.final) == self._workers:
@@ -196,7 +197,7 @@ class RingMachine(Machine):
         return self._codec.pack(Partial(self._chunk(state.own.vector, chunk), loss))
 
     def _chunk(self, vector: Any, chunk: int) -> Any:
-        """A view of one chunk, cut as ``numpy.array_split`` does."""
+        """Return a view of one chunk, cut as ``numpy.array_split`` does."""
         size, larger = divmod(len(vector), self._workers)
         start = chunk * size + min(chunk, larger)
         return vector[start : start + size + (chunk < larger)]

@@ -1,8 +1,8 @@
-"""Speculative duplicates: no code, but a second worker for what is late.
+"""Speculative execution: no code, but a second worker computes the parts that are late.
 
-Every part of the data is stored on two workers, the second being the one before on a ring. Nobody
-computes anything twice until most workers have delivered; then those that have, and that store a
-part which is missing, are asked for it. What comes first counts.
+Every part of the data is stored on two workers: its own and the previous one on a ring. No part is
+computed twice until most workers have delivered. Workers that have delivered and that store a
+missing part are then asked to compute it. The first result counts.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from dask_coded.compression import EXACT, Codec, Partial
 @AGGREGATIONS.register("Speculation")
 @dataclass(frozen=True)
 class Speculation(Aggregation):
-    """A :class:`Star` in which parts that are late are computed by a second worker as well.
+    """A :class:`Star` in which a second worker also computes the parts that are late.
 
-    The load is that of a star, and twice that for those that help out. It costs the time of two
-    computations when a worker is late, where a code costs that in every step.
+    The load is that of a star, and twice that for workers that help. A step takes the time of two
+    computations if a worker is late; with a code, every step does.
 
     Parameters
     ----------
     share : float
-        The share of the workers that must have delivered before others are asked, above 0 and at
+        Fraction of the workers that must have delivered before any is asked to help, above 0 and at
         most 1.
     segments : int
-        How many segments the gradient is cut into.
+        Number of segments of the gradient.
 
     Examples
     --------
@@ -62,20 +62,20 @@ class Speculation(Aggregation):
         check_whole("segments", self.segments)
 
     def plan(self, workers: int) -> SpeculativePlan:
-        """The plan for so many workers."""
+        """Return the plan for this number of workers."""
         check_workers(self, workers)
         return SpeculativePlan(workers, self.share, self.segments)
 
 
 class SpeculativePlan(Plan):
-    """The plan of a :class:`Speculation`: worker ``i`` can help worker ``i + 1`` out."""
+    """The plan of a :class:`Speculation`: worker ``i`` can help worker ``i + 1``."""
 
     rooted = True
 
     def __init__(self, workers: int, share: float, segments: int) -> None:
         self.workers = self.parts = workers
         self.segments = segments
-        # A hair less, so that three quarters of four workers are three.
+        # The margin absorbs rounding: 0.55 of 100 workers are 55, but 0.55 * 100 is above 55.
         self.enough = math.ceil(share * workers - 1e-9)
         self.stored = tuple(
             tuple(dict.fromkeys((worker, (worker + 1) % workers))) for worker in range(workers)
@@ -83,11 +83,11 @@ class SpeculativePlan(Plan):
 
     @property
     def load(self) -> float:
-        """The share of the data that a worker computes in a step in which nobody is late."""
+        """The fraction of the data that a worker computes in a step without late workers."""
         return 1 / self.workers
 
     def machine(self, node: int, choice: Sequence[int] = (), codec: Codec = EXACT) -> Machine:
-        """A node's machine for one step."""
+        """Return a node's machine for one step."""
         if node == ROOT:
             return _Root(self, codec)
         return _Worker(node, self.segments, codec)
@@ -104,7 +104,7 @@ class _Root(Machine):
         self._plan = plan
         self._codec = codec
         self._segments = [_Segment() for _ in range(plan.segments)]
-        #: How many segments each worker has delivered of its own part.
+        #: Segments of its own part that each worker has delivered.
         self._delivered: dict[int, set[int]] = {worker: set() for worker in range(plan.workers)}
         self._asked: set[int] = set()
 
@@ -115,7 +115,7 @@ class _Root(Machine):
         raise AssertionError("The root computes nothing.")
 
     def received(self, sender: int, tag: Tag, payload: Any) -> list[Command]:
-        """A worker has delivered, of its own part or of the one that it was asked for."""
+        """Handle a segment of a worker's own part, or of the part that it was asked for."""
         workers = self._plan.workers
         state = self._segments[tag.segment]
         if tag.kind == "part":
@@ -136,7 +136,7 @@ class _Root(Machine):
         ]
 
     def _ask(self) -> list[Command]:
-        """Ask workers that are done for what is missing, if enough are done."""
+        """Ask workers that are done for missing parts, if enough workers are done."""
         plan = self._plan
         done = {w for w, segments in self._delivered.items() if len(segments) == plan.segments}
         if len(done) < plan.enough:
@@ -166,7 +166,7 @@ class _Worker(Machine):
         return [Compute((self._node,), (1.0,))]
 
     def computed(self, work: Compute, segment: int, partial: Partial) -> list[Command]:
-        """This worker's own part is there, or another's that it was asked for."""
+        """Send the root this worker's own part, or the part that it was asked for."""
         kind = "part" if work.parts == (self._node,) else "redo"
         if segment not in self._left or (kind, segment) in self._sent:
             return []
@@ -174,7 +174,7 @@ class _Worker(Machine):
         return [Send(ROOT, Tag(kind, segment), self._codec.pack(partial))]
 
     def received(self, sender: int, tag: Tag, payload: Any) -> list[Command]:
-        """The root has the total of a segment, or asks for a part."""
+        """Handle the total of a segment from the root, or its request to compute a part."""
         if tag.kind == "sum" and tag.segment in self._left:
             self._left.remove(tag.segment)
             return [Finished(tag.segment, self._codec.unpack(payload))]

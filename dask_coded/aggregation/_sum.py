@@ -1,4 +1,4 @@
-"""A sum that is made in place where that is allowed, and never copies more than it must."""
+"""Sums of gradients, made in place where that is allowed, with as few copies as possible."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dask_coded.compression import Partial
 
 
 class Sum:
-    """What has been added up so far.
+    """Running sum of partial sums.
 
-    A partial sum that came from elsewhere is only read (see
-    :class:`~dask_coded.compression.Codec`); the first that may be changed becomes the sum.
+    Partial sums that were received are only read (see :class:`~dask_coded.compression.Codec`). The
+    first partial sum that may be changed becomes the running sum.
     """
 
     def __init__(self) -> None:
@@ -17,7 +17,7 @@ class Sum:
         self._owned = False
 
     def add(self, partial: Partial, owned: bool = False) -> None:
-        """Add a partial sum; one that is owned may be changed."""
+        """Add a partial sum, which may be changed if it is ``owned``."""
         if self._partial is None:
             self._partial, self._owned = partial, owned
         elif self._owned:
@@ -31,7 +31,7 @@ class Sum:
             self._owned = True
 
     def take(self) -> Partial:
-        """The sum, which is given away."""
+        """Return the sum without keeping it."""
         partial, self._partial = self._partial, None
         assert partial is not None
         return partial

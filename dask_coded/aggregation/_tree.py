@@ -1,8 +1,9 @@
-"""Sums made on the way up a tree, and passed on on the way down.
+"""State machines that sum gradients up a tree and pass the total down the tree.
 
-Every node adds its own gradients to what decodes from its first sufficient children, and delivers
-the result to its parent, packed. The root packs the total once; everybody forwards those bits and
-applies what they unpack to, the root too, so that all replicas get the same total to the last bit.
+Every node decodes the messages of the first children that suffice, adds its own gradients, and
+sends the packed result to its parent. The root packs the total once. All nodes forward those bits
+and apply what they unpack to, including the root, so that all replicas get the same total to the
+last bit.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from dask_coded.compression import EXACT, Codec, Partial
 
 
 class TreePlan(Plan):
-    """The plan of every aggregation that is a tree.
+    """The plan of an aggregation along a tree, such as a star.
 
     Parameters
     ----------
     allocation : Allocation
     segments : int
-        How many segments the gradient is cut into: while one is on its way up, the next is made.
+        Number of segments of the gradient: while one is on its way up, the next is made.
     """
 
     rooted = True
@@ -51,16 +52,16 @@ class TreePlan(Plan):
 
     @property
     def load(self) -> float:
-        """The largest share of the data that a worker computes in a step."""
+        """The largest fraction of the data that a worker computes in a step."""
         return self.allocation.load
 
     def machine(self, node: int, choice: Sequence[int] = (), codec: Codec = EXACT) -> Machine:
-        """A node's machine for one step.
+        """Return a node's machine for one step.
 
         Raises
         ------
         ValueError
-            If the codec loses digits and a code of this plan would amplify that.
+            If the codec loses digits and a code of this plan would amplify the error.
         """
         tree = self.allocation
         self.check(codec)
@@ -78,7 +79,7 @@ class TreePlan(Plan):
         )
 
     def check(self, codec: Codec) -> None:
-        """Raise a ValueError if a code of this plan would amplify what a codec loses."""
+        """Raise a ValueError if a code of this plan would amplify the error of a codec."""
         for code in self.allocation.codes.values():
             if codec.lossy and not code.plain:
                 raise ValueError(
@@ -89,7 +90,7 @@ class TreePlan(Plan):
 
 
 def compute(work: Sequence[tuple[int, float]]) -> Compute:
-    """The command to compute some work."""
+    """Return the command to compute some work."""
     return Compute(tuple(part for part, _ in work), tuple(factor for _, factor in work))
 
 
@@ -103,7 +104,7 @@ class Place:
     parent : int or None
         None for the root.
     rows : dict of int to int
-        The row of ``code`` of every child.
+        The row of ``code`` for each child.
     code : GradientCode or None
         None for a leaf.
     work : Compute or None
@@ -121,13 +122,13 @@ class Place:
 
 @dataclass
 class _Segment:
-    """How far one segment has come at one node."""
+    """State of one segment at one node."""
 
     #: Whether this node's own gradients are in the sum.
     own: bool
-    #: Rows of the children that count, in the order in which they came.
+    #: Rows of the children that count, in the order in which they delivered.
     have: list[int] = field(default_factory=list)
-    #: What they delivered, where the weights are known only when all are there.
+    #: What they delivered, if the weights are known only when enough have delivered.
     kept: list[Partial] = field(default_factory=list)
     sum: Sum = field(default_factory=Sum)
     decoded: bool = False
@@ -136,7 +137,7 @@ class _Segment:
 
 
 class TreeMachine(Machine):
-    """One node of a tree in one step."""
+    """State machine of one node of a tree in one step."""
 
     def __init__(self, place: Place, codec: Codec) -> None:
         self._place = place
@@ -147,11 +148,11 @@ class TreeMachine(Machine):
         ]
 
     def begin(self) -> list[Command]:
-        """What this worker is to compute."""
+        """Return what this worker has to compute."""
         return [] if self._place.work is None else [self._place.work]
 
     def computed(self, work: Compute, segment: int, partial: Partial) -> list[Command]:
-        """This worker's own gradients are there."""
+        """Add this worker's own gradients, and deliver the sum if it is complete."""
         state = self._segments[segment]
         if state.own or state.delivered or state.finished:
             return []
@@ -160,7 +161,7 @@ class TreeMachine(Machine):
         return self._deliver(segment)
 
     def received(self, sender: int, tag: Tag, payload: Any) -> list[Command]:
-        """A child has delivered, or the parent has the total."""
+        """Handle what a child delivers, or the total from the parent."""
         state = self._segments[tag.segment]
         if tag.kind == "sum":
             return self._pass_on(tag.segment, payload) if sender == self._place.parent else []
@@ -195,7 +196,7 @@ class TreeMachine(Machine):
     def _pass_on(self, segment: int, packed: Any) -> list[Command]:
         if self._segments[segment].finished:
             return []
-        # What was added up here, if the total came first, is not needed any more.
+        # If the total arrived first, this node's own sum is not needed any more.
         self._segments[segment] = _Segment(own=True, decoded=True, delivered=True, finished=True)
         tag = Tag("sum", segment)
         return [
@@ -205,7 +206,7 @@ class TreeMachine(Machine):
 
 
 def _combined(weights: Any, partials: Sequence[Partial]) -> Partial:
-    """A weighted sum, in double precision: weights of either sign make digits cancel."""
+    """Return a weighted sum, in double precision because weights of both signs cancel digits."""
     dtype = partials[0].vector.dtype
     vector = np.zeros(partials[0].vector.shape, dtype=np.result_type(dtype, np.float64))
     for weight, partial in zip(weights.tolist(), partials, strict=True):

@@ -1,4 +1,4 @@
-"""A plan for the workers that there are, and whether it can do without some of them."""
+"""Fit a plan to the available workers, and check whether a step can end without some of them."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from dask_coded.compression import Codec, Partial
 
 
 def form(aggregation: Aggregation, workers: Sequence[str]) -> tuple[Plan, tuple[str, ...]]:
-    """The largest plan that some workers can fill, and who is which of its nodes.
+    """Return the largest plan that these workers can fill, and the worker at each of its nodes.
 
     Parameters
     ----------
     aggregation : Aggregation
     workers : sequence of str
-        Addresses, the best first.
+        Addresses, best first.
 
     Returns
     -------
     plan : Plan
     addresses : tuple of str
-        One per node.
+        Address of the worker at each node.
 
     Raises
     ------
     ValueError
-        If there are too few.
+        If there are too few workers.
 
     Examples
     --------
@@ -45,44 +45,44 @@ def form(aggregation: Aggregation, workers: Sequence[str]) -> tuple[Plan, tuple[
     >>> form(Star(), ["a", "b"])[1]
     ('a', 'b')
     """
-    refusal = ValueError("There is no worker that could take part in the training.")
+    refusal = ValueError("No worker can take part in the training.")
     for count in range(len(workers), 0, -1):
         try:
             return aggregation.plan(count), tuple(workers[:count])
         except ValueError as exc:
-            # What is wrong with all of them says most.
+            # The error for all workers is the most informative one.
             refusal = exc if count == len(workers) else refusal
     raise refusal
 
 
 class _Lossy(Codec):
-    """What machines refuse whose codes subtract."""
+    """A lossy codec, which plans refuse if their code subtracts."""
 
     lossy = True
 
 
 def check_memory(plan: Plan) -> None:
-    """Check that a plan goes together with a compression that remembers.
+    """Check that a plan may be used with a compression that keeps a residual between steps.
 
     Raises
     ------
     ValueError
-        If it has a code that subtracts.
+        If the plan has a code that subtracts.
     """
     try:
         plan.machine(ROOT if plan.rooted else 0, plan.choose(), _Lossy())
     except ValueError:
         raise ValueError(
-            "The compression keeps what it loses of each worker's own gradients, which does not "
-            "cancel in a code that subtracts: use code='fractional', or a compression that keeps "
-            "nothing, as GradiVeQ(residual=False)."
+            "The compression keeps a residual of each worker's own gradients, which does not "
+            "cancel in a code that subtracts: use code='fractional', or a compression without a "
+            "residual, for example GradiVeQ(residual=False)."
         ) from None
 
 
 def can_finish(plan: Plan, absent: Collection[int], choice: Sequence[int] | None = None) -> bool:
-    """Whether all nodes get the sum of a step although some are not there.
+    """Return whether all other nodes get the sum of a step if some workers are absent.
 
-    The plan's machines are run with gradients of one number each.
+    To find out, it runs the plan's machines with short vectors instead of gradients.
 
     Examples
     --------
@@ -103,7 +103,7 @@ def can_finish(plan: Plan, absent: Collection[int], choice: Sequence[int] | None
             done[node] += 1
             continue
         if isinstance(command, Send):
-            # A machine that has the sum is asked no more, and nobody answers for an absent one.
+            # Machines that have the sum are not called any more; absent nodes have no machine.
             if command.to not in machines or done[command.to] == plan.segments:
                 continue
             answers = machines[command.to].received(node, command.tag, command.payload)
@@ -112,7 +112,7 @@ def can_finish(plan: Plan, absent: Collection[int], choice: Sequence[int] | None
         assert isinstance(command, Compute)
         for segment in range(plan.segments):
             if done[node] < plan.segments:
-                # As many numbers as a ring has chunks, lest one of them be empty.
+                # As many numbers as a ring has chunks, so that no chunk is empty.
                 partial = Partial(np.ones(plan.workers))
                 answers = machines[node].computed(command, segment, partial)
                 pending.extend((node, answer) for answer in answers)

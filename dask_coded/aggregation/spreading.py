@@ -1,19 +1,19 @@
-"""Clusters of workers with a code each, and who works in which of them in the next step.
+"""Placement of late workers: spread them over the clusters, so that no cluster has too many.
 
-A step ends when *every* cluster has enough. If straggling has a memory, those that were late will
-be late again, and should be spread over the clusters as evenly as can be. For that each worker
-stores the data of several *candidate* clusters, in any of which it can take any place [1]_.
+A step ends when *every* cluster can be decoded. If straggling has a memory, workers that were late
+will be late again and should be spread over the clusters as evenly as possible. For this purpose
+each worker stores the data of several *candidate* clusters and can take any place in them [1]_.
 
-A *crew* is a set of workers of which too many may not be late: a cluster with a cyclic code, a
-group of fractional repetition. To spread the late ones, the sum over crews of the squares of their
-numbers is made as small as the candidates allow: a late worker costs 1 as the first of a crew, 3 as
-the second, 5 as the third.
+A *group* is a set of workers of which only a limited number may be late: a cluster with a cyclic
+code, or a group of a fractional repetition code. The placement minimizes the sum, over groups, of
+the squared number of late workers, as far as the candidates allow. A late worker therefore costs 1
+as the first of its group, 3 as the second, 5 as the third.
 
 References
 ----------
 .. [1] Buyukates, Ozfatura, Ulukus and Gündüz, "Gradient coding with dynamic clustering for
-   straggler-tolerant distributed learning", arXiv 2103.01206. The authors' rules of placement were
-   not at hand; of two readings of the abstract this is the one that gains with two candidates.
+   straggler-tolerant distributed learning", arXiv 2103.01206. The authors' placement rules were
+   not available. The abstract can be read in two ways; this one gains with two candidates.
 """
 
 from __future__ import annotations
@@ -56,18 +56,18 @@ def lag_one_correlation(history: npt.ArrayLike) -> float:
 
 
 def memory(history: npt.ArrayLike) -> float:
-    """How much being late in one step says about the next: the correlation of the two.
+    """Return the correlation between being late in one step and being late in the next.
 
     Parameters
     ----------
     history : array_like of bool, shape (steps, workers)
-        Who was late, step by step.
+        True where a worker was late in a step.
 
     Returns
     -------
     float
-        From -1 to 1, over all workers together, so that one who is always late counts as memory; 0
-        where nothing varies.
+        From -1 to 1, over all workers together, so that a worker that is always late counts as
+        memory; 0 if nothing varies.
 
     Examples
     --------
@@ -79,9 +79,9 @@ def memory(history: npt.ArrayLike) -> float:
 
 
 def has_memory(history: npt.ArrayLike, least: float = 0.1) -> bool:
-    """Whether :func:`memory` is more than ``least`` by three standard errors.
+    """Return whether :func:`memory` exceeds ``least`` by more than three standard errors.
 
-    Without a memory the correlation of ``m`` pairs is about 0 with a standard error of
+    Without memory, the correlation of ``m`` pairs is about 0, with a standard error of
     ``1 / sqrt(m)``.
     """
     flags = np.asarray(history)
@@ -90,16 +90,17 @@ def has_memory(history: npt.ArrayLike, least: float = 0.1) -> bool:
 
 
 def candidates(sizes: Sequence[int], count: int) -> tuple[tuple[int, ...], ...]:
-    """The clusters whose data each worker stores, its home first.
+    """Return the clusters whose data each worker stores, its home cluster first.
 
-    Neighbours at home have different other clusters, so that any two clusters can exchange workers.
+    Neighbours with the same home have different other candidates, so that any two clusters can
+    exchange workers.
 
     Parameters
     ----------
     sizes : sequence of int
-        How many workers are at home in each cluster.
+        Number of workers whose home is each cluster.
     count : int
-        Candidates of each worker, at most ``len(sizes)``.
+        Number of candidates of each worker, at most ``len(sizes)``.
 
     Examples
     --------
@@ -121,75 +122,76 @@ def candidates(sizes: Sequence[int], count: int) -> tuple[tuple[int, ...], ...]:
 
 
 def spread(late: Bools, room: Sequence[int], allowed: Bools) -> Ints:
-    """The best crews for a step.
+    """Return the best placement of the workers in groups for a step.
 
     Parameters
     ----------
     late : ndarray of bool, shape (workers,)
-        Who is expected to be late.
+        True for workers that are expected to be late.
     room : sequence of int
-        How many workers each crew has; together as many as there are.
-    allowed : ndarray of bool, shape (workers, crews)
-        Which crews each worker may work in.
+        Number of places in each group; their sum is the number of workers.
+    allowed : ndarray of bool, shape (workers, groups)
+        Whether each worker may work in each group.
 
     Returns
     -------
     ndarray of int, shape (workers,)
-        The crew of each worker.
+        The group of each worker.
 
     Examples
     --------
     >>> everywhere = np.ones((4, 2), dtype=bool)
-    >>> crews = spread(np.array([True, True, False, False]), [2, 2], everywhere)
-    >>> sorted(crews[:2].tolist())
+    >>> group = spread(np.array([True, True, False, False]), [2, 2], everywhere)
+    >>> sorted(group[:2].tolist())
     [0, 1]
     """
-    crew = np.repeat(np.arange(len(room)), room)
-    rank = np.arange(len(crew)) - (np.cumsum(room) - room)[crew]
+    group = np.repeat(np.arange(len(room)), room)
+    rank = np.arange(len(group)) - (np.cumsum(room) - room)[group]
     cost = np.where(late[:, None], 2 * rank + 1, 0).astype(np.float64)
-    cost[~allowed[:, crew]] = 2 * len(crew) ** 2  # more than all places together may cost
-    return np.asarray(crew[linear_sum_assignment(cost)[1]])
+    cost[~allowed[:, group]] = 2 * len(group) ** 2  # above the cost of any allowed placement
+    return np.asarray(group[linear_sum_assignment(cost)[1]])
 
 
 def spread_greedily(late: Bools, room: Sequence[int], allowed: Bools) -> Ints:
-    """Good crews for a step, one worker after the other.
+    """Return a good placement for a step, found by placing one worker after another.
 
-    The late ones choose first, each the crew with the fewest of them. The others take what is
-    left; where a worker finds all its candidates full, others move on along the shortest chain.
+    Late workers come first. Each takes the allowed group that has the fewest late workers. The
+    other workers take the remaining places. If all candidates of a worker are full, other workers
+    move along the shortest chain of groups to make room for it.
 
-    Parameters and what is returned are those of :func:`spread`.
+    Parameters and return value are those of :func:`spread`.
     """
-    crew = np.full(len(late), -1)
+    group = np.full(len(late), -1)
     free = np.array(room)
     for worker in np.argsort(~late, kind="stable").tolist():
         open_to = np.flatnonzero(allowed[worker] & (free > 0))
         if len(open_to):
-            tardy = np.bincount(crew[late & (crew >= 0)], minlength=len(free))
-            chosen = int(open_to[np.lexsort((-free[open_to], tardy[open_to]))[0]])
-            crew[worker] = chosen
+            late_in = np.bincount(group[late & (group >= 0)], minlength=len(free))
+            chosen = int(open_to[np.lexsort((-free[open_to], late_in[open_to]))[0]])
+            group[worker] = chosen
         else:
-            chosen = _make_room(worker, crew, free, allowed, late)
+            chosen = _make_room(worker, group, free, allowed, late)
         free[chosen] -= 1
-    return np.asarray(crew)
+    return np.asarray(group)
 
 
-def _make_room(worker: int, crew: Ints, free: Ints, allowed: Bools, late: Bools) -> int:
-    """Seat a worker by moving others on; returns the crew that has one member more."""
-    # The worker that would enter each crew, found breadth first.
-    enters = {int(c): worker for c in np.flatnonzero(allowed[worker])}
+def _make_room(worker: int, group: Ints, free: Ints, allowed: Bools, late: Bools) -> int:
+    """Place a worker by moving others, and return the group that has gained a member."""
+    # The worker that would move into each group, found breadth first.
+    enters = {int(g): worker for g in np.flatnonzero(allowed[worker])}
     queue = list(enters)
     for full in queue:
         if free[full]:
             end = here = full
             while True:
                 mover = enters[here]
-                here, crew[mover] = int(crew[mover]), here
+                here, group[mover] = int(group[mover]), here
                 if mover == worker:
                     return end
-        members = np.flatnonzero(crew == full)
+        members = np.flatnonzero(group == full)
         for member in members[np.argsort(late[members], kind="stable")].tolist():
             for onward in np.flatnonzero(allowed[member]).tolist():
                 if onward not in enters:
                     enters[onward] = member
                     queue.append(onward)
-    raise ValueError("The crews cannot be filled by the workers that are allowed in them.")
+    raise ValueError("No placement fills every group with workers that are allowed in it.")

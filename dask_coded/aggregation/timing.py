@@ -1,27 +1,27 @@
-"""How long a step of a training takes, and which aggregation, width and compression are best.
+"""Predict the time of a training step, and recommend aggregation, width and compression.
 
 With ``n`` workers, gradients of ``B`` bytes, ``a`` seconds of latency per message, ``b`` seconds
-per byte on a link and ``g`` seconds to add up a byte, a sum is everywhere after [1]_
+per byte on a link and ``g`` seconds to add up a byte, all workers have the sum after [1]_
 
 =====  ============================================================================================
 ring   ``2 (n - 1) a + (n - 1) / n B (2 b + g)``
-star   ``2 a + n B (2 b + g)``: all links are idle but the root's
-tree   ``2 L a + L f B (2 b + g)``, with ``f`` children per parent on ``L`` layers; ``L + S - 1``
-       instead of ``L`` gradients of ``B / S`` where ``S`` segments follow each other
+star   ``2 a + n B (2 b + g)``: only the root's link is busy
+tree   ``2 L a + L f B (2 b + g)``, with ``f`` children per parent on ``L`` layers; if ``S``
+       segments follow one another, ``L + S - 1`` gradients of ``B / S`` instead of ``L`` of ``B``
 =====  ============================================================================================
 
-Where a parent need not wait for ``s`` of its children [2]_, what it receives, and adds up, is
-``f - s`` vectors instead of ``f``. A step is computation, then communication; where steps overlap
-(width 2) it is the longer of the two, and more than two at once gain nothing, because there is one
-processor and one link [1]_. A compression makes ``B`` smaller and takes the processor's time.
+If a parent need not wait for ``s`` of its children [2]_, it receives and adds up ``f - s`` vectors
+instead of ``f``. A step is computation, then communication. If steps overlap (width 2), a step
+takes the longer of the two. More than two steps at once gain nothing, because there is one
+processor and one link [1]_. A compression makes ``B`` smaller and takes processor time.
 
-Workers that are late at random, a share ``p`` of them by an exponential time of mean ``m``, delay
-those who wait for all ``n`` by
+If workers are late at random, a fraction ``p`` of them by an exponential time of mean ``m``, a step
+that waits for all ``n`` is delayed on average by
 
-.. math:: m \\sum_{j=1}^n \\frac{1 - (1 - p)^j}{j}
+.. math:: m \\sum_{j=1}^n \\frac{1 - (1 - p)^j}{j} .
 
-on average. Of a group of ``s + 1`` that compute the same, the first counts: ``n / (s + 1)`` groups
-are waited for, which are late with probability ``p^{s+1}`` and mean ``m / (s + 1)``.
+If groups of ``s + 1`` workers compute the same, the first of each group counts. The step then waits
+for ``n / (s + 1)`` groups, which are late with probability ``p^{s+1}`` and mean ``m / (s + 1)``.
 
 References
 ----------
@@ -46,14 +46,14 @@ Kind = Literal["Ring", "Star", "Tree", "GradientCoding", "CodedReduce"]
 
 @dataclass(frozen=True)
 class Costs:
-    """What a cluster takes for what a step is made of.
+    """What messages, sums and gradients cost on a cluster.
 
     :func:`dask_coded.training.measure_costs` measures them on a running cluster.
 
     Parameters
     ----------
     latency : float
-        Seconds from one worker to another, for a message of no length.
+        Seconds from one worker to another, for an empty message.
     bandwidth : float
         Bytes per second of a worker's link, in each direction.
     summation : float
@@ -64,7 +64,7 @@ class Costs:
     Raises
     ------
     ValueError
-        If one is negative, or there is no bandwidth.
+        If a cost is negative, or the bandwidth is not positive.
     """
 
     latency: float
@@ -85,28 +85,28 @@ class Costs:
 
 @dataclass(frozen=True)
 class Straggling:
-    """Workers that are late at random, whatever they compute.
+    """Random delays of workers, independent of what the workers compute.
 
     Parameters
     ----------
     share : float
-        The probability of a worker to be late in a step.
+        Probability that a worker is late in a step.
     mean : float
-        Seconds by which it then is, exponentially distributed.
+        Mean delay of a late worker in seconds; delays are exponentially distributed.
     """
 
     share: float = 0.0
     mean: float = 0.0
 
     def delay(self, waited_for: int, copies: int = 1) -> float:
-        """Mean seconds until the last of some groups has one member done.
+        """Return the mean delay, in seconds, until every group has one member done.
 
         Parameters
         ----------
         waited_for : int
-            Groups.
+            Number of groups.
         copies : int
-            Members of each.
+            Number of members of each group.
 
         Examples
         --------
@@ -121,15 +121,15 @@ class Straggling:
 
 @dataclass(frozen=True)
 class Packing:
-    """A compression, as far as time is concerned.
+    """The properties of a compression that the time of a step depends on.
 
     Parameters
     ----------
     name : str
     ratio : float
-        How many times smaller it makes what travels.
+        Factor by which it makes messages smaller.
     seconds : float
-        What it takes a worker in a step.
+        Seconds that it takes a worker in a step.
     """
 
     name: str = "none"
@@ -139,16 +139,16 @@ class Packing:
 
 @dataclass(frozen=True)
 class Shape:
-    """An aggregation, as far as time is concerned.
+    """The properties of an aggregation that the time of a step depends on.
 
     Parameters
     ----------
     kind : str
         The name of the class in :mod:`dask_coded.aggregation`.
     fan_in, depth : int
-        Of a tree; a ring and stars have none.
+        Dimensions of a tree; unused for a ring and for stars.
     stragglers : int
-        How many children of each parent may be late, with fractional repetition.
+        Number of children of each parent that may be late, with fractional repetition.
     segments : int
     """
 
@@ -160,7 +160,7 @@ class Shape:
 
     @property
     def parameters(self) -> dict[str, int]:
-        """Keywords for the class in :mod:`dask_coded.aggregation`."""
+        """Keyword arguments of the class in :mod:`dask_coded.aggregation`."""
         found = {"segments": self.segments} if self.segments > 1 else {}
         if self.kind in ("Tree", "CodedReduce"):
             found |= {"fan_in": self.fan_in, "depth": self.depth}
@@ -173,17 +173,17 @@ class Shape:
         return f"{self.kind}({keywords})" if keywords else self.kind
 
     def load(self, workers: int) -> float:
-        """The share of the data that each worker computes."""
+        """Return the fraction of the data that each worker computes."""
         return 1 / workers if self.kind == "Ring" else _layers(self, workers)[0]
 
     def fans(self, workers: int) -> tuple[int, ...]:
-        """The most children that a parent has, layer by layer from the root; none in a ring."""
+        """Return the largest fan-in of each layer, from the root on; empty for a ring."""
         return () if self.kind == "Ring" else _layers(self, workers)[1]
 
 
 @lru_cache
 def _layers(shape: Shape, workers: int) -> tuple[float, tuple[int, ...]]:
-    """The load of a tree, and its layers' largest fans."""
+    """Return the load of a tree, and the largest fan-in of each layer."""
     tree = shape.kind in ("Tree", "CodedReduce")
     fan_in, depth = (shape.fan_in, shape.depth) if tree else (workers, 1)
     allocation = trees.replicated(workers, fan_in, depth, shape.stragglers)
@@ -196,7 +196,7 @@ def _layers(shape: Shape, workers: int) -> tuple[float, tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class Prediction:
-    """How long a step takes with some choices.
+    """Predicted time of a step for one combination of aggregation, width and compression.
 
     Parameters
     ----------
@@ -215,7 +215,7 @@ class Prediction:
 
     @property
     def seconds(self) -> float:
-        """Of a step."""
+        """Predicted seconds per step."""
         if self.width == 1:
             return self.computation + self.communication
         return max(self.computation, self.communication)
@@ -230,13 +230,13 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What is best, and what the rest would take.
+    """The fastest combination, and the predictions for the others.
 
     Parameters
     ----------
     best : Prediction
     others : tuple of Prediction
-        From the second best on.
+        Fastest first, from the second best on.
     """
 
     best: Prediction
@@ -247,7 +247,7 @@ class Recommendation:
 
 
 def communication(shape: Shape, costs: Costs, workers: int, nbytes: float) -> float:
-    """Seconds from when all gradients are there until all workers have the sum.
+    """Return the seconds from the end of computing until all workers have the sum.
 
     Parameters
     ----------
@@ -255,7 +255,7 @@ def communication(shape: Shape, costs: Costs, workers: int, nbytes: float) -> fl
     costs : Costs
     workers : int
     nbytes : float
-        Of a gradient, as it travels.
+        Size of a gradient as it is sent.
 
     Examples
     --------
@@ -275,7 +275,7 @@ def communication(shape: Shape, costs: Costs, workers: int, nbytes: float) -> fl
         2 * a + nbytes / shape.segments * ((fan - shape.stragglers) * (b + g) + fan * b)
         for fan in shape.fans(workers)
     ]
-    # One segment follows the other: the first takes all layers, and each more the slowest one.
+    # The first segment takes the time of all layers, each further one that of the slowest layer.
     return sum(layers) + (shape.segments - 1) * max(layers)
 
 
@@ -289,7 +289,7 @@ def predict(
     packing: Packing | None = None,
     straggling: Straggling | None = None,
 ) -> Prediction:
-    """How long a step takes.
+    """Predict the time of a step.
 
     Parameters
     ----------
@@ -297,9 +297,9 @@ def predict(
     costs : Costs
     workers : int
     nbytes : float
-        Of a gradient, not compressed.
+        Size of an uncompressed gradient.
     width : int
-        How many steps may be under way at once.
+        How many steps may be in flight at once.
     packing : Packing, optional
     straggling : Straggling, optional
 
@@ -329,22 +329,23 @@ def recommend(
     stragglers: Sequence[int] = (1,),
     straggling: Straggling | None = None,
 ) -> Recommendation:
-    """The best combination of aggregation, width and compression.
+    """Return the fastest combination of aggregation, width and compression.
 
     Parameters
     ----------
     costs : Costs
     workers : int
     nbytes : float
-        Of a gradient, not compressed.
+        Size of an uncompressed gradient.
     widths : sequence of int
-        Those to choose from. A width of 2 uses gradients that are one step old: it is for who asks.
+        Widths to choose from. A width of 2 uses gradients that are one step old, so it is not
+        considered by default.
     packings : sequence of Packing
-        Compressions to choose from, besides none.
+        Compressions to choose from, in addition to none.
     stragglers : sequence of int
-        Redundancies to choose from, besides none.
+        Numbers of tolerated stragglers to choose from, in addition to 0.
     straggling : Straggling, optional
-        Without it nobody is late, and no code is worth its load.
+        Without it no worker is late, and no code is worth its load.
 
     Returns
     -------
@@ -361,7 +362,7 @@ def recommend(
     """
     if workers < 1 or not nbytes > 0:
         raise ValueError(
-            f"A recommendation needs 1 worker or more and gradients of some bytes, not "
+            f"A recommendation needs at least 1 worker and gradients of more than 0 bytes, not "
             f"{workers} workers and {nbytes:g} bytes."
         )
     predictions = [
@@ -370,13 +371,13 @@ def recommend(
         for width in widths
         for packing in (Packing(), *packings)
     ]
-    # Sorting is stable: of those that take the same the simpler one, which comes first, is best.
+    # Sorting is stable, so the simplest of equally fast combinations, which comes first, wins.
     best, *others = sorted(predictions, key=lambda prediction: prediction.seconds)
     return Recommendation(best, tuple(others))
 
 
 def shapes(workers: int, stragglers: Sequence[int] = (1,)) -> Iterator[Shape]:
-    """The aggregations to choose from, the simplest first.
+    """Yield the aggregations to choose from, simplest first.
 
     Examples
     --------
@@ -395,7 +396,7 @@ def shapes(workers: int, stragglers: Sequence[int] = (1,)) -> Iterator[Shape]:
 
 
 def _forms(workers: int, late: int) -> list[tuple[int, int]]:
-    """Trees of two layers or more: the default one, and those that are full."""
+    """Return fan-in and depth of the default tree and of full trees, if at least two layers."""
     forms = [trees.shape(workers, late)]
     for fan_in in range(2, workers):
         depth = 1

@@ -1,19 +1,21 @@
-"""Trees of workers: who is whose child, and which parts of the data everybody computes.
+"""Trees of workers: the parent of each worker, and the parts of the data that it computes.
 
-The root makes the sum and computes nothing. Every worker adds to its own gradients what its
-children deliver, decoded by the gradient code of that parent, and delivers the result to its own
-parent. With ``n`` children per parent, of which any ``s`` may be late, on ``L`` layers, and ``x``
-the inverse of the code's load, ``n / (s + 1)``, the least load with which that is possible is [1]_
+The root makes the sum and computes nothing. Every worker decodes what its children deliver with its
+gradient code, adds its own gradients, and delivers the result to its parent. Let each parent have
+``n`` children, any ``s`` of which may be late, on ``L`` layers, and let ``x = n / (s + 1)``, the
+inverse of the code's load. The least possible load is [1]_
 
-.. math:: r = 1 / (x + x^2 + … + x^L):
+.. math:: r = 1 / (x + x^2 + … + x^L) .
 
-a worker of layer ``l`` and those below it stand for the share ``d_l = r (1 + x + … + x^{L-l})`` of
-the data. It computes ``r`` itself, and the rest is coded for its children, ``d_{l+1}`` each.
+A worker of layer ``l``, together with the workers below it, accounts for the fraction
+``d_l = r (1 + x + … + x^{L-l})`` of the data. It computes ``r`` itself. The rest is coded for its
+children, each of which accounts for ``d_{l+1}``.
 
 With fractional repetition this has a simple form. Cut the data into as many parts as an *uncoded*
-tree with ``x`` children per parent has nodes: its *places*. Every place of layer ``l`` is taken by
-``(s + 1)^l`` workers, ``s + 1`` under each of those that take the place above. Each worker computes
-the one part of its place, and the sum of a place is that of the first who delivers it::
+tree with ``x`` children per parent has workers. The positions in that tree are called *places*.
+Every place of layer ``l`` is taken by ``(s + 1)^l`` workers, ``s + 1`` under each worker that takes
+the place above. Each worker computes the one part of its place, and the first worker that delivers
+the sum of a place counts::
 
                  root                         n = 4 children, s = 1, L = 2: 20 workers,
           ┌───┬───┴───┬───┐                   2 + 4 = 6 parts, load 1/6
@@ -24,7 +26,8 @@ References
 ----------
 .. [1] Reisizadeh, Prakash, Pedarsani and Avestimehr, "CodedReduce: a fast and robust framework for
    gradient aggregation in distributed learning", IEEE/ACM Transactions on Networking 2021 (arXiv
-   1902.01981). The formula was derived anew and tested; the text of the paper was not at hand.
+   1902.01981). The formula was derived independently and tested, because the text of the paper
+   was not available.
 """
 
 from __future__ import annotations
@@ -37,10 +40,10 @@ from functools import cached_property
 
 from dask_coded.codes import CyclicMDS, FractionalRepetition, GradientCode
 
-#: The node that makes the sum, where there is one.
+#: The node that makes the sum, if there is one.
 ROOT = -1
 
-#: Parts of the data, each with what its gradient is multiplied with.
+#: Parts of the data, each with the factor of its gradient.
 Work = tuple[tuple[int, float], ...]
 
 
@@ -58,7 +61,7 @@ class Allocation:
     work : tuple of Work
         What each worker computes.
     parts : int
-        How many equal parts the data are cut into.
+        Number of equal parts of the data.
     """
 
     parents: tuple[int, ...]
@@ -68,7 +71,7 @@ class Allocation:
 
     @cached_property
     def children(self) -> dict[int, tuple[int, ...]]:
-        """The children of every node that has some, in the order of their numbers."""
+        """The children of every node that has any, in ascending order."""
         lists: dict[int, list[int]] = {}
         for worker, parent in enumerate(self.parents):
             lists.setdefault(parent, []).append(worker)
@@ -76,24 +79,24 @@ class Allocation:
 
     @property
     def load(self) -> float:
-        """The largest share of the data that a worker computes."""
+        """The largest fraction of the data that a worker computes."""
         return max(len(work) for work in self.work) / self.parts
 
 
 def star(code: GradientCode) -> Allocation:
-    """All workers are children of the root, each computes the blocks that its row mentions."""
+    """Return a tree of one layer; each worker computes the blocks in its row of the code."""
     return Allocation((ROOT,) * code.n, {ROOT: code}, rows(code), code.blocks)
 
 
 def rows(code: GradientCode) -> tuple[Work, ...]:
-    """What each row of a code computes."""
+    """Return the work of each row of a code."""
     return tuple(
         tuple((part, float(row[part])) for part in row.nonzero()[0].tolist()) for row in code.B
     )
 
 
 def capacity(fan_in: int, depth: int) -> int:
-    """How many workers a full tree has.
+    """Return the number of workers of a full tree.
 
     Examples
     --------
@@ -106,11 +109,12 @@ def capacity(fan_in: int, depth: int) -> int:
 def shape(
     workers: int, stragglers: int = 0, fan_in: int | None = None, depth: int | None = None
 ) -> tuple[int, int]:
-    """The fan-in and depth of a tree that holds so many workers.
+    """Return the fan-in and depth of a tree that holds this many workers.
 
-    What is not given is chosen: two layers with as few children per parent as will do (a multiple
-    of ``stragglers + 1``), because a third layer pays only for hundreds of workers; and one layer
-    where there are too few workers for two groups with a layer below.
+    Without either argument there are two layers, because a third one pays only for hundreds of
+    workers, or one layer if there are too few workers for two groups with a layer below. The
+    default fan-in is the smallest multiple of ``stragglers + 1`` with at least two groups that
+    suffices; the depth for a given fan-in is the smallest that suffices.
 
     Raises
     ------
@@ -136,27 +140,27 @@ def shape(
     if (most := capacity(fan_in, depth)) < workers:
         raise ValueError(
             f"A tree with fan_in={fan_in} and depth={depth} holds {most} workers, there are "
-            f"{workers}: pass a larger one, or leave one of the two out."
+            f"{workers}: pass a larger 'fan_in' or 'depth', or leave one of them out."
         )
     return fan_in, depth
 
 
 def replicated(workers: int, fan_in: int, depth: int, stragglers: int = 0) -> Allocation:
-    """A tree with fractional repetition at every parent; uncoded without stragglers.
+    """Return a tree with fractional repetition at every parent; uncoded with ``stragglers=0``.
 
-    Any number of workers will do. Places are made layer by layer, spread evenly over the places
-    above, while there are workers to take them; a worker that is over takes a place of the last
-    layer as well, under the parent with the fewest children: there, one more may be late.
+    The tree need not be full. Places are created layer by layer, spread evenly over the places
+    above, while there are workers to take them. A worker that is left over also takes the place
+    of a leaf, under the parent with the fewest children, where one more child may then be late.
 
     Parameters
     ----------
     workers : int
         At least ``stragglers + 1``, at most :func:`capacity`.
     fan_in : int
-        Children per parent, at least ``stragglers + 1``; workers that are over may exceed it.
+        Children per parent, at least ``stragglers + 1``; workers that are left over may exceed it.
     depth : int
     stragglers : int
-        How many children of every parent may be late.
+        Number of children of every parent that may be late.
 
     Examples
     --------
@@ -181,7 +185,7 @@ def replicated(workers: int, fan_in: int, depth: int, stragglers: int = 0) -> Al
         for parent in takers[upper]:
             for _ in range(stragglers + 1):
                 seat(place, parent)
-    # Leaves by parent: only there can one more worker join without a tree below it.
+    # Only leaves count, because a worker that joins them needs no workers below it.
     inner = set(parents)
     below = Counter(
         (parent, place)
@@ -206,7 +210,7 @@ def replicated(workers: int, fan_in: int, depth: int, stragglers: int = 0) -> Al
 
 
 def _places(workers: int, fan_in: int, depth: int, copies: int) -> list[int]:
-    """The place above each place, layer by layer; ROOT above those of the first."""
+    """Return the place above each place, layer by layer; ROOT for places of the first layer."""
     above: list[int] = []
     layer = [ROOT]
     for level in range(1, depth + 1):
@@ -220,10 +224,10 @@ def _places(workers: int, fan_in: int, depth: int, copies: int) -> list[int]:
 
 
 def cyclic(workers: int, fan_in: int, depth: int, stragglers: int) -> Allocation:
-    """A regular tree with a cyclic code at every parent, in which some last leaves may be missing.
+    """Return a regular tree with a cyclic code at every parent; some last leaves may be missing.
 
-    A missing leaf is one of the stragglers that its parent puts up with, for good. Where more than
-    ``stragglers`` per parent would be missing, the tree is made narrower, and at last a star.
+    A missing leaf permanently counts as one of its parent's stragglers. If more than ``stragglers``
+    leaves per parent would be missing, the tree becomes narrower, and finally a star.
 
     Parameters
     ----------
@@ -246,10 +250,10 @@ def cyclic(workers: int, fan_in: int, depth: int, stragglers: int) -> Allocation
 
 
 def _regular(code: GradientCode, depth: int, missing: int) -> Allocation:
-    """A full tree less some last leaves, with the same code at every parent."""
+    """Return a full tree without some last leaves, with the same code at every parent."""
     mentioned = int((code.B != 0).sum(axis=1).max())
     gain = Fraction(code.blocks, mentioned)
-    # As few parts as make every worker's own share and every block whole.
+    # The fewest parts for which every worker's own work and every block consist of whole parts.
     own = mentioned * gain.denominator ** (depth - 1)
     parts = own * sum(gain**layer for layer in range(1, depth + 1))
     assert parts.denominator == 1
@@ -273,7 +277,7 @@ def _regular(code: GradientCode, depth: int, missing: int) -> Allocation:
 
 
 def _coded(code: GradientCode, row: int, rest: Sequence[tuple[int, float]]) -> Work:
-    """What a child gets of the data that its parent does not compute itself."""
+    """Return the work that a child gets of the data that its parent does not compute itself."""
     size = len(rest) // code.blocks
     return tuple(
         (part, factor * float(code.B[row, block]))

@@ -1,4 +1,4 @@
-"""All machines of a group, driven in this process, in any order of messages."""
+"""Drives all machines of a plan in this process, with messages in any order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Event = tuple[str, int, Any]
 
 
 class Group:
-    """One step of a plan: what is under way is delivered in an order that a test chooses.
+    """One step of a plan, whose events are delivered in an order that a test chooses.
 
     Parameters
     ----------
@@ -23,7 +23,7 @@ class Group:
     choice : tuple of int
     codec : Codec
     stopped : collection of int
-        Workers that do not finish computing before :meth:`wake`, but pass on what they receive.
+        Workers that do not finish computing before :meth:`wake`, but forward what they receive.
     dead : collection of int
         Workers that do nothing.
     """
@@ -50,7 +50,7 @@ class Group:
         self.sent: list[tuple[int, Send]] = []
 
     def run(self, pick: Callable[[int], int], twice: bool = False) -> None:
-        """Deliver until nothing is under way; ``pick(count)`` says which comes next."""
+        """Deliver events until none is left; ``pick(count)`` chooses the next one."""
         while self.under_way:
             event = self.under_way.pop(pick(len(self.under_way)))
             kind, node, what = event
@@ -72,18 +72,18 @@ class Group:
                     self._follow(node, machine.received(sender, send.tag, send.payload))
 
     def wake(self) -> None:
-        """The stopped workers finish computing after all."""
+        """Let the stopped workers finish computing."""
         self.stopped -= self.stopped - self.dead
         self.under_way += self.asleep
         self.asleep = []
 
     def total(self, node: int) -> tuple[np.ndarray, float]:
-        """The sum as a node has it, and its loss."""
+        """Return the sum that a node has, and its loss."""
         parts = [self.totals[node][segment] for segment in range(self.plan.segments)]
         return np.concatenate([p.vector for p in parts]), sum(p.loss for p in parts)
 
     def complete(self) -> Iterator[int]:
-        """The nodes that have all of the sum."""
+        """Return the nodes that have the whole sum."""
         return (n for n, found in self.totals.items() if len(found) == self.plan.segments)
 
     def _gradient(self, work: Compute, segment: int) -> Partial:
@@ -110,7 +110,7 @@ class Group:
 
 
 def agree(group: Group, nodes: Collection[int], rtol: float = 1e-10) -> None:
-    """All of these nodes have the exact sum over all parts, and the same bits."""
+    """Check that these nodes have the exact sum over all parts, with the same bits."""
     expected = group.gradients.sum(axis=0)
     scale = np.abs(group.gradients).sum(axis=0).max()
     first = group.total(next(iter(nodes)))

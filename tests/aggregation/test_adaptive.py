@@ -1,4 +1,4 @@
-"""Aggregations that react to stragglers: clusters that move, and parts that are computed again."""
+"""Aggregations that react to stragglers: dynamic clusters and speculative execution."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_moved_workers_still_make_the_sum(placement: Any, code: Any, workers: in
     assert moved
 
 
-def test_those_that_were_late_are_spread() -> None:
+def test_late_workers_are_spread() -> None:
     plan = DynamicClusters(size=3, load=2, code="cyclic", memory=-math.inf).plan(9)
     # Two of the first cluster are late: without moving one of them, the step would wait.
     late = np.isin(np.arange(9), [0, 1])
@@ -48,7 +48,7 @@ def test_those_that_were_late_are_spread() -> None:
     agree(group, nodes(plan))
 
 
-def test_clusters_move_only_while_straggling_has_a_memory() -> None:
+def test_workers_move_only_while_straggling_has_a_memory() -> None:
     always = np.isin(np.arange(12), [0, 1, 5])
     plan = DynamicClusters().plan(12)
     assert plan.choose() == ()
@@ -78,13 +78,13 @@ def test_parts_of_stopped_workers_are_computed_again() -> None:
         agree(group, nodes(plan))
 
 
-def test_nobody_is_asked_before_most_have_delivered() -> None:
+def test_no_worker_is_asked_before_most_have_delivered() -> None:
     plan = Speculation(share=0.75).plan(4)
     root = plan.machine(ROOT)
     part = Partial(np.ones(2))
     assert root.received(0, Tag("part"), part) == []
     assert root.received(1, Tag("part"), part) == []
-    # Worker 2 has delivered, and so can help worker 3 out.
+    # Worker 2 has delivered, so it can help worker 3.
     (ask,) = root.received(2, Tag("part"), part)
     assert (ask.to, ask.tag.kind, ask.payload) == (2, "redo", (3,))  # type: ignore[union-attr]
     assert root.received(2, Tag("part"), part) == []

@@ -1,4 +1,4 @@
-"""Codecs that lose digits: the same bits everywhere, and never with a code that subtracts."""
+"""Lossy codecs: all replicas get the same bits, and codes that subtract refuse them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .test_exact import gradients, nodes
 
 
 class Half(Codec):
-    """Sixteen bits."""
+    """Packs numbers in sixteen bits."""
 
     lossy = True
 
@@ -64,7 +64,7 @@ def test_replicas_get_the_same_bits(aggregation: Aggregation) -> None:
         first, loss = group.total(0)
         scale = np.abs(values).sum(axis=0).max()
         np.testing.assert_allclose(first, values.sum(axis=0), rtol=0, atol=1e-2 * scale)
-        # It is what the last to pack it made of it, at the one who packed it too.
+        # All nodes have what the packed total unpacks to, including the node that packed it.
         assert (first == first.astype(np.float16)).all()
         for node in nodes(plan):
             assert group.total(node)[0].tobytes() == first.tobytes()

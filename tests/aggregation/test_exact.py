@@ -1,4 +1,4 @@
-"""Every aggregation gives every worker the exact sum, whoever is late and in whatever order."""
+"""Every aggregation gives all workers the exact sum, whichever are late and in any order."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def nodes(plan: Plan) -> list[int]:
 
 
 def admissible(plan: TreePlan, rng: random.Random) -> set[int]:
-    """As many late children of every parent as its code puts up with."""
+    """Return as many late children of every parent as its code tolerates."""
     tree = plan.allocation
     late: set[int] = set()
     for parent, children in tree.children.items():
@@ -99,7 +99,7 @@ def test_admissible_stragglers_are_not_waited_for(
     group = Group(plan, gradients(plan.parts), stopped=admissible(plan, rng))
     group.run(rng.randrange)
     agree(group, nodes(plan))
-    # What comes afterwards changes nothing and is not sent to anybody.
+    # Late results change nothing and are not sent.
     before = len(group.sent)
     group.wake()
     group.run(rng.randrange)
@@ -169,7 +169,7 @@ def test_large_trees_with_stragglers(aggregation: Aggregation, workers: int) -> 
         agree(group, nodes(plan))
 
 
-def test_workers_below_a_dead_one_wait_and_the_others_do_not() -> None:
+def test_workers_below_a_dead_worker_wait_and_the_others_do_not() -> None:
     plan = CodedReduce(fan_in=4, depth=2, stragglers=1).plan(20)
     group = Group(plan, gradients(plan.parts), dead=[1])
     group.run(random.Random(0).randrange)
@@ -199,9 +199,9 @@ def test_a_ring_sends_twice_the_gradient_less_two_chunks() -> None:
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS, ids=str)
-def test_what_is_sent_is_read_only_and_stays_as_it_was(aggregation: Aggregation) -> None:
+def test_sent_vectors_are_read_only_and_do_not_change(aggregation: Aggregation) -> None:
     if isinstance(aggregation, Ring):
-        pytest.skip("a chunk is written again when what was sent has been read")
+        pytest.skip("a ring overwrites a chunk once its receiver has read it")
     plan = aggregation.plan(7)
     group = Group(plan, gradients(plan.parts))
     bits: dict[int, bytes] = {}

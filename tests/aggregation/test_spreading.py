@@ -1,4 +1,4 @@
-"""Clusters: stragglers are spread as evenly as can be, and a memory is told from chance."""
+"""Placement of late workers: they are spread evenly, and memory is distinguished from chance."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ def situations(draw: st.DrawFn, most: int = 24) -> tuple[np.ndarray, list[int], 
     return late, room, allowed
 
 
-def cost(crew: np.ndarray, late: np.ndarray, room: list[int]) -> int:
-    return int((np.bincount(crew[late], minlength=len(room)) ** 2).sum())
+def cost(group: np.ndarray, late: np.ndarray, room: list[int]) -> int:
+    return int((np.bincount(group[late], minlength=len(room)) ** 2).sum())
 
 
 @given(situations())
-def test_crews_are_full_and_allowed(situation: tuple) -> None:
+def test_groups_are_full_and_allowed(situation: tuple) -> None:
     late, room, allowed = situation
     best = spreading.spread(late, room, allowed)
     good = spreading.spread_greedily(late, room, allowed)
-    for crew in (best, good):
-        assert np.bincount(crew, minlength=len(room)).tolist() == room
-        assert allowed[np.arange(len(crew)), crew].all()
+    for group in (best, good):
+        assert np.bincount(group, minlength=len(room)).tolist() == room
+        assert allowed[np.arange(len(group)), group].all()
     home = np.repeat(np.arange(len(room)), room)
     assert cost(best, late, room) <= min(cost(good, late, room), cost(home, late, room))
 
 
 @given(st.lists(st.booleans(), min_size=6, max_size=6))
-def test_the_best_placement_is_the_best(flags: list[bool]) -> None:
+def test_the_exact_placement_has_the_least_cost(flags: list[bool]) -> None:
     late, room = np.array(flags), [2, 2, 2]
     allowed = np.zeros((6, 3), dtype=bool)
     for worker, found in enumerate(spreading.candidates(room, 2)):
         allowed[worker, list(found)] = True
     least = min(
-        cost(np.array(crew), late, room)
-        for crew in itertools.product(range(3), repeat=6)
-        if np.bincount(crew, minlength=3).tolist() == room
-        and allowed[np.arange(6), list(crew)].all()
+        cost(np.array(group), late, room)
+        for group in itertools.product(range(3), repeat=6)
+        if np.bincount(group, minlength=3).tolist() == room
+        and allowed[np.arange(6), list(group)].all()
     )
     assert cost(spreading.spread(late, room, allowed), late, room) == least
 
 
 def chains(memory: float, share: float, steps: int, workers: int, seed: int) -> np.ndarray:
-    """Two-state Markov chains whose correlation from step to step is ``memory``."""
+    """Return two-state Markov chains whose correlation from step to step is ``memory``."""
     rng = np.random.default_rng(seed)
     late = rng.random(workers) < share
     out = [late]
@@ -67,7 +67,7 @@ def chains(memory: float, share: float, steps: int, workers: int, seed: int) -> 
 
 
 def mean_time(late: np.ndarray, spread: bool) -> float:
-    """Mean time of a step of five clusters of four, each of which waits for three of its workers.
+    """Return the mean time of a step of five clusters of four, each waiting for three workers.
 
     A late worker takes ten times as long as the others.
     """
@@ -75,16 +75,16 @@ def mean_time(late: np.ndarray, spread: bool) -> float:
     allowed = np.zeros((20, 5), dtype=bool)
     for worker, found in enumerate(spreading.candidates(room, 2)):
         allowed[worker, list(found)] = True
-    crew = np.repeat(np.arange(5), room)
+    group = np.repeat(np.arange(5), room)
     seconds = []
     for before, now in itertools.pairwise(late):
         if spread:
-            crew = spreading.spread(before, room, allowed)
-        seconds.append(10.0 if (np.bincount(crew[now], minlength=5) > 1).any() else 1.0)
+            group = spreading.spread(before, room, allowed)
+        seconds.append(10.0 if (np.bincount(group[now], minlength=5) > 1).any() else 1.0)
     return float(np.mean(seconds))
 
 
-def test_spreading_those_that_were_late_gains_with_a_memory_and_not_without() -> None:
+def test_spreading_late_workers_gains_only_with_a_memory() -> None:
     remembered, forgotten = (chains(memory, 0.15, 600, 20, seed=1) for memory in (0.95, 0.0))
     assert mean_time(remembered, spread=True) < 0.6 * mean_time(remembered, spread=False)
     assert mean_time(forgotten, spread=True) > 0.95 * mean_time(forgotten, spread=False)
@@ -102,7 +102,7 @@ def test_chance_is_no_memory() -> None:
     assert all(spreading.has_memory(chains(0.8, 0.2, 50, 20, seed)) for seed in range(50))
 
 
-def test_little_is_known_from_few_steps() -> None:
+def test_a_few_steps_show_no_memory() -> None:
     assert spreading.memory(np.zeros((1, 4))) == 0
     assert not spreading.has_memory(np.eye(1, 4, dtype=bool))
     assert not spreading.has_memory(np.zeros((0, 4)))

@@ -1,4 +1,4 @@
-"""Timing models: against brute force, and the bounds that they are made of."""
+"""Timing models, compared with the plans, with numerical integration and with limiting cases."""
 
 from __future__ import annotations
 
@@ -92,5 +92,5 @@ def test_arguments_are_checked():
         with pytest.raises(ValueError, match="Costs must be"):
             Costs(**costs)
     for workers, nbytes in ((0, 8), (2, 0)):
-        with pytest.raises(ValueError, match="needs 1 worker"):
+        with pytest.raises(ValueError, match="needs at least 1 worker"):
             recommend(COSTS, workers, nbytes)

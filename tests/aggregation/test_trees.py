@@ -1,4 +1,4 @@
-"""Trees: the loads of the formula, every parent with enough children, for any number of workers."""
+"""Trees have the least load and tolerate their stragglers, for any number of workers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_cyclic_trees_have_the_least_load(
 
 
 def total(tree: Allocation, node: int, rng: np.random.Generator) -> np.ndarray:
-    """What a node delivers, with as many late children everywhere as are allowed."""
+    """Return what a node delivers if every parent has as many late children as it tolerates."""
     out = np.zeros(tree.parts)
     if node != ROOT:
         for part, factor in tree.work[node]:

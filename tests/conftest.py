@@ -28,7 +28,7 @@ utils_test.original_config["coded"] = dask.config.get("coded")
 
 
 class Processes:
-    """A scheduler and workers as processes of their own, to be killed at will."""
+    """A scheduler and workers in separate processes, which tests can stop and kill."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "scheduler.json"
@@ -56,7 +56,7 @@ class Processes:
         return process
 
     def add(self, count: int, threads: int = 1) -> list[str]:
-        """Start workers; returns their addresses."""
+        """Start workers, and return their addresses."""
         names = [f"w{len(self.workers) + i}" for i in range(count)]
         for name in names:
             options = ("--nthreads", str(threads), "--name", name, "--no-nanny", "--no-dashboard")
@@ -82,7 +82,7 @@ class Processes:
 
     @contextlib.contextmanager
     def stopped(self, *addresses: str) -> Iterator[None]:
-        """SIGSTOP for as long as a block lasts."""
+        """Stop workers by SIGSTOP for the duration of a ``with`` block."""
         processes = [self.process(address) for address in addresses]
         try:
             for process in processes:

@@ -1,4 +1,4 @@
-"""Worker speeds and lags: histories of what was measured, and predictors of what comes next."""
+"""Histories of worker speeds and lags, and predictors of the speeds of the next round."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Worker speeds: what was measured, and what to expect next.
+"""Histories of worker speeds and lags, from which the next round is planned.
 
-Speeds are relative: rounds of different arrays measure in different units, so each round is put on
-the scale of what had been predicted for the workers that took part in it.
+Speeds are relative, because rounds of different arrays measure them in different units. Each round
+is scaled so that its speeds add up to those predicted for the workers that took part.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dask_coded.typing import Floats
 
 
 class SpeedHistory:
-    """Measured speeds of all workers over all rounds, and the speeds to expect.
+    """Measured speeds of all workers in the rounds of all arrays, and predictions from them.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class SpeedHistory:
         total = sum(measured.values())
         if not total:
             return
-        # A worker's speed on the scale of what was expected of those that took part with it.
+        # Put the speeds on the scale of those predicted for the workers that took part.
         scale = float(self.predict(list(measured)).sum()) / total
         for worker in measured:
             if worker not in self._rows:
@@ -63,7 +63,7 @@ class SpeedHistory:
             self._rows = {w: r - (r > row) for w, r in self._rows.items()}
 
     def predict(self, workers: Sequence[str], predictor: str = "exponential") -> Floats:
-        """Speeds to expect, shape (workers,); 1.0 for a worker never seen.
+        """Return the predicted speeds, shape (workers,); 1.0 for a worker without a history.
 
         Parameters
         ----------
@@ -80,11 +80,11 @@ class SpeedHistory:
 
 
 class LagHistory:
-    """How long workers need to begin with their part of a round and to tell of it.
+    """Lags: the time that each worker needs to start on its part of a round and to report it.
 
-    To a round that is shorter than that a worker contributes nothing, however fast it is. Lags
-    depend on the operand, so that each loop learns them by itself. A worker that takes no part
-    because of its lag is expected to need a little less in every round, until it is tried again.
+    A worker contributes nothing to a round that is shorter than its lag, however fast it is. Lags
+    depend on the operand, so each loop learns its own. The expected lag of a worker that takes no
+    part falls a little in each round, until the worker is tried again.
 
     Examples
     --------
@@ -96,11 +96,11 @@ class LagHistory:
     """
 
     def __init__(self) -> None:
-        #: Seconds to expect, of each worker that has taken part.
+        #: Expected lag of each worker that has taken part, in seconds.
         self.known: dict[str, float] = {}
 
     def record(self, measured: Mapping[str, float]) -> None:
-        """Enter one round: seconds, of each worker that took part."""
+        """Enter one round: the lag of each worker that took part, in seconds."""
         for worker, lag in self.known.items():
             last = measured.get(worker)
             self.known[worker] = (1 - FORGETTING) * lag if last is None else (lag + last) / 2
@@ -110,7 +110,7 @@ class LagHistory:
 def in_seconds(
     workers: Sequence[str], speeds: Floats, measured: Mapping[str, float], lags: Mapping[str, float]
 ) -> tuple[Floats, Floats]:
-    """Predicted speeds as work per second, and the lags that may be set against them.
+    """Return predicted speeds as work per second, and lags in seconds to go with them.
 
     Parameters
     ----------
@@ -120,12 +120,13 @@ def in_seconds(
     measured : mapping of str to float
         Work per second of workers in the last round.
     lags : mapping of str to float
-        Seconds; of a worker that is not there, 0.
+        Seconds; 0 for a worker that is not in the mapping.
 
     Returns
     -------
     speeds, lags : ndarray, shape (workers,)
-        If nothing was measured, speeds as they are and no lags: their units would not fit.
+        If nothing was measured, the speeds as they are and lags of zero, because the units would
+        not match.
 
     Examples
     --------

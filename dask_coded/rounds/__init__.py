@@ -1,7 +1,7 @@
 """The engine of a round: events in, commands out, no I/O and no clock.
 
 ``layout`` says which worker holds what. ``assignment`` makes the first assignment, ``policies``
-react to what comes back, ``round`` is the state machine, and ``decode`` makes the result of shares.
+react to what comes back, ``round`` is the state machine, and ``decode`` assembles the result.
 """
 
 from __future__ import annotations

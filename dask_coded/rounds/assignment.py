@@ -1,23 +1,24 @@
-"""Who computes what at first: loads proportional to predicted speeds, every stripe just enough.
+"""The first assignment: loads in proportion to predicted speeds, each stripe just often enough.
 
-S2C2 general, with real-valued speeds. For an MDS code with ``R`` stripes per piece the loads solve
+This is general S2C2 with real-valued speeds. For an MDS code with ``R`` stripes per piece, the
+loads solve
 
     minimise T   subject to   sum_i min(u_i T, R) = k R,        l_i = min(u_i T, R)
 
-(water filling: ``T`` is the fluid bound), and are laid end to end round a ring of ``R`` stripes. No
-load is longer than the ring, so that every stripe is covered by exactly ``k`` distinct pieces::
+(water filling; ``T`` is the fluid bound). They are laid end to end around a ring of ``R`` stripes.
+No load is longer than the ring, so exactly ``k`` distinct pieces cover each stripe::
 
     stripes  0 . . . . . . . R
     piece 0  #####
-    piece 1       ####|           k = 2 laps round the ring, cut where a load ends
+    piece 1       ####|           k = 2 laps around the ring, cut where a load ends
     piece 2  ###
     piece 3     ######
 
-For cyclic repetition the ring is the data itself: place ``i`` takes one interval inside the ``r``
-blocks that it holds, and the intervals slide round the ring with the speeds.
+For cyclic repetition the ring is the data itself. Place ``i`` computes one interval within the
+``r`` blocks that it holds, and the speeds decide where the intervals meet.
 
-Of a code of which not every ``k`` pieces decode, the ring deals as if they did; then pieces of
-stripes that would not are exchanged.
+If not every ``k`` pieces of a code suffice to decode, the stripes are first dealt as if they did.
+Then pieces are exchanged for each stripe that could not be decoded.
 
 References
 ----------
@@ -35,16 +36,18 @@ from dask_coded.codes import Code
 from dask_coded.rounds.layout import Layout, StripeRange, ranges_of
 from dask_coded.typing import Bools, Floats, Ints
 
-# A worker without any expected progress counts as this share of the fastest one, if it is needed.
+# A worker that is needed but not expected to make progress counts as this share of the fastest.
 _LEAST_SPEED = 1e-3
 
 
 class InfeasibleError(ValueError):
-    """Too few workers with a speed above zero hold what has to be computed."""
+    """Too few workers with a speed above zero hold the pieces that a round needs."""
 
 
 def fluid_time(rates: Floats, need: float, size: float = 1.0, lags: Floats | None = None) -> float:
-    """Smallest ``T`` with ``sum_i min(rates_i * max(T - lags_i, 0), size) = need * size``.
+    """Return the shortest time in which the workers together can do the work needed.
+
+    That is the smallest ``T`` with ``sum_i min(rates_i * max(T - lags_i, 0), size) = need * size``.
 
     Parameters
     ----------
@@ -55,7 +58,7 @@ def fluid_time(rates: Floats, need: float, size: float = 1.0, lags: Floats | Non
     size : float
         Units of work that each worker holds.
     lags : ndarray, shape (workers,), optional
-        Seconds before each worker begins; by default none.
+        Seconds before each worker starts; by default zero.
 
     Returns
     -------
@@ -78,42 +81,42 @@ def fluid_time(rates: Floats, need: float, size: float = 1.0, lags: Floats | Non
     """
     active = rates > 0
     if active.sum() < need:
-        raise InfeasibleError(f"{need:g} rates above zero are needed, {active.sum()} are.")
+        raise InfeasibleError(f"At least {need:g} rates must be above zero, {active.sum()} are.")
     rate = rates[active]
     begin = np.zeros(len(rate)) if lags is None else lags[active]
-    # What is done by a time is piecewise linear: steeper where a worker begins, flatter at its end.
+    # Work done over time is piecewise linear: steeper when a worker starts, flatter when it ends.
     times = np.concatenate([begin, begin + size / rate])
     order = np.argsort(times, kind="stable")
     times = times[order]
     steps = np.diff(times)
     slope = np.cumsum(np.concatenate([rate, -rate])[order])[:-1]
     done = np.concatenate([[0.0], np.cumsum(slope * steps)])
-    # Rounding must not let what is needed in all exceed what there is.
+    # Rounding must not make the work needed exceed the work available.
     wanted = min(need * size, float(done[-1]))
     i = int(np.searchsorted(done, wanted * (1 - 1e-12))) - 1
     return float(min(times[i] + (wanted - done[i]) / slope[i], times[-1]))
 
 
 def all_tried(speeds: Floats) -> Floats:
-    """Return speeds for a round that has to try all workers, none of them zero.
+    """Return speeds above zero for a round that has to try all workers.
 
-    For when the workers that are expected to make progress do not suffice: the others count at
-    least as a thousandth of the fastest.
+    Such a round is needed if the workers that are expected to make progress do not suffice. Each
+    worker then counts as at least a thousandth of the fastest.
     """
     return np.asarray(np.maximum(speeds, _LEAST_SPEED * speeds.max(initial=_LEAST_SPEED)))
 
 
 def deal(layout: Layout, speeds: Floats, lags: Floats | None = None) -> list[list[StripeRange]]:
-    """S2C2's first assignment: every stripe just often enough, all end at the same time.
+    """Return S2C2's first assignment: each stripe just often enough, all workers end together.
 
     Parameters
     ----------
     layout : Layout
     speeds : ndarray, shape (workers,)
-        Predicted work per second, in any common unit. Zero: give nothing to this worker.
+        Predicted work per second, in any common unit. A worker with speed zero gets no stripes.
     lags : ndarray, shape (workers,), optional
-        How long each worker needs to begin and to tell, in the unit of time of the speeds. One that
-        could not even have begun when the others are done is given nothing.
+        Time that each worker needs to start and to report, in the unit of time of the speeds. A
+        worker that could not start before the others are done gets no stripes.
 
     Returns
     -------
@@ -132,8 +135,8 @@ def deal(layout: Layout, speeds: Floats, lags: Floats | None = None) -> list[lis
     if (moving < layout.need).any():
         group = int(np.argmax(layout.need - moving))
         raise InfeasibleError(
-            f"{layout.need[group]} pieces are needed of workers that make progress, "
-            f"{moving[group]} have one: wait for lost workers to come back, "
+            f"{layout.need[group]} pieces must be on workers with a speed above zero, "
+            f"{moving[group]} are: wait for lost workers to come back, "
             f"or use a code with more redundancy."
         )
     if len(layout.need) == 1:
@@ -144,26 +147,27 @@ def deal(layout: Layout, speeds: Floats, lags: Floats | None = None) -> list[lis
         loads = _decodable(layout.code, loads, speed, lag, layout)
     ranges: list[list[StripeRange]] = [[] for _ in range(layout.workers)]
     for part in loads:
-        assert speed[part.piece] > 0, f"{part} was dealt, which nobody can compute"
+        assert speed[part.piece] > 0, f"{part} was dealt, which no worker can compute"
         ranges[layout.host[part.piece]].append(part)
     return ranges
 
 
 def _ring(rates: Floats, lags: Floats, layout: Layout) -> list[StripeRange]:
-    """Loads laid end to end, ``need`` times round a ring; rates in stripes per second."""
+    """Lay loads end to end, ``need`` times around a ring; ``rates`` are in stripes per second."""
     need, stripes = int(layout.need[0]), layout.stripes
     time = fluid_time(rates, need, stripes, lags)
     loads = np.minimum(rates * np.maximum(time - lags, 0.0), stripes)
-    # Largest remainders: whole stripes that keep the laps whole, no load longer than the ring.
+    # Round to whole stripes by largest remainders: the laps stay whole, and no load becomes longer
+    # than the ring.
     lengths = np.floor(loads + 1e-9).astype(np.intp)
     left = need * stripes - int(lengths.sum())
     lengths[np.argsort(lengths - loads, kind="stable")[:left]] += 1
     order = np.flatnonzero(lengths)
     if len(order) != 2 * need or stripes % 2:
         return _lay(order, lengths, 0, stripes)
-    # Equal loads of half a ring fall on two windows only, and of two workers with the same one
-    # neither can take over from the other. In two rings, the second with every other pair of
-    # neighbours swapped, most can. An odd load is rounded up in one ring and the next one down.
+    # Equal loads of half a ring would fall on only two windows, and workers with the same window
+    # cannot take over from each other. In two rings, the second with every other pair of neighbours
+    # swapped, most workers can. Odd loads are rounded up and down in turn in the first ring.
     odd = lengths & 1
     first = (lengths + (odd & np.cumsum(odd))) // 2
     turn = np.arange(len(order))
@@ -176,10 +180,12 @@ def _ring(rates: Floats, lags: Floats, layout: Layout) -> list[StripeRange]:
 def _decodable(
     code: Code, loads: list[StripeRange], speed: Floats, lags: Floats, layout: Layout
 ) -> list[StripeRange]:
-    """Exchange pieces of stripes that would not decode: the busiest one for the least busy.
+    """Exchange pieces for each stripe that could not be decoded.
 
-    As many pieces are dealt as before, so that nothing is computed in vain. A stripe for which
-    those that make progress do not suffice is left as it is: the round asks the others too.
+    Of the pieces that can be spared, the one expected to finish last is replaced with the useful
+    piece expected to finish first. The number of pieces stays the same, so no work is wasted. A
+    stripe stays as it is if the workers that make progress do not suffice, because the round then
+    asks the others too.
     """
     dealt: Bools = np.zeros(layout.work.shape, dtype=bool)
     for part in loads:
@@ -206,7 +212,7 @@ def _decodable(
 
 
 def _lay(order: Ints, lengths: Ints, first: int, last: int) -> list[StripeRange]:
-    """Lay loads end to end round the ring of stripes ``first … last - 1``."""
+    """Lay loads end to end around the ring of stripes ``first … last - 1``."""
     size = last - first
     ranges = []
     begin = 0
@@ -221,7 +227,7 @@ def _lay(order: Ints, lengths: Ints, first: int, last: int) -> list[StripeRange]
 
 
 def _slide(speed: Floats, lags: Floats, layout: Layout) -> list[StripeRange]:
-    """One interval per place inside the blocks that it holds, the longest time as short as can be.
+    """Give each place one interval within its blocks, so that the longest time is minimal.
 
     Place ``i`` may work on the arc from the start of block ``i`` to the end of its last block. For
     a given time ``T`` the best boundaries follow from one scan: each place goes as far as its speed
@@ -229,10 +235,11 @@ def _slide(speed: Floats, lags: Floats, layout: Layout) -> list[StripeRange]:
     """
     places = int(layout.place.max()) + 1
     copies = layout.pieces // places
-    # Pieces come place by place, each place's blocks in ring order (see codes.Repetition).
+    # Pieces are ordered by place, and within a place by block around the ring (codes.Repetition).
     piece_of = np.arange(layout.pieces).reshape(places, copies)
     first = layout.group[piece_of[:, 0]]
-    # Lost pieces are rebuilt one by one, wherever there is room: then a place has no one speed.
+    # Lost pieces are rebuilt one by one on any worker with room. The pieces of a place may then be
+    # on several workers, and the place has no single speed.
     home = layout.host[piece_of]
     scattered = (home != home[:, :1]).any()
     if (first != np.arange(places)).any() or len(layout.need) != places or scattered:
@@ -256,7 +263,7 @@ def _slide(speed: Floats, lags: Floats, layout: Layout) -> list[StripeRange]:
         return steps if (steps[:-1] >= start - total * 1e-12).all() else None
 
     low = high = total / rates.sum()
-    while (best := boundaries(high)) is None:  # ends: every block has a holder that makes progress
+    while (best := boundaries(high)) is None:  # ends: a holder of each block makes progress
         high *= 2
     for _ in range(40):
         middle = (low + high) / 2
@@ -270,7 +277,7 @@ def _slide(speed: Floats, lags: Floats, layout: Layout) -> list[StripeRange]:
 
 
 def _cut(bounds: Floats, piece_of: Ints, edges: Floats, layout: Layout) -> list[StripeRange]:
-    """Turn boundaries on the ring, in work, into whole stripes of pieces."""
+    """Round boundaries on the ring, in units of work, to whole stripes of pieces."""
     places, copies = piece_of.shape
     stripes = layout.stripes
     # Each boundary as a stripe number counted along the doubled ring.
@@ -296,7 +303,7 @@ def _cut(bounds: Floats, piece_of: Ints, edges: Floats, layout: Layout) -> list[
 
 
 def _split_each_group(speed: Floats, lags: Floats, layout: Layout) -> list[StripeRange]:
-    """Any other code: water filling group by group, a worker's speed split over its pieces."""
+    """Deal any other code group by group, with a worker's speed split over its pieces."""
     ranges = []
     for g, need in enumerate(layout.need.tolist()):
         members = np.flatnonzero(layout.group == g)

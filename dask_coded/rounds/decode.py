@@ -1,4 +1,4 @@
-"""From shares to the result: copy what is systematic, solve for what is missing."""
+"""Decoding: copy systematic shares into the result, and solve for the missing blocks."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from dask_coded.codes import Code
 from dask_coded.rounds.layout import StripeRange
 from dask_coded.typing import Bools
 
-# Numbers that are solved for at a time: half a MiB of them.
+# Numbers stacked up for one solve: half a MiB of float64.
 _STACKED = 1 << 16
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """Where rows lie: how many each block has, and how many stripes it is cut into.
+    """How many rows each block has, and how many stripes each piece is cut into.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ class Geometry:
     stripes : int
         Stripes of every piece.
     mixed : bool
-        Whether pieces mix blocks (then all have as many rows as the longest block).
+        Whether pieces combine blocks. Then every piece has as many rows as the longest block.
     """
 
     rows: tuple[int, ...]
@@ -37,16 +37,16 @@ class Geometry:
     mixed: bool
 
     def edges(self, group: int) -> npt.NDArray[np.intp]:
-        """First row of each stripe of the pieces of a group, and the end: shape (stripes + 1,)."""
+        """Return the first row of each stripe of a group's pieces, and the end: (stripes + 1,)."""
         rows = max(self.rows) if self.mixed else self.rows[group]
         return np.arange(self.stripes + 1) * rows // self.stripes
 
 
 class Assembler:
-    """Puts the result of a round together while its shares come in.
+    """Assembles the result of a round while its shares arrive.
 
-    What is systematic is copied at once, and what is missing of a stripe is solved for as soon as
-    enough of it is there: when the last share comes, hardly anything is left to do.
+    Shares of systematic pieces are copied at once. The missing blocks of a stripe are solved for as
+    soon as enough of its pieces have arrived, so little is left to do after the last share.
 
     Parameters
     ----------
@@ -80,16 +80,16 @@ class Assembler:
     def add(
         self, shares: Iterable[tuple[StripeRange, npt.NDArray[Any]]], computed: Bools, ready: Bools
     ) -> None:
-        """Take in what has come since the last call.
+        """Enter the shares that have arrived since the last call.
 
         Parameters
         ----------
         shares : iterable of (StripeRange, ndarray of shape (rows of the range, *columns))
-            A share may end early where its block does.
+            A share has fewer rows if its block ends within the range.
         computed : ndarray of bool, shape (pieces, stripes)
-            Which stripes of which pieces have come back, with these.
+            Stripes of each piece that have come back, including these shares.
         ready : ndarray of bool, shape (stripes,)
-            Which of them are enough to decode from.
+            Stripes of which enough pieces to decode have come back.
         """
         for part, rows in shares:
             self._store(part, rows)
@@ -116,7 +116,7 @@ class Assembler:
             self._parity[part.piece][start : start + len(rows)] = rows
 
     def _solve(self, pieces: list[int], begin: int, end: int) -> None:
-        """Fill the missing blocks of some stripes."""
+        """Solve for the missing blocks of stripes ``begin … end - 1``."""
         code, geometry, offsets, out = self._code, self._geometry, self._offsets, self.rows
         missing, weights = code.recovery(pieces)
         edges = geometry.edges(0)
@@ -125,7 +125,7 @@ class Assembler:
             return
         wide = np.result_type(out.dtype, np.float64)
         used = np.flatnonzero(weights.any(axis=0)).tolist()
-        # A few rows at a time: what is stacked up for them stays in the cache.
+        # Solve for a few rows at a time, so that the stacked rows stay in the cache.
         step = max(1, _STACKED // max(1, len(used) * math.prod(out.shape[1:])))
         for start in range(first, last, step):
             stop = min(start + step, last)

@@ -1,4 +1,4 @@
-"""What the rounds of a loop teach about its workers, for the next round."""
+"""What the rounds of a loop measure about its workers, kept for the next round."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dask_coded.rounds.round import Round
 class LoopHistory:
     """Speeds, lags and pace, as the rounds of one loop have measured them.
 
-    The cluster and the simulator keep the same history, so that a policy is planned for alike.
+    The cluster and the simulator keep the same history, so that both plan rounds in the same way.
 
     Parameters
     ----------

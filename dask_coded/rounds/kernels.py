@@ -1,7 +1,8 @@
-"""What a worker may be asked to compute on stripes of its piece.
+"""Kernels: what a worker can compute on stripes of its piece.
 
-A table, so that no function ever travels over the wire. A kernel is bound to one piece, to the
-number of rows of its product and to the operand of a round, and then called with ranges of rows.
+Messages name a kernel in a table, so no function is ever sent over the wire. A kernel is bound to
+one piece, to the number of rows of its product and to the operand of a round. The bound function is
+then called with ranges of rows.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Kernel = Callable[[Any, int, Any], Callable[[int, int], Rows]]
 
 
 def matvec(piece: Any, rows: int, x: Rows) -> Callable[[int, int], Rows]:
-    """``piece[a:b] @ x`` for a NumPy or CSR piece and a vector or matrix ``x``."""
+    """Return ``(a, b) -> piece[a:b] @ x`` for a NumPy or CSR piece and a vector or matrix ``x``."""
     if not scipy.sparse.issparse(piece):
         return lambda a, b: piece[a:b] @ x
 
@@ -25,7 +26,7 @@ def matvec(piece: Any, rows: int, x: Rows) -> Callable[[int, int], Rows]:
     columns = piece.shape[1]
 
     def product(a: int, b: int) -> Rows:
-        # Slicing a CSR matrix copies its entries; a matrix over views of them does not.
+        # Slicing a CSR matrix copies its entries; building one from views does not.
         part = scipy.sparse.csr_array(
             (
                 data[indptr[a] : indptr[b]],
@@ -42,10 +43,10 @@ def matvec(piece: Any, rows: int, x: Rows) -> Callable[[int, int], Rows]:
 
 
 def bilinear(piece: Rows, rows: int, d: Rows | None) -> Callable[[int, int], Rows]:
-    """``L[a:b] @ diag(d) @ R.T`` of a piece that is ``L`` (``rows`` rows) on top of ``R``.
+    """Return ``(a, b) -> L[a:b] @ diag(d) @ R.T`` for a piece of ``L`` (``rows`` rows) above ``R``.
 
-    Without ``d``: ``L[a:b] @ R.T``. The weights go to the rows of ``L`` that are asked for, so that
-    nothing of the size of a piece is made.
+    Without ``d`` the product is ``L[a:b] @ R.T``. The weights are applied only to the requested
+    rows of ``L``, so no array of the size of a piece is made.
     """
     left, right = piece[:rows], piece[rows:].T
     if d is None:

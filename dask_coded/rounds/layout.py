@@ -68,8 +68,8 @@ class Layout:
     workers : int
         Number of workers.
     code : Code or None
-        The code, if the number of pieces of a stripe does not decide whether they suffice. None
-        if it does, see :attr:`dask_coded.codes.Code.threshold`.
+        None if any ``need`` pieces of a group suffice, see
+        :attr:`dask_coded.codes.Code.threshold`. Otherwise the code, to check each set of pieces.
     """
 
     host: Ints

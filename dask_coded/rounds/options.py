@@ -1,4 +1,4 @@
-"""How the rounds of an array are run, as the configuration says."""
+"""Options for the rounds of an array, as set in the configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which worker gets which place of a code."""
+"""Placement: which worker holds which place of a code, and what a new worker takes over."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dask_coded.typing import Floats
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """A worker that pieces can be put on, and how many it has already."""
+    """A worker that can hold pieces, and the number of pieces that it already holds."""
 
     address: str
     host: str
@@ -33,12 +33,13 @@ def place(
     ----------
     code : Code
     workers : sequence of WorkerInfo
-        Those that can be used.
+        Workers that can be used.
     speeds : ndarray, shape (workers,)
-        Predicted; the fast ones are taken where there are more than are needed.
+        Predicted speeds. If not all workers are needed, those with fewer pieces are preferred, then
+        the faster ones.
     holders : iterable of (int, str or None)
-        The place that each source block is wanted at, and the worker that holds it already, if any:
-        it stays there.
+        The place of each source block, and the worker that already holds the block, if any. That
+        worker gets the place if possible, so that the block stays where it is.
     oversubscribe : bool
         Allow several places on one worker when there are fewer workers than places.
 
@@ -50,7 +51,7 @@ def place(
     Raises
     ------
     ValueError
-        If there are fewer workers than places.
+        If there are no workers, or fewer than places without ``oversubscribe``.
     """
     if not workers or (len(workers) < code.n and not oversubscribe):
         raise ValueError(
@@ -61,7 +62,7 @@ def place(
     ranked = sorted(zip(workers, speeds, strict=True), key=lambda w: (w[0].pieces, -w[1]))
     for worker, _ in ranked:
         by_host[worker.host].append(worker.address)
-    # One of each host in turn, so that a host takes as few places with it as possible.
+    # Take one worker of each host in turn, so that losing a host loses as few places as possible.
     turns = [a for i in range(len(workers)) for h in by_host.values() for a in h[i : i + 1]]
     rounds = -(-code.n // len(turns))
     free = (turns * rounds)[: code.n]
@@ -74,20 +75,21 @@ def place(
 
 
 def relief(homes: Sequence[str], due: int, newcomer: str) -> int | None:
-    """Choose a piece that a new worker takes over from one that holds more than its due.
+    """Choose a piece for a new worker to take over from the worker that holds the most.
 
     Parameters
     ----------
     homes : sequence of str
         The worker of each piece.
     due : int
-        Pieces that a worker holds if there are enough workers.
+        Pieces per worker when there are enough workers.
     newcomer : str
 
     Returns
     -------
     int or None
-        The last piece of the worker that holds the most; None if nothing is to be taken over.
+        The last piece of the worker that holds the most. None if no worker holds more than ``due``,
+        or if the new worker already holds that many.
 
     Examples
     --------

@@ -14,10 +14,11 @@ from dask_coded.typing import Bools, Floats
 class Reporting:
     """When workers report.
 
-    A worker reports every ``interval`` seconds, and later every ``growth`` of the time elapsed in
-    the round. It also reports no later than halfway to the end of its list, because its position
-    matters most to the workers that may take over the rest. In simulation, with speeds that vary by
-    15 %, this halves the work that is done twice, for a few more messages.
+    A worker reports every ``interval`` seconds at first. Later it waits longer: for the share
+    ``growth`` of the time elapsed in the round, but at most until halfway from its last report to
+    the end of its list. Its position matters most there, to the workers that may take over the
+    rest. In simulation, with speeds that vary by 15 %, the halfway rule halves the work that is
+    done twice, for a few more messages.
 
     Parameters
     ----------
@@ -78,7 +79,7 @@ class Pace:
 
     #: Reports in a round, at most.
     REPORTS = 7
-    #: Rounds to look back on: one slow round must not make the next ones blind.
+    #: Rounds to look back on, so that after one slow round reports do not become too rare.
     ROUNDS = 3
 
     def __init__(self, lead: float, reporting: Reporting) -> None:

@@ -97,7 +97,7 @@ class Round:
     def record(
         self, worker: int, ranges: Iterable[StripeRange], seconds: float, now: float
     ) -> list[StripeRange]:
-        """Enter results without a reaction: call :meth:`react` once for all that came together."""
+        """Enter results without reacting; call :meth:`react` once for all that came together."""
         if self.finished:
             return []
         self.state.now = now

@@ -14,8 +14,8 @@ from dask_coded.rounds.layout import Layout, StripeRange, ranges_of, without
 from dask_coded.rounds.reporting import Reporting
 from dask_coded.typing import Bools, Floats, Ints
 
-# A worker is late once it has been silent for this many times as long as expected: its next report
-# may just be due, and it has to finish the stripe in hand first.
+# A worker is late once it has been silent for this many times as long as expected. The margin is
+# for a report that is just due, and for the stripe in hand, which the worker has to finish first.
 _LATE = 2
 # Before the first report of a round no duration is known, because predicted speeds may be in any
 # unit. A stripe is then expected to take this many report intervals.
@@ -220,7 +220,7 @@ class RoundState:
         The speed of a worker is the one measured in this round. Before its first report it is its
         prediction, on the scale of the workers that have reported. A worker is believed to go on at
         that speed until its next report is due. A worker that stays silent for longer is believed
-        to slow down more and more. This is how a stopped worker is told from a busy one.
+        to slow down more and more. This distinguishes a stopped worker from a busy one.
         """
         with np.errstate(divide="ignore", invalid="ignore"):
             measured = self.done / self.busy
@@ -335,7 +335,7 @@ class RoundState:
 
 
 def cover(state: RoundState, eligible: Bools, trusted: Bools | None = None) -> Ints:
-    """Assign copies of stripes that have too few under way, each to the worker that ends it first.
+    """Assign more copies of stripes with too few under way, each to the worker that ends it first.
 
     Parameters
     ----------

@@ -19,7 +19,7 @@ def test_predictors_learn_a_constant(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(PREDICTORS) - {"uniform"}))
 @pytest.mark.parametrize("rounds", [0, 1, 2, 5, 40])
-def test_a_worker_without_history_is_left_open(name: str, rounds: int) -> None:
+def test_the_prediction_for_a_worker_without_history_is_nan(name: str, rounds: int) -> None:
     history = np.ones((3, rounds))
     history[1] = nan
     predicted = PREDICTORS[name](history)
@@ -29,7 +29,7 @@ def test_a_worker_without_history_is_left_open(name: str, rounds: int) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(PREDICTORS) - {"uniform"}))
-def test_speeds_are_predicted_at_zero_or_above(name: str) -> None:
+def test_predicted_speeds_are_never_negative(name: str) -> None:
     rng = np.random.default_rng(0)
     history = rng.exponential(size=(50, 40)) * (rng.random((50, 40)) < 0.5)
     history[rng.random((50, 40)) < 0.3] = nan
@@ -39,7 +39,7 @@ def test_speeds_are_predicted_at_zero_or_above(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(PREDICTORS) - {"uniform"}))
-def test_a_worker_that_is_given_nothing_is_forgiven(name: str) -> None:
+def test_the_prediction_for_a_slow_worker_recovers_while_it_gets_no_work(name: str) -> None:
     history = np.full((2, 60), nan)
     history[:, 0] = 0.01, 1.0
     history[1] = 1.0
@@ -54,7 +54,7 @@ def test_autoregression_learns_a_rhythm() -> None:
     np.testing.assert_allclose(PREDICTORS["ar"](history), [0.5, 1.5], rtol=0.02)
 
 
-def test_markov_expects_a_state_to_last_as_it_did() -> None:
+def test_markov_expects_a_state_to_last_as_long_as_before() -> None:
     lasting = np.repeat([1.0, 0.2, 1.0, 0.2], 10)
     restless = np.where(np.arange(40) % 2, 0.2, 1.0)
     slow, unsure = PREDICTORS["markov"](np.stack([lasting, restless]))
@@ -86,7 +86,7 @@ def test_useless_measurements_are_ignored() -> None:
     assert history.predict(["a", "b"]).tolist() == [1.0, 1.0]
 
 
-def test_uniform_knows_nothing() -> None:
+def test_uniform_ignores_measurements() -> None:
     history = SpeedHistory()
     history.record({"a": 3.0, "b": 1.0})
     assert history.predict(["a", "b"], "uniform").tolist() == [1.0, 1.0]

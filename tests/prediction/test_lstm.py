@@ -1,4 +1,4 @@
-"""The LSTM: the weights that ship, and inference beside PyTorch's."""
+"""The LSTM predictor: the shipped weights, and inference compared with PyTorch's."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_inference_agrees_with_pytorch() -> None:
     np.testing.assert_allclose(forward(u, spread, weights), expected, atol=1e-6)
 
 
-def test_training_and_inference_see_the_same() -> None:
+def test_training_and_inference_agree() -> None:
     torch = pytest.importorskip("torch")
     from benchmarks import lstm as training
 
@@ -65,7 +65,7 @@ def test_single_precision_is_enough() -> None:
     np.testing.assert_allclose(lstm(speeds), double, rtol=1e-5)
 
 
-def test_the_record_is_beside_the_weights() -> None:
+def test_the_training_record_is_stored_with_the_weights() -> None:
     record = _lstm.record()
     assert {"data", "split", "settings", "losses", "versions"} <= set(record)
     losses = record["losses"]
@@ -92,8 +92,8 @@ def test_workers_do_not_influence_each_other() -> None:
     np.testing.assert_allclose(lstm(speeds), alone, rtol=1e-5)
 
 
-def test_rounds_before_a_worker_came_do_not_count() -> None:
-    """Whether they are missing from the table or marked as missing in it."""
+def test_rounds_before_a_worker_joined_do_not_count() -> None:
+    """Such rounds may be absent from the table, or NaN in it."""
     short = histories(rounds=10)
     padded = np.pad(short, ((0, 0), (54, 0)), constant_values=np.nan)
     np.testing.assert_allclose(lstm(padded), lstm(short), rtol=1e-5)
@@ -105,7 +105,7 @@ def test_only_the_last_rounds_count() -> None:
     np.testing.assert_allclose(lstm(longer), lstm(speeds), rtol=1e-5)
 
 
-def test_a_level_that_has_changed_is_followed() -> None:
+def test_a_change_of_level_is_followed() -> None:
     history = np.concatenate([np.full(44, 1.0), np.full(20, 0.2)])
     history += 0.01 * np.random.default_rng(0).standard_normal(64)
     assert lstm(history[None])[0] == pytest.approx(0.2, abs=0.1)

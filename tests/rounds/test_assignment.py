@@ -1,4 +1,4 @@
-"""First assignments: every stripe exactly often enough, and nobody's part longer than need be."""
+"""First assignments: each stripe exactly often enough, and no load longer than necessary."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ speeds_strategy = st.lists(st.one_of(st.just(0.0), st.floats(0.01, 10)), min_siz
 
 
 def covered(layout: Layout, ranges: list) -> np.ndarray:
-    """Copies of each stripe per group, after checking that no piece has a stripe twice."""
+    """Return the copies of each stripe per group; check that no piece is dealt a stripe twice."""
     held = np.zeros((layout.pieces, layout.stripes), dtype=int)
     for worker, mine in enumerate(ranges):
         for run in mine:
@@ -41,7 +41,7 @@ def test_ring_covers_every_stripe_k_times(speeds: list, data: st.DataObject, str
     check_ring(np.array(speeds), k, stripes)
 
 
-def test_loads_that_end_half_way_through_a_stripe_never_lap_themselves() -> None:
+def test_no_load_overlaps_itself_if_loads_end_within_a_stripe() -> None:
     check_ring(np.array([0.25, 0.25, 1.0, 1.0, 0.25, 0.25]), k=3, stripes=1)
 
 
@@ -74,7 +74,7 @@ def test_fluid_time_is_the_water_level(rates: list, data: st.DataObject) -> None
 
 
 @pytest.mark.parametrize("code", [MDS(6, 4), Repetition(6, 3)])
-def test_who_could_not_begin_in_time_is_given_nothing(code: Code) -> None:
+def test_a_worker_that_could_not_start_in_time_gets_no_stripes(code: Code) -> None:
     places = int(code.place.max()) + 1
     layout = Layout.of(code, code.place.tolist(), np.ones((1, 48)))
     lags = np.zeros(places)
@@ -90,7 +90,7 @@ def test_who_could_not_begin_in_time_is_given_nothing(code: Code) -> None:
 
 @given(speeds_strategy, st.data())
 @settings(deadline=None)
-def test_intervals_slide_round_the_ring(speeds: list, data: st.DataObject) -> None:
+def test_intervals_cover_the_ring_once(speeds: list, data: st.DataObject) -> None:
     u = np.array(speeds)
     n = len(u)
     r = data.draw(st.integers(1, n))
@@ -110,7 +110,7 @@ def test_intervals_slide_round_the_ring(speeds: list, data: st.DataObject) -> No
 
 @given(st.data(), st.booleans())
 @settings(deadline=None)
-def test_pieces_that_are_rebuilt_one_by_one_wherever_there_is_room(
+def test_stripes_are_covered_after_pieces_are_rebuilt_on_any_worker(
     data: st.DataObject, exact: bool
 ) -> None:
     n = data.draw(st.integers(1, 6))
@@ -134,7 +134,7 @@ def test_pieces_that_are_rebuilt_one_by_one_wherever_there_is_room(
 
 @pytest.mark.parametrize(("n", "r"), [(8, 2), (12, 3), (5, 5)])
 def test_slide_reaches_the_best_possible_time(n: int, r: int) -> None:
-    """The optimum, from a linear programme over how much of each block each holder computes."""
+    """The optimum is from a linear programme for the part of each block that a holder computes."""
     from scipy.optimize import linprog
 
     rng = np.random.default_rng(n)
@@ -170,7 +170,7 @@ def test_denser_pieces_get_fewer_stripes() -> None:
     assert loads[2] < loads[0] / 3
 
 
-def test_a_code_with_groups_of_its_own() -> None:
+def test_a_code_with_two_groups() -> None:
     """Two independent (3, 2) groups: blocks 0, 1 and blocks 2, 3."""
     parity = np.array([[1, 1, 0, 0], [0, 0, 1, 1]])
     code = Code(np.vstack([np.eye(4), parity]), group=[0, 0, 1, 1, 0, 1], need=[2, 2])

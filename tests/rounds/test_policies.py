@@ -15,7 +15,7 @@ def test_replication_takes_over_from_the_slowest() -> None:
     speeds = constant([1.0, 1.0, 0.1, 1.0])
     simulation = Simulation(Repetition(4, 2), speeds, policy="replication")
     round_ = simulation.step()
-    # The copy begins when its worker is done with its own block, and starts afresh.
+    # The copy starts when its worker has finished its own block, and at the first stripe.
     assert 1.9 < round_.seconds < 2.3
     alone = Simulation(Repetition(4, 1), speeds, policy="replication").step()
     assert alone.seconds == pytest.approx(10.0, rel=0.01)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dask_coded.rounds import Pace, Reporting
 
-# Since a worker has begun: nothing, or a stripe at least.
+# Seconds since a worker started: zero, or at least one stripe's.
 ELAPSED = st.just(0.0) | st.floats(0.001, 10)
 GROWTHS = st.floats(0, 0.99) | st.just(1.0)
 
@@ -18,14 +18,14 @@ def test_a_worker_reports_when_it_is_expected_to(interval, growth, elapsed, left
     reporting = Reporting(interval, growth)
     stripe = 0.01
     silent = 0.0
-    # As its job does: after every stripe, and with the last.
+    # A job checks after every stripe, and reports with the last.
     while silent < left and not reporting.due(silent, elapsed + silent, left - silent):
         silent += stripe
     expected = float(reporting.gap(np.array(elapsed), np.array(left)))
     assert expected - 1e-9 <= silent <= expected + 2 * stripe
 
 
-def test_a_loop_reports_no_more_often_than_seven_times_a_round():
+def test_workers_report_at_most_seven_times_a_round():
     pace = Pace(0.004, Reporting(0.02, growth=0.5))
     assert (pace.lead, pace.reporting) == (0.004, Reporting(0.02, growth=0.5))
     pace.record(seconds=0.01, lag=0.001)

@@ -32,8 +32,8 @@ from dask_coded.rounds.policies import POLICIES, Continuous
 class Cluster:
     """Workers in virtual time, each computing the stripes of its list one by one.
 
-    Commands and shares take ``latency`` seconds; at its time of death a worker falls silent, and
-    ``notice`` seconds later the round is told.
+    Commands and shares take ``latency`` seconds. A worker falls silent at its time of death, and
+    the round is notified ``notice`` seconds later.
     """
 
     code: Code
@@ -141,7 +141,7 @@ class Cluster:
 
 @st.composite
 def clusters(draw: st.DrawFn, doubled: bool = True) -> Cluster:
-    """Any code on any workers; if ``doubled``, some hold the pieces of several places."""
+    """Draw any code on any workers; if ``doubled``, some hold the pieces of several places."""
     n = draw(st.integers(1, 9))
     kind = draw(st.sampled_from([MDS, Repetition, RandomLinear]))
     code: Code = kind(n, draw(st.integers(1, n)))
@@ -187,7 +187,7 @@ def _results(cluster: Cluster, stripes: int) -> np.ndarray:
 
 @given(clusters())
 @settings(deadline=None, max_examples=300)
-def test_every_round_that_enough_pieces_survive_ends_and_decodes(cluster: Cluster) -> None:
+def test_a_round_with_enough_surviving_pieces_ends_and_decodes(cluster: Cluster) -> None:
     stripes = cluster.layout.stripes
     blocks = _results(cluster, stripes)
     round_ = cluster.run()
@@ -205,7 +205,7 @@ def test_every_round_that_enough_pieces_survive_ends_and_decodes(cluster: Cluste
 
 @given(clusters(doubled=False), st.integers(0, 8))
 @settings(deadline=None)
-def test_a_round_that_too_few_pieces_survive_says_so(cluster: Cluster, first: int) -> None:
+def test_a_round_with_too_few_surviving_pieces_fails(cluster: Cluster, first: int) -> None:
     tolerance = cluster.code.tolerance
     if tolerance + 1 > cluster.code.n:
         return
@@ -221,7 +221,7 @@ def test_a_round_that_too_few_pieces_survive_says_so(cluster: Cluster, first: in
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_a_loss_that_leaves_enough_pieces_but_not_independent_ones_says_so(policy: str) -> None:
+def test_a_round_with_too_few_independent_surviving_pieces_fails(policy: str) -> None:
     code = RandomLinear(10, 7)
     lost = next(s for s in itertools.combinations(range(10), 3) if not code.survives(s))
     cluster = Cluster(
@@ -271,7 +271,7 @@ def test_events_after_the_end_change_nothing(policy: str) -> None:
 
 
 def test_a_move_between_workers_with_several_pieces_leaves_no_stripe_short() -> None:
-    """Worker 0 owes the same stripes of two pieces; worker 1 can make up for one of them."""
+    """Worker 0 owes the same stripes of two pieces; worker 1 can replace only one of them."""
     layout = Layout.of(MDS(4, 3), [0, 0, 1, 2], np.ones((1, 8)))
     state = RoundState(layout, np.ones(3), 0.0)
     state.assign(0, [StripeRange(0, 0, 8), StripeRange(1, 0, 8)])
@@ -312,8 +312,8 @@ def _ratio(policy: str, n: int, k: int, speeds: np.ndarray, prior: np.ndarray) -
 
 
 @pytest.mark.parametrize("slow", [1, 5])
-def test_nothing_is_computed_in_vain_where_not_every_k_pieces_decode(slow: float) -> None:
-    """With speeds that are known, a sparse code takes as long as one of which any k suffice."""
+def test_no_work_is_wasted_if_not_every_k_pieces_decode(slow: float) -> None:
+    """With known speeds, a sparse code takes as long as a code of which any k pieces suffice."""
     speeds = np.array([50.0 / slow] * 2 + [50.0] * 10)
     seconds = {}
     for code in (MDS(12, 8), RandomLinear(12, 8)):
@@ -328,7 +328,7 @@ def test_nothing_is_computed_in_vain_where_not_every_k_pieces_decode(slow: float
 
 @pytest.mark.parametrize(("n", "k"), [(10, 7), (12, 10), (12, 6)])
 def test_continuous_needs_no_prediction_and_s2c2_does(n: int, k: int) -> None:
-    """Virtual time, in which ratios are exact: the table of the design."""
+    """Ratios of round times to the fluid bound, which are exact in virtual time."""
     rng = np.random.default_rng(n * k)
     speeds = 100 * np.clip(1 + 0.3 * rng.standard_normal(n), 0.2, None)
     uniform = np.ones(n)

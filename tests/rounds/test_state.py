@@ -1,4 +1,4 @@
-"""What is thought of workers while a round goes on."""
+"""Estimates of the workers during a round."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dask_coded.codes import MDS
 from dask_coded.rounds import Layout, Reporting, RoundState, StripeRange
 
 
-def begun(unit: float) -> RoundState:
-    """Two workers have been dealt a piece each, at predicted speeds in some unit."""
+def started(unit: float) -> RoundState:
+    """Return a round of two workers with one piece each, at predicted speeds of ``unit``."""
     layout = Layout.of(MDS(2, 1), [0, 1], np.full((1, 8), 100.0))
     state = RoundState(layout, np.ones(2) * unit, 0.0, Reporting(interval=0.02))
     for worker in range(2):
@@ -19,8 +19,8 @@ def begun(unit: float) -> RoundState:
 
 
 @pytest.mark.parametrize("unit", [1.0, 1e6])
-def test_workers_of_which_none_answers_are_late_whatever_the_unit_of_speeds(unit: float) -> None:
-    state = begun(unit)
+def test_workers_are_late_if_none_answers_in_any_unit_of_speed(unit: float) -> None:
+    state = started(unit)
     before = state.estimate()
     state.now = 1.0
     after = state.estimate()
@@ -28,8 +28,8 @@ def test_workers_of_which_none_answers_are_late_whatever_the_unit_of_speeds(unit
     assert (after.eta > before.eta).all()
 
 
-def test_a_worker_is_not_late_before_half_of_its_list_can_be_done() -> None:
-    state = begun(unit=1.0)
+def test_a_worker_is_not_late_before_half_of_its_list_could_be_done() -> None:
+    state = started(unit=1.0)
     state.now = 0.1
     for worker in range(2):
         state.record(worker, [StripeRange(worker, 0, 1)], seconds=0.1)

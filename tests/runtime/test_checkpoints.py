@@ -13,31 +13,31 @@ from dask_coded.runtime.directory import choose_keepers
 KILLED_AFTER = 5
 
 
-def rounds(operator, begun, go, loop):
-    """Add up ``operator @ 1``; wait after some rounds until told to go on."""
+def rounds(operator, started, go, loop):
+    """Add up ``operator @ 1``; after some rounds, wait for the event ``go``."""
     first, total = loop.resume((1, np.zeros(4)))
     for i in range(first, 11):
         total = total + operator @ np.ones(4)
         loop.report(Progress(i, residual=0.0), state=(i + 1, total), last=i == 10)
         if i == KILLED_AFTER:
-            Event(begun).set()
+            Event(started).set()
             Event(go).wait()
     return first, total
 
 
-def test_those_that_kept_it_before_go_first():
+def test_workers_that_kept_the_state_before_are_chosen_first():
     assert choose_keepers(["c"], ["a", "b", "c"], "b", copies=2) == ["c", "a"]
 
 
-def test_the_worker_of_the_loop_keeps_nothing():
+def test_the_worker_of_the_loop_is_not_chosen():
     assert choose_keepers(["a"], ["a"], "a", copies=3) == []
 
 
 @gen_cluster(client=True, nthreads=[("", 1)] * 4)
 async def test_states_are_dropped_when_the_loop_is_over(c, s, *workers):
     C = await coded.encode(np.eye(4), coded.MDS(4, 2), client=c)
-    future = coded.submit(rounds, C, "begun", "go", coded.Loop(), client=c)
-    await Event("begun", client=c)
+    future = coded.submit(rounds, C, "started", "go", coded.Loop(), client=c)
+    await Event("started", client=c)
     plugins = [w.extensions["dask-coded"] for w in workers]
     await async_poll_for(lambda: sum(len(p.keeper.kept) for p in plugins) == 3, timeout=30)
     await Event("go", client=c).set()
@@ -51,8 +51,8 @@ async def test_states_are_dropped_when_the_loop_is_over(c, s, *workers):
 @gen_cluster(client=True, nthreads=[("", 1)] * 4)
 async def test_states_are_dropped_when_the_loop_is_cancelled(c, s, *workers):
     C = await coded.encode(np.eye(4), coded.MDS(4, 2), client=c)
-    future = coded.submit(rounds, C, "begun", "go", coded.Loop(), client=c)
-    await Event("begun", client=c)
+    future = coded.submit(rounds, C, "started", "go", coded.Loop(), client=c)
+    await Event("started", client=c)
     await future.cancel()
     await Event("go", client=c).set()
     plugins = [w.extensions["dask-coded"] for w in workers]
@@ -64,16 +64,16 @@ def test_coordinator_and_as_many_workers_as_the_code_allows_killed_between_round
     client = processes.client
     C = coded.encode(np.eye(4), coded.MDS(5, 3), client=client, workers=holders)
     future = coded.submit(
-        rounds, C, "begun", "go", coded.Loop(), client=client, workers=[one, other]
+        rounds, C, "started", "go", coded.Loop(), client=client, workers=[one, other]
     )
-    Event("begun", client=client).wait()
+    Event("started", client=client).wait()
     poll_for(lambda: len(kept(client)) == 3, timeout=30)
     running = next(a for a, tasks in client.processing().items() if future.key in tasks)
     for address in [running, *sorted(kept(client) & set(holders))[:2]]:
         processes.kill(address)
     Event("go", client=client).set()
     first, total = future.result(timeout=120)
-    # Not every state is kept of a loop with such short rounds, but the first one is.
+    # With such short rounds not every state is kept, but the first one is.
     assert 1 < first <= KILLED_AFTER + 1
     np.testing.assert_allclose(total, 10.0)
 
@@ -83,9 +83,9 @@ def test_coordinator_killed_and_a_keeper_stopped(processes):
     client = processes.client
     C = coded.encode(np.eye(4), coded.MDS(3, 2), client=client, workers=holders)
     future = coded.submit(
-        rounds, C, "begun", "go", coded.Loop(), client=client, workers=[one, other]
+        rounds, C, "started", "go", coded.Loop(), client=client, workers=[one, other]
     )
-    Event("begun", client=client).wait()
+    Event("started", client=client).wait()
     poll_for(lambda: len(kept(client)) == 2, timeout=30)
     running = next(a for a, tasks in client.processing().items() if future.key in tasks)
     keeper = next(a for a in sorted(kept(client)) if a in holders)
@@ -98,6 +98,6 @@ def test_coordinator_killed_and_a_keeper_stopped(processes):
 
 
 def kept(client) -> set[str]:
-    """Workers that keep a state."""
+    """Return the workers that keep a state."""
     held = client.run(lambda dask_worker: len(dask_worker.extensions["dask-coded"].keeper.kept))
     return {address for address, count in held.items() if count}

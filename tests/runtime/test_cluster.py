@@ -38,20 +38,20 @@ def plugin_of(scheduler):
 
 
 async def check(client, *arrays):
-    """Products of coded arrays of ``A``, all at once."""
+    """Check products of coded arrays of ``A``, all computed at once."""
     for result in await asyncio.gather(*(client.compute(C @ x) for C in arrays)):
         np.testing.assert_allclose(result, A @ x)
 
 
 def holders(scheduler, C):
-    """Addresses at which each piece is."""
+    """Return the addresses of the workers that hold each piece."""
     tasks = [scheduler.tasks[key] for key in C.encoded.spec.keys]
     return [{ws.address for ws in ts.who_has or ()} for ts in tasks]
 
 
 @gen_cluster(client=True, nthreads=FOUR)
-async def test_a_stop_is_answered_even_when_its_round_is_gone(c, s, *workers):
-    """A coordinator that waits in vain for the answer takes the worker for a stopped one."""
+async def test_a_stop_is_answered_even_if_its_round_is_gone(c, s, *workers):
+    """Without the answer, the coordinator would take the worker for a stopped one."""
     await coded.encode(A, coded.MDS(4, 3), c)
     answers = []
     worker_plugin(workers[0])._handle(StopRound("gone"), answers.append)
@@ -106,7 +106,7 @@ async def test_several_clients(c, s, *workers):
 
 
 @gen_cluster(client=True, nthreads=FOUR)
-async def test_client_that_goes_takes_its_arrays_with_it(c, s, *workers):
+async def test_arrays_of_a_client_that_closes_are_released(c, s, *workers):
     async with Client(s.address, asynchronous=True, set_as_default=False) as d:
         D = await coded.encode(A, coded.MDS(4, 2), d)
         await check(d, D)
@@ -128,7 +128,7 @@ async def test_more_loops_than_threads(c, s, *workers):
 
 
 def forgotten(scheduler):
-    """Whether the scheduler plugin knows of no array any more."""
+    """Return whether the scheduler plugin has forgotten all arrays."""
     plugin = plugin_of(scheduler)
     arrays = plugin.arrays
     state = (arrays, arrays._piece_keys, arrays._pins, plugin._holding)
@@ -172,7 +172,7 @@ async def test_array_released_after_its_rounds(c, s, *workers):
 
 
 def gated(operator, name):
-    """A round, a wait for the test, another round."""
+    """Run a round, wait for the test, and run another round."""
     first = operator @ x
     Event(f"{name}-started").set()
     Event(f"{name}-go").wait()
@@ -242,17 +242,17 @@ async def test_cancelled_loop_ends(c, s, *workers, tmp_path):
 @gen_cluster(client=True, nthreads=SIX)
 async def test_workers_of_a_running_round_are_not_scaled_away(c, s, *workers):
     C = await coded.encode(A, coded.MDS(4, 3), c)
-    everyone = list(s.workers.values())
+    all_workers = list(s.workers.values())
     plugin = plugin_of(s)
-    assert plugin.valid_workers_downscaling(s, everyone) == everyone
+    assert plugin.valid_workers_downscaling(s, all_workers) == all_workers
     future = coded.submit(gated, C, "scale", client=c)
     await Event("scale-started").wait()
-    free = {ws.address for ws in plugin.valid_workers_downscaling(s, everyone)}
+    free = {ws.address for ws in plugin.valid_workers_downscaling(s, all_workers)}
     assert free == set(s.workers) - set(C.encoded.workers)
     assert not set(s.workers_to_close(n=6)) & set(C.encoded.workers)
     await Event("scale-go").set()
     await future
-    await async_poll_for(lambda: plugin.valid_workers_downscaling(s, everyone) == everyone)
+    await async_poll_for(lambda: plugin.valid_workers_downscaling(s, all_workers) == all_workers)
 
 
 @gen_cluster(client=True, nthreads=FOUR)
@@ -281,7 +281,7 @@ async def test_pieces_of_a_closed_worker_are_rebuilt_from_the_others(c, s, *work
     C = await coded.encode(A, coded.MDS(4, 3), c)
     await async_poll_for(lambda: set(s.tasks) == set(C.encoded.spec.keys))  # the source is gone
     for _ in range(2):
-        # One of them holds two pieces after the first loss: that one the code would not survive.
+        # After the first loss one worker holds two pieces, and the code would not survive its loss.
         gone = min(s.workers, key=lambda address: len(s.workers[address].has_what))
         await next(w for w in workers if w.address == gone).close()
         await check(c, C, C)
@@ -290,7 +290,7 @@ async def test_pieces_of_a_closed_worker_are_rebuilt_from_the_others(c, s, *work
 
 
 @gen_cluster(client=True, nthreads=FOUR)
-async def test_pieces_of_a_closed_worker_are_rebuilt_on_those_that_were_named(c, s, *workers):
+async def test_pieces_of_a_closed_worker_are_rebuilt_only_on_the_named_workers(c, s, *workers):
     *named, other = s.workers
     C = await coded.encode(A, coded.MDS(3, 2), c, workers=named)
     for _ in range(2):
@@ -330,7 +330,7 @@ async def test_loss_of_more_than_the_code_survives(c, s, *workers):
 
 
 @gen_cluster(client=True, nthreads=FOUR[:2])
-async def test_worker_that_comes_later_is_used(c, s, *workers):
+async def test_worker_that_joins_later_is_used(c, s, *workers):
     with pytest.raises(coded.ClusterUnfitError, match="needs 3 workers, the cluster has 2"):
         await coded.encode(A, coded.MDS(3, 2), c)
     async with Worker(s.address, nthreads=1) as late:
@@ -355,7 +355,7 @@ async def test_replicas_do_not_move_the_work(c, s, *workers):
 
 
 @gen_cluster(client=True, nthreads=FOUR)
-async def test_restart_clears(c, s, *workers):
+async def test_restart_clears_the_plugin(c, s, *workers):
     C = await coded.encode(A, coded.MDS(4, 3), c)
     await check(c, C)
     plugin = plugin_of(s)
@@ -369,7 +369,7 @@ async def test_restart_clears(c, s, *workers):
         await check(c, D)
 
 
-# -- getting the plugins there -----------------------------------------------------------------
+# -- installing the plugins --------------------------------------------------------------------
 
 
 @gen_cluster(client=True, nthreads=FOUR[:2], scheduler_kwargs={"preload": ["dask_coded.preload"]})
@@ -384,7 +384,7 @@ async def test_preload_of_the_scheduler(c, s, *workers):
 
 @gen_cluster(nthreads=FOUR[:2], worker_kwargs={"preload": ["dask_coded.preload"]})
 async def test_preload_of_workers_alone(s, *workers):
-    assert "coded" not in s.extensions
+    assert "dask-coded" not in s.extensions
     for worker in workers:
         with pytest.raises(RuntimeError, match="lacks the dask-coded plugin"):
             worker_plugin(worker)

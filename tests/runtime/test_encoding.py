@@ -1,4 +1,4 @@
-"""What is moved to make pieces; pieces of workers that leave and of workers that join."""
+"""Data moved to make pieces; pieces of workers that leave and of workers that join."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ async def check(client, C) -> None:
 
 
 def homes(scheduler, C) -> list[set[str]]:
-    """Addresses at which each piece is."""
+    """Return the addresses of the workers that hold each piece."""
     tasks = [scheduler.tasks[key] for key in C.encoded.spec.keys]
     return [{ws.address for ws in ts.who_has or ()} for ts in tasks]
 
 
 def made(scheduler) -> list[dict]:
-    """What the scheduler was told of pieces made after the array was encoded."""
+    """Return the scheduler's events about pieces made after the array was encoded."""
     return [event for _, event in scheduler.get_events("dask-coded") if event["action"] == "made"]
 
 
@@ -42,14 +42,14 @@ async def close(workers, address: str) -> None:
     await next(w for w in workers if w.address == address).close()
 
 
-# -- what is moved -----------------------------------------------------------------------------
+# -- data moved --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "code", [coded.MDS(6, 4), coded.RandomLinear(6, 4), coded.RandomLinear(6, 4, 0.25)], ids=repr
 )
 @pytest.mark.parametrize("source", [A, da.from_array(A, chunks=(5, 3))], ids=["numpy", "dask"])
-def test_as_many_blocks_are_moved_as_parity_mentions(code, source):
+def test_one_block_is_moved_for_each_coefficient_of_parity(code, source):
     @gen_cluster(client=True, nthreads=SIX)
     async def test(c, s, *workers):
         C = await coded.encode(source, code, c)
@@ -62,7 +62,7 @@ def test_as_many_blocks_are_moved_as_parity_mentions(code, source):
 
 
 @gen_cluster(client=True, nthreads=SIX)
-async def test_copies_of_sparse_blocks_that_are_moved(c, s, *workers):
+async def test_one_copy_of_each_sparse_block_is_moved(c, s, *workers):
     sparse = scipy.sparse.csr_array(A * (A > 0.5))
     C = await coded.encode(sparse, coded.Repetition(6, 2), c)
     blocks = np.split(np.arange(24), np.cumsum(C.chunks[0])[:-1])
@@ -73,7 +73,7 @@ async def test_copies_of_sparse_blocks_that_are_moved(c, s, *workers):
 
 
 @gen_cluster(client=True, nthreads=FIVE)
-async def test_nothing_is_moved_to_a_worker_that_has_it_all(c, s, *workers):
+async def test_nothing_is_moved_if_one_worker_holds_everything(c, s, *workers):
     C = await coded.encode(A, coded.MDS(1, 1), c)
     assert C.encoded.bytes_moved == 0
 
@@ -82,7 +82,7 @@ async def test_nothing_is_moved_to_a_worker_that_has_it_all(c, s, *workers):
 
 
 @gen_cluster(client=True, nthreads=SIX)
-async def test_sparse_parity_is_made_again_of_the_blocks_that_it_mentions(c, s, *workers):
+async def test_sparse_parity_is_rebuilt_from_the_blocks_that_it_combines(c, s, *workers):
     code = coded.RandomLinear(6, 4)
     C = await coded.encode(A, code, c)
     await close(workers, C.encoded.workers[5])
@@ -96,12 +96,13 @@ async def test_sparse_parity_is_made_again_of_the_blocks_that_it_mentions(c, s, 
 
 
 @pytest.mark.parametrize("code", [coded.MDS(6, 4), coded.RandomLinear(6, 4)], ids=repr)
-def test_pieces_made_again_are_right_to_the_last_digits(code):
+def test_rebuilt_pieces_are_right_to_the_last_digits(code):
     @gen_cluster(client=True, nthreads=SIX)
     async def test(c, s, *workers):
         C = await coded.encode(A, code, c)
         for _ in range(3):
-            # Some hold two pieces after the first loss: those the code need not survive.
+            # After the first loss some workers hold two pieces.
+            # Spare them, because the code need not survive losing one.
             await close(workers, min(s.workers, key=lambda w: len(s.workers[w].has_what)))
             await async_poll_for(lambda: all(homes(s, C)))
         blocks = np.split(A, 4)
@@ -115,8 +116,8 @@ def test_pieces_made_again_are_right_to_the_last_digits(code):
 
 
 @gen_cluster(client=True, nthreads=FIVE)
-async def test_loss_that_pieces_enough_survive_but_not_the_right_ones(c, s, *workers):
-    code = coded.RandomLinear(5, 4, density=0.5)  # one parity piece, of two of the blocks
+async def test_loss_that_leaves_enough_pieces_but_too_few_independent_ones(c, s, *workers):
+    code = coded.RandomLinear(5, 4, density=0.5)  # one parity piece, made of two blocks
     C = await coded.encode(A, code, c)
     (alone, _) = np.flatnonzero(code.G[4] == 0)
     await close(workers, C.encoded.workers[alone])
@@ -127,7 +128,7 @@ async def test_loss_that_pieces_enough_survive_but_not_the_right_ones(c, s, *wor
 
 
 @gen_cluster(client=True, nthreads=FIVE)
-async def test_loss_that_more_than_the_tolerance_but_the_right_pieces_survive(c, s, *workers):
+async def test_loss_beyond_the_tolerance_that_leaves_enough_independent_pieces(c, s, *workers):
     code = coded.RandomLinear(5, 4, density=0.5)
     C = await coded.encode(A, code, c)
     covered = int(np.flatnonzero(code.G[4])[0])
@@ -139,7 +140,7 @@ async def test_loss_that_more_than_the_tolerance_but_the_right_pieces_survive(c,
 
 
 @pytest.mark.parametrize("code", [coded.MDS(5, 3), coded.Repetition(5, 2)], ids=repr)
-def test_a_worker_that_joins_takes_over_from_those_that_hold_several(code):
+def test_a_worker_that_joins_takes_over_from_workers_with_several_pieces(code):
     @gen_cluster(client=True, nthreads=FIVE)
     async def test(c, s, *workers):
         C = await coded.encode(A, code, c)
@@ -154,7 +155,7 @@ def test_a_worker_that_joins_takes_over_from_those_that_hold_several(code):
 
             await async_poll_for(even)
             await check(c, C)
-            # Every worker may be lost again.
+            # The array survives the loss of any worker again.
             await close(workers, C.encoded.workers[0])
             await check(c, C)
             await async_poll_for(lambda: all(homes(s, C)))
@@ -164,7 +165,7 @@ def test_a_worker_that_joins_takes_over_from_those_that_hold_several(code):
 
 
 @gen_cluster(client=True, nthreads=FIVE)
-async def test_a_worker_that_joins_makes_itself_a_new_piece(c, s, *workers):
+async def test_a_worker_that_joins_gets_a_new_piece(c, s, *workers):
     C = await coded.encode(A, coded.RandomLinear(5, 3), c)
     async with Worker(s.address, nthreads=1) as late:
         D = await C.extend()
@@ -179,14 +180,14 @@ async def test_a_worker_that_joins_makes_itself_a_new_piece(c, s, *workers):
         await check(c, D)
         with pytest.raises(coded.ClusterUnfitError, match="scale the cluster, then extend"):
             await C.extend()
-        # The new piece makes up for others like any.
+        # The new piece can replace lost ones like any other piece.
         await close(workers, C.encoded.workers[0])
         await check(c, D)
         await async_poll_for(lambda: all(homes(s, D)))
 
 
 @gen_cluster(client=True, nthreads=FIVE)
-async def test_a_running_algorithm_gets_the_help_of_a_worker_that_joins(c, s, *workers):
+async def test_a_running_algorithm_goes_on_while_a_worker_joins(c, s, *workers):
     C = await coded.encode(A, coded.RandomLinear(5, 3, density=0.8), c, transpose=True)
 
     def algorithm(operator):
@@ -211,7 +212,7 @@ async def test_a_running_algorithm_gets_the_help_of_a_worker_that_joins(c, s, *w
 
 
 @gen_cluster(client=True, nthreads=FIVE)
-async def test_the_new_piece_goes_when_nobody_wants_it(c, s, *workers):
+async def test_the_new_piece_is_released_with_its_array(c, s, *workers):
     C = await coded.encode(A, coded.RandomLinear(4, 3), c)
     D = await C.extend()
     key = D.encoded.spec.keys[-1]

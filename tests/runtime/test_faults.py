@@ -36,10 +36,10 @@ class Log:
 
 
 def source(log: Log, gate: str | None = None) -> da.Array:
-    """``WHOLE`` as a dask array, of which each block leaves a line when it is made."""
+    """Return ``WHOLE`` as a dask array; each block writes a line to ``log`` when it is computed."""
     path, rows, columns = str(log.path), ROWS // BLOCKS, COLUMNS
 
-    # Functions inside functions travel by value: workers cannot import this module.
+    # Nested functions are pickled by value, because workers cannot import this module.
     def block(block_id=None):
         with open(path, "a") as file:
             file.write(f"{block_id}\n")
@@ -52,7 +52,7 @@ def source(log: Log, gate: str | None = None) -> da.Array:
 
 
 class Loop:
-    """A run of rounds in the cluster, which goes on until the test has done all it wanted to."""
+    """A loop of rounds in the cluster, which goes on until the test calls :meth:`finish`."""
 
     def __init__(self, client, C, folder: Path, workers=None) -> None:
         self._client = client
@@ -79,19 +79,19 @@ class Loop:
         )
 
     def coordinator(self) -> str:
-        """Address of the worker that the loop runs on."""
+        """Return the address of the worker that the loop runs on."""
         processing = self._client.processing()
         return next(a for a, keys in processing.items() if self._future.key in keys)
 
     def progress(self, rounds: int) -> None:
-        """Wait until that many more rounds are over; what ended the loop is raised."""
+        """Wait for that many more rounds; raise the error of the loop if one ends it."""
         wanted = len(self.log) + rounds
         poll_for(lambda: len(self.log) >= wanted or self._future.done(), timeout=60)
         if self._future.done():
             self._future.result()
 
     def finish(self) -> None:
-        """A few more rounds; everything was right."""
+        """Run a few more rounds, and check that all rounds were right."""
         self._over.touch()
         assert self._future.result(timeout=60) >= ROUNDS
 
@@ -102,7 +102,7 @@ def check(client, C) -> None:
 
 
 def complete(client, C) -> bool:
-    """Whether every piece is somewhere."""
+    """Return whether each piece is on some worker."""
     return all(client.who_has(C.encoded.futures).values())
 
 
@@ -123,11 +123,11 @@ def test_workers_killed_during_rounds(code, processes, tmp_path):
     assert len(loop.starts) == 1
     poll_for(lambda: complete(processes.client, C), timeout=60)
     np.testing.assert_allclose(processes.client.compute(C).result(), WHOLE, atol=1e-10)
-    assert len(made) == BLOCKS  # what was lost came from the other pieces
+    assert len(made) == BLOCKS  # lost pieces were rebuilt from the others
 
 
 def test_workers_killed_one_after_another(processes, tmp_path):
-    """More than the code survives at once: each time, the pieces are rebuilt first."""
+    """In all, more workers than the code can lose at once; pieces are rebuilt after each loss."""
     processes.add(5)
     client = processes.client
     made = Log(tmp_path / "blocks")
@@ -152,7 +152,7 @@ def test_worker_stopped_during_rounds(processes, tmp_path):
         loop.progress(20)  # rounds end without it
     loop.progress(5)
     loop.finish()
-    # It is heard of again, and what it missed does no harm.
+    # The worker is back, and the rounds that it missed do no harm.
     assert addresses[1] in processes.client.ncores()
     check(processes.client, C)
 
@@ -176,7 +176,7 @@ def test_coordinator_killed_during_rounds(processes, tmp_path):
     loop = Loop(processes.client, C, tmp_path)
     loop.progress(10)
     processes.kill(loop.coordinator())
-    loop.starts.wait(2)  # again, elsewhere
+    loop.starts.wait(2)  # it starts again on another worker
     loop.progress(5)
     loop.finish()
     assert len(made) == BLOCKS
@@ -216,7 +216,7 @@ def test_too_many_workers_killed(processes, tmp_path):
     client = processes.client
     C = coded.encode(source(Log(tmp_path / "blocks")), coded.MDS(4, 3), client)
     gone, left = C.encoded.workers[:2], C.encoded.workers[2:]
-    # Nobody can rebuild anything before both are gone.
+    # No worker can rebuild a piece before both are gone.
     with processes.stopped(*left):
         for process in [processes.process(address) for address in gone]:
             process.kill()

@@ -1,4 +1,4 @@
-"""One worker's part of a round: what is assigned is computed and sent, whoever runs when."""
+"""One worker's part of a round: assigned stripes are computed and sent in any order of threads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dask_coded.transport.messages import Message, Share, ShareFailed
 
 
 class Executor:
-    """Keeps what is submitted until the test runs it."""
+    """Keeps submitted functions until the test runs them."""
 
     def __init__(self) -> None:
         self.submitted: list[Callable[[], None]] = []
@@ -27,7 +27,7 @@ class Executor:
 
 
 class Lock:
-    """A lock after each release of which something may happen on the event loop."""
+    """A lock that calls a function after each release, when the event loop could run."""
 
     def __init__(self, released: Callable[[], None]) -> None:
         self._released = released
@@ -70,7 +70,7 @@ def test_every_stripe_is_sent_once():
             np.testing.assert_allclose(rows, 4.0 * np.arange(start, stop) + 1)
 
 
-def test_work_that_comes_while_the_thread_ends_is_computed():
+def test_work_that_arrives_while_the_thread_ends_is_computed():
     for moment in range(12):
         messages: list[Message] = []
         executor = Executor()
@@ -88,7 +88,7 @@ def test_work_that_comes_while_the_thread_ends_is_computed():
         assert sorted(sent(messages)) == ([0, 6, 7] if came else [0])
 
 
-def test_what_is_withdrawn_in_time_is_not_computed():
+def test_stripes_withdrawn_in_time_are_not_computed():
     messages: list[Message] = []
     executor = Executor()
     work = job(messages.append, executor)
@@ -99,7 +99,7 @@ def test_what_is_withdrawn_in_time_is_not_computed():
     assert sorted(sent(messages)) == [0, 1, 2, 3, 7]
 
 
-def test_what_fails_is_told():
+def test_a_failure_is_reported():
     messages: list[Message] = []
     executor = Executor()
 

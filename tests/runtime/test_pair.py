@@ -66,7 +66,7 @@ def pair(A, B, client):
 
 
 def check(actual, expected, client, rtol=1e-11):
-    """A lazy product has the announced shape and dtype, and the right values."""
+    """Check that a lazy product has the announced shape and dtype, and the right values."""
     assert type(actual) is da.Array
     result = client.compute(actual).result()
     assert result.shape == actual.shape == expected.shape
@@ -310,12 +310,12 @@ def test_wrong_weights(weights, pair, A, client):
         coded.gram(A, weights, client=client)
 
 
-def test_weights_that_are_no_numbers(pair):
+def test_weights_that_are_not_numbers(pair):
     with pytest.raises(TypeError, match="must hold numbers"):
         pair.product(["a"] * N)
 
 
-def test_one_matrix_cannot_have_this_code(A, client):
+def test_a_single_matrix_cannot_use_a_polynomial_code(A, client):
     with pytest.raises(ValueError, match="not systematic"):
         coded.encode(A, coded.Polynomial(6, 2, 2), client)
 
@@ -328,7 +328,7 @@ def test_equal_products_have_equal_names(pair, d):
 # -- loss --------------------------------------------------------------------------------------
 
 
-def test_killed_workers_pieces_are_rebuilt(processes, A, B, d):
+def test_pieces_of_killed_workers_are_rebuilt(processes, A, B, d):
     processes.add(6)
     client = processes.client
     pair = coded.encode_pair(A, B, coded.Polynomial(6, 2, 2), client)
@@ -343,6 +343,6 @@ def test_killed_workers_pieces_are_rebuilt(processes, A, B, d):
         return all(set(held) - set(gone) for held in holders.values())
 
     poll_for(rebuilt, timeout=60)
-    # Of the first pieces there are only those that were rebuilt.
+    # Without the rebuilt pieces, too few would be left now.
     processes.kill(pair.encoded.workers[2])
     check(pair.product(3 * d), A.T @ (3 * d[:, None] * B), client)

@@ -1,4 +1,4 @@
-"""Channels between workers: what breaks them, what is refused, what is dropped."""
+"""Channels between workers: failures, other protocol versions, and dropped messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dask_coded.transport.messages import (
 
 
 @gen_test()
-async def test_an_answer_that_cannot_be_packed_breaks_the_channel(monkeypatch):
+async def test_an_answer_that_cannot_be_packed_closes_the_channel(monkeypatch):
     def no_room(messages):
         raise MemoryError
 
@@ -41,9 +41,9 @@ async def test_an_answer_that_cannot_be_packed_breaks_the_channel(monkeypatch):
 
 @gen_cluster(nthreads=[("127.0.0.1", 1)] * 2)
 async def test_another_version_of_the_protocol_is_refused(s, a, b, monkeypatch):
-    heard = []
+    received = []
     here, there = Exchange.of(a), Exchange.of(b)
-    there.register(lambda message, answer: heard.append(message), [StopRound])
+    there.register(lambda message, answer: received.append(message), [StopRound])
     monkeypatch.setattr(channels, "PROTOCOL", messages.PROTOCOL)
     serve = b.handlers["coded_channel"]
 
@@ -53,32 +53,32 @@ async def test_another_version_of_the_protocol_is_refused(s, a, b, monkeypatch):
     b.handlers["coded_channel"] = newer
     with captured_logger("distributed.dask_coded") as log:
         channel = here.channel(b.address)
-        channel.listen("run", heard.append)
+        channel.listen("run", received.append)
         channel.send(StopRound("run"))
-        await async_poll_for(lambda: heard, timeout=30)
-    assert heard == [Closed("run")]
+        await async_poll_for(lambda: received, timeout=30)
+    assert received == [Closed("run")]
     assert channel.closed
     assert "install the same dask-coded on both" in log.getvalue()
 
 
 @gen_cluster(nthreads=[("127.0.0.1", 1)] * 2)
-async def test_a_peer_is_told_of_rounds_that_it_took_part_in_only(s, a, b):
-    heard = []
+async def test_the_end_of_a_round_is_sent_only_to_peers_that_took_part(s, a, b):
+    received = []
     Exchange.of(b).register(
-        lambda message, answer: heard.append(message), [WithdrawStripes, DropRound]
+        lambda message, answer: received.append(message), [WithdrawStripes, DropRound]
     )
     channel = Exchange.of(a).channel(b.address)
     for i in range(100):
-        channel.listen(f"idle-{i}", heard.append)
+        channel.listen(f"idle-{i}", received.append)
         channel.end(f"idle-{i}", 0.0)
-    channel.listen("run", heard.append)
+    channel.listen("run", received.append)
     channel.send(WithdrawStripes("run", ()))
     channel.asked = None  # as if it had answered
     channel.end("run", 0.0)
-    channel.listen("next", heard.append)
+    channel.listen("next", received.append)
     channel.send(WithdrawStripes("next", ()))
-    await async_poll_for(lambda: len(heard) == 3, timeout=30)
-    assert heard == [WithdrawStripes("run", ()), DropRound("run"), WithdrawStripes("next", ())]
+    await async_poll_for(lambda: len(received) == 3, timeout=30)
+    assert received == [WithdrawStripes("run", ()), DropRound("run"), WithdrawStripes("next", ())]
 
 
 @gen_cluster(nthreads=[("127.0.0.1", 1)])

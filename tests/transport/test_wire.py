@@ -1,4 +1,4 @@
-"""Messages are the same at both ends of a channel."""
+"""Messages arrive as they were sent."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_messages_of_every_kind(data):
     assert transported(sent) == sent
 
 
-def test_every_message_says_who_sends_it_and_is_frozen():
+def test_every_message_is_documented_and_frozen():
     found = [v for v in vars(messages).values() if isinstance(v, type) and issubclass(v, Message)]
     assert set(found) == {Message, *KINDS.values()}
     for kind in KINDS.values():
@@ -61,7 +61,7 @@ def test_views_of_any_strides_arrive():
 
 
 @pytest.mark.parametrize("size", [10, 100_000])
-def test_small_objects_lie_in_the_text_and_large_ones_in_frames(size):
+def test_small_objects_are_packed_in_the_text_and_large_ones_in_frames(size):
     sent = [Share("run", (), (np.ones(size),), 0.0), CheckpointReady("run", b"s" * size)]
     assert len(pack(sent)) == (1 if size == 10 else 4)
     share, checkpoint = transported(sent)
@@ -69,7 +69,7 @@ def test_small_objects_lie_in_the_text_and_large_ones_in_frames(size):
     np.testing.assert_array_equal(share.rows[0], 1)
 
 
-def test_sequences_are_tuples_and_other_objects_are_themselves():
+def test_sequences_become_tuples_and_other_objects_keep_their_type():
     payload = [(1, 2, 3), {1: 2}, {3}, np.array(["a", None], dtype=object)]
     (message,) = transported([NodeMessage("run", 1, 2, ("sum", 0, 0), payload, None)])
     ranges, mapping, others, objects = message.payload

@@ -1,13 +1,13 @@
-"""Speed predictors: from the speeds of earlier rounds to those of the next one.
+"""Speed predictors: functions from the speeds of earlier rounds to those of the next one.
 
-A predictor is a function, entered by ``@PREDICTORS.register(name)``. It maps histories
+A predictor is registered by ``@PREDICTORS.register(name)``. It maps histories
 ``(workers, rounds)``, oldest round first and NaN where a worker took no part, to the expected
-speeds ``(workers,)``, which are NaN for a worker without any history.
+speeds ``(workers,)``, NaN for a worker without any history, unless the predictor needs none.
 """
 
 from __future__ import annotations
 
-# Each module enters its predictors.
+# Importing a module registers its predictors.
 from dask_coded.prediction.predictors import (  # noqa: F401
     _autoregressive,
     _basic,

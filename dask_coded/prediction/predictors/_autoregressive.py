@@ -1,4 +1,4 @@
-"""AR(p): the next speed as a linear function of the last p, fitted anew each round by ridge."""
+"""AR(p): the next speed is a linear function of the last p, fitted by ridge in each round."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ _RIDGE = 0.01
 
 @PREDICTORS.register("ar")
 def autoregressive(history: Floats, order: int = 8) -> Floats:
-    """AR(order) around each worker's own mean, one set of coefficients for all workers.
+    """Predict by AR(order) around each worker's own mean, with one set of coefficients for all.
 
-    Workers of one cluster share their manners more than their speed; pooled, ten workers give
-    enough samples within a few rounds. Until then the exponentially weighted mean has to do.
+    The workers of a cluster resemble each other more in how their speed varies than in the speed
+    itself, so their samples are pooled. Ten workers give enough samples within a few rounds. Until
+    then the exponentially weighted mean is used.
 
     Parameters
     ----------
@@ -41,5 +42,5 @@ def autoregressive(history: Floats, order: int = 8) -> Floats:
     gram = inputs.T @ inputs
     penalty = _RIDGE * np.trace(gram) / order + 1e-12
     weights = np.linalg.solve(gram + penalty * np.eye(order), inputs.T @ targets)
-    # A worker may be found at a standstill, never going backwards.
+    # The prediction may be negative, but a speed cannot be.
     return np.asarray(level[:, 0] * np.maximum(1 + windows[:, -1] @ weights, 0.0))

@@ -1,7 +1,7 @@
-"""The LSTM: trained on traces of real machines, shipped as a small file of weights.
+"""The LSTM predictor, trained on traces of real machines and shipped as a small file of weights.
 
-The network sees the last 64 speeds of one worker as deviations from their mean, in units of their
-own spread, and gives the next one in the same unit::
+The input of the network is the last 64 speeds of one worker, as deviations from their mean in units
+of their own spread. The output is the next deviation in the same unit::
 
     z = speeds / mean - 1
     u = z / spread                                 spread: root mean square of z
@@ -12,14 +12,14 @@ own spread, and gives the next one in the same unit::
         h = sigmoid(o) tanh(c)
     next = mean * (1 + spread * (w . u + v . h))
 
-``l``, the logarithm of the spread, tells a restless worker from a quiet one. The straight line
-``w . u`` is what an autoregression of order 64 would say, and the cell, four rounds a step, bends
-it: where a spike has passed, where a level has changed. A worker that never varies is predicted to
-stay as it is. What lies before a worker's first round counts as its mean.
+``l``, the logarithm of the spread, distinguishes restless workers from quiet ones. The linear term
+``w . u`` is the prediction of an autoregression of order 64. The cell, which reads four rounds per
+step, corrects it, for example after a spike or after a change of level. A worker whose speed never
+varies is predicted to keep it. Rounds before a worker's first one count as its mean.
 
-The authors' network looks one round back and keeps no state, which makes it a fixed function of
-the last speed. Training is in ``benchmarks/lstm.py``, the record of it in the file beside the
-weights, and how well it predicts in ``docs/prediction.md``.
+The network of [1]_ looks one round back and keeps no state, which makes it a fixed function of the
+last speed. ``benchmarks/lstm.py`` trains the network, the file of weights also holds the training
+record, and ``docs/prediction.md`` reports how well it predicts.
 
 References
 ----------
@@ -50,13 +50,13 @@ _STILL = 1e-9
 
 @cache
 def shipped() -> dict[str, Floats]:
-    """The weights that come with the package, by name."""
+    """Return the weights that come with the package, by name."""
     with (files(__package__) / "lstm.npz").open("rb") as file, np.load(file) as archive:
         return {name: archive[name] for name in NAMES}
 
 
 def record() -> dict[str, Any]:
-    """How the shipped weights were trained: data, split, seed, losses, versions."""
+    """Return how the shipped weights were trained: data, split, seed, losses, versions."""
     with (files(__package__) / "lstm.npz").open("rb") as file, np.load(file) as archive:
         return dict(json.loads(str(archive["record"])))
 
@@ -77,13 +77,13 @@ def lstm(history: Floats) -> Floats:
         return np.full(history.shape[0], np.nan)
     weights = shipped()
     mean, spread, u = normalised(history, len(weights["line"]))
-    # Single precision: a fifth of the time, and seven digits are more than a speed has.
+    # Single precision takes a fifth of the time, and no speed is known to seven digits.
     change = forward(u.astype(np.float32), spread.astype(np.float32), weights)
     return np.asarray(mean * np.maximum(1 + spread * change, 0.0))
 
 
 def normalised(history: Floats, window: int) -> tuple[Floats, Floats, Floats]:
-    """What the network sees of a history.
+    """Return the inputs of the network for a history.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ def forward(
     spread: npt.NDArray[np.floating[Any]],
     weights: dict[str, Floats],
 ) -> npt.NDArray[np.floating[Any]]:
-    """The network itself, computed in the precision of ``u``.
+    """Compute the output of the network, in the precision of ``u``.
 
     Parameters
     ----------
@@ -138,7 +138,7 @@ def forward(
     size, width = recurrent.shape[1], inputs.shape[1] - 1
     # Workers along the last axis: each gate is then one contiguous block.
     steps = np.ascontiguousarray(u.T).reshape(-1, width, len(u))
-    # All gates by one exp, half the price of tanh: sigmoid(x) = 1 / (1 + exp(-x)), and
+    # One exp computes all gates, at half the cost of tanh: sigmoid(x) = 1 / (1 + exp(-x)), and
     # tanh(x) = 2 sigmoid(2 x) - 1. The factors of x go into the weights.
     factor = np.full((4 * size, 1), -1, u.dtype)
     factor[2 * size : 3 * size] = -2
@@ -149,7 +149,7 @@ def forward(
         gates = recurrent @ hidden
         gates += inputs[:, :width] @ step
         gates += constant
-        with np.errstate(over="ignore"):  # 1 / infinity is the zero that is meant
+        with np.errstate(over="ignore"):  # 1 / infinity is zero, as it should be
             np.exp(gates, out=gates)
         gates += 1
         np.reciprocal(gates, out=gates)
@@ -160,5 +160,5 @@ def forward(
 
 
 def loudness(spread: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.floating[Any]]:
-    """The spread as the cell is told it: its logarithm, brought to about -1 .. 1."""
+    """Return the spread as an input of the cell: its logarithm, scaled to about -1 .. 1."""
     return np.asarray((np.log(spread + 1e-3) + 3) / 1.5)

@@ -1,10 +1,10 @@
-"""Two-state Markov: a worker is in its good or its bad state, and changes now and then.
+"""Two-state Markov chain: each worker is in a good or a bad state, and sometimes changes.
 
 References
 ----------
 .. [1] Yang, Pedarsani, Avestimehr, "Timely coded computing", ISIT 2019, and "Timely-throughput
    optimal coded computing over cloud networks", MobiHoc'19 (LEA: the transition matrix is
-   estimated from what was seen; there the two speeds are known beforehand).
+   estimated from observations; the papers assume that the two speeds are known).
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ import numpy as np
 from dask_coded.prediction.predictors._predictor import PREDICTORS, carried
 from dask_coded.typing import Floats
 
-# Weight of what all workers together have shown against what one has, in rounds.
+# The estimate over all workers counts as much as this many rounds of the worker itself.
 _PRIOR = 4.0
 
 
 @PREDICTORS.register("markov")
 def markov(history: Floats) -> Floats:
-    """Expected speed one round on, given the state that a worker is in.
+    """Predict the expected speed in the next round, given the state that a worker is in.
 
-    A worker's states are parted half way between its lowest and its highest speed. How often it
-    changes is estimated from its own rounds and, as long as these are few, from those of all.
+    The threshold between the two states is halfway between the worker's lowest and highest speed.
+    How often it changes is estimated from its own rounds and, as long as these are few, from those
+    of all workers.
 
     Parameters
     ----------
@@ -43,7 +44,7 @@ def markov(history: Floats) -> Floats:
     low = (values * ~good).sum(axis=1) / np.maximum(history.shape[1] - seen, 1)
 
     def staying(state: np.ndarray) -> Floats:
-        """Probability that a worker in this state is in it one round later, shape (workers,)."""
+        """Return the probability of the same state one round later, shape (workers,)."""
         visits = state[:, :-1].sum(axis=1)
         stays = (state[:, :-1] & state[:, 1:]).sum(axis=1)
         pooled = (stays.sum() + 1) / (visits.sum() + 2)

@@ -1,4 +1,4 @@
-"""The contract of predictors, and what they share."""
+"""The interface of predictors, and the code that they share."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Predictor = Callable[[Floats], Floats]
 #: Predictors by name. ``coded.predictor`` in the configuration selects one.
 PREDICTORS: Registry[Predictor] = Registry("predictor")
 
-#: How far an old measurement is trusted less, per round in which a worker takes no part.
+#: Share by which an old measurement counts less, per round in which its worker takes no part.
 FORGETTING = 0.05
 
 
 def carried(history: Floats) -> Floats:
-    """Fill gaps with the speed before, drawn a little towards the average of 1 in each round.
+    """Fill gaps with the previous speed, moved a little towards the average of 1 in each round.
 
-    Without that pull a worker once found slow would never be given work, and so never be found
-    fast. Rounds before a worker's first one get its first speed. A worker without any round stays
-    NaN.
+    Without this move, a worker that was measured to be slow would get no work, and would therefore
+    never be measured again. Rounds before a worker's first one get its first speed. A worker
+    without any round stays NaN.
     """
     missing = np.isnan(history)
     if not missing.any():

@@ -7,8 +7,8 @@ workers compute a second copy of the stripes that slow or silent workers still h
 
 As soon as a worker turns out so slow that it would be late by a good deal, its work flows at once,
 and not only to workers that run dry. While all workers have much to do, others can take any of its
-stripes, and a few large moves suffice. Later some workers have nothing left, and the rest takes a
-message for every stripe. In simulation, with two of eight workers five times slower, no prediction,
+stripes, and a few large moves suffice. Later some workers have nothing left, and each remaining
+stripe takes a message. In simulation, with two of eight workers five times slower, no prediction,
 and 5 ms for a message, rounds take 1.175 of the fluid bound without this rule and 1.087 with it.
 Punctual workers keep their work. The first reports are mostly noise, and acting on them would move
 work back and forth between all workers.

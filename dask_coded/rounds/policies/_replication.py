@@ -19,7 +19,7 @@ from dask_coded.rounds.policies._policy import POLICIES, Policy
 from dask_coded.rounds.state import RoundState
 from dask_coded.typing import Floats
 
-# LATE looks for slow tasks again after this share of the elapsed time, and this many seconds.
+# LATE looks for slow tasks again after this share of the elapsed time, at least this many seconds.
 _RETRY = 0.05
 _LEAST_WAIT = 1e-3
 # Keeps divisions by progress rates finite.

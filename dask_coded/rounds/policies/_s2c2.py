@@ -15,11 +15,11 @@ from dask_coded.rounds.policies._policy import POLICIES, Policy
 from dask_coded.rounds.state import RoundState, cover
 from dask_coded.typing import Bools, Floats
 
-#: Late workers get this share of the others' mean time more: the authors' rule, which is about the
+#: Extra time for late workers, as a share of the others' mean time. The authors set it to about the
 #: error of their speed predictor.
 PATIENCE = 0.15
-# Without any finished worker to compare with, the first deadline comes after this many reports are
-# due: about three rounds when a round has seven.
+# If no worker has finished, there is nothing to compare with. The first deadline is then this many
+# report intervals after the start: about three rounds of seven reports.
 _SILENT_REPORTS = 20
 # Seconds between two recoveries, at least.
 _LEAST_WAIT = 1e-3
@@ -31,8 +31,8 @@ _SLOW = 0.5
 class S2C2(Policy):
     """General S2C2: loads in proportion to predicted speeds.
 
-    When enough workers to decode from have finished, the others get 15 % of those workers' mean
-    time more. Then what they owe is assigned to the workers that have finished.
+    Once enough workers to decode from have finished, the others get 15 % more than the mean time of
+    those workers. Then what they owe is assigned to the workers that have finished.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class S2C2(Policy):
         return self._recover(state, took_part, finished)
 
     def _deadline(self, state: RoundState, took_part: Bools, finished: Bools) -> float | None:
-        """When to give up on the others: 15 % after the workers that finish anyway have done so."""
+        """Return when to give up on late workers: 15 % after the others' mean time, if known."""
         tolerance = len(np.unique(state.layout.place)) - state.layout.sufficient
         needed = int(took_part.sum()) - tolerance
         # More workers may be gone than the code tolerates in general. Those that are free may

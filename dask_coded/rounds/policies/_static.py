@@ -1,4 +1,4 @@
-"""Conventional coded computing: all workers compute everything, the first sufficient count."""
+"""Conventional coded computing: all workers compute everything, and the fastest suffice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One worker's part in a group, and the leader's, event by event, without a cluster."""
+"""The parts of a worker and of the leader in a group, event by event, without a cluster."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def message(step, sender, tag=("sum", 0, 0)):
     return NodeMessage("run", step, sender, tag, Partial(np.ones(1)), None)
 
 
-def test_what_comes_in_while_the_update_of_its_step_is_applied_is_dropped():
+def test_messages_that_arrive_while_the_update_of_their_step_is_applied_are_dropped():
     plan = CodedReduce(fan_in=2, depth=2, stragglers=1).plan(6)
     child = plan.allocation.parents.index(0)
 
@@ -84,19 +84,19 @@ def test_what_comes_in_while_the_update_of_its_step_is_applied_is_dropped():
     assert not inner._totals
 
 
-def test_a_retired_worker_applies_no_sum_beyond_what_it_has_told():
+def test_a_retired_worker_applies_no_sum_beyond_the_version_that_it_reported():
     worker = trainer(Star().plan(2), Counter())
-    told: list[int] = []
+    reported: list[int] = []
     worker._received(message(0, ROOT))
-    worker._retire(told.append)
+    worker._retire(reported.append)
     worker._received(message(1, ROOT))
-    worker._changed.wait = worker.stop  # whoever waits would do so for ever
+    worker._changed.wait = worker.stop  # a wait would never end
     assert worker._next() is None
-    assert told == [worker.replica.version] == [1]
+    assert reported == [worker.replica.version] == [1]
 
 
 @pytest.mark.parametrize(("schedule", "behind"), [(Synchronous(), 0), (Pipelined(2), 1)])
-def test_sums_do_not_come_up_while_data_are_fetched(schedule, behind):
+def test_sums_do_not_accumulate_while_data_are_fetched(schedule, behind):
     worker = trainer(Star().plan(2), Counter(), fetching=True, schedule=schedule)
     for step in range(5):
         worker._received(message(step, ROOT))
@@ -104,7 +104,7 @@ def test_sums_do_not_come_up_while_data_are_fetched(schedule, behind):
     assert len(worker._totals) == behind
 
 
-def test_other_workers_keep_the_recent_history_however_long_it_is():
+def test_other_workers_keep_the_recent_part_of_a_long_history():
     kept: list[Any] = []
     loop = SimpleNamespace(
         report=lambda progress, state, last: kept.append(state), resume=lambda state: state
@@ -118,7 +118,7 @@ def test_other_workers_keep_the_recent_history_however_long_it_is():
 
 
 class Peer:
-    """What a worker that joins asks for the state of a replica; None: it was killed just now."""
+    """A worker that a joining one asks for its replica's state; None if it was just killed."""
 
     def __init__(self, state: dict[str, Any] | None) -> None:
         self._state = state
@@ -130,7 +130,7 @@ class Peer:
 
 
 def join(peer, sources, before=None):
-    """Answers of a worker that joins a group in version 3, and its trainer."""
+    """Return the answers of a worker that joins a group in version 3, and its trainer."""
     worker = SimpleNamespace(
         address="a", handlers={}, stream_handlers={}, extensions={}, rpc=lambda _: peer
     )
@@ -155,7 +155,7 @@ def test_worker_killed_while_another_fetches_its_state_is_lost_and_not_an_error(
     assert leader._link._lost == {"b"}
 
 
-def test_a_worker_as_far_as_the_others_but_by_other_sums_takes_their_state():
+def test_a_worker_at_the_same_version_by_other_sums_takes_the_state_of_a_source():
     peer = Peer({"version": 3, "where": "there"})
     before = trainer(Star().plan(2), Counter())
     before.replica.version = 3

@@ -18,9 +18,9 @@ RATE = 0.1  # of SGD, by default
 
 
 def data():
-    """Computed on the workers, so that what is lost can be computed again."""
+    """Return data that workers compute, so that lost chunks can be computed again."""
 
-    # Functions inside functions travel by value: workers cannot import this module.
+    # Nested functions are pickled by value, because workers cannot import this module.
     def rows(block_id=None):
         first = 10 * block_id[0]
         return np.cos(np.add.outer(7.0 * np.arange(first, first + 10), np.arange(4) ** 2))
@@ -30,7 +30,7 @@ def data():
 
 
 class Ongoing:
-    """A training that goes on until the test has done all it wanted to."""
+    """A training run that goes on until the test calls :meth:`finish`."""
 
     def __init__(self, client, aggregation, **options) -> None:
         def squares(w, samples, targets):
@@ -49,16 +49,16 @@ class Ongoing:
             steps=10**6,
             aggregation=aggregation,
             client=client,
-            callback=self._hear,
+            callback=self._record,
             **options,
         )
 
-    def _hear(self, progress) -> bool:
+    def _record(self, progress) -> bool:
         self._at = progress.round
         return self._enough.is_set()
 
     def progress(self) -> None:
-        """Wait until more steps are over."""
+        """Wait for five more steps."""
         goal = self._at + 5
 
         def there() -> bool:
@@ -69,7 +69,7 @@ class Ongoing:
         poll_for(there, timeout=60)
 
     def finish(self, replicas: int):
-        """A few more steps; all workers have the same parameters, which are right."""
+        """Run a few more steps; check that all workers have the same, right parameters."""
         self.progress()
         self._enough.set()
         found = self._future.result(timeout=60)
@@ -87,7 +87,7 @@ class Ongoing:
 
 
 def trainers(client) -> dict[str, int]:
-    """Trainers and their threads on each worker."""
+    """Count the trainers and their threads on each worker."""
 
     def count(dask_worker):
         import threading
@@ -123,7 +123,7 @@ def test_worker_of_a_ring_stopped_and_another_killed_in_a_step(processes):
     run = Ongoing(processes.client, Ring(), leader=leader)
     run.progress()
     with processes.stopped(stopped):
-        # The others wait: nothing is to be seen of it until it is there again.
+        # The other workers wait, so no step ends until this worker continues.
         pass
     run.progress()
     processes.kill(killed)

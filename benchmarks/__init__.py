@@ -1,4 +1,4 @@
-"""Benchmarks that report ratios of cases run side by side; none is a timed test.
+"""Benchmarks that report ratios of cases run side by side; no test depends on their times.
 
 Run one with ``python -m benchmarks.NAME``. Each has the option ``--smoke`` and, except `lstm`,
 ``--json FILE``. `benchmarks.report` is the shared harness. `benchmarks.cluster.Lab` starts workers

@@ -294,7 +294,7 @@ def add_rows(
             )
         for name, references in REFERENCES.items():
             for reference in references:
-                # The paper claims it for small gradients on machines that straggle.
+                # The paper claims its speedups for small gradients on machines that straggle.
                 claimed = name == "CodedReduce" and delays != "none" and case.nbytes < 10**6
                 claim = CLAIMS.get(reference) if claimed else None
                 report.add(

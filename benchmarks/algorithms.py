@@ -459,7 +459,7 @@ def main(json_file: Path | None, png_file: Path | None, smoke: bool, only: tuple
             lab.set_speeds(math.inf)
             for contest in CONTESTS[name](lab, size):
                 run(lab, contest, size, report)
-                # The next one encodes at full speed.
+                # The next contest encodes at full speed.
                 lab.set_speeds(math.inf)
     report.finish(json_file)
 
@@ -475,7 +475,7 @@ def run(lab: Lab, contest: Contest, size: Size, report: Report) -> None:
             if not error <= contest.limit:
                 raise RuntimeError(
                     f"{contest.algorithm} on {contest.data}: every method must reach an error of "
-                    f"{contest.limit:g}, {name} ended at {error:.3g}."
+                    f"{contest.limit:g}, but {name} ended at {error:.3g}."
                 )
         for peer in contest.peers:
             report.add(

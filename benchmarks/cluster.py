@@ -127,7 +127,7 @@ class Lab:
         Number of workers with given speeds; the lab has one more.
     share
         Share of one core that a worker of speed 1 has. All shares together should leave some of
-        the machine free, otherwise the workers slow each other down.
+        the machine free; otherwise the workers slow each other down.
     floor
         Least share of a worker that is not stopped. With less than a few thousandths of a core the
         event loop no longer answers, which is a different fault from being slow.
@@ -179,8 +179,8 @@ class Lab:
             pids = self.client.run(os.getpid, workers=self.workers)
             self._pids = [pids[worker] for worker in self.workers]
             self._dead: set[int] = set()
-            # Exited before the cluster closes: slow workers would close slowly, stopped ones
-            # never.
+            # This ends before the cluster closes, because slow workers would close slowly and
+            # stopped ones never.
             unlimited = dict.fromkeys(self._pids, math.inf)
             self._throttle = stack.enter_context(Throttle(unlimited, kind=self._kind))
             self.kind = self._throttle.kind
@@ -241,10 +241,11 @@ class Lab:
     def measure_speeds(self, operator: Any, x: np.ndarray, seconds: float = 1.0) -> np.ndarray:
         """Measure how fast all workers process their pieces at once, with nothing else to do.
 
-        The products are of one stripe, as in rounds: products of an eighth of a piece are up to 7 %
-        slower, which would give no bound. The workers run at once because they also share caches
-        and memory in a round. Other tenants of the machine may change all speeds by tens of percent
-        within seconds, so measure immediately before and after what is to be compared.
+        The products are of one stripe, as in rounds, because products of an eighth of a piece are
+        up to 7 % slower and would give no lower bound. The workers run at once because they also
+        share caches and memory in a round. Other tenants of the machine may change all speeds by
+        tens of percent within seconds, so measure immediately before and after what is to be
+        compared.
 
         Parameters
         ----------

@@ -52,7 +52,7 @@ def simulate(aggregation: Aggregation, delays: Delays, steps: int) -> float:
 
 
 def simulated_rows(report: Report, cases: list[tuple[Any, ...]], steps: int) -> None:
-    """Simulate GC, GC-SC and GC-DC on Markov chains, the latter with both placements."""
+    """Simulate GC, GC-SC and GC-DC on Markov chains, GC-DC with both placements."""
     workers, size = 20, 4
     for load, candidates, share, memory, slowdown, expected in cases:
         delays = markov(

@@ -135,7 +135,7 @@ def settings(size: Size) -> dict[str, Any]:
 def energy_kept(
     report: Report, size: Size, training: mnist.Split
 ) -> dict[str, dict[str, np.ndarray]]:
-    """Return how much of each layer's gradient learnt and random directions keep in each step.
+    """Return the share of each layer's gradient kept by fitted and by random directions.
 
     Returns
     -------
@@ -239,7 +239,7 @@ class Goal(NamedTuple):
 def steps_to_accuracy(
     report: Report, size: Size, workers: int, training: mnist.Split, held_out: mnist.Split
 ) -> dict[str, Goal]:
-    """Replay the trainings to the target accuracy, and return those of the first seed."""
+    """Replay the trainings to the target accuracy; return the goals for the first seed."""
     # Different numbers of workers only change the order of the samples.
     seeds = size.seeds if workers == size.workers[0] else size.seeds[:1]
     goals = {

@@ -51,7 +51,7 @@ class Size:
 
     rows: int = 6_000
     columns: int = 6_000
-    # Leaves a third of one of two cores to the coordinator, which decodes the whole product.
+    # Leaves a third of one of the two cores to the coordinator, which decodes the whole product.
     share: float = 0.14
     code: tuple[int, int, int] = (12, 3, 3)
     slowed: tuple[int, ...] = (0, 2, 4)
@@ -106,7 +106,7 @@ class Bench:
         lab.set_speeds(math.inf)
         code = coded.Polynomial(*size.code)
         self.d = np.random.default_rng(1).random(size.rows)
-        # Each chunk of the product is one task, n * n of them for n workers to share.
+        # Each chunk of the product is one task, so n workers share n * n tasks.
         A = da.random.default_rng(0).standard_normal(
             (size.rows, size.columns), chunks=(-1, -(-size.columns // code.n))
         )
@@ -257,7 +257,7 @@ def worst(G: np.ndarray) -> tuple[float, float]:
         # With rows of norm one each worker's error has the same size.
         scaled = rows / np.linalg.norm(rows, axis=2, keepdims=True)
         values, of_scaled = (np.linalg.svd(M, compute_uv=False) for M in (rows, scaled))
-        # For a singular set both are infinite: on some machines LAPACK finds an exact zero.
+        # A singular set makes both infinite; only some machines' LAPACK finds an exact zero.
         with np.errstate(divide="ignore"):
             conditions, errors = values[:, 0] / values[:, -1], (of_scaled**-2.0).sum(axis=1)
         condition = max(condition, float(conditions.max()))

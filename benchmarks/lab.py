@@ -10,9 +10,9 @@ A `Throttle` holds every process to its share while its block lasts::
 
 `benchmarks.cluster.Lab` is a whole cluster with workers slowed like this.
 
-Sleeping inside a task, the usual way to fake a straggler, leaves the core to the other workers and
-the worker's own event loop at full speed. Here the process itself is slow, communication included,
-as on a busy virtual machine. There are two methods:
+Sleeping inside a task, the usual way to fake a straggler, frees the core for the other workers, and
+the worker's own event loop stays at full speed. Here the process itself is slow, communication
+included, as on a busy virtual machine. There are two methods:
 
 cgroup quota
     As root on Linux each process gets its own control group with the CPU controller's bandwidth
@@ -20,7 +20,7 @@ cgroup quota
     of control groups are supported.
 stop/continue duty cycle
     Elsewhere a thread stops and continues the processes (``SIGSTOP`` and ``SIGCONT`` on Unix), so
-    that each may run for ``share`` of every period. The share is one of time, not of a core: a
+    that each may run for ``share`` of every period. It is a share of time, not of a core: a
     process with several busy threads gets correspondingly more.
 
 With both methods a share of 0 stops a process. No process stays stopped after the process that
@@ -235,7 +235,7 @@ class Controller:
 
         In version 1 it is this process's own group, so that limits on that group, such as those of
         a container, still apply. In version 2 a group that has processes cannot limit its children,
-        so it is the root.
+        so the parent is the root.
         """
         return self.group_of(os.getpid()) if self.version == 1 else self.mount
 

@@ -9,10 +9,10 @@ see `benchmarks.prediction.Part` for the split.
 - Every batch takes the same number of windows from each trace, and each trace's squared errors are
   in units of those of an AR(8) fitted to that trace. So no trace dominates by its number of
   machines or by its variance.
-- The linear part starts as the ridge regression over all traces, the cell with PyTorch's random
-  initialisation, its read-out at zero.
+- The linear part starts as the ridge regression over all traces, the cell at PyTorch's random
+  initialisation, and its read-out at zero.
 - Some windows lose their early rounds, because a cluster has no history when it starts.
-- The weights that are kept are the moving average at its best on the validation part.
+- The weights that are kept are a moving average, from the epoch with the least validation loss.
 """
 
 from __future__ import annotations

@@ -236,7 +236,7 @@ class NetworkLab:
             self._pids = [holder.start() for holder in self._holders]
             *self.workers, self.free = self._wait_for_workers()
             self._dead: set[int] = set()
-            # Exited before the cluster closes: slow workers would close slowly.
+            # This ends before the cluster closes, because slow workers would close slowly.
             unlimited = dict.fromkeys(self._pids[:-1], math.inf)
             self._throttle = stack.enter_context(Throttle(unlimited, kind=self._kind))
             self._shares = np.full(len(self.workers), math.inf)
@@ -286,7 +286,7 @@ class NetworkLab:
                 self._throttle.set_share(self._pids[i], share)
 
     def stop(self, i: int) -> None:
-        """Stop worker ``i`` (SIGSTOP): it answers no messages, and the scheduler is not told."""
+        """Stop worker ``i`` (SIGSTOP): it answers no messages, and the scheduler gets no notice."""
         self._throttle.set_share(self._pids[i], 0.0)
 
     def resume(self, i: int) -> None:
@@ -349,7 +349,7 @@ class NetworkLab:
             # A burst lasts half a millisecond, so that small messages are limited like large ones.
             burst = max(3 * _PACKET, round(bits_per_second(rate) / 8 * 5e-4))
             # The kernel would cut segments larger than a burst into single packets, each of which
-            # costs as much as a segment. With many workers that took longer than the links.
+            # costs as much as a segment. With many workers that took longer than the transfers.
             namespace.run(f"ip link set {device} gso_max_size {min(burst * 3 // 4, 65536)}")
             tbf = f"tbf rate {rate} burst {burst} limit {self._buffer}"
             namespace.run(f"tc qdisc add dev {device} {where} {tbf}")
@@ -404,7 +404,7 @@ def _namespace(command: Sequence[str], log: Path) -> Iterator[_Holder]:
             stderr=file,
             text=True,
             env=_environment(),
-            # Ctrl-C reaches only this process: it ends the block, and the rest in order.
+            # Ctrl-C reaches only this process, which ends the block and then the others in order.
             start_new_session=True,
         ) as process,
     ):

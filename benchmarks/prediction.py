@@ -186,7 +186,7 @@ class Trial:
         return float(100 * np.mean(error / self.truth[counts]))
 
     def ahead(self, name: str, other: str) -> tuple[int, int]:
-        """Return on how many machines, of how many, one predictor's squared error is the lesser."""
+        """Return on how many machines a predictor has the lesser squared error, and of how many."""
         gain = (self.predicted[other] - self.truth) ** 2 - (self.predicted[name] - self.truth) ** 2
         total = np.bincount(self.machine, gain)
         return int((total > 0).sum()), len(total)

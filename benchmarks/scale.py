@@ -1,8 +1,9 @@
 """Measure how planning, prediction and simulation scale with the number of workers.
 
 A round is planned on the scheduler's event loop, which must not be blocked for more than a few
-milliseconds. In a profile at 1,000 workers and 64 stripes, a third of a plan is the loop that lays
-the loads around the ring, a `StripeRange` each; the rest is water filling and the layout.
+milliseconds. In a profile at 1,000 workers and 64 stripes, a third of the time went to the loop
+that lays the loads around the ring, one `StripeRange` each; the rest went to water filling and the
+layout.
 """
 
 from __future__ import annotations

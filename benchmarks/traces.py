@@ -80,7 +80,7 @@ def load(name: str) -> np.ndarray:
 
 
 def _nab(file: Path) -> np.ndarray:
-    """Return eight virtual machines of equal length, without the databases and the group."""
+    """Return eight virtual machines' equally long traces, without databases and scaling group."""
     columns = []
     with zipfile.ZipFile(file) as archive:
         for name in sorted(archive.namelist()):

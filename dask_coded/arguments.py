@@ -9,7 +9,7 @@ import numpy as np
 
 
 def check_whole(name: str, value: Any, least: int | None = 1) -> int:
-    """Return a value if it is a whole number of at least ``least``; None for no such limit.
+    """Return a value as int; it must be a whole number, of at least ``least`` unless that is None.
 
     Raises
     ------
@@ -59,7 +59,7 @@ def check_unmasked(what: str, array: Any) -> Any:
     Raises
     ------
     TypeError
-        If it is a masked array: a product would silently use the values below the mask.
+        If it is a masked array: a product would silently use the values under the mask.
 
     Examples
     --------

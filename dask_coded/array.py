@@ -432,7 +432,7 @@ async def _choose(
     if name is None:
         kind: type[Code] = Repetition if sparse_type(source) or source.dtype.kind in "biu" else MDS
         if kind is Repetition and not chosen:
-            # A copy costs a whole block per worker, so one extra copy is the default at any size.
+            # A copy costs a whole block per worker, so one extra copy is the default for any n.
             redundancy = min(redundancy, 1)
     elif name in CODES:
         kind = CODES[name]

@@ -79,7 +79,8 @@ def coded() -> None:
     "--code",
     type=click.Choice(sorted(CODES)),
     help="Code for the matrix: 'mds' needs the least memory but fills in sparse matrices, 'random' "
-    "does so too but moves less data, 'repetition' keeps plain copies.  [default: repetition]",
+    "fills them in too but moves less data, 'repetition' keeps plain copies.  "
+    "[default: repetition]",
 )
 @click.option(
     "--redundancy",

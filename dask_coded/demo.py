@@ -1,7 +1,7 @@
 """``dask-coded demo``: compare plain and coded products on uneven workers in under a minute.
 
 A quarter of the workers of a local cluster run five times slower because their processes are
-stopped and continued all the time. Rounds of ``A @ x`` are then computed in turn
+stopped and continued repeatedly. Rounds of ``A @ x`` are then computed in turn
 
 - by ``dask.array`` with one chunk of ``A`` per worker: a round waits for the slowest worker;
 - by ``dask.array`` with many chunks per worker: the scheduler can balance some of them;
@@ -34,7 +34,7 @@ from dask_coded.submission import submit
 _SLOWDOWN = 5
 _ROUNDS = 8
 _SIZE = 6_000  # rows and columns of A
-_COLUMNS = 32  # of x: enough for a round to be more than messages
+_COLUMNS = 32  # of x: enough for computing to outweigh messages
 _MANY = 8  # chunks per worker
 
 #: A range of stripes computed in one go: address of the worker, piece, first stripe, stripe after

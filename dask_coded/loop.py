@@ -44,7 +44,7 @@ class Progress:
 
     @classmethod
     def of(cls, operator: Any, round: int, residual: float, objective: float | None = None) -> Self:
-        """Create one with what the operator reports about its last product, if anything."""
+        """Create one, with seconds and workers of the operator's last product, if known."""
         last = getattr(operator, "last_round", None)
         return cls(
             round,

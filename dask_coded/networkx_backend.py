@@ -4,8 +4,8 @@ networkx converts a graph with :func:`convert_from_nx` and caches the result unt
 changes. It then calls the function of the same name in this module, which has networkx's arguments,
 defaults and exceptions. The algorithms are in :mod:`dask_coded.graph`.
 
-networkx takes every public name in this module that is also the name of a networkx function for an
-implementation of it, so the module defines no others.
+networkx takes a public name in this module for an implementation if it has a function of that name.
+The module therefore defines no other public name that matches one.
 """
 
 from __future__ import annotations

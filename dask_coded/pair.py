@@ -1,8 +1,8 @@
 """Products of two matrices: ``A.T @ B``, Gram matrices, and Hessians ``A.T @ diag(d) @ A``.
 
 :func:`encode_pair` stores two matrices as coded pieces of a :class:`Polynomial` code. Each product
-of them, with different weights every time if needed, is then one coded round, in which slow workers
-compute fewer rows of their own small product than fast ones.
+of the matrices, with different weights every time if needed, is then one coded round. Each worker
+multiplies its own two pieces, and slow workers compute fewer rows of this product than fast ones.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def encode_pair(
 
     References
     ----------
-    Polynomial codes: Q. Yu, M. Maddah-Ali, S. Avestimehr, NeurIPS 2017; with work dealt out by
+    Polynomial codes: Q. Yu, M. Maddah-Ali, S. Avestimehr, NeurIPS 2017; with work assigned by
     speed: K. G. Narra et al., "Slack squeeze coded computing for adaptive straggler mitigation",
     SC 2019, section 5.
 
@@ -287,7 +287,7 @@ def _factors(A: Any, B: Any) -> tuple[Any, Any]:
 def _weights(rows: int, weights: Any) -> Any:
     if weights is None:
         return None
-    # A copy, because the caller may change the weights before the product is computed.
     check_unmasked("The weights of a coded product", weights)
+    # A copy, because the caller may change the weights before the product is computed.
     weights = weights if isinstance(weights, da.Array) else np.array(weights)
     return check_weights(rows, weights)

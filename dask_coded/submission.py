@@ -1,9 +1,9 @@
 """Run algorithms inside the cluster, and report their rounds to the client.
 
 :func:`submit` runs a function of operators as one task. :func:`run` also waits for the result; the
-algorithms of this package use it. The client receives at most ten rounds per second and the last
-one, through a topic of the scheduler's event log. Callbacks are therefore not sent anywhere, and a
-client that disconnects does not disturb the algorithm.
+algorithms of this package use it. The client receives reports of the last round and of at most ten
+rounds per second before it, through a topic of the scheduler's event log. Callbacks are therefore
+not sent anywhere, and a client that disconnects does not disturb the algorithm.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def _watch(callback: Callable[[Progress], object] | None, client: Client) -> Ite
         yield QUIET
         return
     topic = f"coded-progress-{uuid.uuid4().hex}"
-    # The scheduler adds the sender to the message, which is dropped here.
+    # Drop the sender, which the scheduler adds to the message.
     names = [field.name for field in fields(Progress)]
     client.subscribe_topic(
         topic, lambda event: callback(Progress(**{name: event[1][name] for name in names}))

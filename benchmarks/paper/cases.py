@@ -99,7 +99,7 @@ CONTENDERS = {
 def stragglers(
     n: int, rounds: int, slow: int, factor: float, spread: float = 0.2, seed: int = 0
 ) -> np.ndarray:
-    """Return speeds of a controlled cluster: some slowed ``factor`` times, others by ``spread``."""
+    """Return speeds: ``slow`` workers slowed ``factor`` times, others by at most ``spread``."""
     rng = np.random.default_rng([seed, n, slow])
     speeds = 1 - spread * rng.random(n)
     speeds[rng.permutation(n)[:slow]] = 1 / factor

@@ -135,7 +135,7 @@ class Results:
         """Add the time saved over another contender, relative to its time and to our own."""
         ours = self.rounds[case.name, contender, where]
         theirs = self.rounds[case.name, versus, where]
-        # Every round has the same bound for both contenders; bounds weight the rounds.
+        # A ratio times its bound is the seconds of a round; both contenders have the same bounds.
         bounds = simulated.bounds(case)[: len(ours)]
         ours_total, theirs_total = (ours * bounds).sum(), (theirs * bounds).sum()
         for measure, base in (("gain_over_theirs", theirs_total), ("gain_over_ours", ours_total)):
@@ -155,7 +155,7 @@ class Results:
 
 
 def controlled(results: Results) -> None:
-    """Measure 12 workers: 0 to 6 slowed 5 and 20 times, the others within 20 %."""
+    """Measure 12 workers: 0 to 6 slowed 5 or 20 times, the others within 20 %."""
     codes = [(12, 6), (12, 9), (12, 10)]
     if results.smoke:
         some = cases.controlled(codes[:1], [1], [5], 3, ["PageRank"])

@@ -32,7 +32,7 @@ def check_code(name: str) -> None:
 class Star(Aggregation):
     """Workers send their gradients to the root, which waits for all of them.
 
-    There is no code, and every gradient reaches the root in one message, the shortest way.
+    There is no code, and every gradient reaches the root directly, in one message.
 
     Parameters
     ----------

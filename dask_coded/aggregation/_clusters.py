@@ -109,8 +109,8 @@ class DynamicClusters(Aggregation):
         ``"exact"`` finds the best placement, ``"greedy"`` a good one, faster for hundreds of
         workers.
     memory : float
-        Workers are placed again if being late in one step and in the next correlate, over the last
-        50 steps, by more than this plus three standard errors, which rules out chance.
+        Workers are placed again if the correlation of being late in one step and in the next, over
+        the last 50 steps, exceeds this by more than three standard errors, which rules out chance.
         ``-math.inf`` places them in every step.
     code : {"fractional", "cyclic"}
         As in :class:`GradientCoding`.

@@ -3,7 +3,7 @@
 A segment of the gradient is cut into as many chunks as there are workers. Chunk ``c`` starts at
 worker ``c`` and travels around the ring. Every worker adds its own chunk and passes the sum on,
 until worker ``c - 1`` has the total (*reduce-scatter*). That worker packs the total once, and those
-bits travel around the ring (*all-gather*). Of three workers, each sends four messages::
+bits travel around the ring (*all-gather*). With three workers, each sends four messages::
 
     worker     0             1             2
                chunk 0       chunk 1       chunk 2

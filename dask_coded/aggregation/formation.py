@@ -56,7 +56,7 @@ def form(aggregation: Aggregation, workers: Sequence[str]) -> tuple[Plan, tuple[
 
 
 class _Lossy(Codec):
-    """A lossy codec, which plans refuse if their code subtracts."""
+    """A lossy codec, which a plan refuses if its code subtracts."""
 
     lossy = True
 

@@ -148,8 +148,8 @@ class FractionalRepetition(GradientCode):
     ----------
     n : int
         Number of workers. If it is not a multiple of ``stragglers + 1``, the remaining workers
-        enlarge the groups evenly, and the load is ``1 / (n // (stragglers + 1))``, that of the next
-        smaller multiple.
+        enlarge the groups evenly, and the load is that of the next smaller multiple,
+        ``1 / (n // (stragglers + 1))``.
     stragglers : int
         ``0 <= stragglers < n``.
 
@@ -226,12 +226,12 @@ class CyclicMDS(GradientCode):
     many; in double precision the loss does not matter. :class:`FractionalRepetition` loses no
     digits.
 
-    Row ``i`` is, up to scale, the only vector on the blocks ``i, … i + s`` (modulo ``n``) that is
-    orthogonal to ``s`` check vectors. The vector of ones is orthogonal to them, too. For odd
-    ``n - s`` the check vectors are the trigonometric vectors with the frequencies nearest to
-    ``n / 2``, and ``B`` is the circulant of [1]_ (up to its scale). For even ``n - s`` no real
-    circulant exists. The check vectors are then ``s`` random directions in the span of the vectors
-    for ``s + 1``, the best of several draws.
+    Let ``s`` be the number of stragglers. Row ``i`` is, up to scale, the only vector on the blocks
+    ``i, … i + s`` (modulo ``n``) that is orthogonal to ``s`` check vectors. The vector of ones is
+    orthogonal to them, too. For odd ``n - s`` the check vectors are the trigonometric vectors with
+    the frequencies nearest to ``n / 2``, and ``B`` is the circulant of [1]_ (up to its scale). For
+    even ``n - s`` no real circulant exists. The check vectors are then ``s`` random directions in
+    the span of the check vectors for ``s + 1`` stragglers; the best of several draws is kept.
 
     Parameters
     ----------
@@ -243,7 +243,7 @@ class CyclicMDS(GradientCode):
     Attributes
     ----------
     amplification : float
-        How many times larger than the gradients the terms added up in decoding can be: the largest
+        How many times larger than the gradients the terms of the decoding sum can be: the largest
         ``sum_i |a_i B_ij|`` over blocks ``j`` and sets of stragglers. If there are more than 3,000
         sets, a fixed sample is taken that includes all runs of neighbouring workers. For odd
         ``n - s`` these runs are the worst sets; for even ``n - s`` rare sets outside the sample may
@@ -359,7 +359,7 @@ def _cyclic(n: int, s: int) -> tuple[npt.NDArray[np.float64], float]:
 
 
 def _trigonometric(n: int, s: int) -> npt.NDArray[np.float64]:
-    """Return vectors with frequencies symmetric about ``n / 2``, odd ``n - s``; shape (s, n)."""
+    """Return vectors with frequencies symmetric about ``n / 2``, shape (s, n); for odd n - s."""
     turn = 2 * np.pi * np.arange(n) / n
     rows = [np.cos(n // 2 * turn)] if n % 2 == 0 else []
     for frequency in range((n - s + 1) // 2, (n + 1) // 2):
@@ -388,8 +388,8 @@ def _straggler_sets(n: int, s: int) -> npt.NDArray[np.intp]:
 def _amplification(B: npt.NDArray[np.float64], late: npt.NDArray[np.intp]) -> float:
     """Return the largest ``sum_i |a_i B_ij|`` over blocks ``j`` and sets of late workers."""
     n, s = len(B), late.shape[1]
-    # Start with weights for all workers. Adding a null vector of B.T that makes the weights of the
-    # late workers zero does not change the decoded sum.
+    # Start with decoding weights of all workers. Adding a null vector of B.T does not change the
+    # decoded sum, so add the one that makes the weights of the late workers zero.
     full = np.linalg.lstsq(B.T, np.ones(n), rcond=None)[0]
     idle = np.linalg.svd(B)[0][:, n - s :]
     try:

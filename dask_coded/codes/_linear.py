@@ -5,7 +5,7 @@ The rows of a matrix ``A`` are cut into ``k`` blocks ``A_0 … A_{k-1}``. A code
 .. math:: P_i = \sum_j G_{ij} A_j
 
 so ``P_i @ x`` is the same combination of the products ``A_j @ x``. The pieces whose products have
-been computed select rows of ``G``; solving that linear system gives the blocks of the result.
+been computed select rows of ``G``; solving the system of these rows gives the blocks of the result.
 
 A code is data: the generator ``G``, the *place* of each piece (all pieces of one place live on one
 worker), and the *group* of each piece. Any ``need`` pieces of a group suffice to recover the blocks
@@ -74,9 +74,8 @@ class Code:
         Whether encoding and decoding only copy. If so, every dtype, sparsity and non-finite value
         survives bit for bit.
     threshold : bool
-        Whether any ``need`` pieces of a group suffice, so that counting them is enough. A subclass
-        for which that does not hold sets it to False, and rounds then call :meth:`span` for every
-        set of pieces.
+        Whether any ``need`` pieces of a group suffice, so that counting them is enough. If a
+        subclass sets it to False, rounds call :meth:`span` for every set of pieces instead.
 
     Raises
     ------
@@ -263,7 +262,7 @@ class Code:
     def decode(
         self, results: Sequence[npt.NDArray[Any]], pieces: Sequence[int]
     ) -> npt.NDArray[Any]:
-        """Recover the ``k`` blocks of a stripe from the pieces of it that were computed.
+        """Recover the ``k`` blocks of a stripe from the results for enough of its pieces.
 
         Computed blocks are copied. Only missing blocks are solved for, in double precision
         regardless of the dtype of the results.
@@ -421,8 +420,8 @@ class Code:
     def condition_number(self, subset: Sequence[int]) -> float:
         """Return the 2-norm condition number of the rows of ``G`` in ``subset``.
 
-        Its decimal logarithm estimates the digits lost in decoding. It is infinite for a subset
-        that does not determine the blocks.
+        Its decimal logarithm estimates the digits lost in decoding. The condition number is
+        infinite if the subset does not determine the blocks.
 
         Examples
         --------

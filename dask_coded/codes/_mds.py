@@ -1,9 +1,9 @@
 """Systematic MDS codes over the reals with orthonormal parity: any k of n pieces suffice.
 
 Parity rows are random and orthonormal. If there are more rows than columns, the columns are
-orthogonal and have the same norm instead. Of several draws, the one whose worst subset of k pieces
-is the best conditioned is kept. Random orthonormal rows are orders of magnitude better conditioned
-than Vandermonde or Cauchy parity, and stay usable at (n, k) = (200, 180).
+orthogonal and have the same norm instead. Several draws are compared by the condition of their
+worst subset of k pieces, and the best is kept. Random orthonormal rows are orders of magnitude
+better conditioned than Vandermonde or Cauchy parity, and stay usable at (n, k) = (200, 180).
 """
 
 from __future__ import annotations

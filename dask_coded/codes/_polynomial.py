@@ -9,13 +9,13 @@ combinations and multiplies them:
    = \sum_{j,l} L_{ij} R_{il} \, A_j^T B_l
 
 This is a linear code over the ``k = a b`` blocks of ``A.T @ B``, with the generator
-``G[i, (j, l)] = L[i, j] R[i, l]``. A diagonal matrix between the factors changes nothing.
+``G[i, (j, l)] = L[i, j] R[i, l]``. The same holds for ``A.T @ diag(d) @ B``.
 
 With ``L[i, j] = x_i^j`` and ``R[i, l] = x_i^{a l}`` the generator is a Vandermonde matrix [1]_, any
 ``k`` rows of which are independent. With real nodes ``x_i`` it is too ill-conditioned for floating
-point. Roots of unity as nodes are much better, but complex. The code here is their real form. Let
-``t_i = 2 pi i / n``. The columns of ``L`` are the waves ``exp(i f t)``, sampled at ``t_i``, of the
-``a`` frequencies
+point. With roots of unity it is much better conditioned, but complex. The code here is its real
+form. Let ``t_i = 2 pi i / n``. The columns of ``L`` are the waves ``exp(i f t)``, sampled at
+``t_i``, of the ``a`` frequencies
 
 .. math:: f = -\tfrac{a-1}{2}, \; -\tfrac{a-1}{2} + 1, \; \dots, \; \tfrac{a-1}{2}
 

@@ -14,7 +14,7 @@ Hall's theorem, a loss therefore decodes if and only if
 
 .. math:: |N(L') \setminus \text{lost}| \ge |L'| \quad \text{for every subset } L' \text{ of } L.
 
-The smallest loss that does not decode is a block together with all parity pieces that contain it:
+The smallest loss that does not decode is a block with all parity pieces that contain it. Therefore
 **any** ``f`` **losses decode if and only if every block is in at least** ``f`` **parity pieces**.
 Masks drawn at random leave some blocks in few parity pieces, or in none. The masks here are
 balanced: every block is in ``density (n - k)`` parity pieces, rounded up or down. Of several draws,
@@ -203,7 +203,7 @@ def _parity(rows: int, k: int, density: float, seed: int, draw: int) -> Floats:
     mask = np.zeros((rows, k), dtype=bool)
     for block in rng.permutation(k).tolist():
         # Take the rows with the fewest blocks so far, ties in random order. Few blocks then share
-        # the same rows, which matters because losing too many such blocks at once is not decodable.
+        # the same rows, which matters because a loss of too many such blocks does not decode.
         lightest = np.lexsort((rng.random(rows), mask.sum(axis=1)))
         mask[lightest[: times[block]], block] = True
     return _coefficients(mask, rng)

@@ -24,7 +24,8 @@ Bools = npt.NDArray[np.bool_]
 
 # Singular values below this, relative to the largest, are zero up to rounding.
 _ROUNDING = 1e-14
-# Components of vectors below this count as zero; null vectors are less exact than singular values.
+# Components of vectors below this count as zero. This limit is higher because null vectors are less
+# exact than singular values.
 _NEGLIGIBLE = 1e-9
 
 
@@ -95,8 +96,8 @@ def combination(G: Floats, block_of: Ints, row: Floats, pieces: Sequence[int]) -
     """Return weights that combine the pieces' rows into ``row``, or None if there are none.
 
     Blocks of the set are used directly. Parity is used only for missing blocks that the row
-    contains, and no more of it than necessary. So few pieces have to be fetched, and if no block is
-    missing, the result has no decoding error.
+    contains, and no more of it than necessary. Therefore few pieces have to be fetched, and if no
+    block is missing, the result has no decoding error.
     """
     at = np.asarray(pieces, dtype=np.intp)
     weights = np.zeros(len(at))

@@ -10,7 +10,7 @@ from typing import NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-#: Up to this many subsets are all examined; of more subsets, this many are drawn at random.
+#: If there are at most this many subsets, all are examined; of more, this many are drawn at random.
 EXHAUSTIVE_SUBSETS = 3_000
 
 
@@ -29,7 +29,7 @@ class DecodeProbability(NamedTuple):
 
     @classmethod
     def of(cls, found: int, looked_at: int, of: int) -> Self:
-        """Estimate the probability: ``found`` of ``looked_at`` losses decode, of ``of`` in all."""
+        """Estimate the probability if ``found`` of ``looked_at`` losses, out of ``of``, decode."""
         share = found / looked_at
         if looked_at == of:
             return cls(share, 0.0)

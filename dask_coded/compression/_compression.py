@@ -1,8 +1,9 @@
 """Interfaces of gradient compression.
 
 There are two kinds. A *linear* compressor acts once, on each worker's own gradient. The sum of the
-compressed gradients is the compressed sum, so it commutes with every aggregation, including coded
-ones. A *codec* acts on every message: the receiver unpacks it, adds to it, and packs the result.
+compressed gradients is the compressed sum, so linear compression commutes with every aggregation,
+including coded ones. A *codec* acts on every message: the receiver unpacks it, adds to it, and
+packs the result.
 """
 
 from __future__ import annotations

@@ -27,7 +27,8 @@ References
 ----------
 .. [1] M. Yu et al., "GradiVeQ: Vector quantization for bandwidth-efficient gradient aggregation in
        distributed CNN training", NeurIPS 2018, arXiv:1811.03617. Only its abstract and its reviews
-       were available: lengths of periods, cut of the layers, residual and arithmetic are ours.
+       were available, so the lengths of periods, the way layers are cut, the residual and the
+       arithmetic are ours.
 """
 
 from __future__ import annotations
@@ -54,13 +55,13 @@ class GradiVeQ(Compression):
     Parameters
     ----------
     slice_length : int
-        Largest number of entries per slice. Each layer has slices of the greatest length up to this
-        that cuts the layer evenly along its axes, into whole kernels, filters or rows, and for
-        which the exact steps provide at least twice as many slices as directions are kept. Longer
+        Largest number of entries per slice. The slices of a layer are as long as possible under two
+        conditions: they cut the layer evenly along its axes, into whole kernels, filters or rows,
+        and the exact steps provide at least twice as many slices as directions are kept. Longer
         slices keep more at the same ratio.
     rank : int
-        Number of directions kept of slices of ``slice_length``, proportionally fewer of shorter
-        slices.
+        Number of directions kept of slices of ``slice_length``; of shorter slices, proportionally
+        fewer are kept.
     exact_steps : int
         Number of steps at the start of each period whose sums are exact. The basis is fitted to
         these sums.
@@ -145,8 +146,8 @@ class GradiVeQ(Compression):
         Raises
         ------
         ValueError
-            If there are too few exact steps for a schedule of that width. When the first compressed
-            step starts, the sums of the last ``width - 1`` steps have not arrived yet.
+            If there are too few exact steps for a schedule of that width, because the sums of the
+            last ``width - 1`` steps have not arrived when the first compressed step starts.
         """
         first, last = int(self.residual), self.exact_steps - width
         if last < first:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 Matrix = npt.NDArray[np.float64]
 
-#: Integers up to 2 to this power, and their sums and products up to it, are exact in float64.
+#: Integers up to 2 to this power are exact in float64, also as sums and products of integers.
 _SIGNIFICANT_BITS = 53
 
 #: Rounds of orthogonal iteration.

@@ -186,7 +186,7 @@ def katz_centrality(
         As for :func:`pagerank`.
     alpha : float
         Attenuation factor: an edge of weight 1 adds ``alpha`` times its source's score to the score
-        of its target. Less than 1 over the largest eigenvalue of the adjacency matrix.
+        of its target. It must be less than 1 over the largest eigenvalue of the adjacency matrix.
     beta : float, mapping node -> number, or array_like of shape (n,)
         The score that each node has without any edges; a mapping must have all nodes.
     tol : float
@@ -213,7 +213,7 @@ def katz_centrality(
     ------
     ConvergenceError
         If ``tol`` is positive and not reached within ``max_iter`` rounds. If ``alpha`` is
-        too large, it is never reached.
+        too large, the iteration never converges.
     ValueError
         If an argument is out of range, or there is no client.
 

@@ -61,7 +61,7 @@ def chebyshev_rounds(
         As returned by :func:`chebyshev_coefficients`.
     lmax : float
     loop : Loop
-        Receives a report of each product. The residual bounds what the remaining terms can add to
+        Receives a report of each product. The residual bounds the norm of the remaining terms, for
         a signal of norm 1.
 
     Returns

@@ -50,8 +50,8 @@ def hits_rounds(
     start : array_like, shape (n,), optional
         Initial authorities, not necessarily normalised. Default: uniform.
     tol : float
-        Stop when the absolute changes of the authorities, which sum to 1, sum to less than this in
-        a round. With 0, run exactly ``max_iter`` rounds.
+        Stop when the absolute changes of the authorities, scaled to a sum of 1, add up to less than
+        this in a round. With 0, run exactly ``max_iter`` rounds.
     max_iter : int
         Maximum number of rounds, of two products each.
     loop : Loop
@@ -121,8 +121,8 @@ def hits(
     graph : networkx graph, SciPy sparse adjacency, edge list, or Graph
         As for :func:`pagerank`.
     tol : float
-        Stop when the absolute changes of the authorities, which sum to 1, sum to less than this in
-        a round. With 0, run exactly ``max_iter`` rounds.
+        Stop when the absolute changes of the authorities, scaled to a sum of 1, add up to less than
+        this in a round. With 0, run exactly ``max_iter`` rounds.
     max_iter : int
         Maximum number of rounds, of two products each.
     start : mapping node -> weight, or array_like of shape (n,), optional

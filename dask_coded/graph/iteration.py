@@ -101,7 +101,7 @@ def iterate(
                 break
     if not np.isfinite(residual) or (tol > 0 and not converged):
         raise ConvergenceError(
-            f"{name} did not reach tol={tol:g} in {i} of max_iter={max_iter} rounds, it still "
+            f"{name} did not reach tol={tol:g} in {i} of max_iter={max_iter} rounds and still "
             f"changes by {residual:.3g} in a round: {advice}."
         )
     return Ranks(x, i, residual)

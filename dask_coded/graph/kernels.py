@@ -158,8 +158,8 @@ def chebyshev_coefficients(
     while points <= 2 * _HIGHEST_ORDER:
         found, greatest = _interpolate(kernel, lmax, points)
         left_out = np.cumsum(np.abs(found)[::-1])[::-1]
-        # Only coefficients of the lower half are kept: those of the upper half must show that the
-        # terms that were not computed are negligible.
+        # Keep only coefficients of the lower half. If those of the upper half are negligible, so
+        # are the terms that were not computed.
         enough = np.flatnonzero(left_out[1 : points // 2] <= tol * greatest)
         if len(enough):
             return found[: enough[0] + 1]

@@ -139,8 +139,8 @@ def greatest_eigenvalue_rounds(
     Returns
     -------
     float
-        The eigenvalue that was found, increased by its uncertainty and by ``tol``: too large by a
-        relative ``2 * tol`` or so.
+        The eigenvalue that was found, increased by its uncertainty and by ``tol``. It is too large
+        by about ``2 * tol`` times the eigenvalue.
 
     Examples
     --------
@@ -163,7 +163,7 @@ def greatest_eigenvalue_rounds(
         # Unlike NumPy's, this norm does not square tiny numbers, which would underflow.
         beta = np.array([norm(column) for column in w.T])
         greatest, last_entry = np.transpose([_top(d, o) for d, o in zip(diagonal.T, off.T)])
-        # Each eigenvalue of a small matrix is at most this far from an eigenvalue of the operator.
+        # Each tridiagonal matrix's eigenvalue is at most this far from one of the operator's.
         uncertain = beta * np.abs(last_entry)
         share = float((uncertain / np.where(greatest == 0, 1, np.abs(greatest))).max())
         last = share <= tol or i == max_iter

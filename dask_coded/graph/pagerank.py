@@ -2,12 +2,12 @@ r"""PageRank by power iteration, in one process and on a cluster.
 
 ``W`` holds the weights of the edges (row = source), and ``D`` is the diagonal of its row sums. A
 random surfer follows an edge with probability ``d`` (damping) and otherwise jumps to a page drawn
-from ``p`` (personalization). On a page without edges (dangling), a page drawn from ``q`` takes the
-place of the target of an edge; ``q`` is ``p`` by default:
+from ``p`` (personalization). A dangling page has no edges to follow, so the surfer moves from it to
+a page drawn from ``q`` instead, which is ``p`` by default:
 
 .. math:: x' = d \, (M x + q \, \delta^T x) + (1 - d) \, p, \qquad M = (D^{-1} W)^T
 
-``M`` (n x n, sparse) has a zero column for every dangling page, and :math:`\delta` marks these.
+``M`` (n x n, sparse) has a zero column for every dangling page, and :math:`\delta` is 1 for these.
 Dangling mass and teleportation are terms of rank one, so nearly all the work is the product
 ``M @ x``, which the cluster computes in coded rounds. The rest is a few vector operations.
 

@@ -89,7 +89,7 @@ class Graph:
         return f"Graph(nodes={len(self.nodes)}, edges={self.adjacency.nnz})"
 
     def to_undirected(self) -> Graph:
-        """Return the graph with every edge both ways; of two weights the larger counts."""
+        """Return the graph with every edge in both directions, with the larger of two weights."""
         both = self.adjacency.maximum(self.adjacency.T)
         return Graph(self.nodes, sp.csr_array(both))
 
@@ -197,7 +197,7 @@ def _names(given: Any) -> Array:
 
 
 def _from_ends(ends: Array, weights: npt.NDArray[np.float64] | None) -> Graph:
-    """Return the graph of the edges ``ends[0, i] -> ends[1, i]``; of duplicates the last counts."""
+    """Return the graph of the edges ``ends[0, i] -> ends[1, i]``; the last of duplicates counts."""
     nodes, (source, target) = np.unique(ends, return_inverse=True)
     n = len(nodes)
     # Number the cells of the adjacency matrix. np.unique keeps the first of duplicates, so reverse

@@ -150,8 +150,8 @@ def randomized_svd(
 
     Notes
     -----
-    The approximation is close to the best of rank ``k``: its error exceeds the singular value
-    ``k + 1`` by a factor that tends to 1 as ``power_iterations`` grows ([1]_, section 10.4).
+    The approximation is close to the best of rank ``k``: its error is the singular value ``k + 1``
+    times a factor that tends to 1 as ``power_iterations`` grows ([1]_, section 10.4).
     ``U``, which has ``k + oversample`` columns during the computation, must fit into the memory of
     one worker.
 

@@ -12,8 +12,8 @@ from dask_coded.linear_model._objective import Objective, Point
 from dask_coded.linear_model.families import Floats
 
 _MEMORY = 10  # pairs that L-BFGS remembers
-_SEARCHES = 60  # most evaluations of a line search, which cost no round
-_FLAT = 0.01  # a line search ends when the slope is this fraction of its first value
+_SEARCHES = 60  # maximum number of evaluations in a line search; they cost no round
+_FLAT = 0.01  # a line search ends when the slope has fallen to this fraction of its first value
 _ROUNDING = 1e-14  # smaller relative differences of the objective are rounding errors
 
 

@@ -26,7 +26,7 @@ from dask_coded.linear_model.solvers import Solution
 
 
 class _Classifier(ClassifierMixin, LinearModel):
-    """Base class of the classifiers: encodes classes as targets and scores as classes."""
+    """Base class of the classifiers: converts classes to targets, and scores to classes."""
 
     def _targets(
         self, X: Any, y: Any, sample_weight: Any, client: Client | None

@@ -1,10 +1,10 @@
 r"""Families: the loss of one row of the data as a function of its linear prediction.
 
 With predictions ``z = X @ w``, the loss of a model is :math:`\sum_i s_i \ell(z_i, y_i)`. A family
-defines :math:`\ell`, its derivative by ``z``, and its second derivative along a direction. All are
-plain NumPy functions of ``z`` and ``y`` of shape (n,) or (n, k): k columns are k models that are
-fitted together and share each product, except in :class:`Multinomial`, where they are the classes
-of one model.
+defines :math:`\ell`, its derivative with respect to ``z``, and its second derivative along a
+direction. All are plain NumPy functions of ``z`` and ``y`` of shape (n,) or (n, k). The k columns
+are models that are fitted together and share each product, except in :class:`Multinomial`, where
+they are the classes of one model.
 
 ============================ ==================================== ===========================
 family                       loss of a row                        targets
@@ -55,7 +55,7 @@ class Family(ABC):
 
     @abstractmethod
     def slope(self, z: Floats, y: Floats) -> Floats:
-        """Return the derivative of the loss by ``z``, shape of ``z``."""
+        """Return the derivative of the loss with respect to ``z``, shape of ``z``."""
 
     @abstractmethod
     def bend(self, z: Floats, y: Floats, direction: Floats) -> Floats:
@@ -80,7 +80,7 @@ class SeparateFamily(Family):
 
     @abstractmethod
     def curvature(self, z: Floats, y: Floats) -> Floats:
-        """Return the second derivative by ``z``, shape of ``z``."""
+        """Return the second derivative with respect to ``z``, shape of ``z``."""
 
     def bend(self, z: Floats, y: Floats, direction: Floats) -> Floats:
         return self.curvature(z, y) * direction
@@ -143,7 +143,9 @@ class Logistic(_TwoClasses):
 
 @dataclass(frozen=True)
 class SquaredHinge(_TwoClasses):
-    """Two classes, -1 and 1: rows within the margin cost its square, as in ``LinearSVC``.
+    """Two classes, -1 and 1: rows within the margin cost their squared distance from it.
+
+    This is the default loss of ``LinearSVC``.
 
     Examples
     --------

@@ -4,8 +4,9 @@ The four common ones are special cases of the elastic net,
 
 .. math:: r(w) = \lambda_1 \|w\|_1 + \tfrac{1}{2} \lambda_2 \|w\|_2^2.
 
-If both weights are zero, there is no penalty; if one is, it is ridge or lasso. Gradient methods
-handle only the smooth part; proximal methods treat the corner of :math:`|w|` at zero exactly.
+If both weights are zero, there is no penalty; if only one is, it is ridge or lasso. Gradient
+methods handle only the smooth part; proximal methods treat the corner of :math:`|w|` at zero
+exactly.
 
 References
 ----------

@@ -60,8 +60,8 @@ class Solution:
     rounds : int
         Number of iterations.
     residual : float
-        Largest absolute entry of the (least sub-) gradient of the mean loss plus penalty, in the
-        units of ``tol``.
+        Largest absolute entry of the gradient (or least subgradient) of the mean loss plus penalty,
+        in the units of ``tol``.
     objective : float
         Mean loss plus penalty.
     converged : bool
@@ -105,7 +105,7 @@ def minimize(
     family : Family
     penalty : Penalty
     solver : {"auto", "gradient", "lbfgs", "newton", "nesterov", "proximal"}
-        "auto" is :func:`solver_for` family and penalty.
+        "auto" leaves the choice to :func:`solver_for`.
     weights : array_like, shape (n,), optional
         Of the rows, not negative; they are divided by their sum. Default: all equal.
     intercept : Intercept
@@ -117,9 +117,9 @@ def minimize(
         "newton" then computes ``X.T @ diag(d) @ X`` in one round, and "auto" is "newton" if the
         penalty is smooth.
     tol : float
-        Stop when the largest absolute entry of the (least sub-) gradient of the mean loss plus
-        penalty is at most this; for least squares, in units of the root mean square of ``y``. For
-        the hinge loss, the objective must also be within this fraction of itself of its minimum.
+        Stop when the largest absolute entry of the gradient (or least subgradient) of the mean loss
+        plus penalty is at most this; for least squares, in units of the root mean square of ``y``.
+        For the hinge loss, the objective must also be within a relative ``tol`` of its minimum.
     max_iter : int
         Maximum number of iterations.
     loop : Loop
@@ -210,7 +210,7 @@ def solver_for(family: Family, penalty: Penalty) -> str:
     """
     if penalty.l1:
         return "nesterov"
-    # The sharper the corner, the less gradients reveal of it.
+    # L-BFGS uses only gradients, which reveal little of a sharp corner.
     return "lbfgs" if family.exact() is family else "newton"
 
 

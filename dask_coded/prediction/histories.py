@@ -37,7 +37,7 @@ class SpeedHistory:
         self._rounds = 0
 
     def record(self, measured: Mapping[str, float]) -> None:
-        """Enter one round: work per second of each worker that took part, in any common unit."""
+        """Record one round: work per second of each worker that took part, in any common unit."""
         measured = {w: s for w, s in measured.items() if s >= 0 and np.isfinite(s)}
         total = sum(measured.values())
         if not total:
@@ -100,7 +100,7 @@ class LagHistory:
         self.known: dict[str, float] = {}
 
     def record(self, measured: Mapping[str, float]) -> None:
-        """Enter one round: the lag of each worker that took part, in seconds."""
+        """Record one round: the lag of each worker that took part, in seconds."""
         for worker, lag in self.known.items():
             last = measured.get(worker)
             self.known[worker] = (1 - FORGETTING) * lag if last is None else (lag + last) / 2

@@ -80,7 +80,7 @@ class Assembler:
     def add(
         self, shares: Iterable[tuple[StripeRange, npt.NDArray[Any]]], computed: Bools, ready: Bools
     ) -> None:
-        """Enter the shares that have arrived since the last call.
+        """Add the shares that have arrived since the last call.
 
         Parameters
         ----------

@@ -24,7 +24,7 @@ class LoopHistory:
     Attributes
     ----------
     speeds : dict of str to float
-        The last measured work per second of each worker, since :meth:`take_speeds`.
+        The last measured work per second of each worker, since the last :meth:`take_speeds`.
     lags : LagHistory
     pace : Pace
     """
@@ -35,7 +35,7 @@ class LoopHistory:
         self.pace = Pace(lead, reporting)
 
     def record(self, round_: Round, workers: Sequence[str], elapsed: float) -> dict[str, float]:
-        """Enter a round that has ended.
+        """Record a round that has ended.
 
         Parameters
         ----------

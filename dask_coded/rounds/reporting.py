@@ -16,9 +16,9 @@ class Reporting:
 
     A worker reports every ``interval`` seconds at first. Later it waits longer: for the share
     ``growth`` of the time elapsed in the round, but at most until halfway from its last report to
-    the end of its list. Its position matters most there, to the workers that may take over the
-    rest. In simulation, with speeds that vary by 15 %, the halfway rule halves the work that is
-    done twice, for a few more messages.
+    the end of its list. Towards the end its position matters most, because other workers may take
+    over the rest. In simulation, with speeds that vary by 15 %, the halfway rule halves the work
+    that is done twice, for a few more messages.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ class Reporting:
         left : ndarray, shape (workers,)
             Seconds from that report to the end of the worker's list.
         """
-        # The first report comes after one interval, because growth of no time is no time.
+        # The first report comes after one interval: `growth` is a share of the elapsed time, 0.
         wait = np.where(elapsed > 0, left / 2, 0.0)
         if self.growth < 1:
             wait = np.minimum(wait, self.growth / (1 - self.growth) * elapsed)
@@ -88,7 +88,7 @@ class Pace:
         self._recent: deque[float] = deque(maxlen=self.ROUNDS)
 
     def record(self, seconds: float, lag: float) -> None:
-        """Enter the duration of a round, and the typical lag of its workers, in seconds."""
+        """Record the duration of a round, and the typical lag of its workers, in seconds."""
         self._recent.append(seconds)
         self.lead = max(self._least, lag)
         interval = max(self._finest.interval, min(self._recent) / self.REPORTS)

@@ -83,7 +83,7 @@ class Round:
     def share(
         self, worker: int, ranges: Iterable[StripeRange], seconds: float, now: float
     ) -> tuple[list[StripeRange], list[Command]]:
-        """Enter results of ``ranges``, which took ``seconds`` to compute, and react.
+        """Record results of ``ranges``, which took ``seconds`` to compute, and react.
 
         Returns
         -------
@@ -97,7 +97,7 @@ class Round:
     def record(
         self, worker: int, ranges: Iterable[StripeRange], seconds: float, now: float
     ) -> list[StripeRange]:
-        """Enter results without reacting; call :meth:`react` once for all that came together."""
+        """Record results without reacting; call :meth:`react` once for all that came together."""
         if self.finished:
             return []
         self.state.now = now
@@ -108,14 +108,14 @@ class Round:
         return [] if self.finished else self._after(now)
 
     def lost(self, workers: Iterable[int], now: float) -> list[Command]:
-        """Enter that workers are gone, with all their pieces, and react."""
+        """Record that workers are gone, with all their pieces, and react."""
         gone = set(workers)
         return self.lost_pieces(
             [p for p, w in enumerate(self.layout.host.tolist()) if w in gone], now
         )
 
     def lost_pieces(self, pieces: Iterable[int], now: float) -> list[Command]:
-        """Enter that pieces are no longer on their workers, and react."""
+        """Record that pieces are no longer on their workers, and react."""
         gone = [p for p in pieces if self.state.available[p]]
         if self.finished or not gone:
             return []

@@ -217,8 +217,8 @@ class RoundState:
     def estimate(self) -> Estimate:
         """Estimate the state of all workers at this moment.
 
-        The speed of a worker is the one measured in this round. Before its first report it is its
-        prediction, on the scale of the workers that have reported. A worker is believed to go on at
+        The speed of a worker is the one measured in this round. Before its first report it is the
+        predicted one, scaled by what other workers have reported. A worker is believed to go on at
         that speed until its next report is due. A worker that stays silent for longer is believed
         to slow down more and more. This distinguishes a stopped worker from a busy one.
         """
@@ -287,7 +287,7 @@ class RoundState:
     # -- events, from the round ----------------------------------------------------------------
 
     def record(self, worker: int, ranges: list[StripeRange], seconds: float) -> list[StripeRange]:
-        """Enter ranges that came back; return those that hold any new stripe."""
+        """Record ranges that came back; return those that hold any new stripe."""
         fresh = []
         if np.isnan(self._lags[worker]):
             self._lags[worker] = max(self.now - self.asked[worker] - seconds, 0.0)
@@ -311,7 +311,7 @@ class RoundState:
         return fresh
 
     def lose(self, pieces: list[int]) -> None:
-        """Enter that pieces are lost; their stripes that have come back still count."""
+        """Record that pieces are lost; their stripes that have come back still count."""
         for piece in pieces:
             worker = int(self.layout.host[piece])
             self.available[piece] = False

@@ -1,6 +1,6 @@
-"""Coded rounds on a Dask cluster: the only code that talks to distributed.
+"""Coded rounds on a Dask cluster.
 
-A pair of plugins and a data plane of their own, as distributed's P2P shuffle is: the scheduler
-plugin places and plans, the worker plugin computes, and a coordinator task drives each round over
-channels from worker to worker.
+Like distributed's P2P shuffle, this is a pair of plugins with a data plane of their own: the
+scheduler plugin places pieces and plans rounds, the worker plugin computes, and a coordinator in a
+task drives each round over channels from worker to worker.
 """

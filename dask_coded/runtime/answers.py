@@ -17,7 +17,7 @@ from dask_coded.typing import Floats
 
 @dataclass(frozen=True)
 class Lost:
-    """What was asked for cannot be had any more; the message says why and what to do."""
+    """What was asked for is no longer available; the message says why and what to do."""
 
     message: str
 
@@ -118,7 +118,7 @@ class RoundPlan:
     work : ndarray, shape (pieces, stripes), or None
         Work of each stripe; None if all pieces are dense.
     spec : CodedSpec or None
-        Of the array, if it has changed since the asking worker heard of it last.
+        Of the array, if it has changed since the asking worker last received it.
     """
 
     addresses: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""The coded arrays that the scheduler knows: where their pieces are, go, and are rebuilt."""
+"""The coded arrays that the scheduler knows: where their pieces are, and where they go."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ class ArrayState:
 class ArrayDirectory(Mapping[str, ArrayState]):
     """The coded arrays by id; places their pieces, and has lost pieces rebuilt.
 
-    Each piece is pinned to a worker. The scheduler's own state says which workers hold it, so that
+    Each piece is pinned to a worker. The scheduler's own state says which workers hold it, so
     retirement and rebalancing need no bookkeeping here.
 
     Parameters
     ----------
     scheduler : Scheduler
     versions : mapping of str to str
-        Version of the package on every worker that has the plugin; it changes as they come and go.
+        Version of the package on every worker that has the plugin; changes as workers come and go.
     predict : callable(addresses) -> ndarray
         Predicted speeds.
     """
@@ -216,7 +216,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
     def made(self, array: str, piece: int, received: int, work: list[float] | None) -> None:
         """Handler: a piece is made, with ``received`` bytes from other workers.
 
-        For a sparse piece the work per stripe comes along.
+        ``work`` is the work of each stripe of a sparse piece, and None for a dense one.
         """
         if state := self._arrays.get(array):
             state.received += received
@@ -286,7 +286,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
     # -- pieces that come and go ---------------------------------------------------------------
 
     def pin(self, key: Key) -> bool:
-        """Restrict a task to its worker if it makes a piece or a source block; whether it does."""
+        """Restrict a task that makes a piece or a block to its worker; return whether it does."""
         if not (pin := self._pins.get(key)) or self.scheduler.tasks[key].who_has:
             return False
         there = pin in self.scheduler.workers
@@ -294,7 +294,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         return True
 
     def forget(self, key: Key) -> None:
-        """Enter that no one wants a piece any more."""
+        """Forget a piece that no client or task wants any more."""
         if array := self._piece_keys.pop(key, None):
             self._pins.pop(key, None)
             if state := self._arrays.get(array):
@@ -304,7 +304,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
                     del self._arrays[array]
 
     def remove_worker(self, worker: str, stimulus_id: str) -> None:
-        """Have lost pieces rebuilt elsewhere; tasks pinned to a lost worker would wait forever."""
+        """Have lost pieces rebuilt elsewhere: tasks pinned to a lost worker would wait forever."""
         lost = [key for key, pin in self._pins.items() if pin == worker]
         stranded: dict[Key, Any] = {}
         for key in lost:
@@ -324,7 +324,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
             self.scheduler.transitions(stranded, stimulus_id=stimulus_id)
 
     def _spare(self, state: ArrayState) -> str:
-        """Choose the worker on which to rebuild a piece: few pieces of the array, then fast."""
+        """Choose where to rebuild a piece: the fastest worker among those with fewest pieces."""
         addresses = [a for a in self._versions if a in self.scheduler.workers]
         # Among the workers that were named for it, unless none of them is left.
         addresses = [a for a in addresses if a in (state.allowed or addresses)] or addresses
@@ -347,7 +347,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
                 self._log("relieve", array=state.spec.id, piece=piece, workers=[newcomer])
 
     async def _take_over(self, key: Key, newcomer: str) -> bool:
-        """Move a piece to a worker; return whether that went well."""
+        """Move a piece to a worker; return whether that succeeded."""
         if not (holders := self.holders(key)):
             return False
         # Pinned at once, so that another new worker looks for another piece.
@@ -363,7 +363,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         return True
 
     def clear(self) -> None:
-        """All arrays are gone."""
+        """Forget all arrays."""
         self._arrays.clear()
         self._piece_keys.clear()
         self._pins.clear()

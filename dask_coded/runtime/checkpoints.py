@@ -24,7 +24,7 @@ from dask_coded.transport.messages import KeepState, Message, StateKept
 if TYPE_CHECKING:
     from distributed.worker import Worker
 
-# A state is kept if pickling and sending it took at most this share of the loop's time.
+# Pickling and sending states may take at most this fraction of the loop's time.
 _SHARE = 0.05
 
 # How many ended loops a worker remembers, to refuse states that come late.
@@ -37,7 +37,7 @@ class StateKeeper:
     Attributes
     ----------
     kept : dict of Key to (int, bytes)
-        By the key of the loop's task: the round after which, and the pickled state.
+        By the key of the loop's task: the last round, and the pickled state after it.
     """
 
     def __init__(self, worker: Worker, exchange: Exchange) -> None:
@@ -69,7 +69,7 @@ class KeptLoop(Loop):
     Parameters
     ----------
     worker : Worker
-        That runs the task.
+        Runs the task.
     keeper : StateKeeper
         Of that worker.
     exchange : Exchange
@@ -79,7 +79,7 @@ class KeptLoop(Loop):
     copies : int
         On how many other workers to keep the state.
     topic : str or None
-        Event topic by which the client hears of rounds.
+        Event topic by which rounds are reported to the client.
     interval : float
         Seconds between two reports to the client, at least.
     """
@@ -116,7 +116,7 @@ class KeptLoop(Loop):
             asyncio.create_task(self._worker.rpc(address).coded_kept(key=self._key))
             for address in self._keepers
         ]
-        # A keeper may have died or stopped just now: the others have to suffice then.
+        # A keeper may have just died or stopped; then the others must suffice.
         done, silent = (
             await asyncio.wait(asked, timeout=ANSWER_SECONDS) if asked else (set(), set())
         )

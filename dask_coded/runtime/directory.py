@@ -36,7 +36,7 @@ class LoopDirectory:
         self._keepers: dict[Key, list[str]] = {}
 
     def keepers(self, key: Key, worker: str, copies: int) -> list[str]:
-        """Handler: name the workers that are to keep the state of a loop that runs on one."""
+        """Handler: name the workers that are to keep the state of a loop on ``worker``."""
         present = [address for address in self._able if address in self._scheduler.workers]
         known = [address for address in self._keepers.get(key, ()) if address in present]
         chosen = choose_keepers(known, self._best(present), worker, copies)
@@ -44,13 +44,13 @@ class LoopDirectory:
         return chosen
 
     def forget(self, key: Key) -> None:
-        """A loop has ended: its state has no use any more."""
+        """Have the keepers drop the state of a loop that has ended."""
         for address in self._keepers.pop(key, ()):
             if address in self._scheduler.stream_comms:
                 self._scheduler.worker_send(address, {"op": "coded-forget", "key": key})
 
     def clear(self) -> None:
-        """All loops are gone."""
+        """Forget all loops."""
         self._keepers.clear()
 
 
@@ -64,7 +64,7 @@ def choose_keepers(
     known, candidates : sequence of str
         Addresses of the keepers so far that are alive, and of all workers, the best first.
     worker : str
-        Where the loop runs: its own copy would be lost together with the loop.
+        Where the loop runs; not chosen, because its copy would be lost together with the loop.
     copies : int
 
     Examples

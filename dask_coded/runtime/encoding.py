@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
 
-# A product of matrices reads the whole right factor once per stripe: with fewer rows than this,
-# BLAS would wait for memory.
+# A product of matrices reads the whole right factor once per stripe. If stripes had fewer rows than
+# this, BLAS would wait for memory.
 _PRODUCT_ROWS = 64
 
 
@@ -70,7 +70,7 @@ async def encode_source(
     Raises
     ------
     ClusterUnfitError
-        If there are too few workers, or packages or versions are lacking.
+        If there are too few workers, or the package is missing or of another version on some.
     """
     rows = block_rows(source, code)
     work = source.nnz if scipy.sparse.issparse(source) else source.shape[0] * source.shape[1]
@@ -109,14 +109,14 @@ async def encode_factors(
     Raises
     ------
     ClusterUnfitError
-        If there are too few workers, or packages or versions are lacking.
+        If there are too few workers, or the package is missing or of another version on some.
     """
     left_rows, right_rows = block_rows(A.T, code.left), block_rows(B.T, code.right)
     rows = tuple(height for height in left_rows for _ in right_rows)
     work = max(left_rows) * A.shape[0] * max(right_rows)
     array_id = new_id()
     blocks = [Blocks(A.T, left_rows)]
-    # A matrix with itself, cut alike, is one source.
+    # If both factors are one matrix, cut alike, they are one source.
     if B is not A or left_rows != right_rows:
         blocks.append(Blocks(B.T, right_rows))
     spec = PairSpec(
@@ -140,7 +140,7 @@ async def _encode(
     oversubscribe: bool,
     workers: Sequence[str] | None,
 ) -> Encoded:
-    """Bring source blocks into the cluster, make the pieces of them, and release the blocks."""
+    """Bring source blocks into the cluster, make the pieces from them, and release the blocks."""
     await install(client)
     scheduler: Any = client.scheduler
     answer = await ask(
@@ -167,7 +167,7 @@ async def _encode(
         futures += client.get(tasks, list(spec.keys), sync=False)
         await settled(client, futures)
     except BaseException:
-        # The client keeps the error's traceback, which would keep everything in the cluster.
+        # The client keeps the error's traceback, and with it these futures: release them here.
         for future in (*futures, *(future for blocks in sources for future in blocks.futures)):
             future.release()
         await scheduler.coded_abandon(array=spec.id)

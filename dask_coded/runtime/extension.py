@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class SchedulerExtension(SchedulerPlugin, ABC):
-    """A scheduler plugin that is installed once, however many clients ask for it at a time.
+    """A scheduler plugin that is installed once, however many clients ask for it at the same time.
 
-    The scheduler enters the name of a plugin only after its ``start`` has returned. A second client
-    must neither install another one meanwhile, nor go on before the first one is ready.
+    The scheduler registers a plugin's name only after its ``start`` has returned. Until then, a
+    second client must neither install another one nor go on.
     """
 
     name: str

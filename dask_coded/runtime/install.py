@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class ClusterUnfitError(RuntimeError):
-    """The cluster cannot hold this coded array: workers, packages or versions are lacking."""
+    """The cluster cannot hold this coded array: it lacks workers or this version of the package."""
 
 
 async def install(client: Client, *more: SchedulerPlugin) -> None:
-    """Register the scheduler plugin, and with it the worker plugin, unless they are there.
+    """Register the scheduler plugin, and with it the worker plugin, unless they are already there.
 
     Parameters
     ----------

@@ -14,11 +14,11 @@ from dask_coded.runtime.spec import ArraySpec
 
 
 class RoundOperator(LinearOperator):
-    """A matrix of which every product, with a vector or with a whole block, is one round.
+    """A matrix whose every product, with a vector or with a whole block, is one round.
 
-    SciPy's solvers take it as it is. They also ask for products with the adjoint. For these the
-    array must have been encoded with ``transpose=True``, and each is one more round. A subclass
-    implements ``_matmat`` and ``_transpose``.
+    SciPy's solvers take it as it is. Products with the adjoint, which some of them also need, are
+    one more round each; for these the array must have been encoded with ``transpose=True``. A
+    subclass implements ``_matmat`` and ``_transpose``.
     """
 
     def _matvec(self, x: Any) -> Any:
@@ -126,7 +126,7 @@ class PairOperator:
 
 
 def refuse_transpose() -> NoReturn:
-    """Raise the TypeError that a product with the transpose needs a transposed encoding."""
+    """Raise a TypeError: a product with the transpose needs a transposed encoding."""
     raise TypeError(
         "This array was encoded without its transpose: "
         "encode it with `transpose=True` to multiply from the left."
@@ -172,7 +172,7 @@ def check_operand(shape: tuple[int, int], x: Any) -> Any:
     TypeError
         If it does not hold numbers.
     ValueError
-        As NumPy does, with both shapes.
+        If it is not a vector or a matrix, or its length does not match.
     """
     if x.dtype.kind not in "fciub":
         raise TypeError(

@@ -1,7 +1,7 @@
 """Making pieces on the workers that will hold them, in bounded memory.
 
-A piece is a linear combination: of source blocks when the array is encoded, of sufficient other
-pieces when one was lost. Either way its worker fetches the parts slice by slice, straight from the
+A piece is a linear combination: of source blocks when the array is encoded, of enough other pieces
+when it was lost. Either way its worker fetches the parts slice by slice, straight from the
 workers that hold them, and accumulates them.
 """
 
@@ -27,13 +27,13 @@ from dask_coded.runtime.worker import CodedWorkerPlugin, worker_plugin
 from dask_coded.transport.backoff import Backoff
 from dask_coded.transport.rows import RowsGoneError, rows_of
 
-# Rows of a sparse source that are fetched at once: how many bytes a row has is not known.
+# Rows of a sparse source that are fetched at once, because the bytes of a row are not known.
 _SPARSE_ROWS = 2**16
 
 
 @sizeof.register(scipy.sparse.sparray)
 def _sizeof_sparse(array: scipy.sparse.sparray) -> int:
-    # Dask knows the size of sparse matrices, not of sparse arrays: workers would never spill them.
+    # Dask can size sparse matrices but not sparse arrays, so workers would never spill the latter.
     return sum(sizeof(value) for value in vars(array).values())
 
 
@@ -108,7 +108,7 @@ async def _combine(
         return await _combine_sparse(plugin, spec, rows, sources, meter)
     out = np.zeros((rows, spec.columns), dtype=spec.dtype)
     step = _slice_rows(spec)
-    # Each worker starts elsewhere, so that they do not all ask the first holder at once.
+    # Each worker starts with another source, so that they do not all ask one holder at once.
     shift = piece % len(sources)
     for source in (*sources[shift:], *sources[:shift]):
         weight, length, at = source.weight, min(source.rows, rows), source.at

@@ -1,7 +1,8 @@
-"""The scheduler plugin: what must be known of all workers and rounds in one place.
+"""The scheduler plugin: what must be known in one place about all workers and rounds.
 
-It remembers how fast every worker has been, and plans each round: the plan sizes the part of every
-worker by its predicted speed. It keeps the pieces of running rounds and places coordinators.
+It remembers how fast every worker has been, and plans each round so that the part of every worker
+fits its predicted speed. It prevents the release of pieces that a running round needs, and chooses
+where coordinators run.
 :class:`~dask_coded.runtime.arrays.ArrayDirectory` knows where pieces are.
 """
 
@@ -29,7 +30,7 @@ from dask_coded.typing import Floats
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState, WorkerState
 
-# A coordinator runs on a worker that is predicted at this share of the median speed or more.
+# A coordinator runs on a worker whose predicted speed is at least this fraction of the median.
 _FAST = 0.8
 
 
@@ -81,14 +82,14 @@ class CodedSchedulerPlugin(SchedulerExtension):
         silent: Sequence[str],
         known: int,
     ) -> Reply:
-        """Handler: measurements of earlier rounds come in, the plan of the next one goes out.
+        """Handler: take measurements of earlier rounds, and answer with the plan of the next one.
 
         Answers :class:`RoundPlan`, :class:`Waiting` or :class:`Lost`. The plan has the array's spec
-        if the asking worker knows another number of pieces than there are.
+        if the asking worker knows a different number of pieces.
         """
         self.speeds.record({w: s for w, s in measured.items() if w in self.scheduler.workers})
         now = time()
-        # Not of workers that have left: nothing would ever remove their addresses.
+        # Workers that have left are skipped, because nothing would ever remove their addresses.
         self._silent.update((a, now) for a in silent if a in self.scheduler.workers)
         if (state := self.arrays.get(array)) is None:
             return reply(Lost(RELEASED))
@@ -169,7 +170,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
     ) -> None:
         if finish in ("memory", "erred", "forgotten"):
             if holder := self._holding.pop(key, None):
-                # Transitions must not be started from within one.
+                # A transition must not start another one.
                 self.scheduler.loop.add_callback(self._release, holder)
             self.loops.forget(key)
         if finish == "forgotten":

@@ -1,4 +1,4 @@
-"""What may be encoded, cut into row blocks, and brought into the cluster."""
+"""Check a matrix to encode, cut it into row blocks, and bring them into the cluster."""
 
 from __future__ import annotations
 

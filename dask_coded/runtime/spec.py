@@ -1,4 +1,4 @@
-"""What the parts of the runtime tell each other: a coded array, and the tasks that concern it."""
+"""What a coded array is to all parts of the runtime, and the tasks that use one."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from dask_coded.prediction import PREDICTORS
 from dask_coded.rounds import POLICIES, Assembler, Geometry, Reporting, RoundOptions
 from dask_coded.typing import Floats
 
-#: Name under which both plugins register, and of the event topic.
+#: Name of both plugins, and of the event topic.
 NAME = "dask-coded"
 
 
 def as_key(key: Any) -> Key:
-    """Return a key as it was before it came over a comm, on which tuples travel as lists."""
+    """Return a key as it was before a comm turned its tuple into a list."""
     return tuple(key) if isinstance(key, list) else key
 
 
@@ -77,7 +77,7 @@ class Ingredient(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class CodedSpec(ABC):
-    """What is stored as coded pieces, for all that take part in its rounds.
+    """A matrix or a pair stored as coded pieces, as all participants in its rounds know it.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ class CodedSpec(ABC):
     keys: tuple[Key, ...]
     check_finite: bool = True
 
-    #: What workers compute on the stripes of their pieces, a key of ``KERNELS``.
+    #: What workers compute on the stripes of their pieces: a key of ``KERNELS``.
     kernel: ClassVar[str]
 
     @property
@@ -130,7 +130,7 @@ class CodedSpec(ABC):
     @property
     @abstractmethod
     def homes(self) -> list[int]:
-        """For each source block the piece next to which it is put during encoding."""
+        """For each source block, the piece whose worker holds it during encoding."""
 
     @abstractmethod
     def from_sources(self, piece: int) -> list[Ingredient]:
@@ -181,7 +181,7 @@ class ArraySpec(CodedSpec):
         return self.sparse
 
     def piece_rows(self, piece: int) -> int:
-        # Parity of blocks of unequal length has the rows of the longest.
+        # A parity piece has as many rows as the longest block.
         block = int(self.code.block_of[piece])
         return max(self.geometry.rows) if block < 0 else self.geometry.rows[block]
 
@@ -190,7 +190,7 @@ class ArraySpec(CodedSpec):
         return self.code.systematic_pieces
 
     def extended(self, count: int) -> Self:
-        """Return the same with ``count`` more pieces; the code must be able to grow."""
+        """Return this spec with ``count`` more pieces; the code must be able to grow."""
         assert isinstance(self.code, RandomLinear)
         first = self.code.pieces
         more = [(f"{self.id}-extra", i) for i in range(first, first + count)]
@@ -219,7 +219,7 @@ class PairSpec(CodedSpec):
 
     A piece is one matrix with ``N`` columns. Its upper part is the transposed combination of blocks
     of ``A``, its lower part that of blocks of ``B``; each is as high as its longest block. So a
-    pair of factors is stored, moved and spilled as any piece is, and neither can be lost without
+    pair of factors is stored, moved and spilled like any piece, and neither can be lost without
     the other. Stripes are rows of the upper part: those of the piece's product. The geometry is
     that of the blocks of the product, ``A_j.T @ B_l`` in the order of the code.
 
@@ -305,8 +305,8 @@ def _combined(
 class CodedTask(Task):
     """A task that runs rounds: ``args[0]`` are the ids of the arrays that it needs.
 
-    The scheduler plugin recognises it by its type: names may change on the way to the scheduler,
-    and dask.array's optimisation drops annotations.
+    The scheduler plugin recognises it by its type, because names may change on the way to the
+    scheduler, and dask.array's optimisation drops annotations.
     """
 
     __slots__ = ()
@@ -321,7 +321,7 @@ class CodedTask(Task):
 
 
 class PieceTask(Task):
-    """The task that makes a piece, ``args = (array id, piece)``: from its source or from others."""
+    """The task that makes a piece from source blocks or other pieces; args: array id, piece."""
 
     __slots__ = ()
 

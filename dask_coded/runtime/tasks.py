@@ -39,7 +39,7 @@ class LoopSlot:
     Parameters
     ----------
     topic : str or None
-        Event topic by which the client hears of rounds.
+        Event topic by which rounds are reported to the client.
     interval : float
         Seconds between two events, at least.
     """

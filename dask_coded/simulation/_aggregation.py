@@ -6,9 +6,9 @@ through its sender's link after the messages sent before it, and enters through 
 after the messages that arrived before it. Messages to the same receiver therefore arrive one after
 another.
 
-As in the cluster, a step starts with the updates that the schedule requires, and a straggler
-continues with the newest step that still lacks a sum. It gives up between two parts of the data if
-the sum is complete without it. Messages that it sends too late still occupy the links.
+As in the cluster, a step starts once the updates that the schedule requires are applied, and a
+straggler continues with the newest step that still lacks a sum. It gives up between two parts of
+the data if the sum is complete without it. Messages that it sends too late still occupy the links.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class TrainingSimulation:
             self._obey(number, step, self._machine(number, step).begin())
 
     def _version(self, step: int) -> int:
-        """Return the number of updates that the parameters of a step have seen."""
+        """Return the number of updates in the parameters that a step starts with."""
         return max(step - self._width + 1, 0)
 
     def _compute(self, number: int, step: int, work: Compute, done: int) -> None:

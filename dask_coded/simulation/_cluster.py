@@ -41,7 +41,8 @@ class Network:
     notice : float
         Seconds until a lost worker is noticed.
     tick : float
-        Seconds of messages on which the coordinator acts at once; 0: on each message by itself.
+        Seconds for which the coordinator collects messages to act on them together; with 0, it acts
+        on each message by itself.
     handling : float
         Seconds of computing that a worker of speed 1 loses for each message that it sends or
         receives.

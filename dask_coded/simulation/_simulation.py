@@ -26,8 +26,8 @@ from dask_coded.simulation._cluster import Network, VirtualRound
 from dask_coded.simulation.speeds import Speeds
 from dask_coded.typing import Floats
 
-#: From a layout and predicted speeds to a first assignment, and the seconds before each worker
-#: can start on its part of it, shape (workers,).
+#: Maps a layout and predicted speeds to a first assignment and to the seconds before each worker
+#: can start on its part, shape (workers,).
 Assigner = Callable[[Layout, Floats], tuple[list[list[StripeRange]], Floats]]
 
 
@@ -43,7 +43,7 @@ class SimulatedRound:
         The fluid bound: the seconds that workers of these speeds take without messages, if all are
         busy to the end and no work is wasted.
     computed : float
-        Work done, over the work needed.
+        Work done divided by work needed.
     messages : int
         Sent and received by the coordinator.
     """
@@ -65,8 +65,9 @@ class Simulation:
     policy : str or callable() -> Policy
         A key of ``POLICIES``, or a function that makes a policy for one round.
     assigner : callable(Layout, ndarray) -> (assignment, ndarray), optional
-        Replaces the policy's first assignment. From predicted speeds to an assignment and to the
-        seconds before each worker can start: for systems that move data between rounds.
+        Replaces the policy's first assignment: maps the layout and predicted speeds to an
+        assignment and to the seconds before each worker can start. For systems that move data
+        between rounds.
     predictor : str
         A key of ``PREDICTORS``.
     foresight : callable(ndarray) -> ndarray, optional
@@ -187,7 +188,7 @@ class Simulation:
         """Return the fluid bound of a round that starts at a time."""
         size = float(self.layout.work[0].sum())
         mixed = len(self.layout.need) == 1
-        # For copies, the bound ignores which worker holds what: total work over total speed.
+        # For copies, the bound is total work over total speed; it ignores which worker holds what.
         need = int(self.layout.need[0]) if mixed else len(self.layout.need)
         capacity = size if mixed else np.inf
         done = np.zeros(self.speeds.workers)

@@ -101,7 +101,7 @@ def markov(
     shift: float = 0.1,
     seed: int = 0,
 ) -> Delays:
-    """Turn workers slow and fast again in a Markov chain of two states (Gilbert and Elliott).
+    """Make workers slow and fast again by a Markov chain of two states (Gilbert and Elliott).
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """How fast simulated workers are, by round or by time.
 
 Speeds are relative: at 1.0 a worker computes its whole piece in the simulation's ``piece_seconds``.
-Zero is a worker that has stopped silently. NaN is a worker that is gone, which its peers notice.
+Zero means that a worker has stopped silently, NaN that it is gone, which its peers notice.
 """
 
 from __future__ import annotations

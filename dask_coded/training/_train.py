@@ -133,9 +133,9 @@ def train(
         interrupted, except that a :class:`Pipelined` schedule fills its pipeline again.
     callback : callable, optional
         Called in the client's event loop with a :class:`~dask_coded.Progress`, at most ten times a
-        second and after the last step. Its objective is the mean loss, its residual the norm of the
-        mean gradient as it was summed, so with its compression. If the callback returns True, the
-        training ends a few steps later.
+        second and after the last step. Its objective is the mean loss; its residual is the norm of
+        the mean gradient (of the compressed one, if gradients are compressed). If the callback
+        returns True, the training ends a few steps later.
     verbose : bool
         Show the progress.
 
@@ -221,7 +221,7 @@ def train(
         if checkpoint is None
         else (os.path.abspath(checkpoint.path), checkpoint.every),
     )
-    # No warning that the task is large: it carries the parameters once, which is the least.
+    # Suppress the warning that the task is large: it must carry the parameters, and does so once.
     quiet = dask.config.set({"distributed.admin.large-graph-warning-threshold": "1TiB"})
     watch = _Watch(client, training.id, callback, Display() if verbose else None)
     with quiet, watch.display or nullcontext():
@@ -253,7 +253,7 @@ def _check_choices(
     checkpoint: Any,
     callback: Any,
 ) -> None:
-    """Refuse names, and classes that were not called, before they reach the workers."""
+    """Refuse names and uninstantiated classes before they reach the workers."""
     for name, function in (("gradient", gradient), ("callback", callback)):
         if not (callable(function) or (name == "callback" and function is None)):
             raise TypeError(f"Argument {name!r} must be a function, it is {function!r}.")
@@ -318,7 +318,7 @@ def _resumed(path: str | os.PathLike[str], start: Vector, optimizer: Optimizer) 
 
 
 class _Watch:
-    """Passes progress to the display and the callback, and ends the training if that asks."""
+    """Passes progress to display and callback; ends the training if the callback returns True."""
 
     def __init__(
         self,

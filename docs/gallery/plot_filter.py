@@ -3,7 +3,7 @@ Filtering signals on a graph
 ============================
 
 :func:`dask_coded.graph.filter` applies a function of the Laplacian's eigenvalues to signals on the
-nodes of a graph, without computing an eigenvalue: one coded round per Chebyshev term.
+nodes of a graph, without computing an eigenvector. It takes one coded round per Chebyshev term.
 """
 
 import matplotlib.pyplot as plt

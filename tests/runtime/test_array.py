@@ -15,7 +15,7 @@ from distributed import Client, LocalCluster
 
 import dask_coded as coded
 
-ROWS, COLUMNS = 23, 11  # no k below divides the rows
+ROWS, COLUMNS = 23, 11  # no k above 1 divides the rows
 
 CODES = [
     coded.MDS(5, 3),
@@ -597,7 +597,7 @@ def test_a_masked_matrix_is_refused(A, client):
             coded.encode(matrix, coded.MDS(5, 3), client)
 
 
-def test_the_redundancy_that_was_asked_for_is_given_to_sparse_matrices_too(client):
+def test_redundancy_applies_to_sparse_matrices(client):
     A = scipy.sparse.eye_array(20, format="csr")
     assert coded.encode(A, client=client).code == coded.Repetition(5, 2)
     assert coded.encode(A, client=client, redundancy=2).code == coded.Repetition(5, 3)

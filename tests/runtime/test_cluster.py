@@ -51,7 +51,7 @@ def holders(scheduler, C):
 
 @gen_cluster(client=True, nthreads=FOUR)
 async def test_a_stop_is_answered_even_if_its_round_is_gone(c, s, *workers):
-    """Without the answer, the coordinator would take the worker for a stopped one."""
+    """Without the answer, the coordinator would assume that the worker is stopped."""
     await coded.encode(A, coded.MDS(4, 3), c)
     answers = []
     worker_plugin(workers[0])._handle(StopRound("gone"), answers.append)

@@ -102,7 +102,7 @@ def test_rebuilt_pieces_are_right_to_the_last_digits(code):
         C = await coded.encode(A, code, c)
         for _ in range(3):
             # After the first loss some workers hold two pieces.
-            # Spare them, because the code need not survive losing one.
+            # Spare them, because the code may not survive losing one.
             await close(workers, min(s.workers, key=lambda w: len(s.workers[w].has_what)))
             await async_poll_for(lambda: all(homes(s, C)))
         blocks = np.split(A, 4)

@@ -1,4 +1,4 @@
-"""One worker's part of a round: assigned stripes are computed and sent in any order of threads."""
+"""One worker's part of a round: assigned stripes are computed and sent in any thread order."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from dask_coded.runtime.spec import PairSpec
 # gen_cluster resets the configuration to what it was when its module was imported.
 utils_test.original_config["coded"] = dask.config.get("coded")
 
-N, P, Q = 40, 11, 7  # no a or b below divides them
+N, P, Q = 40, 11, 7  # no a or b above 1 divides P or Q
 
 
 @pytest.fixture(scope="module")

@@ -343,7 +343,7 @@ class Frame:
             (X, Y),
             {"checkpoint": Checkpoint("no/such/folder/file")},
             FileNotFoundError,
-            "folder '.*folder' must be there on the workers",
+            "folder '.*folder' must exist on the workers",
         ),
         ((X, Y), {"steps": 0}, ValueError, "'steps' must be a whole number of at least 1"),
         ((X, Y), {"workers": ["b"]}, ValueError, "'workers' must contain the address of a worker"),

@@ -73,7 +73,7 @@ async def test_the_end_of_a_round_is_sent_only_to_peers_that_took_part(s, a, b):
         channel.end(f"idle-{i}", 0.0)
     channel.listen("run", received.append)
     channel.send(WithdrawStripes("run", ()))
-    channel.asked = None  # as if it had answered
+    channel.asked = None  # as if the peer had answered
     channel.end("run", 0.0)
     channel.listen("next", received.append)
     channel.send(WithdrawStripes("next", ()))

@@ -1,6 +1,6 @@
 """The rules that make the first assignment and react to what comes back.
 
-A policy is one file with a subclass of :class:`Policy`, entered by ``@POLICIES.register(name)``.
+A policy is one file with a subclass of :class:`Policy`, registered by ``@POLICIES.register(name)``.
 """
 
 from __future__ import annotations

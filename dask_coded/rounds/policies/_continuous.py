@@ -5,7 +5,7 @@ list of the worker that is predicted to finish last. No data moves, because ever
 piece of every stripe. Partial work counts, and there is no timeout. At the end of the round, free
 workers compute a second copy of the stripes that slow or silent workers still hold.
 
-As soon as a worker turns out so slow that it would be late by a good deal, its work flows at once,
+If a worker turns out so slow that it would end much later than the others, its work flows at once,
 and not only to workers that run dry. While all workers have much to do, others can take any of its
 stripes, and a few large moves suffice. Later some workers have nothing left, and each remaining
 stripe takes a message. In simulation, with two of eight workers five times slower, no prediction,
@@ -41,7 +41,7 @@ _SLOWEST = 1e-300
 
 @POLICIES.register("continuous")
 class Continuous(Policy):
-    """Feed the worker that runs dry from the worker that is latest.
+    """Move work from the worker that would end last to the worker that runs dry.
 
     Parameters
     ----------
@@ -111,10 +111,10 @@ class Continuous(Policy):
         own = speed[receiver]
         stripe = float(state.layout.work.mean())
         present = state.present()
-        # When all workers could end together, if each dry one starts again one lag from now.
+        # The time until all workers could end together, if dry ones start again after one lag.
         idle = np.where(latest <= lead, state.lags, 0.0)
         level = (backlog + speed * idle)[present].sum() / speed[present].sum()
-        # The receiver starts on new work when the message is there, and its own work is done.
+        # The receiver starts on new work once the message has come and its own work is done.
         start = max(eta[receiver], state.lags[receiver])
         taken = False
         if eta.max() <= start + lead:

@@ -73,7 +73,7 @@ class Replication(Policy):
         share = state.done / np.maximum(state.done + state.todo, 1e-300)
         rate = np.where(started, share / elapsed, 0.0)
         threshold = np.quantile(rate[started], self.slow)
-        # A worker that has not started anything is taken for a median one.
+        # A worker that has not started anything is assumed to have the median rate.
         fastest = np.maximum(np.where(started, rate, np.median(rate[started])), _SLOWEST)
         idle = idle[np.argsort(-fastest[idle], kind="stable")]
         left = (1 - share) / np.maximum(rate, _SLOWEST)

@@ -58,7 +58,7 @@ class LiveGroup:
     ended : callable(Step, float)
         Called with each step that has ended, and the norm of its mean gradient.
     history : callable(losses) -> list of Step
-        What was seen of all steps, given the losses of all.
+        Returns what was seen of each step, given the losses of all steps.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class LiveGroup:
         self._segments: dict[int, dict[int, Partial]] = defaultdict(dict)
         self._choices = {group.version: group.choice}
         self._seen: dict[int, Step] = {}
-        # Steps whose sum is made: all below the version, and these.
+        # Steps whose sum is made: all below `_version`, and those in `_done`.
         self._version = group.version
         self._done: set[int] = set()
         self._ended = monotonic()
@@ -96,7 +96,7 @@ class LiveGroup:
         Raises
         ------
         WorkerLostError
-            If another group has to go on.
+            If a new group has to continue the training.
         """
         self._tell(BeginSteps(self._group.run_id))
         if self._link.enough:
@@ -138,7 +138,7 @@ class LiveGroup:
         """End the training where all workers can: after the steps that may have been started."""
         ahead = self._group.training.schedule.width
         if not self._plan.rooted:
-            # What the leader has heard of a ring is old.
+            # The leader's view of a ring is behind.
             ahead += _AHEAD
         self._tell(HaltTraining(self._group.run_id, self._version + ahead))
 
@@ -173,7 +173,7 @@ class LiveGroup:
         whole = len(segments) == self._plan.segments
         choice = None
         if whole:
-            # It travels with the last segment, sent below, so no worker starts a step without it.
+            # Sent below with the last segment, so no worker starts a step without its choice.
             computing = self._step(step).computing
             late = [address not in computing for address in self._members]
             self._choices[step + 1] = choice = self._plan.choose(np.array(late))
@@ -196,9 +196,10 @@ class LiveGroup:
             self._end(seen, norm)
 
     def _give_up(self, step: int, nbytes: int) -> None:
-        """Break with workers for which too many sums wait: they may be stopped for hours.
+        """Close channels to workers for which too many sums wait: they may be stopped for hours.
 
-        The others go on as they are. No other worker could fetch now what such a worker stores.
+        The others stay in this group, because no worker could now fetch the data that such a worker
+        stores.
         """
         patience = max(self._backlog / nbytes, 2 * READ_EVERY)
         for node, address in enumerate(self._members):
@@ -225,7 +226,7 @@ class LiveGroup:
     # -- the end, and losses -------------------------------------------------------------------
 
     def _lose(self, address: str) -> None:
-        """Enter that a worker is gone. Steps in flight end without it, if that is possible."""
+        """Record that a worker is gone. Steps in flight end without it, if that is possible."""
         if address not in self._members or (node := self._members.index(address)) in self._absent:
             return
         self._link.lose(address)
@@ -242,7 +243,7 @@ class LiveGroup:
         last = self._seen.get(version - 1)
         patience = min(max(_LAST, last.seconds if last else 0.0), ANSWER_SECONDS)
         if not self._plan.rooted:
-            # All workers of a ring end together, and one of them alone reports the steps.
+            # All workers of a ring end together, and only one of them reports the steps.
             patience = ANSWER_SECONDS
         deadline = monotonic() + patience
         absent = {self._members[node] for node in self._absent}

@@ -1,13 +1,13 @@
 """The leader of a training: forms its groups, and starts another one when a worker is lost.
 
-It runs in a task. It has no parameters: every worker of the group is a replica. Through a
-:class:`~dask_coded.loop.Loop` it keeps the recent history. If it is lost with its worker, another
-leader asks all workers how far they are, and goes on with the most advanced of them.
+It runs in a task. It has no parameters, because every worker of the group has a replica. A
+:class:`~dask_coded.loop.Loop` keeps its recent history on other workers. If it is lost with its
+worker, another leader asks all workers how far along they are, and goes on with the most advanced.
 
 A worker whose channel closes is lost. If the code can do without it, the others first end the
 steps in flight. Then a new group is formed, without the lost worker and with those that have joined
-the cluster meanwhile. A worker that is only slow, or stopped, stays in the group: it finds the sums
-when it reads.
+the cluster meanwhile. A worker that is only slow, or stopped, stays in the group, because the sums
+wait for it until it reads them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ from dask_coded.transport.messages import (
     Unreachable,
 )
 
-# Of this many steps all details survive the loss of the leader; of earlier ones, the loss.
+# If the leader is lost, all details of this many recent steps survive; of earlier
+# ones, only the value of the loss function.
 _RECENT = 1000
 
 
@@ -56,20 +57,20 @@ class History:
     loop : Loop
         Reports the steps to the client, and has other workers keep the recent ones.
     steps : int
-        At which number of updates the training ends.
+        The number of updates at which the training ends.
     """
 
     def __init__(self, loop: Loop, steps: int) -> None:
         self._loop = loop
         self._steps = steps
         self._seen: dict[int, Step] = {}
-        # What other workers keep: a long history would take longer and longer to send.
+        # What other workers keep. A whole history would take longer and longer to send.
         self._recent: deque[Step] = deque(maxlen=_RECENT)
         for step in loop.resume(list(self._recent)):
             self._remember(step)
 
     def ended(self, step: Step, norm: float) -> None:
-        """Enter a step that has ended, with the norm of its mean gradient."""
+        """Record a step that has ended, with the norm of its mean gradient."""
         self._remember(step)
         workers = len(step.computing) or None
         loss = None if math.isnan(step.loss) else step.loss
@@ -77,7 +78,7 @@ class History:
         self._loop.report(progress, list(self._recent), step.step + 1 == self._steps)
 
     def of(self, losses: Sequence[float]) -> list[Step]:
-        """Return what was seen of each step; where nothing was, its loss."""
+        """Return what was seen of each step, or only its loss where nothing was seen."""
         return [self._seen.get(i) or Step(i, loss) for i, loss in enumerate(losses)]
 
     def _remember(self, step: Step) -> None:
@@ -140,7 +141,7 @@ class Leader:
                 return group
 
     def _enlisted(self, candidates: list[str]) -> dict[str, tuple[int, str] | None]:
-        """Return which workers answer, and after how many updates in which group they are."""
+        """Return the workers that answer, each with its number of updates and its last group."""
         waiting = set(candidates)
         found: dict[str, tuple[int, str] | None] = {}
         deadline = monotonic() + ANSWER_SECONDS

@@ -55,7 +55,7 @@ class Link:
         self._task = task
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._channels: dict[str, Channel] = {}
-        # Workers lost just now: the scheduler may not know it yet.
+        # Workers lost just now, which the scheduler may still list.
         self._lost: set[str] = set()
 
     @property
@@ -116,7 +116,7 @@ class Link:
             self._loop.add_callback(channel.abort)
 
     def lose(self, address: str) -> None:
-        """Enter that a worker is gone, so that the next group is formed without it."""
+        """Record that a worker is gone, so that the next group is formed without it."""
         self._lost.add(address)
 
     def fetch(self, address: str) -> bytes:
@@ -137,7 +137,7 @@ class Link:
     # -- groups --------------------------------------------------------------------------------
 
     def invite(self) -> list[str]:
-        """Start a new run and ask all workers how far they are.
+        """Start a new run and ask all workers how far along they are.
 
         Returns
         -------
@@ -173,18 +173,18 @@ class Link:
         sync(self._loop, self._call, group)
 
     def formed(self) -> None:
-        """Enter that all workers of the group have joined."""
+        """Record that all workers of the group have joined."""
         self._lost.clear()
 
     async def _call(self, group: Group) -> None:
-        # A task that was cancelled before the scheduler named its workers: they never hear of that.
+        # If a task is cancelled before the scheduler names its workers, they never learn of that.
         if is_cancelled(self._plugin.worker, self._task):
             raise CancelledError(f"{self._task!r} was cancelled")
         for node, address in enumerate(group.addresses):
             self._channels[address].send(Join(group.run_id, self._task, node, group))
 
     async def _leave(self) -> None:
-        """Hear no more of the group before."""
+        """Stop listening to the previous group."""
         for channel in self._channels.values():
             channel.unlisten(self.run_id)
         self._channels = {}

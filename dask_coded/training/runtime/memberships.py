@@ -46,16 +46,16 @@ class TrainingWorkerPlugin(WorkerPlugin):
     """Takes part in the trainings that tasks on other workers lead.
 
     A group is formed in two rounds of messages. A worker that answers :class:`Enlist` ends its part
-    in an earlier group and reports how far it is. A worker that receives :class:`Join` makes itself
-    a replica, in the most advanced state of all workers, and reports when that is done. Then all
-    workers of the group receive :class:`BeginSteps`.
+    in an earlier group and reports how far along it is. A worker that receives :class:`Join`
+    creates its replica, in the most advanced state of all workers, and reports when that is done.
+    Then all workers of the group receive :class:`BeginSteps`.
 
     Attributes
     ----------
     trainers : dict of str to Trainer
         This worker's part in each training.
     leaders : dict of Key to callable(Message)
-        By its task, how to hand the leader on this worker a message.
+        By the leader's task, how to hand a message to a leader on this worker.
     """
 
     name = NAME
@@ -161,7 +161,7 @@ class TrainingWorkerPlugin(WorkerPlugin):
         return {"state": await asyncio.to_thread(dumps, replica.state())}
 
     def _leader_gone(self, answer: Answer) -> None:
-        """A channel has closed: trainings whose leader used it wait for another leader."""
+        """Stop the trainers of a leader whose channel has closed; they wait for another leader."""
         for trainer in self.trainers.values():
             if trainer.answer is answer:
                 trainer.stop()

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 async def fetch_rows(worker: Worker, blocks: Blocks, start: int, stop: int) -> Any:
     """Fetch rows of an array in blocks, as a new array on this worker.
 
-    It waits for blocks that were lost, as long as the cluster computes them again.
+    It waits for lost blocks while the cluster computes them again.
 
     Raises
     ------
     CodedDataLostError
-        If the cluster cannot.
+        If the cluster cannot compute them again.
     """
     parts = [
         await _fetch(worker, key, first, end) for key, first, end in _overlap(blocks, start, stop)
@@ -42,7 +42,7 @@ async def fetch_rows(worker: Worker, blocks: Blocks, start: int, stop: int) -> A
 
 
 def _overlap(blocks: Blocks, start: int, stop: int) -> Iterator[tuple[Key, int, int]]:
-    """Yield which rows of which blocks; at least one range, if empty, for shape and dtype."""
+    """Yield which rows of which blocks; if there are none, an empty range for shape and dtype."""
     ends = np.cumsum(blocks.rows).tolist()
     found = False
     for key, rows, end in zip(blocks.keys, blocks.rows, ends, strict=True):
@@ -90,7 +90,7 @@ async def _slices(worker: Worker, address: str, key: Key, start: int, stop: int)
         parts.append(rows)
         if end >= stop:
             break
-        # The first row shows how long rows are.
+        # The first row shows how many bytes a row has.
         size = rows.data.nbytes if scipy.sparse.issparse(rows) else rows.nbytes
         start, step = end, max(1, limit * (end - start) // max(size, 1))
     return await asyncio.to_thread(_stacked, parts)

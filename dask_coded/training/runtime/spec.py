@@ -88,7 +88,7 @@ class Training:
     first : int
         How many updates the parameters have seen already.
     steps : int
-        At which number of updates the training ends.
+        The number of updates at which the training ends.
     workers : tuple of str or None
         Addresses of the workers that may take part; None for all.
     checkpoint : (str, int) or None
@@ -124,7 +124,7 @@ class Group:
     version : int
         How many updates had been applied when it was formed.
     sources : tuple of str
-        Addresses of the workers that have that state, bit for bit; empty if it is the model's.
+        Addresses of the workers that have that state, bit for bit; empty if the model has it.
     choice : tuple of int
         What the plan chose for the first steps.
     """

@@ -18,8 +18,8 @@ def check_folder(path: str, address: str) -> None:
     folder = Path(path).absolute().parent
     if not folder.is_dir():
         raise FileNotFoundError(
-            f"The checkpoint's folder {str(folder)!r} must be there on the workers, it is not on "
-            f"{address}, which leads the training: make it first."
+            f"The checkpoint's folder {str(folder)!r} must exist on the workers, it does not on "
+            f"{address}, which leads the training: create it first."
         )
 
 

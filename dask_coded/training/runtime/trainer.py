@@ -2,7 +2,7 @@
 
 The computation thread computes gradients and applies updates to its replica. The communication
 thread runs the machines of :mod:`dask_coded.aggregation`, one for each step that is not over yet,
-with all their arithmetic on vectors. The worker's event loop only moves bytes.
+and does all their vector arithmetic. The worker's event loop only moves bytes.
 
 A message of a step that is over is dropped. Between any two parts of the data the computation
 thread checks whether the step has ended without it. If so, it gives up, applies all sums that have
@@ -45,7 +45,7 @@ from dask_coded.transport.messages import (
 if TYPE_CHECKING:
     from distributed.worker import Worker
 
-#: After this many steps each a worker reports to the leader that it reads its messages.
+#: Steps between two reports of a worker to the leader that it reads its messages.
 READ_EVERY = 8
 
 
@@ -87,14 +87,14 @@ class Trainer:
         self._previous = previous
         self._channels: dict[int, Channel] = {}
         self._skipped: set[int] = set()
-        # Not the group's run id: a leader on this worker listens to that, on the same channel.
+        # Not the group's run id, because a leader on this worker listens to that on this channel.
         self._listener = f"{group.run_id}-closed"
         self._events: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        # The communication thread's own.
+        # Used by the communication thread alone.
         self._machines: dict[int, Machine] = {}
         self._segments: dict[int, dict[int, Partial]] = {}
         self._choices = {group.version: group.choice}
-        # What both threads share, and the event loop when it stops them.
+        # Shared by both threads, and by the event loop when it stops them.
         self._changed = threading.Condition()
         self._works: deque[tuple[int, Compute]] = deque()
         self._totals: dict[int, list[Partial]] = {}
@@ -104,7 +104,7 @@ class Trainer:
         self._stopped = False
         # Whether the computation thread is still fetching data.
         self._fetching = True
-        # At which number of updates the training ends.
+        # The number of updates at which the training ends.
         self._end = group.training.steps
         self._threads = [
             threading.Thread(target=self._guarded, args=(target,), name=name, daemon=True)
@@ -117,12 +117,12 @@ class Trainer:
     # -- from the event loop -------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Start: all workers of the group have joined."""
+        """Start both threads, once all workers of the group have joined."""
         for thread in self._threads:
             thread.start()
 
     def receive(self, message: NodeMessage) -> None:
-        """Take a message of another node's machine."""
+        """Take a message from another node's machine."""
         self._events.put(lambda: self._received(message))
 
     def skip(self, node: int) -> None:
@@ -171,7 +171,7 @@ class Trainer:
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except BaseException as exc:  # any of them would leave the other workers waiting forever
+        except BaseException as exc:  # any exception would leave the other workers waiting forever
             if not self._stopped:
                 error = portable(exc, self._worker.address)
                 self.answer(TrainingFailed(self.group.run_id, error))
@@ -241,7 +241,7 @@ class Trainer:
         return replica.version >= self._end
 
     def _ready(self) -> int:
-        """Return how many updates could be applied."""
+        """Return the number of updates after applying all sums that have come in."""
         ready = self.replica.version
         while ready in self._totals:
             ready += 1
@@ -252,7 +252,7 @@ class Trainer:
             step = self.replica.version
             totals = self._totals[step]
             self.replica.apply([t.vector for t in totals], sum(t.loss for t in totals))
-            # Only now: without its sum the other thread would take the step for an open one.
+            # Not earlier, because without its sum the other thread would consider the step open.
             del self._totals[step]
             self._checkpoint()
 
@@ -311,7 +311,7 @@ class Trainer:
         with self._changed:
             # A gradient that is being computed with these parameters is not needed any more.
             self._apply(self._ready())
-            # A sum that comes in from now on would make another state than the reported one.
+            # A sum that came in after this would make the state differ from the reported one.
             self._stopped = True
         self._worker.loop.add_callback(self.stop)
         tell(self.replica.version)
@@ -357,7 +357,7 @@ class Trainer:
         with self._changed:
             self._totals[step] = totals
             if self._fetching:
-                # No gradient uses the parameters yet, and sums would pile up until then.
+                # No gradient uses the parameters yet, so do not let sums pile up until one does.
                 self._apply(self.group.begins_with(self._ready()))
             self._changed.notify_all()
         del self._machines[step], self._segments[step]
@@ -398,7 +398,7 @@ def portable(exc: BaseException, address: str) -> bytes:
     exc.add_note(f"Raised in the training on worker {address}:\n{where}")
     try:
         packed: bytes = dumps(exc)
-        # Some can be pickled but not unpickled; those that end a process must not travel.
+        # Some exceptions can be pickled but not unpickled; SystemExit and the like must not travel.
         if isinstance(pickle.loads(packed), Exception):
             return packed
     except Exception:

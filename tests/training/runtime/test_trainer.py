@@ -118,7 +118,7 @@ def test_other_workers_keep_the_recent_part_of_a_long_history():
 
 
 class Peer:
-    """A worker that a joining one asks for its replica's state; None if it was just killed."""
+    """A worker whose replica's state a joining worker asks for; just killed if that is None."""
 
     def __init__(self, state: dict[str, Any] | None) -> None:
         self._state = state
@@ -155,7 +155,7 @@ def test_worker_killed_while_another_fetches_its_state_is_lost_and_not_an_error(
     assert leader._link._lost == {"b"}
 
 
-def test_a_worker_at_the_same_version_by_other_sums_takes_the_state_of_a_source():
+def test_a_worker_with_the_same_version_but_other_sums_takes_the_state_of_a_source():
     peer = Peer({"version": 3, "where": "there"})
     before = trainer(Star().plan(2), Counter())
     before.replica.version = 3

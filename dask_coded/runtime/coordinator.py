@@ -28,10 +28,11 @@ from dask_coded.runtime.live_round import InThread, LiveRound, RoundReport, Roun
 from dask_coded.runtime.spec import CodedDataLostError, CodedSpec
 from dask_coded.runtime.worker import CodedWorkerPlugin, is_cancelled, worker_plugin
 from dask_coded.transport.backoff import Backoff
+from dask_coded.transport.memory import LEAST_BYTES, Segment, SharedArray
 
-# A new plan is worth a wait of this share of a round.
+# A round may wait for a new plan for this fraction of the last round's time.
 _PATIENCE = 0.02
-# Rounds may be far shorter than this, in seconds; the scheduler is not asked more often.
+# Least seconds between two requests for a plan, unless a worker is lost; rounds may be far shorter.
 _ASK_SECONDS = 0.03
 
 
@@ -70,7 +71,7 @@ class Coordinator:
         return Coordinator(self._plugin, array_id, self._options, self._task)
 
     def run(self, operand: np.ndarray[Any, Any] | None) -> tuple[np.ndarray[Any, Any], RoundReport]:
-        """Run one round, from a thread; return its decoded result, and what happened.
+        """Run one round, from a thread; return its decoded result and a report.
 
         Raises
         ------
@@ -80,15 +81,18 @@ class Coordinator:
             If the task was cancelled.
         """
         began = monotonic()
-        # A queue instead of `run_coroutine_threadsafe`, because this thread decodes meanwhile. And
-        # a caller that cancels a task expects the CancelledError of concurrent.futures, not of
-        # asyncio.
+        # `run_coroutine_threadsafe` does not fit: this thread decodes meanwhile, and a caller that
+        # cancels a task expects the CancelledError of concurrent.futures, not of asyncio.
         steps: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         ended: Future[LiveRound] = Future()
 
+        # Here and not on the event loop, because a large operand takes milliseconds to copy.
+        lease = self._share(operand)
+
         async def run() -> None:
             try:
-                ended.set_result(await self._round(operand, steps.put))
+                shared = lease[1] if lease else None
+                ended.set_result(await self._round(operand, shared, steps.put))
             except BaseException as exc:
                 ended.set_exception(exc)
             finally:
@@ -97,20 +101,35 @@ class Coordinator:
         self._plugin.worker.loop.add_callback(run)
         while (step := steps.get()) is not None:
             step()
+        if lease:
+            # A late worker may still read it, for a round whose messages are dropped.
+            self._plugin.exchange.memory.reuse(lease[0])
         live = ended.result()
         result = live.result()
         live.report.seconds = self._seconds = monotonic() - began
         return result, live.report
 
+    def _share(self, operand: np.ndarray[Any, Any] | None) -> tuple[Segment, SharedArray] | None:
+        """Put a large operand where the workers of this host can read it, if there are any."""
+        exchange = self._plugin.exchange
+        if operand is None or operand.nbytes < LEAST_BYTES or not exchange.shares_memory:
+            return None
+        return exchange.memory.share(operand)
+
     def open(self) -> CodedSpec:
-        """Learn what the array is, from a thread."""
+        """Return the spec of the array; called from a thread."""
         current: _Current = sync(self._plugin.worker.loop, self._plan)
         return current.spec
 
-    async def _round(self, operand: np.ndarray[Any, Any] | None, in_thread: InThread) -> LiveRound:
+    async def _round(
+        self,
+        operand: np.ndarray[Any, Any] | None,
+        shared: SharedArray | None,
+        in_thread: InThread,
+    ) -> LiveRound:
         history = self._history
         while True:
-            # The thread of a cancelled task runs on. It can be stopped where a round starts.
+            # The thread of a cancelled task keeps running, so it is stopped where a round starts.
             if self._task and is_cancelled(self._plugin.worker, self._task):
                 raise CancelledError(f"{self._task} was cancelled")
             spec, plan, layout = await self._plan()
@@ -120,6 +139,7 @@ class Coordinator:
                 plan,
                 layout,
                 operand,
+                shared,
                 self._options,
                 history.pace,
                 in_thread,
@@ -156,7 +176,7 @@ class Coordinator:
         return self._current
 
     async def _ask(self) -> _Current:
-        """Exchange with the scheduler plugin: measurements go up, a plan comes down."""
+        """Send measurements to the scheduler plugin, and return its plan."""
         plugin = self._plugin
         measured = self._history.take_speeds()
         self._asked = monotonic()

@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 from dask.typing import Key
 
 from dask_coded.rounds import Reporting, StripeRange, without
+from dask_coded.rounds.kernels import Rows
 from dask_coded.transport import Answer
+from dask_coded.transport.memory import LEAST_BYTES, Memory, Segment, SharedArray, aligned
 from dask_coded.transport.messages import Message, Share, ShareFailed
 
 # Stripes are computed in batches of about this long: short enough to stop between two of them, long
-# enough that the Python code between them does not count.
+# enough that the Python code between them is negligible.
 _BATCH_SECONDS = 0.0005
 
 
 class Job:
     """Computes the stripes that one worker is assigned in one round.
 
-    All methods but the computing itself run on the worker's event loop. The code that runs between
-    two products finds cold caches, where a NumPy call costs tens of microseconds. It is plain
-    Python: 60 us for a stripe instead of 150, next to a product of 3 ms.
+    Stripes are computed in threads of the executor; public methods run on the worker's event loop.
+    Between two products caches are cold, so a NumPy call costs tens of microseconds. The code there
+    is therefore plain Python: 60 us for a stripe instead of 150, next to a product of 3 ms.
 
     Parameters
     ----------
@@ -46,19 +48,22 @@ class Job:
     reporting : Reporting
     lead : float
         Seconds before running dry at which a report is due, so that more work can come in time.
+    memory : Memory, optional
+        Where to leave large shares for the coordinator; by default they travel in messages.
     """
 
     def __init__(
         self,
         run_id: Key,
-        kernels: dict[int, Callable[[int, int], np.ndarray[Any, Any]]],
-        edges: dict[int, np.ndarray[Any, Any]],
+        kernels: dict[int, Callable[[int, int], Rows]],
+        edges: dict[int, Rows],
         lengths: dict[int, int],
         answer: Answer,
         executor: Executor,
         threads: int,
         reporting: Reporting,
         lead: float,
+        memory: Memory | None = None,
     ) -> None:
         self.run_id = run_id
         self.answer = answer
@@ -69,10 +74,12 @@ class Job:
         self._threads = threads
         self._reporting = reporting
         self._lead = lead
+        self._memory = memory
+        self._output: _Output | None = None
         self._lock = threading.Lock()
         self._queue: deque[StripeRange] = deque()
         self._taken = {p: bytearray(len(e) - 1) for p, e in edges.items()}
-        self._shares: list[tuple[StripeRange, np.ndarray[Any, Any]]] = []
+        self._shares: list[tuple[StripeRange, Rows]] = []
         self._active = 0
         self._began: float | None = None
         self._started = perf_counter()
@@ -129,7 +136,7 @@ class Job:
                 if self._began is None:
                     self._began = perf_counter()
                 return StripeRange(piece, start, stop)
-            # Under the same lock: work that is assigned from now on gets a new thread.
+            # Under the same lock, so that work assigned from now on gets a new thread.
             self._active -= 1
             message = None
             if not self._active:
@@ -139,12 +146,14 @@ class Job:
             self.answer(message)
         return None
 
-    def _compute(self, batch: StripeRange) -> np.ndarray[Any, Any]:
+    def _compute(self, batch: StripeRange) -> Rows:
         edges, length = self._edges[batch.piece], self._lengths[batch.piece]
         start, stop = edges[batch.start], edges[batch.stop]
         return self._kernels[batch.piece](min(start, length), min(stop, length))
 
-    def _finish(self, batch: StripeRange, rows: np.ndarray[Any, Any], seconds: float) -> None:
+    def _finish(self, batch: StripeRange, rows: Rows, seconds: float) -> None:
+        if (output := self._output_for(rows)) is not None:
+            output.store(batch.piece, self._edges[batch.piece][batch.start], rows)
         with self._lock:
             self._shares.append((batch, rows))
             self._stripe = seconds / (batch.stop - batch.start)
@@ -167,22 +176,82 @@ class Job:
         self._busy = 0.0
         self._reported = now
         shares, self._shares = _merged(self._shares), []
+        output = self._output
         return Share(
             self.run_id,
             ranges=tuple(part for part, _ in shares),
-            rows=tuple(rows for _, rows in shares),
+            rows=tuple(
+                joined(rows)
+                if output is None
+                else output.place(part.piece, self._edges[part.piece][part.start], rows)
+                for part, rows in shares
+            ),
             seconds=busy,
         )
 
+    def _output_for(self, rows: Rows) -> _Output | None:
+        """Return where to leave the job's rows, made at the first of them; None for in messages."""
+        if self._memory is None:
+            return self._output
+        with self._lock:
+            if self._memory is not None:
+                lengths = {p: min(e[-1], self._lengths[p]) for p, e in self._edges.items()}
+                self._output = _Output.of(self._memory, lengths, rows)
+                # Only now: other threads take it as the sign that the output is decided.
+                self._memory = None
+            return self._output
 
-def _merged(
-    shares: list[tuple[StripeRange, np.ndarray[Any, Any]]],
-) -> list[tuple[StripeRange, np.ndarray[Any, Any]]]:
-    """Join shares of neighbouring stripes, so that there are fewer arrays to serialise."""
-    groups: list[tuple[StripeRange, list[np.ndarray[Any, Any]]]] = []
+
+class _Output:
+    """The rows of a job in shared memory, piece after piece."""
+
+    def __init__(self, segment: Segment, offsets: dict[int, int], row: Rows) -> None:
+        self._segment = segment
+        self._offsets = offsets
+        self._row = row
+
+    @classmethod
+    def of(cls, memory: Memory, lengths: dict[int, int], rows: Rows) -> _Output | None:
+        """Make room for so many rows of each piece, like these; None if that is little or fails."""
+        width = rows.dtype.itemsize * math.prod(rows.shape[1:])
+        offsets, size = {}, 0
+        for piece, length in lengths.items():
+            offsets[piece] = size
+            size = aligned(size + length * width)
+        if size < LEAST_BYTES or (segment := memory.new(size)) is None:
+            return None
+        return cls(segment, offsets, rows[:0])
+
+    def store(self, piece: int, first: int, rows: Rows) -> None:
+        """Copy rows of a piece to their place."""
+        self._at(piece, first, len(rows))[...] = rows
+
+    def place(self, piece: int, first: int, parts: list[Rows]) -> SharedArray:
+        """Return where the coordinator finds neighbouring rows of a piece."""
+        count = sum(map(len, parts))
+        return self._segment.place(self._at(piece, first, count), self._start(piece, first))
+
+    def _start(self, piece: int, first: int) -> int:
+        width = self._row.dtype.itemsize * math.prod(self._row.shape[1:])
+        return self._offsets[piece] + first * width
+
+    def _at(self, piece: int, first: int, count: int) -> Rows:
+        shape = (count, *self._row.shape[1:])
+        found: Rows = self._segment.array(self._row.dtype, shape, self._start(piece, first))
+        return found
+
+
+def _merged(shares: list[tuple[StripeRange, Rows]]) -> list[tuple[StripeRange, list[Rows]]]:
+    """Join ranges of neighbouring stripes, each with the rows of its parts."""
+    groups: list[tuple[StripeRange, list[Rows]]] = []
     for part, rows in sorted(shares, key=lambda share: share[0]):
         if groups and groups[-1][0].piece == part.piece and groups[-1][0].stop == part.start:
             groups[-1] = (groups[-1][0]._replace(stop=part.stop), [*groups[-1][1], rows])
         else:
             groups.append((part, [rows]))
-    return [(p, parts[0] if len(parts) == 1 else np.concatenate(parts)) for p, parts in groups]
+    return groups
+
+
+def joined(parts: list[Rows]) -> Rows:
+    """Return rows of neighbouring stripes as one array: there is less to serialise."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -28,9 +28,11 @@ from dask_coded.rounds.assignment import all_tried
 from dask_coded.runtime.answers import RoundPlan
 from dask_coded.runtime.spec import CodedSpec
 from dask_coded.transport import Exchange
+from dask_coded.transport.memory import LEAST_BYTES, Mappings, SharedArray
 from dask_coded.transport.messages import (
     AddStripes,
     Closed,
+    MemoryLost,
     Message,
     PiecesAbsent,
     Share,
@@ -40,10 +42,10 @@ from dask_coded.transport.messages import (
 )
 
 # Bytes of shares that are decoded together while the rest is computed. Waking up the algorithm's
-# thread takes a share of the event loop's time, which small rounds cannot spare.
+# thread takes time from the event loop, which small rounds cannot spare.
 _DECODE_BYTES = 1 << 19
 
-#: Has something done in the algorithm's thread, soon.
+#: Schedules a call in the algorithm's thread.
 InThread = Callable[[Callable[[], None]], None]
 
 
@@ -85,10 +87,12 @@ class LiveRound:
     layout : Layout
         Of the plan.
     operand : ndarray or None
+    shared : SharedArray or None
+        The operand in memory that workers of this host can read.
     options : RoundOptions
     pace : Pace
     in_thread : callable
-        Has decoding done in the algorithm's thread.
+        Schedules decoding in the algorithm's thread.
     """
 
     def __init__(
@@ -98,6 +102,7 @@ class LiveRound:
         plan: RoundPlan,
         layout: Layout,
         operand: np.ndarray[Any, Any] | None,
+        shared: SharedArray | None,
         options: RoundOptions,
         pace: Pace,
         in_thread: InThread,
@@ -109,6 +114,9 @@ class LiveRound:
         self._plan = plan
         self._layout = layout
         self._operand = operand
+        self._shared = shared
+        # Memory of participants, mapped until the round is decoded.
+        self._mappings = Mappings(most=len(plan.addresses))
         self._assembler = spec.assembler(operand)
         self._in_thread = in_thread
         # Shares that have not been handed to the assembler yet, and their bytes.
@@ -163,7 +171,7 @@ class LiveRound:
         return self._spec.result(self._assembler.rows)
 
     def _welcome_back(self) -> None:
-        """Let workers take part that were silent when the round started and have answered since."""
+        """Let workers that were silent when the round started take part once they have answered."""
         for worker in [w for w in self._silent if not self._channels[w].silent]:
             self._silent.discard(worker)
             self.round.expect(worker, self._plan.speeds[worker])
@@ -191,10 +199,12 @@ class LiveRound:
 
     def _start_of(self, worker: int, ranges: tuple[StripeRange, ...]) -> StartRound:
         spec, geometry = self._spec, self._spec.geometry
+        shared = self._channels[worker].shared
         return StartRound(
             self.run_id,
             kernel=spec.kernel,
-            operand=self._operand,
+            operand=self._shared if shared and self._shared else self._operand,
+            shared=shared,
             stripes=geometry.stripes,
             pieces=tuple(
                 (p, spec.keys[p], int(geometry.edges(int(spec.code.group[p]))[-1]))
@@ -240,6 +250,9 @@ class LiveRound:
                 self._carry_out(self._share(worker, message, now))
             case Closed():
                 self._carry_out(self.round.lost([worker], now))
+            case MemoryLost():
+                self._channels[worker].shared = False
+                self._carry_out(self.round.lost([worker], now))
             case PiecesAbsent(_, pieces):
                 self._carry_out(self.round.lost_pieces(pieces, now))
             case ShareFailed(_, error):
@@ -249,14 +262,25 @@ class LiveRound:
 
     def _share(self, worker: int, share: Share, now: float) -> list[Command]:
         ranges = [StripeRange(*part) for part in share.ranges]
+        try:
+            rows = [self._rows(found) for found in share.rows]
+        except OSError:  # the worker died just now
+            return self.round.lost([worker], now)
         fresh, commands = self.round.share(worker, ranges, share.seconds, now)
         new = set(fresh)
-        self._decode([s for s in zip(ranges, share.rows, strict=True) if s[0] in new])
+        self._decode([s for s in zip(ranges, rows, strict=True) if s[0] in new])
         self._log(worker, ranges, share.seconds, now - self.began)
         return commands
 
+    def _rows(self, rows: Any) -> np.ndarray[Any, Any]:
+        """Return the rows of a share, wherever they lie."""
+        found: np.ndarray[Any, Any] = rows
+        if isinstance(rows, tuple):
+            found = self._mappings.view(SharedArray(*rows))
+        return found
+
     def _decode(self, shares: list[tuple[StripeRange, np.ndarray[Any, Any]]]) -> None:
-        """Hand what has come to the assembler, once that is much or everything."""
+        """Hand shares to the assembler, once they are many or the round is finished."""
         self._waiting += shares
         self._size += sum(rows.nbytes for _, rows in shares)
         if self._size < _DECODE_BYTES and not self.round.finished:
@@ -281,4 +305,7 @@ class LiveRound:
             self._timer.cancel()
         for channel in self._channels:
             channel.end(self.run_id, self.began)
+            if self._operand is not None and self._operand.nbytes >= LEAST_BYTES:
+                # Participants hold the operand and their rows until they hear of the end.
+                channel.flush()
         self.report.workers = int((self.round.state.done > 0).sum())

@@ -19,9 +19,11 @@ from dask_coded.runtime.checkpoints import StateKeeper
 from dask_coded.runtime.jobs import Job
 from dask_coded.runtime.spec import NAME, CodedSpec, as_key
 from dask_coded.transport import Answer, Exchange
+from dask_coded.transport.memory import Mappings, SharedArray
 from dask_coded.transport.messages import (
     AddStripes,
     DropRound,
+    MemoryLost,
     Message,
     PiecesAbsent,
     RoundStopped,
@@ -41,7 +43,7 @@ class CodedWorkerPlugin(WorkerPlugin):
     """Computes a worker's part of coded rounds, in threads of its own.
 
     It has as many threads as the worker. A coordinator that runs as a task on a one-thread worker
-    waits for a share from this very worker, which therefore cannot be an ordinary task there.
+    may wait for a share of that same worker, so shares cannot be computed in ordinary tasks.
 
     Attributes
     ----------
@@ -61,6 +63,8 @@ class CodedWorkerPlugin(WorkerPlugin):
         self.keeper = StateKeeper(worker, self.exchange)
         self._specs: dict[str, CodedSpec] = {}
         self._jobs: dict[Key, Job] = {}
+        # A coordinator uses the same segment in every round, or two in turn.
+        self._operands = Mappings(most=2)
         self._executor = ThreadPoolExecutor(worker.state.nthreads, thread_name_prefix="Coded")
         self.exchange.register(
             self._handle,
@@ -81,11 +85,11 @@ class CodedWorkerPlugin(WorkerPlugin):
     # -- the coordinator's side ----------------------------------------------------------------
 
     def spec(self, array_id: str) -> CodedSpec | None:
-        """Return what this worker last learnt about an array, if anything."""
+        """Return the spec of an array that this worker last received, if any."""
         return self._specs.get(array_id)
 
     def remember(self, array_id: str, spec: CodedSpec) -> None:
-        """Keep the spec of an array for the next rounds; the oldest one makes room."""
+        """Keep the spec of an array for the next rounds; the oldest ones are dropped."""
         self._specs.pop(array_id, None)
         self._specs[array_id] = spec
         while len(self._specs) > _SPECS:
@@ -107,13 +111,19 @@ class CodedWorkerPlugin(WorkerPlugin):
             case DropRound(run_id):
                 self._drop(run_id)
             case StopRound(run_id):
-                # Answered in any case: without an answer the coordinator takes this worker for
-                # a stopped one.
+                # Always answered, because without an answer the coordinator would assume that
+                # this worker is stopped.
                 self._drop(run_id)
                 answer(RoundStopped(run_id))
 
     def _start(self, message: StartRound, answer: Answer) -> None:
         x = message.operand
+        if isinstance(x, tuple):
+            try:
+                x = self._operands.view(SharedArray(*x))
+            except OSError:
+                answer(MemoryLost(message.run_id))
+                return
         x = None if x is None else np.require(x, requirements=["C", "A"])
         kernel = KERNELS[message.kernel]
         kernels, edges, lengths, absent = {}, {}, {}, []
@@ -136,6 +146,7 @@ class CodedWorkerPlugin(WorkerPlugin):
             self.worker.state.nthreads,
             Reporting(message.interval, message.growth),
             message.lead,
+            self.exchange.memory if message.shared else None,
         )
         job.assign(StripeRange(*part) for part in message.ranges)
 
@@ -144,15 +155,16 @@ class CodedWorkerPlugin(WorkerPlugin):
             job.stop()
 
     def _coordinator_gone(self, answer: Answer) -> None:
+        self._operands.clear()
         for run_id in [run_id for run_id, job in self._jobs.items() if job.answer is answer]:
             self._drop(run_id)
 
     def piece(self, key: Key) -> Any:
-        """Return a piece that this worker holds, aligned; None if it does not hold it any more."""
+        """Return a piece, aligned in memory; None if this worker does not hold it any more."""
         data = self.worker.data.get(key)
         if isinstance(data, np.ndarray) and not (data.flags.aligned and data.flags.c_contiguous):
-            # Arrays that came over a comm may lie anywhere, and a product with an unaligned one is
-            # several times slower. Copy it once; the copy replaces the original.
+            # Arrays that came over a comm may be unaligned, which makes a product several times
+            # slower. Copy it once; the copy replaces the original.
             data = self.worker.data[key] = np.require(data, requirements=["C", "A"])
         return data
 
@@ -186,6 +198,6 @@ def worker_plugin(worker: Worker) -> CodedWorkerPlugin:
 
 
 def is_cancelled(worker: Worker, task: Key) -> bool:
-    """Whether a task on a worker is cancelled. Its thread goes on until it looks."""
+    """Whether a task on a worker is cancelled. Its thread runs on until it checks this."""
     ts = worker.state.tasks.get(task)
     return ts is not None and ts.state == "cancelled"

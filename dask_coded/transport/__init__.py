@@ -1,4 +1,4 @@
-"""Messages between workers, on distributed's comms: knows workers, but neither codes nor rounds."""
+"""Messages between workers over distributed's comms, independent of codes and rounds."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Long-lived two-way channels between the workers of a cluster.
 
-One channel per pair of workers serves all runs and all arrays. A dead peer closes its channel at
-once, long before the scheduler misses a heartbeat. Messages from a worker to itself are handed over
-in the process.
+A worker opens one channel to each peer, for all runs and all arrays. When the peer dies, the
+channel closes at once, long before the scheduler misses a heartbeat. Messages from a worker to
+itself stay in the process.
 """
 
 from __future__ import annotations
@@ -14,15 +14,19 @@ from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from dask.typing import Key
 from distributed.comm import connect
 from distributed.core import Status
 
+from dask_coded.transport.memory import Mappings, Memory, SharedArray
 from dask_coded.transport.messages import (
     PROTOCOL,
     Closed,
     DropRound,
+    MemoryProbed,
     Message,
+    ProbeMemory,
     StopRound,
 )
 from dask_coded.transport.wire import pack, unpack
@@ -33,24 +37,26 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("distributed.dask_coded")
 
-#: Sends a message back through the channel that another came by. May be called from any thread.
+#: Answers a message through the channel on which it came. May be called from any thread.
 Answer = Callable[[Message], None]
 #: Acts on a message at the participant's end.
 Handler = Callable[[Message, Answer], None]
-#: Hears the messages of a run at the coordinator's end.
+#: Receives the messages of a run at the coordinator's end.
 Listener = Callable[[Message], None]
 
 #: A worker whose event loop runs answers a question within this many seconds.
 ANSWER_SECONDS = 2.0
-# It answers `StopRound` at once; a throttled one may stall for this long.
+# The run id of messages about shared memory.
+_PROBE = "memory"
+# It answers `StopRound` at once, but a throttled worker may stall for this many seconds.
 _SILENCE = 1.0
 
 
 class _Outbox:
-    """Writes messages in order, in batches of those that came while the last batch was written.
+    """Writes messages in order; those that come while a batch is written form the next batch.
 
-    distributed's ``BatchedSend`` remembers its last thousand messages for debugging, which here
-    hold arrays.
+    distributed's ``BatchedSend`` is not used, because it keeps its last thousand messages for
+    debugging, and messages here hold arrays.
     """
 
     def __init__(self) -> None:
@@ -101,29 +107,41 @@ class Channel:
         Of the peer.
     local : callable(Message), optional
         Takes the messages, if the peer is this worker.
+    probe : SharedArray, optional
+        Lets the peer find out whether it shares memory with this worker.
 
     Attributes
     ----------
     asked : float or None
-        Since when an answer has been due, on the monotonic clock; None if none is. A stopped worker
-        owes it until it runs again, whichever run it answers.
+        Monotonic time since which an answer has been due; None if none is due. A stopped worker
+        owes it until it runs again; a message of any run counts as the answer.
     closed : bool
+    shared : bool
+        Whether both ends can read each other's memory.
     """
 
     def __init__(
-        self, worker: Worker, address: str, local: Callable[[Message], None] | None = None
+        self,
+        worker: Worker,
+        address: str,
+        local: Callable[[Message], None] | None = None,
+        probe: SharedArray | None = None,
     ) -> None:
         self.address = address
+        self.shared = False
         self.asked: float | None = None
         self.closed = False
         self._worker = worker
         self._listeners: dict[Key, Listener] = {}
-        # Runs of which the peer has been sent something that it is to drop when they are over.
+        # Runs that the peer knows and must be told to drop when they are over.
         self._sent: set[Key] = set()
         self._over: list[Message] = []
         self._loop = asyncio.get_running_loop()
         self._local = local
         self._outbox = _Outbox()
+        if probe is not None and local is None and not address.startswith("inproc://"):
+            self.listen(_PROBE, self._probed)
+            self.post(ProbeMemory(_PROBE, probe))
         self._task = None if local else asyncio.create_task(self._connect_and_read())
 
     def listen(self, run_id: Key, listener: Listener) -> None:
@@ -137,14 +155,18 @@ class Channel:
 
     def send(self, message: Message) -> None:
         """Send a message that the peer answers. Messages keep their order."""
-        for over in self._over:
-            self.post(over)
-        self._over.clear()
+        self.flush()
         if message.run_id in self._listeners:
             self._sent.add(message.run_id)
         if self.asked is None:
             self.asked = monotonic()
         self.post(message)
+
+    def flush(self) -> None:
+        """Tell the peer of all rounds that are over, instead of with the next message."""
+        for over in self._over:
+            self.post(over)
+        self._over.clear()
 
     def post(self, message: Message) -> None:
         """Send a message that needs no answer."""
@@ -154,7 +176,7 @@ class Channel:
             self._outbox.send(message)
 
     def abort(self) -> None:
-        """Break the connection. Listeners hear what they would if the peer were gone."""
+        """Break the connection, so that listeners receive :class:`Closed`."""
         self._outbox.close()
 
     @property
@@ -165,8 +187,9 @@ class Channel:
     def end(self, run_id: Key, began: float) -> None:
         """Stop listening to a run that began at ``began``, and have the peer drop its part.
 
-        A peer that owes nothing is told with the next message. Another one is asked to stop, and
-        owes the answer to that from now on, unless it has owed one since before the run.
+        A peer that owes no answer is sent :class:`DropRound` with the next message. A peer that
+        owes one is sent :class:`StopRound` at once; :attr:`asked` then starts again from now,
+        unless it dates from before the run.
         """
         self._listeners.pop(run_id, None)
         if run_id not in self._sent:
@@ -186,6 +209,10 @@ class Channel:
         self.asked = None
         if listener := self._listeners.get(message.run_id):
             listener(message)
+
+    def _probed(self, message: Message) -> None:
+        if isinstance(message, MemoryProbed) and message.segment is not None:
+            self.shared = _readable(SharedArray(*message.segment))
 
     async def _connect_and_read(self) -> None:
         comm = None
@@ -216,10 +243,23 @@ class Channel:
         self.closed = True
 
 
+def _readable(segment: SharedArray) -> bool:
+    try:
+        Mappings(most=0).view(segment)
+    except OSError:
+        return False
+    return True
+
+
 class Exchange:
     """The channels of a worker, and the parts of the package that handle messages on it.
 
     Each part registers the messages that it handles; this class knows none of them.
+
+    Attributes
+    ----------
+    memory : Memory
+        What this worker shares with others on its host.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -227,11 +267,17 @@ class Exchange:
         self._channels: dict[str, Channel] = {}
         self._handlers: dict[type[Message], Handler] = {}
         self._on_closed: list[Callable[[Answer], None]] = []
+        self.memory = Memory()
+        self._probe: SharedArray | None = None
+        if (segment := self.memory.new(len(_PROBE))) is not None:
+            self._segment = segment  # as long as this lives, peers can open it
+            self._probe = segment.place(segment.array(np.dtype(np.uint8), (len(_PROBE),)))
+        self.register(self._probe_memory, [ProbeMemory])
         worker.handlers["coded_channel"] = self._serve
 
     @classmethod
     def of(cls, worker: Any) -> Exchange:
-        """Return the exchange of a worker; the first caller makes it."""
+        """Return the exchange of a worker; the first call creates it."""
         found = worker.extensions.get("coded-exchange")
         if found is None:
             found = worker.extensions["coded-exchange"] = cls(worker)
@@ -252,7 +298,7 @@ class Exchange:
             Runs on the event loop.
         kinds : iterable of type
         on_closed : callable(Answer), optional
-            Called when a channel has closed, with what its messages were answered by.
+            Called when a channel has closed, with the ``Answer`` that its messages came with.
         """
         for kind in kinds:
             self._handlers[kind] = handler
@@ -264,13 +310,23 @@ class Exchange:
         channel = self._channels.get(address)
         if channel is None or channel.closed:
             local = self._receive_own if address == self._worker.address else None
-            channel = self._channels[address] = Channel(self._worker, address, local)
+            channel = self._channels[address] = Channel(self._worker, address, local, self._probe)
         return channel
 
     @property
     def silent(self) -> list[str]:
-        """Addresses of the peers that owe an answer for too long."""
+        """Addresses of the peers that have owed an answer for too long."""
         return [address for address, channel in self._channels.items() if channel.silent]
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether any peer can read this worker's memory."""
+        return any(channel.shared and not channel.closed for channel in self._channels.values())
+
+    def _probe_memory(self, message: Message, answer: Answer) -> None:
+        assert isinstance(message, ProbeMemory)
+        readable = _readable(SharedArray(*message.segment))
+        answer(MemoryProbed(message.run_id, self._probe if readable else None))
 
     async def close(self) -> None:
         await asyncio.gather(*(channel.close() for channel in self._channels.values()))
@@ -304,13 +360,13 @@ class Exchange:
 
 
 async def serve(comm: Comm, handle: Handler, closed: Callable[[Answer], None]) -> Status:
-    """Hand the messages of a channel, and a way to answer, to ``handle`` until the peer goes."""
+    """Hand each message of a channel, with a way to answer, to ``handle`` until the peer goes."""
     loop = asyncio.get_running_loop()
     outbox = _Outbox()
     outbox.open(comm)
 
     def answer(message: Message) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the answer has no use
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no answer is needed
             loop.call_soon_threadsafe(outbox.send, message)
 
     try:

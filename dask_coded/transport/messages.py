@@ -15,8 +15,8 @@ from typing import Any
 
 from dask.typing import Key
 
-#: Changes whenever a message does. Both ends of a channel must have the same.
-PROTOCOL = 1
+#: Changes whenever a message does. Both ends of a channel must have the same version.
+PROTOCOL = 2
 
 #: Ranges of stripes: (piece, first stripe, stripe after the last).
 Ranges = tuple[tuple[int, int, int], ...]
@@ -37,18 +37,45 @@ class Closed(Message):
     """The channel has closed. A channel hands it to its own listeners; it never travels."""
 
 
+@dataclass(frozen=True)
+class ProbeMemory(Message):
+    """Can you read this segment? The worker that opened a channel sends it first.
+
+    Parameters
+    ----------
+    segment : SharedArray
+    """
+
+    segment: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class MemoryProbed(Message):
+    """The answer to :class:`ProbeMemory`.
+
+    Parameters
+    ----------
+    segment : SharedArray or None
+        One of the answering worker, to be read in turn; None if it could not read the other.
+    """
+
+    segment: tuple[Any, ...] | None
+
+
 # -- of rounds: coordinator to participant ---------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class StartRound(Message):
-    """The first stripes of a round, with its operand. The coordinator sends it once per round.
+    """The first stripes of a round, with its operand. The coordinator sends this once per worker.
 
     Parameters
     ----------
     kernel : str
         A key of ``KERNELS``.
-    operand : ndarray or None
+    operand : ndarray, SharedArray or None
+    shared : bool
+        Whether large shares are to be left in shared memory.
     stripes : int
         Stripes of each piece.
     pieces : tuple of (int, Key, int)
@@ -63,6 +90,7 @@ class StartRound(Message):
 
     kernel: str
     operand: Any
+    shared: bool
     stripes: int
     pieces: tuple[tuple[int, Key, int], ...]
     ranges: Ranges
@@ -73,28 +101,28 @@ class StartRound(Message):
 
 @dataclass(frozen=True)
 class AddStripes(Message):
-    """More stripes of a round. The coordinator sends it when work moves to this participant."""
+    """More stripes of a round. The coordinator sends this when work moves to the participant."""
 
     ranges: Ranges
 
 
 @dataclass(frozen=True)
 class WithdrawStripes(Message):
-    """Stripes not to compute any more. The coordinator sends it when work moves elsewhere."""
+    """Stripes not to compute any more. The coordinator sends this when work moves elsewhere."""
 
     ranges: Ranges
 
 
 @dataclass(frozen=True)
 class DropRound(Message):
-    """A round is over. The coordinator sends it to a participant that owes no answer."""
+    """A round is over. The coordinator sends this to a participant that owes no answer."""
 
 
 @dataclass(frozen=True)
 class StopRound(Message):
-    """A round is over. The coordinator sends it to a participant that owes an answer.
+    """A round is over. The coordinator sends this to a participant that owes an answer.
 
-    The participant answers with :class:`RoundStopped`, which proves that it is not stopped itself.
+    The participant answers with :class:`RoundStopped`, which proves that it still runs.
     """
 
 
@@ -103,12 +131,12 @@ class StopRound(Message):
 
 @dataclass(frozen=True)
 class Share(Message):
-    """Computed stripes. A participant sends it whenever a report is due.
+    """Computed stripes. A participant sends this whenever a report is due.
 
     Parameters
     ----------
     ranges : Ranges
-    rows : tuple of ndarray
+    rows : tuple of ndarray or SharedArray
         The rows of each range.
     seconds : float
         How long the participant has computed since its last share.
@@ -121,9 +149,14 @@ class Share(Message):
 
 @dataclass(frozen=True)
 class PiecesAbsent(Message):
-    """The participant does not hold these pieces any more. It sends it when a round starts."""
+    """The participant no longer holds these pieces. It sends this when a round starts."""
 
     pieces: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class MemoryLost(Message):
+    """The participant cannot read the operand in shared memory. It sends it when a round starts."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +207,7 @@ class StateKept(Message):
 
 @dataclass(frozen=True)
 class Enlist(Message):
-    """A group is being formed. The leader asks all workers that may take part how far they are.
+    """A group is being formed. The leader asks all candidates how far along they are.
 
     A worker that takes part in an earlier group of the training leaves it, then answers with
     :class:`Enlisted`.
@@ -185,7 +218,7 @@ class Enlist(Message):
 
 @dataclass(frozen=True)
 class Join(Message):
-    """The worker is in the group. It makes itself a replica in the most advanced state.
+    """The worker is in the group. It creates its replica, in the most advanced state.
 
     It answers at once with :class:`Joining`, then with :class:`Joined`, or with
     :class:`Unreachable` or :class:`TrainingFailed`.
@@ -206,19 +239,19 @@ class Join(Message):
 
 @dataclass(frozen=True)
 class BeginSteps(Message):
-    """All workers of the group have joined. The leader sends it to all of them."""
+    """All workers of the group have joined. The leader sends this to all of them."""
 
 
 @dataclass(frozen=True)
 class HaltTraining(Message):
-    """End the training after ``version`` updates. The leader sends it to all workers."""
+    """End the training after ``version`` updates. The leader sends this to all workers."""
 
     version: int
 
 
 @dataclass(frozen=True)
 class SkipNode(Message):
-    """Send nothing more to a node, which does not read. The leader sends it to all workers."""
+    """Send nothing more to a node that does not read. The leader sends this to all workers."""
 
     node: int
 
@@ -234,7 +267,7 @@ class Enlisted(Message):
     ----------
     state : (int, str) or None
         How many updates the worker's replica has seen, and the run id of its last group. Replicas
-        with the same pair are the same, bit by bit. None for a worker without a replica.
+        with the same pair are the same, bit for bit. None for a worker without a replica.
     """
 
     state: tuple[int, str] | None
@@ -242,7 +275,7 @@ class Enlisted(Message):
 
 @dataclass(frozen=True)
 class Joining(Message):
-    """The first answer to :class:`Join`: the worker is alive, and makes itself a replica."""
+    """The first answer to :class:`Join`: the worker is alive and is creating its replica."""
 
 
 @dataclass(frozen=True)
@@ -272,7 +305,7 @@ class TrainingFailed(Message):
 
 @dataclass(frozen=True)
 class GradientComputed(Message):
-    """A participant has computed its part of a step, in so many seconds."""
+    """A participant has computed its part of a step, which took ``seconds``."""
 
     step: int
     seconds: float
@@ -280,14 +313,14 @@ class GradientComputed(Message):
 
 @dataclass(frozen=True)
 class SumsRead(Message):
-    """A participant has read all sums up to a step. It sends it every few steps."""
+    """A participant has read all sums up to a step. It sends this every few steps."""
 
     step: int
 
 
 @dataclass(frozen=True)
 class StepSummed(Message):
-    """A sum is made, in a plan without a root. The participant that is node 0 sends it.
+    """A sum is made, in a plan without a root. The participant at node 0 sends this.
 
     Parameters
     ----------
@@ -333,7 +366,7 @@ class StopRequested(Message):
 
 @dataclass(frozen=True)
 class Cancelled(Message):
-    """The leader's task is cancelled. The leader's own worker hands it over; it never travels."""
+    """The leader's task is cancelled. The leader's own worker hands this over; it never travels."""
 
 
 # -- of trainings: between nodes -------------------------------------------------------------------
@@ -353,8 +386,8 @@ class NodeMessage(Message):
     payload : object
         As the codec packed it.
     choice : tuple of int or None
-        What the root chose for the steps that begin with this one's update. It travels with the
-        sum.
+        What the root chose for the steps that start from this step's update. It travels with
+        the sum.
     """
 
     step: int

@@ -1,0 +1,214 @@
+"""Arrays that several processes of one host read without copying them.
+
+A segment is an anonymous file in memory (``memfd_create``). Its owner maps it and writes arrays
+into it. A peer opens it through the owner's ``/proc`` entry and maps it, too. The kernel frees it
+when the last process has unmapped it, so nothing is left behind, whichever process is killed when.
+
+Two workers share memory if the peer can open a segment and finds the owner's nonce in it. Host
+names do not decide that, because containers and namespaces differ. Without ``memfd_create`` or
+``/proc`` no two workers share memory, and arrays travel in messages.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import secrets
+import threading
+from typing import Any, NamedTuple
+
+import numpy as np
+
+#: Smaller arrays travel in messages: opening and mapping a segment would cost more.
+LEAST_BYTES = 1 << 16
+
+# The nonce lies in the first page, so that arrays are aligned to pages.
+_HEADER = mmap.PAGESIZE
+_NONCE = 16
+# Arrays within a segment begin at multiples of this many bytes, the size of a cache line.
+_ALIGNED = 64
+# A segment is used again for an array of this fraction of its size or more.
+_SLACK = 4
+
+logger = logging.getLogger("distributed.dask_coded")
+
+
+class SharedArray(NamedTuple):
+    """Where an array lies.
+
+    Parameters
+    ----------
+    pid, fd : int
+        Process and file descriptor of the owner.
+    nonce : bytes
+        What the segment begins with.
+    offset : int
+        Of the array, in bytes.
+    dtype : str
+    shape : tuple of int
+    """
+
+    pid: int
+    fd: int
+    nonce: bytes
+    offset: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Segment:
+    """Memory that this process owns and others may map.
+
+    Parameters
+    ----------
+    size : int
+        Bytes for arrays.
+
+    Raises
+    ------
+    OSError
+        If there is no such memory, or not enough.
+    """
+
+    def __init__(self, size: int) -> None:
+        if not hasattr(os, "memfd_create"):
+            raise OSError("This platform has no anonymous files in memory.")
+        self.size = size
+        self.nonce = secrets.token_bytes(_NONCE)
+        self._pid = os.getpid()
+        self._fd: int | None = os.memfd_create("dask-coded", os.MFD_CLOEXEC)
+        try:
+            # Reserved now: if memory lacked later, a write would kill the process.
+            os.posix_fallocate(self._fd, 0, _HEADER + size)
+            self._map = mmap.mmap(self._fd, _HEADER + size)
+        except BaseException:
+            self.close()
+            raise
+        self._map[:_NONCE] = self.nonce
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the segment. Arrays in it live on where they are mapped."""
+        fd, self._fd = getattr(self, "_fd", None), None
+        if fd is not None and os.getpid() == self._pid:
+            os.close(fd)
+
+    def array(self, dtype: np.dtype[Any], shape: tuple[int, ...], at: int = 0) -> Any:
+        """Return the part of the segment that begins at a byte, as an array."""
+        count = int(np.prod(shape))
+        found = np.frombuffer(self._map, dtype, count, _HEADER + at)
+        return found.reshape(shape)
+
+    def place(self, array: np.ndarray[Any, Any], at: int = 0) -> SharedArray:
+        """Return how peers find an array of this segment that begins at a byte."""
+        assert self._fd is not None, "the segment is closed"
+        return SharedArray(
+            self._pid, self._fd, self.nonce, _HEADER + at, array.dtype.str, array.shape
+        )
+
+
+class Mappings:
+    """Segments of other processes, as this one has mapped them.
+
+    Parameters
+    ----------
+    most : int
+        How many to keep mapped for the next view. An array that is held keeps its own segment.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._mapped: dict[tuple[int, int, bytes], mmap.mmap] = {}
+
+    def view(self, shared: SharedArray) -> np.ndarray[Any, Any]:
+        """Return a peer's array, read-only. It stays valid as long as it is held.
+
+        Raises
+        ------
+        OSError
+            If the segment cannot be opened, or is another one.
+        """
+        key = shared.pid, shared.fd, shared.nonce
+        # Entered again, so that the dict is in the order of use.
+        found = self._mapped.pop(key) if key in self._mapped else _opened(*key)
+        self._mapped[key] = found
+        while len(self._mapped) > self._most:
+            del self._mapped[next(iter(self._mapped))]
+        count = int(np.prod(shared.shape))
+        return np.frombuffer(found, shared.dtype, count, shared.offset).reshape(shared.shape)
+
+    def clear(self) -> None:
+        """Keep none of them mapped."""
+        self._mapped.clear()
+
+
+class Memory:
+    """The segments that a process shares. Its methods may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._spare: list[Segment] = []
+        self._refused = False
+
+    def share(self, array: np.ndarray[Any, Any]) -> tuple[Segment, SharedArray] | None:
+        """Copy an array into a segment; None if there is no memory for it.
+
+        Give the segment back by :meth:`reuse` when it no longer matters what its readers find.
+        """
+        if (segment := self._lease(array.nbytes)) is None:
+            return None
+        copy = segment.array(array.dtype, array.shape)
+        copy[...] = array
+        return segment, segment.place(copy)
+
+    def new(self, size: int) -> Segment | None:
+        """Return a new segment; None if there is no memory for it."""
+        try:
+            return Segment(size)
+        except OSError as exc:
+            if not self._refused:
+                self._refused = True
+                logger.warning(
+                    "Workers on this host cannot share memory, so arrays are copied: %s", exc
+                )
+            return None
+
+    def reuse(self, segment: Segment) -> None:
+        """Let a segment be overwritten by the next array that is shared."""
+        with self._lock:
+            self._spare.append(segment)
+
+    def _lease(self, size: int) -> Segment | None:
+        with self._lock:
+            spare, self._spare = self._spare, []
+            fits = [s for s in spare if size <= s.size <= _SLACK * max(size, LEAST_BYTES)]
+            if fits:
+                # Segments of another size are let go: the next operand is like this one.
+                self._spare = fits[1:]
+                return fits[0]
+        return self.new(size)
+
+
+def _opened(pid: int, fd: int, nonce: bytes) -> mmap.mmap:
+    """Map a segment of another process, read-only."""
+    handle = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if os.pread(handle, _NONCE, 0) != nonce:
+            raise OSError(f"Descriptor {fd} of process {pid} is not the segment that was meant.")
+        return mmap.mmap(handle, 0, prot=mmap.PROT_READ)
+    finally:
+        os.close(handle)
+
+
+def aligned(size: int) -> int:
+    """Round a number of bytes up, so that the next array in a segment is aligned.
+
+    Examples
+    --------
+    >>> aligned(1), aligned(64), aligned(65)
+    (64, 64, 128)
+    """
+    return -(-size // _ALIGNED) * _ALIGNED

@@ -1,0 +1,151 @@
+"""Rounds whose operands and shares lie in shared memory, while workers die and stop."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+from distributed.utils_test import gen_cluster, poll_for
+
+import dask_coded as coded
+from dask_coded.runtime.worker import worker_plugin
+from dask_coded.transport.messages import Share, StartRound
+
+ROWS, COLUMNS, WIDTH = 3000, 400, 30  # operands of 96 kB, results of 720 kB
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "memfd_create"), reason="this platform has no anonymous files in memory"
+)
+
+
+def matrix() -> np.ndarray:
+    return np.cos(np.add.outer(7.0 * np.arange(ROWS), np.arange(COLUMNS) ** 2))
+
+
+def checked_loop():
+    """Return an algorithm; nested, because workers cannot import this module."""
+
+    def loop(operator, A, log: str, over: str) -> int:
+        """Run rounds until a file is there; keep each result over the next round, then check it."""
+        rounds, kept = 0, None
+        while rounds < 10 or not os.path.exists(over):
+            x = np.sin(np.add.outer(np.arange(operator.shape[1]) + rounds, np.arange(30)))
+            expected = A @ x
+            result = operator @ x
+            x *= 0  # the operand is the algorithm's own
+            if kept is not None:
+                np.testing.assert_allclose(*kept, rtol=1e-9, atol=1e-9)
+            kept = result, expected
+            rounds += 1
+            with open(log, "a") as file:
+                file.write(f"{rounds}\n")
+        np.testing.assert_allclose(*kept, rtol=1e-9, atol=1e-9)
+        return rounds
+
+    return loop
+
+
+def segments(client) -> dict[str, int]:
+    """Count, on each worker, the descriptors and mappings of segments."""
+
+    def count(dask_worker) -> int:
+        found = 0
+        for fd in os.listdir("/proc/self/fd"):
+            try:
+                found += "dask-coded" in os.readlink(f"/proc/self/fd/{fd}")
+            except OSError:  # closed meanwhile
+                pass
+        with open("/proc/self/maps") as maps:
+            return found + sum("memfd:dask-coded" in line for line in maps)
+
+    return client.run(count)
+
+
+@pytest.mark.parametrize("code", [coded.MDS(5, 3), coded.Repetition(5, 3)], ids=repr)
+def test_workers_killed_and_stopped_while_they_share_memory(code, processes, tmp_path):
+    coordinator, stopped, killed, *_ = processes.add(5)
+    client = processes.client
+    log, over = tmp_path / "log", tmp_path / "over"
+    log.touch()
+    C = coded.encode(matrix(), code, client)
+    whole = client.scatter(matrix())
+    future = coded.submit(
+        checked_loop(), C, whole, str(log), str(over), client=client, workers=coordinator
+    )
+
+    def progress(rounds: int) -> None:
+        goal = len(log.read_text().splitlines()) + rounds
+
+        def there() -> bool:
+            if future.done():
+                future.result()  # an error of the loop
+            return len(log.read_text().splitlines()) >= goal
+
+        poll_for(there, timeout=60)
+
+    progress(5)
+    before = segments(client)
+    assert max(before.values()) > 1, "nothing is shared"
+    with processes.stopped(stopped):
+        progress(5)
+    progress(5)
+    processes.kill(killed)
+    progress(20)
+    after = segments(client)
+    assert max(after.values()) <= max(before.values()) + 6, (before, after)
+    over.touch()
+    assert future.result(timeout=60) > 30
+    # Of its probe and of a spare operand a process has two descriptors and a mapping; of the
+    # coordinator's last two operands one of each. Nothing is left of shares.
+    poll_for(lambda: max(segments(client).values()) <= 7, timeout=30)
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 4)
+async def test_large_arrays_do_not_travel_in_messages(c, s, *workers):
+    A = matrix()
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    seen = []
+    for worker in workers:
+        exchange = worker_plugin(worker).exchange
+
+        def spy(message, answer, handle=exchange._handlers[StartRound]):
+            seen.append(message)
+            handle(message, lambda m: (seen.append(m), answer(m)))
+
+        exchange._handlers[StartRound] = spy
+
+    def rounds(operator):
+        x = np.ones((operator.shape[1], 30))
+        return [operator @ x for _ in range(5)][-1]
+
+    result = await coded.submit(rounds, C, client=c)
+    np.testing.assert_allclose(result, A @ np.ones((COLUMNS, WIDTH)), rtol=1e-9, atol=1e-9)
+    starts = [m for m in seen if isinstance(m, StartRound)]
+    rows = [r for m in seen if isinstance(m, Share) for r in m.rows]
+    # In the first round workers do not know yet, and the coordinator's own worker needs no sharing.
+    assert sum(isinstance(m.operand, tuple) for m in starts) >= 10
+    assert sum(isinstance(r, tuple) for r in rows) >= 10
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 4)
+async def test_an_operand_that_cannot_be_opened_is_sent_in_messages(c, s, *workers):
+    A = matrix()
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    refused = []
+    for worker in workers:
+        plugin = worker_plugin(worker)
+
+        def view(shared):
+            refused.append(shared)
+            raise FileNotFoundError(2, "No such file or directory")
+
+        plugin._operands.view = view
+
+    def rounds(operator):
+        x = np.ones((operator.shape[1], 30))
+        return [operator @ x for _ in range(5)][-1]
+
+    result = await coded.submit(rounds, C, client=c)
+    np.testing.assert_allclose(result, A @ np.ones((COLUMNS, WIDTH)), rtol=1e-9, atol=1e-9)
+    assert refused

@@ -1,0 +1,130 @@
+"""Arrays in memory that several processes read."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from distributed.utils_test import async_poll_for, captured_logger, gen_cluster
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from dask_coded.transport import Exchange, memory
+from dask_coded.transport.memory import Mappings, Memory, Segment, SharedArray, aligned
+
+DTYPES = st.sampled_from(["f4", "f8", ">f8", "c16", "i8", "u1", "?"])
+ARRAYS = DTYPES.flatmap(lambda d: hnp.arrays(d, hnp.array_shapes(max_dims=3, min_side=0)))
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "memfd_create"), reason="this platform has no anonymous files in memory"
+)
+
+
+@given(st.lists(ARRAYS, min_size=1, max_size=4))
+def test_a_reader_finds_what_was_shared(arrays):
+    shared, mappings = Memory(), Mappings(most=2)
+    for array in arrays:
+        segment, place = shared.share(array)
+        # As it arrives from the wire.
+        found = mappings.view(SharedArray(*tuple(place)))
+        assert (found.dtype, found.shape) == (array.dtype, array.shape)
+        assert found.tobytes() == array.tobytes()
+        assert found.flags.aligned and not found.flags.writeable
+        shared.reuse(segment)
+
+
+def test_another_process_reads_it():
+    segment, place = Memory().share(np.arange(100_000.0))
+    program = (
+        "import sys; from dask_coded.transport.memory import Mappings, SharedArray;"
+        "print(Mappings(1).view(SharedArray(*eval(sys.argv[1]))).sum())"
+    )
+    command = [sys.executable, "-c", program, repr(tuple(place))]
+    assert float(subprocess.check_output(command, text=True)) == np.arange(100_000.0).sum()
+    segment.close()
+    with pytest.raises(OSError):
+        Mappings(1).view(place)
+
+
+def test_a_view_outlives_its_owner_and_its_mapping():
+    segment = Segment(800)
+    array = segment.array(np.dtype(float), (100,))
+    array[:] = 7.0
+    mappings = Mappings(most=1)
+    view = mappings.view(segment.place(array))
+    del array
+    segment.close()
+    mappings.clear()
+    np.testing.assert_array_equal(view, 7.0)
+
+
+def test_another_segment_under_the_same_descriptor_is_refused():
+    segment = Segment(8)
+    place = segment.place(segment.array(np.dtype(float), (1,)))
+    with pytest.raises(OSError, match="is not the segment"):
+        Mappings(1).view(place._replace(nonce=bytes(16)))
+
+
+def test_segments_are_used_again_if_they_fit():
+    shared = Memory()
+    first, _ = shared.share(np.zeros(100_000))
+    shared.reuse(first)
+    second, _ = shared.share(np.ones(90_000))
+    assert second is first
+    shared.reuse(second)
+    third, _ = shared.share(np.ones(9_000))  # would keep far too much
+    assert third is not first
+
+
+def test_parts_of_a_segment_do_not_overlap():
+    segment = Segment(aligned(3) + 8)
+    segment.array(np.dtype("u1"), (3,))[:] = 1
+    segment.array(np.dtype(float), (1,), at=aligned(3))[:] = 2.0
+    assert segment.array(np.dtype("u1"), (3,)).tolist() == [1, 1, 1]
+
+
+def test_lack_of_memory_is_reported_once(monkeypatch):
+    def full(fd, offset, size):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(memory.os, "posix_fallocate", full)
+    with captured_logger("distributed.dask_coded") as log:
+        shared = Memory()
+        before = len(os.listdir("/proc/self/fd"))
+        assert shared.share(np.zeros(10)) is None
+        assert shared.new(10) is None
+        assert len(os.listdir("/proc/self/fd")) == before
+    assert log.getvalue().count("cannot share memory") == 1
+
+
+@gen_cluster(nthreads=[("127.0.0.1", 1)] * 2)
+async def test_workers_find_out_whether_they_share_memory(s, a, b):
+    here, there = Exchange.of(a), Exchange.of(b)
+    assert not here.shares_memory
+    channel = here.channel(b.address)
+    await async_poll_for(lambda: channel.shared, timeout=30)
+    assert here.shares_memory
+    # The other way is another channel.
+    assert not there.shares_memory
+    await here.close()
+    assert not here.shares_memory
+
+
+@gen_cluster(nthreads=[("127.0.0.1", 1)] * 2)
+async def test_workers_of_different_containers_do_not_share_memory(s, a, b, monkeypatch):
+    def closed(path, flags):
+        raise PermissionError(13, "Permission denied", path)
+
+    asked = []
+    Exchange.of(b)
+    monkeypatch.setattr(memory.os, "open", closed)
+    channel = Exchange.of(a).channel(b.address)
+    probed = channel._probed
+    channel.listen("memory", lambda message: (asked.append(message), probed(message)))
+    await async_poll_for(lambda: asked, timeout=30)
+    assert asked[0].segment is None
+    assert not channel.shared

@@ -158,7 +158,7 @@ async def _measure_speed(
     def work() -> float:
         done, began = 0, perf_counter()
         for a, b in itertools.pairwise(edges.tolist()):
-            kernel(a, b)
+            kernel(a, b, None)
             done += b - a
             if perf_counter() - began > 1:
                 break

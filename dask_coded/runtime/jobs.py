@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Executor
 from time import perf_counter
 
@@ -13,7 +13,7 @@ import numpy as np
 from dask.typing import Key
 
 from dask_coded.rounds import Reporting, StripeRange, without
-from dask_coded.rounds.kernels import Rows
+from dask_coded.rounds.kernels import Product, Rows
 from dask_coded.transport import Answer
 from dask_coded.transport.memory import LEAST_BYTES, Memory, Segment, SharedArray, aligned
 from dask_coded.transport.messages import Message, Share, ShareFailed
@@ -34,7 +34,7 @@ class Job:
     ----------
     run_id : Key
         Of the round.
-    kernels : dict of int to callable(start_row, stop_row) -> rows
+    kernels : dict of int to Product
         The bound kernel of each piece of this worker.
     edges : dict of int to ndarray
         First row of each stripe of each piece, and the end.
@@ -55,7 +55,7 @@ class Job:
     def __init__(
         self,
         run_id: Key,
-        kernels: dict[int, Callable[[int, int], Rows]],
+        kernels: dict[int, Product],
         edges: dict[int, Rows],
         lengths: dict[int, int],
         answer: Answer,
@@ -147,13 +147,13 @@ class Job:
         return None
 
     def _compute(self, batch: StripeRange) -> Rows:
-        edges, length = self._edges[batch.piece], self._lengths[batch.piece]
-        start, stop = edges[batch.start], edges[batch.stop]
-        return self._kernels[batch.piece](min(start, length), min(stop, length))
+        piece, start, stop = batch
+        first, end = self._row(piece, start), self._row(piece, stop)
+        output = self._output_for(piece)
+        out = None if output is None else output.rows(piece, first, end - first)
+        return self._kernels[piece](first, end, out)
 
     def _finish(self, batch: StripeRange, rows: Rows, seconds: float) -> None:
-        if (output := self._output_for(rows)) is not None:
-            output.store(batch.piece, self._edges[batch.piece][batch.start], rows)
         with self._lock:
             self._shares.append((batch, rows))
             self._stripe = seconds / (batch.stop - batch.start)
@@ -177,26 +177,27 @@ class Job:
         self._reported = now
         shares, self._shares = _merged(self._shares), []
         output = self._output
-        return Share(
-            self.run_id,
-            ranges=tuple(part for part, _ in shares),
-            rows=tuple(
-                joined(rows)
-                if output is None
-                else output.place(part.piece, self._edges[part.piece][part.start], rows)
-                for part, rows in shares
-            ),
-            seconds=busy,
+        rows = tuple(
+            _joined(parts)
+            if output is None
+            else output.place(piece, self._row(piece, start), parts)
+            for (piece, start, _), parts in shares
         )
+        return Share(self.run_id, tuple(part for part, _ in shares), rows, busy)
 
-    def _output_for(self, rows: Rows) -> _Output | None:
-        """Return where to leave the job's rows, made at the first of them; None for in messages."""
+    def _row(self, piece: int, stripe: int) -> int:
+        """Return the first row of a stripe; pieces may end within the last stripe."""
+        return min(self._edges[piece][stripe], self._lengths[piece])
+
+    def _output_for(self, piece: int) -> _Output | None:
+        """Return where to compute the job's rows; None if they travel in messages."""
         if self._memory is None:
             return self._output
         with self._lock:
             if self._memory is not None:
-                lengths = {p: min(e[-1], self._lengths[p]) for p, e in self._edges.items()}
-                self._output = _Output.of(self._memory, lengths, rows)
+                lengths = {p: self._row(p, len(e) - 1) for p, e in self._edges.items()}
+                none = self._kernels[piece](0, 0, None)  # it has the type and the width of rows
+                self._output = _Output.of(self._memory, lengths, none)
                 # Only now: other threads take it as the sign that the output is decided.
                 self._memory = None
             return self._output
@@ -212,7 +213,10 @@ class _Output:
 
     @classmethod
     def of(cls, memory: Memory, lengths: dict[int, int], rows: Rows) -> _Output | None:
-        """Make room for so many rows of each piece, like these; None if that is little or fails."""
+        """Make room for the rows of each piece, which are like the given ones.
+
+        None if that is little, or if there is no memory for it.
+        """
         width = rows.dtype.itemsize * math.prod(rows.shape[1:])
         offsets, size = {}, 0
         for piece, length in lengths.items():
@@ -220,22 +224,19 @@ class _Output:
             size = aligned(size + length * width)
         if size < LEAST_BYTES or (segment := memory.new(size)) is None:
             return None
-        return cls(segment, offsets, rows[:0])
-
-    def store(self, piece: int, first: int, rows: Rows) -> None:
-        """Copy rows of a piece to their place."""
-        self._at(piece, first, len(rows))[...] = rows
+        return cls(segment, offsets, rows)
 
     def place(self, piece: int, first: int, parts: list[Rows]) -> SharedArray:
         """Return where the coordinator finds neighbouring rows of a piece."""
         count = sum(map(len, parts))
-        return self._segment.place(self._at(piece, first, count), self._start(piece, first))
+        return self._segment.place(self.rows(piece, first, count), self._start(piece, first))
 
     def _start(self, piece: int, first: int) -> int:
         width = self._row.dtype.itemsize * math.prod(self._row.shape[1:])
         return self._offsets[piece] + first * width
 
-    def _at(self, piece: int, first: int, count: int) -> Rows:
+    def rows(self, piece: int, first: int, count: int) -> Rows:
+        """Return the memory of some rows of a piece."""
         shape = (count, *self._row.shape[1:])
         found: Rows = self._segment.array(self._row.dtype, shape, self._start(piece, first))
         return found
@@ -252,6 +253,6 @@ def _merged(shares: list[tuple[StripeRange, Rows]]) -> list[tuple[StripeRange, l
     return groups
 
 
-def joined(parts: list[Rows]) -> Rows:
-    """Return rows of neighbouring stripes as one array: there is less to serialise."""
+def _joined(parts: list[Rows]) -> Rows:
+    """Return rows of neighbouring stripes as one array, so that there is less to serialise."""
     return parts[0] if len(parts) == 1 else np.concatenate(parts)

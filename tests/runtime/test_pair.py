@@ -123,9 +123,8 @@ def test_stripes_of_pieces_give_the_product(data):
     for stripe in range(stripes):
         for i in data.draw(st.permutations(range(code.pieces)))[: code.k]:
             product = bilinear(pieces[i], int(edges[-1]), d)
-            shares.append(
-                (StripeRange(i, stripe, stripe + 1), product(edges[stripe], edges[stripe + 1]))
-            )
+            rows = product(edges[stripe], edges[stripe + 1], None)
+            shares.append((StripeRange(i, stripe, stripe + 1), rows))
             computed[i, stripe] = True
     expected = A.T @ (B if d is None else d[:, None] * B)
     assembler = spec.assembler(d)

@@ -128,7 +128,10 @@ class KeptLoop(Loop):
 
     async def _find_keepers(self) -> None:
         self._keepers = await self._worker.scheduler.coded_keepers(
-            key=self._key, worker=self._worker.address, copies=self._copies
+            key=self._key,
+            worker=self._worker.address,
+            copies=self._copies,
+            avoid=self._exchange.silent,
         )
 
     def report(self, progress: Progress, state: Any = None, last: bool = False) -> None:
@@ -143,9 +146,10 @@ class KeptLoop(Loop):
             self._cost = self._kept - now
 
     async def _keep(self, round: int, state: bytes) -> None:
-        channels = [self._exchange.channel(address) for address in self._keepers]
-        if any(channel.closed for channel in channels) or not channels:
+        usable = [address for address in self._keepers if self._exchange.is_usable(address)]
+        if len(usable) < len(self._keepers) or not usable:
+            # A keeper died or is stopped. States would pile up for it, so another one replaces it.
             await self._find_keepers()
-            channels = [self._exchange.channel(address) for address in self._keepers]
-        for channel in channels:
-            channel.send(KeepState(self._key, round, state))
+            usable = [address for address in self._keepers if self._exchange.is_usable(address)]
+        for address in usable:
+            self._exchange.channel(address).send(KeepState(self._key, round, state))

@@ -35,12 +35,22 @@ class LoopDirectory:
         #: By the key of the loop's task.
         self._keepers: dict[Key, list[str]] = {}
 
-    def keepers(self, key: Key, worker: str, copies: int) -> list[str]:
-        """Handler: name the workers that are to keep the state of a loop on ``worker``."""
-        present = [address for address in self._able if address in self._scheduler.workers]
-        known = [address for address in self._keepers.get(key, ()) if address in present]
+    def keepers(self, key: Key, worker: str, copies: int, avoid: Collection[str] = ()) -> list[str]:
+        """Handler: choose the workers that keep the state of a loop that runs on ``worker``.
+
+        Workers in ``avoid`` do not answer the loop's worker.
+        """
+        told = self._keepers.get(key, [])
+        present = [
+            address
+            for address in self._able
+            if address in self._scheduler.workers and address not in avoid
+        ]
+        known = [address for address in told if address in present]
         chosen = choose_keepers(known, self._best(present), worker, copies)
-        self._keepers[key] = [*known, *(address for address in chosen if address not in known)]
+        # The present keepers first, because they have the latest state. Earlier ones may still
+        # hold an old one, so they hear of the end, too.
+        self._keepers[key] = [*chosen, *(address for address in told if address not in chosen)]
         return chosen
 
     def forget(self, key: Key) -> None:

@@ -313,6 +313,11 @@ class Exchange:
             channel = self._channels[address] = Channel(self._worker, address, local, self._probe)
         return channel
 
+    def is_usable(self, address: str) -> bool:
+        """Whether nothing is known against sending to a worker: not closed, not silent."""
+        channel = self._channels.get(address)
+        return channel is None or not (channel.closed or channel.silent)
+
     @property
     def silent(self) -> list[str]:
         """Addresses of the peers that have owed an answer for too long."""

@@ -79,8 +79,8 @@ class Segment:
         self._pid = os.getpid()
         self._fd: int | None = os.memfd_create("dask-coded", os.MFD_CLOEXEC)
         try:
-            # Reserved now: if memory lacked later, a write would kill the process.
-            os.posix_fallocate(self._fd, 0, _HEADER + size)
+            # Pages are allocated when they are written: of its pieces, a worker computes a part.
+            os.ftruncate(self._fd, _HEADER + size)
             self._map = mmap.mmap(self._fd, _HEADER + size)
         except BaseException:
             self.close()

@@ -9,6 +9,8 @@ from distributed.utils_test import async_poll_for, gen_cluster, poll_for
 import dask_coded as coded
 from dask_coded.loop import Progress
 from dask_coded.runtime.directory import choose_keepers
+from dask_coded.runtime.worker import worker_plugin
+from dask_coded.transport.messages import KeepState
 
 KILLED_AFTER = 5
 
@@ -46,6 +48,43 @@ async def test_states_are_dropped_when_the_loop_is_over(c, s, *workers):
     np.testing.assert_allclose(total, 10.0)
     await async_poll_for(lambda: not any(p.keeper.kept for p in plugins), timeout=30)
     assert not s.extensions["dask-coded"].loops._keepers
+
+
+@gen_cluster(client=True, nthreads=[("", 1)] * 5)
+async def test_a_keeper_that_is_stopped_is_replaced(c, s, *workers):
+    def twice(operator, loop):
+        for i in (1, 2, 3):
+            loop.report(Progress(i, residual=0.0), state=operator @ np.ones(4))
+            # States are kept again only when the last one has become cheap.
+            loop._kept = float("-inf")
+            Event(f"done-{i}").set()
+            Event(f"go-{i}").wait()
+
+    C = await coded.encode(np.eye(4), coded.MDS(5, 4), client=c)
+    future = coded.submit(twice, C, coded.Loop(), client=c)
+    await Event("done-1", client=c)
+    plugins = {w.address: worker_plugin(w) for w in workers}
+
+    def keepers(round: int) -> set[str]:
+        return {a for a, p in plugins.items() if round in {r for r, _ in p.keeper.kept.values()}}
+
+    await async_poll_for(lambda: len(keepers(1)) == 2, timeout=30)
+    stopped, other = sorted(keepers(1))
+    received = []
+    plugins[stopped].exchange._handlers[KeepState] = lambda *message: received.append(message)
+    running = s.tasks[future.key].processing_on.address
+    # As if it had owed an answer for a long time.
+    plugins[running].exchange.channel(stopped).asked = 0.0
+    await Event("go-1", client=c).set()
+    await Event("done-2", client=c)
+    await async_poll_for(lambda: len(keepers(2)) == 2, timeout=30)
+    assert other in keepers(2)
+    assert not received
+    for i in (2, 3):
+        await Event(f"go-{i}", client=c).set()
+    await future
+    # The stopped one hears of the end as well.
+    await async_poll_for(lambda: not any(p.keeper.kept for p in plugins.values()), timeout=30)
 
 
 @gen_cluster(client=True, nthreads=[("", 1)] * 4)

@@ -88,10 +88,10 @@ def test_parts_of_a_segment_do_not_overlap():
 
 
 def test_lack_of_memory_is_reported_once(monkeypatch):
-    def full(fd, offset, size):
+    def full(fd, size):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(memory.os, "posix_fallocate", full)
+    monkeypatch.setattr(memory.os, "ftruncate", full)
     with captured_logger("distributed.dask_coded") as log:
         shared = Memory()
         before = len(os.listdir("/proc/self/fd"))

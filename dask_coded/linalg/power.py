@@ -108,8 +108,8 @@ def power_rounds(
     if tol > 0 and not converged:
         raise ConvergenceError(
             f"Power iteration did not reach a residual of tol={tol:g} times the eigenvalue within "
-            f"max_iter={max_iter} rounds, the residual is {residual:.3g} and the eigenvalue "
-            f"{value:.3g}: raise max_iter or tol, or use `scipy.sparse.linalg.eigs` if two "
+            f"max_iter={max_iter} rounds: the residual is {residual:.3g}, the eigenvalue "
+            f"{value:.3g}. Raise max_iter or tol, or use `scipy.sparse.linalg.eigs` if two "
             f"eigenvalues may have equal modulus."
         )
     return Eigenpair(value.item(), x, i, residual)

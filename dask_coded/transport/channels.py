@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+import dask
 import numpy as np
 from dask.typing import Key
 from distributed.comm import connect
@@ -269,7 +270,8 @@ class Exchange:
         self._on_closed: list[Callable[[Answer], None]] = []
         self.memory = Memory()
         self._probe: SharedArray | None = None
-        if (segment := self.memory.new(len(_PROBE))) is not None:
+        wanted = dask.config.get("coded.shared-memory")
+        if wanted and (segment := self.memory.new(len(_PROBE))) is not None:
             self._segment = segment  # as long as this lives, peers can open it
             self._probe = segment.place(segment.array(np.dtype(np.uint8), (len(_PROBE),)))
         self.register(self._probe_memory, [ProbeMemory])

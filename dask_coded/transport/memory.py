@@ -68,12 +68,10 @@ class Segment:
     Raises
     ------
     OSError
-        If there is no such memory, or not enough.
+        If the system refuses.
     """
 
     def __init__(self, size: int) -> None:
-        if not hasattr(os, "memfd_create"):
-            raise OSError("This platform has no anonymous files in memory.")
         self.size = size
         self.nonce = secrets.token_bytes(_NONCE)
         self._pid = os.getpid()
@@ -165,7 +163,9 @@ class Memory:
         return segment, segment.place(copy)
 
     def new(self, size: int) -> Segment | None:
-        """Return a new segment; None if there is no memory for it."""
+        """Return a new segment; None if the platform has none, or the system refuses."""
+        if not hasattr(os, "memfd_create"):
+            return None
         try:
             return Segment(size)
         except OSError as exc:

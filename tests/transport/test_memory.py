@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+import dask
 import numpy as np
 import pytest
 from distributed.utils_test import async_poll_for, captured_logger, gen_cluster
@@ -15,6 +16,7 @@ from hypothesis.extra import numpy as hnp
 
 from dask_coded.transport import Exchange, memory
 from dask_coded.transport.memory import Mappings, Memory, Segment, SharedArray, aligned
+from dask_coded.transport.messages import StopRound
 
 DTYPES = st.sampled_from(["f4", "f8", ">f8", "c16", "i8", "u1", "?"])
 ARRAYS = DTYPES.flatmap(lambda d: hnp.arrays(d, hnp.array_shapes(max_dims=3, min_side=0)))
@@ -112,6 +114,23 @@ async def test_workers_find_out_whether_they_share_memory(s, a, b):
     assert not there.shares_memory
     await here.close()
     assert not here.shares_memory
+
+
+@gen_cluster(nthreads=[("127.0.0.1", 1)] * 2)
+async def test_sharing_can_be_switched_off_on_either_side(s, a, b):
+    for off in (a, b):
+        for worker in (a, b):
+            worker.extensions["coded-exchange"] = Exchange(worker)
+        with dask.config.set({"coded.shared-memory": False}):
+            off.extensions["coded-exchange"] = Exchange(off)
+        channel = Exchange.of(a).channel(b.address)
+        heard = []
+        channel.listen("run", heard.append)
+        Exchange.of(b).register(lambda message, answer: answer(message), [StopRound])
+        channel.send(StopRound("run"))
+        await async_poll_for(lambda heard=heard: heard, timeout=30)
+        assert not channel.shared
+        await Exchange.of(a).close()
 
 
 @gen_cluster(nthreads=[("127.0.0.1", 1)] * 2)

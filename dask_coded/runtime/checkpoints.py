@@ -150,6 +150,7 @@ class KeptLoop(Loop):
         if len(usable) < len(self._keepers) or not usable:
             # A keeper died or is stopped. States would pile up for it, so another one replaces it.
             await self._find_keepers()
-            usable = [address for address in self._keepers if self._exchange.is_usable(address)]
+            silent = self._exchange.silent
+            usable = [address for address in self._keepers if address not in silent]
         for address in usable:
             self._exchange.channel(address).send(KeepState(self._key, round, state))

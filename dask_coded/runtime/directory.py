@@ -50,7 +50,8 @@ class LoopDirectory:
         chosen = choose_keepers(known, self._best(present), worker, copies)
         # The present keepers first, because they have the latest state. Earlier ones may still
         # hold an old one, so they hear of the end, too.
-        self._keepers[key] = [*chosen, *(address for address in told if address not in chosen)]
+        if key in self._scheduler.tasks:  # otherwise it was cancelled, and never ends again
+            self._keepers[key] = [*chosen, *(a for a in told if a not in chosen)]
         return chosen
 
     def forget(self, key: Key) -> None:

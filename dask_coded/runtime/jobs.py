@@ -124,14 +124,19 @@ class Job:
         with self._lock:
             while self._queue:
                 piece, start, end = self._queue.popleft()
+                taken = self._taken[piece]
+                # A stripe withdrawn too late and assigned again has been computed. It must not be
+                # computed again, because the coordinator may be reading it in shared memory.
+                while start < end and taken[start]:
+                    start += 1
+                if start == end:
+                    continue
                 size = int(_BATCH_SECONDS / self._stripe) if self._stripe else 1
                 stop = min(start + max(size, 1), end)
+                if (again := taken.find(1, start, stop)) >= 0:
+                    stop = again
                 if stop < end:
                     self._queue.appendleft(StripeRange(piece, stop, end))
-                taken = self._taken[piece]
-                # A stripe withdrawn too late and assigned again has been sent already.
-                if all(taken[start:stop]):
-                    continue
                 taken[start:stop] = bytes([True]) * (stop - start)
                 if self._began is None:
                     self._began = perf_counter()

@@ -264,7 +264,10 @@ class LiveRound:
         ranges = [StripeRange(*part) for part in share.ranges]
         try:
             rows = [self._rows(found) for found in share.rows]
-        except OSError:  # the worker died just now
+        except OSError:
+            # The worker died just now. Or this process cannot map any more, and the next round does
+            # without.
+            self._channels[worker].shared = False
             return self.round.lost([worker], now)
         fresh, commands = self.round.share(worker, ranges, share.seconds, now)
         new = set(fresh)
@@ -303,9 +306,12 @@ class LiveRound:
     def _end(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self._mappings.clear()
+        operand = 0 if self._operand is None else self._operand.nbytes
+        large = max(operand, self._assembler.rows.nbytes) >= LEAST_BYTES
         for channel in self._channels:
             channel.end(self.run_id, self.began)
-            if self._operand is not None and self._operand.nbytes >= LEAST_BYTES:
+            if large:
                 # Participants hold the operand and their rows until they hear of the end.
                 channel.flush()
         self.report.workers = int((self.round.state.done > 0).sum())

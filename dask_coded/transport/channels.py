@@ -207,7 +207,8 @@ class Channel:
 
     def receive(self, message: Message) -> None:
         """Hand a message from the peer to the listener of its run."""
-        self.asked = None
+        if message.run_id != _PROBE:
+            self.asked = None
         if listener := self._listeners.get(message.run_id):
             listener(message)
 
@@ -328,7 +329,9 @@ class Exchange:
     @property
     def shares_memory(self) -> bool:
         """Whether any peer can read this worker's memory."""
-        return any(channel.shared and not channel.closed for channel in self._channels.values())
+        # A copy, because algorithms ask from their own threads.
+        channels = list(self._channels.values())
+        return any(channel.shared and not channel.closed for channel in channels)
 
     def _probe_memory(self, message: Message, answer: Answer) -> None:
         assert isinstance(message, ProbeMemory)
@@ -337,6 +340,7 @@ class Exchange:
 
     async def close(self) -> None:
         await asyncio.gather(*(channel.close() for channel in self._channels.values()))
+        self.memory.close()
 
     def _receive_own(self, message: Message) -> None:
         self._handle(message, self._answer_self)

@@ -28,6 +28,8 @@ _HEADER = mmap.PAGESIZE
 _NONCE = 16
 # Arrays within a segment begin at multiples of this many bytes, the size of a cache line.
 _ALIGNED = 64
+# How many segments wait to be used again: as many as rounds usually run at once in a process.
+_SPARE = 2
 # A segment is used again for an array of this fraction of its size or more.
 _SLACK = 4
 
@@ -179,7 +181,12 @@ class Memory:
     def reuse(self, segment: Segment) -> None:
         """Let a segment be overwritten by the next array that is shared."""
         with self._lock:
-            self._spare.append(segment)
+            self._spare = [segment, *self._spare][:_SPARE]
+
+    def close(self) -> None:
+        """Let go of the segments that wait to be used again."""
+        with self._lock:
+            self._spare.clear()
 
     def _lease(self, size: int) -> Segment | None:
         with self._lock:

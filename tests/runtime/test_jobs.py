@@ -110,3 +110,24 @@ def test_a_failure_is_reported():
     work.assign([StripeRange(0, 0, 1)])
     executor.run()
     assert messages == [ShareFailed("run", "MemoryError: no room")]
+
+
+def test_a_stripe_that_was_sent_is_not_computed_again():
+    """The coordinator may be reading it in shared memory when it is assigned again."""
+    computed: list[int] = []
+
+    def counted(start: int, stop: int, out: Any) -> Any:
+        computed.extend(range(start, stop))
+        return product(start, stop, out)
+
+    messages: list[Message] = []
+    executor = Executor()
+    work = job(messages.append, executor, counted)
+    work.assign([StripeRange(0, 2, 4)])
+    executor.run()
+    work._stripe = 1e-9  # batches of many stripes from now on
+    for part in (StripeRange(0, 3, 6), StripeRange(0, 0, 8)):
+        work.assign([part])
+        executor.run()
+    assert sorted(computed) == list(range(8))
+    assert sorted(sent(messages)) == list(range(8))

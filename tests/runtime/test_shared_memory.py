@@ -6,7 +6,7 @@ import os
 
 import numpy as np
 import pytest
-from distributed.utils_test import gen_cluster, poll_for
+from distributed.utils_test import async_poll_for, gen_cluster, poll_for
 
 import dask_coded as coded
 from dask_coded.runtime.worker import worker_plugin
@@ -149,3 +149,41 @@ async def test_an_operand_that_cannot_be_opened_is_sent_in_messages(c, s, *worke
     result = await coded.submit(rounds, C, client=c)
     np.testing.assert_allclose(result, A @ np.ones((COLUMNS, WIDTH)), rtol=1e-9, atol=1e-9)
     assert refused
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 4)
+async def test_a_coordinator_that_cannot_map_shares_gets_them_in_messages(c, s, *workers):
+    A = matrix()
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+
+    def rounds(operator):
+        import dask_coded.runtime.live_round as live_round
+
+        class Full(live_round.Mappings):
+            def view(self, shared):
+                raise OSError(24, "Too many open files")
+
+        x = np.ones((operator.shape[1], 30))
+        results = [operator @ x]  # the first round opens the channels
+        usual, live_round.Mappings = live_round.Mappings, Full
+        try:
+            results += [operator @ x for _ in range(3)]
+        finally:
+            live_round.Mappings = usual
+        return results
+
+    for result in await coded.submit(rounds, C, client=c):
+        np.testing.assert_allclose(result, A @ np.ones((COLUMNS, WIDTH)), rtol=1e-9, atol=1e-9)
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 4)
+async def test_shares_of_a_small_operand_are_not_kept_after_the_last_round(c, s, *workers):
+    A = np.ones((100_000, 3))
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+
+    def rounds(operator):
+        return [operator @ np.ones(3) for _ in range(5)][-1]
+
+    np.testing.assert_allclose(await coded.submit(rounds, C, client=c), 3.0)
+    plugins = [worker_plugin(worker) for worker in workers]
+    await async_poll_for(lambda: not any(plugin._jobs for plugin in plugins), timeout=30)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from distributed.comm import CommClosedError, connect, listen
 from distributed.utils_test import async_poll_for, captured_logger, gen_cluster, gen_test
@@ -86,5 +84,4 @@ async def test_a_message_of_no_registered_kind_is_dropped(s, a):
     exchange = Exchange.of(a)
     assert Exchange.of(a) is exchange
     exchange.channel(a.address).send(StopRound("run"))
-    await asyncio.sleep(0)
     await exchange.close()

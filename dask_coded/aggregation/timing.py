@@ -275,7 +275,7 @@ def communication(shape: Shape, costs: Costs, workers: int, nbytes: float) -> fl
         2 * a + nbytes / shape.segments * ((fan - shape.stragglers) * (b + g) + fan * b)
         for fan in shape.fans(workers)
     ]
-    # The first segment takes the time of all layers, each further one that of the slowest layer.
+    # The first segment takes as long as all layers together, each later one as long as the slowest.
     return sum(layers) + (shape.segments - 1) * max(layers)
 
 

@@ -64,7 +64,7 @@ class Codec:
     lossy: ClassVar[bool] = False
 
     def pack(self, partial: Partial) -> Any:
-        """Return what is sent: a :class:`Partial`, or a tuple of arrays and numbers."""
+        """Return the packed form: a :class:`Partial`, or a tuple of arrays and numbers."""
         return partial.read_only()
 
     def unpack(self, packed: Any) -> Partial:

@@ -265,8 +265,8 @@ class LiveRound:
         try:
             rows = [self._rows(found) for found in share.rows]
         except OSError:
-            # The worker died just now. Or this process cannot map any more, and the next round does
-            # without.
+            # The worker died just now, or this process cannot map any more segments. In the second
+            # case the next round must not use shared memory.
             self._channels[worker].shared = False
             return self.round.lost([worker], now)
         fresh, commands = self.round.share(worker, ranges, share.seconds, now)

@@ -79,7 +79,7 @@ class Segment:
         self._pid = os.getpid()
         self._fd: int | None = os.memfd_create("dask-coded", os.MFD_CLOEXEC)
         try:
-            # Pages are allocated when they are written: of its pieces, a worker computes a part.
+            # Pages are allocated when they are written, and a worker writes only part of its rows.
             os.ftruncate(self._fd, _HEADER + size)
             self._map = mmap.mmap(self._fd, _HEADER + size)
         except BaseException:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
+
 import numpy as np
 from distributed import Event
 from distributed.utils_test import async_poll_for, gen_cluster, poll_for
 
 import dask_coded as coded
 from dask_coded.loop import Progress
+from dask_coded.runtime.checkpoints import KeptLoop
 from dask_coded.runtime.directory import choose_keepers
 from dask_coded.runtime.worker import worker_plugin
 from dask_coded.transport.messages import KeepState
@@ -140,3 +144,29 @@ def kept(client) -> set[str]:
     """Return the workers that keep a state."""
     held = client.run(lambda dask_worker: len(dask_worker.extensions["dask-coded"].keeper.kept))
     return {address for address, count in held.items() if count}
+
+
+@gen_cluster(client=True, nthreads=[("", 1)] * 3)
+async def test_a_loop_that_was_cancelled_leaves_no_keepers_behind(c, s, *workers):
+    """Its thread runs on until it looks, and may ask for keepers again."""
+    await coded.encode(np.eye(4), coded.MDS(3, 2), client=c)
+    loops = s.extensions["dask-coded"].loops
+    assert len(loops.keepers("cancelled", workers[0].address, 2)) == 2
+    assert not loops._keepers
+
+
+def test_a_keeper_whose_idle_channel_has_closed_is_used_again():
+    sent = []
+    channel = SimpleNamespace(send=sent.append)
+    exchange = SimpleNamespace(
+        is_usable=lambda address: False, silent=[], channel=lambda address: channel
+    )
+
+    async def named(**arguments):
+        assert arguments["avoid"] == []
+        return ["keeper"]
+
+    worker = SimpleNamespace(address="a", scheduler=SimpleNamespace(coded_keepers=named))
+    loop = KeptLoop(worker, None, exchange, "key", copies=1)
+    asyncio.run(loop._keep(1, b"state"))
+    assert sent == [KeepState("key", 1, b"state")]

@@ -355,6 +355,26 @@ async def test_replicas_do_not_move_the_work(c, s, *workers):
 
 
 @gen_cluster(client=True, nthreads=FOUR)
+async def test_workers_that_have_left_are_not_remembered_as_silent(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    silent = ["tcp://127.0.0.1:1", workers[0].address]
+    await plugin_of(s).plan(
+        C.encoded.spec.id, {}, {}, "continuous", "exponential", silent=silent, known=4
+    )
+    assert set(plugin_of(s)._silent) <= {workers[0].address}
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_a_worker_remembers_the_specs_of_the_latest_arrays_only(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    plugin = worker_plugin(workers[0])
+    for i in range(1000):
+        plugin.remember(f"array-{i}", C.encoded.spec)
+    assert len(plugin._specs) <= 64
+    assert plugin.spec("array-999") is C.encoded.spec
+
+
+@gen_cluster(client=True, nthreads=FOUR)
 async def test_restart_clears_the_plugin(c, s, *workers):
     C = await coded.encode(A, coded.MDS(4, 3), c)
     await check(c, C)

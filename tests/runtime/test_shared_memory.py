@@ -62,6 +62,17 @@ def segments(client) -> dict[str, int]:
     return client.run(count)
 
 
+async def check_rounds(client, C, A) -> None:
+    """Run five rounds in one loop, and check the result of each."""
+
+    def rounds(operator):
+        x = np.ones((operator.shape[1], 30))
+        return [operator @ x for _ in range(5)]
+
+    for result in await coded.submit(rounds, C, client=client):
+        np.testing.assert_allclose(result, A @ np.ones((COLUMNS, WIDTH)), rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("code", [coded.MDS(5, 3), coded.Repetition(5, 3)], ids=repr)
 def test_workers_killed_and_stopped_while_they_share_memory(code, processes, tmp_path):
     coordinator, stopped, killed, *_ = processes.add(5)
@@ -115,12 +126,7 @@ async def test_large_arrays_do_not_travel_in_messages(c, s, *workers):
 
         exchange._handlers[StartRound] = spy
 
-    def rounds(operator):
-        x = np.ones((operator.shape[1], 30))
-        return [operator @ x for _ in range(5)][-1]
-
-    result = await coded.submit(rounds, C, client=c)
-    np.testing.assert_allclose(result, A @ np.ones((COLUMNS, WIDTH)), rtol=1e-9, atol=1e-9)
+    await check_rounds(c, C, A)
     starts = [m for m in seen if isinstance(m, StartRound)]
     rows = [r for m in seen if isinstance(m, Share) for r in m.rows]
     # In the first round workers do not know yet, and the coordinator's own worker needs no sharing.
@@ -142,12 +148,7 @@ async def test_an_operand_that_cannot_be_opened_is_sent_in_messages(c, s, *worke
 
         plugin._operands.view = view
 
-    def rounds(operator):
-        x = np.ones((operator.shape[1], 30))
-        return [operator @ x for _ in range(5)][-1]
-
-    result = await coded.submit(rounds, C, client=c)
-    np.testing.assert_allclose(result, A @ np.ones((COLUMNS, WIDTH)), rtol=1e-9, atol=1e-9)
+    await check_rounds(c, C, A)
     assert refused
 
 

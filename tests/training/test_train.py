@@ -376,3 +376,10 @@ def test_a_worker_that_is_often_late_shows_in_the_result():
     found = TrainingResult(np.zeros(1), 100, steps, {}, Star())
     assert found.workers == {"a": WorkerReport(100, 0.0, 1.0), "b": WorkerReport(100, 0.5, 1.5)}
     assert -0.1 < found.straggling_correlation < 0.4
+
+
+def test_masked_data_are_refused(client):
+    masked = np.ma.masked_less(X, 0.0)
+    for samples in (masked, da.from_array(masked)):
+        with pytest.raises(TypeError, match="samples must not be masked"):
+            train(squares, np.zeros(5), (samples, Y), client=client)

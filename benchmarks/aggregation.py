@@ -155,7 +155,7 @@ class Synthetic:
     seconds : float
         Seconds per sample.
     delays : Delays
-    workers : mapping of int to int
+    workers : mapping of str to int
         Column of the delays for each process id.
     size : int
         Length of the gradient. Its first entry is -1 per sample, so that under plain gradient
@@ -163,7 +163,7 @@ class Synthetic:
     """
 
     def __init__(
-        self, seconds: float, delays: Delays, workers: Mapping[int, int], size: int
+        self, seconds: float, delays: Delays, workers: Mapping[str, int], size: int
     ) -> None:
         self._seconds = seconds
         self._delays = delays
@@ -173,7 +173,7 @@ class Synthetic:
 
     def __call__(self, parameters: np.ndarray, samples: Any, targets: Any) -> np.ndarray:
         step = round(float(parameters[0]))
-        worker = self._workers[os.getpid()]
+        worker = self._workers[own_network()]
         seconds = self._delays.seconds(step, worker, self._seconds * len(samples))
         if step == self._step:  # delayed once per step, not once per part
             seconds -= self._delays.seconds(step, worker, 0.0)
@@ -182,6 +182,11 @@ class Synthetic:
         gradient = np.zeros(self._size, np.float32)
         gradient[0] = -len(samples)
         return gradient
+
+
+def own_network() -> str:
+    """Return the network namespace of this process, which each worker of the lab has to itself."""
+    return os.readlink("/proc/self/ns/net")
 
 
 def measured(
@@ -194,8 +199,8 @@ def measured(
     steps: int,
 ) -> np.ndarray:
     """Train in the lab and return the seconds of each step, as measured by the leader."""
-    pids = lab.client.run(os.getpid, workers=lab.workers)
-    columns = {pids[worker]: i for i, worker in enumerate(lab.workers)}
+    networks = lab.client.run(own_network, workers=lab.workers)
+    columns = {networks[worker]: i for i, worker in enumerate(lab.workers)}
     samples = 840  # has many divisors, so it splits into equal parts
     size = nbytes // 4
     result = train(

@@ -1,7 +1,7 @@
 """The network lab: worker processes on this machine, each behind its own link of a given rate.
 
-Every worker is a real ``dask worker`` process in its own network namespace. A bridge joins the
-namespaces, as a switch joins machines::
+Every host is a network namespace with one worker or more, real ``dask worker`` processes. A bridge
+joins the namespaces, as a switch joins machines::
 
     with NetworkLab(workers=12, rate="100mbit") as lab:
         before = lab.traffic()
@@ -15,6 +15,9 @@ The kernel's token bucket (``tc tbf``) limits a link in both directions, with a 
 switch port. When many workers send to one at once, their packets wait in its queue, and packets
 that find it full are dropped, as in a real incast. Scheduler and client run in this process, on a
 link without a limit.
+
+Each host has process ids of its own, too, so that workers of two hosts cannot read each other's
+memory through ``/proc``, as they could not on two machines.
 
 Namespaces need root on Linux with the programs of iproute2 and util-linux; `unavailable` returns
 the reason if they cannot be used. Addresses are from 198.18.0.0/15, which is reserved for such
@@ -61,18 +64,20 @@ tc qdisc add dev one root tbf rate 1mbit burst 5kb limit 10kb
 """
 _PROBE_DELAY = "ip link set lo up && tc qdisc add dev lo root netem delay 1ms"
 
-# Holds a namespace open, and runs a worker in it once its standard input says so. Both last until
-# the end of this input, which comes when the owner ends, even by SIGKILL.
+# Holds a namespace open, and runs commands in it once its standard input says so. All last until
+# the end of this input, which comes when the owner ends, even by SIGKILL. The kernel ends the
+# commands together with this process, the first of its namespace.
 _HOLDER = """
-import subprocess, sys
+import json, subprocess, sys
 print("ready", flush=True)
 if sys.stdin.readline():
-    process = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, stdout=sys.stderr)
-    print(process.pid, flush=True)
+    for command in json.loads(sys.argv[1]):
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr)
+    print("started", flush=True)
     sys.stdin.read()
-    process.kill()
-    process.wait()
 """
+
+_UNSHARE = ["unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
 
 _UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
@@ -98,9 +103,7 @@ def unavailable(delay: bool = False) -> str | None:
     if delay:
         probes["netem queues (leave out 'delay' to do without)"] = _PROBE_DELAY
     for what, probe in probes.items():
-        tried = subprocess.run(
-            ["unshare", "--net", "sh", "-c", probe], capture_output=True, text=True
-        )
+        tried = subprocess.run([*_UNSHARE, "sh", "-c", probe], capture_output=True, text=True)
         if tried.returncode:
             return f"The network lab needs a kernel with {what}: {tried.stderr.strip()}"
     return None
@@ -125,8 +128,8 @@ class Traffic(NamedTuple):
 
     Parameters
     ----------
-    sent, received : ndarray of int, shape (workers + 1,)
-        Bytes of each worker; the free worker comes last.
+    sent, received : ndarray of int, shape (hosts + 1,)
+        Bytes of each host; that of the free worker comes last.
     """
 
     sent: NDArray[np.int64]
@@ -140,6 +143,8 @@ class NetworkLab:
     ----------
     workers
         Number of workers with limited links; the lab has one more.
+    per_host
+        How many of them share a host and its link; a divisor of their number.
     rate
         Rate of every worker's link in each direction, such as ``"100mbit"`` or ``"1gbit"``; None
         means no limit.
@@ -161,9 +166,11 @@ class NetworkLab:
     client
         Client of the cluster.
     workers
-        Addresses of the workers with limited links.
+        Addresses of the workers with limited links, host by host.
     free
         Address of the additional worker, for a leader, whose processor time is not limited.
+    pids
+        Process ids of the workers, as this process sees them; that of the free one comes last.
 
     Raises
     ------
@@ -181,12 +188,14 @@ class NetworkLab:
     client: Client
     workers: list[str]
     free: str
+    pids: list[int]
 
     def __init__(
         self,
         workers: int,
         rate: str | None = "100mbit",
         *,
+        per_host: int = 1,
         free_rate: str | None = None,
         delay: float | None = None,
         buffer: int = 512 * 1024,
@@ -195,10 +204,16 @@ class NetworkLab:
     ) -> None:
         if not 1 <= workers <= 200:
             raise ValueError(f"A network lab has 1 to 200 workers, not {workers}.")
+        if per_host < 1 or workers % per_host:
+            raise ValueError(f"Hosts of {per_host} workers cannot have {workers} together.")
         for asked in (rate, free_rate):
             if asked is not None:
                 bits_per_second(asked)
-        self._rates = [rate] * workers + [free_rate]
+        self._rates = [rate] * (workers // per_host) + [free_rate]
+        # The numbers of the workers on each host.
+        self._on_host = [
+            range(first, min(first + per_host, workers)) for first in range(0, workers, per_host)
+        ] + [range(workers, workers + 1)]
         self._delay = delay
         self._buffer = buffer
         self._share = share
@@ -225,19 +240,24 @@ class NetworkLab:
             self._holders = [
                 stack.enter_context(
                     _namespace(
-                        _worker_command(cluster.scheduler_address, f"{subnet}.{10 + i}", i, folder),
-                        folder / f"worker-{i}.log",
+                        [
+                            _worker_command(
+                                cluster.scheduler_address, f"{subnet}.{10 + i}", w, folder
+                            )
+                            for w in there
+                        ],
+                        folder / f"host-{i}.log",
                     )
                 )
-                for i in range(len(self._rates))
+                for i, there in enumerate(self._on_host)
             ]
             for i, holder in enumerate(self._holders):
                 self._link(i, holder, f"{subnet}.{10 + i}")
-            self._pids = [holder.start() for holder in self._holders]
+            self.pids = [pid for holder in self._holders for pid in holder.start()]
             *self.workers, self.free = self._wait_for_workers()
             self._dead: set[int] = set()
             # This ends before the cluster closes, because slow workers would close slowly.
-            unlimited = dict.fromkeys(self._pids[:-1], math.inf)
+            unlimited = dict.fromkeys(self.pids[:-1], math.inf)
             self._throttle = stack.enter_context(Throttle(unlimited, kind=self._kind))
             self._shares = np.full(len(self.workers), math.inf)
             self.set_shares(self._share)
@@ -248,7 +268,7 @@ class NetworkLab:
         self._undo.__exit__(*error)
 
     def traffic(self) -> Traffic:
-        """Return the bytes that each link has carried so far, from the bridge's interfaces."""
+        """Return the bytes that each host's link has carried, from the bridge's interfaces."""
         links = {
             link["ifname"]: link["stats64"]
             for link in json.loads(self._hub.run("ip -json -stats link show"))
@@ -259,7 +279,7 @@ class NetworkLab:
         return Traffic(np.array(sent), np.array(received))
 
     def limit(self, i: int, rate: str | None) -> None:
-        """Change the rate of the link of worker ``i``, in both directions; -1 is the free one.
+        """Change the rate of the link of host ``i``, in both directions; -1 is the free one.
 
         Packets in its queues are dropped, and TCP sends them again.
         """
@@ -283,19 +303,19 @@ class NetworkLab:
         self._shares = np.broadcast_to(np.asarray(shares, dtype=float), len(self.workers)).copy()
         for i, share in enumerate(self._shares.tolist()):
             if i not in self._dead:
-                self._throttle.set_share(self._pids[i], share)
+                self._throttle.set_share(self.pids[i], share)
 
     def stop(self, i: int) -> None:
         """Stop worker ``i`` (SIGSTOP): it answers no messages, and the scheduler gets no notice."""
-        self._throttle.set_share(self._pids[i], 0.0)
+        self._throttle.set_share(self.pids[i], 0.0)
 
     def resume(self, i: int) -> None:
         """Continue worker ``i`` after `stop`."""
-        self._throttle.set_share(self._pids[i], float(self._shares[i]))
+        self._throttle.set_share(self.pids[i], float(self._shares[i]))
 
     def kill(self, i: int) -> None:
         """Kill worker ``i`` permanently (SIGKILL), and wait until the scheduler has removed it."""
-        os.kill(self._pids[i], signal.SIGKILL)
+        os.kill(self.pids[i], signal.SIGKILL)
         self._dead.add(i)
         while self.workers[i] in self._scheduler.workers:
             time.sleep(0.01)
@@ -357,35 +377,37 @@ class NetworkLab:
     def _wait_for_workers(self, timeout: float = 90.0) -> list[str]:
         """Wait for the workers, and return their addresses in the order of their links."""
         due = time.monotonic() + timeout
-        while len(self._scheduler.workers) < len(self._rates):
-            if time.monotonic() > due or not all(map(_runs, self._pids)):
+        while len(self._scheduler.workers) < len(self.pids):
+            if time.monotonic() > due or not all(map(_runs, self.pids)):
                 raise OSError(f"Not all workers started. {self._last_words()}")
             time.sleep(0.05)
         by_number = {int(state.name): state.address for state in self._scheduler.workers.values()}
-        return [by_number[i] for i in range(len(self._rates))]
+        return [by_number[i] for i in range(len(self.pids))]
 
     def _last_words(self) -> str:
         there = {int(state.name) for state in self._scheduler.workers.values()}
         for i, holder in enumerate(self._holders):
-            if i not in there:
-                return f"Worker {i} wrote: {holder.log.read_text(errors='replace')[-1000:]}"
+            if not there.issuperset(self._on_host[i]):
+                return f"Host {i} wrote: {holder.log.read_text(errors='replace')[-1000:]}"
         return ""
 
 
 class _Holder:
-    """A process that holds a network namespace, and perhaps runs a command in it."""
+    """A process that holds a network namespace, and perhaps runs commands in it."""
 
     def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
         self._process = process
         self.pid = process.pid
         self.log = log
 
-    def start(self) -> int:
-        """Run the command, and return its process id."""
+    def start(self) -> list[int]:
+        """Run the commands, and return their process ids outside the namespace."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write("go\n")
         self._process.stdin.flush()
-        return int(self._process.stdout.readline())
+        self._process.stdout.readline()
+        (first,) = psutil.Process(self.pid).children()
+        return sorted(child.pid for child in first.children())
 
     def run(self, command: str) -> str:
         """Run a short system command in the namespace, and return its output."""
@@ -393,12 +415,12 @@ class _Holder:
 
 
 @contextmanager
-def _namespace(command: Sequence[str], log: Path) -> Iterator[_Holder]:
-    """Create a namespace, with a command that runs in it once `_Holder.start` is called."""
+def _namespace(commands: Sequence[Sequence[str]], log: Path) -> Iterator[_Holder]:
+    """Create a namespace, with commands that run in it once `_Holder.start` is called."""
     with (
         log.open("w") as file,
         subprocess.Popen(
-            ["unshare", "--net", sys.executable, "-I", "-S", "-c", _HOLDER, *command],
+            [*_UNSHARE, sys.executable, "-I", "-S", "-c", _HOLDER, json.dumps(commands)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=file,

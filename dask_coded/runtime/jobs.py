@@ -34,8 +34,6 @@ class Job:
     ----------
     run_id : Key
         Of the round.
-    kernels : dict of int to Product
-        The bound kernel of each piece of this worker.
     edges : dict of int to ndarray
         First row of each stripe of each piece, and the end.
     lengths : dict of int to int
@@ -55,7 +53,6 @@ class Job:
     def __init__(
         self,
         run_id: Key,
-        kernels: dict[int, Product],
         edges: dict[int, Rows],
         lengths: dict[int, int],
         answer: Answer,
@@ -67,7 +64,7 @@ class Job:
     ) -> None:
         self.run_id = run_id
         self.answer = answer
-        self._kernels = kernels
+        self._kernels: dict[int, Product] = {}  # empty until the operand is here
         self._edges = {p: e.tolist() for p, e in edges.items()}
         self._lengths = lengths
         self._executor = executor
@@ -88,13 +85,20 @@ class Job:
         self._stripe = 0.0  # seconds per stripe and thread, of the last batch
         self._hinted = False
 
+    def begin(self, kernels: dict[int, Product]) -> None:
+        """Begin to compute: the operand is here, and each piece has its bound kernel."""
+        self._kernels = kernels
+        self._started = self._reported = perf_counter()
+        self.assign([])
+
     def assign(self, ranges: Iterable[StripeRange]) -> None:
         """Compute these stripes, after those that are in the list already."""
         with self._lock:
-            self._queue.extend(part for part in ranges if part.piece in self._kernels)
+            self._queue.extend(part for part in ranges if part.piece in self._edges)
             self._hinted = False
-            missing = min(self._threads, len(self._queue)) - self._active
-            self._active += max(missing, 0)
+            wanted = min(self._threads, len(self._queue)) if self._kernels else 0
+            missing = max(wanted - self._active, 0)
+            self._active += missing
         for _ in range(missing):
             self._executor.submit(self._work)
 

@@ -26,11 +26,14 @@ from dask_coded.rounds import (
 )
 from dask_coded.rounds.assignment import all_tried
 from dask_coded.runtime.answers import RoundPlan
+from dask_coded.runtime.delivery import Delivery
 from dask_coded.runtime.spec import CodedSpec
 from dask_coded.transport import Exchange
 from dask_coded.transport.memory import LEAST_BYTES, Mappings, SharedArray
 from dask_coded.transport.messages import (
     AddStripes,
+    ChunkConfirmed,
+    ChunksLacking,
     Closed,
     MemoryLost,
     Message,
@@ -113,17 +116,19 @@ class LiveRound:
         self._spec = spec
         self._plan = plan
         self._layout = layout
-        self._operand = operand
-        self._shared = shared
         # Memory of participants, mapped until the round is decoded.
         self._mappings = Mappings(most=len(plan.addresses))
         self._assembler = spec.assembler(operand)
+        self._size_of_operand = 0 if operand is None else operand.nbytes
         self._in_thread = in_thread
         # Shares that have not been handed to the assembler yet, and their bytes.
         self._waiting: list[tuple[StripeRange, np.ndarray[Any, Any]]] = []
         self._size = 0
         self._lead, self._reporting = pace.lead, pace.reporting
         self._channels = [exchange.channel(address) for address in plan.addresses]
+        self._delivery = Delivery(
+            exchange, self.run_id, self._channels, operand, shared, np.asarray(plan.lags)
+        )
         self._started: set[int] = set()
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[None] = self._loop.create_future()
@@ -161,7 +166,9 @@ class LiveRound:
                 for worker, speed in enumerate(all_tried(self._plan.speed).tolist()):
                     self.round.expect(worker, speed)
                 commands = self.round.start()
+            self._delivery.plan(c.worker for c in commands if isinstance(c, Assign))
             self._carry_out(commands)
+            self._delivery.begin()
             await self._done
         finally:
             self._end()
@@ -199,17 +206,19 @@ class LiveRound:
 
     def _start_of(self, worker: int, ranges: tuple[StripeRange, ...]) -> StartRound:
         spec, geometry = self._spec, self._spec.geometry
-        shared = self._channels[worker].shared
+        operand, coming, neighbours = self._delivery.parcel(worker)
         return StartRound(
             self.run_id,
             kernel=spec.kernel,
-            operand=self._shared if shared and self._shared else self._operand,
-            shared=shared,
+            operand=operand,
+            coming=coming,
+            shared=self._channels[worker].shared,
             stripes=geometry.stripes,
             pieces=tuple(
                 (p, spec.keys[p], int(geometry.edges(int(spec.code.group[p]))[-1]))
                 for p in self._layout.pieces_of[worker]
             ),
+            neighbours=neighbours,
             ranges=ranges,
             interval=self._reporting.interval,
             growth=self._reporting.growth,
@@ -248,11 +257,17 @@ class LiveRound:
         match message:
             case Share():
                 self._carry_out(self._share(worker, message, now))
+            case ChunkConfirmed(_, number):
+                self._delivery.confirmed(worker, number)
+            case ChunksLacking(_, numbers):
+                self._delivery.lacking(worker, numbers)
             case Closed():
+                self._delivery.lost(worker)
                 self._carry_out(self.round.lost([worker], now))
             case MemoryLost():
-                self._channels[worker].shared = False
-                self._carry_out(self.round.lost([worker], now))
+                if not self._delivery.unreadable(worker):
+                    self._channels[worker].shared = False
+                    self._carry_out(self.round.lost([worker], now))
             case PiecesAbsent(_, pieces):
                 self._carry_out(self.round.lost_pieces(pieces, now))
             case ShareFailed(_, error):
@@ -307,8 +322,8 @@ class LiveRound:
         if self._timer is not None:
             self._timer.cancel()
         self._mappings.clear()
-        operand = 0 if self._operand is None else self._operand.nbytes
-        large = max(operand, self._assembler.rows.nbytes) >= LEAST_BYTES
+        self._delivery.end()
+        large = max(self._size_of_operand, self._assembler.rows.nbytes) >= LEAST_BYTES
         for channel in self._channels:
             channel.end(self.run_id, self.began)
             if large:

@@ -17,11 +17,12 @@ from dask_coded.rounds import Reporting, StripeRange
 from dask_coded.rounds.kernels import KERNELS
 from dask_coded.runtime.checkpoints import StateKeeper
 from dask_coded.runtime.jobs import Job
+from dask_coded.runtime.operands import Operands
 from dask_coded.runtime.spec import NAME, CodedSpec, as_key
 from dask_coded.transport import Answer, Exchange
-from dask_coded.transport.memory import Mappings, SharedArray
 from dask_coded.transport.messages import (
     AddStripes,
+    Coming,
     DropRound,
     MemoryLost,
     Message,
@@ -50,6 +51,8 @@ class CodedWorkerPlugin(WorkerPlugin):
     worker : Worker
     exchange : Exchange
         The worker's channels.
+    operands : Operands
+        Those of rounds that this worker takes part in.
     keeper : StateKeeper
         Keeps states of loops that run elsewhere.
     """
@@ -63,8 +66,7 @@ class CodedWorkerPlugin(WorkerPlugin):
         self.keeper = StateKeeper(worker, self.exchange)
         self._specs: dict[str, CodedSpec] = {}
         self._jobs: dict[Key, Job] = {}
-        # A coordinator uses the same segment in every round, or two in turn.
-        self._operands = Mappings(most=2)
+        self.operands = Operands(self.exchange)
         self._executor = ThreadPoolExecutor(worker.state.nthreads, thread_name_prefix="Coded")
         self.exchange.register(
             self._handle,
@@ -117,30 +119,19 @@ class CodedWorkerPlugin(WorkerPlugin):
                 answer(RoundStopped(run_id))
 
     def _start(self, message: StartRound, answer: Answer) -> None:
-        x = message.operand
-        if isinstance(x, tuple):
-            try:
-                x = self._operands.view(SharedArray(*x))
-            except OSError:
-                answer(MemoryLost(message.run_id))
-                return
-        x = None if x is None else np.require(x, requirements=["C", "A"])
-        kernel = KERNELS[message.kernel]
-        kernels, edges, lengths, absent = {}, {}, {}, []
+        held, edges, absent = {}, {}, []
         for piece, key, rows in message.pieces:
             if (data := self.piece(as_key(key))) is None:
                 absent.append(piece)
                 continue
-            kernels[piece] = kernel(data, rows, x)
+            held[piece] = data, rows
             edges[piece] = np.arange(message.stripes + 1) * rows // message.stripes
-            lengths[piece] = data.shape[0]
         if absent:
             answer(PiecesAbsent(message.run_id, tuple(absent)))
         job = self._jobs[message.run_id] = Job(
             message.run_id,
-            kernels,
             edges,
-            lengths,
+            {piece: data.shape[0] for piece, (data, _) in held.items()},
             answer,
             self._executor,
             self.worker.state.nthreads,
@@ -150,12 +141,27 @@ class CodedWorkerPlugin(WorkerPlugin):
         )
         job.assign(StripeRange(*part) for part in message.ranges)
 
+        def begin(x: Any) -> None:
+            x = None if x is None else np.require(x, requirements=["C", "A"])
+            kernel = KERNELS[message.kernel]
+            job.begin({piece: kernel(data, rows, x) for piece, (data, rows) in held.items()})
+
+        if message.coming is None:
+            try:
+                begin(self.operands.here(message.operand))
+            except OSError:
+                answer(MemoryLost(message.run_id))
+        else:
+            coming = Coming(*message.coming)
+            self.operands.expect(message.run_id, coming, message.neighbours, begin, answer)
+
     def _drop(self, run_id: Key) -> None:
         if job := self._jobs.pop(run_id, None):
             job.stop()
+        self.operands.drop(run_id)
 
     def _coordinator_gone(self, answer: Answer) -> None:
-        self._operands.clear()
+        self.operands.release()
         for run_id in [run_id for run_id, job in self._jobs.items() if job.answer is answer]:
             self._drop(run_id)
 

@@ -10,6 +10,7 @@ seed. :class:`TrainingSimulation` does the same for the state machines of
 from __future__ import annotations
 
 from dask_coded.simulation._aggregation import SimulatedTraining, TrainingSimulation
+from dask_coded.simulation._broadcast import Outage, broadcast_times
 from dask_coded.simulation._cluster import Network
 from dask_coded.simulation._operator import SimulatedOperator
 from dask_coded.simulation._simulation import Assigner, SimulatedRound, Simulation
@@ -34,6 +35,7 @@ __all__ = [
     "Assigner",
     "Delays",
     "Network",
+    "Outage",
     "SimulatedOperator",
     "SimulatedRound",
     "SimulatedTraining",
@@ -41,6 +43,7 @@ __all__ = [
     "Speeds",
     "TrainingSimulation",
     "additive",
+    "broadcast_times",
     "changed",
     "constant",
     "drifting",

@@ -27,6 +27,7 @@ from dask_coded.transport.messages import (
     DropRound,
     MemoryProbed,
     Message,
+    OperandChunk,
     ProbeMemory,
     StopRound,
 )
@@ -80,8 +81,7 @@ class _Outbox:
     async def _write(self, comm: Comm) -> None:
         try:
             while self._waiting:
-                messages, self._waiting = self._waiting, []
-                await comm.write(pack(messages))
+                await comm.write(pack(self._take()))
         except OSError:
             comm.abort()  # the reader at this end then finds that the peer is gone
         except BaseException:
@@ -89,6 +89,19 @@ class _Outbox:
             raise
         finally:
             self._task = None
+
+    def _take(self) -> list[Message]:
+        """Take the next batch. Large chunks go one by one, so that the rest can be discarded."""
+        chunks = (i for i, m in enumerate(self._waiting) if isinstance(m, OperandChunk))
+        end = next(chunks, len(self._waiting)) + 1
+        batch, self._waiting = self._waiting[:end], self._waiting[end:]
+        return batch
+
+    def discard(self, run_id: Key) -> None:
+        """Do not write the chunks of a run that are still waiting."""
+        self._waiting = [
+            m for m in self._waiting if m.run_id != run_id or not isinstance(m, OperandChunk)
+        ]
 
     def close(self) -> None:
         self._waiting = []
@@ -117,6 +130,8 @@ class Channel:
         Monotonic time since which an answer has been due; None if none is due. A stopped worker
         owes it until it runs again; a message of any run counts as the answer.
     closed : bool
+    near : bool
+        Whether messages stay in this process.
     shared : bool
         Whether both ends can read each other's memory.
     """
@@ -139,8 +154,9 @@ class Channel:
         self._over: list[Message] = []
         self._loop = asyncio.get_running_loop()
         self._local = local
+        self.near = local is not None or address.startswith("inproc://")
         self._outbox = _Outbox()
-        if probe is not None and local is None and not address.startswith("inproc://"):
+        if probe is not None and not self.near:
             self.listen(_PROBE, self._probed)
             self.post(ProbeMemory(_PROBE, probe))
         self._task = None if local else asyncio.create_task(self._connect_and_read())
@@ -153,6 +169,7 @@ class Channel:
         """Drop the messages of a run from now on, without telling the peer."""
         self._listeners.pop(run_id, None)
         self._sent.discard(run_id)
+        self._outbox.discard(run_id)
 
     def send(self, message: Message) -> None:
         """Send a message that the peer answers. Messages keep their order."""
@@ -193,6 +210,7 @@ class Channel:
         unless it dates from before the run.
         """
         self._listeners.pop(run_id, None)
+        self._outbox.discard(run_id)
         if run_id not in self._sent:
             return
         self._sent.discard(run_id)
@@ -262,6 +280,8 @@ class Exchange:
     ----------
     memory : Memory
         What this worker shares with others on its host.
+    apart : set of str
+        Addresses of peers that cannot read the memory of others with the same host name.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -270,6 +290,8 @@ class Exchange:
         self._handlers: dict[type[Message], Handler] = {}
         self._on_closed: list[Callable[[Answer], None]] = []
         self.memory = Memory()
+        # Peers that cannot read the memory of others with the same host name.
+        self.apart: set[str] = set()
         self._probe: SharedArray | None = None
         wanted = dask.config.get("coded.shared-memory")
         if wanted and (segment := self.memory.new(len(_PROBE))) is not None:
@@ -325,6 +347,11 @@ class Exchange:
     def silent(self) -> list[str]:
         """Addresses of the peers that have owed an answer for too long."""
         return [address for address, channel in self._channels.items() if channel.silent]
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether this worker can let others on its host read its memory."""
+        return self._probe is not None
 
     @property
     def shares_memory(self) -> bool:

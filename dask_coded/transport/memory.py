@@ -158,7 +158,7 @@ class Memory:
 
         Give the segment back by :meth:`reuse` when it no longer matters what its readers find.
         """
-        if (segment := self._lease(array.nbytes)) is None:
+        if (segment := self.lease(array.nbytes)) is None:
             return None
         copy = segment.array(array.dtype, array.shape)
         copy[...] = array
@@ -188,7 +188,8 @@ class Memory:
         with self._lock:
             self._spare.clear()
 
-    def _lease(self, size: int) -> Segment | None:
+    def lease(self, size: int) -> Segment | None:
+        """Return a segment that was given back, or a new one; None if there is no memory for it."""
         with self._lock:
             spare, self._spare = self._spare, []
             fits = [s for s in spare if size <= s.size <= _SLACK * max(size, LEAST_BYTES)]

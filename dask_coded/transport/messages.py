@@ -11,12 +11,12 @@ same channel. Arrays travel as they are, and arrive read-only. Sequences arrive 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from dask.typing import Key
 
 #: Changes whenever a message does. Both ends of a channel must have the same version.
-PROTOCOL = 2
+PROTOCOL = 3
 
 #: Ranges of stripes: (piece, first stripe, stripe after the last).
 Ranges = tuple[tuple[int, int, int], ...]
@@ -62,6 +62,75 @@ class MemoryProbed(Message):
     segment: tuple[Any, ...] | None
 
 
+# -- of operands: coordinator to host, and host to host --------------------------------------------
+
+
+class Coming(NamedTuple):
+    """What a participant expects: an operand that comes in chunks, or from its host's receiver.
+
+    Parameters
+    ----------
+    chunks : int
+        How many chunks; 0 if the operand comes from another worker of the host.
+    chunk_bytes : int
+        Size of each but the last.
+    dtype : str
+    shape : tuple of int
+    """
+
+    chunks: int
+    chunk_bytes: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class OperandChunk(Message):
+    """A chunk of an operand. The coordinator or another host sends it to the receiver of a host.
+
+    The receiver answers with :class:`ChunkConfirmed`.
+
+    Parameters
+    ----------
+    coming : Coming
+    number : int
+    data : ndarray of uint8
+    below : Route
+        Addresses that it passes the chunk on to, each with what this one does.
+    """
+
+    coming: tuple[Any, ...]
+    number: int
+    data: Any
+    below: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class OperandShared(Message):
+    """The operand is here. The receiver of a host sends this to others on the same host.
+
+    Parameters
+    ----------
+    operand : SharedArray
+    """
+
+    operand: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class ChunkConfirmed(Message):
+    """The answer to :class:`OperandChunk`: the chunk is here, and at most hosts below."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class ChunksLacking(Message):
+    """Chunks have not come for a while. A receiver sends this to the coordinator."""
+
+    numbers: tuple[int, ...]
+
+
 # -- of rounds: coordinator to participant ---------------------------------------------------------
 
 
@@ -74,12 +143,16 @@ class StartRound(Message):
     kernel : str
         A key of ``KERNELS``.
     operand : ndarray, SharedArray or None
+    coming : Coming or None
+        If the operand is large and on its way to this participant.
     shared : bool
         Whether large shares are to be left in shared memory.
     stripes : int
         Stripes of each piece.
     pieces : tuple of (int, Key, int)
         The pieces on this participant: number, Dask key, and rows of its product.
+    neighbours : tuple of str
+        Addresses on the same host, to which this participant gives the operand once it is here.
     ranges : Ranges
         What to compute.
     interval, growth : float
@@ -90,9 +163,11 @@ class StartRound(Message):
 
     kernel: str
     operand: Any
+    coming: tuple[Any, ...] | None
     shared: bool
     stripes: int
     pieces: tuple[tuple[int, Key, int], ...]
+    neighbours: tuple[str, ...]
     ranges: Ranges
     interval: float
     growth: float

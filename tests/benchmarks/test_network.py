@@ -80,9 +80,8 @@ def test_a_lab_moves_bytes_over_its_links_and_loses_workers():
         lab.limit(-1, "10mbit")
         assert lab.client.submit(int, 7, workers=[lab.free]).result() == 7
         lab.set_shares([0.5, 1.0])
-        pids = lab.client.run(os.getpid)
         lab.stop(0)
-        while psutil.Process(pids[first]).status() != psutil.STATUS_STOPPED:
+        while psutil.Process(lab.pids[0]).status() != psutil.STATUS_STOPPED:
             pass  # it stops only when its share lets it run
         lab.resume(0)
         assert lab.client.submit(int, 7, workers=[first], pure=False).result() == 7
@@ -90,21 +89,20 @@ def test_a_lab_moves_bytes_over_its_links_and_loses_workers():
         workers = lab.client.scheduler_info(n_workers=-1)["workers"]
         assert set(workers) == {first, lab.free}
     assert links() == before
-    assert not any(map(alive, pids.values()))
+    assert not any(map(alive, lab.pids))
 
 
 # A lab in a process that the test ends; a stopped worker could not notice that by itself.
 # Processes in the background of a script ignore interrupts, and the tests may run there.
 _PROGRAM = """
-import os, signal, sys
+import signal, sys
 from benchmarks.network import NetworkLab
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if __name__ == "__main__":
     with NetworkLab(1) as lab:
-        pids = lab.client.run(os.getpid)
         lab.stop(0)
-        print(*pids.values(), flush=True)
+        print(*lab.pids, flush=True)
         sys.stdin.readline()
 """
 

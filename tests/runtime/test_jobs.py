@@ -48,7 +48,9 @@ def product(start: int, stop: int, out: Any) -> Any:
 
 def job(answer: Callable[[Message], None], executor: Any, kernel: Any = product) -> Job:
     edges = {0: np.arange(9)}
-    return Job("run", {0: kernel}, edges, {0: 8}, answer, executor, 1, Reporting(10, 1), lead=0.0)
+    found = Job("run", edges, {0: 8}, answer, executor, 1, Reporting(10, 1), lead=0.0)
+    found.begin({0: kernel})
+    return found
 
 
 def sent(messages: list[Message]) -> list[int]:

@@ -12,6 +12,8 @@ import dask_coded as coded
 from dask_coded.runtime.worker import worker_plugin
 from dask_coded.transport.messages import Share, StartRound
 
+from .loops import checked_loop, wait_for_rounds
+
 ROWS, COLUMNS, WIDTH = 3000, 400, 30  # operands of 96 kB, results of 720 kB
 
 pytestmark = pytest.mark.skipif(
@@ -21,29 +23,6 @@ pytestmark = pytest.mark.skipif(
 
 def matrix() -> np.ndarray:
     return np.cos(np.add.outer(7.0 * np.arange(ROWS), np.arange(COLUMNS) ** 2))
-
-
-def checked_loop():
-    """Return an algorithm; nested, because workers cannot import this module."""
-
-    def loop(operator, A, log: str, over: str) -> int:
-        """Run rounds until a file is there; keep each result over the next round, then check it."""
-        rounds, kept = 0, None
-        while rounds < 10 or not os.path.exists(over):
-            x = np.sin(np.add.outer(np.arange(operator.shape[1]) + rounds, np.arange(30)))
-            expected = A @ x
-            result = operator @ x
-            x *= 0  # the operand is the algorithm's own
-            if kept is not None:
-                np.testing.assert_allclose(*kept, rtol=1e-9, atol=1e-9)
-            kept = result, expected
-            rounds += 1
-            with open(log, "a") as file:
-                file.write(f"{rounds}\n")
-        np.testing.assert_allclose(*kept, rtol=1e-9, atol=1e-9)
-        return rounds
-
-    return loop
 
 
 def segments(client) -> dict[str, int]:
@@ -86,14 +65,7 @@ def test_workers_killed_and_stopped_while_they_share_memory(code, processes, tmp
     )
 
     def progress(rounds: int) -> None:
-        goal = len(log.read_text().splitlines()) + rounds
-
-        def there() -> bool:
-            if future.done():
-                future.result()  # an error of the loop
-            return len(log.read_text().splitlines()) >= goal
-
-        poll_for(there, timeout=60)
+        wait_for_rounds(future, log, rounds)
 
     progress(5)
     before = segments(client)
@@ -146,7 +118,7 @@ async def test_an_operand_that_cannot_be_opened_is_sent_in_messages(c, s, *worke
             refused.append(shared)
             raise FileNotFoundError(2, "No such file or directory")
 
-        plugin._operands.view = view
+        plugin.operands._mappings.view = view
 
     await check_rounds(c, C, A)
     assert refused

@@ -1,0 +1,338 @@
+"""The way of a large operand: each chunk goes to one host, which passes it on to the others.
+
+If the coordinator sent the operand to every host itself, its link would carry it once for each.
+Here its link carries each chunk about once. The chunks are spread over several trees of hosts, and
+no host passes chunks on in more than one tree, so that every link carries about one operand in
+each direction. With up to 17 hosts, a tree is one host and all others below it.
+
+.. [1] M. Castro et al., "SplitStream: High-Bandwidth Multicast in Cooperative Environments",
+   SOSP 2003: forests of trees whose inner nodes are disjoint.
+
+:class:`Broadcast` decides for the coordinator, :class:`Relay` for each host. The cluster, the
+simulator and the tests drive both. Every method takes the time of its event and returns commands.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from dask_coded.typing import Floats
+
+#: Hosts that one host passes a chunk on to, at most. More make each tree flatter, and the tail of
+#: the broadcast longer, because a host sends the last chunk to them one after the other.
+FANOUT = 16
+# Chunks that a relay may hold at once without having passed them on. With one it would be idle
+# while the next is under way. A relay that has not passed anything on yet gets only one.
+_WINDOW = 2
+# Least seconds without a chunk after which a host reports what it lacks.
+_QUIET = 0.5
+# A chunk is overdue after this many times the usual time, and given to another relay.
+_OVERDUE = 2.0
+# Bytes of a chunk. Small ones cost processor time for their messages, large ones make the last
+# chunk late: a relay sends it to all hosts below, while the other relays have nothing left to do.
+_LEAST_CHUNK, _LARGEST_CHUNK = 1 << 17, 1 << 20
+# Chunks for each relay, if they are not too small.
+_CHUNKS = 6
+
+#: Hosts below a relay, each with the hosts below it.
+Route: TypeAlias = "tuple[tuple[Any, Route], ...]"
+
+
+@dataclass(frozen=True)
+class SendChunk:
+    """Send a chunk to a host, which passes it on.
+
+    Parameters
+    ----------
+    host, chunk : int
+    below : Route
+        To which hosts it passes the chunk on, and what these do.
+    """
+
+    host: int
+    chunk: int
+    below: Route
+
+
+def chunk_bytes(size: int, hosts: int) -> int:
+    """Return the bytes of each chunk but the last, for an operand of a size in bytes.
+
+    Examples
+    --------
+    >>> chunk_bytes(8_000_000, hosts=7), chunk_bytes(800_000_000, hosts=1000)
+    (190464, 1048576)
+    """
+    each = size // (_CHUNKS * min(hosts, FANOUT)) // 64 * 64
+    return min(max(each, _LEAST_CHUNK), _LARGEST_CHUNK)
+
+
+def route(hosts: Sequence[int], fanout: int, at: int = 0) -> Route:
+    """Return what is below the host at a position, if the hosts form a tree in this order.
+
+    Examples
+    --------
+    >>> route([3, 1, 2, 0], fanout=2)
+    ((1, ((0, ()),)), (2, ()))
+    """
+    first = fanout * at + 1
+    below = range(first, min(first + fanout, len(hosts)))
+    return tuple((hosts[i], route(hosts, fanout, i)) for i in below)
+
+
+class Broadcast:
+    """What the coordinator sends to which host, and when.
+
+    Parameters
+    ----------
+    chunks : int
+        Number of chunks.
+    delays : ndarray, shape (hosts,)
+        Seconds after which each host usually begins to answer. Hosts that need more than twice the
+        median pass nothing on. Zeros if nothing is known.
+    now : float
+        Seconds on the caller's clock.
+    patience : float
+        Seconds after which a chunk is overdue, before any relay has passed one on. Later it is
+        twice what relays usually need, and at least a tenth of this.
+    """
+
+    def __init__(self, chunks: int, delays: Floats, now: float, patience: float = 1.0) -> None:
+        self._delays = np.asarray(delays, dtype=np.float64)
+        self._alive = np.ones(len(self._delays), dtype=bool)
+        # Relays that have let a chunk become overdue. They get no more.
+        self._late: set[int] = set()
+        self._waiting = list(range(chunks))[::-1]  # chunks to be sent to all, the first one last
+        # When each chunk was sent to a relay, until the relay has passed it on or is overdue.
+        self._out: dict[tuple[int, int], float] = {}
+        self._held = np.zeros(len(self._delays), dtype=np.intp)  # how many chunks, by relay
+        self._window = np.ones(len(self._delays), dtype=np.intp)
+        self._passed = np.zeros(chunks, dtype=bool)
+        self._repeated: set[int] = set()
+        self._least = patience / 10
+        self._patience = patience
+        self._usual: float | None = None  # seconds that relays need to pass a chunk on
+        self._plant()
+
+    @property
+    def finished(self) -> bool:
+        """Whether each chunk has been passed on."""
+        return bool(self._passed.all())
+
+    @property
+    def wake(self) -> float | None:
+        """When to call :meth:`react` if nothing else happens."""
+        return min(self._out.values()) + self._patience if self._out else None
+
+    def start(self, now: float) -> list[SendChunk]:
+        """Return the first chunks to send."""
+        return self._hand_out(now)
+
+    def passed(self, host: int, chunk: int, now: float) -> list[SendChunk]:
+        """Record that a host has a chunk, and has passed it on to most hosts below it."""
+        self._passed[chunk] = True
+        self._window[host] = _WINDOW
+        if (since := self._out.pop((host, chunk), None)) is not None:
+            self._held[host] -= 1
+            taken = now - since
+            self._usual = taken if self._usual is None else 0.8 * self._usual + 0.2 * taken
+            self._patience = max(_OVERDUE * self._usual, self._least)
+        return self._hand_out(now)
+
+    def lost(self, hosts: Iterable[int], now: float) -> list[SendChunk]:
+        """Record that hosts are gone. What they have not passed on goes to other relays."""
+        gone = {host for host in hosts if self._alive[host]}
+        if not gone:
+            return []
+        self._alive[list(gone)] = False
+        for relay, chunk in [key for key in self._out if key[0] in gone]:
+            del self._out[relay, chunk]
+            if not self._passed[chunk]:
+                self._waiting.append(chunk)
+        self._plant()
+        return self._hand_out(now)
+
+    def lacking(self, host: int, chunks: Iterable[int], now: float) -> list[SendChunk]:
+        """Record that a host still waits for chunks, and send some that no relay will bring."""
+        coming = {chunk for _, chunk in self._out} | set(self._waiting)
+        # Not all at once: a host behind a thin link reports what is already on its way there.
+        wanted = [chunk for chunk in chunks if chunk not in coming][: 2 * _WINDOW]
+        return [self._sent(host, chunk, (), now) for chunk in wanted] + self._hand_out(now)
+
+    def react(self, now: float) -> list[SendChunk]:
+        """Give chunks that are overdue to other relays."""
+        overdue = [key for key, since in self._out.items() if now >= since + self._patience]
+        for relay, chunk in overdue:
+            del self._out[relay, chunk]
+            self._held[relay] -= 1
+            self._late.add(relay)
+            if chunk not in self._repeated and not self._passed[chunk]:
+                self._repeated.add(chunk)  # once; then hosts say what they lack
+                self._waiting.append(chunk)
+        if overdue:
+            self._plant()
+        return self._hand_out(now)
+
+    def _plant(self) -> None:
+        """Choose the inner hosts of each tree, among those that are not known to be slow."""
+        alive = np.flatnonzero(self._alive)
+        order = alive[np.argsort(self._delays[alive], kind="stable")]
+        median = np.median(self._delays[alive]) if len(alive) else 0.0
+        fast = [
+            host
+            for host in order.tolist()
+            if self._delays[host] <= 2 * median and host not in self._late
+        ]
+        # If all are late, the network is; then any host is as good as another.
+        fast = fast or order.tolist()
+        inner = max(math.ceil((len(order) - 1) / FANOUT), 1)
+        fanout = max(math.ceil((len(order) - 1) / inner), 1)
+        trees = max(len(fast) // inner, 1)
+        # Neighbours in speed share a tree, so that a slow host holds up only others like it.
+        self._trees = []
+        for i in range(trees if fast else 0):
+            tree = fast[i * inner : (i + 1) * inner]
+            hosts = list(dict.fromkeys([*tree, *fast, *order.tolist()]))
+            self._trees.append((hosts[0], route(hosts, fanout)))
+
+    def _hand_out(self, now: float) -> list[SendChunk]:
+        commands = []
+        while self._waiting and self._trees:
+            relay, below = min(
+                self._trees, key=lambda tree: self._held[tree[0]] - self._window[tree[0]]
+            )
+            if self._held[relay] >= self._window[relay]:
+                break
+            commands.append(self._sent(relay, self._waiting.pop(), below, now))
+        return commands
+
+    def _sent(self, host: int, chunk: int, below: Route, now: float) -> SendChunk:
+        """Record that a chunk goes to a host."""
+        self._held[host] += (host, chunk) not in self._out
+        self._out[host, chunk] = now
+        return SendChunk(host, chunk, below)
+
+
+@dataclass(frozen=True)
+class PassOn:
+    """Send a chunk to a host below this one.
+
+    Parameters
+    ----------
+    host
+    chunk : int
+    below : Route
+    """
+
+    host: Any
+    chunk: int
+    below: Route
+
+
+@dataclass(frozen=True)
+class Confirm:
+    """Tell the sender of a chunk that it is here, and at most hosts below.
+
+    Parameters
+    ----------
+    sender
+    chunk : int
+    """
+
+    sender: Any
+    chunk: int
+
+
+@dataclass(frozen=True)
+class ReportLacking:
+    """Tell the coordinator which chunks have not come.
+
+    Parameters
+    ----------
+    chunks : tuple of int
+    """
+
+    chunks: tuple[int, ...]
+
+
+class Relay:
+    """What a host does with the chunks that reach it.
+
+    A host confirms a chunk to its sender once half of the hosts right below it have confirmed it.
+    So the coordinator learns how fast a relay really is: a write to a socket returns long before
+    the bytes have left. The slower half does not count, because a slow receiver says nothing about
+    the relay.
+
+    Parameters
+    ----------
+    chunks : int
+        Number of chunks.
+    now : float
+        Seconds on the host's clock.
+
+    Attributes
+    ----------
+    wake : float or None
+        When to call :meth:`react`; None once all chunks are here.
+
+    Examples
+    --------
+    >>> relay = Relay(chunks=2, now=0.0)
+    >>> relay.received(0, "coordinator", (("b", ()), ("c", ())), now=0.1)
+    [PassOn(host='b', chunk=0, below=()), PassOn(host='c', chunk=0, below=())]
+    >>> relay.confirmed("c", 0)
+    [Confirm(sender='coordinator', chunk=0)]
+    >>> relay.react(now=relay.wake)
+    [ReportLacking(chunks=(1,))]
+    """
+
+    def __init__(self, chunks: int, now: float) -> None:
+        self._lacking = set(range(chunks))
+        self._last = now
+        self._patience = _QUIET
+        self.wake: float | None = now + _QUIET
+        # For each chunk on its way down: its sender, the hosts that have not confirmed it, and how
+        # many of them may still be missing.
+        self._pending: dict[int, list[tuple[Any, set[Any], int]]] = {}
+
+    def received(self, chunk: int, sender: Any, below: Route, now: float) -> list[PassOn | Confirm]:
+        """Record a chunk that has come, and pass it on."""
+        self._lacking.discard(chunk)
+        self._patience = max(_QUIET, 4 * (now - self._last))
+        self._last = now
+        self.wake = now + self._patience if self._lacking else None
+        if not below:
+            return [Confirm(sender, chunk)]
+        hosts = {host for host, _ in below}
+        self._pending.setdefault(chunk, []).append((sender, hosts, len(hosts) // 2))
+        return [PassOn(host, chunk, further) for host, further in below]
+
+    def confirmed(self, host: Any, chunk: int) -> list[Confirm]:
+        """Record that a host below has a chunk."""
+        confirms = []
+        waiting = []
+        for sender, hosts, missing in self._pending.pop(chunk, ()):
+            hosts.discard(host)
+            if len(hosts) <= missing:
+                confirms.append(Confirm(sender, chunk))
+            else:
+                waiting.append((sender, hosts, missing))
+        if waiting:
+            self._pending[chunk] = waiting
+        return confirms
+
+    def lost(self, host: Any) -> list[Confirm]:
+        """Record that a host below is gone; nothing waits for it any more."""
+        return [done for chunk in list(self._pending) for done in self.confirmed(host, chunk)]
+
+    def react(self, now: float) -> list[ReportLacking]:
+        """Report what is lacking, if nothing has come for long; less and less often."""
+        if self.wake is None or now < self.wake:
+            return []
+        self._patience *= 2
+        self.wake = now + self._patience
+        return [ReportLacking(tuple(sorted(self._lacking)))]

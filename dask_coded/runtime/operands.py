@@ -1,0 +1,249 @@
+"""Operands at a participant: read in shared memory, or received in chunks and passed on."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from time import monotonic
+from typing import Any
+
+import numpy as np
+from dask.typing import Key
+
+from dask_coded.rounds.broadcast import Confirm, PassOn, Relay, ReportLacking
+from dask_coded.transport import Answer, Channel, Exchange
+from dask_coded.transport.memory import Mappings, Segment, SharedArray
+from dask_coded.transport.messages import (
+    ChunkConfirmed,
+    ChunksLacking,
+    Closed,
+    Coming,
+    MemoryLost,
+    Message,
+    OperandChunk,
+    OperandShared,
+)
+
+# Chunks may come before their round is started here, or after it has ended. This many operands
+# without a round are kept, and this many rounds that have ended are remembered.
+_UNCLAIMED = 8
+_ENDED = 1024
+
+#: Takes an operand that is here.
+Ready = Callable[[Any], None]
+
+
+class Operands:
+    """The operands of the rounds that a worker takes part in.
+
+    All methods run on the worker's event loop.
+
+    Parameters
+    ----------
+    exchange : Exchange
+        Of the worker.
+    """
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        # A coordinator uses the same segment in every round, or two in turn.
+        self._mappings = Mappings(most=2)
+        self._coming: dict[Key, _Coming] = {}
+        self._ended: dict[Key, None] = {}
+        exchange.register(self._handle, [OperandChunk, OperandShared])
+
+    def here(self, operand: Any) -> Any:
+        """Return an operand that came with its round, wherever it lies.
+
+        Raises
+        ------
+        OSError
+            If it lies in memory that this worker cannot read.
+        """
+        return self._mappings.view(SharedArray(*operand)) if isinstance(operand, tuple) else operand
+
+    def expect(
+        self, run_id: Key, coming: Coming, neighbours: Sequence[str], ready: Ready, answer: Answer
+    ) -> None:
+        """Call ``ready`` with the operand of a round once it is here, and pass it on meanwhile.
+
+        Parameters
+        ----------
+        run_id : Key
+        coming : Coming
+        neighbours : sequence of str
+            Addresses on the same host that wait for it.
+        ready : callable(ndarray)
+        answer : callable(Message)
+            Sends a message to the coordinator.
+        """
+        self._of(run_id, coming).claim(neighbours, ready, answer)
+
+    def drop(self, run_id: Key) -> None:
+        """Pass nothing on any more, and keep nothing of the operand: its round is over."""
+        self._ended[run_id] = None
+        while len(self._ended) > _ENDED:
+            del self._ended[next(iter(self._ended))]
+        if operand := self._coming.pop(run_id, None):
+            operand.close()
+
+    def release(self) -> None:
+        """Keep no memory of other workers mapped."""
+        self._mappings.clear()
+
+    def _of(self, run_id: Key, coming: Coming) -> _Coming:
+        operand = self._coming.get(run_id)
+        if operand is None or (coming.chunks and not operand.coming.chunks):
+            unclaimed = [key for key, other in self._coming.items() if not other.claimed]
+            for key in unclaimed[: 1 - _UNCLAIMED]:
+                self._coming.pop(key).close()
+            found = _Coming(self._exchange, run_id, coming)
+            if operand is not None:  # its host's receiver is gone, so it comes from the coordinator
+                found.replace(operand)
+            operand = self._coming[run_id] = found
+        return operand
+
+    def _handle(self, message: Message, answer: Answer) -> None:
+        if message.run_id in self._ended:
+            return
+        match message:
+            case OperandChunk(run_id, coming):
+                self._of(run_id, Coming(*coming)).receive(message, answer)
+            case OperandShared(run_id, shared):
+                found = SharedArray(*shared)
+                coming = Coming(0, 0, found.dtype, found.shape)
+                self._of(run_id, coming).found(found, self._mappings)
+
+
+class _Coming:
+    """One operand on its way."""
+
+    def __init__(self, exchange: Exchange, run_id: Key, coming: Coming) -> None:
+        self.coming = coming
+        self._exchange = exchange
+        self._run_id = run_id
+        self._loop = asyncio.get_running_loop()
+        self._ready: Ready | None = None
+        self._answer: Answer | None = None
+        self._neighbours: Sequence[str] = ()
+        self._operand: Any = None
+        self._unreadable = False
+        self._channels: dict[str, Channel] = {}  # to workers that this one passes chunks on to
+        self._relay = Relay(max(coming.chunks, 1), monotonic())
+        self._timer: asyncio.TimerHandle | None = None
+        self._segment: Segment | None = None
+        if coming.chunks:
+            dtype = np.dtype(coming.dtype)
+            size = math.prod(coming.shape) * dtype.itemsize
+            self._segment = exchange.memory.lease(size) if exchange.has_memory else None
+            if self._segment is not None:
+                self._array = self._segment.array(dtype, coming.shape)
+            else:
+                self._array = np.empty(coming.shape, dtype)
+            self._bytes = self._array.reshape(-1).view(np.uint8)
+
+    @property
+    def claimed(self) -> bool:
+        """Whether its round has been started here."""
+        return self._ready is not None
+
+    def claim(self, neighbours: Sequence[str], ready: Ready, answer: Answer) -> None:
+        self._neighbours, self._ready, self._answer = neighbours, ready, answer
+        self._deliver()
+        self._set_timer()
+
+    def replace(self, other: _Coming) -> None:
+        """Stand in for an operand that was to come another way."""
+        if other._ready is not None and other._answer is not None:
+            self.claim(other._neighbours, other._ready, other._answer)
+        other._ready = None
+        other.close()
+
+    def receive(self, chunk: OperandChunk, answer: Answer) -> None:
+        at = chunk.number * self.coming.chunk_bytes
+        self._bytes[at : at + len(chunk.data)] = chunk.data
+        commands = self._relay.received(chunk.number, answer, chunk.below, monotonic())
+        self._obey(commands, chunk.data)
+        if self._operand is None and self._relay.wake is None:
+            self._operand = self._array
+            self._deliver()
+        self._set_timer()
+
+    def found(self, shared: SharedArray, mappings: Mappings) -> None:
+        """Record where the receiver of this host has left the operand."""
+        try:
+            self._operand = mappings.view(shared)
+        except OSError:
+            self._unreadable = True
+        self._deliver()
+
+    def _deliver(self) -> None:
+        """Hand on the operand, once it is here and its round has been started."""
+        if self._answer is None or self._ready is None:
+            return
+        if self._unreadable:
+            self._answer(MemoryLost(self._run_id))
+        if self._operand is None:
+            return
+        ready, self._ready = self._ready, _done
+        ready(self._operand)
+        for address in self._neighbours:
+            self._exchange.channel(address).post(self._for_neighbour())
+        self._neighbours = ()
+
+    def _for_neighbour(self) -> Message:
+        if self._segment is not None:
+            return OperandShared(self._run_id, self._segment.place(self._array))
+        coming = self.coming._replace(chunks=1, chunk_bytes=0)
+        return OperandChunk(self._run_id, coming, 0, self._bytes, ())
+
+    def _obey(self, commands: Sequence[PassOn | Confirm | ReportLacking], data: Any = None) -> None:
+        for command in commands:
+            match command:
+                case PassOn(address, number, below):
+                    channel = self._exchange.channel(address)
+                    if self._channels.get(address) is not channel:
+                        self._channels[address] = channel
+                        channel.listen(self._run_id, partial(self._heard, address))
+                    channel.post(OperandChunk(self._run_id, self.coming, number, data, below))
+                case Confirm(answer, number):
+                    answer(ChunkConfirmed(self._run_id, number))
+                case ReportLacking(numbers):
+                    if self._answer is not None:
+                        self._answer(ChunksLacking(self._run_id, numbers))
+
+    def _heard(self, address: str, message: Message) -> None:
+        match message:
+            case ChunkConfirmed(_, number):
+                self._obey(self._relay.confirmed(address, number))
+            case Closed():
+                self._obey(self._relay.lost(address))
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._operand is None and self._answer is not None and self._relay.wake is not None:
+            self._timer = self._loop.call_at(
+                self._loop.time() + max(self._relay.wake - monotonic(), 0.0), self._tick
+            )
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._obey(self._relay.react(monotonic()))
+        self._set_timer()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for channel in self._channels.values():
+            channel.unlisten(self._run_id)
+        if self._segment is not None:
+            # A late thread may still read it, for a round whose messages are dropped.
+            self._exchange.memory.reuse(self._segment)
+
+
+def _done(operand: Any) -> None:
+    """Stand for a round that has its operand."""

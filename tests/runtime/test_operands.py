@@ -1,0 +1,187 @@
+"""Large operands that go from host to host, while workers die and stop."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from distributed.utils_test import async_poll_for, gen_cluster
+
+import dask_coded as coded
+from dask_coded.runtime.worker import worker_plugin
+from dask_coded.transport.channels import Channel
+from dask_coded.transport.messages import (
+    ChunksLacking,
+    OperandChunk,
+    OperandShared,
+)
+
+from .loops import checked_loop, wait_for_rounds
+
+ROWS, COLUMNS, WIDTH = 12, 20_000, 30  # operands of 4.8 MB
+APART = {"coded.shared-memory": False}
+ROUNDS = 4
+
+
+def matrix() -> np.ndarray:
+    return np.cos(np.add.outer(7.0 * np.arange(ROWS), np.arange(COLUMNS) ** 2))
+
+
+def spy(workers) -> list[tuple[str, object]]:
+    """Record each message about operands, with the address of its receiver."""
+    seen = []
+    for worker in workers:
+        handlers = worker_plugin(worker).exchange._handlers
+        for kind in (OperandChunk, OperandShared):
+
+            def handle(message, answer, handle=handlers[kind], address=worker.address):
+                seen.append((address, message))
+                handle(message, lambda m: (seen.append((address, m)), answer(m)))
+
+            handlers[kind] = handle
+    return seen
+
+
+async def check_rounds(client, C, A, **where) -> None:
+    """Run rounds in one loop, and check the result of each."""
+
+    def rounds(operator, count):
+        width = 30
+        operands = [np.full((operator.shape[1], width), i + 1.0) for i in range(count)]
+        return [operator @ x for x in operands]
+
+    results = await coded.submit(rounds, C, ROUNDS, client=client, **where)
+    for i, result in enumerate(results):
+        expected = A @ np.full((COLUMNS, WIDTH), i + 1.0)
+        np.testing.assert_allclose(result, expected, rtol=1e-9, atol=1e-7)
+
+
+async def nothing_is_left(workers) -> None:
+    operands = [worker_plugin(worker).operands for worker in workers]
+    await async_poll_for(lambda: not any(o._coming for o in operands), timeout=30)
+
+
+@gen_cluster(client=True, timeout=120, nthreads=[("127.0.0.1", 1)] * 5, config=APART)
+async def test_the_coordinator_sends_each_chunk_about_once(c, s, *workers):
+    A = matrix()
+    C = await coded.encode(A, coded.MDS(5, 5), c)  # every worker is needed
+    seen = spy(workers)
+    await check_rounds(c, C, A, workers=workers[0].address)
+    chunks = [m for _, m in seen if isinstance(m, OperandChunk)]
+    # The coordinator sends chunks with a list of those that they are passed on to.
+    sent = Counter((m.run_id, m.number) for m in chunks if m.below)
+    assert len({m.run_id for m in chunks}) == ROUNDS
+    assert len(sent) == ROUNDS * chunks[0].coming[0]
+    # A busy machine may be late with some, which are then sent once more.
+    assert max(sent.values()) <= 2
+    assert len(chunks) >= 4 * len(sent)
+    await nothing_is_left(workers)
+
+
+@gen_cluster(client=True, timeout=120, nthreads=[("127.0.0.1", 1)] * 5)
+async def test_workers_of_one_distant_host_get_one_copy(c, s, *workers):
+    A = matrix()
+    C = await coded.encode(A, coded.MDS(5, 3), c)
+    seen = spy(workers)
+    usual, Channel._probed = Channel._probed, lambda *_: None  # the coordinator is on another host
+    try:
+        await check_rounds(c, C, A, workers=workers[0].address)
+    finally:
+        Channel._probed = usual
+    assert any(isinstance(m, OperandShared) for _, m in seen)
+    receivers = {(m.run_id, a) for a, m in seen if isinstance(m, OperandChunk) and m.coming[0] > 1}
+    assert len(receivers) == ROUNDS
+    await nothing_is_left(workers)
+
+
+@gen_cluster(client=True, timeout=120, nthreads=[("127.0.0.1", 1)] * 5)
+async def test_workers_that_cannot_read_their_receivers_memory_get_copies(c, s, *workers):
+    A = matrix()
+    C = await coded.encode(A, coded.MDS(5, 3), c)
+    refused = []
+
+    def view(shared):
+        refused.append(shared)
+        raise FileNotFoundError(2, "No such file or directory")
+
+    for worker in workers:
+        worker_plugin(worker).operands._mappings.view = view
+    usual, Channel._probed = Channel._probed, lambda *_: None
+    try:
+        await check_rounds(c, C, A, workers=workers[0].address)
+    finally:
+        Channel._probed = usual
+    apart = worker_plugin(workers[0]).exchange.apart
+    assert 1 <= len(apart) <= len(refused) <= 3
+    await nothing_is_left(workers)
+
+
+@gen_cluster(client=True, timeout=120, nthreads=[("127.0.0.1", 1)] * 5, config=APART)
+async def test_chunks_that_a_relay_loses_come_another_way(c, s, *workers):
+    A = matrix()
+    C = await coded.encode(A, coded.MDS(5, 5), c)  # every worker is needed
+    seen = spy(workers)
+    lossy = worker_plugin(workers[2])
+    usual = Channel.post
+
+    def post(self, message):
+        if self._worker is not lossy.worker or not isinstance(message, OperandChunk):
+            usual(self, message)
+
+    Channel.post = post
+    try:
+        await check_rounds(c, C, A, workers=workers[0].address)
+    finally:
+        Channel.post = usual
+    assert any(isinstance(m, ChunksLacking) for _, m in seen) or any(
+        count > 1
+        for count in Counter(
+            (m.run_id, m.number) for _, m in seen if isinstance(m, OperandChunk) and m.below
+        ).values()
+    )
+    await nothing_is_left(workers)
+
+
+@gen_cluster(client=True, timeout=120, nthreads=[("127.0.0.1", 1)] * 3, config=APART)
+async def test_chunks_without_a_round_are_not_kept(c, s, *workers):
+    await coded.encode(np.ones((6, 4)), coded.MDS(3, 2), c)
+    plugin = worker_plugin(workers[0])
+    answers = []
+    for i in range(20):
+        chunk = OperandChunk(
+            f"run-{i}", (2, 131072, "<f8", (32768,)), 0, np.zeros(131072, "u1"), ()
+        )
+        plugin.operands._handle(chunk, answers.append)
+    assert len(answers) == 20
+    assert len(plugin.operands._coming) <= 8
+    for i in range(20):
+        plugin.operands.drop(f"run-{i}")
+    assert not plugin.operands._coming
+    plugin.operands._handle(chunk, answers.append)  # too late
+    assert not plugin.operands._coming
+
+
+@pytest.mark.parametrize("code", [coded.MDS(6, 3), coded.Repetition(6, 3)], ids=repr)
+def test_relays_and_receivers_killed_and_stopped_while_chunks_travel(
+    code, processes, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("DASK_CODED__SHARED_MEMORY", "false")
+    coordinator, stopped, killed, *_ = processes.add(6)
+    client = processes.client
+    log, over = tmp_path / "log", tmp_path / "over"
+    log.touch()
+    C = coded.encode(matrix(), code, client)
+    whole = client.scatter(matrix())
+    future = coded.submit(
+        checked_loop(), C, whole, str(log), str(over), client=client, workers=coordinator
+    )
+    wait_for_rounds(future, log, 3)
+    for _ in range(3):
+        with processes.stopped(stopped):
+            wait_for_rounds(future, log, 3)
+        wait_for_rounds(future, log, 2)
+    processes.kill(killed)
+    wait_for_rounds(future, log, 10)
+    over.touch()
+    assert future.result(timeout=60) > 20

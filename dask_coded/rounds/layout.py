@@ -114,6 +114,16 @@ class Layout:
         return out
 
     @cached_property
+    def mean_stripe(self) -> float:
+        """The mean work of a stripe."""
+        return float(self.work.mean())
+
+    @cached_property
+    def least_stripe(self) -> Floats:
+        """The least work of a stripe of each piece, shape (pieces,)."""
+        return np.asarray(self.work.min(axis=1))
+
+    @cached_property
     def pieces_of(self) -> list[list[int]]:
         """The pieces that each worker holds."""
         lists: list[list[int]] = [[] for _ in range(self.workers)]

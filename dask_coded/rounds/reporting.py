@@ -5,10 +5,6 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from dask_coded.typing import Bools, Floats
-
 
 @dataclass(frozen=True)
 class Reporting:
@@ -31,29 +27,26 @@ class Reporting:
     interval: float = 0.02
     growth: float = 1.0
 
-    def gap(self, elapsed: Floats, left: Floats) -> Floats:
+    def gap(self, elapsed: float, left: float) -> float:
         """Return the seconds to the next report.
 
         Parameters
         ----------
-        elapsed : ndarray, shape (workers,)
+        elapsed : float
             Seconds from the start of the round to the worker's last report.
-        left : ndarray, shape (workers,)
+        left : float
             Seconds from that report to the end of the worker's list.
         """
         # The first report comes after one interval: `growth` is a share of the elapsed time, 0.
-        wait = np.where(elapsed > 0, left / 2, 0.0)
+        wait = left / 2 if elapsed > 0 else 0.0
         if self.growth < 1:
-            wait = np.minimum(wait, self.growth / (1 - self.growth) * elapsed)
+            wait = min(wait, self.growth / (1 - self.growth) * elapsed)
         # At the end of its list a worker reports in any case.
-        return np.minimum(np.maximum(self.interval, wait), left)
+        return min(max(self.interval, wait), left)
 
-    def due(
-        self, silent: Floats | float, elapsed: Floats | float, left: Floats | float
-    ) -> Bools | bool:
+    def due(self, silent: float, elapsed: float, left: float) -> bool:
         """Whether a report is due ``silent`` seconds after the last and ``left`` before the end."""
-        # Operators only, because workers call this with plain floats after every stripe.
-        return (silent >= self.interval) & ((silent >= self.growth * elapsed) | (silent >= left))
+        return silent >= self.interval and (silent >= self.growth * elapsed or silent >= left)
 
 
 class Pace:

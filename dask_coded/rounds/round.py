@@ -71,14 +71,14 @@ class Round:
         """
         state = self.state
         if first is None and not self._unreachable().any():
-            first = self.policy.first(self.layout, state.prior, state.lags)
+            first = self.policy.first(self.layout, state.workers.prior, state.workers.lags)
         for worker, ranges in enumerate(first or ()):
             state.assign(worker, list(ranges))
         return self._after(state.now, repair=True)
 
     def expect(self, worker: int, speed: float) -> None:
         """Change the predicted speed of a worker."""
-        self.state.prior[worker] = speed
+        self.state.workers.expect(worker, speed)
 
     def share(
         self, worker: int, ranges: Iterable[StripeRange], seconds: float, now: float
@@ -109,10 +109,8 @@ class Round:
 
     def lost(self, workers: Iterable[int], now: float) -> list[Command]:
         """Record that workers are gone, with all their pieces, and react."""
-        gone = set(workers)
-        return self.lost_pieces(
-            [p for p, w in enumerate(self.layout.host.tolist()) if w in gone], now
-        )
+        pieces_of = self.layout.pieces_of
+        return self.lost_pieces([piece for worker in workers for piece in pieces_of[worker]], now)
 
     def lost_pieces(self, pieces: Iterable[int], now: float) -> list[Command]:
         """Record that pieces are no longer on their workers, and react."""
@@ -139,12 +137,12 @@ class Round:
                 self.wake = None
                 return state.take()
             # Under every policy, a round that can finish has enough copies under way.
-            cover(state, state.present())
+            cover(state, state.present)
         self.wake = self.policy.react(state)
         # Only a withdrawal can leave a stripe short. If a policy makes that mistake, repair it:
         # otherwise the round would wait forever.
         if any(isinstance(command, Withdraw) for command in state.commands):
-            cover(state, state.present())
+            cover(state, state.present)
         return state.take()
 
     def _unreachable(self) -> Bools:

@@ -6,20 +6,14 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 from dask_coded.rounds.layout import Layout, StripeRange, ranges_of, without
 from dask_coded.rounds.reporting import Reporting
+from dask_coded.rounds.workers import Estimate, Workers
 from dask_coded.typing import Bools, Floats, Ints
 
-# A worker is late once it has been silent for this many times as long as expected. The margin is
-# for a report that is just due, and for the stripe in hand, which the worker has to finish first.
-_LATE = 2
-# Before the first report of a round no duration is known, because predicted speeds may be in any
-# unit. A stripe is then expected to take this many report intervals.
-_INTERVALS_OF_A_STRIPE = 10
 # Keeps divisions by speeds finite; far below any speed that a worker can have.
 _SLOWEST = 1e-12
 
@@ -48,26 +42,6 @@ class Finish:
 Command = Assign | Withdraw | Finish
 
 
-class Estimate(NamedTuple):
-    """The expected state of all workers, each field of shape (workers,).
-
-    Attributes
-    ----------
-    speed : ndarray
-        Work per second from now on.
-    backlog : ndarray
-        Work owed, minus the work believed to be done since the last report.
-    latest, eta : ndarray
-        Seconds until the worker runs dry, according to its reports (``latest``) and to the estimate
-        (``eta``). Infinite for a worker that owes work and makes no progress.
-    """
-
-    speed: Floats
-    backlog: Floats
-    latest: Floats
-    eta: Floats
-
-
 class RoundState:
     """What was assigned, what has come back, and how fast each worker turns out to be.
 
@@ -75,21 +49,25 @@ class RoundState:
 
     Attributes
     ----------
+    workers : Workers
+        What each worker owes and has done.
     computed : ndarray of bool, shape (pieces, stripes)
         Stripes that have come back.
     held : ndarray of bool, shape (pieces, stripes)
         Stripes that have come back, or were assigned and not withdrawn. They must not be assigned
         again.
-    missing : ndarray of int, shape (groups, stripes)
-        How many more pieces each stripe needs, at least.
+    movable : ndarray of bool, shape (pieces, stripes)
+        Stripes under way that another worker can take over: all but the first that a worker owes,
+        which it is believed to be computing.
+    missing, short : ndarray of int, shape (groups, stripes)
+        How many more pieces each stripe needs, at least, in addition to those computed and to those
+        held. Zero or less if these suffice.
     queues : list of deque of StripeRange
         What each worker still owes, in its order.
-    todo, done : ndarray, shape (workers,)
-        Work owed, and work that has come back in this round.
     available : ndarray of bool, shape (pieces,)
         Pieces that have not been lost.
-    prior : ndarray, shape (workers,)
-        Predicted speeds.
+    present : ndarray of bool, shape (workers,)
+        Workers that hold at least one available piece.
     """
 
     def __init__(
@@ -100,28 +78,28 @@ class RoundState:
         reporting: Reporting | None = None,
         lags: Floats | None = None,
     ) -> None:
-        shape = layout.pieces, layout.stripes
+        # The pieces of a stripe lie next to each other in memory, because most searches are for
+        # pieces: transposes of (stripes, pieces).
+        shape = layout.stripes, layout.pieces
         self.layout = layout
         self.started = now
         self.reporting = reporting or Reporting()
-        self.computed: Bools = np.zeros(shape, dtype=bool)
-        self.held: Bools = np.zeros(shape, dtype=bool)
+        self.computed: Bools = np.zeros(shape, dtype=bool).T
+        self.held: Bools = np.zeros(shape, dtype=bool).T
+        self.movable: Bools = np.zeros(shape, dtype=bool).T
         self.missing: Ints = np.repeat(layout.need[:, None], layout.stripes, axis=1)
+        self.short = self.missing.copy()
+        self._open = int((self.missing > 0).sum())
         self.queues: list[deque[StripeRange]] = [deque() for _ in range(layout.workers)]
         self.available: Bools = layout.host >= 0
-        self.prior: Floats = np.asarray(speeds, dtype=np.float64)
-        self.todo: Floats = np.zeros(layout.workers)
-        self.done: Floats = np.zeros(layout.workers)
-        self.busy: Floats = np.zeros(layout.workers)
-        self.began: Floats = np.full(layout.workers, np.nan)
-        self.heard: Floats = np.full(layout.workers, np.nan)
-        # Since when a worker has owed a report; NaN if it owes none. A withdrawal does not reset
-        # it, because a stopped worker would then look healthy after each one.
-        self.asked: Floats = np.full(layout.workers, np.nan)
-        # From an assignment to the first report, minus the computing: messages, queues, stalls.
-        self._lags: Floats = np.full(layout.workers, np.nan)
-        self._expected_lags = np.zeros(layout.workers) if lags is None else lags
-        self._stripe = float(layout.work.mean())
+        self._pieces = np.bincount(layout.host[self.available], minlength=layout.workers)
+        self.present: Bools = self._pieces > 0
+        self.workers = Workers(
+            speeds,
+            np.zeros(layout.workers) if lags is None else lags,
+            self.reporting,
+            layout.mean_stripe,
+        )
         self.commands: list[Command] = []
         self.now = now
 
@@ -129,25 +107,23 @@ class RoundState:
 
     def assign(self, worker: int, ranges: list[StripeRange]) -> None:
         """Assign ranges that are not held yet."""
+        if not ranges:
+            return
         for part in ranges:
-            self.held[part.piece, part.start : part.stop] = True
-            self.todo[worker] += self.layout.cost(part)
-            self.queues[worker].append(part)
-        if ranges:
-            if np.isnan(self.began[worker]):
-                self.began[worker] = self.heard[worker] = self.now
-            if np.isnan(self.asked[worker]):
-                self.asked[worker] = self.now
-            self.commands.append(Assign(worker, tuple(ranges)))
+            self._hold(part, True)
+        self.queues[worker].extend(ranges)
+        self.workers.assign(worker, self._owed(worker), self.now)
+        self.commands.append(Assign(worker, tuple(ranges)))
 
     def withdraw(self, worker: int, ranges: list[StripeRange]) -> None:
         """Take back ranges that the worker owes."""
+        if not ranges:
+            return
         for part in ranges:
             self._drop(worker, part)
-            stripes = slice(part.start, part.stop)
-            self.held[part.piece, stripes] = self.computed[part.piece, stripes]
-        if ranges:
-            self.commands.append(Withdraw(worker, tuple(ranges)))
+            self._hold(part, self.computed[part.piece, part.start : part.stop])
+        self.workers.owe(worker, self._owed(worker))
+        self.commands.append(Withdraw(worker, tuple(ranges)))
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -176,27 +152,41 @@ class RoundState:
 
     @property
     def unfinished(self) -> bool:
-        return not self.complete.all()
+        return self._open > 0
 
-    def present(self) -> Bools:
-        """Return which workers hold at least one available piece, shape (workers,)."""
-        hosts = self.layout.host[self.available]
-        return np.bincount(hosts, minlength=self.layout.workers) > 0
+    def secured(self, workers: Bools) -> Bools:
+        """Return what has come back or is under way at some workers, shape (pieces, stripes).
 
-    @property
-    def unheard(self) -> Bools:
-        """Workers that were assigned work and have not reported yet, shape (workers,)."""
-        return np.isnan(self._lags) & ~np.isnan(self.began)
-
-    def secured(self, workers: Bools | None = None) -> Bools:
-        """Return what has come back or is under way, shape (pieces, stripes).
-
-        With ``workers``, shape (workers,), only work under way at these workers counts.
+        ``workers`` has the shape (workers,).
         """
-        if workers is None:
-            return self.held
         trusted = (workers[self.layout.host] & (self.layout.host >= 0))[:, None]
         return self.computed | (self.held & trusted)
+
+    def offered(self, donors: Bools | None = None) -> Bools:
+        """Return the stripes that donors, by default all, could pass on: (groups, stripes)."""
+        movable = self.movable
+        if donors is not None:
+            movable = movable & donors[self.layout.host][:, None]
+        if len(self.missing) == 1:
+            return np.asarray(movable.any(axis=0, keepdims=True))
+        return self.layout.per_group(movable) > 0
+
+    def unsafe(self, workers: Bools) -> Bools:
+        """Return the stripes that depend on work under way at other than these workers.
+
+        ``workers`` has the shape (workers,), the result (groups, stripes).
+        """
+        layout = self.layout
+        if layout.code is not None:
+            return np.asarray(layout.lacking(self.secured(workers)) > 0)
+        at_risk = np.flatnonzero((~workers & (self.workers.todo > 0))[layout.host] & self.available)
+        owed = self.held[at_risk] & ~self.computed[at_risk]
+        short = self.short.copy()
+        if len(short) == 1:
+            short += np.count_nonzero(owed, axis=0)
+        else:
+            np.add.at(short, layout.group[at_risk], owed)
+        return short > 0
 
     def replaceable(self, part: StripeRange, piece: int) -> Bools:
         """Return where ``piece`` can replace a range under way, shape (stripes of the range,).
@@ -215,64 +205,19 @@ class RoundState:
         return free
 
     def estimate(self) -> Estimate:
-        """Estimate the state of all workers at this moment.
-
-        The speed of a worker is the one measured in this round. Before its first report it is the
-        predicted one, scaled by what other workers have reported. A worker is believed to go on at
-        that speed until its next report is due. A worker that stays silent for longer is believed
-        to slow down more and more. This distinguishes a stopped worker from a busy one.
-        """
-        with np.errstate(divide="ignore", invalid="ignore"):
-            measured = self.done / self.busy
-            known = (self.done > 0) & (self.busy > 0)
-            trusted = known & (self.prior > 0)
-            ratios = measured[trusted] / self.prior[trusted]
-            scale = float(np.median(ratios)) if len(ratios) else 1.0
-            speed = np.where(known, measured, self.prior * scale)
-            stripe, left = self._stripe / speed, self.todo / speed
-            if not len(ratios):
-                unknown = _INTERVALS_OF_A_STRIPE * self.reporting.interval
-                stripe, left = np.full(len(speed), unknown), np.zeros(len(speed))
-            normal = _LATE * (self.reporting.gap(self.heard - self.began, left) + stripe)
-            quiet = np.nan_to_num(self.now - self.asked)
-            late = quiet - normal
-            computed = speed * (quiet - np.where(known, 0.0, self.lags)) if len(ratios) else 0.0
-            backlog = np.where(late > 0, self.todo, np.clip(self.todo - computed, 0.0, self.todo))
-            # A worker that is late already is expected to be late by as much again.
-            slowed = np.where(
-                self.todo > 0,
-                self.todo / (self.todo / speed + late),
-                speed * normal / (normal + late),
-            )
-            speed = np.where(late > 0, slowed, speed)
-            return Estimate(
-                np.nan_to_num(speed, nan=0.0, posinf=0.0),
-                backlog,
-                np.where(self.todo > 0, self.todo / speed, 0.0),
-                np.where(backlog > 0, backlog / speed, 0.0),
-            )
-
-    @property
-    def lag(self) -> float:
-        """Seconds that a worker typically needs to start on new work and to report it."""
-        known = self._lags[~np.isnan(self._lags)]
-        return float(np.median(known)) if len(known) else float(np.median(self._expected_lags))
-
-    @property
-    def lags(self) -> Floats:
-        """The lag of each worker, shape (workers,): measured, else expected, else typical."""
-        expected = np.where(self._expected_lags > 0, self._expected_lags, self.lag)
-        return np.where(np.isnan(self._lags), expected, self._lags)
+        """Estimate the state of all workers at this moment."""
+        return self.workers.estimate(self.now)
 
     # -- what a round teaches ------------------------------------------------------------------
 
     def measured_speeds(self, elapsed: float) -> dict[int, float]:
         """Return the work per second of each worker that was assigned any, after ``elapsed`` s."""
+        known = self.workers
         found = {}
-        for worker in np.flatnonzero(~np.isnan(self.began)).tolist():
-            if self.busy[worker] > 0 and self.done[worker] > 0:
-                found[worker] = float(self.done[worker] / self.busy[worker])
-            elif self.todo[worker] > 0:
+        for worker in np.flatnonzero(~np.isnan(known.began)).tolist():
+            if known.busy[worker] > 0 and known.done[worker] > 0:
+                found[worker] = float(known.done[worker] / known.busy[worker])
+            elif known.todo[worker] > 0:
                 # No share has come: at best the worker was about to send its first stripe.
                 pieces = self.layout.pieces_of[worker]
                 found[worker] = float(self.layout.work[pieces, 0].mean()) / elapsed
@@ -281,57 +226,86 @@ class RoundState:
     def measured_lags(self, elapsed: float) -> dict[int, float]:
         """Return the lag in seconds of each worker that was assigned any work."""
         # A worker that has not reported needs longer than the whole round.
-        lags = np.where(np.isnan(self._lags), elapsed, self._lags).tolist()
-        return {worker: lags[worker] for worker in np.flatnonzero(~np.isnan(self.began)).tolist()}
+        measured = self.workers.measured_lag
+        lags = np.where(np.isnan(measured), elapsed, measured).tolist()
+        began = ~np.isnan(self.workers.began)
+        return {worker: lags[worker] for worker in np.flatnonzero(began).tolist()}
 
     # -- events, from the round ----------------------------------------------------------------
 
     def record(self, worker: int, ranges: list[StripeRange], seconds: float) -> list[StripeRange]:
         """Record ranges that came back; return those that hold any new stripe."""
         fresh = []
-        if np.isnan(self._lags[worker]):
-            self._lags[worker] = max(self.now - self.asked[worker] - seconds, 0.0)
-        self.heard[worker] = self.now
-        self.busy[worker] += seconds
+        done = float(self.workers.done[worker])
         for part in ranges:
-            self.done[worker] += self.layout.cost(part)
+            done += self.layout.cost(part)
             self._drop(worker, part)
-        self.asked[worker] = self.now if self.todo[worker] > 0 else np.nan
-        for part in ranges:
-            stripes = slice(part.start, part.stop)
-            self.held[part.piece, stripes] = True
-            new = ~self.computed[part.piece, stripes]
-            if new.any():
-                self.computed[part.piece, stripes] = True
-                if self.layout.code is None:
-                    self.missing[self.layout.group[part.piece], stripes] -= new
-                else:
-                    self.missing[:, stripes] = self.layout.lacking(self.computed[:, stripes])
+            self._hold(part, True)
+            if self._compute(part):
                 fresh.append(part)
+        self.workers.report(worker, done, seconds, self._owed(worker), self.now)
         return fresh
 
     def lose(self, pieces: list[int]) -> None:
         """Record that pieces are lost; their stripes that have come back still count."""
         for piece in pieces:
+            if not self.available[piece]:
+                continue
             worker = int(self.layout.host[piece])
             self.available[piece] = False
-            self.held[piece] = self.computed[piece]
-            if worker < 0:
-                continue
+            self._hold(StripeRange(piece, 0, self.layout.stripes), self.computed[piece])
+            self._pieces[worker] -= 1
+            self.present[worker] = self._pieces[worker] > 0
             self.queues[worker] = deque(r for r in self.queues[worker] if r.piece != piece)
-            self.todo[worker] = sum(self.layout.cost(r) for r in self.queues[worker])
+            self.movable[piece] = False
+            self.workers.owe(worker, self._owed(worker))
 
     def take(self) -> list[Command]:
         """Return the commands given since the last call."""
         commands, self.commands = self.commands, []
         return commands
 
+    def _hold(self, part: StripeRange, held: Bools | bool) -> None:
+        """Set which stripes of a range are held."""
+        stripes = slice(part.start, part.stop)
+        before = self.held[part.piece, stripes].astype(np.intp)
+        self.held[part.piece, stripes] = held
+        if self.layout.code is None:
+            self.short[self.layout.group[part.piece], stripes] += before - held
+        else:
+            self.short[:, stripes] = self.layout.lacking(self.held[:, stripes])
+
+    def _compute(self, part: StripeRange) -> bool:
+        """Set that a range has come back; return whether any of it is new."""
+        stripes = slice(part.start, part.stop)
+        new = ~self.computed[part.piece, stripes]
+        if not new.any():
+            return False
+        self.computed[part.piece, stripes] = True
+        if self.layout.code is None:
+            missing = self.missing[self.layout.group[part.piece], stripes]
+            self._open -= int((new & (missing == 1)).sum())
+            missing -= new
+        else:
+            open_before = int((self.missing[:, stripes] > 0).sum())
+            self.missing[:, stripes] = self.layout.lacking(self.computed[:, stripes])
+            self._open += int((self.missing[:, stripes] > 0).sum()) - open_before
+        return True
+
     def _drop(self, worker: int, gone: StripeRange) -> None:
         """Remove the stripes of a range from what a worker owes."""
-        kept = deque(without(self.queues[worker], gone))
-        self.queues[worker] = kept
+        self.movable[gone.piece, gone.start : gone.stop] = False
+        self.queues[worker] = deque(without(self.queues[worker], gone))
+
+    def _owed(self, worker: int) -> float:
+        """Return the work that a worker owes, after a change of its list."""
+        queue = self.queues[worker]
+        for part in queue:
+            self.movable[part.piece, part.start : part.stop] = True
+        if queue:
+            self.movable[queue[0].piece, queue[0].start] = False
         # A new sum instead of a difference: the list is short, and an empty one is exactly zero.
-        self.todo[worker] = sum(self.layout.cost(part) for part in kept)
+        return sum(map(self.layout.cost, queue))
 
 
 def cover(state: RoundState, eligible: Bools, trusted: Bools | None = None) -> Ints:
@@ -351,12 +325,15 @@ def cover(state: RoundState, eligible: Bools, trusted: Bools | None = None) -> I
         How many copies of each stripe are still lacking, because no eligible worker can make one.
     """
     layout = state.layout
-    secured = state.secured(trusted)
-    short = layout.lacking(secured)
+    if trusted is None:
+        secured, short = state.held, np.maximum(state.short, 0)
+    else:
+        secured = state.secured(trusted)
+        short = layout.lacking(secured)
     if not short.any():
         return short
     speeds = np.maximum(state.estimate().speed, _SLOWEST)
-    load = state.todo.copy()
+    load = state.workers.todo.copy()
     dealt: dict[int, Bools] = {}
     usable = state.available & eligible[layout.host] & (layout.host >= 0)
     for g, stripe in np.argwhere(short > 0).tolist():

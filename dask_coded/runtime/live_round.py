@@ -329,4 +329,4 @@ class LiveRound:
             if large:
                 # Participants hold the operand and their rows until they hear of the end.
                 channel.flush()
-        self.report.workers = int((self.round.state.done > 0).sum())
+        self.report.workers = int((self.round.state.workers.done > 0).sum())

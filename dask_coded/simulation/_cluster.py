@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -57,7 +58,7 @@ class Network:
     handling: float = 0.0
 
 
-@dataclass
+@dataclass(slots=True)
 class _Worker:
     """The state of a worker; the counterpart of the runtime's job."""
 
@@ -251,23 +252,35 @@ class VirtualRound:
     def _plan_report(self, number: int, worker: _Worker) -> None:
         """Schedule the report after the first stripe at which one is due."""
         worker.version += 1
-        rate = self._speeds[number]
+        rate = float(self._speeds[number])
         if not worker.queue:
             if worker.unsent:
                 self._at(self.now, "report", number, worker.version)
             return
         if not rate > 0:
             return
-        costs = np.concatenate([self.layout.work[r.piece, r.start : r.stop] for r in worker.queue])
-        ends = self.now + (np.cumsum(costs) - worker.partial + worker.owed) / rate
-        assert worker.begun is not None
-        due = np.asarray(
-            self._reporting.due(ends - worker.reported, ends - worker.begun, ends[-1] - ends)
-        )
-        if not worker.hinted:
-            due |= ends >= ends[-1] - self._lead
-        due[-1] = True
-        self._at(float(ends[np.argmax(due)]), "report", number, worker.version)
+        work = self.layout.work
+        costs = [work[part.piece, part.start : part.stop] for part in worker.queue]
+        # Work up to the end of each stripe.
+        until = np.cumsum(costs[0] if len(costs) == 1 else np.concatenate(costs))
+        begun, reported, hinted = worker.begun, worker.reported, worker.hinted
+        assert begun is not None
+
+        def end(stripe: int) -> float:
+            return self.now + (float(until[stripe]) - worker.partial + worker.owed) / rate
+
+        last = len(until) - 1
+        dry = end(last)
+
+        def due(stripe: int) -> bool:
+            now = end(stripe)
+            if not hinted and now >= dry - self._lead:
+                return True
+            return self._reporting.due(now - reported, now - begun, dry - now)
+
+        # Once a report is due, it stays due: bisect.
+        first = bisect_left(range(last), True, key=due)
+        self._at(end(first), "report", number, worker.version)
 
     def _report(self, number: int, version: int) -> None:
         worker = self._workers[number]

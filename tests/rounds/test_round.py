@@ -86,6 +86,8 @@ class Cluster:
         state = self.round.state
         if not (self.round.finished or self.round.failed):
             assert not self.layout.lacking(state.held).any(), "a stripe that nothing will finish"
+        if commands:
+            self.check_counts(state)
         for command in commands:
             if isinstance(command, Finish):
                 self.finish += 1
@@ -97,6 +99,23 @@ class Cluster:
                     assert not self.round.state.computed[run.piece, run.start : run.stop].any()
                 span[:] = isinstance(command, Assign)
             self.at(now + self.latency, "message", command.worker, command)
+
+    def check_counts(self, state: RoundState) -> None:
+        """What the state keeps up to date is what follows from its lists and arrays."""
+        layout = self.layout
+        np.testing.assert_array_equal(state.missing.clip(0), layout.lacking(state.computed))
+        np.testing.assert_array_equal(state.short.clip(0), layout.lacking(state.held))
+        assert state.unfinished != state.complete.all()
+        np.testing.assert_array_equal(
+            state.present, [state.available[pieces].any() for pieces in layout.pieces_of]
+        )
+        movable = np.zeros_like(state.movable)
+        for worker, queue in enumerate(state.queues):
+            owed = [(part.piece, s) for part in queue for s in range(part.start, part.stop)]
+            for piece, stripe in owed[1:]:
+                movable[piece, stripe] = True
+            assert state.workers.todo[worker] == pytest.approx(sum(layout.work[o] for o in owed))
+        np.testing.assert_array_equal(state.movable, movable)
 
     def message(self, worker: int, command: Assign | Withdraw) -> None:
         stripes = [(run.piece, s) for run in command.ranges for s in range(run.start, run.stop)]

@@ -24,8 +24,9 @@ from dask_coded.rounds.assignment import deal
 from dask_coded.rounds.layout import Layout, StripeRange, ranges_of
 from dask_coded.rounds.options import RoundOptions
 from dask_coded.rounds.policies._policy import POLICIES, Policy
-from dask_coded.rounds.state import Estimate, RoundState
-from dask_coded.typing import Bools, Floats
+from dask_coded.rounds.state import RoundState
+from dask_coded.rounds.workers import Estimate
+from dask_coded.typing import Bools, Floats, Ints
 
 # Work flows before any worker runs dry if a worker would end later than the common end by this
 # share of the time left. Smaller values cost messages and gain nothing.
@@ -53,8 +54,8 @@ class Continuous(Policy):
 
     def __init__(self, lead: float = RoundOptions.lead) -> None:
         self.lead = lead
-        # When to look again for work for a worker that could be given none.
-        self._retry: dict[int, float] = {}
+        # When to look again for work for each worker that could be given none, shape (workers,).
+        self._retry: Floats = np.zeros(0)
 
     @classmethod
     def from_options(cls, options: RoundOptions) -> Self:
@@ -67,26 +68,45 @@ class Continuous(Policy):
     def react(self, state: RoundState) -> float | None:
         if not state.unfinished:
             return None
+        if not len(self._retry):
+            self._retry = np.full(state.layout.workers, -np.inf)
+        workers = state.workers
         now = state.estimate()
-        lead = max(self.lead, state.lag)
-        free = state.present() & (now.speed > 0)
+        lead = max(self.lead, workers.lag)
+        free = state.present & (now.speed > 0)
         again = state.now + max(lead, _RETRY * (state.now - state.started))
         if now.latest.max() > lead:  # otherwise all workers are about to end anyway
             # Only a report proves that a worker is idle; estimates do not.
             dry = now.latest <= lead
             short, late = self._uneven(state, now)
-            hungry = np.flatnonzero(free & (dry | short))
-            for receiver in hungry[np.argsort(now.latest[hungry], kind="stable")].tolist():
-                if self._retry.get(receiver, -np.inf) > state.now:
-                    continue
+            hungry = (free & (dry | short) & (self._retry <= state.now)).nonzero()[0]
+            if len(hungry):
+                level = self._level(state, now, lead)
+                # Moves during this call only take stripes away from these.
+                from_all = state.offered()
+                from_late = state.offered(late) if late.any() else from_all
+            for receiver in hungry[now.latest[hungry].argsort(kind="stable")].tolist():
+                idle = not workers.todo[receiver]
                 # Taking work from punctual workers would only chase noise.
-                if self._feed(state, now, receiver, lead, late | dry[receiver]) or (
-                    not state.todo[receiver] and self._duplicate(state, now, receiver, lead)
-                ):
+                donors, offered = (None, from_all) if dry[receiver] else (late, from_late)
+                if (
+                    self._wants(state, receiver, offered)
+                    and self._feed(state, now, receiver, lead, level, donors)
+                ) or (idle and self._duplicate(state, now, receiver, lead)):
                     now = state.estimate()
-                elif not state.todo[receiver]:
+                    level = self._level(state, now, lead)
+                elif idle:
                     self._retry[receiver] = again
-        return again if (free & (state.todo == 0)).any() else None
+        return again if (free & (workers.todo == 0)).any() else None
+
+    @staticmethod
+    def _wants(state: RoundState, receiver: int, offered: Bools) -> bool:
+        """Whether a worker could compute any of the stripes offered, (groups, stripes)."""
+        return any(
+            state.available[piece]
+            and (offered[state.layout.group[piece]] & ~state.held[piece]).any()
+            for piece in state.layout.pieces_of[receiver]
+        )
 
     @staticmethod
     def _uneven(state: RoundState, now: Estimate) -> tuple[Bools, Bools]:
@@ -94,37 +114,43 @@ class Continuous(Policy):
 
         None do as long as all workers are expected to end at about the same time.
         """
-        backlog, speed, eta = now.backlog, np.maximum(now.speed, _SLOWEST), now.eta
-        present = state.present()
-        level = backlog[present].sum() / speed[present].sum()
-        stripe = float(state.layout.work.mean()) / speed
-        late: Bools = eta - stripe > (1 + _IMBALANCE) * level
+        level = _mean_time(state, now.backlog, now.speed)
+        stripe = state.layout.mean_stripe / np.maximum(now.speed, _SLOWEST)
+        late: Bools = now.eta - stripe > (1 + _IMBALANCE) * level
+        if not late.any():
+            return late, late
         # A worker that has not reported yet may itself be slow: give it no extra work.
-        short: Bools = late.any() & ~state.unheard & (eta + stripe < level)
-        return short, late
+        return ~state.workers.unheard & (now.eta + stripe < level), late
+
+    @staticmethod
+    def _level(state: RoundState, now: Estimate, lead: float) -> float:
+        """Return when all workers could end together if dry ones start again after one lag."""
+        idle = np.where(now.latest <= lead, state.workers.lags, 0.0)
+        return _mean_time(state, now.backlog + now.speed * idle, now.speed)
 
     def _feed(
-        self, state: RoundState, now: Estimate, receiver: int, lead: float, donors: Bools
+        self,
+        state: RoundState,
+        now: Estimate,
+        receiver: int,
+        lead: float,
+        level: float,
+        donors: Bools | None,
     ) -> bool:
         """Move tails of ``donors`` to ``receiver`` so that it ends together with the others."""
-        speed, backlog, latest, eta = now
+        speed, backlog, _, eta = now
         own = speed[receiver]
-        stripe = float(state.layout.work.mean())
-        present = state.present()
-        # The time until all workers could end together, if dry ones start again after one lag.
-        idle = np.where(latest <= lead, state.lags, 0.0)
-        level = (backlog + speed * idle)[present].sum() / speed[present].sum()
         # The receiver starts on new work once the message has come and its own work is done.
-        start = max(eta[receiver], state.lags[receiver])
+        start = max(eta[receiver], state.workers.lags[receiver])
+        givers = self._givers(state, now, receiver, start, lead, level, donors)
+        waiting = eta[givers]
         taken = False
-        if eta.max() <= start + lead:
-            return False
-        donors = donors & self._reachable(state, receiver)
-        latest_first = np.argsort(-eta, kind="stable")
-        for donor in latest_first[donors[latest_first]].tolist():
+        while len(givers):
+            donor = int(givers[latest := int(waiting.argmax())])
             # A move costs a message and a wait on both sides: ignore small differences.
-            if eta[donor] <= start + lead:
+            if waiting[latest] <= start + lead:
                 break
+            waiting[latest] = 0.0
             surplus = backlog[donor] - speed[donor] * level
             room = own * (level - start)
             if surplus <= 0 or room <= 0:
@@ -135,7 +161,7 @@ class Continuous(Policy):
                 slow = 1 / speed[donor] if speed[donor] else 0
                 surplus = room = (eta[donor] - start) / (1 / own + slow)
             else:
-                room += _ROUNDED_UP * stripe
+                room += _ROUNDED_UP * state.layout.mean_stripe
             moved = self._move(
                 state, donor, receiver, min(surplus, room), own * (eta[donor] - start)
             )
@@ -144,18 +170,37 @@ class Continuous(Policy):
         return taken
 
     @staticmethod
-    def _reachable(state: RoundState, receiver: int) -> Bools:
-        """Return the workers that owe a stripe which the receiver could compute, (workers,)."""
+    def _givers(
+        state: RoundState,
+        now: Estimate,
+        receiver: int,
+        start: float,
+        lead: float,
+        level: float,
+        donors: Bools | None,
+    ) -> Ints:
+        """Return the donors that may have a stripe for the receiver, shape (givers,).
+
+        There may be thousands of late workers that have none: this leaves them out all at once.
+        """
         layout = state.layout
-        owed = state.held & ~state.computed
-        found = np.zeros(layout.workers, dtype=bool)
-        for piece in layout.pieces_of[receiver]:
-            if state.available[piece]:
-                others = np.flatnonzero((layout.group == layout.group[piece]) & state.available)
-                common = (owed[others] & ~state.held[piece]).any(axis=1)
-                found[layout.host[others[common]]] = True
-        found[receiver] = False
-        return found
+        later = now.eta > start + lead
+        if donors is not None:
+            later &= donors
+        pieces = [piece for piece in layout.pieces_of[receiver] if state.available[piece]]
+        reached = np.zeros(layout.workers, dtype=bool)
+        for piece in pieces if later.any() else ():
+            useful = state.movable.T[~state.held[piece]].any(axis=0)
+            reached[layout.host[useful & (layout.group == layout.group[piece])]] = True
+        givers: Ints = (later & reached).nonzero()[0]
+        if not len(givers):
+            return givers
+        # What a donor can spare, or what the receiver can do before the donor, is a stripe or more.
+        own, least = now.speed[receiver], layout.least_stripe[pieces].min()
+        enough = own * (now.eta[givers] - start) > least
+        if level > start:
+            enough |= now.backlog[givers] - now.speed[givers] * level >= least
+        return np.asarray(givers[enough])
 
     def _move(
         self, state: RoundState, donor: int, receiver: int, amount: float, most: float
@@ -202,16 +247,24 @@ class Continuous(Policy):
         prompt: Bools = now.latest <= smallest + lead
         if prompt.all():
             return False
-        secured = state.secured(prompt)
-        unsafe = layout.lacking(secured) > 0
+        unsafe = state.unsafe(prompt)
         for piece in layout.pieces_of[receiver]:
             if not state.available[piece]:
                 continue
             unheld = unsafe[layout.group[piece]] & ~state.held[piece]
-            stripes = np.flatnonzero(unheld & layout.adds(piece, secured))
+            if not unheld.any():
+                continue
+            stripes = np.flatnonzero(unheld & layout.adds(piece, state.secured(prompt)))
             if len(stripes):
                 # One stripe at a time, so that the next free worker can take the next one.
                 last = int(stripes[-1])
                 state.assign(receiver, [StripeRange(piece, last, last + 1)])
                 return True
         return False
+
+
+def _mean_time(state: RoundState, work: Floats, speed: Floats) -> float:
+    """Return the time in which the present workers do their work if they share it."""
+    if not state.present.all():
+        work, speed = work[state.present], speed[state.present]
+    return float(work.sum() / np.maximum(speed, _SLOWEST).sum())

@@ -64,20 +64,20 @@ class Replication(Policy):
             # The other copy was faster: drop this one.
             done = [r for r in queue if not state.missing[layout.group[r.piece]].any()]
             state.withdraw(worker, done)
-        running = np.flatnonzero(state.todo > 0)
-        idle = np.flatnonzero(state.present() & (state.todo == 0))
+        running = np.flatnonzero(state.workers.todo > 0)
+        idle = np.flatnonzero(state.present & (state.workers.todo == 0))
         if not len(idle) or not len(running):
             return None
-        started = ~np.isnan(state.began)
-        elapsed = np.maximum(state.now - np.nan_to_num(state.began), 1e-9)
-        share = state.done / np.maximum(state.done + state.todo, 1e-300)
+        started = ~np.isnan(state.workers.began)
+        elapsed = np.maximum(state.now - np.nan_to_num(state.workers.began), 1e-9)
+        share = state.workers.done / np.maximum(state.workers.done + state.workers.todo, 1e-300)
         rate = np.where(started, share / elapsed, 0.0)
         threshold = np.quantile(rate[started], self.slow)
         # A worker that has not started anything is assumed to have the median rate.
         fastest = np.maximum(np.where(started, rate, np.median(rate[started])), _SLOWEST)
         idle = idle[np.argsort(-fastest[idle], kind="stable")]
         left = (1 - share) / np.maximum(rate, _SLOWEST)
-        under_way = sum(bool(state.todo[worker] > 0) for worker in self._helpers.values())
+        under_way = sum(bool(state.workers.todo[worker] > 0) for worker in self._helpers.values())
         for donor in running[np.argsort(-left[running], kind="stable")].tolist():
             group = int(layout.group[state.queues[donor][0].piece])
             if under_way >= self.cap:
@@ -85,7 +85,7 @@ class Replication(Policy):
             if (donor, group) in self._helpers or rate[donor] > threshold:
                 continue
             for helper in idle.tolist():
-                if state.todo[helper] > 0 or left[donor] * fastest[helper] < 1:
+                if state.workers.todo[helper] > 0 or left[donor] * fastest[helper] < 1:
                     continue
                 slow = [donor, *(worker for worker, _ in self._helpers)]
                 if (piece := self._copy(state, helper, group, slow)) is not None:

@@ -45,8 +45,8 @@ class S2C2(Policy):
         return deal(layout, speeds)
 
     def react(self, state: RoundState) -> float | None:
-        took_part = ~np.isnan(state.began) & state.present()
-        finished = took_part & (state.todo == 0)
+        took_part = ~np.isnan(state.workers.began) & state.present
+        finished = took_part & (state.workers.todo == 0)
         finished[list(self._late)] = False
         if self._again is None and (deadline := self._deadline(state, took_part, finished)):
             self._again = deadline
@@ -60,21 +60,21 @@ class S2C2(Policy):
         needed = int(took_part.sum()) - tolerance
         # More workers may be gone than the code tolerates in general. Those that are free may
         # suffice all the same.
-        free = state.available & (state.todo == 0)[state.layout.host]
+        free = state.available & (state.workers.todo == 0)[state.layout.host]
         suffice = not state.layout.lacking(free[:, None]).any()
         if (needed <= 0 or suffice) and not finished.any():
             # So few workers were assigned work that all of them may be gone.
             return state.started + _SILENT_REPORTS * state.reporting.interval
         if finished.sum() < needed and not suffice:
             return None
-        spent = float((state.heard - state.began)[finished].mean())
+        spent = float((state.workers.heard - state.workers.began)[finished].mean())
         return state.started + spent * (1 + PATIENCE)
 
     def _recover(self, state: RoundState, took_part: Bools, finished: Bools) -> float:
-        late = took_part & (state.todo > 0)
+        late = took_part & (state.workers.todo > 0)
         short = cover(state, finished, trusted=~late)
         if short.any():
-            short = cover(state, state.present() & ~late, trusted=~late)
+            short = cover(state, state.present & ~late, trusted=~late)
         settled = short == 0
         for worker in np.flatnonzero(late).tolist():
             owed = list(state.queues[worker])

@@ -1,0 +1,107 @@
+"""Estimates that are kept up to date are those computed from all accounts at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dask_coded.rounds import Reporting
+from dask_coded.rounds.workers import Estimate, Median, Workers
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.data())
+def test_the_median_of_numbers_that_come_and_go(numbers: list[float], data: st.DataObject) -> None:
+    median = Median()
+    for number in numbers:
+        median.add(number)
+    gone = data.draw(st.permutations(numbers))[: data.draw(st.integers(0, len(numbers) - 1))]
+    for number in gone:
+        median.discard(number)
+        numbers.remove(number)
+    assert len(median) == len(numbers)
+    assert median.value() == np.median(numbers)
+
+
+def from_scratch(
+    workers: Workers, asked: np.ndarray, expected_lags: np.ndarray, interval: float, now: float
+) -> Estimate:
+    """Estimate all workers by array operations over all accounts; reports have growth 1."""
+    with np.errstate(all="ignore"):
+        known = (workers.done > 0) & (workers.busy > 0)
+        measured = workers.done / workers.busy
+        ratios = (measured / workers.prior)[known & (workers.prior > 0)]
+        scale = np.median(ratios) if len(ratios) else 1.0
+        speed = np.where(known, measured, workers.prior * scale)
+        lags = np.where(expected_lags > 0, expected_lags, workers.lag)
+        lags = np.where(np.isnan(workers.measured_lag), lags, workers.measured_lag)
+        stripe, left = 1 / speed, workers.todo / speed
+        elapsed = workers.heard - workers.began
+        wait = np.where(elapsed > 0, left / 2, 0.0)
+        normal = 2 * (np.minimum(np.maximum(interval, wait), left) + stripe)
+        if not len(ratios):
+            normal = np.full(len(speed), 20 * interval)
+        quiet = np.nan_to_num(now - asked)
+        late = quiet - normal
+        computed = speed * (quiet - np.where(known, 0.0, lags)) if len(ratios) else 0.0
+        backlog = np.clip(workers.todo - computed, 0.0, workers.todo)
+        backlog = np.where(late > 0, workers.todo, backlog)
+        slowed = np.where(
+            workers.todo > 0,
+            workers.todo / (workers.todo / speed + late),
+            speed * normal / (normal + late),
+        )
+        speed = np.where(late > 0, slowed, speed)
+        latest = np.where(workers.todo > 0, workers.todo / speed, 0.0)
+        return Estimate(speed, backlog, latest, np.where(backlog > 0, backlog / speed, 0.0))
+
+
+# What happens to which worker: it is assigned or reports so many stripes, or some are withdrawn.
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(["assign", "report", "withdraw"]), st.integers(0, 4), st.integers(1, 9)
+    ),
+    max_size=40,
+)
+
+
+@given(EVENTS, st.lists(st.sampled_from([0.0, 0.5, 1.0, 3.0]), min_size=5, max_size=5), st.data())
+def test_estimates_are_those_from_all_accounts(
+    events: Sequence[tuple[str, int, int]], prior: list[float], data: st.DataObject
+) -> None:
+    interval = 0.1
+    lags = np.array(data.draw(st.lists(st.sampled_from([0.0, 0.02]), min_size=5, max_size=5)))
+    speeds = np.maximum(prior, [1.0, 0.0, 0.0, 0.0, 0.0])
+    workers = Workers(speeds, lags, Reporting(interval, growth=1.0), stripe=1.0)
+    asked = np.full(5, np.nan)
+    now = 0.0
+    for number, (what, worker, stripes) in enumerate(events):
+        now += 0.01 * (number % 7)
+        todo = float(workers.todo[worker])
+        if what == "assign":
+            asked[worker] = now if np.isnan(asked[worker]) else asked[worker]
+            workers.assign(worker, todo + stripes, now)
+        elif what == "withdraw":
+            workers.owe(worker, max(todo - stripes, 0.0))
+        elif todo and speeds[worker]:
+            part = min(float(stripes), todo)
+            asked[worker] = now if todo > part else np.nan
+            workers.report(worker, workers.done[worker] + part, part / 7, todo - part, now)
+        later = now + 0.05 * stripes
+        found = workers.estimate(later)
+        expected = from_scratch(workers, asked, lags, interval, later)
+        for name, one, other in zip(Estimate._fields, found, expected, strict=True):
+            np.testing.assert_array_equal(one, other, err_msg=name)
+
+
+def test_a_new_prediction_counts_at_once() -> None:
+    workers = Workers(np.array([1.0, 0.0]), np.zeros(2), Reporting(), stripe=1.0)
+    assert workers.estimate(0.0).speed == pytest.approx([1.0, 0.0])
+    workers.expect(1, 3.0)
+    assert workers.estimate(0.0).speed == pytest.approx([1.0, 3.0])
+    workers.assign(0, 8.0, 0.0)
+    workers.report(0, 4.0, seconds=2.0, todo=4.0, now=2.0)
+    assert workers.estimate(2.0).speed == pytest.approx([2.0, 6.0])

@@ -114,6 +114,14 @@ class Layout:
         return out
 
     @cached_property
+    def edges(self) -> list[list[float]]:
+        """The rows of :attr:`before` as lists, which are faster for one number at a time."""
+        if not self.work.strides[0]:  # all pieces have the same work
+            return [self.before[0].tolist()] * self.pieces
+        rows: list[list[float]] = self.before.tolist()
+        return rows
+
+    @cached_property
     def mean_stripe(self) -> float:
         """The mean work of a stripe."""
         return float(self.work.mean())
@@ -143,7 +151,8 @@ class Layout:
     def per_group(self, pieces: Bools) -> Ints:
         """Count the marked pieces of each group: (pieces, stripes) to (groups, stripes)."""
         if len(self.need) == 1:
-            return np.asarray(pieces.sum(axis=0, keepdims=True))
+            # Counting trues is far faster than adding them up.
+            return np.array([[np.count_nonzero(marks) for marks in pieces.T]], dtype=np.intp)
         order, starts = self._by_group
         return np.asarray(np.add.reduceat(pieces[order], starts, axis=0, dtype=np.intp))
 
@@ -175,5 +184,5 @@ class Layout:
 
     def cost(self, part: StripeRange) -> float:
         """Return the work in a range of stripes."""
-        row = self.before[part.piece]
-        return float(row[part.stop] - row[part.start])
+        row = self.edges[part.piece]
+        return row[part.stop] - row[part.start]

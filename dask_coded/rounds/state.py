@@ -154,13 +154,14 @@ class RoundState:
     def unfinished(self) -> bool:
         return self._open > 0
 
-    def secured(self, workers: Bools) -> Bools:
+    def secured(self, workers: Bools, stripes: slice | Ints = slice(None)) -> Bools:
         """Return what has come back or is under way at some workers, shape (pieces, stripes).
 
-        ``workers`` has the shape (workers,).
+        ``workers`` has the shape (workers,); ``stripes`` selects some.
         """
-        trusted = (workers[self.layout.host] & (self.layout.host >= 0))[:, None]
-        return self.computed | (self.held & trusted)
+        trusted = workers[self.layout.host] & (self.layout.host >= 0)
+        secured: Bools = self.computed.T[stripes] | (self.held.T[stripes] & trusted)
+        return secured.T
 
     def offered(self, donors: Bools | None = None) -> Bools:
         """Return the stripes that donors, by default all, could pass on: (groups, stripes)."""
@@ -170,23 +171,6 @@ class RoundState:
         if len(self.missing) == 1:
             return np.asarray(movable.any(axis=0, keepdims=True))
         return self.layout.per_group(movable) > 0
-
-    def unsafe(self, workers: Bools) -> Bools:
-        """Return the stripes that depend on work under way at other than these workers.
-
-        ``workers`` has the shape (workers,), the result (groups, stripes).
-        """
-        layout = self.layout
-        if layout.code is not None:
-            return np.asarray(layout.lacking(self.secured(workers)) > 0)
-        at_risk = np.flatnonzero((~workers & (self.workers.todo > 0))[layout.host] & self.available)
-        owed = self.held[at_risk] & ~self.computed[at_risk]
-        short = self.short.copy()
-        if len(short) == 1:
-            short += np.count_nonzero(owed, axis=0)
-        else:
-            np.add.at(short, layout.group[at_risk], owed)
-        return short > 0
 
     def replaceable(self, part: StripeRange, piece: int) -> Bools:
         """Return where ``piece`` can replace a range under way, shape (stripes of the range,).
@@ -240,7 +224,8 @@ class RoundState:
         for part in ranges:
             done += self.layout.cost(part)
             self._drop(worker, part)
-            self._hold(part, True)
+            if not self.held[part.piece, part.start : part.stop].all():
+                self._hold(part, True)
             if self._compute(part):
                 fresh.append(part)
         self.workers.report(worker, done, seconds, self._owed(worker), self.now)
@@ -279,17 +264,18 @@ class RoundState:
         """Set that a range has come back; return whether any of it is new."""
         stripes = slice(part.start, part.stop)
         new = ~self.computed[part.piece, stripes]
-        if not new.any():
+        if not np.count_nonzero(new):
             return False
         self.computed[part.piece, stripes] = True
+        missing = self.missing[:, stripes]
         if self.layout.code is None:
-            missing = self.missing[self.layout.group[part.piece], stripes]
-            self._open -= int((new & (missing == 1)).sum())
+            missing = missing[self.layout.group[part.piece]]
+        before = np.count_nonzero(missing > 0)
+        if self.layout.code is None:
             missing -= new
         else:
-            open_before = int((self.missing[:, stripes] > 0).sum())
-            self.missing[:, stripes] = self.layout.lacking(self.computed[:, stripes])
-            self._open += int((self.missing[:, stripes] > 0).sum()) - open_before
+            missing[:] = self.layout.lacking(self.computed[:, stripes])
+        self._open += int(np.count_nonzero(missing > 0) - before)
         return True
 
     def _drop(self, worker: int, gone: StripeRange) -> None:

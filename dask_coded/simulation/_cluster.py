@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -133,7 +133,7 @@ class VirtualRound:
         RuntimeError
             If too many workers are stopped or gone for the round to finish.
         """
-        self._speeds, until = self._rates(self.now)
+        until = self._read_speeds()
         self._notice_the_gone(after=0.0)
         if np.isfinite(until):
             self._at(until, "change")
@@ -232,9 +232,9 @@ class VirtualRound:
         queue = worker.queue
         while queue:
             part = queue[0]
-            edges = self.layout.before[part.piece]
+            edges = self.layout.edges[part.piece]
             reached = edges[part.start] + have + self._sliver
-            stop = min(int(np.searchsorted(edges, reached, side="right")) - 1, part.stop)
+            stop = bisect_right(edges, reached, part.start, part.stop + 1) - 1
             if stop <= part.start:
                 break
             have -= edges[stop] - edges[part.start]
@@ -252,7 +252,7 @@ class VirtualRound:
     def _plan_report(self, number: int, worker: _Worker) -> None:
         """Schedule the report after the first stripe at which one is due."""
         worker.version += 1
-        rate = float(self._speeds[number])
+        rate = self._speeds[number]
         if not worker.queue:
             if worker.unsent:
                 self._at(self.now, "report", number, worker.version)
@@ -262,12 +262,14 @@ class VirtualRound:
         work = self.layout.work
         costs = [work[part.piece, part.start : part.stop] for part in worker.queue]
         # Work up to the end of each stripe.
-        until = np.cumsum(costs[0] if len(costs) == 1 else np.concatenate(costs))
+        until: list[float] = np.cumsum(
+            costs[0] if len(costs) == 1 else np.concatenate(costs)
+        ).tolist()
         begun, reported, hinted = worker.begun, worker.reported, worker.hinted
         assert begun is not None
 
         def end(stripe: int) -> float:
-            return self.now + (float(until[stripe]) - worker.partial + worker.owed) / rate
+            return self.now + (until[stripe] - worker.partial + worker.owed) / rate
 
         last = len(until) - 1
         dry = end(last)
@@ -305,13 +307,19 @@ class VirtualRound:
         """Switch to the speeds that hold from now on."""
         for number, worker in enumerate(self._workers):
             self._settle(number, worker)
-        self._speeds, until = self._rates(self.now)
+        until = self._read_speeds()
         if np.isfinite(until):
             self._at(until, "change")
         self._notice_the_gone(after=self._network.notice)
         for number, worker in enumerate(self._workers):
             if worker.queue:
                 self._plan_report(number, worker)
+
+    def _read_speeds(self) -> float:
+        """Read the speeds of this moment and return the time until which they hold."""
+        speeds, until = self._rates(self.now)
+        self._speeds: list[float] = speeds.tolist()
+        return until
 
     def _notice_the_gone(self, after: float) -> None:
         for number in np.flatnonzero(np.isnan(self._speeds) & ~self._gone).tolist():

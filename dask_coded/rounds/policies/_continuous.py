@@ -142,15 +142,14 @@ class Continuous(Policy):
         own = speed[receiver]
         # The receiver starts on new work once the message has come and its own work is done.
         start = max(eta[receiver], state.workers.lags[receiver])
-        givers = self._givers(state, now, receiver, start, lead, level, donors)
-        waiting = eta[givers]
+        waiting = eta.copy() if donors is None else np.where(donors, eta, 0.0)
         taken = False
-        while len(givers):
-            donor = int(givers[latest := int(waiting.argmax())])
-            # A move costs a message and a wait on both sides: ignore small differences.
-            if waiting[latest] <= start + lead:
-                break
-            waiting[latest] = 0.0
+        # A move costs a message and a wait on both sides: ignore small differences.
+        while len(
+            givers := self._givers(state, now, receiver, start, level, waiting > start + lead)
+        ):
+            donor = int(givers[waiting[givers].argmax()])
+            waiting[donor] = 0.0
             surplus = backlog[donor] - speed[donor] * level
             room = own * (level - start)
             if surplus <= 0 or room <= 0:
@@ -171,22 +170,13 @@ class Continuous(Policy):
 
     @staticmethod
     def _givers(
-        state: RoundState,
-        now: Estimate,
-        receiver: int,
-        start: float,
-        lead: float,
-        level: float,
-        donors: Bools | None,
+        state: RoundState, now: Estimate, receiver: int, start: float, level: float, later: Bools
     ) -> Ints:
-        """Return the donors that may have a stripe for the receiver, shape (givers,).
+        """Return the late workers that may have a stripe for the receiver, shape (givers,).
 
-        There may be thousands of late workers that have none: this leaves them out all at once.
+        There may be thousands that have none: this leaves them out all at once.
         """
         layout = state.layout
-        later = now.eta > start + lead
-        if donors is not None:
-            later &= donors
         pieces = [piece for piece in layout.pieces_of[receiver] if state.available[piece]]
         reached = np.zeros(layout.workers, dtype=bool)
         for piece in pieces if later.any() else ():
@@ -247,14 +237,16 @@ class Continuous(Policy):
         prompt: Bools = now.latest <= smallest + lead
         if prompt.all():
             return False
-        unsafe = state.unsafe(prompt)
         for piece in layout.pieces_of[receiver]:
             if not state.available[piece]:
                 continue
-            unheld = unsafe[layout.group[piece]] & ~state.held[piece]
-            if not unheld.any():
+            group = layout.group[piece]
+            stripes = ((state.missing[group] > 0) & ~state.held[piece]).nonzero()[0]
+            if not len(stripes):
                 continue
-            stripes = np.flatnonzero(unheld & layout.adds(piece, state.secured(prompt)))
+            secured = state.secured(prompt, stripes)
+            unsafe = layout.lacking(secured)[group] > 0
+            stripes = stripes[unsafe & layout.adds(piece, secured)]
             if len(stripes):
                 # One stripe at a time, so that the next free worker can take the next one.
                 last = int(stripes[-1])

@@ -27,7 +27,19 @@ needs_traces = pytest.mark.skipif(
         ("memory", [], {"peak_over_piece"}),
         ("aggregation", [], {"step", "step_over_reference"}),
         ("clusters", [], {"step_over_reference"}),
-        ("scale", [], {"plan_ms", "predict_ms", "simulated_rounds_per_second"}),
+        (
+            "scale",
+            [],
+            {
+                "plan_ms",
+                "predict_ms",
+                "simulated_rounds_per_second",
+                "engine_per_share",
+                "engine_memory",
+                "messages_per_worker",
+                "coordinator_rounds_per_second",
+            },
+        ),
         ("paper", ["--only", "prediction-error"], {"round_over_fluid"}),
         pytest.param(
             "paper",

@@ -140,13 +140,13 @@ def simulated(report: Report, smoke: bool) -> dict[int, dict[str, float]]:
                 else None,
             )
             simulation.step()  # speeds are not known yet
-            Metered.seconds, Metered.shares, messages = 0.0, 0, 0
+            Metered.seconds, Metered.shares, messages = 0.0, 0, 0.0
             began = process_time()
             with patch("dask_coded.simulation._simulation.Round", Metered):
                 for round_ in simulation.run(rounds - 1):
                     messages += round_.messages
             spent = (process_time() - began) / (rounds - 1)
-            about = {"workers": workers, "policy": policy}
+            about: dict[str, Any] = {"workers": workers, "policy": policy}
             name = f"{workers} workers, {policy}"
             report.add(name, "simulated_rounds_per_second", 1 / spent, "1/s", **about)
             if policy != "continuous":

@@ -127,6 +127,12 @@ class Layout:
         return float(self.work.mean())
 
     @cached_property
+    def stripe_of(self) -> list[float]:
+        """The mean work of a stripe of each piece."""
+        means: list[float] = self.work.mean(axis=1).tolist()
+        return means
+
+    @cached_property
     def least_stripe(self) -> Floats:
         """The least work of a stripe of each piece, shape (pieces,)."""
         return np.asarray(self.work.min(axis=1))

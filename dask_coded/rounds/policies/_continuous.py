@@ -233,11 +233,13 @@ class Continuous(Policy):
     def _duplicate(self, state: RoundState, now: Estimate, receiver: int, lead: float) -> bool:
         """Assign an idle worker a copy of a stripe whose holders are slower than it would be."""
         layout = state.layout
-        smallest = float(layout.work[layout.pieces_of[receiver]].mean()) / now.speed[receiver]
+        pieces = layout.pieces_of[receiver]
+        smallest = sum(layout.stripe_of[piece] for piece in pieces) / len(pieces)
+        smallest /= now.speed[receiver]
         prompt: Bools = now.latest <= smallest + lead
         if prompt.all():
             return False
-        for piece in layout.pieces_of[receiver]:
+        for piece in pieces:
             if not state.available[piece]:
                 continue
             group = layout.group[piece]
@@ -259,4 +261,4 @@ def _mean_time(state: RoundState, work: Floats, speed: Floats) -> float:
     """Return the time in which the present workers do their work if they share it."""
     if not state.present.all():
         work, speed = work[state.present], speed[state.present]
-    return float(work.sum() / np.maximum(speed, _SLOWEST).sum())
+    return float(work.sum() / max(speed.sum(), _SLOWEST))

@@ -30,6 +30,33 @@ def check_whole(name: str, value: Any, least: int | None = 1) -> int:
     return int(value)
 
 
+def check_redundancy(value: Any, n: int, losses: int = 1) -> int:
+    """Return a redundancy as int; ``losses * redundancy`` must be less than ``n`` workers.
+
+    Raises
+    ------
+    ValueError
+        If it is not, or the redundancy is negative or no whole number.
+
+    Examples
+    --------
+    >>> check_redundancy(4, n=4)
+    Traceback (most recent call last):
+        ...
+    ValueError: Argument 'redundancy' must be a whole number from 0 to 3 with 4 workers, it is 4.
+    """
+    n = check_whole("n", n)
+    most = (n - 1) // losses
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not whole or not 0 <= value <= most:
+        workers = "worker" if n == 1 else "workers"
+        raise ValueError(
+            f"Argument 'redundancy' must be a whole number from 0 to {most} with {n} {workers}, "
+            f"it is {value!r}."
+        )
+    return int(value)
+
+
 def check_positive(
     name: str, value: float, *, or_zero: bool = False, or_infinite: bool = False
 ) -> None:
@@ -71,6 +98,29 @@ def check_unmasked(what: str, array: Any) -> Any:
     if isinstance(getattr(array, "_meta", array), np.ma.MaskedArray):
         raise TypeError(
             f"{what} must not be masked: replace masked elements, as `x.filled(0)` does."
+        )
+    return array
+
+
+def check_dense(what: str, array: Any) -> Any:
+    """Return an array, or a dask array, unless it or its chunks are sparse, of any package.
+
+    Raises
+    ------
+    TypeError
+        If it is sparse.
+
+    Examples
+    --------
+    >>> import scipy.sparse
+    >>> check_dense("The operand", scipy.sparse.eye_array(2))
+    Traceback (most recent call last):
+        ...
+    TypeError: The operand must be dense, it is sparse: pass a NumPy array, as `x.todense()` is.
+    """
+    if hasattr(getattr(array, "_meta", array), "todense"):
+        raise TypeError(
+            f"{what} must be dense, it is sparse: pass a NumPy array, as `x.todense()` is."
         )
     return array
 

@@ -10,13 +10,12 @@ round.
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
 import dask
 import dask.array as da
 import numpy as np
-import scipy.sparse
 from dask._task_spec import TaskRef
 from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
@@ -24,11 +23,17 @@ from dask.utils import format_bytes
 from distributed import Client, default_client
 from scipy.sparse.linalg import LinearOperator
 
-from dask_coded.arguments import check_unmasked
+from dask_coded.arguments import check_redundancy
 from dask_coded.codes import CODES, MDS, Code, RandomLinear, Repetition
 from dask_coded.runtime.encoding import Encoded, encode_source, extend, new_id
-from dask_coded.runtime.operators import RoundOperator, as_operand, check_operand, refuse_transpose
-from dask_coded.runtime.source import check_dtype, matrix_source, sparse_type
+from dask_coded.runtime.operators import (
+    RoundOperator,
+    as_operand,
+    check_operand,
+    check_right,
+    refuse_transpose,
+)
+from dask_coded.runtime.source import check_code, matrix_source, sparse_type
 from dask_coded.runtime.spec import CodedTask, round_options
 from dask_coded.runtime.tasks import run_round
 
@@ -97,6 +102,7 @@ def encode(
     >>> client.close()
     """
     client = current_client(client)
+    workers = check_workers(workers)
     source = matrix_source(A)
     if redundancy is not None and isinstance(code, Code):
         raise TypeError("Pass either a code or a redundancy, not both: a code defines its own.")
@@ -105,7 +111,7 @@ def encode(
         chosen = code
         if not isinstance(chosen, Code):
             chosen = await _choose(client, source, chosen, redundancy, workers)
-        check_dtype(source, chosen)
+        check_code(source, chosen)
         options: dict[str, Any] = {
             "oversubscribe": oversubscribe,
             "check_finite": check_finite,
@@ -180,19 +186,15 @@ class CodedArray(da.Array):
     def __matmul__(self, other: Any) -> Any:
         if isinstance(other, (list, tuple)) or np.isscalar(other):
             other = np.asarray(other)
-        if scipy.sparse.issparse(other):
-            raise TypeError(
-                "The right operand of a coded product must be dense: pass `other.toarray()`."
-            )
+        check_right(other)
         if not isinstance(other, (np.ndarray, da.Array)):
             return NotImplemented
-        check_unmasked("The operand of a coded product", other)
         return self._product(check_operand(self.shape, other))
 
     def __rmatmul__(self, other: Any) -> Any:
         if self._back is None:
             return super().__rmatmul__(other)
-        other = other if isinstance(other, da.Array) else as_operand(other)
+        other = check_right(other) if isinstance(other, da.Array) else as_operand(other)
         return (self.T @ other.T).T
 
     def dot(self, other: Any) -> Any:
@@ -318,6 +320,7 @@ class CodedArray(da.Array):
         RandomLinear(n=5, k=3, density=0.5)
         >>> client.close()
         """
+        workers = check_workers(workers)
         if not isinstance(self.code, RandomLinear):
             raise TypeError(
                 f"{self.code!r} cannot grow: encode with `coded.RandomLinear` to add pieces on "
@@ -399,12 +402,27 @@ class RoundLayer(MaterializedLayer):
 def current_client(client: Client | None) -> Client:
     """Return the given client, or the current one."""
     try:
-        return client or default_client()
+        client = client or default_client()
     except ValueError:
         raise ValueError(
             "A Dask cluster is required, but there is no current client: create a "
             "`dask.distributed.Client()` first, or pass one as `client`."
         ) from None
+    if not isinstance(client, Client):
+        raise TypeError(f"Argument 'client' must be a `distributed.Client`, it is {client!r}.")
+    return client
+
+
+def check_workers(workers: Sequence[str] | None) -> list[str] | None:
+    """Return the addresses that a user named as a list; None stands for all workers."""
+    if workers is None:
+        return None
+    named = [] if isinstance(workers, str) or not isinstance(workers, Iterable) else list(workers)
+    if not named or not all(isinstance(address, str) for address in named):
+        raise TypeError(
+            f"Argument 'workers' must be a list of the addresses of workers, it is {workers!r}."
+        )
+    return named
 
 
 async def cluster_size(
@@ -414,9 +432,16 @@ async def cluster_size(
     n = len(workers or await client.scheduler.ncores())  # type: ignore[union-attr]
     if not n:
         raise ValueError("The cluster has no workers yet: call `client.wait_for_workers(n)`.")
-    if redundancy is None:
-        redundancy = max(1, round(n * dask.config.get("coded.redundancy"))) if n > 1 else 0
-    return n, redundancy
+    if redundancy is not None:
+        return n, check_redundancy(redundancy, n)
+    share = dask.config.get("coded.redundancy")
+    if not isinstance(share, int | float) or not 0 <= share < 1:
+        raise ValueError(
+            f"`coded.redundancy` in Dask's configuration must be a fraction of the workers, from 0 "
+            f"to below 1, it is {share!r}."
+        )
+    # At least one worker may be lost, and at least one is left.
+    return n, min(max(1, round(n * share)), n - 1)
 
 
 async def _choose(
@@ -434,7 +459,7 @@ async def _choose(
         if kind is Repetition and not chosen:
             # A copy costs a whole block per worker, so one extra copy is the default for any n.
             redundancy = min(redundancy, 1)
-    elif name in CODES:
+    elif isinstance(name, str) and name in CODES:
         kind = CODES[name]
     else:
         raise ValueError(

@@ -18,8 +18,8 @@ from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 from distributed import Client
 
-from dask_coded.arguments import check_unmasked
-from dask_coded.array import RoundLayer, cluster_size, current_client
+from dask_coded.arguments import check_dense, check_unmasked
+from dask_coded.array import RoundLayer, check_workers, cluster_size, current_client
 from dask_coded.codes import Polynomial
 from dask_coded.runtime.encoding import Encoded, encode_factors
 from dask_coded.runtime.operators import check_weights
@@ -117,7 +117,11 @@ def gram(
     weights: Any = None,
     code: Polynomial | None = None,
     client: Client | None = None,
-    **options: Any,
+    *,
+    redundancy: int | None = None,
+    workers: Sequence[str] | None = None,
+    oversubscribe: bool = False,
+    check_finite: bool = True,
 ) -> da.Array:
     """Return ``A.T @ diag(weights) @ A``, or ``A.T @ A`` without weights, as one coded round.
 
@@ -129,7 +133,7 @@ def gram(
     ----------
     A : dask array or NumPy array, shape (N, p)
     weights : array_like or dask array, shape (N,), optional
-    code, client, **options
+    code, client, redundancy, workers, oversubscribe, check_finite
         As for :func:`encode_pair`.
 
     Returns
@@ -158,7 +162,17 @@ def gram(
     weights = _weights(A.shape[0], weights)
 
     async def run() -> da.Array:
-        return (await _encode(client, A, A, code, **options)).product(weights)
+        pair = await _encode(
+            client,
+            A,
+            A,
+            code,
+            redundancy=redundancy,
+            workers=workers,
+            oversubscribe=oversubscribe,
+            check_finite=check_finite,
+        )
+        return pair.product(weights)
 
     return client.sync(run)
 
@@ -181,6 +195,9 @@ class CodedPair:
     encoded : Encoded
         The pieces: ``spec``, ``futures``, ``workers``, ``nbytes``.
     """
+
+    #: NumPy leaves ``@`` and other operators alone: a pair has none, only :meth:`product`.
+    __array_ufunc__ = None
 
     def __init__(self, encoded: Encoded) -> None:
         spec = encoded.spec
@@ -239,11 +256,12 @@ async def _encode(
     B: Any,
     code: Polynomial | None,
     *,
-    redundancy: int | None = None,
-    workers: Sequence[str] | None = None,
-    oversubscribe: bool = False,
-    check_finite: bool = True,
+    redundancy: int | None,
+    workers: Sequence[str] | None,
+    oversubscribe: bool,
+    check_finite: bool,
 ) -> CodedPair:
+    workers = check_workers(workers)
     if code is None:
         n, redundancy = await cluster_size(client, workers, redundancy)
         code = Polynomial.with_redundancy(n, redundancy, (A.shape[1], B.shape[1]))
@@ -287,7 +305,8 @@ def _factors(A: Any, B: Any) -> tuple[Any, Any]:
 def _weights(rows: int, weights: Any) -> Any:
     if weights is None:
         return None
-    check_unmasked("The weights of a coded product", weights)
+    what = "The weights of a coded product"
+    check_dense(what, check_unmasked(what, weights))
     # A copy, because the caller may change the weights before the product is computed.
     weights = weights if isinstance(weights, da.Array) else np.array(weights)
     return check_weights(rows, weights)

@@ -73,6 +73,8 @@ def submit(
     >>> client.close()
     """
     client = current_client(client)
+    if not callable(function):
+        raise TypeError(f"Argument 'function' must be callable, it is {function!r}.")
     arrays: dict[str, CodedArray | CodedPair] = {}
     data: list[Any] = []
 

@@ -70,3 +70,9 @@ def test_a_plain_loop_among_the_arguments_becomes_a_kept_loop(client):
 
     assert coded.submit(kind, C, coded.Loop(), client=client).result() == ("KeptLoop", 2, None)
     assert LoopSlot() == LoopSlot(None, 0.1)
+
+
+def test_what_cannot_be_called_is_refused(client):
+    C = coded.encode(np.eye(4), coded.MDS(3, 2), client=client)
+    with pytest.raises(TypeError, match=r"'function' must be callable, it is coded\.CodedArray"):
+        coded.submit(C, client=client)

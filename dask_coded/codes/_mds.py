@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from dask_coded.arguments import check_whole
+from dask_coded.arguments import check_redundancy, check_whole
 from dask_coded.codes._linear import CODES, Code
 from dask_coded.codes._subsets import k_subsets, smallest_of_minors
 
@@ -64,7 +64,7 @@ class MDS(Code):
     @classmethod
     def with_redundancy(cls, n: int, redundancy: int) -> MDS:
         """Return ``MDS(n, n - redundancy)``."""
-        return cls(n, n - redundancy)
+        return cls(n, n - check_redundancy(redundancy, n))
 
 
 @lru_cache(maxsize=64)

@@ -46,7 +46,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from dask_coded.arguments import check_whole
+from dask_coded.arguments import check_redundancy, check_whole
 from dask_coded.codes._linear import Code
 
 Floats = npt.NDArray[np.float64]
@@ -145,12 +145,7 @@ class Polynomial(Code):
         >>> Polynomial.with_redundancy(12, 3), Polynomial.with_redundancy(10, 2, (8000, 1000))
         (Polynomial(n=12, a=3, b=3), Polynomial(n=10, a=8, b=1))
         """
-        n, redundancy = check_whole("n", n, None), check_whole("redundancy", redundancy, None)
-        if not 0 <= redundancy < n:
-            raise ValueError(
-                f"Argument 'redundancy' must be between 0 and {n - 1} (less than the number of "
-                f"workers), it is {redundancy}."
-            )
+        redundancy = check_redundancy(redundancy, n)
         choices = [(a, (n - redundancy) // a) for a in range(1, n - redundancy + 1)]
         return cls(n, *min(choices, key=lambda c: (shape[0] / c[0] + shape[1] / c[1], c)))
 

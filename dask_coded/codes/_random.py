@@ -34,7 +34,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from dask_coded.arguments import check_whole
+from dask_coded.arguments import check_redundancy, check_whole
 from dask_coded.codes._linear import CODES, Code
 from dask_coded.codes._subsets import k_subsets, smallest_of_minors
 
@@ -125,12 +125,7 @@ class RandomLinear(Code):
         ValueError
             If ``n`` is not more than ``2 * redundancy``, or ``redundancy`` is negative.
         """
-        if not 0 <= 2 * redundancy < n:
-            raise ValueError(
-                f"Argument 'redundancy' must be between 0 and {(n - 1) // 2} (less than half of "
-                f"the number of workers), it is {redundancy}."
-            )
-        return cls(n, n - 2 * redundancy)
+        return cls(n, n - 2 * check_redundancy(redundancy, n, losses=2))
 
     def extended(self, count: int = 1) -> RandomLinear:
         """Return a code with more pieces, for workers that have joined; existing pieces are kept.

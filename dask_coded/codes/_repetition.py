@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dask_coded.arguments import check_whole
+from dask_coded.arguments import check_redundancy, check_whole
 from dask_coded.codes._linear import CODES, Code
 
 
@@ -63,7 +63,7 @@ class Repetition(Code):
     @classmethod
     def with_redundancy(cls, n: int, redundancy: int) -> Repetition:
         """Return ``Repetition(n, redundancy + 1)``."""
-        return cls(n, redundancy + 1)
+        return cls(n, check_redundancy(redundancy, n) + 1)
 
     def __repr__(self) -> str:
         return f"Repetition(n={self.n}, r={self.r})"

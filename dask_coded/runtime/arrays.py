@@ -132,6 +132,8 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         except ValueError as exc:
             lacking = len(self.scheduler.running) - len(workers) if allowed is None else 0
             extra = f" {lacking} more lack the package dask_coded." * (lacking > 0)
+            if unknown := set(allowed or ()) - set(self.scheduler.workers):
+                extra += f" These addresses in 'workers' are not in the cluster: {sorted(unknown)}."
             return reply(Unfit(f"{exc}{extra}"))
         worker_of = [places[p] for p in spec.code.place.tolist()]
         sources = tuple(map(as_key, sources))
@@ -190,9 +192,8 @@ class ArrayDirectory(Mapping[str, ArrayState]):
             and (allowed is None or address in allowed)
         ]
         if not new:
-            return reply(
-                Unfit("Every worker holds a piece already: scale the cluster, then extend.")
-            )
+            which = "Every worker" if allowed is None else "Every named worker of the cluster"
+            return reply(Unfit(f"{which} holds a piece already: scale the cluster, then extend."))
         if state.allowed is not None:
             state.allowed.update(new)
         assert isinstance(state.spec, ArraySpec)

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import numpy as np
 from scipy.sparse.linalg import LinearOperator
 
-from dask_coded.arguments import check_unmasked
+from dask_coded.arguments import check_dense, check_unmasked
 from dask_coded.runtime.coordinator import Coordinator
 from dask_coded.runtime.live_round import RoundReport
 from dask_coded.runtime.spec import ArraySpec
@@ -139,9 +139,21 @@ def as_operand(x: Any) -> np.ndarray[Any, Any]:
     Raises
     ------
     TypeError
-        If it is masked.
+        If it is masked or sparse.
     """
-    return np.asarray(check_unmasked("The operand of a coded product", x))
+    return np.asarray(check_right(x))
+
+
+def check_right(x: Any) -> Any:
+    """Return the operand of a product, unless it is masked or sparse.
+
+    Raises
+    ------
+    TypeError
+        If it is masked or sparse.
+    """
+    what = "The operand of a coded product"
+    return check_dense(what, check_unmasked(what, x))
 
 
 def check_weights(rows: int, weights: Any) -> Any:
@@ -176,12 +188,17 @@ def check_operand(shape: tuple[int, int], x: Any) -> Any:
     """
     if x.dtype.kind not in "fciub":
         raise TypeError(
-            f"The right operand of a coded product must hold numbers, its dtype is {x.dtype}."
+            f"The operand of a coded product must hold numbers, its dtype is {x.dtype}."
         )
     if x.ndim not in (1, 2):
         raise ValueError(
-            f"The right operand of a coded product must be a vector or a matrix, "
+            f"The operand of a coded product must be a vector or a matrix, "
             f"it has {x.ndim} dimensions."
+        )
+    if np.isnan(x.shape).any():
+        raise ValueError(
+            "The operand of a coded product has chunks of unknown size: call "
+            "`x.compute_chunk_sizes()` first."
         )
     if x.shape[0] != shape[1]:
         raise ValueError(

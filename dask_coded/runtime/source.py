@@ -13,7 +13,7 @@ import scipy.sparse
 from distributed import futures_of, wait
 
 from dask_coded.arguments import check_unmasked
-from dask_coded.codes import Code
+from dask_coded.codes import Code, Polynomial
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -22,14 +22,21 @@ if TYPE_CHECKING:
 def matrix_source(A: Any) -> Any:
     """Return ``A`` as a dask array, NumPy array or CSR array; reject anything else."""
     check_unmasked("The matrix to encode", A)
-    if isinstance(A, da.Array):
-        if np.isnan(A.shape).any():
-            raise ValueError(
-                "The array has chunks of unknown size: call `A.compute_chunk_sizes()` first."
-            )
-    elif scipy.sparse.issparse(A):
+    if isinstance(A, da.Array) and np.isnan(A.shape).any():
+        raise ValueError(
+            "The array has chunks of unknown size: call `A.compute_chunk_sizes()` first."
+        )
+    meta = getattr(A, "_meta", A)
+    if hasattr(meta, "todense") and not scipy.sparse.issparse(meta):
+        each = "each chunk" if isinstance(A, da.Array) else "it"
+        raise TypeError(
+            f"The matrix to encode must be of NumPy or SciPy, its type is "
+            f"{type(meta).__module__.partition('.')[0]}.{type(meta).__name__}: convert {each} with "
+            f"`to_scipy_sparse()`."
+        )
+    if scipy.sparse.issparse(A):
         A = A.tocsr()
-    else:
+    elif not isinstance(A, da.Array):
         A = np.asarray(A)
     if A.ndim != 2:
         raise TypeError(f"Only a matrix can be encoded, this array has {A.ndim} dimensions.")
@@ -40,11 +47,35 @@ def matrix_source(A: Any) -> Any:
     return A
 
 
-def check_dtype(source: Any, code: Code) -> None:
+def check_code(source: Any, code: Code) -> None:
+    """Check that a code can store a matrix.
+
+    Raises
+    ------
+    TypeError
+        If the code is not systematic, or is inexact for the matrix's dtype.
+    """
+    if not code.systematic:
+        pair = " It is for pairs of matrices: use `coded.encode_pair`."
+        raise TypeError(
+            f"Argument 'code' must be systematic, so that the array's blocks are among its pieces; "
+            f"{code!r} is not.{pair * isinstance(code, Polynomial)}"
+        )
+    check_dtype(source, code, instead=", or use `coded.Repetition`")
+
+
+def check_dtype(source: Any, code: Code, instead: str = "") -> None:
+    """Check that a code suits the dtype of a matrix; ``instead`` names an alternative.
+
+    Raises
+    ------
+    TypeError
+        If it does not.
+    """
     if source.dtype.kind in "biu" and not code.exact:
         raise TypeError(
             f"{code!r} mixes rows in floating point, which makes dtype {source.dtype} inexact: "
-            f"use `coded.Repetition`, or convert with `A.astype(float)`."
+            f"convert with `A.astype(float)`{instead}."
         )
 
 

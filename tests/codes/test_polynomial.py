@@ -145,5 +145,5 @@ def test_wrong_arguments(arguments: tuple, error: type[Exception], message: str)
 
 @pytest.mark.parametrize("redundancy", [-1, 4])
 def test_impossible_redundancy(redundancy: int) -> None:
-    with pytest.raises(ValueError, match="'redundancy' must be between 0 and 3"):
+    with pytest.raises(ValueError, match="'redundancy' must be a whole number from 0 to 3"):
         Polynomial.with_redundancy(4, redundancy)

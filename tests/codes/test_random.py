@@ -202,7 +202,7 @@ def test_a_lost_piece_is_rebuilt_from_blocks_if_they_are_available() -> None:
             lambda: RandomLinear(3, 2).extended(0),
             "'count' must be a whole number of at least 1, it is 0",
         ),
-        (lambda: RandomLinear.with_redundancy(4, 2), "between 0 and 1.*it is 2"),
+        (lambda: RandomLinear.with_redundancy(4, 2), "from 0 to 1 with 4 workers, it is 2"),
         (lambda: RandomLinear(3, 2).decode_probability(4), "between 0 and 'n' = 3, it is 4"),
     ],
 )

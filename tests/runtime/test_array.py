@@ -210,7 +210,7 @@ def test_integers_and_booleans_are_exact_when_repeated(dtype, client):
 
 @pytest.mark.parametrize("dtype", [np.int64, np.bool_])
 def test_integers_and_booleans_are_refused_by_mds(dtype, client):
-    with pytest.raises(TypeError, match=r"Repetition.*astype\(float\)"):
+    with pytest.raises(TypeError, match=r"astype\(float\).*Repetition"):
         coded.encode(numbers(ROWS, COLUMNS, dtype=dtype), coded.MDS(5, 3), client)
 
 
@@ -256,6 +256,34 @@ def test_source_that_fails(client):
         coded.encode(source, coded.MDS(5, 3), client)
 
 
+def test_sparse_matrices_of_other_packages_are_refused(A, client):
+    foreign = pytest.importorskip("sparse")
+    chunked = da.from_array(A, chunks=(5, -1)).map_blocks(foreign.COO)
+    for matrix, each in ((foreign.COO.from_numpy(A), "it"), (chunked, "each chunk")):
+        with pytest.raises(TypeError, match=rf"sparse.COO: convert {each} with `to_scipy_sparse"):
+            coded.encode(matrix, None, client)
+
+
+def sparse_operands():
+    yield scipy.sparse.eye_array(COLUMNS, format="csr")
+    yield da.ones((COLUMNS, 2), chunks=-1).map_blocks(scipy.sparse.csr_array)
+    try:
+        import sparse
+    except ImportError:
+        return
+    yield sparse.COO.from_numpy(np.ones((COLUMNS, 2)))
+
+
+def test_sparse_operands_are_refused(C, both, client):
+    for x in sparse_operands():
+        for product in (lambda x=x: C @ x, lambda x=x: C.dot(x), lambda x=x: both.T.T @ x):
+            with pytest.raises(TypeError, match="operand of a coded product must be dense"):
+                product()
+    x = next(sparse_operands())
+    with pytest.raises(TypeError, match="operand of a coded product must be dense"):
+        coded.submit(lambda operator, x: operator @ x, C, x, client=client).result()
+
+
 # -- choice of code and workers ----------------------------------------------------------------
 
 
@@ -278,9 +306,46 @@ def test_code_by_name(A, client):
         coded.encode(A, coded.MDS(5, 3), client, redundancy=2)
 
 
+@pytest.mark.parametrize("code", ["mds", "random", "repetition", None])
+@pytest.mark.parametrize("wrong", [-1, 5, 1.5, "2", True])
+def test_redundancy_out_of_range(wrong, code, A, client):
+    message = rf"'redundancy' must be a whole number from 0 to \d with 5 workers, it is {wrong!r}"
+    with pytest.raises(ValueError, match=message):
+        coded.encode(A, code, client, redundancy=wrong)
+
+
+def test_codes_that_are_none(A, client):
+    for wrong in (np.eye(3), coded.MDS, ("mds",)):
+        with pytest.raises(ValueError, match="'code' must be a Code or one of"):
+            coded.encode(A, wrong, client)
+    with pytest.raises(TypeError, match=r"must be systematic.*use `coded.encode_pair`"):
+        coded.encode(A, coded.Polynomial(5, 2, 2), client)
+
+
 def test_redundancy_from_the_configuration(A, client):
     with dask.config.set({"coded.redundancy": 0.6}):
         assert coded.encode(A, client=client).code == coded.MDS(5, 2)
+    for wrong in (-0.5, 1, "a"):
+        with (
+            dask.config.set({"coded.redundancy": wrong}),
+            pytest.raises(ValueError, match=f"a fraction of the workers.*it is {wrong!r}"),
+        ):
+            coded.encode(A, client=client)
+
+
+def test_workers_that_are_none(A, client):
+    for wrong in ("tcp://127.0.0.1:1", [], [1], 3):
+        for code in (None, coded.MDS(2, 1)):
+            with pytest.raises(TypeError, match="'workers' must be a list of the addresses"):
+                coded.encode(A, code, client, workers=wrong)
+    with pytest.raises(coded.ClusterUnfitError, match=r"not in the cluster: \['tcp://nowhere:1'\]"):
+        coded.encode(A, None, client, workers=["tcp://nowhere:1"])
+
+
+def test_a_client_that_is_none(A, client):
+    for wrong in ("tcp://127.0.0.1:8786", client.cluster):
+        with pytest.raises(TypeError, match=r"'client' must be a `distributed\.Client`"):
+            coded.encode(A, client=wrong)
 
 
 @pytest.mark.parametrize("code", CODES, ids=repr)
@@ -390,8 +455,9 @@ def test_operands_that_do_not_fit(C, both):
         C @ np.ones((COLUMNS, 1, 1))
     with pytest.raises(ValueError, match="0 dimensions"):
         C @ 2.0
-    with pytest.raises(TypeError, match=r"other.toarray\(\)"):
-        C @ scipy.sparse.eye_array(COLUMNS, format="csr")
+    unknown = da.ones(COLUMNS, chunks=3)
+    with pytest.raises(ValueError, match=r"compute_chunk_sizes\(\)"):
+        C @ unknown[unknown > 0]
     with pytest.raises(TypeError):
         C @ {}
     with pytest.raises(ValueError, match=r"Shapes \(11, 23\) and"):

@@ -287,13 +287,18 @@ def test_fewer_workers_than_pieces(A, client):
     ("change", "error", "message"),
     [
         ({"B": np.ones((N + 1, 2))}, ValueError, "the same number of rows, they have 40 and 41"),
-        ({"B": np.ones((N, 2), dtype=int)}, TypeError, "makes dtype int64 inexact"),
+        (
+            {"B": np.ones((N, 2), dtype=int)},
+            TypeError,
+            r"inexact: convert with `A.astype\(float\)`\.",
+        ),
         ({"B": scipy.sparse.eye_array(N).tocsr()}, TypeError, "'B' must be dense"),
         ({"A": np.ones(N)}, TypeError, "this array has 1 dimensions"),
         ({"A": np.full((N, 2), np.nan)}, ValueError, "NaN or infinity"),
         ({"code": coded.MDS(6, 4)}, TypeError, r"must be a `coded.Polynomial`, it is MDS"),
         ({"code": coded.Polynomial(6, 2, 2), "redundancy": 1}, TypeError, "either a code or"),
-        ({"redundancy": 6}, ValueError, "must be between 0 and 5"),
+        ({"workers": "all"}, TypeError, "'workers' must be a list of the addresses"),
+        ({"redundancy": 6}, ValueError, "a whole number from 0 to 5 with 6 workers, it is 6"),
     ],
 )
 def test_wrong_arguments(change, error, message, A, B, client):
@@ -312,11 +317,14 @@ def test_wrong_weights(weights, pair, A, client):
 def test_weights_that_are_not_numbers(pair):
     with pytest.raises(TypeError, match="must hold numbers"):
         pair.product(["a"] * N)
+    with pytest.raises(TypeError, match="weights of a coded product must be dense"):
+        pair.product(scipy.sparse.eye_array(N))
 
 
-def test_a_single_matrix_cannot_use_a_polynomial_code(A, client):
-    with pytest.raises(ValueError, match="not systematic"):
-        coded.encode(A, coded.Polynomial(6, 2, 2), client)
+def test_a_pair_has_no_operators(pair):
+    for product in (lambda: pair @ np.ones(N), lambda: np.ones(N) @ pair):
+        with pytest.raises(TypeError, match=r"unsupported operand|does not support"):
+            product()
 
 
 def test_equal_products_have_equal_names(pair, d):

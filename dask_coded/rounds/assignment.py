@@ -254,7 +254,9 @@ def _slide(speed: Floats, lags: Floats, layout: Layout) -> list[StripeRange]:
         return _split_each_group(speed, lags, layout)
 
     def boundaries(time: float) -> Floats | None:
-        reach = np.concatenate([[0.0], np.cumsum(rates * np.maximum(time - lag, 0.0))])
+        # Without a limit, the sums of a fast place would swallow the differences between slow ones.
+        work = np.minimum(rates * np.maximum(time - lag, 0.0), end - start)
+        reach = np.concatenate([[0.0], np.cumsum(work)])
         if reach[-1] < total * (1 - 1e-12):
             return None
         limit = np.minimum.accumulate(end - reach[1:])

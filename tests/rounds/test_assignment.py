@@ -73,6 +73,19 @@ def test_fluid_time_is_the_water_level(rates: list, data: st.DataObject) -> None
     assert done.sum() == pytest.approx(need * 7.0, rel=1e-9)
 
 
+@given(st.data(), st.integers(2, 7), st.integers(1, 40))
+def test_every_stripe_is_covered_by_workers_of_any_speed(
+    data: st.DataObject, places: int, stripes: int
+) -> None:
+    """Empty blocks, and speeds and lags that differ by many orders of magnitude, among others."""
+    code = Repetition(places, data.draw(st.integers(1, places)))
+    logs = st.lists(st.floats(-6, 6), min_size=places, max_size=places)
+    work = data.draw(st.lists(st.sampled_from([0, 1, 5]), min_size=places, max_size=places))
+    layout = Layout.of(code, code.place, np.array(work)[code.group, None] * np.ones((1, stripes)))
+    speeds, lags = 10 ** np.array(data.draw(logs)), 10 ** np.array(data.draw(logs))
+    assert (covered(layout, deal(layout, speeds, lags)) == 1).all()
+
+
 @pytest.mark.parametrize("code", [MDS(6, 4), Repetition(6, 3)])
 def test_a_worker_that_could_not_start_in_time_gets_no_stripes(code: Code) -> None:
     places = int(code.place.max()) + 1

@@ -74,7 +74,8 @@ def encode(
     oversubscribe : bool
         Allow several pieces on one worker if there are fewer workers than the code wants.
     check_finite : bool
-        Reject NaN and infinity, which would spread to all results that they are mixed into.
+        Reject NaN and infinity. If they are accepted, the results of their rows are NaN or
+        infinite, and NaN if their block had to be solved for.
 
     Returns
     -------

@@ -62,7 +62,7 @@ def encode_pair(
     oversubscribe : bool
         Allow several pieces on one worker if there are fewer workers than the code wants.
     check_finite : bool
-        Reject NaN and infinity, which would spread to all results that they are mixed into.
+        Reject NaN and infinity. If they are accepted, the results of their columns are NaN.
 
     Returns
     -------

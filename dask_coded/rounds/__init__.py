@@ -14,6 +14,7 @@ from dask_coded.rounds.options import RoundOptions
 from dask_coded.rounds.policies import POLICIES, Policy
 from dask_coded.rounds.reporting import Pace, Reporting
 from dask_coded.rounds.round import Round
+from dask_coded.rounds.scaling import Scales
 from dask_coded.rounds.state import Assign, Command, Finish, RoundState, Withdraw
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "Round",
     "RoundOptions",
     "RoundState",
+    "Scales",
     "StripeRange",
     "Withdraw",
     "deal",

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from dask_coded.codes import Code
 from dask_coded.rounds.layout import StripeRange
+from dask_coded.rounds.scaling import Scales
 from dask_coded.typing import Bools
 
 # Numbers stacked up for one solve: half a MiB of float64.
@@ -56,6 +57,8 @@ class Assembler:
         Of the result.
     columns : tuple of int
         Shape of one row of the result.
+    scales : Scales, optional
+        How rows were scaled before pieces combined them; by default they were not.
 
     Attributes
     ----------
@@ -69,8 +72,10 @@ class Assembler:
         geometry: Geometry,
         dtype: npt.DTypeLike,
         columns: tuple[int, ...] = (),
+        scales: Scales | None = None,
     ) -> None:
         self._code = code
+        self._scales = scales
         self._geometry = geometry
         self._offsets = np.concatenate([[0], np.cumsum(geometry.rows)])
         self._parity: dict[int, npt.NDArray[Any]] = {}
@@ -134,13 +139,21 @@ class Assembler:
                 block = int(code.block_of[pieces[i]])
                 if block >= 0:
                     known = min(stop, geometry.rows[block])
-                    row[: max(known - start, 0)] = out[
-                        offsets[block] + start : offsets[block] + known
-                    ]
+                    rows = out[offsets[block] + start : offsets[block] + known]
+                    if self._scales:
+                        self._scales.down(block, start, rows, out=row[: len(rows)])
+                    else:
+                        row[: len(rows)] = rows
                 else:
                     row[:] = self._parity[pieces[i]][start:stop]
             solved = np.tensordot(weights[:, used], stack, axes=1)
             for block, rows in zip(missing, solved, strict=True):
                 known = min(stop, geometry.rows[block])
-                if known > start:
-                    out[offsets[block] + start : offsets[block] + known] = rows[: known - start]
+                if known <= start:
+                    continue
+                rows = rows[: known - start]
+                place = out[offsets[block] + start : offsets[block] + known]
+                if self._scales:
+                    rows = self._scales.up(block, start, rows)
+                    place = place[:, : rows.shape[1]] if rows.ndim > 1 else place
+                place[...] = rows

@@ -74,6 +74,8 @@ class Source(NamedTuple):
         Addresses of the workers that hold them.
     weight : float
     rows, start, at : int
+    block : int
+        As in :class:`~dask_coded.runtime.spec.Ingredient`.
     """
 
     key: Key
@@ -82,6 +84,7 @@ class Source(NamedTuple):
     rows: int
     start: int
     at: int
+    block: int
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from distributed.utils import offload
 from dask_coded._version import __version__
 from dask_coded.codes import DecodeError
 from dask_coded.rounds.placement import WorkerInfo, place, relief
+from dask_coded.rounds.scaling import Exponents
 from dask_coded.runtime.answers import (
     Extended,
     Lost,
@@ -43,6 +44,8 @@ class ArrayState:
     work: Floats | None = None
     #: Bytes that workers have fetched from each other to make pieces.
     received: int = 0
+    #: Exponents of the rows of source blocks, as far as they have been reported.
+    exponents: dict[int, Exponents] = field(default_factory=dict)
     #: Keys of pieces that a client or a task still wants.
     alive: set[Key] = field(default_factory=set)
     #: The workers that the user named for it; None for all.
@@ -174,6 +177,9 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         for key in state.sources or ():
             self._pins.pop(key, None)
         state.sources = None
+        if state.spec.combines and state.spec.exponents is None:
+            found = tuple(state.exponents.pop(j) for j in range(len(state.spec.reporters)))
+            state.spec = replace(state.spec, exponents=found)
         return state.received
 
     def extend(self, array: str, allowed: Sequence[str] | None) -> Reply:
@@ -214,13 +220,22 @@ class ArrayDirectory(Mapping[str, ArrayState]):
                 self._pins.pop(key, None)
                 self._piece_keys.pop(key, None)
 
-    def made(self, array: str, piece: int, received: int, work: list[float] | None) -> None:
+    def made(
+        self,
+        array: str,
+        piece: int,
+        received: int,
+        work: list[float] | None,
+        exponents: dict[int, Exponents],
+    ) -> None:
         """Handler: a piece is made, with ``received`` bytes from other workers.
 
         ``work`` is the work of each stripe of a sparse piece, and None for a dense one.
+        ``exponents`` are those of source blocks.
         """
         if state := self._arrays.get(array):
             state.received += received
+            state.exponents |= exponents
             if state.sources is None:
                 self._log("made", array=array, piece=piece, received=received)
             if work is not None:
@@ -246,14 +261,14 @@ class ArrayDirectory(Mapping[str, ArrayState]):
             except (DecodeError, ValueError):
                 return reply(Lost(self.lost_message(state)))
         found = []
-        for source, weight, rows, start, at in ingredients:
+        for source, weight, rows, start, at, block in ingredients:
             key = keys[source]
             ts = self.scheduler.tasks.get(key)
             if ts is None or ts.state == "erred":
                 return reply(Lost(self.lost_message(state)))
             if not (holders := self.holders(key, avoid)):
                 return reply(Waiting())
-            found.append(Source(key, tuple(holders), weight, rows, start, at))
+            found.append(Source(key, tuple(holders), weight, rows, start, at, block))
         return reply(Recipe(spec, tuple(found)))
 
     # -- where pieces are ----------------------------------------------------------------------

@@ -8,7 +8,7 @@ workers that hold them, and accumulates them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +18,17 @@ import scipy.sparse
 from dask.sizeof import sizeof
 from dask.utils import parse_bytes
 from distributed import get_worker
+from distributed.protocol.serialize import ToPickle
 from distributed.utils import sync
 
 from dask_coded.arguments import check_unmasked
+from dask_coded.rounds.scaling import (
+    NOT_FINITE,
+    Exponents,
+    exponents_of,
+    restored,
+    scaled,
+)
 from dask_coded.runtime.answers import Lost, Recipe, Source, ask
 from dask_coded.runtime.spec import CodedDataLostError, CodedSpec, as_key
 from dask_coded.runtime.worker import CodedWorkerPlugin, worker_plugin
@@ -29,6 +37,10 @@ from dask_coded.transport.rows import RowsGoneError, rows_of
 
 # Rows of a sparse source that are fetched at once, because the bytes of a row are not known.
 _SPARSE_ROWS = 2**16
+_BAD = (
+    "The array holds NaN or infinity: replace them, or encode with `check_finite=False` if the "
+    "products of their rows may be NaN."
+)
 
 
 @sizeof.register(scipy.sparse.sparray)
@@ -64,8 +76,9 @@ async def _make(plugin: CodedWorkerPlugin, array_id: str, piece: int) -> Any:
             case Lost(message):
                 raise CodedDataLostError(message)
             case Recipe(spec, sources):
+                mixer = _Mixer(spec, piece, sources)
                 try:
-                    data = await _combine(plugin, spec, piece, sources, meter)
+                    data = await _combine(plugin, mixer, sources, meter)
                 except RowsGoneError as gone:
                     if gone.silent:
                         avoid.append(gone.address)
@@ -75,9 +88,70 @@ async def _make(plugin: CodedWorkerPlugin, array_id: str, piece: int) -> Any:
                     piece=piece,
                     received=meter.received,
                     work=_work(spec, piece, data),
+                    exponents=ToPickle(mixer.report()),
                 )
                 return data
         await backoff.wait()
+
+
+class _Mixer:
+    """Adds up the rows of a piece, scaled by the exponents of the blocks that they are from.
+
+    Exponents are found in the rows while the array is encoded. Later the spec has them, and a
+    rebuilt block must be scaled by those and not by its own, which rounding may have changed.
+    """
+
+    def __init__(self, spec: CodedSpec, piece: int, sources: Sequence[Source]) -> None:
+        self.spec = spec
+        self.piece = piece
+        self._block = int(spec.code.block_of[piece])
+        self._found: dict[int, Exponents] = {}
+        if spec.combines and spec.exponents is None:
+            self._found = {s.block: np.zeros(s.rows, np.int16) for s in sources}
+
+    @property
+    def rows(self) -> int:
+        return self.spec.piece_rows(self.piece)
+
+    def scaled(self, part: Any, source: Source, first: int) -> Any:
+        """Return the rows of a source from row ``first`` on as they are added to the piece."""
+        spec, weight, block = self.spec, source.weight, source.block
+        part = part.astype(spec.dtype, copy=False)
+        if block < 0 or not spec.combines:
+            return part * np.float64(weight)
+        if spec.exponents is not None:
+            exponents = spec.exponents[block][first : first + part.shape[0]]
+        else:
+            exponents = exponents_of(part)
+            if spec.check_finite and (exponents == NOT_FINITE).any():
+                raise ValueError(_BAD)
+            self._found[block][first : first + len(exponents)] = exponents
+        return scaled(part, exponents, weight)
+
+    def restored(self, total: Any, first: int) -> Any:
+        """Return rows of the finished sum, from row ``first`` on, as the piece stores them."""
+        if self._block < 0 or self.spec.exponents is None:
+            return total
+        return restored(total, self.spec.exponents[self._block][first : first + total.shape[0]])
+
+    def finished(self, data: Any) -> Any:
+        """Return the piece as it is stored: checked, of its dtype, contiguous and aligned."""
+        spec = self.spec
+        if kind := spec.sparse_type:
+            data = kind(data, dtype=spec.dtype)
+            values = data.data
+        else:
+            data = values = np.require(np.asarray(data, dtype=spec.dtype), requirements=["C", "A"])
+        if spec.check_finite and values.dtype.kind in "fc" and not np.isfinite(values).all():
+            raise ValueError(_BAD)
+        if self._block in self._found:
+            self._found[self._block] = exponents_of(data)
+        return data
+
+    def report(self) -> dict[int, Exponents]:
+        """Return the exponents that the maker of this piece reports."""
+        reporters = self.spec.reporters
+        return {b: found for b, found in self._found.items() if reporters[b] == self.piece}
 
 
 def _work(spec: CodedSpec, piece: int, data: Any) -> list[float] | None:
@@ -91,104 +165,87 @@ def _work(spec: CodedSpec, piece: int, data: Any) -> list[float] | None:
 
 
 async def _combine(
-    plugin: CodedWorkerPlugin,
-    spec: CodedSpec,
-    piece: int,
-    sources: Sequence[Source],
-    meter: _Meter,
+    plugin: CodedWorkerPlugin, mixer: _Mixer, sources: Sequence[Source], meter: _Meter
 ) -> Any:
     """Return ``sum weight * source``: a copy if there is a single source of weight one."""
     loop = asyncio.get_running_loop()
-    rows = spec.piece_rows(piece)
+    spec, rows = mixer.spec, mixer.rows
     copy = len(sources) == 1 and sources[0].weight == 1
     if copy and plugin.worker.address in sources[0].holders:
         data = _unmasked(plugin.worker.data[as_key(sources[0].key)])
-        return await loop.run_in_executor(None, _finished, data, spec)
+        return await loop.run_in_executor(None, mixer.finished, data)
     if spec.sparse_type:
-        return await _combine_sparse(plugin, spec, rows, sources, meter)
-    out = np.zeros((rows, spec.columns), dtype=spec.dtype)
-    step = _slice_rows(spec)
+        data = await _combine_sparse(plugin, mixer, sources, meter, copy)
+        return await loop.run_in_executor(None, mixer.finished, data)
+    out = np.empty((rows, spec.columns), dtype=spec.dtype)
+    wide = spec.dtype if copy else np.result_type(spec.dtype, np.float64)
     # Each worker starts with another source, so that they do not all ask one holder at once.
-    shift = piece % len(sources)
-    for source in (*sources[shift:], *sources[:shift]):
-        weight, length, at = source.weight, min(source.rows, rows), source.at
-        async for start, part in _slices(plugin, source, length, step, meter):
-            into = out[at + start : at + start + len(part)]
-            await loop.run_in_executor(None, _accumulate, into, part, None if copy else weight)
-    return await loop.run_in_executor(None, _finished, out, spec)
+    shift = mixer.piece % len(sources)
+    turns = (*sources[shift:], *sources[:shift])
+    step = _slice_rows(spec)
+    for first in range(0, rows, step):
+        total = np.zeros((min(step, rows - first), spec.columns), dtype=wide)
+        for source in turns:
+            # The rows of this slice that the source has a part in.
+            begin = max(first - source.at, 0)
+            end = min(first + len(total) - source.at, source.rows)
+            if begin >= end:
+                continue
+            part = await _rows(plugin, source, begin, end, meter)
+            into = total[source.at + begin - first : source.at + end - first]
+
+            def add(
+                into: Any = into, part: Any = part, s: Source = source, at: int = begin
+            ) -> None:
+                into += part if copy else mixer.scaled(part, s, at)
+
+            await loop.run_in_executor(None, add)
+        out[first : first + len(total)] = total if copy else mixer.restored(total, first)
+    return await loop.run_in_executor(None, mixer.finished, out)
 
 
 async def _combine_sparse(
     plugin: CodedWorkerPlugin,
-    spec: CodedSpec,
-    rows: int,
+    mixer: _Mixer,
     sources: Sequence[Source],
     meter: _Meter,
+    copy: bool,
 ) -> Any:
     loop = asyncio.get_running_loop()
     total = None
     for source in sources:
         parts = [
-            part async for _, part in _slices(plugin, source, source.rows, _SPARSE_ROWS, meter)
+            await _rows(plugin, source, start, min(start + _SPARSE_ROWS, source.rows), meter)
+            for start in range(0, max(source.rows, 1), _SPARSE_ROWS)
         ]
 
-        def add(
-            parts: list[Any] = parts, weight: float = source.weight, so_far: Any = total
-        ) -> Any:
+        def add(parts: list[Any] = parts, s: Source = source, so_far: Any = total) -> Any:
             block = scipy.sparse.vstack(parts, format="csr")
-            block.resize((rows, spec.columns))
-            if weight != 1:
-                block = block * weight
+            if not copy:
+                block = mixer.scaled(block, s, 0)
+            block.resize((mixer.rows, mixer.spec.columns))
             return block if so_far is None else so_far + block
 
         total = await loop.run_in_executor(None, add)
-    return await loop.run_in_executor(None, _finished, total, spec)
+    return total if copy else await loop.run_in_executor(None, mixer.restored, total, 0)
 
 
-async def _slices(
-    plugin: CodedWorkerPlugin, source: Source, rows: int, step: int, meter: _Meter
-) -> AsyncIterator[tuple[int, Any]]:
-    """Yield the wanted part of a source as (first row, rows), slice by slice."""
-    key, first, address = as_key(source.key), source.start, source.holders[0]
-    here = plugin.worker.address in source.holders
-    local: Any = plugin.worker.data.get(key) if here else None
-    for start in range(0, max(rows, 1), step):
-        stop = min(start + step, rows)
-        if local is not None:
-            yield start, _unmasked(local[first + start : first + stop])
-            continue
-        part = await rows_of(plugin.worker, address, key, first + start, first + stop)
-        meter.count(part)
-        yield start, _unmasked(part)
+async def _rows(
+    plugin: CodedWorkerPlugin, source: Source, begin: int, end: int, meter: _Meter
+) -> Any:
+    """Return rows of a source, from this worker or from one that holds them."""
+    key, begin, end = as_key(source.key), source.start + begin, source.start + end
+    if plugin.worker.address in source.holders and key in plugin.worker.data:
+        data: Any = plugin.worker.data[key]
+        return _unmasked(data[begin:end])
+    part = await rows_of(plugin.worker, source.holders[0], key, begin, end)
+    meter.count(part)
+    return _unmasked(part)
 
 
 def _unmasked(part: Any) -> Any:
     # Chunks may be masked even if the dask array does not say so.
     return check_unmasked("A chunk of the matrix to encode", part)
-
-
-def _accumulate(
-    out: np.ndarray[Any, Any], part: np.ndarray[Any, Any], weight: float | None
-) -> None:
-    if weight is None:
-        out[:] = part
-    else:
-        out += out.dtype.type(weight) * part
-
-
-def _finished(data: Any, spec: CodedSpec) -> Any:
-    """Return the piece as it is stored: checked, of the array's dtype, contiguous and aligned."""
-    if kind := spec.sparse_type:
-        data = kind(data, dtype=spec.dtype)
-        values = data.data
-    else:
-        data = values = np.require(np.asarray(data, dtype=spec.dtype), requirements=["C", "A"])
-    if spec.check_finite and values.dtype.kind in "fc" and not np.isfinite(values).all():
-        raise ValueError(
-            "The array holds NaN or infinity, which a coded product would spread: "
-            "replace them, or encode with `check_finite=False`."
-        )
-    return data
 
 
 def _slice_rows(spec: CodedSpec) -> int:

@@ -15,7 +15,8 @@ from dask.utils import parse_timedelta
 
 from dask_coded.codes import Code, Polynomial, RandomLinear
 from dask_coded.prediction import PREDICTORS
-from dask_coded.rounds import POLICIES, Assembler, Geometry, Reporting, RoundOptions
+from dask_coded.rounds import POLICIES, Assembler, Geometry, Reporting, RoundOptions, Scales
+from dask_coded.rounds.scaling import Exponents
 from dask_coded.typing import Floats
 
 #: Name of both plugins, and of the event topic.
@@ -66,6 +67,9 @@ class Ingredient(NamedTuple):
         The number of a source block or of another piece.
     weight : float
     rows, start, at : int
+    block : int
+        Number of the source block whose rows these are, which are scaled before they are added; -1
+        for rows of a piece that are scaled already.
     """
 
     source: int
@@ -73,6 +77,7 @@ class Ingredient(NamedTuple):
     rows: int
     start: int = 0
     at: int = 0
+    block: int = -1
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +98,10 @@ class CodedSpec(ABC):
         Dask key of each piece.
     check_finite : bool
         Whether NaN and infinity are refused when pieces are made.
+    exponents : tuple of ndarray, or None
+        For each source block, the exponents by which its rows are scaled, see
+        :mod:`dask_coded.rounds.scaling`; None while they are found during encoding, and if no piece
+        combines blocks.
     """
 
     id: str
@@ -102,6 +111,7 @@ class CodedSpec(ABC):
     dtype: np.dtype[Any]
     keys: tuple[Key, ...]
     check_finite: bool = True
+    exponents: tuple[Exponents, ...] | None = None
 
     #: What workers compute on the stripes of their pieces: a key of ``KERNELS``.
     kernel: ClassVar[str]
@@ -131,6 +141,16 @@ class CodedSpec(ABC):
     @abstractmethod
     def homes(self) -> list[int]:
         """For each source block, the piece whose worker holds it during encoding."""
+
+    @property
+    def combines(self) -> bool:
+        """Whether any piece combines blocks, whose rows are then scaled."""
+        return bool((self.code.block_of < 0).any())
+
+    @property
+    @abstractmethod
+    def reporters(self) -> list[int]:
+        """For each source block, the piece whose maker reports the exponents of its rows."""
 
     @abstractmethod
     def from_sources(self, piece: int) -> list[Ingredient]:
@@ -189,6 +209,10 @@ class ArraySpec(CodedSpec):
     def homes(self) -> list[int]:
         return self.code.systematic_pieces
 
+    @property
+    def reporters(self) -> list[int]:
+        return self.homes
+
     def extended(self, count: int) -> Self:
         """Return this spec with ``count`` more pieces; the code must be able to grow."""
         assert isinstance(self.code, RandomLinear)
@@ -202,7 +226,7 @@ class ArraySpec(CodedSpec):
     def from_pieces(self, piece: int, others: Sequence[int]) -> list[Ingredient]:
         weights = self.code.combination(piece, others)
         return [
-            Ingredient(i, float(w), self.piece_rows(i))
+            Ingredient(i, float(w), self.piece_rows(i), block=int(self.code.block_of[i]))
             for i, w in zip(others, weights, strict=True)
             if w
         ]
@@ -210,7 +234,8 @@ class ArraySpec(CodedSpec):
     def assembler(self, operand: np.ndarray[Any, Any] | None) -> Assembler:
         assert operand is not None
         dtype = np.result_type(self.dtype, operand.dtype)
-        return Assembler(self.code, self.geometry, dtype, operand.shape[1:])
+        scales = None if self.exponents is None else Scales(self.exponents)
+        return Assembler(self.code, self.geometry, dtype, operand.shape[1:], scales)
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,6 +279,12 @@ class PairSpec(CodedSpec):
     def homes(self) -> list[int]:
         return [j % self.code.pieces for j in range(self.right_source + self.code.b)]
 
+    @property
+    def reporters(self) -> list[int]:
+        # The first piece that the block is part of.
+        left, right = (np.argmax(code.G != 0, axis=0) for code in (self.code.left, self.code.right))
+        return [*left.tolist(), *right.tolist()][: self.right_source + self.code.b]
+
     def from_sources(self, piece: int) -> list[Ingredient]:
         left, right = self.code.left.G[piece], self.code.right.G[piece]
         below = max(self.left_rows)
@@ -276,7 +307,14 @@ class PairSpec(CodedSpec):
 
     def assembler(self, operand: np.ndarray[Any, Any] | None) -> Assembler:
         dtype = self.dtype if operand is None else np.result_type(self.dtype, operand.dtype)
-        return Assembler(self.code, self.geometry, dtype, (max(self.right_rows),))
+        scales = None
+        if (found := self.exponents) is not None:
+            blocks = range(self.code.k)
+            scales = Scales(
+                tuple(found[j // self.code.b] for j in blocks),
+                tuple(found[self.right_source + j % self.code.b] for j in blocks),
+            )
+        return Assembler(self.code, self.geometry, dtype, (max(self.right_rows),), scales)
 
     def result(self, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Return ``A.T @ diag(operand) @ B``, or ``A.T @ B`` without an operand."""
@@ -297,7 +335,7 @@ def _combined(
     weights: Floats, rows: Sequence[int], first: int = 0, at: int = 0
 ) -> list[Ingredient]:
     return [
-        Ingredient(first + j, float(weights[j]), rows[j], at=at)
+        Ingredient(first + j, float(weights[j]), rows[j], at=at, block=first + j)
         for j in np.flatnonzero(weights).tolist()
     ]
 

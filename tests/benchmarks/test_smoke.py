@@ -24,6 +24,7 @@ needs_traces = pytest.mark.skipif(
         ("links", [], {"arrival_of_90_percent_over_bound"}),
         ("hessian", [], {"round_over_fluid", "worst_condition"}),
         ("encoding", [], {"bytes_over_mds", "time_over_mds", "decode_probability"}),
+        ("numerics", [], {"row_error"}),
         ("memory", [], {"peak_over_piece"}),
         ("aggregation", [], {"step", "step_over_reference"}),
         ("clusters", [], {"step_over_reference"}),

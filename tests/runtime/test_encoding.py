@@ -13,6 +13,7 @@ from distributed import Event, Worker
 from distributed.utils_test import async_poll_for, gen_cluster
 
 import dask_coded as coded
+from dask_coded.rounds.scaling import exponents_of, scaled
 
 FIVE = [("127.0.0.1", 1)] * 5
 SIX = [("127.0.0.1", 1)] * 6
@@ -100,19 +101,61 @@ def test_rebuilt_pieces_are_right_to_the_last_digits(code):
     @gen_cluster(client=True, nthreads=SIX)
     async def test(c, s, *workers):
         C = await coded.encode(A, code, c)
+        before = await c.gather(list(C.encoded.futures))
         for _ in range(3):
             # After the first loss some workers hold two pieces.
             # Spare them, because the code may not survive losing one.
             await close(workers, min(s.workers, key=lambda w: len(s.workers[w].has_what)))
             await async_poll_for(lambda: all(homes(s, C)))
-        blocks = np.split(A, 4)
-        for found, exact in zip(
-            await c.gather(list(C.encoded.futures)), code.encode(blocks), strict=True
-        ):
+        for found, exact in zip(await c.gather(list(C.encoded.futures)), before, strict=True):
             np.testing.assert_allclose(found, exact, atol=1e-12)
         assert len(made(s)) >= 3
 
     test()
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("kind", [np.asarray, scipy.sparse.csr_array])
+@pytest.mark.parametrize("code", [coded.MDS(6, 4), coded.RandomLinear(6, 4)], ids=repr)
+def test_small_rows_keep_their_digits_when_workers_are_lost(code, kind, dtype):
+    reach = 5 if dtype == "f4" else 12
+    scales = 10.0 ** np.random.default_rng(2).uniform(-reach, reach, (24, 1))
+    uneven = (A * scales).astype(dtype)
+    operand = x.astype(dtype)
+    tolerance = 1e-4 if dtype == "f4" else 1e-12
+
+    async def near(c, C) -> None:
+        error = np.abs(await c.compute(C @ operand) - uneven @ operand)
+        assert (error <= tolerance * (np.abs(uneven) @ np.abs(operand))).all()
+        found = await c.compute(C)
+        found = found.toarray() if scipy.sparse.issparse(found) else found
+        assert (np.abs(found - uneven).max(1) <= tolerance * np.abs(uneven).max(1)).all()
+
+    @gen_cluster(client=True, nthreads=SIX)
+    async def test(c, s, *workers):
+        C = await coded.encode(kind(uneven), code, c)
+        for block in (0, 1):
+            (lost,) = homes(s, C)[block]
+            if len(s.workers[lost].has_what) > 1:  # the code may not survive the loss of both
+                continue
+            await close(workers, lost)
+            await near(c, C)
+            await async_poll_for(lambda: all(homes(s, C)))
+            await near(c, C)
+
+    test()
+
+
+@gen_cluster(client=True, nthreads=SIX)
+async def test_values_that_are_not_finite_stay_in_their_rows(c, s, *workers):
+    holed = A.copy()
+    holed[2, 1], holed[9, 3] = np.nan, np.inf
+    C = await coded.encode(holed, coded.MDS(6, 4), c, check_finite=False)
+    for lost in (3, 1):  # a block without them, and one with the infinity
+        await close(workers, C.encoded.workers[lost])
+        for result in (await c.compute(C @ x), (await c.compute(C)).sum(1)):
+            assert np.flatnonzero(~np.isfinite(result)).tolist() == [2, 9]
+        await async_poll_for(lambda: all(homes(s, C)))
 
 
 @gen_cluster(client=True, nthreads=FIVE)
@@ -173,9 +216,8 @@ async def test_a_worker_that_joins_gets_a_new_piece(c, s, *workers):
         assert D.encoded.workers == (*C.encoded.workers, late.address)
         assert D.encoded.bytes_moved > C.encoded.bytes_moved
         assert len(D.encoded.futures) == 6
-        np.testing.assert_allclose(
-            await D.encoded.futures[5], D.code.encode(np.split(A, 3))[5], atol=1e-14
-        )
+        blocks = [scaled(block, exponents_of(block)) for block in np.split(A, 3)]
+        np.testing.assert_allclose(await D.encoded.futures[5], D.code.encode(blocks)[5], atol=1e-14)
         await check(c, C)
         await check(c, D)
         with pytest.raises(coded.ClusterUnfitError, match="scale the cluster, then extend"):

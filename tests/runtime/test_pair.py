@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import dask
 import dask.array as da
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 import dask_coded as coded
 from dask_coded.rounds import Geometry, StripeRange
 from dask_coded.rounds.kernels import bilinear
+from dask_coded.rounds.scaling import exponents_of, scaled
 from dask_coded.runtime.spec import PairSpec
 
 # gen_cluster resets the configuration to what it was when its module was imported.
@@ -98,6 +100,7 @@ def test_stripes_of_pieces_give_the_product(data):
         right_source=a,
     )
     A, B = numbers(5, sum(left_rows)), numbers(5, sum(right_rows), seed=1)
+    A, B = A * 10.0 ** (2 * np.arange(A.shape[1])), B * 10.0 ** (-2 * np.arange(B.shape[1]))
     d = data.draw(st.sampled_from([None, numbers(5, seed=2)]))
     sources = [
         part
@@ -105,17 +108,23 @@ def test_stripes_of_pieces_give_the_product(data):
         for part in np.split(whole.T, np.cumsum(rows)[:-1])
     ]
 
+    if spec.combines:
+        spec = replace(spec, exponents=tuple(map(exponents_of, sources)))
+
     def make(ingredients, sources, piece):
         out = np.zeros((spec.piece_rows(piece), 5))
-        for source, weight, rows, start, at in ingredients:
-            out[at : at + rows] += weight * sources[source][start : start + rows]
+        for source, weight, rows, start, at, block in ingredients:
+            part = weight * sources[source][start : start + rows]
+            if block >= 0 and spec.combines:
+                part = scaled(part, spec.exponents[block])
+            out[at : at + rows] += part
         return out
 
     pieces = [make(spec.from_sources(i), sources, i) for i in range(code.pieces)]
     if code.tolerance:
         lost, *others = data.draw(st.permutations(range(code.pieces)))
         again = make(spec.from_pieces(lost, others), pieces, lost)
-        np.testing.assert_allclose(again, pieces[lost], atol=1e-10)
+        np.testing.assert_allclose(again, pieces[lost], rtol=1e-10, atol=1e-10)
 
     edges = spec.geometry.edges(0)
     computed = np.zeros((code.pieces, stripes), dtype=bool)
@@ -129,7 +138,9 @@ def test_stripes_of_pieces_give_the_product(data):
     expected = A.T @ (B if d is None else d[:, None] * B)
     assembler = spec.assembler(d)
     assembler.add(shares, computed, computed.any(axis=0))
-    np.testing.assert_allclose(spec.result(assembler.rows), expected, atol=1e-9)
+    size = np.abs(A.T) @ (np.abs(B) if d is None else np.abs(d[:, None] * B))
+    error = np.abs(spec.result(assembler.rows) - expected) / size
+    assert error.max() < 1e-9
 
 
 # -- products ----------------------------------------------------------------------------------

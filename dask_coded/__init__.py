@@ -14,7 +14,7 @@ from dask_coded.loop import Loop, Progress
 from dask_coded.pair import CodedPair, encode_pair, gram
 from dask_coded.runtime.install import ClusterUnfitError
 from dask_coded.runtime.operators import Operator, PairOperator
-from dask_coded.runtime.spec import CodedDataLostError
+from dask_coded.runtime.spec import CodedDataLostError, CorruptSharesError
 from dask_coded.submission import submit
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "CodedArray",
     "CodedDataLostError",
     "CodedPair",
+    "CorruptSharesError",
     "Display",
     "Loop",
     "Operator",

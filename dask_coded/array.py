@@ -33,7 +33,7 @@ from dask_coded.runtime.operators import (
     check_right,
     refuse_transpose,
 )
-from dask_coded.runtime.source import check_code, matrix_source, sparse_type
+from dask_coded.runtime.source import check_code, is_verified, matrix_source, sparse_type
 from dask_coded.runtime.spec import CodedTask, round_options
 from dask_coded.runtime.tasks import run_round
 
@@ -48,6 +48,7 @@ def encode(
     transpose: bool = False,
     oversubscribe: bool = False,
     check_finite: bool = True,
+    verify: bool | None = None,
 ) -> CodedArray:
     """Store a matrix as coded pieces on the workers of a cluster.
 
@@ -76,6 +77,10 @@ def encode(
     check_finite : bool
         Reject NaN and infinity. If they are accepted, the results of their rows are NaN or
         infinite, and NaN if their block had to be solved for.
+    verify : bool, optional
+        Check every share of every round, so that a worker that computes wrongly does no harm: its
+        shares are computed again elsewhere. For dense floating-point and complex matrices. By
+        default as ``coded.verify`` in the configuration says, for matrices that can be verified.
 
     Returns
     -------
@@ -85,7 +90,7 @@ def encode(
     Raises
     ------
     TypeError
-        If A is not a matrix, or its dtype does not suit the code.
+        If A is not a matrix, or its dtype does not suit the code or ``verify``.
     ValueError
         If A is empty, or has NaN, infinity or chunks of unknown size.
     ClusterUnfitError
@@ -116,6 +121,7 @@ def encode(
         options: dict[str, Any] = {
             "oversubscribe": oversubscribe,
             "check_finite": check_finite,
+            "verify": is_verified(source, verify),
             "workers": workers,
         }
         ids = new_id(), new_id()

@@ -16,6 +16,7 @@ from dask_coded.rounds.reporting import Pace, Reporting
 from dask_coded.rounds.round import Round
 from dask_coded.rounds.scaling import Scales
 from dask_coded.rounds.state import Assign, Command, Finish, RoundState, Withdraw
+from dask_coded.rounds.verification import Verifier
 
 __all__ = [
     "POLICIES",
@@ -35,6 +36,7 @@ __all__ = [
     "RoundState",
     "Scales",
     "StripeRange",
+    "Verifier",
     "Withdraw",
     "deal",
     "fluid_time",

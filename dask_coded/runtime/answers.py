@@ -122,6 +122,11 @@ class RoundPlan:
         Work of each stripe; None if all pieces are dense.
     spec : CodedSpec or None
         Of the array, if it has changed since the asking worker last received it.
+    checks : tuple of str
+        Address of the worker that holds the check of each block, empty where none does.
+    growth : tuple of float
+        For each piece, how many roundings it has taken part in since it was first made, see
+        :class:`dask_coded.rounds.Verifier`.
     """
 
     addresses: tuple[str, ...]
@@ -131,6 +136,8 @@ class RoundPlan:
     first: list[list[StripeRange]] | None
     work: Floats | None
     spec: CodedSpec | None
+    checks: tuple[str, ...]
+    growth: tuple[float, ...]
 
     def layout(self, spec: CodedSpec) -> Layout:
         """The layout of a round of this array."""

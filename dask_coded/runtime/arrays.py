@@ -46,6 +46,8 @@ class ArrayState:
     received: int = 0
     #: Exponents of the rows of source blocks, as far as they have been reported.
     exponents: dict[int, Exponents] = field(default_factory=dict)
+    #: For each rebuilt piece, see :attr:`RoundPlan.growth`.
+    growth: dict[int, float] = field(default_factory=dict)
     #: Keys of pieces that a client or a task still wants.
     alive: set[Key] = field(default_factory=set)
     #: The workers that the user named for it; None for all.
@@ -93,6 +95,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
             coded_sealed=self.sealed,
             coded_abandon=self.abandon,
             coded_extend=self.extend,
+            coded_block=self.block,
             coded_made=self.made,
             coded_sources=self.sources,
         )
@@ -141,10 +144,14 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         worker_of = [places[p] for p in spec.code.place.tolist()]
         sources = tuple(map(as_key, sources))
         named = None if allowed is None else set(allowed)
-        self._arrays[spec.id] = ArrayState(spec, sources, alive=set(spec.keys), allowed=named)
-        for key, worker in zip(spec.keys, worker_of, strict=True):
-            self._piece_keys[key] = spec.id
-            self._pins[key] = worker
+        alive = {*spec.keys, *spec.check_keys}
+        self._arrays[spec.id] = ArrayState(spec, sources, alive=alive, allowed=named)
+        self._piece_keys |= dict.fromkeys(alive, spec.id)
+        self._pins |= dict(zip(spec.keys, worker_of, strict=True))
+        for piece, key in zip(homes, spec.check_keys, strict=False):
+            # On another worker than the block, the next one in the order of the pieces.
+            others = (w for w in worker_of[piece:] + worker_of[:piece] if w != worker_of[piece])
+            self._pins[key] = next(others, worker_of[piece])
         for piece, key in zip(homes, sources, strict=True):
             self._pins[key] = worker_of[piece]
         self._log("register", array=spec.id, code=repr(spec.code), workers=worker_of)
@@ -177,7 +184,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         for key in state.sources or ():
             self._pins.pop(key, None)
         state.sources = None
-        if state.spec.combines and state.spec.exponents is None:
+        if state.spec.scaled and state.spec.exponents is None:
             found = tuple(state.exponents.pop(j) for j in range(len(state.spec.reporters)))
             state.spec = replace(state.spec, exponents=found)
         return state.received
@@ -216,7 +223,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
     def abandon(self, array: str) -> None:
         """Handler: encoding has failed, so forget the array."""
         if state := self._arrays.pop(array, None):
-            for key in (*state.spec.keys, *(state.sources or ())):
+            for key in (*state.spec.keys, *state.spec.check_keys, *(state.sources or ())):
                 self._pins.pop(key, None)
                 self._piece_keys.pop(key, None)
 
@@ -227,15 +234,20 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         received: int,
         work: list[float] | None,
         exponents: dict[int, Exponents],
+        growth: float,
     ) -> None:
         """Handler: a piece is made, with ``received`` bytes from other workers.
 
         ``work`` is the work of each stripe of a sparse piece, and None for a dense one.
-        ``exponents`` are those of source blocks.
+        ``exponents`` are those of source blocks. ``growth`` is the sum of the weights by which the
+        piece was rebuilt from others, zero if it was made from source blocks.
         """
         if state := self._arrays.get(array):
             state.received += received
             state.exponents |= exponents
+            if growth:
+                # Every source is rounded twice, and as often as it was when it was rebuilt.
+                state.growth[piece] = growth * (2 + max(state.growth.values(), default=0.0))
             if state.sources is None:
                 self._log("made", array=array, piece=piece, received=received)
             if work is not None:
@@ -270,6 +282,21 @@ class ArrayDirectory(Mapping[str, ArrayState]):
                 return reply(Waiting())
             found.append(Source(key, tuple(holders), weight, rows, start, at, block))
         return reply(Recipe(spec, tuple(found)))
+
+    def block(self, array: str, block: int, avoid: Sequence[str] = ()) -> Reply:
+        """Handler: where to read a block.
+
+        Answers :class:`Recipe` with a single source, :class:`Waiting` or :class:`Lost`. Workers
+        in ``avoid`` do not answer and must not be asked.
+        """
+        if (state := self._arrays.get(array)) is None:
+            return reply(Lost(RELEASED))
+        key = state.spec.keys[state.spec.code.systematic_pieces[block]]
+        if not (holders := self.holders(key, avoid)):
+            coming = self.is_coming(state)
+            return reply(Waiting() if coming else Lost(self.lost_message(state)))
+        rows = state.spec.geometry.rows[block]
+        return reply(Recipe(state.spec, (Source(key, tuple(holders), 1.0, rows, 0, 0, block),)))
 
     # -- where pieces are ----------------------------------------------------------------------
 

@@ -24,8 +24,9 @@ from distributed.worker import thread_state
 
 from dask_coded.rounds import Layout, LoopHistory, RoundOptions
 from dask_coded.runtime.answers import Lost, RoundPlan, ask
+from dask_coded.runtime.checks import Checks
 from dask_coded.runtime.live_round import InThread, LiveRound, RoundReport, RoundUnfinishableError
-from dask_coded.runtime.spec import CodedDataLostError, CodedSpec
+from dask_coded.runtime.spec import CodedDataLostError, CodedSpec, CorruptSharesError
 from dask_coded.runtime.worker import CodedWorkerPlugin, is_cancelled, worker_plugin
 from dask_coded.transport.backoff import Backoff
 from dask_coded.transport.memory import LEAST_BYTES, Segment, SharedArray
@@ -34,6 +35,8 @@ from dask_coded.transport.memory import LEAST_BYTES, Segment, SharedArray
 _PATIENCE = 0.02
 # Least seconds between two requests for a plan, unless a worker is lost; rounds may be far shorter.
 _ASK_SECONDS = 0.03
+# Rounds in a row that may fail because shares are wrong.
+_FAILURES = 5
 
 
 class _Current(NamedTuple):
@@ -42,6 +45,7 @@ class _Current(NamedTuple):
     spec: CodedSpec
     plan: RoundPlan
     layout: Layout
+    checks: Checks | None
 
 
 class Coordinator:
@@ -59,6 +63,8 @@ class Coordinator:
         self._asked = -math.inf
         self._seconds = 0.0  # of the last round
         self._history = LoopHistory(options.lead, options.reporting)
+        # Workers whose shares were wrong, not reported yet.
+        self._corrupt: set[str] = set()
 
     @classmethod
     def of(cls, array_id: str, options: RoundOptions) -> Self:
@@ -77,6 +83,8 @@ class Coordinator:
         ------
         CodedDataLostError
             If too few pieces are left.
+        CorruptSharesError
+            If too many shares are wrong, round after round.
         concurrent.futures.CancelledError
             If the task was cancelled.
         """
@@ -127,12 +135,15 @@ class Coordinator:
         shared: SharedArray | None,
         in_thread: InThread,
     ) -> LiveRound:
-        history = self._history
+        history, failed = self._history, 0
         while True:
             # The thread of a cancelled task keeps running, so it is stopped where a round starts.
             if self._task and is_cancelled(self._plugin.worker, self._task):
                 raise CancelledError(f"{self._task} was cancelled")
-            spec, plan, layout = await self._plan()
+            spec, plan, layout, checks = await self._plan()
+            verifier = None
+            if checks is not None and operand is not None:
+                verifier = checks.verifier(spec, plan, operand)
             live = LiveRound(
                 self._plugin.exchange,
                 spec,
@@ -143,15 +154,25 @@ class Coordinator:
                 self._options,
                 history.pace,
                 in_thread,
+                verifier,
             )
             try:
                 await live.run()
             except RoundUnfinishableError:
+                self._corrupt |= live.corrupt
+                failed = failed + 1 if live.corrupt else 0
+                if failed == _FAILURES:
+                    raise CorruptSharesError(
+                        f"Too few shares agree with their checks, {failed} times in a row. In the "
+                        f"last round wrong ones came from {sorted(live.corrupt)}: restart these "
+                        f"workers."
+                    ) from None
                 # Pieces were lost or moved since the plan was made: ask where they are now.
                 self._current = None
                 self._asking = None
                 continue
             history.record(live.round, plan.addresses, monotonic() - live.began)
+            self._corrupt |= live.corrupt
             lost = not live.round.state.available.all()
             if lost or monotonic() - self._asked >= _ASK_SECONDS:
                 self._ask_ahead(fresh=lost)
@@ -179,6 +200,7 @@ class Coordinator:
         """Send measurements to the scheduler plugin, and return its plan."""
         plugin = self._plugin
         measured = self._history.take_speeds()
+        corrupt, self._corrupt = sorted(self._corrupt), set()
         self._asked = monotonic()
         backoff = Backoff()
         while True:
@@ -191,6 +213,7 @@ class Coordinator:
                 policy=self._options.policy,
                 predictor=self._options.predictor,
                 silent=plugin.exchange.silent,
+                corrupt=corrupt,
                 known=len(spec.keys) if spec else 0,
             )
             match answer:
@@ -201,6 +224,10 @@ class Coordinator:
                         spec = answer.spec
                         plugin.remember(self._id, spec)
                     assert spec is not None
-                    return _Current(spec, answer, answer.layout(spec))
-            measured = {}
+                    if not spec.check_keys:
+                        return _Current(spec, answer, answer.layout(spec), None)
+                    checks = Checks.of(plugin, self._id)
+                    if await checks.fetch(spec, answer.checks):
+                        return _Current(spec, answer, answer.layout(spec), checks)
+            measured, corrupt = {}, []
             await backoff.wait()

@@ -15,6 +15,7 @@ from dask_coded._version import __version__
 from dask_coded.codes import Code, Polynomial
 from dask_coded.rounds import Geometry
 from dask_coded.runtime.answers import Extended, Lost, Placed, Unfit, ask
+from dask_coded.runtime.checks import make_check
 from dask_coded.runtime.install import ClusterUnfitError, install
 from dask_coded.runtime.pieces import make_piece
 from dask_coded.runtime.source import Blocks, block_rows, settled, sparse_type, stripes_of
@@ -45,6 +46,8 @@ class Encoded:
     bytes_moved : int
         Bytes that workers have fetched from each other to make the pieces, including the new ones
         of :func:`extend`, but not the bytes moved before to cut the source into row blocks.
+    checks : tuple of Future
+        The checks of all blocks, if shares are verified.
     """
 
     spec: Any
@@ -52,6 +55,7 @@ class Encoded:
     workers: tuple[str, ...]
     nbytes: int
     bytes_moved: int
+    checks: tuple[Future, ...] = ()
 
 
 async def encode_source(
@@ -61,6 +65,7 @@ async def encode_source(
     *,
     oversubscribe: bool,
     check_finite: bool,
+    verify: bool,
     workers: Sequence[str] | None = None,
     array_id: str = "",
     transposed: str | None = None,
@@ -90,6 +95,7 @@ async def encode_source(
         ),
         transposed=transposed,
         check_finite=check_finite,
+        check_keys=tuple((f"{array_id}-check", j) for j in range(code.k)) if verify else (),
     )
     return await _encode(client, spec, [Blocks(source, rows)], oversubscribe, workers)
 
@@ -157,6 +163,7 @@ async def _encode(
         case Placed(workers=placed):
             pass
     futures: list[Future] = []
+    checks: list[Future] = []
     try:
         homes = iter(spec.homes)
         held = [
@@ -166,18 +173,30 @@ async def _encode(
         tasks = {key: PieceTask(key, make_piece, spec.id, i) for i, key in enumerate(spec.keys)}
         futures += client.get(tasks, list(spec.keys), sync=False)
         await settled(client, futures)
+        received = await scheduler.coded_sealed(array=spec.id)
+        if spec.check_keys:
+            makers = {
+                k: PieceTask(k, make_check, spec.id, j) for j, k in enumerate(spec.check_keys)
+            }
+            checks += client.get(makers, list(spec.check_keys), sync=False)
+            await settled(client, checks)
     except BaseException:
         # The client keeps the error's traceback, and with it these futures: release them here.
-        for future in (*futures, *(future for blocks in sources for future in blocks.futures)):
+        for future in (
+            *futures,
+            *checks,
+            *(future for blocks in sources for future in blocks.futures),
+        ):
             future.release()
         await scheduler.coded_abandon(array=spec.id)
         raise
-    received = await scheduler.coded_sealed(array=spec.id)
     for blocks in sources:
         blocks.futures.clear()
     del held
     sizes = await scheduler.nbytes(keys=list(spec.keys), summary=False)
-    return Encoded(spec, tuple(futures), tuple(placed), sum(sizes.values()), received)
+    return Encoded(
+        spec, tuple(futures), tuple(placed), sum(sizes.values()), received, tuple(checks)
+    )
 
 
 async def extend(encoded: Encoded, workers: Sequence[str] | None) -> Encoded:

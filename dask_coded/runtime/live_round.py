@@ -22,6 +22,7 @@ from dask_coded.rounds import (
     Round,
     RoundOptions,
     StripeRange,
+    Verifier,
     Withdraw,
 )
 from dask_coded.rounds.assignment import all_tried
@@ -96,6 +97,13 @@ class LiveRound:
     pace : Pace
     in_thread : callable
         Schedules decoding in the algorithm's thread.
+    verifier : callable, optional
+        Prepares what checks the shares, in that thread; by default they are not checked.
+
+    Attributes
+    ----------
+    corrupt : set of str
+        Addresses of workers whose shares were wrong.
     """
 
     def __init__(
@@ -109,7 +117,9 @@ class LiveRound:
         options: RoundOptions,
         pace: Pace,
         in_thread: InThread,
+        verifier: Callable[[], Verifier] | None = None,
     ) -> None:
+        self.corrupt: set[str] = set()
         self.run_id = uuid.uuid4().hex
         self.report = RoundReport()
         self.began = monotonic()
@@ -121,6 +131,10 @@ class LiveRound:
         self._assembler = spec.assembler(operand)
         self._size_of_operand = 0 if operand is None else operand.nbytes
         self._in_thread = in_thread
+        self._prepare = verifier
+        self._verifier: Verifier | None = None
+        # Shares that came before the verifier was prepared.
+        self._early: list[tuple[int, Share]] = []
         # Shares that have not been handed to the assembler yet, and their bytes.
         self._waiting: list[tuple[StripeRange, np.ndarray[Any, Any]]] = []
         self._size = 0
@@ -158,6 +172,8 @@ class LiveRound:
         """
         for worker, channel in enumerate(self._channels):
             channel.listen(self.run_id, partial(self._receive, worker))
+        if self._prepare is not None:
+            self._in_thread(self._prepare_verifier)
         try:
             first = None if self._silent else self._plan.first
             try:
@@ -248,8 +264,22 @@ class LiveRound:
         self._welcome_back()
         self._carry_out(self.round.react(monotonic()))
 
+    def _prepare_verifier(self) -> None:
+        """Prepare the verifier in the algorithm's thread, while the workers compute."""
+        assert self._prepare is not None
+        self._loop.call_soon_threadsafe(self._verify_with, self._prepare())
+
+    def _verify_with(self, verifier: Verifier) -> None:
+        self._prepare, self._verifier = None, verifier
+        early, self._early = self._early, []
+        for worker, share in early:
+            self._receive(worker, share)
+
     def _receive(self, worker: int, message: Message) -> None:
         if self._done.done():
+            return
+        if self._prepare is not None and isinstance(message, Share):
+            self._early.append((worker, message))
             return
         self.report.messages += 1
         self._welcome_back()
@@ -283,6 +313,10 @@ class LiveRound:
             # The worker died just now, or this process cannot map any more segments. In the second
             # case the next round must not use shared memory.
             self._channels[worker].shared = False
+            return self.round.lost([worker], now)
+        if self._verifier and not all(map(self._verifier.accepts, ranges, rows)):
+            # Whatever else this worker holds is computed elsewhere in this round.
+            self.corrupt.add(self._plan.addresses[worker])
             return self.round.lost([worker], now)
         fresh, commands = self.round.share(worker, ranges, share.seconds, now)
         new = set(fresh)

@@ -89,6 +89,7 @@ async def _make(plugin: CodedWorkerPlugin, array_id: str, piece: int) -> Any:
                     received=meter.received,
                     work=_work(spec, piece, data),
                     exponents=ToPickle(mixer.report()),
+                    growth=0.0 if spec.exponents is None else sum(abs(s.weight) for s in sources),
                 )
                 return data
         await backoff.wait()
@@ -106,7 +107,7 @@ class _Mixer:
         self.piece = piece
         self._block = int(spec.code.block_of[piece])
         self._found: dict[int, Exponents] = {}
-        if spec.combines and spec.exponents is None:
+        if spec.scaled and spec.exponents is None:
             self._found = {s.block: np.zeros(s.rows, np.int16) for s in sources}
 
     @property
@@ -182,7 +183,7 @@ async def _combine(
     # Each worker starts with another source, so that they do not all ask one holder at once.
     shift = mixer.piece % len(sources)
     turns = (*sources[shift:], *sources[:shift])
-    step = _slice_rows(spec)
+    step = slice_rows(spec)
     for first in range(0, rows, step):
         total = np.zeros((min(step, rows - first), spec.columns), dtype=wide)
         for source in turns:
@@ -191,7 +192,7 @@ async def _combine(
             end = min(first + len(total) - source.at, source.rows)
             if begin >= end:
                 continue
-            part = await _rows(plugin, source, begin, end, meter)
+            part = await rows_from(plugin, source, begin, end, meter)
             into = total[source.at + begin - first : source.at + end - first]
 
             def add(
@@ -215,7 +216,7 @@ async def _combine_sparse(
     total = None
     for source in sources:
         parts = [
-            await _rows(plugin, source, start, min(start + _SPARSE_ROWS, source.rows), meter)
+            await rows_from(plugin, source, start, min(start + _SPARSE_ROWS, source.rows), meter)
             for start in range(0, max(source.rows, 1), _SPARSE_ROWS)
         ]
 
@@ -230,16 +231,23 @@ async def _combine_sparse(
     return total if copy else await loop.run_in_executor(None, mixer.restored, total, 0)
 
 
-async def _rows(
-    plugin: CodedWorkerPlugin, source: Source, begin: int, end: int, meter: _Meter
+async def rows_from(
+    plugin: CodedWorkerPlugin, source: Source, begin: int, end: int, meter: _Meter | None = None
 ) -> Any:
-    """Return rows of a source, from this worker or from one that holds them."""
+    """Return rows of a source, from this worker or from one that holds them.
+
+    Raises
+    ------
+    RowsGoneError
+        If that worker no longer holds them, or does not answer.
+    """
     key, begin, end = as_key(source.key), source.start + begin, source.start + end
     if plugin.worker.address in source.holders and key in plugin.worker.data:
         data: Any = plugin.worker.data[key]
         return _unmasked(data[begin:end])
     part = await rows_of(plugin.worker, source.holders[0], key, begin, end)
-    meter.count(part)
+    if meter is not None:
+        meter.count(part)
     return _unmasked(part)
 
 
@@ -248,6 +256,7 @@ def _unmasked(part: Any) -> Any:
     return check_unmasked("A chunk of the matrix to encode", part)
 
 
-def _slice_rows(spec: CodedSpec) -> int:
+def slice_rows(spec: CodedSpec) -> int:
+    """Return how many rows of a piece are fetched at once."""
     size = parse_bytes(dask.config.get("coded.encode.slice"))
     return max(1, size // max(spec.columns * spec.dtype.itemsize, 1))

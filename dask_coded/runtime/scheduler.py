@@ -8,6 +8,7 @@ where coordinators run.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +31,12 @@ from dask_coded.typing import Floats
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState, WorkerState
 
+logger = logging.getLogger("distributed.dask_coded")
+
 # A coordinator runs on a worker whose predicted speed is at least this fraction of the median.
 _FAST = 0.8
+# A worker that has sent wrong shares in this many rounds gets no more work.
+_DISTRUSTED = 3
 
 
 class CodedSchedulerPlugin(SchedulerExtension):
@@ -56,6 +61,8 @@ class CodedSchedulerPlugin(SchedulerExtension):
         self.loops = LoopDirectory(scheduler, self.versions, self.best)
         self._holding: dict[Key, str] = {}
         self._silent: dict[str, float] = {}
+        # Rounds in which a worker has sent wrong shares.
+        self._corrupt: dict[str, int] = {}
         scheduler.handlers.update(
             coded_hello=self.hello,
             coded_keepers=self.loops.keepers,
@@ -80,6 +87,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
         policy: str,
         predictor: str,
         silent: Sequence[str],
+        corrupt: Sequence[str],
         known: int,
     ) -> Reply:
         """Handler: take measurements of earlier rounds, and answer with the plan of the next one.
@@ -91,6 +99,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
         now = time()
         # Workers that have left are skipped, because nothing would ever remove their addresses.
         self._silent.update((a, now) for a in silent if a in self.scheduler.workers)
+        self._suspect(array, corrupt)
         if (state := self.arrays.get(array)) is None:
             return reply(Lost(RELEASED))
         spec = state.spec
@@ -98,7 +107,14 @@ class CodedSchedulerPlugin(SchedulerExtension):
         addresses = sorted({address for address in holder if address})
         number = {address: i for i, address in enumerate(addresses)}
         host = [number.get(address or "", -1) for address in holder]
-        layout = Layout.of(spec.code, host, spec.uniform_work if state.work is None else state.work)
+        work = spec.uniform_work if state.work is None else state.work
+        layout = Layout.of(spec.code, host, work)
+        # Workers that have computed wrongly take part only if the others do not suffice.
+        trusted = [w if w < 0 or self._trusts(addresses[w]) else -1 for w in host]
+        if trusted != host:
+            without = Layout.of(spec.code, trusted, work, len(addresses))
+            if not without.lacking((without.host >= 0)[:, None]).any():
+                host, layout = trusted, without
         if layout.lacking((layout.host >= 0)[:, None]).any():
             if not addresses or not self.arrays.is_coming(state):
                 return reply(Lost(self.arrays.lost_message(state)))
@@ -118,13 +134,39 @@ class CodedSchedulerPlugin(SchedulerExtension):
                 first=first,
                 work=state.work,
                 spec=None if known == len(state.spec.keys) else state.spec,
+                checks=tuple(self.arrays.holder_of(key) or "" for key in spec.check_keys),
+                growth=tuple(state.growth.get(i, 0.0) for i in range(len(spec.keys)))
+                * bool(spec.check_keys),
             )
         )
 
+    def _suspect(self, array: str, corrupt: Sequence[str]) -> None:
+        """Record that workers have sent wrong shares in a round."""
+        for address in corrupt:
+            if address not in self.scheduler.workers:
+                continue
+            if not (rounds := self._corrupt.get(address, 0)):
+                logger.warning(
+                    "Worker %s has sent a wrong share, which was computed again elsewhere: "
+                    "check its memory and its processor.",
+                    address,
+                )
+            self._corrupt[address] = rounds + 1
+            fields = {"action": "corrupt", "array": array, "worker": address}
+            self.scheduler.log_event(NAME, {**fields, "rounds": rounds + 1})
+
+    def _trusts(self, address: str) -> bool:
+        return self._corrupt.get(address, 0) < _DISTRUSTED
+
     def _predict(self, addresses: Sequence[str], predictor: str = "exponential") -> Floats:
-        """Return predicted speeds; zero for a worker that was silent and has not reported since."""
+        """Return predicted speeds.
+
+        Zero for a worker that was silent and has not reported since, or that is not trusted.
+        """
         speeds = self.speeds.predict(addresses, predictor)
         for i, address in enumerate(addresses):
+            if not self._trusts(address):
+                speeds[i] = 0.0
             since = self._silent.get(address)
             ws = self.scheduler.workers.get(address)
             if since is not None and ws is not None:
@@ -188,6 +230,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
         self.versions.pop(worker, None)
         self.speeds.forget(worker)
         self._silent.pop(worker, None)
+        self._corrupt.pop(worker, None)
         self.arrays.remove_worker(worker, stimulus_id)
 
     def restart(self, scheduler: Scheduler) -> None:

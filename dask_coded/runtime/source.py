@@ -79,6 +79,24 @@ def check_dtype(source: Any, code: Code, instead: str = "") -> None:
         )
 
 
+def is_verified(source: Any, wanted: bool | None) -> bool:
+    """Return whether shares of a matrix are verified, as wanted or as configured.
+
+    Raises
+    ------
+    TypeError
+        If it is wanted, but the matrix is sparse or does not hold floating-point numbers.
+    """
+    able = sparse_type(source) is None and source.dtype.kind in "fc"
+    if wanted and not able:
+        what = "sparse" if sparse_type(source) else f"of dtype {source.dtype}"
+        raise TypeError(
+            f"Argument 'verify' is for dense matrices of floating-point or complex numbers, this "
+            f"one is {what}."
+        )
+    return able and bool(dask.config.get("coded.verify") if wanted is None else wanted)
+
+
 def sparse_type(source: Any) -> type | None:
     """Return the CSR type for a sparse array, or for the chunks of a dask array; None if dense."""
     meta = getattr(source, "_meta", source)

@@ -32,6 +32,10 @@ class CodedDataLostError(RuntimeError):
     """Too few pieces of a coded array are left to rebuild it."""
 
 
+class CorruptSharesError(RuntimeError):
+    """Too many shares do not agree with their checks."""
+
+
 def round_options() -> RoundOptions:
     """Return what ``coded:`` in Dask's configuration says now.
 
@@ -100,8 +104,10 @@ class CodedSpec(ABC):
         Whether NaN and infinity are refused when pieces are made.
     exponents : tuple of ndarray, or None
         For each source block, the exponents by which its rows are scaled, see
-        :mod:`dask_coded.rounds.scaling`; None while they are found during encoding, and if no piece
-        combines blocks.
+        :mod:`dask_coded.rounds.scaling`; None while they are found during encoding, and if nothing
+        is scaled.
+    check_keys : tuple
+        Dask key of the check of each block; empty if shares are not verified.
     """
 
     id: str
@@ -112,6 +118,7 @@ class CodedSpec(ABC):
     keys: tuple[Key, ...]
     check_finite: bool = True
     exponents: tuple[Exponents, ...] | None = None
+    check_keys: tuple[Key, ...] = ()
 
     #: What workers compute on the stripes of their pieces: a key of ``KERNELS``.
     kernel: ClassVar[str]
@@ -144,8 +151,13 @@ class CodedSpec(ABC):
 
     @property
     def combines(self) -> bool:
-        """Whether any piece combines blocks, whose rows are then scaled."""
+        """Whether any piece combines blocks."""
         return bool((self.code.block_of < 0).any())
+
+    @property
+    def scaled(self) -> bool:
+        """Whether rows are scaled before they are combined to pieces or to checks."""
+        return self.combines or bool(self.check_keys)
 
     @property
     @abstractmethod

@@ -55,6 +55,8 @@ class CodedWorkerPlugin(WorkerPlugin):
         Those of rounds that this worker takes part in.
     keeper : StateKeeper
         Keeps states of loops that run elsewhere.
+    checks : dict
+        The :class:`~dask_coded.runtime.checks.Checks` of arrays whose rounds it coordinates.
     """
 
     name = NAME
@@ -65,6 +67,7 @@ class CodedWorkerPlugin(WorkerPlugin):
         self.exchange = Exchange.of(worker)
         self.keeper = StateKeeper(worker, self.exchange)
         self._specs: dict[str, CodedSpec] = {}
+        self.checks: dict[str, Any] = {}
         self._jobs: dict[Key, Job] = {}
         self.operands = Operands(self.exchange)
         self._executor = ThreadPoolExecutor(worker.state.nthreads, thread_name_prefix="Coded")

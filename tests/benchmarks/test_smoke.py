@@ -25,6 +25,11 @@ needs_traces = pytest.mark.skipif(
         ("hessian", [], {"round_over_fluid", "worst_condition"}),
         ("encoding", [], {"bytes_over_mds", "time_over_mds", "decode_probability"}),
         ("numerics", [], {"row_error"}),
+        (
+            "verification",
+            [],
+            {"checking_over_computing", "verified_round_over_unverified"},
+        ),
         ("memory", [], {"peak_over_piece"}),
         ("aggregation", [], {"step", "step_over_reference"}),
         ("clusters", [], {"step_over_reference"}),

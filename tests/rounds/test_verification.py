@@ -1,0 +1,167 @@
+"""Verified shares: right ones are accepted at every scale, flipped bits are found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dask_coded.codes import MDS, Code, RandomLinear, Repetition
+from dask_coded.rounds import Geometry, StripeRange
+from dask_coded.rounds.scaling import exponents_of, scaled
+from dask_coded.rounds.verification import (
+    Verification,
+    Verifier,
+    add_rows,
+    empty_check,
+    random_weights,
+)
+
+
+class Array:
+    """A matrix as coded pieces with checks, without a cluster."""
+
+    def __init__(self, code: Code, blocks: list[np.ndarray], stripes: int) -> None:
+        self.code, self.blocks = code, blocks
+        self.geometry = Geometry(tuple(map(len, blocks)), stripes, mixed=not code.exact)
+        self.exponents = tuple(map(exponents_of, blocks))
+        longest, columns = max(map(len, blocks)), blocks[0].shape[1]
+        self.weights = random_weights("array", longest)
+        parts = [scaled(*part) for part in zip(blocks, self.exponents, strict=True)]
+        self.checks = [empty_check(stripes, columns, blocks[0].dtype) for _ in blocks]
+        for j, (check, part) in enumerate(zip(self.checks, parts, strict=True)):
+            half = len(part) // 2  # as if fetched in two slices
+            for first, rows in ((0, part[:half]), (half, part[half:])):
+                add_rows(check, self.weights, self.geometry.edges(j), first, rows)
+        padded = [np.pad(p, [(0, longest - len(p)), (0, 0)]) for p in parts]
+        self.pieces = [
+            blocks[j] if j >= 0 else np.tensordot(row, padded, axes=1).astype(blocks[0].dtype)
+            for j, row in zip(code.block_of.tolist(), code.G, strict=True)
+        ]
+        dtype = blocks[0].dtype
+        self.verification = Verification(
+            code, self.geometry, self.exponents, self.weights, self.checks, dtype
+        )
+
+    def verifier(self, x: np.ndarray, growth: float = 0.0) -> Verifier:
+        return self.verification.verifier(x, [growth] * self.code.pieces)
+
+    def share(self, part: StripeRange, x: np.ndarray) -> np.ndarray:
+        edges = self.geometry.edges(int(self.code.group[part.piece]))
+        return self.pieces[part.piece][edges[part.start] : edges[part.stop]] @ x
+
+
+CODES = [MDS(6, 4), RandomLinear(6, 4), Repetition(4, 2)]
+
+
+@given(st.data())
+@settings(max_examples=150)
+def test_right_shares_are_accepted_at_every_scale(data: st.DataObject) -> None:
+    dtype = np.dtype(data.draw(st.sampled_from(["f4", "f8", "c8", "c16"])))
+    reach = 15 if np.finfo(dtype).bits == 32 else 150
+    code = data.draw(st.sampled_from(CODES))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    columns, stripes = data.draw(st.integers(1, 60)), data.draw(st.integers(1, 5))
+    rows = data.draw(st.lists(st.integers(0, 12), min_size=4, max_size=4))
+    rows[0] += 1
+    kind = data.draw(st.sampled_from(["normal", "constant", "sparse", "huge column"]))
+
+    def numbers(*shape: int) -> Any:
+        if kind == "constant":
+            out = np.full(shape, 0.1)
+        else:
+            out = rng.standard_normal(shape)
+        if kind == "sparse":
+            out *= rng.random(shape) < 0.1
+        if kind == "huge column" and len(shape) == 2:
+            out[:, 0] *= 1e6
+        return out + 1j * out[::-1] if dtype.kind == "c" else out
+
+    scale = data.draw(st.floats(-reach, reach))
+    blocks = [
+        (numbers(r, columns) * 10 ** (scale + rng.uniform(-3, 3, (r, 1)))).astype(dtype)
+        for r in rows
+    ]
+    array = Array(code, blocks, stripes)
+    shape = (columns,) if data.draw(st.booleans()) else (columns, 3)
+    x = (numbers(*shape) * 10.0 ** data.draw(st.floats(-reach, reach))).astype(dtype)
+    verifier = array.verifier(x)
+    with np.errstate(all="ignore"):
+        for piece in range(code.pieces):
+            for a in range(stripes):
+                part = StripeRange(piece, a, data.draw(st.integers(a + 1, stripes)))
+                assert verifier.accepts(part, array.share(part, x))
+
+
+def flipped(rows: np.ndarray, row: int, bit: int) -> np.ndarray:
+    wrong = rows.copy()
+    flat = wrong.reshape(-1)[row : row + 1].view(f"u{rows.dtype.itemsize}")
+    flat ^= flat.dtype.type(1 << bit)
+    return wrong
+
+
+@pytest.mark.parametrize("code", CODES, ids=repr)
+@pytest.mark.parametrize("columns", [50, 1000])
+def test_flipped_bits_are_found(code: Code, columns: int) -> None:
+    """In double precision: the exponent, the sign and the upper half of the mantissa."""
+    rng = np.random.default_rng(0)
+    sizes = 10.0 ** rng.uniform(-12, 12, (4, 40, 1))  # errors in small rows are found as well
+    array = Array(code, list(rng.standard_normal((4, 40, columns)) * sizes), stripes=4)
+    x = rng.standard_normal(columns)
+    verifier = array.verifier(x)
+    with np.errstate(all="ignore"):
+        for piece in range(code.pieces):
+            part = StripeRange(piece, 1, 3)
+            rows = array.share(part, x)
+            typical = np.flatnonzero(np.abs(rows) > 0.1 * np.median(np.abs(rows)))
+            for bit in range(26, 64):
+                row = int(rng.choice(typical if piece >= 4 else len(rows)))
+                if verifier.accepts(part, flipped(rows, row, bit)):
+                    # Only next to nothing may pass: in a row whose terms cancel, a bit is less.
+                    size = np.abs(array.pieces[piece][10 + row]) @ np.abs(x)
+                    change = np.abs(flipped(rows, row, bit) - rows)[row]
+                    assert change < 1e-9 * size, (piece, bit)
+
+
+def test_a_wrong_kernel_is_found_in_single_precision() -> None:
+    rng = np.random.default_rng(0)
+    array = Array(MDS(6, 4), list(rng.random((4, 400, 100)).astype("f4")), stripes=4)
+    x = rng.random((100, 3)).astype("f4")
+    verifier = array.verifier(x)
+    for piece in range(6):
+        part = StripeRange(piece, 0, 4)
+        rows = array.share(part, x)
+        assert verifier.accepts(part, rows)
+        assert not verifier.accepts(part, rows * np.float32(1.1))
+
+
+def test_what_is_not_finite_is_accepted_only_where_it_can_be_right() -> None:
+    rng = np.random.default_rng(0)
+    blocks = list(rng.standard_normal((4, 10, 5)) * 1e200)
+    blocks[1][3, 2] = np.nan
+    array = Array(MDS(6, 4), blocks, stripes=2)
+    part = StripeRange(1, 0, 2)
+    x = rng.standard_normal(5)
+    rows = array.share(part, x)
+    assert np.isnan(rows[3])
+    assert array.verifier(x).accepts(part, rows)
+    rows[4] = np.inf
+    assert not array.verifier(x).accepts(part, rows)
+    with np.errstate(over="ignore", invalid="ignore"):
+        large = array.share(part, x * 1e200)
+    assert np.isinf(large).any()
+    assert array.verifier(x * 1e200).accepts(part, large)
+    assert array.verifier(x * np.nan).accepts(part, array.share(part, x * np.nan))
+
+
+def test_a_rebuilt_piece_may_differ_by_the_roundings_of_rebuilding() -> None:
+    rng = np.random.default_rng(0)
+    array = Array(MDS(6, 4), list(rng.standard_normal((4, 20, 30))), stripes=2)
+    x = rng.standard_normal(30)
+    part = StripeRange(5, 0, 2)
+    array.pieces[5] = array.pieces[5] * (1 + 1e-11)
+    assert not array.verifier(x).accepts(part, array.share(part, x))
+    assert array.verifier(x, growth=1e5).accepts(part, array.share(part, x))

@@ -1,0 +1,166 @@
+"""Verified rounds: workers that compute wrongly do no harm, and are found out."""
+
+from __future__ import annotations
+
+import dask
+import numpy as np
+import pytest
+import scipy.sparse
+from distributed import Event
+from distributed.utils_test import async_poll_for, captured_logger, gen_cluster
+
+import dask_coded as coded
+from dask_coded.runtime.worker import worker_plugin
+
+SIX = [("127.0.0.1", 1)] * 6
+CODES = [coded.MDS(6, 4), coded.RandomLinear(6, 4), coded.Repetition(6, 2)]
+
+# Rows of very different size, because errors in the small ones are to be found as well.
+A = np.random.default_rng(0).standard_normal((24, 7)) * 10.0 ** np.arange(-12, 12)[:, None]
+x = np.random.default_rng(1).standard_normal(7)
+
+
+def is_right(result: np.ndarray, operand: np.ndarray = x) -> bool:
+    size = np.abs(A) @ np.abs(operand)
+    return bool((np.abs(result - A @ operand) <= 1e-9 * size).all())
+
+
+def corrupt(workers, address: str) -> None:
+    """Have a worker compute everything with a relative error of 1e-3 from now on."""
+    plugin = worker_plugin(next(w for w in workers if w.address == address))
+    right = plugin.piece
+    plugin.piece = lambda key: right(key) * 1.001
+
+
+def events(scheduler, action: str) -> list[dict]:
+    found = scheduler.get_events("dask-coded")
+    return [event for _, event in found if event["action"] == action]
+
+
+@pytest.mark.parametrize("code", CODES, ids=repr)
+@pytest.mark.parametrize("verify", [True, False])
+def test_a_worker_that_computes_wrongly(code, verify):
+    @gen_cluster(client=True, nthreads=SIX)
+    async def test(c, s, *workers):
+        C = await coded.encode(A, code, c, verify=verify)
+        wrong = C.encoded.workers[0]
+        corrupt(workers, wrong)
+        with captured_logger("distributed.dask_coded") as log:
+            results = [is_right(await c.compute(C @ (i * x)), i * x) for i in range(1, 11)]
+        if not verify:
+            assert not all(results)
+            return
+        assert results == [True] * 10
+        assert {event["worker"] for event in events(s, "corrupt")} == {wrong}
+        assert log.getvalue().count("has sent a wrong share") == 1
+
+    test()
+
+
+@gen_cluster(client=True, nthreads=SIX)
+async def test_a_worker_that_computes_wrongly_again_and_again_gets_no_more_work(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(6, 4), c, verify=True)
+    wrong = C.encoded.workers[1]
+    corrupt(workers, wrong)
+
+    def loop(operator, rounds):
+        computed = set()
+        for _ in range(rounds):
+            np.testing.assert_allclose(operator @ np.ones(7), operator @ np.ones(7), rtol=1e-12)
+            computed |= {address for address, *_ in operator.last_round.timeline}
+        return computed
+
+    plugin = s.extensions["dask-coded"]
+    for _ in range(3):
+        assert plugin._trusts(wrong)
+        plugin._suspect(C.encoded.spec.id, [wrong])
+    computed = await coded.submit(loop, C, 20, client=c)
+    assert len(computed) >= 4 and wrong not in computed
+    assert len(events(s, "corrupt")) == 3  # no share of it has arrived since
+    assert plugin.best([wrong, C.encoded.workers[2]])[-1] == wrong
+    # If the others do not suffice, it is asked all the same, and checked.
+    for address in C.encoded.workers[2:4]:
+        await next(w for w in workers if w.address == address).close()
+    assert is_right(await c.compute(C @ x))
+
+
+@gen_cluster(client=True, nthreads=SIX)
+async def test_too_many_workers_that_compute_wrongly(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(6, 4), c, verify=True)
+    for address in C.encoded.workers[:3]:
+        corrupt(workers, address)
+    with pytest.raises(coded.CorruptSharesError, match=r"agree with their checks.*restart"):
+        await c.compute(C @ x)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c16"])
+@pytest.mark.parametrize("code", CODES, ids=repr)
+def test_rebuilt_pieces_raise_no_false_alarm(code, dtype):
+    @gen_cluster(client=True, nthreads=SIX)
+    async def test(c, s, *workers):
+        matrix = np.random.default_rng(0).standard_normal((24, 7)).astype(dtype)
+        C = await coded.encode(matrix, code, c, verify=True)
+        keys = (*C.encoded.spec.keys, *C.encoded.spec.check_keys)
+        assert len(C.encoded.spec.check_keys) == code.k
+        for _ in range(3):
+            held = [{ws.address for ws in s.tasks[key].who_has} for key in C.encoded.spec.keys]
+            # Rebuilt pieces are where there is room, so the code may not survive every loss.
+            lost = next(
+                w for w in s.workers if code.decodable([i for i, h in enumerate(held) if h - {w}])
+            )
+            await next(w for w in workers if w.address == lost).close()
+            np.testing.assert_allclose(await c.compute(C @ x), matrix @ x, atol=1e-4)
+            await async_poll_for(lambda: all(s.tasks[key].who_has for key in keys))
+            np.testing.assert_allclose(await c.compute(C @ x), matrix @ x, atol=1e-4)
+        assert not events(s, "corrupt")
+
+    test()
+
+
+@gen_cluster(client=True, nthreads=SIX)
+async def test_checks_are_on_other_workers_than_their_blocks_and_released_with_them(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(6, 4), c, verify=True, transpose=True)
+    np.testing.assert_allclose(await c.compute(C.T @ np.ones(24)), A.sum(0))
+    spec = C.encoded.spec
+    for block, check in zip(spec.keys[:4], spec.check_keys, strict=True):
+        assert not s.tasks[block].who_has & s.tasks[check].who_has
+    keys = (*spec.keys, *spec.check_keys)
+    del C
+    await async_poll_for(lambda: not any(key in s.tasks for key in keys))
+    assert not s.extensions["dask-coded"].arrays
+
+
+@gen_cluster(client=True, nthreads=SIX)
+async def test_worker_with_a_check_killed_during_rounds(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(6, 4), c, verify=True)
+    (holder,) = s.tasks[C.encoded.spec.check_keys[0]].who_has
+
+    def loop(operator):
+        Event("started").set()
+        Event("go").wait()
+        return [operator @ x for _ in range(5)]
+
+    where = next(w.address for w in workers if w.address != holder.address)
+    future = coded.submit(loop, C, client=c, workers=where)
+    await Event("started").wait()
+    await next(w for w in workers if w.address == holder.address).close()
+    await Event("go").set()
+    assert all(map(is_right, await future))
+    # Workers that have no checks yet find them, or make them.
+    for address in list(s.workers):
+        run = coded.submit(lambda operator: operator @ x, C, workers=address, client=c)
+        assert is_right(await run)
+
+
+@gen_cluster(client=True, nthreads=SIX)
+async def test_what_cannot_be_verified(c, s, *workers):
+    for matrix, what in ((scipy.sparse.eye_array(24), "sparse"), (np.eye(24, dtype=int), "int64")):
+        with pytest.raises(TypeError, match=f"'verify' is for dense matrices.*{what}"):
+            await coded.encode(matrix, None, c, verify=True)
+        with dask.config.set({"coded.verify": True}):
+            C = await coded.encode(matrix, None, c)
+            assert not C.encoded.spec.check_keys
+    with dask.config.set({"coded.verify": True}):
+        C = await coded.encode(A, None, c)
+        assert C.encoded.spec.check_keys
+        assert not (await coded.encode(A, None, c, verify=False)).encoded.spec.check_keys

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import numpy as np
-from distributed import get_worker
+from distributed import get_worker, secede
 from distributed.utils import sync
 
 from dask_coded.rounds import Verifier
@@ -33,6 +33,8 @@ _KEPT = 8
 
 def make_check(array_id: str, block: int) -> Any:
     """Make the check of one block on this worker, as a task."""
+    # The block may have been lost as well, and the task that rebuilds it may need this thread.
+    secede()
     plugin = worker_plugin(get_worker())
     return sync(plugin.worker.loop, _make, plugin, array_id, block)
 

@@ -164,3 +164,16 @@ async def test_what_cannot_be_verified(c, s, *workers):
         C = await coded.encode(A, None, c)
         assert C.encoded.spec.check_keys
         assert not (await coded.encode(A, None, c, verify=False)).encoded.spec.check_keys
+
+
+@gen_cluster(client=True, nthreads=SIX)
+async def test_worker_with_a_block_and_worker_with_its_check_killed(c, s, *workers):
+    """Both may be made again by one worker of one thread, and the check needs the block."""
+    C = await coded.encode(A, coded.MDS(6, 4), c, verify=True)
+    spec = C.encoded.spec
+    keys = (*spec.keys, *spec.check_keys)
+    gone = {C.encoded.workers[0], next(iter(s.tasks[spec.check_keys[0]].who_has)).address}
+    for address in gone:
+        await next(w for w in workers if w.address == address).close()
+    await async_poll_for(lambda: all(s.tasks[key].who_has for key in keys))
+    assert is_right(await c.compute(C @ x))

@@ -14,7 +14,7 @@ from distributed.comm import get_address_host
 from dask_coded.rounds.broadcast import Broadcast, Route, SendChunk, chunk_bytes
 from dask_coded.transport import Channel, Exchange
 from dask_coded.transport.memory import LEAST_BYTES, SharedArray
-from dask_coded.transport.messages import Coming, OperandChunk
+from dask_coded.transport.messages import Coming, LendOperand, OperandChunk
 from dask_coded.typing import Floats
 
 # Operands go from host to host if the coordinator would have to send this many bytes otherwise.
@@ -33,10 +33,10 @@ class Parcel(NamedTuple):
 class Delivery:
     """Brings one operand to the workers of a round.
 
-    Workers that share memory with the coordinator read it there. A small operand, and one for a
-    worker that is called in late, travels in the worker's first message. Otherwise one worker of
-    each host, its *receiver*, gets the operand in chunks, passes them on to the receivers of other
-    hosts, and lets its neighbours on the host read the operand in its memory.
+    Workers that share memory with the coordinator read it there. A small operand travels in a
+    worker's first message. Otherwise one worker of each host, its *receiver*, gets the operand in
+    chunks, passes them on to the receivers of other hosts, and lets its neighbours on the host read
+    the operand in its memory. A worker that is called in late gets it from a receiver.
 
     Parameters
     ----------
@@ -72,6 +72,7 @@ class Delivery:
         self._hosts: list[list[int]] = []  # workers of each host; the first one is its receiver
         self._host_of: dict[int, int] = {}
         self._whole: set[int] = set()  # workers that have been sent the operand in one message
+        self._lenders: list[int] = []  # receivers that have the operand, the least used one first
         self._begun = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -103,13 +104,26 @@ class Delivery:
         """Return what the first message to a worker says about the operand."""
         host = self._host_of.get(worker)
         if host is None:
-            shared = self._shared and self._channels[worker].shared
-            return Parcel(self._shared if shared else self._operand)
+            channel = self._channels[worker]
+            if self._shared and channel.shared:
+                return Parcel(self._shared)
+            if not self._lenders or channel.near:
+                return Parcel(self._operand)
+            lender = self._lenders.pop(0)
+            self._lenders.append(lender)
+            self._channels[lender].post(LendOperand(self._run_id, channel.address))
+            return Parcel(None, self._coming._replace(chunks=0))
         receiver, *others = self._hosts[host]
         if worker != receiver:
             return Parcel(None, self._coming._replace(chunks=0))
         neighbours = tuple(self._channels[other].address for other in others)
         return Parcel(None, self._coming, neighbours)
+
+    def arrived(self, worker: int) -> None:
+        """Record that a worker has the operand, because it has sent a share."""
+        host = self._host_of.get(worker)
+        if host is not None and worker == self._hosts[host][0] and worker not in self._lenders:
+            self._lenders.append(worker)
 
     def begin(self) -> None:
         """Send the first chunks, once all workers have their first message."""
@@ -125,7 +139,10 @@ class Delivery:
 
     def lacking(self, worker: int, chunks: Sequence[int]) -> None:
         """Record that a worker waits for chunks, or for the receiver of its host."""
-        if self._broadcast is None or worker not in self._host_of:
+        if self._broadcast is None:
+            return
+        if worker not in self._host_of:
+            self._send_whole(worker)  # whoever was to lend it the operand has not
             return
         host = self._host_of[worker]
         receiver = self._channels[self._hosts[host][0]]
@@ -137,6 +154,8 @@ class Delivery:
     def lost(self, worker: int) -> None:
         """Record that a worker is gone. Its neighbours get the operand from here."""
         host = self._host_of.get(worker)
+        if worker in self._lenders:
+            self._lenders.remove(worker)
         if self._broadcast is None or host is None or worker != self._hosts[host][0]:
             return
         for other in self._hosts[host][1:]:

@@ -286,6 +286,7 @@ class LiveRound:
         now = monotonic()
         match message:
             case Share():
+                self._delivery.arrived(worker)
                 self._carry_out(self._share(worker, message, now))
             case ChunkConfirmed(_, number):
                 self._delivery.confirmed(worker, number)

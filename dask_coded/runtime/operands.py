@@ -20,6 +20,7 @@ from dask_coded.transport.messages import (
     ChunksLacking,
     Closed,
     Coming,
+    LendOperand,
     MemoryLost,
     Message,
     OperandChunk,
@@ -52,7 +53,7 @@ class Operands:
         self._mappings = Mappings(most=2)
         self._coming: dict[Key, _Coming] = {}
         self._ended: dict[Key, None] = {}
-        exchange.register(self._handle, [OperandChunk, OperandShared])
+        exchange.register(self._handle, [OperandChunk, OperandShared, LendOperand])
 
     def here(self, operand: Any) -> Any:
         """Return an operand that came with its round, wherever it lies.
@@ -115,6 +116,9 @@ class Operands:
                 found = SharedArray(*shared)
                 coming = Coming(0, 0, found.dtype, found.shape)
                 self._of(run_id, coming).found(found, self._mappings)
+            case LendOperand(run_id, address):
+                if operand := self._coming.get(run_id):
+                    operand.lend(address)
 
 
 class _Coming:
@@ -128,6 +132,7 @@ class _Coming:
         self._ready: Ready | None = None
         self._answer: Answer | None = None
         self._neighbours: Sequence[str] = ()
+        self._borrowers: list[str] = []
         self._operand: Any = None
         self._unreadable = False
         self._channels: dict[str, Channel] = {}  # to workers that this one passes chunks on to
@@ -191,11 +196,21 @@ class _Coming:
         ready(self._operand)
         for address in self._neighbours:
             self._exchange.channel(address).post(self._for_neighbour())
-        self._neighbours = ()
+        for address in self._borrowers:
+            self._exchange.channel(address).post(self._whole())
+        self._neighbours, self._borrowers = (), []
 
     def _for_neighbour(self) -> Message:
         if self._segment is not None:
             return OperandShared(self._run_id, self._segment.place(self._array))
+        return self._whole()
+
+    def lend(self, address: str) -> None:
+        """Send all of it to a worker, once it is here."""
+        self._borrowers.append(address)
+        self._deliver()
+
+    def _whole(self) -> Message:
         coming = self.coming._replace(chunks=1, chunk_bytes=0)
         return OperandChunk(self._run_id, coming, 0, self._bytes, ())
 

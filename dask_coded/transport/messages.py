@@ -118,6 +118,18 @@ class OperandShared(Message):
 
 
 @dataclass(frozen=True)
+class LendOperand(Message):
+    """Send the operand to a worker that is called in late. The coordinator asks a receiver.
+
+    Parameters
+    ----------
+    address : str
+    """
+
+    address: str
+
+
+@dataclass(frozen=True)
 class ChunkConfirmed(Message):
     """The answer to :class:`OperandChunk`: the chunk is here, and at most hosts below."""
 

@@ -9,10 +9,12 @@ import pytest
 from distributed.utils_test import async_poll_for, gen_cluster
 
 import dask_coded as coded
+from dask_coded.runtime.delivery import Delivery
 from dask_coded.runtime.worker import worker_plugin
 from dask_coded.transport.channels import Channel
 from dask_coded.transport.messages import (
     ChunksLacking,
+    LendOperand,
     OperandChunk,
     OperandShared,
 )
@@ -33,7 +35,7 @@ def spy(workers) -> list[tuple[str, object]]:
     seen = []
     for worker in workers:
         handlers = worker_plugin(worker).exchange._handlers
-        for kind in (OperandChunk, OperandShared):
+        for kind in (OperandChunk, OperandShared, LendOperand):
 
             def handle(message, answer, handle=handlers[kind], address=worker.address):
                 seen.append((address, message))
@@ -185,3 +187,28 @@ def test_relays_and_receivers_killed_and_stopped_while_chunks_travel(
     wait_for_rounds(future, log, 10)
     over.touch()
     assert future.result(timeout=60) > 20
+
+
+@gen_cluster(client=True, timeout=120, nthreads=[("127.0.0.1", 1)] * 5, config=APART)
+async def test_a_worker_called_in_late_gets_the_operand_from_a_receiver(c, s, *workers):
+    A = matrix()
+    C = await coded.encode(A, coded.Repetition(5, 5), c)  # any worker can do any work
+    seen = spy(workers)
+    late = workers[4].address
+    plan, parcel = Delivery.plan, Delivery.parcel
+
+    def without_late(self, starting):
+        plan(self, [w for w in starting if self._channels[w].address != late])
+
+    def with_lender(self, worker):
+        if self._hosts:
+            self.arrived(self._hosts[0][0])  # it will have the operand soon
+        return parcel(self, worker)
+
+    Delivery.plan, Delivery.parcel = without_late, with_lender
+    try:
+        await check_rounds(c, C, A, workers=workers[0].address)
+    finally:
+        Delivery.plan, Delivery.parcel = plan, parcel
+    assert any(isinstance(m, LendOperand) for _, m in seen)
+    await nothing_is_left(workers)

@@ -31,6 +31,7 @@ from dask_coded.transport import Exchange
 from dask_coded.transport.memory import LEAST_BYTES, Mappings, SharedArray
 from dask_coded.transport.messages import (
     AddStripes,
+    Attempt,
     Closed,
     MemoryLost,
     Message,
@@ -93,6 +94,8 @@ class LiveRound:
     pace : Pace
     in_thread : callable
         Schedules decoding in the algorithm's thread.
+    attempt : Attempt or None
+        The run of the coordinator's task.
     """
 
     def __init__(
@@ -106,6 +109,7 @@ class LiveRound:
         options: RoundOptions,
         pace: Pace,
         in_thread: InThread,
+        attempt: Attempt | None,
     ) -> None:
         self.run_id = uuid.uuid4().hex
         self.report = RoundReport()
@@ -119,6 +123,7 @@ class LiveRound:
         self._mappings = Mappings(most=len(plan.addresses))
         self._assembler = spec.assembler(operand)
         self._in_thread = in_thread
+        self._attempt = attempt
         # Shares that have not been handed to the assembler yet, and their bytes.
         self._waiting: list[tuple[StripeRange, np.ndarray[Any, Any]]] = []
         self._size = 0
@@ -214,6 +219,7 @@ class LiveRound:
             interval=self._reporting.interval,
             growth=self._reporting.growth,
             lead=self._lead,
+            attempt=self._attempt,
         )
 
     def _send(self, worker: int, message: Message) -> None:

@@ -1,9 +1,9 @@
 """The scheduler plugin: what must be known in one place about all workers and rounds.
 
 It remembers how fast every worker has been, and plans each round so that the part of every worker
-fits its predicted speed. It prevents the release of pieces that a running round needs, and chooses
-where coordinators run.
-:class:`~dask_coded.runtime.arrays.ArrayDirectory` knows where pieces are.
+fits its predicted speed. It prevents the release of pieces that a running round needs.
+:class:`~dask_coded.runtime.arrays.ArrayDirectory` knows where pieces are, and
+:class:`~dask_coded.runtime.supervisor.Supervisor` looks after coordinators.
 """
 
 from __future__ import annotations
@@ -23,15 +23,13 @@ from dask_coded.runtime.answers import Lost, Reply, RoundPlan, Waiting, reply
 from dask_coded.runtime.arrays import RELEASED, ArrayDirectory
 from dask_coded.runtime.directory import LoopDirectory
 from dask_coded.runtime.extension import SchedulerExtension
-from dask_coded.runtime.spec import NAME, CodedTask
+from dask_coded.runtime.spec import NAME, CodedTask, as_key
+from dask_coded.runtime.supervisor import Supervisor
 from dask_coded.runtime.worker import CodedWorkerPlugin
 from dask_coded.typing import Floats
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState, WorkerState
-
-# A coordinator runs on a worker whose predicted speed is at least this fraction of the median.
-_FAST = 0.8
 
 
 class CodedSchedulerPlugin(SchedulerExtension):
@@ -41,6 +39,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
     ----------
     arrays : ArrayDirectory
     loops : LoopDirectory
+    supervisor : Supervisor
     speeds : SpeedHistory
     versions : dict of str to str
         Version of the package on every worker that has the plugin.
@@ -54,6 +53,9 @@ class CodedSchedulerPlugin(SchedulerExtension):
         self.versions: dict[str, str] = {}
         self.arrays = ArrayDirectory(scheduler, self.versions, self._predict)
         self.loops = LoopDirectory(scheduler, self.versions, self.best)
+        self.supervisor = Supervisor(
+            scheduler, self.versions, self._predict, self._silence, self.loops.keeps
+        )
         self._holding: dict[Key, str] = {}
         self._silent: dict[str, float] = {}
         scheduler.handlers.update(
@@ -68,6 +70,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
     def hello(self, worker: str, version: str) -> None:
         """Handler: a worker has the plugin."""
         self.versions[worker] = version
+        self.supervisor.changed()
         self.scheduler.loop.add_callback(self.arrays.relieve, worker)
 
     # -- rounds --------------------------------------------------------------------------------
@@ -81,16 +84,19 @@ class CodedSchedulerPlugin(SchedulerExtension):
         predictor: str,
         silent: Sequence[str],
         known: int,
+        task: Key | None = None,
     ) -> Reply:
         """Handler: take measurements of earlier rounds, and answer with the plan of the next one.
 
         Answers :class:`RoundPlan`, :class:`Waiting` or :class:`Lost`. The plan has the array's spec
-        if the asking worker knows a different number of pieces.
+        if the asking worker knows a different number of pieces. ``task`` is the coordinator's.
         """
         self.speeds.record({w: s for w, s in measured.items() if w in self.scheduler.workers})
-        now = time()
-        # Workers that have left are skipped, because nothing would ever remove their addresses.
-        self._silent.update((a, now) for a in silent if a in self.scheduler.workers)
+        for address in silent:
+            self._silence(address)
+        self.supervisor.changed()
+        if measured and task is not None:
+            self.supervisor.reconsider(as_key(task))
         if (state := self.arrays.get(array)) is None:
             return reply(Lost(RELEASED))
         spec = state.spec
@@ -134,6 +140,15 @@ class CodedSchedulerPlugin(SchedulerExtension):
                     speeds[i] = 0.0
         return speeds
 
+    def _silence(self, address: str) -> None:
+        # Workers that have left are skipped, because nothing would ever remove their addresses.
+        if address in self.scheduler.workers:
+            self._silent[address] = time()
+
+    def heartbeat(self, ws: WorkerState, data: float | None) -> None:
+        """Take what a worker's plugin adds to its heartbeat: the seconds of a small product."""
+        self.supervisor.measured(ws.address, data)
+
     def best(self, addresses: Sequence[str]) -> list[str]:
         """Sort workers by predicted speed, the fastest first."""
         order = np.argsort(-self._predict(addresses), kind="stable")
@@ -142,32 +157,26 @@ class CodedSchedulerPlugin(SchedulerExtension):
     # -- hooks of the scheduler ----------------------------------------------------------------
 
     def update_graph(self, scheduler: Scheduler, *, tasks: list[Key], **kwargs: Any) -> None:
-        if not self.arrays:
-            return
         for key in tasks:
             ts = scheduler.tasks.get(key)
             if ts is None or self.arrays.pin(key):
                 continue
-            if isinstance(ts.run_spec, CodedTask) and key not in self._holding:
+            if isinstance(ts.run_spec, CodedTask) and key not in self.supervisor:
+                self.supervisor.add(ts)
                 self._hold(ts, ts.run_spec)
 
     def _hold(self, ts: TaskState, task: CodedTask) -> None:
-        """Keep the pieces of a round while it runs, and run its coordinator on a fast worker."""
+        """Keep the pieces of a round while it runs."""
         holder = f"coded-{ts.key}"
         for array in task.array_ids:
             if state := self.arrays.get(array):
                 self.scheduler.client_desires_keys(list(state.alive), client=holder)
                 self._holding[ts.key] = holder
-        addresses = [a for a in self.scheduler.workers if a in self.versions]
-        if not ts.worker_restrictions and addresses:
-            speeds = self._predict(addresses)
-            fast = speeds >= _FAST * np.median(speeds)
-            ts.worker_restrictions = {a for a, f in zip(addresses, fast, strict=True) if f}
-            ts.loose_restrictions = True
 
     def transition(
         self, key: Key, start: str, finish: str, *args: Any, stimulus_id: str, **kwargs: Any
     ) -> None:
+        self.supervisor.transition(key, start, finish)
         if finish in ("memory", "erred", "forgotten"):
             if holder := self._holding.pop(key, None):
                 # A transition must not start another one.
@@ -188,11 +197,13 @@ class CodedSchedulerPlugin(SchedulerExtension):
         self.versions.pop(worker, None)
         self.speeds.forget(worker)
         self._silent.pop(worker, None)
+        self.supervisor.remove_worker(worker)
         self.arrays.remove_worker(worker, stimulus_id)
 
     def restart(self, scheduler: Scheduler) -> None:
         self.arrays.clear()
         self._holding.clear()
+        self.supervisor.clear()
         self.loops.clear()
 
     def valid_workers_downscaling(

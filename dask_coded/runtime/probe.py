@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Executor
+from contextlib import suppress
 from math import inf
 from time import monotonic, perf_counter
 
@@ -39,7 +40,8 @@ class Probe:
         """Start a measurement unless there was one a short while ago."""
         if monotonic() - self._last > _EVERY:
             self._last = monotonic()
-            self._executor.submit(self._measure)
+            with suppress(RuntimeError):  # a worker that closes sends a last heartbeat
+                self._executor.submit(self._measure)
 
     def _measure(self) -> None:
         matrix, vector = np.ones(_SHAPE), np.ones(_SHAPE[1])

@@ -161,9 +161,10 @@ class CodedSchedulerPlugin(SchedulerExtension):
             ts = scheduler.tasks.get(key)
             if ts is None or self.arrays.pin(key):
                 continue
-            if isinstance(ts.run_spec, CodedTask) and key not in self.supervisor:
+            if isinstance(ts.run_spec, CodedTask):
                 self.supervisor.add(ts)
-                self._hold(ts, ts.run_spec)
+                if key not in self._holding:
+                    self._hold(ts, ts.run_spec)
 
     def _hold(self, ts: TaskState, task: CodedTask) -> None:
         """Keep the pieces of a round while it runs."""

@@ -105,6 +105,7 @@ class Supervisor:
         self._watch = Watch()
         self._given_up: list[Attempt] = []
         self._fast: set[str] | None = None
+        self._running = 0  # workers when that was found
         #: Silent workers, which the scheduler has been told to treat as paused.
         self.absent: set[str] = set()
         #: How long a small product takes on each worker, in seconds.
@@ -112,9 +113,6 @@ class Supervisor:
         clock = PeriodicCallback(self._tick, 1000 * self._timeout / _TICKS)
         self._clock = scheduler.periodic_callbacks[f"{NAME}-supervisor"] = clock
         scheduler.stream_handlers["coded-alive"] = self._heard
-
-    def __contains__(self, key: Key) -> bool:
-        return key in self._runs
 
     def add(self, ts: TaskState) -> None:
         """Place a new task when Dask is about to choose its worker, and watch it from then on.
@@ -196,7 +194,9 @@ class Supervisor:
         return (allowed & fast) or allowed
 
     def _fast_workers(self) -> set[str]:
-        if self._fast is None:
+        # The scheduler moves the tasks of a worker that has left before it tells its plugins.
+        if self._fast is None or len(self._scheduler.running) != self._running:
+            self._running = len(self._scheduler.running)
             running = [ws for ws in self._scheduler.running if ws.address in self._able]
             addresses = [ws.address for ws in running]
             mask = not_slow(

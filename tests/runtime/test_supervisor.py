@@ -255,19 +255,19 @@ async def test_a_loop_that_would_lose_much_is_given_more_time(c, s, *workers):
 @gen_cluster(**FOUR)
 async def test_a_coordinator_stays_where_its_user_wants_it(c, s, *workers):
     C = await coded.encode(A, coded.MDS(4, 3), c)
-    one, two = workers[0].address, workers[1].address
-    pinned = coded.submit(place, C, 0, client=c, workers=one)
-    assert await started(c, s, pinned) == one
+    one, two, three, _ = (w.address for w in workers)
+    pinned = coded.submit(place, C, 0, client=c, workers=three)
+    assert await started(c, s, pinned) == three
     fall_silent(s)
-    assert s.tasks[pinned.key].processing_on.address == one
+    assert s.tasks[pinned.key].processing_on.address == three
     free = coded.submit(place, C, 1, client=c, workers=[one, two])
     old = await started(c, s, free)
     fall_silent(s)
     new = await started(c, s, free)
     assert {old, new} == {one, two}
-    for address in (one, two):
+    for address in (one, two, three):
         await Event(f"go-{address}", client=c).set()
-    assert await c.gather([pinned, free]) == [one, new]
+    assert await c.gather([pinned, free]) == [three, new]
 
 
 def keeping(operator, loop):
@@ -414,6 +414,22 @@ async def test_a_coordinator_runs_on_a_slow_worker_if_no_other_is_left(c, s, *wo
     for w in workers[1:]:
         await w.close()
     await future
+
+
+@gen_cluster(**FOUR)
+async def test_the_only_fast_worker_leaves(c, s, *workers):
+    C = await coded.encode(A, coded.Repetition(4, 4), c)
+    future = coded.submit(place, C, 1, client=c)
+    old = await started(c, s, future)
+    supervisor = plugin_of(s).supervisor
+    # The supervisor still believes so when the scheduler moves the tasks of the lost worker.
+    supervisor._fast = {old}
+    (worker,) = [w for w in workers if w.address == old]
+    for w in workers:
+        await Event(f"go-{w.address}", client=c).set()
+    s.handle_worker_status_change("paused", worker.address, "test")
+    await s.remove_worker(worker.address, stimulus_id="test")
+    assert await future != old
 
 
 # -- the parts without a cluster ---------------------------------------------------------------

@@ -95,8 +95,6 @@ class CodedSchedulerPlugin(SchedulerExtension):
         for address in silent:
             self._silence(address)
         self.supervisor.changed()
-        if measured and task is not None:
-            self.supervisor.reconsider(as_key(task))
         if (state := self.arrays.get(array)) is None:
             return reply(Lost(RELEASED))
         spec = state.spec
@@ -110,6 +108,8 @@ class CodedSchedulerPlugin(SchedulerExtension):
                 return reply(Lost(self.arrays.lost_message(state)))
             return reply(Waiting())
         speeds = self._predict(addresses, predictor)
+        if measured and task is not None:
+            self.supervisor.reconsider(as_key(task), addresses, speeds)
         speeds, delays = in_seconds(addresses, speeds, measured, lags)
         try:
             first = POLICIES[policy].first(layout, speeds, delays)

@@ -224,8 +224,11 @@ class Supervisor:
         self._watch.heard(address)
         self.absent.discard(address)
 
-    def reconsider(self, key: Key) -> None:
-        """Move a coordinator that has turned out to be on a slow worker, if it has only begun."""
+    def reconsider(self, key: Key, addresses: Sequence[str], speeds: Floats) -> None:
+        """Move a coordinator that turns out to be on a slow one of these workers, at most once.
+
+        Only if less than two seconds of work are lost.
+        """
         ts, run = self._scheduler.tasks.get(key), self._runs.get(key)
         if ts is None or run is None or ts.processing_on is None or run.takeovers:
             return
@@ -233,11 +236,10 @@ class Supervisor:
             return
         if not self._resumes(key) and time() - run.since > _BEGUN:
             return
-        running = [ws.address for ws in self._scheduler.running if ws.address in self._able]
-        speeds = dict(zip(running, self._predict(running), strict=True))
-        slow = _SLOW * np.median(list(speeds.values())) if speeds else 0.0
-        if speeds.get(run.worker, np.inf) < slow:
-            self._take_over([ts], run.worker, "is slow")
+        if run.worker in addresses:
+            speed = speeds[addresses.index(run.worker)]
+            if speed < _SLOW * np.median(speeds):
+                self._take_over([ts], run.worker, "is slow")
 
     # -- watching ------------------------------------------------------------------------------
 

@@ -380,10 +380,12 @@ async def test_a_loop_that_has_begun_on_a_slow_worker_moves(c, s, *workers):
     begun = supervisor._runs[future.key].since
     # Not if much work would be lost.
     supervisor._runs[future.key].since -= 100
-    supervisor.reconsider(future.key)
+    addresses = list(s.workers)
+    speeds = plugin_of(s)._predict(addresses)
+    supervisor.reconsider(future.key, addresses, speeds)
     assert s.tasks[future.key].processing_on.address == slow
     supervisor._runs[future.key].since = begun + 100
-    supervisor.reconsider(future.key)
+    supervisor.reconsider(future.key, addresses, speeds)
     new = await started(c, s, future)
     assert new != slow
     for address in (slow, new):

@@ -2,9 +2,9 @@
 
 The coordinator of a lazy round, of an algorithm that was submitted, and the leader of a training
 run on a worker like any other. Here the process of that worker is stopped for 15 seconds, or
-killed, while rounds or steps run, and the longest time without a finished one is measured. It
-contains `coded.coordinator.timeout`, a second by default. A lazy round is hit when its task has
-been sent to the worker, and when its result waits there for the client.
+killed, while rounds or steps run, and the longest time without a finished one is measured. That
+time includes `coded.coordinator.timeout`, a second by default. A lazy round is hit when its task
+has been sent to the worker, and when its result waits there for the client.
 
 Then two of eight workers are slowed 20 times before a matrix is encoded, and loops are run beside
 them one after another: none should be placed on a slow worker, and all should take equally long.
@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import click
 import dask.array as da
@@ -42,49 +42,46 @@ _ROUNDS = 40
 #: Seconds that a loop needs between two rounds.
 _PAUSE = 0.05
 
+#: Does something to the worker at an address.
+Hitting = Callable[[str], None]
+
 
 class Victims:
-    """Stops or kills the processes of workers.
+    """Stops or kills the processes of workers, inside a ``with`` block.
 
     Parameters
     ----------
     client
         Client of the cluster.
     seconds
-        For how long a process is stopped.
+        For how long a process is stopped; 0 if it is killed.
     """
 
     def __init__(self, client: Client, seconds: float) -> None:
-        self._client = client
         self._seconds = seconds
         self._signals = Signals()
-        self._timers: list[threading.Timer] = []
         self._pids = client.run(os.getpid)
+        self._cluster: Any = client.cluster
 
-    def stop(self, address: str) -> None:
-        """Stop a worker, and continue it later."""
-        pid = self._pids[address]
-        self._signals.stop(pid)
-        timer = threading.Timer(self._seconds, self._signals.resume, [pid])
-        timer.start()
-        self._timers.append(timer)
+    def __enter__(self) -> Self:
+        return self
 
-    def kill(self, address: str) -> None:
-        """Kill a worker; its nanny starts another one."""
-        os.kill(self._pids[address], signal.SIGKILL)
-
-    def recover(self, count: int) -> None:
-        """Wait until all workers are there and run again."""
-        for timer in self._timers:
-            timer.join()
-        self._timers.clear()
-        self._client.wait_for_workers(count)
-        self._pids = self._client.run(os.getpid)
-
-    def close(self) -> None:
-        for timer in self._timers:
-            timer.cancel()
+    def __exit__(self, *error: object) -> None:
         self._signals.close()
+
+    def hit(self, address: str) -> None:
+        """Stop a worker and continue it later, or kill it."""
+        pid = self._pids[address]
+        if self._seconds:
+            self._signals.stop(pid)
+            timer = threading.Timer(self._seconds, self._signals.resume, [pid])
+            timer.daemon = True
+            timer.start()
+            return
+        for nanny in self._cluster.workers.values():
+            if nanny.worker_address == address:
+                nanny.close_gracefully()  # so that it starts no other worker
+        os.kill(pid, signal.SIGKILL)
 
 
 def rounds(operator: Any, x: np.ndarray, log: str, loop: coded.Loop | None = None) -> int:
@@ -113,9 +110,7 @@ def longest_gap(times: list[float]) -> float:
     return float(np.diff(times).max())
 
 
-def loop_gap(
-    client: Client, C: Any, x: np.ndarray, hit: Callable[[str], None], kept: bool
-) -> float:
+def loop_gap(client: Client, C: Any, x: np.ndarray, hit: Hitting, kept: bool) -> float:
     """Return the longest time between two rounds of a loop whose worker is hit."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "rounds"
@@ -129,7 +124,7 @@ def loop_gap(
         return longest_gap([float(line) for line in log.read_text().splitlines()])
 
 
-def training_gap(client: Client, hit: Callable[[str], None], steps: int) -> float:
+def training_gap(client: Client, hit: Hitting, steps: int) -> float:
     """Return the longest time between two reports of a training whose leader is hit."""
     times: list[float] = []
 
@@ -161,11 +156,11 @@ def squares(w: np.ndarray, samples: np.ndarray, targets: np.ndarray) -> tuple[fl
 class Hit(SchedulerPlugin):
     """Hits the worker of the first lazy round that comes into a state."""
 
-    def __init__(self, client: Client, state: str, hit: Callable[[str], None]) -> None:
+    def __init__(self, client: Client, state: str, hit: Hitting) -> None:
         cluster: Any = client.cluster
         self._scheduler = cluster.scheduler
         self._state = state
-        self._hit: Callable[[str], None] | None = hit
+        self._hit: Hitting | None = hit
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         if self._hit is None or finish != self._state or "coded-round" not in str(key):
@@ -177,7 +172,7 @@ class Hit(SchedulerPlugin):
 
 
 @contextmanager
-def hitting(client: Client, state: str, hit: Callable[[str], None]) -> Iterator[None]:
+def hitting(client: Client, state: str, hit: Hitting) -> Iterator[None]:
     """Hit the worker of a lazy round inside the block."""
     plugin = Hit(client, state, hit)
     cluster: Any = client.cluster
@@ -189,7 +184,7 @@ def hitting(client: Client, state: str, hit: Callable[[str], None]) -> Iterator[
 
 
 def lazy_gap(
-    client: Client, C: Any, A: np.ndarray, state: str, hit: Callable[[str], None], seconds: float
+    client: Client, C: Any, A: np.ndarray, state: str, hit: Hitting, seconds: float
 ) -> float:
     """Return the seconds of the slowest of many lazy rounds, one of which is hit."""
     times, end = [], time.time() + seconds
@@ -236,35 +231,29 @@ def main(json_file: Path | None, png_file: Path | None, smoke: bool) -> None:
     """Measure the longest time without a round when a coordinator is stopped or killed."""
     report = Report("coordinators")
     stopped = 3.0 if smoke else 15.0
-    with local_workers(_WORKERS) as (client, _):
-        A = np.random.default_rng(0).standard_normal((_ROWS, _COLUMNS))
-        C = coded.encode(A, coded.MDS(_WORKERS, _WORKERS - 2), client)
-        x = np.random.default_rng(1).standard_normal(_COLUMNS)
-        (C @ x).compute()
-        victims = Victims(client, stopped)
-        try:
-            hits = {
-                f"SIGSTOP for {stopped:.0f} s": (victims.stop, 3.0),
-                "kill -9": (victims.kill, 1.0),
-            }
-            for name, (hit, goal) in hits.items():
-                gaps = {
-                    "loop": lambda hit=hit: loop_gap(client, C, x, hit, kept=False),
-                    "loop with a Loop": lambda hit=hit: loop_gap(client, C, x, hit, kept=True),
-                    "lazy rounds, hit while one runs": lambda hit=hit: lazy_gap(
-                        client, C, A, "processing", hit, stopped + 2
-                    ),
-                    "lazy rounds, hit while a result is fetched": lambda hit=hit: lazy_gap(
-                        client, C, A, "memory", hit, stopped + 2
-                    ),
-                    "training": lambda hit=hit: training_gap(client, hit, 50 if smoke else 1000),
-                }
-                for case, gap in gaps.items():
-                    seconds = gap()
-                    report.add(f"{case}, {name}", "longest_gap", seconds, "s", goal=goal)
-                    victims.recover(_WORKERS)
-        finally:
-            victims.close()
+    A = np.random.default_rng(0).standard_normal((_ROWS, _COLUMNS))
+    x = np.random.default_rng(1).standard_normal(_COLUMNS)
+    cases: dict[str, Callable[[Client, Any, Hitting], float]] = {
+        "loop": lambda client, C, hit: loop_gap(client, C, x, hit, kept=False),
+        "loop with a Loop": lambda client, C, hit: loop_gap(client, C, x, hit, kept=True),
+        "lazy rounds, hit while one runs": lambda client, C, hit: lazy_gap(
+            client, C, A, "processing", hit, stopped + 2
+        ),
+        "lazy rounds, hit while a result is fetched": lambda client, C, hit: lazy_gap(
+            client, C, A, "memory", hit, stopped + 2
+        ),
+        "training": lambda client, C, hit: training_gap(client, hit, 50 if smoke else 1000),
+    }
+    faults = {f"SIGSTOP for {stopped:.0f} s": (stopped, 3.0), "kill -9": (0.0, 1.0)}
+    for fault, (seconds, goal) in faults.items():
+        for case, gap in list(cases.items())[: 1 if smoke else None]:
+            with local_workers(_WORKERS) as (client, _):
+                C = coded.encode(A, coded.MDS(_WORKERS, _WORKERS - 2), client)
+                (C @ x).compute()
+                with Victims(client, seconds) as victims:
+                    longest = gap(client, C, victims.hit)
+                report.add(f"{case}, {fault}", "longest_gap", longest, "s", goal=goal)
+                del C
     beside_slow_workers(report, *((2, 3) if smoke else (20, 20)))
     report.finish(json_file)
 

@@ -26,6 +26,7 @@ needs_traces = pytest.mark.skipif(
         ("memory", [], {"peak_over_piece"}),
         ("aggregation", [], {"step", "step_over_reference"}),
         ("clusters", [], {"step_over_reference"}),
+        ("coordinators", [], {"longest_gap", "loops_on_slow_workers", "slowest_over_fastest"}),
         ("scale", [], {"plan_ms", "predict_ms", "simulated_rounds_per_second"}),
         ("paper", ["--only", "prediction-error"], {"round_over_fluid"}),
         pytest.param(

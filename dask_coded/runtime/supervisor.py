@@ -251,7 +251,7 @@ class Supervisor:
         watched: dict[str, list[TaskState]] = {}
         for key in (*self._processing, *self._fresh):
             ts = self._scheduler.tasks[key]
-            if ws := _place_of(ts):
+            if (ws := _place_of(ts)) and ws.address in self._able:
                 run = self._runs[key]
                 if run.worker != ws.address:  # another worker has stolen it
                     run.worker, run.since = ws.address, time()
@@ -325,7 +325,7 @@ class Supervisor:
 
     def _send(self, addresses: Iterable[str], **message: Any) -> None:
         for address in addresses:
-            if address in self._able and address in self._scheduler.stream_comms:
+            if address in self._scheduler.stream_comms:
                 self._scheduler.worker_send(address, message)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import Executor
 from contextlib import suppress
 from math import inf
@@ -9,17 +10,16 @@ from time import monotonic, perf_counter
 
 import numpy as np
 
-# Seconds between two measurements, which take about 6 ms: a thousandth of a core.
+# Seconds between two measurements, which take about 8 ms: less than two thousandths of a core.
 _EVERY = 5.0
-_REPEATS = 2
-# Products by this matrix fit in a core's cache. They take some milliseconds together, longer than
-# the turns that an operating system gives to a throttled process.
+# Products by this matrix fit in a core's cache. Together they take longer than the turns that an
+# operating system gives to a throttled process, so they are timed as a whole.
 _SHAPE = (100, 1000)
-_PRODUCTS = 50
+_PRODUCTS = 150
 
 
 class Probe:
-    """Measures a small product on a worker, now and then, in a thread.
+    """Measures a small product on a worker, at its start and now and then, in a thread.
 
     Parameters
     ----------
@@ -27,14 +27,20 @@ class Probe:
 
     Attributes
     ----------
-    seconds : float or None
-        What the product took last time; None until it has been measured.
+    seconds : float
+        What the product took last time.
     """
 
     def __init__(self, executor: Executor) -> None:
-        self.seconds: float | None = None
+        self.seconds = inf
         self._executor = executor
         self._last = -inf
+
+    async def start(self) -> float:
+        """Measure for the first time, and return the seconds."""
+        self._last = monotonic()
+        await asyncio.get_running_loop().run_in_executor(self._executor, self._measure)
+        return self.seconds
 
     def refresh(self) -> None:
         """Start a measurement unless there was one a short while ago."""
@@ -45,11 +51,8 @@ class Probe:
 
     def _measure(self) -> None:
         matrix, vector = np.ones(_SHAPE), np.ones(_SHAPE[1])
-        best = inf
-        for _ in range(_REPEATS):
-            began = perf_counter()
-            for _ in range(_PRODUCTS):
-                # Unlike `@`, this never starts threads of a BLAS.
-                np.einsum("ij,j->i", matrix, vector)
-            best = min(best, perf_counter() - began)
-        self.seconds = best
+        began = perf_counter()
+        for _ in range(_PRODUCTS):
+            # Unlike `@`, this never starts threads of a BLAS.
+            np.einsum("ij,j->i", matrix, vector)
+        self.seconds = perf_counter() - began

@@ -67,10 +67,10 @@ class CodedSchedulerPlugin(SchedulerExtension):
             None, dumps(CodedWorkerPlugin()), name=NAME, idempotent=True
         )
 
-    def hello(self, worker: str, version: str) -> None:
-        """Handler: a worker has the plugin."""
+    def hello(self, worker: str, version: str, product: float) -> None:
+        """Handler: a worker has the plugin, and a small product takes that many seconds on it."""
         self.versions[worker] = version
-        self.supervisor.changed()
+        self.supervisor.measured(worker, product)
         self.scheduler.loop.add_callback(self.arrays.relieve, worker)
 
     # -- rounds --------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
         if address in self.scheduler.workers:
             self._silent[address] = time()
 
-    def heartbeat(self, ws: WorkerState, data: float | None) -> None:
+    def heartbeat(self, ws: WorkerState, data: float) -> None:
         """Take what a worker's plugin adds to its heartbeat: the seconds of a small product."""
         self.supervisor.measured(ws.address, data)
 

@@ -46,7 +46,7 @@ _TICKS = 5
 _STAKE = 0.05
 # A coordinator on a worker below this fraction of the median speed is moved, but only if less than
 # `_BEGUN` seconds of work are lost.
-_SLOW = 0.4
+_SLOW = 0.25
 _BEGUN = 2.0
 # A result that took less than `_BEGUN` seconds is computed again if its worker falls silent while
 # clients fetch it, which they do within this many seconds.
@@ -211,11 +211,10 @@ class Supervisor:
         """Forget which workers are fast, because something about a worker has changed."""
         self._fast = None
 
-    def measured(self, address: str, seconds: float | None) -> None:
+    def measured(self, address: str, seconds: float) -> None:
         """Record how long a small product takes on a worker."""
         self.changed()
-        if seconds is not None:
-            self._products[address] = seconds
+        self._products[address] = seconds
 
     def remove_worker(self, address: str) -> None:
         """Forget a worker that has left."""

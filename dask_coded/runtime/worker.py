@@ -73,7 +73,6 @@ class CodedWorkerPlugin(WorkerPlugin):
         self._operands = Mappings(most=2)
         self._executor = ThreadPoolExecutor(worker.state.nthreads, thread_name_prefix="Coded")
         self._probe = Probe(self._executor)
-        self._probe.refresh()
         self.exchange.register(
             self._handle,
             [StartRound, AddStripes, WithdrawStripes, DropRound, StopRound],
@@ -83,7 +82,9 @@ class CodedWorkerPlugin(WorkerPlugin):
         worker.handlers["coded_rows"] = self._rows
         worker.stream_handlers["coded-ping"] = self._alive
         worker.extensions[NAME] = self
-        await worker.scheduler.coded_hello(worker=worker.address, version=__version__)
+        await worker.scheduler.coded_hello(
+            worker=worker.address, version=__version__, product=await self._probe.start()
+        )
 
     async def teardown(self, worker: Worker) -> None:
         for job in self._jobs.values():
@@ -131,7 +132,7 @@ class CodedWorkerPlugin(WorkerPlugin):
             if job.attempt is not None and job.attempt[0] == task and job.attempt[1] <= run:
                 self._drop(run_id)
 
-    def heartbeat(self) -> float | None:
+    def heartbeat(self) -> float:
         """Return what the scheduler plugin gets with each heartbeat: how fast this worker is."""
         if not self._jobs:  # otherwise rounds tell
             self._probe.refresh()

@@ -187,6 +187,8 @@ async def test_an_operand_that_only_a_silent_worker_holds_is_computed_again(c, s
         exchange._handlers[StartRound] = lambda *m, handle=exchange._handlers[StartRound]: (
             held.append((handle, *m))
         )
+    # The coordinator runs where its operand is.
+    plugin_of(s).supervisor._fast_workers = lambda: set(s.workers)
     operand = da.from_array(x, chunks=-1).map_blocks(np.sin)
     future = c.compute(C @ operand)
     await async_poll_for(lambda: len(held) >= 3, timeout=30)

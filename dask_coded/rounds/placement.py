@@ -6,8 +6,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from dask_coded.codes import Code
 from dask_coded.typing import Floats
+
+# A worker is slow below this fraction of the median speed, or above that multiple of a median
+# delay. Delays are noisier.
+_SPEED, _DELAY = 0.8, 2.0
 
 
 @dataclass(frozen=True)
@@ -102,3 +108,33 @@ def relief(homes: Sequence[str], due: int, newcomer: str) -> int | None:
     if homes.count(newcomer) >= due or homes.count(fullest) <= due:
         return None
     return max(i for i, home in enumerate(homes) if home == fullest)
+
+
+def not_slow(speeds: Floats, *delays: Floats) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Tell which workers may run a coordinator, on which all others wait.
+
+    Parameters
+    ----------
+    speeds : ndarray, shape (workers,)
+        Predicted speeds; 0 for a worker that does not answer.
+    *delays : ndarray, shape (workers,)
+        Seconds that the same thing takes on each worker; NaN where that is not known.
+
+    Returns
+    -------
+    ndarray of bool, shape (workers,)
+        True for workers that are slow by none of these measures, compared with the median. If that
+        leaves none, only the speeds count.
+
+    Examples
+    --------
+    >>> not_slow(np.array([1.0, 0.1, 1.0, 1.0]), np.array([0.02, 0.02, 0.05, np.nan])).tolist()
+    [True, False, False, True]
+    """
+    fast = (speeds > 0) & (speeds >= _SPEED * np.median(speeds)) if len(speeds) else speeds > 0
+    prompt = fast.copy()
+    for delay in delays:
+        known = delay[~np.isnan(delay)]
+        if len(known):
+            prompt &= ~(delay > _DELAY * np.median(known))
+    return prompt if prompt.any() else fast

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -300,7 +300,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
 
     # -- where pieces are ----------------------------------------------------------------------
 
-    def holders(self, key: Key, avoid: Sequence[str] = ()) -> list[str]:
+    def holders(self, key: Key, avoid: Collection[str] = ()) -> list[str]:
         """Return the addresses of the workers that hold a key."""
         ts = self.scheduler.tasks.get(key)
         return [ws.address for ws in (ts and ts.who_has) or () if ws.address not in avoid]

@@ -153,4 +153,5 @@ class KeptLoop(Loop):
             silent = self._exchange.silent
             usable = [address for address in self._keepers if address not in silent]
         for address in usable:
-            self._exchange.channel(address).send(KeepState(self._key, round, state))
+            message = KeepState(self._key, round, state, self._exchange.attempt(self._key))
+            self._exchange.channel(address).send(message)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from queue import SimpleQueue
 from time import monotonic
 from typing import Any, NamedTuple, Self
@@ -27,8 +27,9 @@ from dask_coded.runtime.answers import Lost, RoundPlan, ask
 from dask_coded.runtime.checks import Checks
 from dask_coded.runtime.live_round import InThread, LiveRound, RoundReport, RoundUnfinishableError
 from dask_coded.runtime.spec import CodedDataLostError, CodedSpec, CorruptSharesError
-from dask_coded.runtime.worker import CodedWorkerPlugin, is_cancelled, worker_plugin
+from dask_coded.runtime.worker import CodedWorkerPlugin, worker_plugin
 from dask_coded.transport.backoff import Backoff
+from dask_coded.transport.fences import RunOverError
 from dask_coded.transport.memory import LEAST_BYTES, Segment, SharedArray
 
 # A round may wait for a new plan for this fraction of the last round's time.
@@ -85,12 +86,11 @@ class Coordinator:
             If too few pieces are left.
         CorruptSharesError
             If too many shares are wrong, round after round.
-        concurrent.futures.CancelledError
-            If the task was cancelled.
+        RunOverError
+            If the task was cancelled, or another worker has taken it over.
         """
         began = monotonic()
-        # `run_coroutine_threadsafe` does not fit: this thread decodes meanwhile, and a caller that
-        # cancels a task expects the CancelledError of concurrent.futures, not of asyncio.
+        # `run_coroutine_threadsafe` does not fit, because this thread decodes meanwhile.
         steps: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         ended: Future[LiveRound] = Future()
 
@@ -100,7 +100,10 @@ class Coordinator:
         async def run() -> None:
             try:
                 shared = lease[1] if lease else None
-                ended.set_result(await self._round(operand, shared, steps.put))
+                with self._plugin.coordinating(self._task):
+                    ended.set_result(await self._round(operand, shared, steps.put))
+            except asyncio.CancelledError:
+                ended.set_exception(RunOverError(f"This run of {self._task!r} is over."))
             except BaseException as exc:
                 ended.set_exception(exc)
             finally:
@@ -137,9 +140,9 @@ class Coordinator:
     ) -> LiveRound:
         history, failed = self._history, 0
         while True:
-            # The thread of a cancelled task keeps running, so it is stopped where a round starts.
-            if self._task and is_cancelled(self._plugin.worker, self._task):
-                raise CancelledError(f"{self._task} was cancelled")
+            # The thread of a task that is over keeps running, so it ends where a round starts.
+            if self._task and self._plugin.exchange.is_over(self._task):
+                raise RunOverError(f"This run of {self._task!r} is over.")
             spec, plan, layout, checks = await self._plan()
             verifier = None
             if checks is not None and operand is not None:
@@ -154,6 +157,7 @@ class Coordinator:
                 self._options,
                 history.pace,
                 in_thread,
+                self._plugin.exchange.attempt(self._task),
                 verifier,
             )
             try:
@@ -215,6 +219,7 @@ class Coordinator:
                 silent=plugin.exchange.silent,
                 corrupt=corrupt,
                 known=len(spec.keys) if spec else 0,
+                task=self._task,
             )
             match answer:
                 case Lost(message):

@@ -54,6 +54,10 @@ class LoopDirectory:
             self._keepers[key] = [*chosen, *(a for a in told if a not in chosen)]
         return chosen
 
+    def keeps(self, key: Key) -> bool:
+        """Whether workers have been named to keep the state of a loop."""
+        return bool(self._keepers.get(key))
+
     def forget(self, key: Key) -> None:
         """Have the keepers drop the state of a loop that has ended."""
         for address in self._keepers.pop(key, ()):

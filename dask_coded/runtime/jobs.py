@@ -16,7 +16,7 @@ from dask_coded.rounds import Reporting, StripeRange, without
 from dask_coded.rounds.kernels import Product, Rows
 from dask_coded.transport import Answer
 from dask_coded.transport.memory import LEAST_BYTES, Memory, Segment, SharedArray, aligned
-from dask_coded.transport.messages import Message, Share, ShareFailed
+from dask_coded.transport.messages import Attempt, Message, Share, ShareFailed
 
 # Stripes are computed in batches of about this long: short enough to stop between two of them, long
 # enough that the Python code between them is negligible.
@@ -48,6 +48,8 @@ class Job:
         Seconds before running dry at which a report is due, so that more work can come in time.
     memory : Memory, optional
         Where to leave large shares for the coordinator; by default they travel in messages.
+    attempt : Attempt, optional
+        The run of the coordinator's task.
     """
 
     def __init__(
@@ -61,8 +63,10 @@ class Job:
         reporting: Reporting,
         lead: float,
         memory: Memory | None = None,
+        attempt: Attempt | None = None,
     ) -> None:
         self.run_id = run_id
+        self.attempt = attempt
         self.answer = answer
         self._kernels: dict[int, Product] = {}  # empty until the operand is here
         self._edges = {p: e.tolist() for p, e in edges.items()}

@@ -33,6 +33,7 @@ from dask_coded.transport import Exchange
 from dask_coded.transport.memory import LEAST_BYTES, Mappings, SharedArray
 from dask_coded.transport.messages import (
     AddStripes,
+    Attempt,
     ChunkConfirmed,
     ChunksLacking,
     Closed,
@@ -97,6 +98,8 @@ class LiveRound:
     pace : Pace
     in_thread : callable
         Schedules decoding in the algorithm's thread.
+    attempt : Attempt or None
+        The run of the coordinator's task.
     verifier : callable, optional
         Prepares what checks the shares, in that thread; by default they are not checked.
 
@@ -117,6 +120,7 @@ class LiveRound:
         options: RoundOptions,
         pace: Pace,
         in_thread: InThread,
+        attempt: Attempt | None,
         verifier: Callable[[], Verifier] | None = None,
     ) -> None:
         self.corrupt: set[str] = set()
@@ -131,6 +135,7 @@ class LiveRound:
         self._assembler = spec.assembler(operand)
         self._size_of_operand = 0 if operand is None else operand.nbytes
         self._in_thread = in_thread
+        self._attempt = attempt
         self._prepare = verifier
         self._verifier: Verifier | None = None
         # Shares that came before the verifier was prepared.
@@ -239,6 +244,7 @@ class LiveRound:
             interval=self._reporting.interval,
             growth=self._reporting.growth,
             lead=self._lead,
+            attempt=self._attempt,
         )
 
     def _send(self, worker: int, message: Message) -> None:

@@ -1,9 +1,9 @@
 """The scheduler plugin: what must be known in one place about all workers and rounds.
 
 It remembers how fast every worker has been, and plans each round so that the part of every worker
-fits its predicted speed. It prevents the release of pieces that a running round needs, and chooses
-where coordinators run.
-:class:`~dask_coded.runtime.arrays.ArrayDirectory` knows where pieces are.
+fits its predicted speed. It prevents the release of pieces that a running round needs.
+:class:`~dask_coded.runtime.arrays.ArrayDirectory` knows where pieces are, and
+:class:`~dask_coded.runtime.supervisor.Supervisor` looks after coordinators.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from dask_coded.runtime.answers import Lost, Reply, RoundPlan, Waiting, reply
 from dask_coded.runtime.arrays import RELEASED, ArrayDirectory
 from dask_coded.runtime.directory import LoopDirectory
 from dask_coded.runtime.extension import SchedulerExtension
-from dask_coded.runtime.spec import NAME, CodedTask
+from dask_coded.runtime.spec import NAME, CodedTask, as_key
+from dask_coded.runtime.supervisor import Supervisor
 from dask_coded.runtime.worker import CodedWorkerPlugin
 from dask_coded.typing import Floats
 
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("distributed.dask_coded")
 
-# A coordinator runs on a worker whose predicted speed is at least this fraction of the median.
-_FAST = 0.8
 # A worker that has sent wrong shares in this many rounds gets no more work.
 _DISTRUSTED = 3
 
@@ -46,6 +45,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
     ----------
     arrays : ArrayDirectory
     loops : LoopDirectory
+    supervisor : Supervisor
     speeds : SpeedHistory
     versions : dict of str to str
         Version of the package on every worker that has the plugin.
@@ -59,6 +59,9 @@ class CodedSchedulerPlugin(SchedulerExtension):
         self.versions: dict[str, str] = {}
         self.arrays = ArrayDirectory(scheduler, self.versions, self._predict)
         self.loops = LoopDirectory(scheduler, self.versions, self.best)
+        self.supervisor = Supervisor(
+            scheduler, self.versions, self._predict, self._silence, self.loops.keeps
+        )
         self._holding: dict[Key, str] = {}
         self._silent: dict[str, float] = {}
         # Rounds in which a worker has sent wrong shares.
@@ -72,9 +75,10 @@ class CodedSchedulerPlugin(SchedulerExtension):
             None, dumps(CodedWorkerPlugin()), name=NAME, idempotent=True
         )
 
-    def hello(self, worker: str, version: str) -> None:
-        """Handler: a worker has the plugin."""
+    def hello(self, worker: str, version: str, product: float) -> None:
+        """Handler: a worker has the plugin, and a small product takes that many seconds on it."""
         self.versions[worker] = version
+        self.supervisor.measured(worker, product)
         self.scheduler.loop.add_callback(self.arrays.relieve, worker)
 
     # -- rounds --------------------------------------------------------------------------------
@@ -89,16 +93,17 @@ class CodedSchedulerPlugin(SchedulerExtension):
         silent: Sequence[str],
         corrupt: Sequence[str],
         known: int,
+        task: Key | None = None,
     ) -> Reply:
         """Handler: take measurements of earlier rounds, and answer with the plan of the next one.
 
         Answers :class:`RoundPlan`, :class:`Waiting` or :class:`Lost`. The plan has the array's spec
-        if the asking worker knows a different number of pieces.
+        if the asking worker knows a different number of pieces. ``task`` is the coordinator's.
         """
         self.speeds.record({w: s for w, s in measured.items() if w in self.scheduler.workers})
-        now = time()
-        # Workers that have left are skipped, because nothing would ever remove their addresses.
-        self._silent.update((a, now) for a in silent if a in self.scheduler.workers)
+        for address in silent:
+            self._silence(address)
+        self.supervisor.changed()
         self._suspect(array, corrupt)
         if (state := self.arrays.get(array)) is None:
             return reply(Lost(RELEASED))
@@ -120,6 +125,8 @@ class CodedSchedulerPlugin(SchedulerExtension):
                 return reply(Lost(self.arrays.lost_message(state)))
             return reply(Waiting())
         speeds = self._predict(addresses, predictor)
+        if measured and task is not None:
+            self.supervisor.reconsider(as_key(task), addresses, speeds)
         speeds, delays = in_seconds(addresses, speeds, measured, lags)
         try:
             first = POLICIES[policy].first(layout, speeds, delays)
@@ -176,6 +183,15 @@ class CodedSchedulerPlugin(SchedulerExtension):
                     speeds[i] = 0.0
         return speeds
 
+    def _silence(self, address: str) -> None:
+        # Workers that have left are skipped, because nothing would ever remove their addresses.
+        if address in self.scheduler.workers:
+            self._silent[address] = time()
+
+    def heartbeat(self, ws: WorkerState, data: float) -> None:
+        """Take what a worker's plugin adds to its heartbeat: the seconds of a small product."""
+        self.supervisor.measured(ws.address, data)
+
     def best(self, addresses: Sequence[str]) -> list[str]:
         """Sort workers by predicted speed, the fastest first."""
         order = np.argsort(-self._predict(addresses), kind="stable")
@@ -184,32 +200,27 @@ class CodedSchedulerPlugin(SchedulerExtension):
     # -- hooks of the scheduler ----------------------------------------------------------------
 
     def update_graph(self, scheduler: Scheduler, *, tasks: list[Key], **kwargs: Any) -> None:
-        if not self.arrays:
-            return
         for key in tasks:
             ts = scheduler.tasks.get(key)
             if ts is None or self.arrays.pin(key):
                 continue
-            if isinstance(ts.run_spec, CodedTask) and key not in self._holding:
-                self._hold(ts, ts.run_spec)
+            if isinstance(ts.run_spec, CodedTask):
+                self.supervisor.add(ts)
+                if key not in self._holding:
+                    self._hold(ts, ts.run_spec)
 
     def _hold(self, ts: TaskState, task: CodedTask) -> None:
-        """Keep the pieces of a round while it runs, and run its coordinator on a fast worker."""
+        """Keep the pieces of a round while it runs."""
         holder = f"coded-{ts.key}"
         for array in task.array_ids:
             if state := self.arrays.get(array):
                 self.scheduler.client_desires_keys(list(state.alive), client=holder)
                 self._holding[ts.key] = holder
-        addresses = [a for a in self.scheduler.workers if a in self.versions]
-        if not ts.worker_restrictions and addresses:
-            speeds = self._predict(addresses)
-            fast = speeds >= _FAST * np.median(speeds)
-            ts.worker_restrictions = {a for a, f in zip(addresses, fast, strict=True) if f}
-            ts.loose_restrictions = True
 
     def transition(
         self, key: Key, start: str, finish: str, *args: Any, stimulus_id: str, **kwargs: Any
     ) -> None:
+        self.supervisor.transition(key, start, finish)
         if finish in ("memory", "erred", "forgotten"):
             if holder := self._holding.pop(key, None):
                 # A transition must not start another one.
@@ -231,11 +242,13 @@ class CodedSchedulerPlugin(SchedulerExtension):
         self.speeds.forget(worker)
         self._silent.pop(worker, None)
         self._corrupt.pop(worker, None)
+        self.supervisor.remove_worker(worker)
         self.arrays.remove_worker(worker, stimulus_id)
 
     def restart(self, scheduler: Scheduler) -> None:
         self.arrays.clear()
         self._holding.clear()
+        self.supervisor.clear()
         self.loops.clear()
 
     def valid_workers_downscaling(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from distributed import get_worker, secede
+from distributed import Reschedule, get_worker, secede
 from distributed.worker import thread_state
 
 from dask_coded.rounds import RoundOptions
@@ -16,6 +17,7 @@ from dask_coded.runtime.coordinator import Coordinator
 from dask_coded.runtime.operators import Operator, PairOperator
 from dask_coded.runtime.spec import PairSpec
 from dask_coded.runtime.worker import worker_plugin
+from dask_coded.transport.fences import RunOverError
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,26 @@ def operator(array_id: str, options: RoundOptions) -> Operator | PairOperator:
     return PairOperator(coordinator) if pair else Operator(coordinator)
 
 
+@contextmanager
+def _ending_quietly() -> Iterator[None]:
+    """End a run that is over without a result.
+
+    The scheduler knows already. Should it have assigned the task to this worker again meanwhile,
+    the task runs once more, whereas an exception would be its result.
+    """
+    try:
+        yield
+    except RunOverError as exc:
+        raise Reschedule(*exc.args) from exc
+
+
 def run_round(
     array_ids: Sequence[str], options: RoundOptions, operand: Any
 ) -> np.ndarray[Any, Any]:
     """Run one round as a task, of an array with its right operand or a pair with its weights."""
-    found = operator(array_ids[0], options)
-    return found.product(operand) if isinstance(found, PairOperator) else found @ operand
+    with _ending_quietly():
+        found = operator(array_ids[0], options)
+        return found.product(operand) if isinstance(found, PairOperator) else found @ operand
 
 
 def run_loop(
@@ -95,4 +111,5 @@ def run_loop(
             )
         return value
 
-    return function(*map(fill, args), **{name: fill(value) for name, value in kwargs.items()})
+    with _ending_quietly():
+        return function(*map(fill, args), **{name: fill(value) for name, value in kwargs.items()})

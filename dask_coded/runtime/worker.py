@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,10 +20,12 @@ from dask_coded.rounds.kernels import KERNELS
 from dask_coded.runtime.checkpoints import StateKeeper
 from dask_coded.runtime.jobs import Job
 from dask_coded.runtime.operands import Operands
+from dask_coded.runtime.probe import Probe
 from dask_coded.runtime.spec import NAME, CodedSpec, as_key
 from dask_coded.transport import Answer, Exchange
 from dask_coded.transport.messages import (
     AddStripes,
+    Attempt,
     Coming,
     DropRound,
     MemoryLost,
@@ -70,15 +74,22 @@ class CodedWorkerPlugin(WorkerPlugin):
         self.checks: dict[str, Any] = {}
         self._jobs: dict[Key, Job] = {}
         self.operands = Operands(self.exchange)
+        # The rounds that this worker coordinates, by task.
+        self._rounds: dict[Key, set[asyncio.Task[Any]]] = {}
         self._executor = ThreadPoolExecutor(worker.state.nthreads, thread_name_prefix="Coded")
+        self._probe = Probe(self._executor)
         self.exchange.register(
             self._handle,
             [StartRound, AddStripes, WithdrawStripes, DropRound, StopRound],
             on_closed=self._coordinator_gone,
+            on_fenced=self._run_over,
         )
         worker.handlers["coded_rows"] = self._rows
+        worker.stream_handlers["coded-ping"] = self._alive
         worker.extensions[NAME] = self
-        await worker.scheduler.coded_hello(worker=worker.address, version=__version__)
+        await worker.scheduler.coded_hello(
+            worker=worker.address, version=__version__, product=await self._probe.start()
+        )
 
     async def teardown(self, worker: Worker) -> None:
         for job in self._jobs.values():
@@ -99,6 +110,42 @@ class CodedWorkerPlugin(WorkerPlugin):
         self._specs[array_id] = spec
         while len(self._specs) > _SPECS:
             del self._specs[next(iter(self._specs))]
+
+    @contextmanager
+    def coordinating(self, task: Key | None) -> Iterator[None]:
+        """Cancel the present asyncio task if the run of a Dask task is given up meanwhile."""
+        current = asyncio.current_task()
+        if task is None or current is None:
+            yield
+            return
+        running = self._rounds.setdefault(task, set())
+        running.add(current)
+        try:
+            yield
+        finally:
+            running.discard(current)
+            if not running and self._rounds.get(task) is running:
+                del self._rounds[task]
+
+    def _run_over(self, attempt: Attempt) -> None:
+        """End the rounds of a run that the scheduler has given up, and the jobs for it."""
+        task, run = attempt
+        if self.exchange.is_over(task):
+            for running in self._rounds.get(task, ()):
+                running.cancel()
+        for run_id, job in list(self._jobs.items()):
+            if job.attempt is not None and job.attempt[0] == task and job.attempt[1] <= run:
+                self._drop(run_id)
+
+    def heartbeat(self) -> float:
+        """Return what the scheduler plugin gets with each heartbeat: how fast this worker is."""
+        if not self._jobs:  # otherwise rounds tell
+            self._probe.refresh()
+        return self._probe.seconds
+
+    def _alive(self) -> None:
+        """Stream handler: the scheduler asks whether this worker's event loop runs."""
+        self.worker.batched_send({"op": "coded-alive", "status": self.worker.status.name})
 
     # -- the participant's side ----------------------------------------------------------------
 
@@ -141,6 +188,7 @@ class CodedWorkerPlugin(WorkerPlugin):
             Reporting(message.interval, message.growth),
             message.lead,
             self.exchange.memory if message.shared else None,
+            message.attempt,
         )
         job.assign(StripeRange(*part) for part in message.ranges)
 
@@ -204,9 +252,3 @@ def worker_plugin(worker: Worker) -> CodedWorkerPlugin:
             f"version {__version__}."
         )
     return plugin
-
-
-def is_cancelled(worker: Worker, task: Key) -> bool:
-    """Whether a task on a worker is cancelled. Its thread runs on until it checks this."""
-    ts = worker.state.tasks.get(task)
-    return ts is not None and ts.state == "cancelled"

@@ -20,9 +20,11 @@ from dask.typing import Key
 from distributed.comm import connect
 from distributed.core import Status
 
+from dask_coded.transport.fences import Fences
 from dask_coded.transport.memory import Mappings, Memory, SharedArray
 from dask_coded.transport.messages import (
     PROTOCOL,
+    Attempt,
     Closed,
     DropRound,
     MemoryProbed,
@@ -289,6 +291,8 @@ class Exchange:
         self._channels: dict[str, Channel] = {}
         self._handlers: dict[type[Message], Handler] = {}
         self._on_closed: list[Callable[[Answer], None]] = []
+        self._on_fenced: list[Callable[[Attempt], None]] = []
+        self._fences = Fences()
         self.memory = Memory()
         # Peers that cannot read the memory of others with the same host name.
         self.apart: set[str] = set()
@@ -299,6 +303,7 @@ class Exchange:
             self._probe = segment.place(segment.array(np.dtype(np.uint8), (len(_PROBE),)))
         self.register(self._probe_memory, [ProbeMemory])
         worker.handlers["coded_channel"] = self._serve
+        worker.stream_handlers["coded-fence"] = self._fence
 
     @classmethod
     def of(cls, worker: Any) -> Exchange:
@@ -314,6 +319,7 @@ class Exchange:
         handler: Handler,
         kinds: Iterable[type[Message]],
         on_closed: Callable[[Answer], None] | None = None,
+        on_fenced: Callable[[Attempt], None] | None = None,
     ) -> None:
         """Hand messages of some kinds to ``handler`` from now on.
 
@@ -324,11 +330,41 @@ class Exchange:
         kinds : iterable of type
         on_closed : callable(Answer), optional
             Called when a channel has closed, with the ``Answer`` that its messages came with.
+        on_fenced : callable(Attempt), optional
+            Called when the scheduler has given up a run of a task, on this worker or elsewhere.
         """
         for kind in kinds:
             self._handlers[kind] = handler
         if on_closed is not None:
             self._on_closed.append(on_closed)
+        if on_fenced is not None:
+            self._on_fenced.append(on_fenced)
+
+    # -- runs of tasks -------------------------------------------------------------------------
+
+    def attempt(self, task: Key | None) -> Attempt | None:
+        """Return the present run of a task on this worker; None outside of tasks."""
+        ts = None if task is None else self._worker.state.tasks.get(task)
+        return None if ts is None else (ts.key, ts.run_id)
+
+    def is_over(self, task: Key) -> bool:
+        """Whether a task on this worker is cancelled or taken over.
+
+        Its thread runs on until it checks this.
+        """
+        ts = self._worker.state.tasks.get(task)
+        if ts is None:
+            return False
+        return ts.state == "cancelled" or not self._fences.admits((ts.key, ts.run_id))
+
+    def _fence(self, attempts: Iterable[Attempt]) -> None:
+        """Stream handler: the scheduler has given up some runs of tasks."""
+        for attempt in attempts:
+            self._fences.put(attempt)
+            for told in self._on_fenced:
+                told(attempt)
+
+    # -- channels ------------------------------------------------------------------------------
 
     def channel(self, address: str) -> Channel:
         """Return the channel to another worker, or to this one; open it if need be."""
@@ -377,7 +413,8 @@ class Exchange:
             self._worker.loop.add_callback(channel.receive, message)
 
     def _handle(self, message: Message, answer: Answer) -> None:
-        if handler := self._handlers.get(type(message)):
+        handler = self._handlers.get(type(message))
+        if handler and self._fences.admits(getattr(message, "attempt", None)):
             handler(message, answer)
 
     async def _serve(self, comm: Comm, protocol: int = 0) -> Status:

@@ -18,6 +18,9 @@ from dask.typing import Key
 #: Changes whenever a message does. Both ends of a channel must have the same version.
 PROTOCOL = 3
 
+#: A run of a Dask task: the key of the task, and the scheduler's number of the run.
+Attempt = tuple[Key, int]
+
 #: Ranges of stripes: (piece, first stripe, stripe after the last).
 Ranges = tuple[tuple[int, int, int], ...]
 
@@ -171,6 +174,8 @@ class StartRound(Message):
         As in :class:`dask_coded.rounds.Reporting`.
     lead : float
         Seconds before running dry at which a report is due.
+    attempt : Attempt or None
+        The run of the coordinator's task.
     """
 
     kernel: str
@@ -184,6 +189,7 @@ class StartRound(Message):
     interval: float
     growth: float
     lead: float
+    attempt: Attempt | None = None
 
 
 @dataclass(frozen=True)
@@ -278,10 +284,13 @@ class KeepState(Message):
     round : int
     state : bytes
         A pickle.
+    attempt : Attempt or None
+        The run of the loop's task.
     """
 
     round: int
     state: bytes
+    attempt: Attempt | None = None
 
 
 @dataclass(frozen=True)
@@ -298,9 +307,16 @@ class Enlist(Message):
 
     A worker that takes part in an earlier group of the training leaves it, then answers with
     :class:`Enlisted`.
+
+    Parameters
+    ----------
+    training : str
+    attempt : Attempt or None
+        The run of the leader's task.
     """
 
     training: str
+    attempt: Attempt | None = None
 
 
 @dataclass(frozen=True)
@@ -317,11 +333,14 @@ class Join(Message):
     node : int
         The number of this worker in the group's plan.
     group : Group
+    attempt : Attempt or None
+        The run of the leader's task.
     """
 
     task: Key
     node: int
     group: Any
+    attempt: Attempt | None = None
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ needs_traces = pytest.mark.skipif(
                 "coordinator_rounds_per_second",
             },
         ),
+        ("coordinators", [], {"longest_gap", "loops_on_slow_workers", "slowest_over_fastest"}),
         ("paper", ["--only", "prediction-error"], {"round_over_fluid"}),
         pytest.param(
             "paper",

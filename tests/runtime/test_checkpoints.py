@@ -121,6 +121,25 @@ def test_coordinator_and_as_many_workers_as_the_code_allows_killed_between_round
     np.testing.assert_allclose(total, 10.0)
 
 
+def test_coordinator_stopped_between_rounds(processes):
+    *holders, one, other = processes.add(5)
+    client = processes.client
+    C = coded.encode(np.eye(4), coded.MDS(3, 2), client=client, workers=holders)
+    future = coded.submit(
+        rounds, C, "started", "go", coded.Loop(), client=client, workers=[one, other]
+    )
+    Event("started", client=client).wait()
+    poll_for(lambda: len(kept(client)) == 2, timeout=30)
+    running = next(a for a, tasks in client.processing().items() if future.key in tasks)
+    with processes.stopped(running):
+        Event("go", client=client).set()
+        first, total = future.result(timeout=120)
+    assert 1 < first <= KILLED_AFTER + 1
+    np.testing.assert_allclose(total, 10.0)
+    # The states that the stopped worker may still send are refused.
+    poll_for(lambda: not kept(client), timeout=30)
+
+
 def test_coordinator_killed_and_a_keeper_stopped(processes):
     *holders, one, other = processes.add(5)
     client = processes.client
@@ -159,7 +178,10 @@ def test_a_keeper_whose_idle_channel_has_closed_is_used_again():
     sent = []
     channel = SimpleNamespace(send=sent.append)
     exchange = SimpleNamespace(
-        is_usable=lambda address: False, silent=[], channel=lambda address: channel
+        is_usable=lambda address: False,
+        silent=[],
+        channel=lambda address: channel,
+        attempt=lambda task: (task, 7),
     )
 
     async def named(**arguments):
@@ -169,4 +191,4 @@ def test_a_keeper_whose_idle_channel_has_closed_is_used_again():
     worker = SimpleNamespace(address="a", scheduler=SimpleNamespace(coded_keepers=named))
     loop = KeptLoop(worker, None, exchange, "key", copies=1)
     asyncio.run(loop._keep(1, b"state"))
-    assert sent == [KeepState("key", 1, b"state")]
+    assert sent == [KeepState("key", 1, b"state", ("key", 7))]

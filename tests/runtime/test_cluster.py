@@ -445,7 +445,7 @@ async def test_worker_without_the_package(c, s, *workers):
 @gen_cluster(client=True, nthreads=FOUR[:2])
 async def test_worker_of_another_version(c, s, *workers):
     await install(c)
-    plugin_of(s).hello(workers[0].address, "0.0.7")
+    plugin_of(s).hello(workers[0].address, "0.0.7", 0.008)
     with pytest.raises(coded.ClusterUnfitError, match=r"Workers have dask_coded 0\.0\.7, the sch"):
         await coded.encode(A, coded.MDS(2, 1), c)
 

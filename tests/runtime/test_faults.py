@@ -182,6 +182,53 @@ def test_coordinator_killed_during_rounds(processes, tmp_path):
     assert len(made) == BLOCKS
 
 
+def test_coordinator_stopped_during_rounds(processes, tmp_path):
+    processes.add(4)
+    client = processes.client
+    C = coded.encode(source(Log(tmp_path / "blocks")), coded.MDS(4, 3), client)
+    loop = Loop(client, C, tmp_path)
+    loop.progress(10)
+    stopped = loop.coordinator()
+    with processes.stopped(stopped):
+        loop.starts.wait(2)  # it starts again on another worker
+        assert loop.coordinator() != stopped
+        loop.progress(10)
+    # The worker is back. It does not go on with the loop, and takes part in rounds.
+    loop.progress(5)
+    loop.finish()
+    assert len(loop.starts) == 2
+    poll_for(lambda: not unfinished(client)[stopped], timeout=60)
+    assert stopped in client.ncores()
+    check(client, C)
+
+
+def test_coordinator_stopped_during_lazy_rounds(processes, tmp_path):
+    processes.add(4)
+    client = processes.client
+    C = coded.encode(source(Log(tmp_path / "blocks")), coded.MDS(4, 3), client)
+    x = np.cos(np.arange(COLUMNS * 12.0)).reshape(12, COLUMNS)
+    check(client, C)
+    stopped = C.encoded.workers[0]
+    with processes.stopped(stopped):
+        # Some of these rounds are given to the stopped worker.
+        futures = client.compute([C @ row for row in x])
+        for future, row in zip(futures, x, strict=True):
+            np.testing.assert_allclose(future.result(timeout=60), WHOLE @ row, atol=1e-10)
+    poll_for(lambda: not unfinished(client)[stopped], timeout=60)
+    check(client, C)
+
+
+def unfinished(client) -> dict[str, int]:
+    """Count the tasks that each worker runs, and the rounds that it coordinates."""
+
+    def count(dask_worker):
+        state = dask_worker.state
+        rounds = dask_worker.extensions["dask-coded"]._rounds
+        return len(state.executing) + len(state.long_running) + len(rounds)
+
+    return client.run(count)
+
+
 def test_coordinator_killed_during_lazy_rounds(processes, tmp_path):
     processes.add(4)
     client = processes.client

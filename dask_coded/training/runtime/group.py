@@ -269,4 +269,5 @@ class LiveGroup:
 
     def _write(self, state: bytes) -> None:
         if checkpoint := self._group.training.checkpoint:
+            self._link.confirm()
             write(checkpoint[0], state)

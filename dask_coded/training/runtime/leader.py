@@ -101,8 +101,8 @@ class Leader:
 
         Raises
         ------
-        CancelledError
-            If it is cancelled.
+        RunOverError
+            If it is cancelled, or another worker has taken it over.
         Exception
             What a worker raises.
         """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Sequence
-from concurrent.futures import CancelledError
 from functools import partial
 from queue import Empty, SimpleQueue
 from time import monotonic
@@ -13,10 +12,10 @@ from typing import Any, NamedTuple
 from dask.typing import Key
 from distributed.utils import sync
 
-from dask_coded.runtime.worker import is_cancelled
 from dask_coded.training.runtime.memberships import TrainingWorkerPlugin
 from dask_coded.training.runtime.spec import Group, Training
 from dask_coded.transport import Channel
+from dask_coded.transport.fences import RunOverError
 from dask_coded.transport.messages import Cancelled, Enlist, Join, Message, StopRequested
 
 
@@ -78,8 +77,8 @@ class Link:
 
         Raises
         ------
-        CancelledError
-            If the training is cancelled.
+        RunOverError
+            If the training is cancelled, or another worker has taken over its leader.
         """
         deadline = None if timeout is None else monotonic() + timeout
         while True:
@@ -90,7 +89,7 @@ class Link:
                 return None
             match event.message:
                 case Cancelled():
-                    raise CancelledError(f"{self._task!r} was cancelled")
+                    raise RunOverError(f"This run of {self._task!r} is over.")
                 case StopRequested():
                     self.enough = True
             if event.message.run_id == self.run_id:
@@ -134,6 +133,29 @@ class Link:
         packed: bytes = sync(self._loop, ask)["state"]
         return packed
 
+    def confirm(self) -> None:
+        """Ask the scheduler whether this run of the leader is still the present one.
+
+        What a leader does outside of the cluster cannot be fenced, so it asks before.
+
+        Raises
+        ------
+        RunOverError
+            If the training is cancelled, or another worker has taken over its leader.
+        """
+
+        async def ask() -> bool:
+            attempt = self._plugin.exchange.attempt(self._task)
+            if attempt is None:
+                return False
+            leads: bool = await self._plugin.worker.scheduler.coded_leads(
+                key=attempt[0], run=attempt[1]
+            )
+            return leads
+
+        if not sync(self._loop, ask):
+            raise RunOverError(f"This run of {self._task!r} is over.")
+
     # -- groups --------------------------------------------------------------------------------
 
     def invite(self) -> list[str]:
@@ -156,10 +178,11 @@ class Link:
         workers.sort(key=lambda address: address != own)
         await self._leave()
         self.run_id = run_id = uuid.uuid4().hex
+        attempt = plugin.exchange.attempt(self._task)
         for address in workers:
             channel = self._channels[address] = plugin.exchange.channel(address)
             channel.listen(run_id, partial(self._hear, address))
-            channel.send(Enlist(run_id, self._training.id))
+            channel.send(Enlist(run_id, self._training.id, attempt))
         return workers
 
     def call(self, group: Group) -> None:
@@ -167,8 +190,8 @@ class Link:
 
         Raises
         ------
-        CancelledError
-            If the training is cancelled.
+        RunOverError
+            If the training is cancelled, or another worker has taken over its leader.
         """
         sync(self._loop, self._call, group)
 
@@ -178,10 +201,11 @@ class Link:
 
     async def _call(self, group: Group) -> None:
         # If a task is cancelled before the scheduler names its workers, they never learn of that.
-        if is_cancelled(self._plugin.worker, self._task):
-            raise CancelledError(f"{self._task!r} was cancelled")
+        if self._plugin.exchange.is_over(self._task):
+            raise RunOverError(f"This run of {self._task!r} is over.")
+        attempt = self._plugin.exchange.attempt(self._task)
         for node, address in enumerate(group.addresses):
-            self._channels[address].send(Join(group.run_id, self._task, node, group))
+            self._channels[address].send(Join(group.run_id, self._task, node, group, attempt))
 
     async def _leave(self) -> None:
         """Stop listening to the previous group."""

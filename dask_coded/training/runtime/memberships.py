@@ -16,6 +16,7 @@ from dask_coded.training.runtime.spec import Group, Replica
 from dask_coded.training.runtime.trainer import Trainer, portable
 from dask_coded.transport import Answer, Exchange
 from dask_coded.transport.messages import (
+    Attempt,
     BeginSteps,
     Cancelled,
     Enlist,
@@ -73,6 +74,7 @@ class TrainingWorkerPlugin(WorkerPlugin):
             self._handle,
             [Enlist, Join, BeginSteps, SkipNode, HaltTraining, NodeMessage],
             on_closed=self._leader_gone,
+            on_fenced=self._leader_over,
         )
         worker.handlers["coded_trained"] = self.state
         worker.stream_handlers["coded-enough"] = self._enough
@@ -89,7 +91,7 @@ class TrainingWorkerPlugin(WorkerPlugin):
     def _handle(self, message: Message, answer: Answer) -> None:
         """Act on a message of a leader, or of another worker of a group."""
         match message:
-            case Enlist(run_id, training):
+            case Enlist(run_id, training, _):
                 self._enlist(run_id, training, answer)
             case Join():
                 task = asyncio.create_task(self._join(message, answer))
@@ -165,6 +167,12 @@ class TrainingWorkerPlugin(WorkerPlugin):
         for trainer in self.trainers.values():
             if trainer.answer is answer:
                 trainer.stop()
+
+    def _leader_over(self, attempt: Attempt) -> None:
+        """End a leader on this worker whose run the scheduler has given up."""
+        task, _ = attempt
+        if self.exchange.is_over(task) and (tell := self.leaders.get(task)):
+            tell(Cancelled(task))
 
     def _forget(self, task: Key) -> None:
         """Stream handler: the task of a leader has ended, or is cancelled."""

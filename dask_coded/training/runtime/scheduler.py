@@ -38,6 +38,7 @@ class TrainingSchedulerPlugin(SchedulerExtension):
             coded_candidates=self.candidates,
             coded_enough=self.enough,
             coded_holders=self.holders,
+            coded_leads=self.leads,
         )
         await scheduler.register_worker_plugin(
             None, dumps(TrainingWorkerPlugin()), name=NAME, idempotent=True
@@ -54,6 +55,11 @@ class TrainingSchedulerPlugin(SchedulerExtension):
             involved = self._involved.setdefault(key, [])
             involved += [address for address in (*able, worker) if address not in involved]
         return self._coded.best(able)
+
+    def leads(self, key: Key, run: int) -> bool:
+        """Handler: whether a run of a leader's task has not been given up."""
+        ts = self.scheduler.tasks.get(as_key(key))
+        return ts is not None and ts.state == "processing" and ts.run_id == run
 
     def enough(self, training: str) -> None:
         """Handler: the client wants a training to end soon; its participants pass that on."""
@@ -72,7 +78,11 @@ class TrainingSchedulerPlugin(SchedulerExtension):
                     "scattered."
                 )
             )
-        return reply(Holders(tuple(self._coded.arrays.holders(key))))
+        supervisor = self._coded.supervisor
+        found = self._coded.arrays.holders(key, supervisor.absent)
+        if ts.who_has and not found and ts.run_spec is not None:
+            supervisor.run_again([ts])  # whoever asks will ask again
+        return reply(Holders(tuple(found)))
 
     def transition(
         self, key: Key, start: str, finish: str, *args: Any, stimulus_id: str, **kwargs: Any

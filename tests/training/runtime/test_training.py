@@ -11,7 +11,7 @@ import pytest
 from distributed.utils_test import poll_for
 
 from dask_coded.aggregation import CodedReduce, GradientCoding, Ring, Star
-from dask_coded.training import train
+from dask_coded.training import Checkpoint, train
 
 ROWS = 120
 RATE = 0.1  # of SGD, by default
@@ -154,6 +154,29 @@ def test_leader_killed_in_a_step(processes, aggregation):
     processes.kill(leader)
     run.progress()
     run.finish(replicas=3)
+
+
+@pytest.mark.parametrize("aggregation", [GradientCoding(stragglers=1), Ring()], ids=repr)
+def test_leader_stopped_in_a_step(aggregation, processes, tmp_path):
+    processes.add(4)
+    client = processes.client
+    checkpoint = Checkpoint(str(tmp_path / "checkpoint"), every=3)
+    run = Ongoing(client, aggregation, checkpoint=checkpoint)
+    run.progress()
+    leader = leader_of(client)
+    with processes.stopped(leader):
+        poll_for(lambda: leader_of(client) != leader, timeout=60)
+        run.progress()
+        run.progress()
+    # The old leader is back. It neither forms a group nor writes a checkpoint.
+    run.progress()
+    assert leader_of(client) != leader
+    run.finish(replicas=3)
+
+
+def leader_of(client) -> str | None:
+    tasks = client.processing().items()
+    return next((a for a, keys in tasks if any("coded-lead" in key for key in keys)), None)
 
 
 def test_worker_that_joins_takes_part_when_another_is_killed(processes):

@@ -1,0 +1,387 @@
+"""The supervisor of coordinators: where they run, and what happens when the worker of one stops.
+
+To Dask a coordinator is a task like any other: it may be placed on, or stolen by, a worker that is
+known to be slow, and if its worker is stopped, it waits for `worker-ttl`, five minutes. Here
+
+- a coordinator is restricted to workers that are not known to be slow whenever Dask is about to
+  choose one. The restrictions are strict, because work stealing ignores loose ones;
+- a worker that runs one is asked several times a second for a sign of life, which its event loop
+  gives. If none comes for `coded.coordinator.timeout`, the coordinator is taken over: its task goes
+  from ``processing`` to ``released`` in the scheduler, as after the loss of a worker, and from
+  there to another worker. The worker itself and its data stay, because it may only be busy, but it
+  counts as paused until it gives a sign of life, so that the scheduler gives it no other tasks;
+- whenever such a task is to run again, a fence is raised at all workers against its last run: see
+  :mod:`dask_coded.transport.fences`. The scheduler itself drops the results of earlier runs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import dask
+import numpy as np
+from dask.typing import Key
+from dask.utils import parse_timedelta
+from distributed.core import Status
+from distributed.metrics import time
+from tornado.ioloop import PeriodicCallback
+
+from dask_coded.rounds.placement import not_slow
+from dask_coded.runtime.spec import NAME, CodedTask
+from dask_coded.transport.messages import Attempt
+from dask_coded.typing import Floats
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler, TaskState, WorkerState
+
+logger = logging.getLogger("distributed.dask_coded")
+
+# A worker is asked this many times within the timeout, unless it owes an answer.
+_TICKS = 5
+# A task that keeps no state loses all its work when it is taken over. Its worker may be silent for
+# this fraction of the time that the task has been there, because its event loop may only be busy.
+_STAKE = 0.05
+# A coordinator on a worker below this fraction of the median speed is moved, but only if less than
+# `_BEGUN` seconds of work are lost.
+_SLOW = 0.25
+_BEGUN = 2.0
+# A result that took less than `_BEGUN` seconds is computed again if its worker falls silent while
+# clients fetch it, which they do within this many seconds.
+_GATHER = 5.0
+
+
+@dataclass
+class _Run:
+    """A task that coordinates."""
+
+    #: The restrictions that its user gave.
+    workers: set[str] | None
+    hosts: set[str] | None
+    #: Where it is, and since when.
+    worker: str = ""
+    since: float = 0.0
+    #: How often it was taken over, and from which worker last.
+    takeovers: int = 0
+    avoid: str = ""
+
+
+class Supervisor:
+    """Places and watches the tasks that coordinate rounds or trainings.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+    able : collection of str
+        Addresses of workers that have the plugin; it changes as workers come and go.
+    predict : callable(addresses) -> ndarray
+        Predicted speeds; 0 for a silent worker.
+    silence : callable(address)
+        Called with the address of a worker that is silent.
+    resumes : callable(Key) -> bool
+        Whether the state of a task is kept elsewhere.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        able: Collection[str],
+        predict: Callable[[Sequence[str]], Floats],
+        silence: Callable[[str], None],
+        resumes: Callable[[Key], bool],
+    ) -> None:
+        self._scheduler = scheduler
+        self._able = able
+        self._predict = predict
+        self._silence = silence
+        self._resumes = resumes
+        self._timeout = parse_timedelta(dask.config.get("coded.coordinator.timeout"))
+        self._runs: dict[Key, _Run] = {}
+        self._processing: set[Key] = set()
+        # When tasks have ended whose results a client is probably fetching.
+        self._fresh: dict[Key, float] = {}
+        self._watch = Watch()
+        self._given_up: list[Attempt] = []
+        self._fast: set[str] | None = None
+        self._running = 0  # workers when that was found
+        #: Silent workers, which the scheduler has been told to treat as paused.
+        self.absent: set[str] = set()
+        #: How long a small product takes on each worker, in seconds.
+        self._products: dict[str, float] = {}
+        clock = PeriodicCallback(self._tick, 1000 * self._timeout / _TICKS)
+        self._clock = scheduler.periodic_callbacks[f"{NAME}-supervisor"] = clock
+        scheduler.stream_handlers["coded-alive"] = self._heard
+
+    def add(self, ts: TaskState) -> None:
+        """Place a new task when Dask is about to choose its worker, and watch it from then on.
+
+        The same goes for a task that makes the client's result of it, as ``compute`` adds.
+        """
+        for new in (ts, *(other for other in ts.dependents if other.who_wants)):
+            self._runs.setdefault(new.key, _Run(new.worker_restrictions, new.host_restrictions))
+
+    def clear(self) -> None:
+        """Forget all tasks."""
+        self._runs.clear()
+        self._processing.clear()
+        self._fresh.clear()
+
+    def transition(self, key: Key, start: str, finish: str) -> None:
+        """Follow a transition of any task; called by the scheduler plugin."""
+        if not self._runs or (ts := self._scheduler.tasks.get(key)) is None:
+            return
+        if finish == "memory":
+            for dependent in ts.dependents:
+                ready = dependent.state == "waiting" and not dependent.waiting_on
+                if ready and dependent.key in self._runs:
+                    self._place(dependent)
+        if key not in self._runs:
+            return
+        self._processing.discard(key)
+        self._fresh.pop(key, None)
+        run = self._runs[key]
+        match finish:
+            case "waiting":
+                if ts.run_id is not None:
+                    self._give_up((key, ts.run_id))
+                self._place(ts)
+            case "processing":
+                assert ts.processing_on is not None
+                run.worker, run.since = ts.processing_on.address, time()
+                self._processing.add(key)
+                if not self._clock.is_running():
+                    self._clock.start()
+            case "memory" if time() - run.since < _BEGUN:
+                self._fresh[key] = time()
+            case "forgotten":
+                del self._runs[key]
+
+    # -- fencing -------------------------------------------------------------------------------
+
+    def _give_up(self, attempt: Attempt) -> None:
+        if not self._given_up:
+            # Later, because one transition often causes many more.
+            self._scheduler.loop.add_callback(self._fence)
+        self._given_up.append(attempt)
+
+    def _fence(self) -> None:
+        """Have all workers drop what the last runs of some tasks still send."""
+        attempts, self._given_up = self._given_up, []
+        self._send(self._able, op="coded-fence", attempts=attempts)
+
+    # -- placing -------------------------------------------------------------------------------
+
+    def _place(self, ts: TaskState) -> None:
+        """Restrict a task to workers that are not known to be slow, among those its user named."""
+        run = self._runs[ts.key]
+        chosen = self._choice(ts)
+        ts.worker_restrictions = chosen or run.workers
+        # The scheduler would allow the workers on these hosts in addition to those named.
+        ts.host_restrictions = None if chosen else run.hosts
+
+    def _choice(self, ts: TaskState) -> set[str]:
+        """Return the workers to choose from; not the last one that a task was taken from."""
+        run = self._runs[ts.key]
+        fast = self._fast_workers() - {run.avoid}
+        if fast and not (run.workers or run.hosts or ts.resource_restrictions):
+            return fast
+        ts.worker_restrictions, ts.host_restrictions = run.workers, run.hosts
+        valid = self._scheduler.valid_workers(ts)
+        found = self._scheduler.running if valid is None else valid
+        allowed = {ws.address for ws in found if ws.address in self._able} - {run.avoid}
+        return (allowed & fast) or allowed
+
+    def _fast_workers(self) -> set[str]:
+        # The scheduler moves the tasks of a worker that has left before it tells its plugins.
+        if self._fast is None or len(self._scheduler.running) != self._running:
+            self._running = len(self._scheduler.running)
+            running = [ws for ws in self._scheduler.running if ws.address in self._able]
+            addresses = [ws.address for ws in running]
+            mask = not_slow(
+                self._predict(addresses),
+                np.array([ws.metrics.get("event_loop_interval", np.nan) for ws in running]),
+                np.array([self._products.get(address, np.nan) for address in addresses]),
+            )
+            self._fast = {address for address, fast in zip(addresses, mask, strict=True) if fast}
+        return self._fast
+
+    def changed(self) -> None:
+        """Forget which workers are fast, because something about a worker has changed."""
+        self._fast = None
+
+    def measured(self, address: str, seconds: float) -> None:
+        """Record how long a small product takes on a worker."""
+        self.changed()
+        self._products[address] = seconds
+
+    def remove_worker(self, address: str) -> None:
+        """Forget a worker that has left."""
+        self.changed()
+        self._products.pop(address, None)
+        self._watch.heard(address)
+        self.absent.discard(address)
+
+    def reconsider(self, key: Key, addresses: Sequence[str], speeds: Floats) -> None:
+        """Move a coordinator that turns out to be on a slow one of these workers, at most once.
+
+        Only if less than two seconds of work are lost.
+        """
+        ts, run = self._scheduler.tasks.get(key), self._runs.get(key)
+        if ts is None or run is None or ts.processing_on is None or run.takeovers:
+            return
+        if ts not in ts.processing_on.long_running or run.worker != ts.processing_on.address:
+            return
+        if not self._resumes(key) and time() - run.since > _BEGUN:
+            return
+        if run.worker in addresses:
+            speed = speeds[addresses.index(run.worker)]
+            if speed < _SLOW * np.median(speeds):
+                self._take_over([ts], run.worker, "is slow")
+
+    # -- watching ------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        """Ask the workers of coordinators for a sign of life; take over where none comes."""
+        self._fresh = {key: end for key, end in self._fresh.items() if time() < end + _GATHER}
+        if not self._processing and not self._fresh:
+            self._clock.stop()
+        watched: dict[str, list[TaskState]] = {}
+        for key in (*self._processing, *self._fresh):
+            ts = self._scheduler.tasks[key]
+            if (ws := _place_of(ts)) and ws.address in self._able:
+                run = self._runs[key]
+                if run.worker != ws.address:  # another worker has stolen it
+                    run.worker, run.since = ws.address, time()
+                watched.setdefault(ws.address, []).append(ts)
+        self._send(self._watch.tick(watched), op="coded-ping")
+        for address, ticks in self._watch.silent(_TICKS):
+            seconds = ticks * self._timeout / _TICKS
+            if late := [ts for ts in watched[address] if seconds >= self._patience(ts)]:
+                self._set_aside(address)
+                self._take_over(late, address, f"silent for {seconds:.1f} s")
+
+    def _set_aside(self, address: str) -> None:
+        self._silence(address)
+        self.absent.add(address)
+        if self._scheduler.workers[address].status == Status.running:
+            self._set_status(address, "paused")
+
+    def _heard(self, worker: str, status: str) -> None:
+        """Stream handler: the event loop of a worker runs; its status, as the worker knows it."""
+        self._watch.heard(worker)
+        if worker in self.absent:
+            self.absent.discard(worker)
+            self._set_status(worker, status)
+
+    def _set_status(self, address: str, status: str) -> None:
+        self._scheduler.handle_worker_status_change(status, address, f"coded-watch-{time()}")
+        self.changed()
+
+    def _patience(self, ts: TaskState) -> float:
+        """Return how many seconds the worker of a task may be silent.
+
+        Twice as long after each takeover, so that a task that holds up its event loop for longer
+        than the timeout ends all the same.
+        """
+        run, patience = self._runs[ts.key], self._timeout
+        if not self._resumes(ts.key):
+            patience = max(patience, _STAKE * (time() - run.since))
+        return float(patience * 2**run.takeovers)
+
+    def _take_over(self, tasks: Sequence[TaskState], address: str, reason: str) -> None:
+        """Have tasks run again on another worker, where there is one."""
+        self.changed()
+        moved: list[TaskState] = []
+        for ts in tasks:
+            run = self._runs[ts.key]
+            before, run.avoid = run.avoid, address
+            if self._choice(ts):
+                run.takeovers += 1
+                moved.append(ts)
+            else:
+                run.avoid = before
+        if any(ts.state == "memory" for ts in moved):
+            # A client may be waiting for a result that it has asked this worker for.
+            self._scheduler.rpc.remove(address)
+        self.run_again([*moved, *(_stranded(moved, address) if address in self.absent else ())])
+        for ts in moved:
+            if not isinstance(ts.run_spec, CodedTask):
+                continue
+            taker = ts.processing_on.address if ts.processing_on else None
+            logger.warning(
+                "Coordinator of %r on %s %s, taken over by %s", ts.key, address, reason, taker
+            )
+            event = {"worker": address, "reason": reason, "taker": taker}
+            self._scheduler.log_event(NAME, {"action": "take-over", "key": str(ts.key), **event})
+
+    def run_again(self, tasks: Iterable[TaskState]) -> None:
+        """Release tasks that run, or have their only result, on a worker that is not to be used."""
+        self._scheduler.transitions(
+            {ts.key: "released" for ts in tasks}, stimulus_id=f"coded-run-again-{time()}"
+        )
+
+    def _send(self, addresses: Iterable[str], **message: Any) -> None:
+        for address in addresses:
+            if address in self._scheduler.stream_comms:
+                self._scheduler.worker_send(address, message)
+
+
+def _place_of(ts: TaskState) -> WorkerState | None:
+    """Return the only worker that runs a task or has its result."""
+    needed = ts.who_wants or ts.waiters
+    if ts.processing_on is None and needed and ts.who_has and len(ts.who_has) == 1:
+        return next(iter(ts.who_has))
+    return ts.processing_on
+
+
+def _stranded(tasks: Iterable[TaskState], address: str) -> list[TaskState]:
+    """Return what these tasks need and only a silent worker holds, if it is soon computed again."""
+    found: dict[TaskState, None] = {}
+    unseen = [dts for ts in tasks for dts in ts.dependencies]
+    while unseen:
+        ts = unseen.pop()
+        holders = [ws.address for ws in ts.who_has or ()]
+        cheap = ts.run_spec is not None and 0 <= ts.prefix.duration_average < _BEGUN
+        if holders == [address] and cheap and ts not in found:
+            found[ts] = None
+            unseen += ts.dependencies
+    return list(found)
+
+
+class Watch:
+    """Which workers owe a sign of life, and for how many ticks of a clock.
+
+    Ticks are counted instead of seconds, so that workers are not blamed when the clock itself
+    stands still for a while. A worker that owes an answer is not asked again.
+
+    Examples
+    --------
+    >>> watch = Watch()
+    >>> watch.tick(["a", "b"])
+    ['a', 'b']
+    >>> watch.heard("a")
+    >>> watch.tick(["a", "b"])
+    ['a']
+    >>> watch.silent(1)
+    [('b', 1)]
+    """
+
+    def __init__(self) -> None:
+        self._owed: dict[str, int] = {}
+
+    def tick(self, workers: Collection[str]) -> list[str]:
+        """Begin a tick; return which of the workers that are watched now are to be asked."""
+        self._owed = {a: ticks + 1 for a, ticks in self._owed.items() if a in workers}
+        asked = [address for address in workers if address not in self._owed]
+        self._owed.update(dict.fromkeys(asked, 0))
+        return asked
+
+    def heard(self, worker: str) -> None:
+        """Record a sign of life."""
+        self._owed.pop(worker, None)
+
+    def silent(self, ticks: int) -> list[tuple[str, int]]:
+        """Return the workers that have owed an answer for that long or longer."""
+        return [(address, owed) for address, owed in self._owed.items() if owed >= ticks]

@@ -1,0 +1,466 @@
+"""Coordinators are placed well, watched, taken over and fenced. The clock of the watch is turned by
+hand, so nothing here depends on time.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Event, get_worker, wait
+from distributed.utils_test import async_poll_for, gen_cluster
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dask_coded as coded
+from dask_coded.loop import Progress
+from dask_coded.rounds.placement import not_slow
+from dask_coded.runtime.spec import CodedTask
+from dask_coded.runtime.supervisor import Watch
+from dask_coded.runtime.worker import worker_plugin
+from dask_coded.transport.messages import KeepState, StartRound, StateKept
+
+FOUR = {
+    "client": True,
+    "nthreads": [("", 1)] * 4,
+    # The supervisor's own clock stands still.
+    "config": {"coded.coordinator.timeout": "1 day"},
+}
+
+A = np.random.default_rng(0).standard_normal((23, 7))
+x = np.random.default_rng(1).standard_normal(7)
+
+
+def plugin_of(s):
+    return s.extensions["dask-coded"]
+
+
+def fall_silent(s):
+    """Let the timeout pass without an answer of any worker that is watched now."""
+    for _ in range(6):
+        plugin_of(s).supervisor._tick()
+
+
+def place(operator, rounds):
+    """Return where the task runs, once the test allows that worker to go on."""
+    address = get_worker().address
+    Event(f"started-{address}").set()
+    Event(f"go-{address}").wait()
+    for _ in range(rounds):
+        operator @ x
+    return address
+
+
+async def started(c, s, future) -> str:
+    """Return the address of the worker on which a loop has started."""
+
+    def processing() -> bool:
+        return future.key in s.tasks and s.tasks[future.key].state == "processing"
+
+    await async_poll_for(processing, timeout=30)
+    address = s.tasks[future.key].processing_on.address
+    await Event(f"started-{address}", client=c)
+    # The scheduler has learnt that the task has left the pool of threads.
+    ws = s.workers[address]
+    await async_poll_for(lambda: s.tasks[future.key] in ws.long_running, timeout=30)
+    return address
+
+
+async def gone(worker, key) -> None:
+    """Wait until a worker has nothing of a task any more."""
+    await async_poll_for(lambda: key not in worker.state.tasks, timeout=30)
+
+
+# -- watched and taken over --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", ["old", "new"])
+def test_a_silent_coordinator_is_taken_over_and_ends_first_or_last(first):
+    @gen_cluster(**FOUR)
+    async def test(c, s, *workers):
+        C = await coded.encode(A, coded.MDS(4, 3), c)
+        future = coded.submit(place, C, 0, client=c)
+        old = await started(c, s, future)
+        fall_silent(s)
+        new = await started(c, s, future)
+        assert new != old
+        by_address = {w.address: w for w in workers}
+        if first == "old":
+            # It was only late. What it returns is not the result.
+            await Event(f"go-{old}", client=c).set()
+            await gone(by_address[old], future.key)
+            assert s.tasks[future.key].state == "processing"
+            await Event(f"go-{new}", client=c).set()
+            assert await future == new
+        else:
+            await Event(f"go-{new}", client=c).set()
+            assert await future == new
+            await Event(f"go-{old}", client=c).set()
+            await gone(by_address[old], future.key)
+            assert await future == new
+        (event,) = [e for _, e in s.get_events("dask-coded") if e["action"] == "take-over"]
+        assert (event["worker"], event["taker"]) == (old, new)
+        assert event["reason"].startswith("silent for")
+
+    test()
+
+
+@gen_cluster(**FOUR)
+async def test_a_loop_that_was_taken_over_ends_where_its_next_round_starts(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    future = coded.submit(place, C, 3, client=c)
+    old = await started(c, s, future)
+    fall_silent(s)
+    new = await started(c, s, future)
+    rounds = s.extensions["dask-coded"].speeds._rounds
+    await Event(f"go-{old}", client=c).set()
+    (worker,) = [w for w in workers if w.address == old]
+    await gone(worker, future.key)
+    assert s.extensions["dask-coded"].speeds._rounds == rounds
+    await Event(f"go-{new}", client=c).set()
+    assert await future == new
+
+
+@gen_cluster(**FOUR)
+async def test_a_lazy_round_in_flight_is_taken_over(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    exchanges = [worker_plugin(w).exchange for w in workers]
+    held = []
+    handlers = [exchange._handlers[StartRound] for exchange in exchanges]
+    for exchange in exchanges:
+        exchange._handlers[StartRound] = lambda *m, exchange=exchange: held.append((exchange, *m))
+    future = c.compute(C @ x)
+    await async_poll_for(lambda: len(held) >= 3, timeout=30)
+    old = {message.attempt for _, message, _ in held}
+    fall_silent(s)
+    await async_poll_for(
+        lambda: len({message.attempt for _, message, _ in held} - old) == 1, timeout=30
+    )
+    # The participants begin only now, with the messages of both runs.
+    for exchange, handler in zip(exchanges, handlers, strict=True):
+        exchange._handlers[StartRound] = handler
+    for exchange, message, answer in held:
+        exchange._handle(message, answer)
+    np.testing.assert_allclose(await future, A @ x)
+    assert not old & {job.attempt for w in workers for job in worker_plugin(w)._jobs.values()}
+    await async_poll_for(lambda: not any(worker_plugin(w)._rounds for w in workers), timeout=30)
+
+
+@gen_cluster(**FOUR)
+async def test_the_result_of_a_lazy_round_on_a_silent_worker_is_computed_again(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    future = c.compute(C @ x)
+    await wait(future)
+    (old,) = s.tasks[future.key].who_has
+    fall_silent(s)
+    await async_poll_for(lambda: s.tasks[future.key].state == "memory", timeout=30)
+    assert old not in s.tasks[future.key].who_has
+    np.testing.assert_allclose(await future, A @ x)
+    (worker,) = [w for w in workers if w.address == old.address]
+    await gone(worker, future.key)
+
+
+@gen_cluster(**FOUR)
+async def test_a_silent_worker_gets_no_tasks_until_it_answers(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    future = coded.submit(place, C, 0, client=c)
+    old = s.workers[await started(c, s, future)]
+    fall_silent(s)
+    # In fact it is alive, and answers the question at once.
+    assert old not in s.running
+    await async_poll_for(lambda: old in s.running, timeout=30)
+    assert old.status.name == "running"
+    assert not plugin_of(s).supervisor.absent
+    for w in workers:
+        await Event(f"go-{w.address}", client=c).set()
+    await future
+
+
+@gen_cluster(**FOUR)
+async def test_an_operand_that_only_a_silent_worker_holds_is_computed_again(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    exchanges = [worker_plugin(w).exchange for w in workers]
+    held = []
+    for exchange in exchanges:
+        exchange._handlers[StartRound] = lambda *m, handle=exchange._handlers[StartRound]: (
+            held.append((handle, *m))
+        )
+    # The coordinator runs where its operand is.
+    plugin_of(s).supervisor._fast_workers = lambda: set(s.workers)
+    operand = da.from_array(x, chunks=-1).map_blocks(np.sin)
+    future = c.compute(C @ operand)
+    await async_poll_for(lambda: len(held) >= 3, timeout=30)
+    (ts,) = [ts for ts in s.tasks.values() if isinstance(ts.run_spec, CodedTask)]
+    old, (source,) = ts.processing_on, ts.dependencies
+    assert source.who_has == {old}
+    fall_silent(s)
+    assert not source.who_has
+    runs = {message.attempt for _, message, _ in held}
+    await async_poll_for(lambda: {m.attempt for _, m, _ in held} > runs, timeout=30)
+    await async_poll_for(lambda: held[-1][1].attempt not in runs, timeout=30)
+    for exchange in exchanges:
+        exchange._handlers[StartRound] = worker_plugin(exchange._worker)._handle
+    for handle, message, answer in held:
+        handle(message, answer)
+    np.testing.assert_allclose(await future, A @ np.sin(x))
+
+
+@gen_cluster(**FOUR)
+async def test_the_result_of_a_long_loop_is_kept_on_a_silent_worker(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    future = coded.submit(place, C, 0, client=c)
+    address = await started(c, s, future)
+    plugin_of(s).supervisor._runs[future.key].since -= 100
+    await Event(f"go-{address}", client=c).set()
+    await wait(future)
+    fall_silent(s)
+    assert {ws.address for ws in s.tasks[future.key].who_has} == {address}
+
+
+@gen_cluster(**FOUR)
+async def test_a_worker_that_answers_late_keeps_its_coordinator(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    future = coded.submit(place, C, 0, client=c)
+    address = await started(c, s, future)
+    supervisor = plugin_of(s).supervisor
+    for _ in range(20):
+        for _ in range(5):
+            supervisor._tick()
+        assert supervisor._watch._owed
+        await async_poll_for(lambda: not supervisor._watch._owed, timeout=30)
+    await Event(f"go-{address}", client=c).set()
+    assert await future == address
+
+
+@gen_cluster(**FOUR)
+async def test_a_loop_that_would_lose_much_is_given_more_time(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    future = coded.submit(place, C, 0, client=c)
+    address = await started(c, s, future)
+    supervisor, ts = plugin_of(s).supervisor, s.tasks[future.key]
+    day = 24 * 3600.0
+    assert supervisor._patience(ts) == day
+    supervisor._runs[future.key].since -= 100 * day
+    assert supervisor._patience(ts) == pytest.approx(5 * day, rel=1e-3)
+    # It loses little once its state is kept.
+    plugin_of(s).loops.keepers(future.key, address, 2)
+    assert supervisor._patience(ts) == day
+    # A task that always holds up its event loop ends all the same.
+    supervisor._runs[future.key].takeovers = 3
+    assert supervisor._patience(ts) == 8 * day
+    await Event(f"go-{address}", client=c).set()
+    await future
+
+
+@gen_cluster(**FOUR)
+async def test_a_coordinator_stays_where_its_user_wants_it(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    one, two, three, _ = (w.address for w in workers)
+    pinned = coded.submit(place, C, 0, client=c, workers=three)
+    assert await started(c, s, pinned) == three
+    fall_silent(s)
+    assert s.tasks[pinned.key].processing_on.address == three
+    free = coded.submit(place, C, 1, client=c, workers=[one, two])
+    old = await started(c, s, free)
+    fall_silent(s)
+    new = await started(c, s, free)
+    assert {old, new} == {one, two}
+    for address in (one, two, three):
+        await Event(f"go-{address}", client=c).set()
+    assert await c.gather([pinned, free]) == [three, new]
+
+
+def keeping(operator, loop):
+    (first,) = loop.resume((1,))
+    for i in range(first, 6):
+        operator @ x
+        loop.report(Progress(i, residual=0.0), state=(i + 1,), last=i == 5)
+        if i == 3:
+            address = get_worker().address
+            Event(f"started-{address}").set()
+            Event(f"go-{address}").wait()
+    return first
+
+
+@gen_cluster(**FOUR)
+async def test_a_silent_loop_resumes_elsewhere(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    future = coded.submit(keeping, C, coded.Loop(), client=c)
+    old = await started(c, s, future)
+    keepers = [worker_plugin(w).keeper.kept for w in workers]
+    await async_poll_for(lambda: any(keepers), timeout=30)
+    fall_silent(s)
+    assert s.tasks[future.key].processing_on.address != old
+    for w in workers:
+        await Event(f"go-{w.address}", client=c).set()
+    # With such short rounds not every state is kept, but the first one is.
+    assert 1 < await future <= 4
+
+
+# -- fenced ------------------------------------------------------------------------------------
+
+
+@gen_cluster(**FOUR)
+async def test_states_and_jobs_of_a_run_that_is_over_count_for_nothing(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    plugin = worker_plugin(workers[0])
+    (piece,) = [i for i, a in enumerate(C.encoded.workers) if a == workers[0].address]
+    key = C.encoded.spec.keys[piece]
+    answers = []
+
+    def start(run_id, run):
+        ranges = ((piece, 0, 1),)
+        message = StartRound(
+            run_id, "matvec", x, False, 4, ((piece, key, 8),), ranges, 1.0, 1.0, 0.0, ("task", run)
+        )
+        plugin.exchange._handle(message, answers.append)
+
+    def keep(round, run):
+        message = KeepState("task", round, b"state", ("task", run))
+        plugin.exchange._handle(message, answers.append)
+
+    keep(7, run=3)
+    start("late", run=3)
+    start("next", run=4)
+    plugin.exchange._fence([["task", 3]])
+    assert set(plugin._jobs) == {"next"}
+    start("later", run=3)
+    start("after", run=4)
+    assert set(plugin._jobs) == {"next", "after"}
+    keep(8, run=3)
+    assert plugin.keeper.kept["task"] == (7, b"state")
+    keep(5, run=4)
+    assert plugin.keeper.kept["task"] == (5, b"state")
+    assert answers.count(StateKept("task")) == 2
+    for run_id in ("next", "after"):
+        plugin._drop(run_id)
+
+
+# -- placed ------------------------------------------------------------------------------------
+
+
+def crawl(s, address):
+    """Have a worker measured at a twentieth of the others' speed."""
+    speeds = {a: 0.05 if a == address else 1.0 for a in s.workers}
+    for _ in range(5):
+        plugin_of(s).speeds.record(speeds)
+    plugin_of(s).supervisor.changed()
+
+
+@gen_cluster(**FOUR)
+async def test_no_coordinator_is_stolen_by_a_slow_worker(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    slow = workers[0].address
+    crawl(s, slow)
+    fast = [w.address for w in workers[1:]]
+    # The fast workers are occupied for long, the slow one is idle.
+    blocks = [
+        c.submit(lambda i: Event("free").wait(), i, workers=[fast[i % 3]], pure=False)
+        for i in range(6)
+    ]
+    await async_poll_for(lambda: all(s.workers[a].processing for a in fast), timeout=30)
+    futures = [coded.submit(place, C, 0, client=c) for _ in range(12)]
+    await async_poll_for(lambda: all(f.key in s.tasks for f in futures), timeout=30)
+    for _ in range(5):
+        s.extensions["stealing"].balance()
+    for address in (slow, *fast):
+        await Event(f"go-{address}", client=c).set()
+    await Event("free", client=c).set()
+    assert slow not in await c.gather(futures)
+    await c.gather(blocks)
+
+
+@gen_cluster(**FOUR)
+async def test_a_loop_that_has_begun_on_a_slow_worker_moves(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    future = coded.submit(place, C, 0, client=c)
+    slow = await started(c, s, future)
+    crawl(s, slow)
+    supervisor = plugin_of(s).supervisor
+    begun = supervisor._runs[future.key].since
+    # Not if much work would be lost.
+    supervisor._runs[future.key].since -= 100
+    addresses = list(s.workers)
+    speeds = plugin_of(s)._predict(addresses)
+    supervisor.reconsider(future.key, addresses, speeds)
+    assert s.tasks[future.key].processing_on.address == slow
+    supervisor._runs[future.key].since = begun + 100
+    supervisor.reconsider(future.key, addresses, speeds)
+    new = await started(c, s, future)
+    assert new != slow
+    for address in (slow, new):
+        await Event(f"go-{address}", client=c).set()
+    assert await future == new
+
+
+@gen_cluster(**FOUR)
+async def test_a_worker_that_measures_a_slow_product_runs_no_coordinator(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    for i, w in enumerate(workers):
+        plugin = worker_plugin(w)
+        plugin._probe = SimpleNamespace(seconds=0.1 if i == 2 else 0.004, refresh=lambda: None)
+        await w.heartbeat()
+        await Event(f"go-{w.address}", client=c).set()
+    futures = [coded.submit(place, C, 0, client=c) for _ in range(8)]
+    assert workers[2].address not in await c.gather(futures)
+
+
+@gen_cluster(**FOUR)
+async def test_a_coordinator_runs_on_a_slow_worker_if_no_other_is_left(c, s, *workers):
+    C = await coded.encode(A, coded.Repetition(4, 4), c)
+    crawl(s, workers[0].address)
+    future = coded.submit(place, C, 1, client=c)
+    await started(c, s, future)
+    for w in workers:
+        await Event(f"go-{w.address}", client=c).set()
+    for w in workers[1:]:
+        await w.close()
+    await future
+
+
+@gen_cluster(**FOUR)
+async def test_the_only_fast_worker_leaves(c, s, *workers):
+    C = await coded.encode(A, coded.Repetition(4, 4), c)
+    future = coded.submit(place, C, 1, client=c)
+    old = await started(c, s, future)
+    supervisor = plugin_of(s).supervisor
+    # The supervisor still believes so when the scheduler moves the tasks of the lost worker.
+    supervisor._fast = {old}
+    (worker,) = [w for w in workers if w.address == old]
+    for w in workers:
+        await Event(f"go-{w.address}", client=c).set()
+    s.handle_worker_status_change("paused", worker.address, "test")
+    await s.remove_worker(worker.address, stimulus_id="test")
+    assert await future != old
+
+
+# -- the parts without a cluster ---------------------------------------------------------------
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=40),
+    st.integers(1, 6),
+)
+def test_only_workers_that_owe_an_answer_for_long_are_silent(events, ticks):
+    """The watch agrees with a record of when each worker was asked and when it answered."""
+    watch, asked = Watch(), {}
+    for now, (worker, answers) in enumerate(events):
+        for address in watch.tick(["a", "b", "c"]):
+            asked[address] = now
+        if answers:
+            watch.heard(worker)
+            asked.pop(worker, None)
+        late = {a: now - since for a, since in asked.items() if now - since >= ticks}
+        assert dict(watch.silent(ticks)) == late
+
+
+@given(st.lists(st.floats(0.0, 10.0), min_size=1, max_size=20), st.data())
+def test_some_worker_is_not_slow(speeds, data):
+    delay = st.floats(0.001, 10.0) | st.just(float("nan"))
+    size = len(speeds)
+    delays = [data.draw(st.lists(delay, min_size=size, max_size=size)) for _ in range(2)]
+    mask = not_slow(np.array(speeds), *map(np.array, delays))
+    assert mask.any() == (max(speeds) > 0 and (np.array(speeds) >= 0.8 * np.median(speeds)).any())
+    assert not mask[np.array(speeds) == 0].any()

@@ -1,0 +1,80 @@
+"""The scheduler's part in trainings whose leader is taken over."""
+
+from __future__ import annotations
+
+from concurrent.futures import CancelledError
+
+import dask.array as da
+import numpy as np
+from distributed import Event, get_worker, wait
+from distributed.utils_test import async_poll_for, gen_cluster
+from distributed.worker import thread_state
+
+import dask_coded as coded
+from dask_coded.runtime.install import install
+from dask_coded.training.runtime.link import Link
+from dask_coded.training.runtime.memberships import training_plugin
+from dask_coded.training.runtime.scheduler import TrainingSchedulerPlugin
+
+THREE = {
+    "client": True,
+    "nthreads": [("", 1)] * 3,
+    "config": {"coded.coordinator.timeout": "1 day"},  # its clock is turned by hand
+}
+
+
+def confirm():
+    """Confirm to be the leader before and after the test goes on."""
+    link = Link(training_plugin(get_worker()), None, thread_state.key)
+    address = get_worker().address
+    link.confirm()
+    Event(f"started-{address}").set()
+    Event(f"go-{address}").wait()
+    try:
+        link.confirm()
+    except CancelledError:
+        Event("refused").set()
+        raise
+    return address
+
+
+@gen_cluster(**THREE)
+async def test_a_leader_that_was_taken_over_is_refused(c, s, *workers):
+    await install(c, TrainingSchedulerPlugin())
+    future = coded.submit(confirm, client=c)
+
+    async def leader():
+        def ready():
+            return future.key in s.tasks and s.tasks[future.key].processing_on
+
+        await async_poll_for(ready, timeout=30)
+        address = s.tasks[future.key].processing_on.address
+        await Event(f"started-{address}", client=c)
+        return address
+
+    old = await leader()
+    for _ in range(6):
+        s.extensions["dask-coded"].supervisor._tick()
+    new = await leader()
+    assert new != old
+    await Event(f"go-{old}", client=c).set()
+    await Event("refused", client=c)
+    await Event(f"go-{new}", client=c).set()
+    assert await future == new
+
+
+@gen_cluster(**THREE)
+async def test_a_block_that_only_a_silent_worker_holds_is_computed_again(c, s, *workers):
+    await install(c, TrainingSchedulerPlugin())
+    block = c.persist(da.ones((4, 2), chunks=-1))
+    await wait(block)
+    (key,) = block.__dask_keys__()[0]
+    ts = s.tasks[key]
+    (holder,) = ts.who_has
+    plugin = s.extensions["dask-coded-training"]
+    assert plugin.holders(key)["answer"].data.addresses == (holder.address,)
+    s.extensions["dask-coded"].supervisor._set_aside(holder.address)
+    assert plugin.holders(key)["answer"].data.addresses == ()
+    await async_poll_for(lambda: ts.state == "memory", timeout=30)
+    assert holder not in ts.who_has
+    np.testing.assert_array_equal(await c.compute(block), np.ones((4, 2)))

@@ -21,7 +21,7 @@ from dask._task_spec import TaskRef
 from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.utils import format_bytes
-from distributed import Client, default_client
+from distributed import Client
 from scipy.sparse.linalg import LinearOperator
 
 from dask_coded.arguments import check_unmasked
@@ -31,6 +31,7 @@ from dask_coded.runtime.operators import RoundOperator, as_operand, check_operan
 from dask_coded.runtime.source import check_dtype, matrix_source, sparse_type
 from dask_coded.runtime.spec import CodedTask, round_options
 from dask_coded.runtime.tasks import run_round
+from dask_coded.runtime.waiting import current_client, outside_pool
 
 
 def encode(
@@ -127,7 +128,8 @@ def encode(
         )
         return CodedArray(there, back)
 
-    return client.sync(run)
+    with outside_pool():
+        return client.sync(run)
 
 
 class CodedArray(da.Array):
@@ -328,7 +330,8 @@ class CodedArray(da.Array):
             back = self._back and await extend(self._back, workers)
             return CodedArray(await extend(self.encoded, workers), back)
 
-        return self.encoded.futures[0].client.sync(run)
+        with outside_pool():
+            return self.encoded.client.sync(run)
 
     # -- representation ------------------------------------------------------------------------
 
@@ -370,8 +373,9 @@ class _ClientOperator(RoundOperator):
 
     def _matmat(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         # The client that holds the pieces, even if another one is current.
-        client = self._array.encoded.futures[0].client
-        return client.compute(self._array @ x).result()
+        future = self._array.encoded.client.compute(self._array @ x)
+        with outside_pool():
+            return future.result()
 
     def _transpose(self) -> LinearOperator:
         if self._array._back is None:
@@ -394,17 +398,6 @@ class RoundLayer(MaterializedLayer):
     def __reduce__(self) -> Any:
         # A round's task names the pieces that it needs; futures stay with the client.
         return RoundLayer, (self.mapping, None, self.annotations)
-
-
-def current_client(client: Client | None) -> Client:
-    """Return the given client, or the current one."""
-    try:
-        return client or default_client()
-    except ValueError:
-        raise ValueError(
-            "A Dask cluster is required, but there is no current client: create a "
-            "`dask.distributed.Client()` first, or pass one as `client`."
-        ) from None
 
 
 async def cluster_size(

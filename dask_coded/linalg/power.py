@@ -22,9 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dask_coded.arguments import check_stopping
-from dask_coded.linalg.operand import as_coded
 from dask_coded.loop import QUIET, ConvergenceError, Loop, Progress
-from dask_coded.submission import run
+from dask_coded.submission import as_coded, run
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from dask_coded.runtime.install import ClusterUnfitError, install
 from dask_coded.runtime.pieces import make_piece
 from dask_coded.runtime.source import Blocks, block_rows, settled, sparse_type, stripes_of
 from dask_coded.runtime.spec import ArraySpec, CodedDataLostError, CodedSpec, PairSpec, PieceTask
+from dask_coded.runtime.waiting import current_client
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -52,6 +53,11 @@ class Encoded:
     workers: tuple[str, ...]
     nbytes: int
     bytes_moved: int
+
+    @property
+    def client(self) -> Client:
+        """The client that holds the pieces; in a task that got the array, the worker's."""
+        return current_client(self.futures[0].client)
 
 
 async def encode_source(
@@ -190,7 +196,7 @@ async def extend(encoded: Encoded, workers: Sequence[str] | None) -> Encoded:
     CodedDataLostError
         If the pieces that are left do not suffice.
     """
-    client = encoded.futures[0].client
+    client = encoded.client
     scheduler: Any = client.scheduler
     allowed = None if workers is None else list(workers)
     match await ask(scheduler.coded_extend, array=encoded.spec.id, allowed=allowed):

@@ -16,6 +16,7 @@ from dask_coded.runtime.install import ClusterUnfitError
 from dask_coded.runtime.operators import Operator, PairOperator
 from dask_coded.runtime.spec import CodedDataLostError
 from dask_coded.submission import submit
+from dask_coded.uncoded import UncodedWarning
 
 __all__ = [
     "CODES",
@@ -33,6 +34,7 @@ __all__ = [
     "Progress",
     "RandomLinear",
     "Repetition",
+    "UncodedWarning",
     "__version__",
     "aggregation",
     "compression",

@@ -26,8 +26,16 @@ from scipy.sparse.linalg import LinearOperator
 
 from dask_coded.arguments import check_unmasked
 from dask_coded.codes import CODES, MDS, Code, RandomLinear, Repetition
+from dask_coded.products import (
+    TRANSPOSED,
+    CodedView,
+    ProductArray,
+    UncodedArray,
+    as_factor,
+    dispatch_products,
+)
 from dask_coded.runtime.encoding import Encoded, encode_source, extend, new_id
-from dask_coded.runtime.operators import RoundOperator, as_operand, check_operand, refuse_transpose
+from dask_coded.runtime.operators import RoundOperator, check_operand, refuse_transpose
 from dask_coded.runtime.source import check_dtype, matrix_source, sparse_type
 from dask_coded.runtime.spec import CodedTask, round_options
 from dask_coded.runtime.tasks import run_round
@@ -132,13 +140,15 @@ def encode(
         return client.sync(run)
 
 
-class CodedArray(da.Array):
+class CodedArray(ProductArray):
     """A dask array whose products are coded.
 
-    Created by :func:`encode`. ``C @ x``, ``C.dot(x)``, ``np.matmul(C, x)`` and ``np.dot(C, x)``
-    with a NumPy or dask vector or matrix are lazy coded rounds that return dask arrays. So are
-    ``x @ C`` and ``C.T @ y`` if the array was encoded with ``transpose=True``. Everything else
-    works as for a dask array over the plain blocks.
+    Created by :func:`encode`. ``C @ x`` with a NumPy or dask vector or matrix is a lazy coded round
+    that returns a dask array, and so is ``x @ C`` if the array was encoded with
+    ``transpose=True``. It may be written as ``dot``, ``matmul``, ``tensordot``, ``einsum`` or
+    ``inner``, of NumPy or of ``dask.array``, and with ``-C``, ``alpha * C``, ``C.astype(...)`` or
+    ``C[rows]``. Everything else works as for a dask array over the plain blocks. A product that is
+    not coded emits an :class:`UncodedWarning`.
 
     Attributes
     ----------
@@ -161,6 +171,7 @@ class CodedArray(da.Array):
         self = super().__new__(cls, graph, spec.id, chunks, dtype=spec.dtype, meta=meta)
         self.encoded = encoded
         self._back = back
+        dispatch_products()
         return self
 
     def __reduce__(self) -> Any:
@@ -179,48 +190,27 @@ class CodedArray(da.Array):
 
     # -- products ------------------------------------------------------------------------------
 
-    def __matmul__(self, other: Any) -> Any:
-        if isinstance(other, (list, tuple)) or np.isscalar(other):
-            other = np.asarray(other)
-        if scipy.sparse.issparse(other):
+    def _times(self, x: Any) -> Any:
+        x = as_factor(x)
+        if scipy.sparse.issparse(x):
             raise TypeError(
                 "The right operand of a coded product must be dense: pass `other.toarray()`."
             )
-        if not isinstance(other, (np.ndarray, da.Array)):
+        if not isinstance(x, np.ndarray | da.Array):
             return NotImplemented
-        check_unmasked("The operand of a coded product", other)
-        return self._product(check_operand(self.shape, other))
+        check_unmasked("The operand of a coded product", x)
+        return self._product(check_operand(self.shape, x))
 
-    def __rmatmul__(self, other: Any) -> Any:
+    def _scaled(self, plain: da.Array, factor: Any) -> ProductArray:
+        return CodedView(plain, self, factor)
+
+    def _selected(self, plain: da.Array, rows: Any) -> ProductArray:
+        return CodedView(plain, self, selections=(rows,))
+
+    def _transposed(self, plain: da.Array) -> ProductArray:
         if self._back is None:
-            return super().__rmatmul__(other)
-        other = other if isinstance(other, da.Array) else as_operand(other)
-        return (self.T @ other.T).T
-
-    def dot(self, other: Any) -> Any:
-        """Return the coded product, as ``@`` does."""
-        return self @ other
-
-    def transpose(self, *axes: Any) -> da.Array:
-        """Return the transposed array, which is coded if encoded with ``transpose=True``."""
-        flat = axes[0] if len(axes) == 1 and isinstance(axes[0], (tuple, list)) else axes
-        if self._back is not None and (not flat or flat[0] is None or tuple(flat) == (1, 0)):
-            return CodedArray(self._back, self.encoded)
-        return super().transpose(*axes)
-
-    def __array_ufunc__(self, numpy_ufunc: Any, method: Any, *inputs: Any, **kwargs: Any) -> Any:
-        if numpy_ufunc is np.matmul and method == "__call__" and not kwargs:
-            left, right = inputs
-            return left @ right if isinstance(left, CodedArray) else right.__rmatmul__(left)
-        return super().__array_ufunc__(numpy_ufunc, method, *inputs, **kwargs)
-
-    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if func is np.dot and len(args) == 2 and not kwargs:
-            left, right = args
-            return left @ right if isinstance(left, CodedArray) else right.__rmatmul__(left)
-        if func in (np.transpose, np.matrix_transpose) and len(args) == 1 and not kwargs:
-            return self.transpose()
-        return super().__array_function__(func, types, args, kwargs)
+            return UncodedArray(plain, TRANSPOSED, self)
+        return CodedArray(self._back, self.encoded)
 
     def _product(self, x: Any) -> da.Array:
         """Return the product as one lazy round per column chunk of ``x``."""

@@ -10,7 +10,7 @@ from dask_coded._version import __version__
 from dask_coded.array import CodedArray, encode
 from dask_coded.codes import CODES, MDS, Code, Polynomial, RandomLinear, Repetition
 from dask_coded.display import Display
-from dask_coded.loop import Loop, Progress
+from dask_coded.loop import Loop, PiecesMade, Progress
 from dask_coded.pair import CodedPair, encode_pair, gram
 from dask_coded.runtime.install import ClusterUnfitError
 from dask_coded.runtime.operators import Operator, PairOperator
@@ -30,6 +30,7 @@ __all__ = [
     "Loop",
     "Operator",
     "PairOperator",
+    "PiecesMade",
     "Polynomial",
     "Progress",
     "RandomLinear",

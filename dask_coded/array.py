@@ -10,7 +10,8 @@ round.
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, Self
 
 import dask
@@ -26,6 +27,8 @@ from scipy.sparse.linalg import LinearOperator
 
 from dask_coded.arguments import check_unmasked
 from dask_coded.codes import CODES, MDS, Code, RandomLinear, Repetition
+from dask_coded.display import Display
+from dask_coded.loop import PiecesMade
 from dask_coded.products import (
     TRANSPOSED,
     CodedView,
@@ -36,7 +39,7 @@ from dask_coded.products import (
 )
 from dask_coded.runtime.encoding import Encoded, encode_source, extend, new_id
 from dask_coded.runtime.operators import RoundOperator, check_operand, refuse_transpose
-from dask_coded.runtime.source import check_dtype, matrix_source, sparse_type
+from dask_coded.runtime.source import Tally, check_dtype, matrix_source, sparse_type
 from dask_coded.runtime.spec import CodedTask, round_options
 from dask_coded.runtime.tasks import run_round
 from dask_coded.runtime.waiting import current_client, outside_pool
@@ -52,6 +55,8 @@ def encode(
     transpose: bool = False,
     oversubscribe: bool = False,
     check_finite: bool = True,
+    verbose: bool = False,
+    callback: Callable[[PiecesMade], object] | None = None,
 ) -> CodedArray:
     """Store a matrix as coded pieces on the workers of a cluster.
 
@@ -79,6 +84,11 @@ def encode(
         Allow several pieces on one worker if there are fewer workers than the code wants.
     check_finite : bool
         Reject NaN and infinity, which would spread to all results that they are mixed into.
+    verbose : bool
+        Show how many pieces are made, see :class:`dask_coded.Display`.
+    callback : callable, optional
+        Called with a :class:`dask_coded.PiecesMade` at the start and after each piece. It runs in
+        the client's event loop and should return quickly.
 
     Returns
     -------
@@ -110,15 +120,23 @@ def encode(
     if redundancy is not None and isinstance(code, Code):
         raise TypeError("Pass either a code or a redundancy, not both: a code defines its own.")
 
+    display = Display() if verbose and callback is None else None
+
+    async def shown() -> CodedArray:
+        with display or nullcontext():
+            return await run()
+
     async def run() -> CodedArray:
         chosen = code
         if not isinstance(chosen, Code):
             chosen = await _choose(client, source, chosen, redundancy, workers)
         check_dtype(source, chosen)
+        listener = display or callback
         options: dict[str, Any] = {
             "oversubscribe": oversubscribe,
             "check_finite": check_finite,
             "workers": workers,
+            "tally": listener and Tally(listener, chosen.pieces * (2 if transpose else 1)),
         }
         ids = new_id(), new_id()
         back = None
@@ -137,7 +155,7 @@ def encode(
         return CodedArray(there, back)
 
     with outside_pool():
-        return client.sync(run)
+        return client.sync(shown)
 
 
 class CodedArray(ProductArray):

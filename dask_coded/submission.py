@@ -19,7 +19,7 @@ from dask.base import is_dask_collection
 from distributed import Client, Future
 
 from dask_coded.array import CodedArray, encode
-from dask_coded.loop import QUIET, Loop, Progress
+from dask_coded.loop import QUIET, Loop, PiecesMade, Progress
 from dask_coded.pair import CodedPair
 from dask_coded.runtime.spec import CodedTask, round_options
 from dask_coded.runtime.tasks import DataSlot, LoopSlot, OperatorSlot, run_loop
@@ -153,12 +153,19 @@ def run(
             raise
 
 
-def as_coded(A: Any, code: Any, client: Client | None, *, transpose: bool = False) -> CodedArray:
+def as_coded(
+    A: Any,
+    code: Any,
+    client: Client | None,
+    *,
+    transpose: bool = False,
+    callback: Callable[[PiecesMade], object] | None = None,
+) -> CodedArray:
     """Encode the matrix of an algorithm that waits, unless it is already coded.
 
     Parameters
     ----------
-    A, code, client
+    A, code, client, callback
         See :func:`dask_coded.encode`.
     transpose : bool
         Whether products with the adjoint are needed.
@@ -171,7 +178,8 @@ def as_coded(A: Any, code: Any, client: Client | None, *, transpose: bool = Fals
         If this is the thread of the client's event loop.
     """
     if not isinstance(A, CodedArray):
-        return encode(A, code, client=waiting_client(client), transpose=transpose)
+        client = waiting_client(client)
+        return encode(A, code, client=client, transpose=transpose, callback=callback)
     if code is not None:
         raise TypeError(
             f"Argument 'code' is for an array that is not coded, this one is coded with {A.code}: "

@@ -90,6 +90,7 @@ class LinearModel(BaseEstimator):
                 client=client,
                 code=self.code,
                 callback=report if self.verbose or callback else None,
+                display=display,
             )
         if display is not None:
             display.summary()

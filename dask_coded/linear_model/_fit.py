@@ -91,6 +91,7 @@ def fit(
     client: Client | None,
     code: Any,
     callback: Callback | None,
+    display: Display | None = None,
     **options: Any,
 ) -> Solution:
     """Minimise an objective over data in this process or in a cluster.
@@ -107,13 +108,15 @@ def fit(
         Code for data that are not encoded yet; None lets :func:`~dask_coded.encode` choose.
     callback : callable or None
         Called with a :class:`~dask_coded.Progress`.
+    display : Display or None
+        Shows the encoding.
     """
     if client is None and not isinstance(X, CodedArray):
         return minimize(X, y, family, penalty, loop=_Told(callback), **options)
     if not isinstance(X, CodedArray):
         # Parity and real coefficients need floating-point data.
         real = X if X.dtype.kind == "f" else X.astype(np.float64)
-        X = as_coded(real, code, client, transpose=True)
+        X = as_coded(real, code, client, transpose=True, callback=display)
     elif not isinstance(X.T, CodedArray):
         raise ValueError(
             "A fit multiplies from both sides, but this array was encoded without its transpose: "

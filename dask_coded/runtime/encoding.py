@@ -17,7 +17,7 @@ from dask_coded.rounds import Geometry
 from dask_coded.runtime.answers import Extended, Lost, Placed, Unfit, ask
 from dask_coded.runtime.install import ClusterUnfitError, install
 from dask_coded.runtime.pieces import make_piece
-from dask_coded.runtime.source import Blocks, block_rows, settled, sparse_type, stripes_of
+from dask_coded.runtime.source import Blocks, Tally, block_rows, settled, sparse_type, stripes_of
 from dask_coded.runtime.spec import ArraySpec, CodedDataLostError, CodedSpec, PairSpec, PieceTask
 from dask_coded.runtime.waiting import current_client
 
@@ -70,6 +70,7 @@ async def encode_source(
     workers: Sequence[str] | None = None,
     array_id: str = "",
     transposed: str | None = None,
+    tally: Tally | None = None,
 ) -> Encoded:
     """Make the pieces of one array.
 
@@ -97,7 +98,7 @@ async def encode_source(
         transposed=transposed,
         check_finite=check_finite,
     )
-    return await _encode(client, spec, [Blocks(source, rows)], oversubscribe, workers)
+    return await _encode(client, spec, [Blocks(source, rows)], oversubscribe, workers, tally)
 
 
 async def encode_factors(
@@ -109,6 +110,7 @@ async def encode_factors(
     oversubscribe: bool,
     check_finite: bool,
     workers: Sequence[str] | None = None,
+    tally: Tally | None = None,
 ) -> Encoded:
     """Make the pieces of a pair of matrices, dense and of equally many rows.
 
@@ -136,7 +138,7 @@ async def encode_factors(
         right_rows=right_rows,
         right_source=code.a if len(blocks) == 2 else 0,
     )
-    return await _encode(client, spec, blocks, oversubscribe, workers)
+    return await _encode(client, spec, blocks, oversubscribe, workers, tally)
 
 
 async def _encode(
@@ -145,6 +147,7 @@ async def _encode(
     sources: Sequence[Blocks],
     oversubscribe: bool,
     workers: Sequence[str] | None,
+    tally: Tally | None,
 ) -> Encoded:
     """Bring source blocks into the cluster, make the pieces from them, and release the blocks."""
     await install(client)
@@ -171,7 +174,7 @@ async def _encode(
         ]
         tasks = {key: PieceTask(key, make_piece, spec.id, i) for i, key in enumerate(spec.keys)}
         futures += client.get(tasks, list(spec.keys), sync=False)
-        await settled(client, futures)
+        await settled(client, futures, tally)
     except BaseException:
         # The client keeps the error's traceback, and with it these futures: release them here.
         for future in (*futures, *(future for blocks in sources for future in blocks.futures)):

@@ -10,12 +10,13 @@ from dask_coded._version import __version__
 from dask_coded.array import CodedArray, encode
 from dask_coded.codes import CODES, MDS, Code, Polynomial, RandomLinear, Repetition
 from dask_coded.display import Display
-from dask_coded.loop import Loop, Progress
+from dask_coded.loop import Loop, PiecesMade, Progress
 from dask_coded.pair import CodedPair, encode_pair, gram
 from dask_coded.runtime.install import ClusterUnfitError
 from dask_coded.runtime.operators import Operator, PairOperator
 from dask_coded.runtime.spec import CodedDataLostError, CorruptSharesError
 from dask_coded.submission import submit
+from dask_coded.uncoded import UncodedWarning
 
 __all__ = [
     "CODES",
@@ -30,10 +31,12 @@ __all__ = [
     "Loop",
     "Operator",
     "PairOperator",
+    "PiecesMade",
     "Polynomial",
     "Progress",
     "RandomLinear",
     "Repetition",
+    "UncodedWarning",
     "__version__",
     "aggregation",
     "compression",

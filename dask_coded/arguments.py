@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -135,3 +136,21 @@ def check_stopping(tol: float, max_iter: int) -> None:
     """
     check_positive("tol", tol, or_zero=True)
     check_whole("max_iter", max_iter)
+
+
+def check_workers(workers: Sequence[str] | None) -> list[str] | None:
+    """Return the addresses that a user named as a list; None stands for all workers.
+
+    Raises
+    ------
+    TypeError
+        If they are not a list of addresses.
+    """
+    if workers is None:
+        return None
+    named = [] if isinstance(workers, str) or not isinstance(workers, Iterable) else list(workers)
+    if not named or not all(isinstance(address, str) for address in named):
+        raise TypeError(
+            f"Argument 'workers' must be a list of the addresses of workers, it is {workers!r}."
+        )
+    return named

@@ -10,7 +10,8 @@ round.
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, Self
 
 import dask
@@ -20,22 +21,32 @@ from dask._task_spec import TaskRef
 from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.utils import format_bytes
-from distributed import Client, default_client
+from distributed import Client
 from scipy.sparse.linalg import LinearOperator
 
-from dask_coded.arguments import check_redundancy
+from dask_coded.arguments import check_redundancy, check_workers
 from dask_coded.codes import CODES, MDS, Code, RandomLinear, Repetition
+from dask_coded.display import Display
+from dask_coded.loop import PiecesMade
+from dask_coded.products import (
+    TRANSPOSED,
+    CodedView,
+    ProductArray,
+    UncodedArray,
+    as_factor,
+    dispatch_products,
+)
 from dask_coded.runtime.encoding import Encoded, encode_source, extend, new_id
 from dask_coded.runtime.operators import (
     RoundOperator,
-    as_operand,
     check_operand,
     check_right,
     refuse_transpose,
 )
-from dask_coded.runtime.source import check_code, is_verified, matrix_source, sparse_type
+from dask_coded.runtime.source import Tally, check_code, is_verified, matrix_source, sparse_type
 from dask_coded.runtime.spec import CodedTask, round_options
 from dask_coded.runtime.tasks import run_round
+from dask_coded.runtime.waiting import current_client, outside_pool
 
 
 def encode(
@@ -49,6 +60,8 @@ def encode(
     oversubscribe: bool = False,
     check_finite: bool = True,
     verify: bool | None = None,
+    verbose: bool = False,
+    callback: Callable[[PiecesMade], object] | None = None,
 ) -> CodedArray:
     """Store a matrix as coded pieces on the workers of a cluster.
 
@@ -81,6 +94,11 @@ def encode(
         Check every share of every round, so that a worker that computes wrongly does no harm: its
         shares are computed again elsewhere. For dense floating-point and complex matrices. By
         default as ``coded.verify`` in the configuration says, for matrices that can be verified.
+    verbose : bool
+        Show how many pieces are made, see :class:`dask_coded.Display`.
+    callback : callable, optional
+        Called with a :class:`dask_coded.PiecesMade` at the start and after each piece. It runs in
+        the client's event loop and should return quickly.
 
     Returns
     -------
@@ -113,16 +131,24 @@ def encode(
     if redundancy is not None and isinstance(code, Code):
         raise TypeError("Pass either a code or a redundancy, not both: a code defines its own.")
 
+    display = Display() if verbose and callback is None else None
+
+    async def shown() -> CodedArray:
+        with display or nullcontext():
+            return await run()
+
     async def run() -> CodedArray:
         chosen = code
         if not isinstance(chosen, Code):
             chosen = await _choose(client, source, chosen, redundancy, workers)
         check_code(source, chosen)
+        listener = display or callback
         options: dict[str, Any] = {
             "oversubscribe": oversubscribe,
             "check_finite": check_finite,
             "verify": is_verified(source, verify),
             "workers": workers,
+            "tally": listener and Tally(listener, chosen.pieces * (2 if transpose else 1)),
         }
         ids = new_id(), new_id()
         back = None
@@ -140,16 +166,19 @@ def encode(
         )
         return CodedArray(there, back)
 
-    return client.sync(run)
+    with outside_pool():
+        return client.sync(shown)
 
 
-class CodedArray(da.Array):
+class CodedArray(ProductArray):
     """A dask array whose products are coded.
 
-    Created by :func:`encode`. ``C @ x``, ``C.dot(x)``, ``np.matmul(C, x)`` and ``np.dot(C, x)``
-    with a NumPy or dask vector or matrix are lazy coded rounds that return dask arrays. So are
-    ``x @ C`` and ``C.T @ y`` if the array was encoded with ``transpose=True``. Everything else
-    works as for a dask array over the plain blocks.
+    Created by :func:`encode`. ``C @ x`` with a NumPy or dask vector or matrix is a lazy coded round
+    that returns a dask array, and so is ``x @ C`` if the array was encoded with
+    ``transpose=True``. It may be written as ``dot``, ``matmul``, ``tensordot``, ``einsum`` or
+    ``inner``, of NumPy or of ``dask.array``, and with ``-C``, ``alpha * C``, ``C.astype(...)`` or
+    ``C[rows]``. Everything else works as for a dask array over the plain blocks. A product that is
+    not coded emits an :class:`UncodedWarning`.
 
     Attributes
     ----------
@@ -172,6 +201,7 @@ class CodedArray(da.Array):
         self = super().__new__(cls, graph, spec.id, chunks, dtype=spec.dtype, meta=meta)
         self.encoded = encoded
         self._back = back
+        dispatch_products()
         return self
 
     def __reduce__(self) -> Any:
@@ -190,44 +220,22 @@ class CodedArray(da.Array):
 
     # -- products ------------------------------------------------------------------------------
 
-    def __matmul__(self, other: Any) -> Any:
-        if isinstance(other, (list, tuple)) or np.isscalar(other):
-            other = np.asarray(other)
-        check_right(other)
-        if not isinstance(other, (np.ndarray, da.Array)):
+    def _times(self, x: Any) -> Any:
+        x = check_right(as_factor(x))
+        if not isinstance(x, np.ndarray | da.Array):
             return NotImplemented
-        return self._product(check_operand(self.shape, other))
+        return self._product(check_operand(self.shape, x))
 
-    def __rmatmul__(self, other: Any) -> Any:
+    def _scaled(self, plain: da.Array, factor: Any) -> ProductArray:
+        return CodedView(plain, self, factor)
+
+    def _selected(self, plain: da.Array, rows: Any) -> ProductArray:
+        return CodedView(plain, self, selections=(rows,))
+
+    def _transposed(self, plain: da.Array) -> ProductArray:
         if self._back is None:
-            return super().__rmatmul__(other)
-        other = check_right(other) if isinstance(other, da.Array) else as_operand(other)
-        return (self.T @ other.T).T
-
-    def dot(self, other: Any) -> Any:
-        """Return the coded product, as ``@`` does."""
-        return self @ other
-
-    def transpose(self, *axes: Any) -> da.Array:
-        """Return the transposed array, which is coded if encoded with ``transpose=True``."""
-        flat = axes[0] if len(axes) == 1 and isinstance(axes[0], (tuple, list)) else axes
-        if self._back is not None and (not flat or flat[0] is None or tuple(flat) == (1, 0)):
-            return CodedArray(self._back, self.encoded)
-        return super().transpose(*axes)
-
-    def __array_ufunc__(self, numpy_ufunc: Any, method: Any, *inputs: Any, **kwargs: Any) -> Any:
-        if numpy_ufunc is np.matmul and method == "__call__" and not kwargs:
-            left, right = inputs
-            return left @ right if isinstance(left, CodedArray) else right.__rmatmul__(left)
-        return super().__array_ufunc__(numpy_ufunc, method, *inputs, **kwargs)
-
-    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if func is np.dot and len(args) == 2 and not kwargs:
-            left, right = args
-            return left @ right if isinstance(left, CodedArray) else right.__rmatmul__(left)
-        if func in (np.transpose, np.matrix_transpose) and len(args) == 1 and not kwargs:
-            return self.transpose()
-        return super().__array_function__(func, types, args, kwargs)
+            return UncodedArray(plain, TRANSPOSED, self)
+        return CodedArray(self._back, self.encoded)
 
     def _product(self, x: Any) -> da.Array:
         """Return the product as one lazy round per column chunk of ``x``."""
@@ -338,7 +346,8 @@ class CodedArray(da.Array):
             back = self._back and await extend(self._back, workers)
             return CodedArray(await extend(self.encoded, workers), back)
 
-        return self.encoded.futures[0].client.sync(run)
+        with outside_pool():
+            return self.encoded.client.sync(run)
 
     # -- representation ------------------------------------------------------------------------
 
@@ -380,8 +389,9 @@ class _ClientOperator(RoundOperator):
 
     def _matmat(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         # The client that holds the pieces, even if another one is current.
-        client = self._array.encoded.futures[0].client
-        return client.compute(self._array @ x).result()
+        future = self._array.encoded.client.compute(self._array @ x)
+        with outside_pool():
+            return future.result()
 
     def _transpose(self) -> LinearOperator:
         if self._array._back is None:
@@ -404,32 +414,6 @@ class RoundLayer(MaterializedLayer):
     def __reduce__(self) -> Any:
         # A round's task names the pieces that it needs; futures stay with the client.
         return RoundLayer, (self.mapping, None, self.annotations)
-
-
-def current_client(client: Client | None) -> Client:
-    """Return the given client, or the current one."""
-    try:
-        client = client or default_client()
-    except ValueError:
-        raise ValueError(
-            "A Dask cluster is required, but there is no current client: create a "
-            "`dask.distributed.Client()` first, or pass one as `client`."
-        ) from None
-    if not isinstance(client, Client):
-        raise TypeError(f"Argument 'client' must be a `distributed.Client`, it is {client!r}.")
-    return client
-
-
-def check_workers(workers: Sequence[str] | None) -> list[str] | None:
-    """Return the addresses that a user named as a list; None stands for all workers."""
-    if workers is None:
-        return None
-    named = [] if isinstance(workers, str) or not isinstance(workers, Iterable) else list(workers)
-    if not named or not all(isinstance(address, str) for address in named):
-        raise TypeError(
-            f"Argument 'workers' must be a list of the addresses of workers, it is {workers!r}."
-        )
-    return named
 
 
 async def cluster_size(

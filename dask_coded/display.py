@@ -1,20 +1,26 @@
-"""Progress of a running loop: a status line on a terminal, plain lines elsewhere."""
+"""Progress of a running loop or an encoding.
+
+A status line on a terminal, a line that is replaced in a notebook, plain lines elsewhere.
+"""
 
 from __future__ import annotations
 
+import html
 import statistics
+import sys
 import time
 from typing import Any, Self
 
 import click
+from dask.utils import format_bytes
 
-from dask_coded.loop import Progress
+from dask_coded.loop import PiecesMade, Progress
 
 
 class Display:
-    """Shows the rounds of a loop that it is passed to as ``callback``.
+    """Shows the rounds of a loop, or the pieces of an encoding, that get it as ``callback``.
 
-    On a terminal it updates one line (with ``rich``). Elsewhere, as in notebooks, it prints lines
+    On a terminal (with ``rich``) and in a notebook it updates one line. Elsewhere it prints lines
     to standard error, at most one per second.
 
     Examples
@@ -22,12 +28,14 @@ class Display:
     ::
 
         with coded.Display() as display:
-            coded.graph.pagerank(G, callback=display)
+            C = coded.encode(A, callback=display)
+            coded.linalg.power_iteration(C, callback=display)
         display.summary()
     """
 
     def __init__(self) -> None:
-        self.console = _terminal()
+        self._cell = _notebook()
+        self.console: Any = None if self._cell else _terminal()
         self._status: Any = None
         self._last: Progress | None = None
         self._seconds: list[float] = []
@@ -49,15 +57,27 @@ class Display:
         if self._status is not None:
             # A wrapped line would flicker.
             self._status.update(text[: self.console.width - 3])
+        elif self._cell is not None:
+            self._cell.update(_Line(text))
         else:
             click.echo(text, err=True)
 
-    def __call__(self, progress: Progress) -> None:
-        """Show a finished round and record it for the summary."""
+    def __call__(self, progress: Progress | PiecesMade) -> None:
+        """Show a finished round and record it for the summary; or show how far an encoding is."""
+        if isinstance(progress, PiecesMade):
+            self.say(
+                f"Encoding: {progress.made} of {progress.pieces} pieces, "
+                f"{format_bytes(progress.nbytes)}"
+            )
+            return
         self._last = progress
         if progress.seconds is not None:
             self._seconds.append(progress.seconds)
-        if self._status is not None or time.monotonic() >= self._next_line:
+        if (
+            self._status is not None
+            or self._cell is not None
+            or time.monotonic() >= self._next_line
+        ):
             self._next_line = time.monotonic() + 1
             self.say(_line(progress, progress.seconds))
 
@@ -65,7 +85,38 @@ class Display:
         """Print the last round, with the median time of the reported rounds."""
         if self._last is not None:
             median = statistics.median(self._seconds) if self._seconds else None
-            click.echo(f"Done. {_line(self._last, median)}", err=True)
+            self._end(f"Done. {_line(self._last, median)}")
+
+    def _end(self, text: str) -> None:
+        if self._cell is not None:
+            self._cell.update(_Line(text))
+        else:
+            click.echo(text, err=True)
+
+
+def _notebook() -> Any:
+    """Return the handle of a new output of this notebook cell, or None outside of notebooks."""
+    # A notebook has imported this already; importing it elsewhere would take a second.
+    ipython = sys.modules.get("IPython")
+    shell = ipython and ipython.get_ipython()
+    if shell is None or not hasattr(shell, "kernel"):
+        return None
+    from IPython.display import display
+
+    return display(_Line(""), display_id=True)
+
+
+class _Line:
+    """A line of text as the output of a notebook cell."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(self.text)}</pre>"
 
 
 def _terminal() -> Any:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
+from dask_coded.summary import Summary
+
 State = TypeVar("State")
 
 
@@ -19,7 +21,24 @@ class ConvergenceError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Progress:
+class PiecesMade:
+    """How far an encoding is.
+
+    Parameters
+    ----------
+    made, pieces : int
+        Number of pieces that are stored, and of all.
+    nbytes : int
+        Bytes of those that are stored.
+    """
+
+    made: int
+    pieces: int
+    nbytes: int
+
+
+@dataclass(frozen=True, repr=False)
+class Progress(Summary):
     """One round of a loop.
 
     Parameters

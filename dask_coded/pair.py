@@ -18,14 +18,15 @@ from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 from distributed import Client
 
-from dask_coded.arguments import check_dense, check_unmasked
-from dask_coded.array import RoundLayer, check_workers, cluster_size, current_client
+from dask_coded.arguments import check_dense, check_unmasked, check_workers
+from dask_coded.array import RoundLayer, cluster_size
 from dask_coded.codes import Polynomial
 from dask_coded.runtime.encoding import Encoded, encode_factors
 from dask_coded.runtime.operators import check_weights
 from dask_coded.runtime.source import check_dtype, matrix_source, sparse_type
 from dask_coded.runtime.spec import CodedTask, round_options
 from dask_coded.runtime.tasks import run_round
+from dask_coded.runtime.waiting import current_client, outside_pool
 
 
 def encode_pair(
@@ -109,7 +110,8 @@ def encode_pair(
         "oversubscribe": oversubscribe,
         "check_finite": check_finite,
     }
-    return client.sync(_encode, client, A, B, code, **options)
+    with outside_pool():
+        return client.sync(_encode, client, A, B, code, **options)
 
 
 def gram(
@@ -174,7 +176,8 @@ def gram(
         )
         return pair.product(weights)
 
-    return client.sync(run)
+    with outside_pool():
+        return client.sync(run)
 
 
 class CodedPair:

@@ -18,11 +18,18 @@ from dask._task_spec import TaskRef
 from dask.base import is_dask_collection
 from distributed import Client, Future
 
-from dask_coded.array import CodedArray, current_client
-from dask_coded.loop import QUIET, Loop, Progress
+from dask_coded.array import CodedArray, encode
+from dask_coded.loop import QUIET, Loop, PiecesMade, Progress
 from dask_coded.pair import CodedPair
 from dask_coded.runtime.spec import CodedTask, round_options
 from dask_coded.runtime.tasks import DataSlot, LoopSlot, OperatorSlot, run_loop
+from dask_coded.runtime.waiting import (
+    TaskFuture,
+    current_client,
+    in_task,
+    outside_pool,
+    waiting_client,
+)
 
 
 def submit(
@@ -107,7 +114,8 @@ def submit(
         *(TaskRef(future.key) for future in data),
     )
     graph = {key: task, **{future.key: future for future in data}}
-    return client.get(graph, key, sync=False, workers=workers)
+    future = client.get(graph, key, sync=False, workers=workers)
+    return TaskFuture(key, client) if in_task() else future
 
 
 def run(
@@ -136,14 +144,55 @@ def run(
     object
         The result of the function. Ctrl-C also stops the function in the cluster.
     """
-    client = current_client(client)
+    client = waiting_client(client)
     with _watch(callback, client) as loop:
         future = submit(function, *args, client=client, loop=loop, **kwargs)
         try:
-            return future.result()
+            with outside_pool():
+                return future.result()
         except KeyboardInterrupt:
             future.cancel()
             raise
+
+
+def as_coded(
+    A: Any,
+    code: Any,
+    client: Client | None,
+    *,
+    transpose: bool = False,
+    callback: Callable[[PiecesMade], object] | None = None,
+) -> CodedArray:
+    """Encode the matrix of an algorithm that waits, unless it is already coded.
+
+    Parameters
+    ----------
+    A, code, client, callback
+        See :func:`dask_coded.encode`.
+    transpose : bool
+        Whether products with the adjoint are needed.
+
+    Raises
+    ------
+    TypeError
+        If A is coded and ``code`` is given, or its transpose is needed and is not coded.
+    RuntimeError
+        If this is the thread of the client's event loop.
+    """
+    if not isinstance(A, CodedArray):
+        client = waiting_client(client)
+        return encode(A, code, client=client, transpose=transpose, callback=callback)
+    if code is not None:
+        raise TypeError(
+            f"Argument 'code' is for an array that is not coded, this one is coded with {A.code}: "
+            "leave out 'code'."
+        )
+    if transpose and not isinstance(A.T, CodedArray):
+        raise TypeError(
+            "Products with the transpose are needed, but this array was encoded without it: "
+            "encode it with `transpose=True`."
+        )
+    return A
 
 
 class _Watched(Loop):

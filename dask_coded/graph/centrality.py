@@ -27,12 +27,11 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dask_coded.arguments import check_stopping
-from dask_coded.array import encode
 from dask_coded.graph.iteration import Vector, iterate
 from dask_coded.graph.readers import as_graph
 from dask_coded.graph.values import PerNode, distribution, named, vector
 from dask_coded.loop import QUIET, Loop, Progress
-from dask_coded.submission import run
+from dask_coded.submission import as_coded, run
 
 
 def katz_rounds(
@@ -241,7 +240,7 @@ def katz_centrality(
     own = np.full(len(found.nodes), beta) if np.isscalar(beta) else beta
     if isinstance(own, Mapping) and (missing := set(found.nodes.tolist()) - set(own)):
         raise ValueError(f"Argument 'beta' must have all nodes, {missing.pop()!r} is missing.")
-    coded = encode(_transposed(found.adjacency), code, client=client)
+    coded = as_coded(_transposed(found.adjacency), code, client)
     scores = run(
         katz_rounds,
         coded,
@@ -328,7 +327,7 @@ def eigenvector_centrality(
     begin = distribution(
         "start", None if start is None else vector("start", start, found), len(found.nodes)
     )
-    coded = encode(_transposed(found.adjacency), code, client=client)
+    coded = as_coded(_transposed(found.adjacency), code, client)
     scores = run(
         eigenvector_rounds,
         coded,

@@ -31,13 +31,13 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dask_coded.arguments import check_positive, check_whole
-from dask_coded.array import CodedArray, encode
+from dask_coded.array import CodedArray
 from dask_coded.graph.kernels import Hops, Kernel, PolynomialKernel, chebyshev_coefficients
 from dask_coded.graph.laplacian import check_laplacian, greatest_eigenvalue_rounds, laplacian
 from dask_coded.graph.readers import Graph, as_graph
 from dask_coded.graph.values import named, vector
 from dask_coded.loop import QUIET, Loop, Progress
-from dask_coded.submission import run
+from dask_coded.submission import as_coded, run
 
 Array = npt.NDArray[Any]
 
@@ -209,7 +209,7 @@ def filter(
         check_positive("lmax", lmax)
     operand, nodes = _operand(graph, normalized, weight)
     x = _signal(signal, nodes)
-    coded = operand if isinstance(operand, CodedArray) else encode(operand, code, client=client)
+    coded = as_coded(operand, code, client)
     on_cluster: dict[str, Any] = {"client": client, "callback": callback}
     if isinstance(kernel, (PolynomialKernel, Hops)):
         y = run(polynomial_rounds, coded, x, kernel.coefficients, **on_cluster)

@@ -25,12 +25,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dask_coded.arguments import check_stopping
-from dask_coded.array import encode
 from dask_coded.graph.iteration import Vector, iterate
 from dask_coded.graph.readers import as_graph
 from dask_coded.graph.values import PerNode, distribution, named, vector
 from dask_coded.loop import QUIET, Loop, Progress
-from dask_coded.submission import run
+from dask_coded.submission import as_coded, run
 
 
 def hits_rounds(
@@ -178,7 +177,7 @@ def hits(
     distribution("start", begin, len(found.nodes))
     if not found.adjacency.data.any():
         raise ValueError("HITS expects a graph with edges of positive weight, this one has none.")
-    coded = encode(found.adjacency.astype(np.float64), code, client=client, transpose=True)
+    coded = as_coded(found.adjacency.astype(np.float64), code, client, transpose=True)
     hubs, authorities = run(
         hits_rounds,
         coded,

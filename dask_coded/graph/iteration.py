@@ -15,12 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from dask_coded.loop import ConvergenceError, Loop, Progress
+from dask_coded.summary import Summary
 
 Vector = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Ranks:
+@dataclass(frozen=True, repr=False)
+class Ranks(Summary):
     """The result of a power iteration.
 
     Parameters
@@ -86,7 +87,7 @@ def iterate(
     >>> halfway = lambda x: (x + 1) / 2
     >>> arguments = dict(operator=None, tol=1e-3, max_iter=99, loop=QUIET)
     >>> iterate("One", halfway, np.zeros(1), **arguments)
-    Ranks(scores=array([0.99902344]), rounds=10, residual=0.0009765625)
+    Ranks(scores=<(1,) float64: 0.999023>, rounds=10, residual=0.000976562)
     """
     first, x = loop.resume((1, start))
     # Divergence shows in the residual, so NumPy's warnings would add nothing.

@@ -31,12 +31,11 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dask_coded.arguments import check_stopping
-from dask_coded.array import encode
 from dask_coded.graph.iteration import Ranks, Vector, iterate
 from dask_coded.graph.readers import as_graph
 from dask_coded.graph.values import PerNode, distribution, named, vector
 from dask_coded.loop import QUIET, Loop, Progress
-from dask_coded.submission import run
+from dask_coded.submission import as_coded, run
 
 
 def pagerank_rounds(
@@ -246,7 +245,7 @@ def pagerank(
         for name, value in given.items()
         if value is not None
     }
-    coded = encode(matrix, code, client=client)
+    coded = as_coded(matrix, code, client)
     ranks = run(
         pagerank_rounds,
         coded,

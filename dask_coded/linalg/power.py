@@ -22,13 +22,13 @@ import numpy as np
 import numpy.typing as npt
 
 from dask_coded.arguments import check_stopping
-from dask_coded.linalg.operand import as_coded
 from dask_coded.loop import QUIET, ConvergenceError, Loop, Progress
-from dask_coded.submission import run
+from dask_coded.submission import as_coded, run
+from dask_coded.summary import Summary
 
 
-@dataclass(frozen=True)
-class Eigenpair:
+@dataclass(frozen=True, repr=False)
+class Eigenpair(Summary):
     """The result of a power iteration.
 
     Parameters

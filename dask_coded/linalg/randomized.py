@@ -28,10 +28,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dask_coded.arguments import check_whole
-from dask_coded.array import current_client
-from dask_coded.linalg.operand import as_coded
 from dask_coded.loop import QUIET, Loop, Progress
-from dask_coded.submission import run
+from dask_coded.runtime.waiting import waiting_client
+from dask_coded.submission import as_coded, run
 
 Matrix = npt.NDArray[Any]
 
@@ -173,7 +172,7 @@ def randomized_svd(
     array([10.])
     >>> client.close()
     """
-    client = current_client(client)
+    client = waiting_client(client)
     _check(np.shape(A), k, oversample, power_iterations)
     coded = as_coded(A, code, client, transpose=True)
     U, s, Vh = run(

@@ -4,10 +4,10 @@
 
 The estimators follow scikit-learn's names, defaults and conventions. They need scikit-learn (the
 extra ``dask-coded[linear-model]``), which is imported when an estimator is first accessed. With a
-current Dask client, or one passed to ``fit``, the data are encoded with their transpose and the
-solver runs in the cluster as one task; each iteration takes two coded rounds. A
-:class:`~dask_coded.CodedArray` is not encoded again. Without a client the same solver runs in this
-process.
+client passed to ``fit``, or a current one and data that are not small, the data are encoded with
+their transpose and the solver runs in the cluster as one task; each iteration takes two coded
+rounds. A :class:`~dask_coded.CodedArray` is not encoded again. Otherwise the same solver runs in
+this process.
 """
 
 from __future__ import annotations

@@ -17,12 +17,13 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from dask_coded.array import CodedArray
 from dask_coded.display import Display
-from dask_coded.linear_model._fit import Callback, check_dask, fit
+from dask_coded.linear_model._fit import Callback, check_dask, current_cluster, fit
 from dask_coded.linear_model._objective import Intercept
 from dask_coded.linear_model.families import Family
 from dask_coded.linear_model.penalties import Penalty
 from dask_coded.linear_model.solvers import Solution
 from dask_coded.loop import Progress
+from dask_coded.runtime.waiting import outside_pool, waiting_client
 
 
 class LinearModel(BaseEstimator):
@@ -34,6 +35,10 @@ class LinearModel(BaseEstimator):
         return tags
 
     # -- fitting -------------------------------------------------------------------------------
+
+    def _cluster(self, client: Client | None, X: Any) -> Client | None:
+        """Return the client whose cluster runs the fit, or None for this process."""
+        return current_cluster(client, X, Display() if self.verbose else None)
 
     def _data(self, X: Any, y: Any, client: Client | None, **checks: Any) -> tuple[Any, Any]:
         """Return ``X`` in a form that can be encoded or multiplied, and ``y`` as a NumPy array."""
@@ -85,6 +90,7 @@ class LinearModel(BaseEstimator):
                 client=client,
                 code=self.code,
                 callback=report if self.verbose or callback else None,
+                display=display,
             )
         if display is not None:
             display.summary()
@@ -150,4 +156,8 @@ def here(values: Any, client: Client | None = None) -> Any:
     """Compute a dask array; return anything else unchanged."""
     if not isinstance(values, da.Array):
         return values
-    return values.compute() if client is None else client.compute(values).result()
+    if client is None:
+        return values.compute()
+    future = waiting_client(client).compute(values)
+    with outside_pool():
+        return future.result()

@@ -5,29 +5,53 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
+import scipy.sparse
 from dask.base import is_dask_collection
 from distributed import Client, default_client
 
-from dask_coded.array import CodedArray, encode
+from dask_coded.array import CodedArray
+from dask_coded.display import Display
 from dask_coded.linear_model.families import Family
 from dask_coded.linear_model.penalties import Penalty
 from dask_coded.linear_model.solvers import Solution, minimize
 from dask_coded.loop import Loop, Progress
-from dask_coded.submission import run
+from dask_coded.submission import as_coded, run
 
 Callback = Callable[[Progress], object]
 
 
-def current_cluster(client: Client | None) -> Client | None:
-    """Return the given client, else the current one, else None."""
+def current_cluster(client: Client | None, X: Any, display: Display | None) -> Client | None:
+    """Return the client whose cluster runs a fit, or None if this process does.
+
+    Data in the memory of this process go to a cluster only if the caller passes a client, or if
+    there is a current one and they are not smaller than ``coded.linear-model.minimum-size``.
+
+    Parameters
+    ----------
+    client : distributed.Client or None
+    X : array_like, sparse matrix or dask array, shape (n, p)
+    display : Display or None
+        Where to say why the fit does not use the current client.
+    """
     if client is not None:
         return client
     try:
-        return default_client()
+        client = default_client()
     except ValueError:
         return None
+    size = X.nnz if scipy.sparse.issparse(X) else int(np.prod(np.shape(X)))
+    least = dask.config.get("coded.linear-model.minimum-size")
+    if is_dask_collection(X) or size >= least:
+        return client
+    if display is not None:
+        display.say(
+            f"Fitting in this process, because {size:,} numbers are fewer than "
+            f"`coded.linear-model.minimum-size`, {least:,}. Pass `client` to use the cluster."
+        )
+    return None
 
 
 def check_dask(X: Any) -> bool:
@@ -67,6 +91,7 @@ def fit(
     client: Client | None,
     code: Any,
     callback: Callback | None,
+    display: Display | None = None,
     **options: Any,
 ) -> Solution:
     """Minimise an objective over data in this process or in a cluster.
@@ -83,12 +108,15 @@ def fit(
         Code for data that are not encoded yet; None lets :func:`~dask_coded.encode` choose.
     callback : callable or None
         Called with a :class:`~dask_coded.Progress`.
+    display : Display or None
+        Shows the encoding.
     """
     if client is None and not isinstance(X, CodedArray):
         return minimize(X, y, family, penalty, loop=_Told(callback), **options)
     if not isinstance(X, CodedArray):
         # Parity and real coefficients need floating-point data.
-        X = encode(X if X.dtype.kind == "f" else X.astype(np.float64), code, client, transpose=True)
+        real = X if X.dtype.kind == "f" else X.astype(np.float64)
+        X = as_coded(real, code, client, transpose=True, callback=display)
     elif not isinstance(X.T, CodedArray):
         raise ValueError(
             "A fit multiplies from both sides, but this array was encoded without its transpose: "

@@ -18,7 +18,7 @@ from dask_coded.linear_model._base import (
     here,
     rowwise,
 )
-from dask_coded.linear_model._fit import Callback, current_cluster
+from dask_coded.linear_model._fit import Callback
 from dask_coded.linear_model._objective import Intercept, check_weights
 from dask_coded.linear_model.families import Family, Hinge, Logistic, Multinomial, SquaredHinge
 from dask_coded.linear_model.penalties import Penalty
@@ -210,7 +210,8 @@ class LogisticRegression(_Classifier):
         sample_weight : array_like, shape (n,), optional
             Not negative.
         client : distributed.Client, optional
-            The cluster. Default: the current client; without one, the fit runs in this process.
+            The cluster. Default: the current client. Without one, or if the data are smaller than
+            ``coded.linear-model.minimum-size`` in the configuration, the fit runs in this process.
         callback : callable, optional
             Called with a :class:`~dask_coded.Progress`; see :func:`dask_coded.graph.pagerank`.
 
@@ -238,7 +239,7 @@ class LogisticRegression(_Classifier):
             )
         if not 0 <= (ratio := ratios.get(self.penalty, 0.0)) <= 1:
             raise ValueError(f"Argument 'l1_ratio' must be between 0 and 1, it is {ratio}.")
-        client = current_cluster(client)
+        client = self._cluster(client, X)
         X, codes, weights = self._targets(X, y, sample_weight, client)
         strength = 0.0
         if self.penalty is not None:
@@ -370,7 +371,7 @@ class LinearSVC(_Classifier):
                 raise ValueError(
                     f"Argument {name!r} must be one of {sorted(known)}, it is {value!r}."
                 )
-        client = current_cluster(client)
+        client = self._cluster(client, X)
         X, codes, weights = self._targets(X, y, sample_weight, client)
         strength = 1 / (self.C * (len(codes) if weights is None else weights.sum()))
         found = self._minimize(

@@ -10,7 +10,7 @@ from sklearn.metrics import r2_score
 
 from dask_coded.arguments import check_positive
 from dask_coded.linear_model._base import LinearModel, here
-from dask_coded.linear_model._fit import Callback, current_cluster
+from dask_coded.linear_model._fit import Callback
 from dask_coded.linear_model._objective import Intercept, check_weights
 from dask_coded.linear_model.families import SquaredError
 from dask_coded.linear_model.penalties import Penalty
@@ -52,7 +52,7 @@ class _Regressor(RegressorMixin, LinearModel):
         ValueError
             If the data or a parameter are invalid.
         """
-        client = current_cluster(client)
+        client = self._cluster(client, X)
         strength = self._strength()
         X, y = self._data(X, y, client, multi_output=True, y_numeric=True)
         weights = (

@@ -44,13 +44,14 @@ from dask_coded.linear_model._rules import RULES, Rule
 from dask_coded.linear_model.families import Family, Floats
 from dask_coded.linear_model.penalties import Penalty
 from dask_coded.loop import QUIET, Loop, Progress
+from dask_coded.summary import Summary
 
 NO_PENALTY = Penalty()
 FREE_INTERCEPT = Intercept()
 
 
-@dataclass(frozen=True)
-class Solution:
+@dataclass(frozen=True, repr=False)
+class Solution(Summary):
     """The result of a solver.
 
     Parameters

@@ -18,8 +18,9 @@ from dask_coded.runtime.answers import Extended, Lost, Placed, Unfit, ask
 from dask_coded.runtime.checks import make_check
 from dask_coded.runtime.install import ClusterUnfitError, install
 from dask_coded.runtime.pieces import make_piece
-from dask_coded.runtime.source import Blocks, block_rows, settled, sparse_type, stripes_of
+from dask_coded.runtime.source import Blocks, Tally, block_rows, settled, sparse_type, stripes_of
 from dask_coded.runtime.spec import ArraySpec, CodedDataLostError, CodedSpec, PairSpec, PieceTask
+from dask_coded.runtime.waiting import current_client
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -57,6 +58,11 @@ class Encoded:
     bytes_moved: int
     checks: tuple[Future, ...] = ()
 
+    @property
+    def client(self) -> Client:
+        """The client that holds the pieces; in a task that got the array, the worker's."""
+        return current_client(self.futures[0].client)
+
 
 async def encode_source(
     client: Client,
@@ -69,6 +75,7 @@ async def encode_source(
     workers: Sequence[str] | None = None,
     array_id: str = "",
     transposed: str | None = None,
+    tally: Tally | None = None,
 ) -> Encoded:
     """Make the pieces of one array.
 
@@ -97,7 +104,7 @@ async def encode_source(
         check_finite=check_finite,
         check_keys=tuple((f"{array_id}-check", j) for j in range(code.k)) if verify else (),
     )
-    return await _encode(client, spec, [Blocks(source, rows)], oversubscribe, workers)
+    return await _encode(client, spec, [Blocks(source, rows)], oversubscribe, workers, tally)
 
 
 async def encode_factors(
@@ -109,6 +116,7 @@ async def encode_factors(
     oversubscribe: bool,
     check_finite: bool,
     workers: Sequence[str] | None = None,
+    tally: Tally | None = None,
 ) -> Encoded:
     """Make the pieces of a pair of matrices, dense and of equally many rows.
 
@@ -136,7 +144,7 @@ async def encode_factors(
         right_rows=right_rows,
         right_source=code.a if len(blocks) == 2 else 0,
     )
-    return await _encode(client, spec, blocks, oversubscribe, workers)
+    return await _encode(client, spec, blocks, oversubscribe, workers, tally)
 
 
 async def _encode(
@@ -145,6 +153,7 @@ async def _encode(
     sources: Sequence[Blocks],
     oversubscribe: bool,
     workers: Sequence[str] | None,
+    tally: Tally | None,
 ) -> Encoded:
     """Bring source blocks into the cluster, make the pieces from them, and release the blocks."""
     await install(client)
@@ -172,7 +181,7 @@ async def _encode(
         ]
         tasks = {key: PieceTask(key, make_piece, spec.id, i) for i, key in enumerate(spec.keys)}
         futures += client.get(tasks, list(spec.keys), sync=False)
-        await settled(client, futures)
+        await settled(client, futures, tally)
         received = await scheduler.coded_sealed(array=spec.id)
         if spec.check_keys:
             makers = {
@@ -209,7 +218,7 @@ async def extend(encoded: Encoded, workers: Sequence[str] | None) -> Encoded:
     CodedDataLostError
         If the pieces that are left do not suffice.
     """
-    client = encoded.futures[0].client
+    client = encoded.client
     scheduler: Any = client.scheduler
     allowed = None if workers is None else list(workers)
     match await ask(scheduler.coded_extend, array=encoded.spec.id, allowed=allowed):

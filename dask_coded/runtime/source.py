@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import dask
 import dask.array as da
 import numpy as np
 import scipy.sparse
-from distributed import futures_of, wait
+from distributed import as_completed, futures_of, wait
 
 from dask_coded.arguments import check_unmasked
 from dask_coded.codes import Code, Polynomial
+from dask_coded.loop import PiecesMade
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -138,10 +140,40 @@ def stripes_of(rows: tuple[int, ...], work: float, least: int = 1) -> int:
     return max(wanted, 1)
 
 
-async def settled(client: Client, futures: Sequence[Future]) -> None:
-    """Wait for all futures, then raise the first error, if any."""
+class Tally:
+    """Counts pieces as they are made, and passes the numbers on.
+
+    Parameters
+    ----------
+    callback : callable
+        Called with a :class:`PiecesMade`: at once, and after each piece.
+    pieces : int
+        Number of pieces of all encodings that this tally counts.
+    """
+
+    def __init__(self, callback: Callable[[PiecesMade], object], pieces: int) -> None:
+        self._callback = callback
+        self._last = PiecesMade(0, pieces, 0)
+        callback(self._last)
+
+    async def add(self, client: Client, piece: Future) -> None:
+        """Count a piece."""
+        scheduler: Any = client.scheduler
+        (nbytes,) = (await scheduler.nbytes(keys=[piece.key], summary=False)).values()
+        made, all_bytes = self._last.made + 1, self._last.nbytes + nbytes
+        self._last = replace(self._last, made=made, nbytes=all_bytes)
+        self._callback(self._last)
+
+
+async def settled(client: Client, futures: Sequence[Future], tally: Tally | None = None) -> None:
+    """Wait for all futures and count them, then raise the first error, if any."""
     with client.as_current():
-        await wait(list(futures))
+        if tally is None:
+            await wait(list(futures))
+        else:
+            async for future in as_completed(list(futures)):
+                if future.status == "finished":
+                    await tally.add(client, future)
     for future in futures:
         if future.status != "finished":
             await future

@@ -25,11 +25,11 @@ from distributed.protocol.pickle import dumps
 
 from dask_coded.aggregation import Aggregation
 from dask_coded.arguments import check_whole
-from dask_coded.array import current_client
 from dask_coded.compression import EXACT, Compression
 from dask_coded.display import Display
 from dask_coded.loop import Progress
 from dask_coded.runtime.install import install
+from dask_coded.runtime.waiting import outside_pool, waiting_client
 from dask_coded.submission import run
 from dask_coded.training.aggregations import choose_aggregation
 from dask_coded.training.batches import Batches
@@ -168,7 +168,7 @@ def train(
     array([ 2., -1.])
     >>> client.close()
     """
-    client = current_client(client)
+    client = waiting_client(client)
     _check_choices(gradient, optimizer, aggregation, compression, schedule, checkpoint, callback)
     start = _start(parameters)
     optimizer = optimizer or SGD(0.1)
@@ -185,7 +185,8 @@ def train(
         )
     allowed = None if workers is None else _named(client, workers)
     state = None if resume is None else _resumed(resume, start, optimizer)
-    client.sync(install, client, TrainingSchedulerPlugin())
+    with outside_pool():
+        client.sync(install, client, TrainingSchedulerPlugin())
     samples, targets, held = load(client, data)
     if aggregation is None:
         there = client.scheduler_info(n_workers=-1)["workers"]

@@ -12,7 +12,7 @@ from distributed import Client
 
 from dask_coded.aggregation import Ring
 from dask_coded.aggregation.timing import Costs
-from dask_coded.array import current_client
+from dask_coded.runtime.waiting import waiting_client
 from dask_coded.training._train import train
 
 
@@ -65,7 +65,7 @@ def measure_costs(
     (True, True, True, True)
     >>> client.close()
     """
-    client = current_client(client)
+    client = waiting_client(client)
     there = sorted(client.scheduler_info(n_workers=-1)["workers"])
     addresses = there if workers is None else list(workers)
     if len(addresses) < 2:

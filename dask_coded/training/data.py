@@ -14,6 +14,7 @@ from distributed import Client, Future, futures_of
 
 from dask_coded.arguments import check_unmasked
 from dask_coded.runtime.source import settled
+from dask_coded.runtime.waiting import outside_pool
 from dask_coded.training.runtime.spec import Blocks
 
 
@@ -91,7 +92,8 @@ def _array(client: Client, name: str, values: da.Array) -> tuple[Blocks, list[Fu
     whole = values.rechunk(dict.fromkeys(range(1, values.ndim), -1))
     persisted = client.persist(whole)
     futures = futures_of(persisted, client=client)
-    client.sync(settled, client, futures)
+    with outside_pool():
+        client.sync(settled, client, futures)
     tail = (0,) * (values.ndim - 1)
     keys = tuple((persisted.name, i, *tail) for i in range(persisted.numblocks[0]))
     return Blocks(keys, persisted.chunks[0]), futures
@@ -99,8 +101,11 @@ def _array(client: Client, name: str, values: da.Array) -> tuple[Blocks, list[Fu
 
 def _partitions(client: Client, name: str, values: Any) -> tuple[Blocks, list[Future]]:
     futures = [v if isinstance(v, Future) else client.compute(v) for v in values]
-    client.sync(settled, client, futures)
-    rows = client.gather(client.map(_rows, futures, pure=False))
+    with outside_pool():
+        client.sync(settled, client, futures)
+    counted = client.map(_rows, futures, pure=False)
+    with outside_pool():
+        rows = client.gather(counted)
     if None in rows:
         raise TypeError(
             f"The partitions of the {name} must be NumPy or SciPy sparse arrays of rows: convert "

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from dask_coded.aggregation import Aggregation
 from dask_coded.aggregation.spreading import lag_one_correlation
+from dask_coded.summary import Summary
 from dask_coded.training.optimizers import Vector
 from dask_coded.training.runtime.spec import Step
 
@@ -35,8 +36,8 @@ class WorkerReport:
     seconds: float
 
 
-@dataclass(frozen=True, eq=False)
-class TrainingResult:
+@dataclass(frozen=True, eq=False, repr=False)
+class TrainingResult(Summary):
     """The result of a training.
 
     Attributes
@@ -55,8 +56,7 @@ class TrainingResult:
 
     parameters: Vector
     steps: int
-    # Too long for the repr.
-    history: list[Step] = field(repr=False)
+    history: list[Step]
     digests: dict[str, str] = field(repr=False)
     aggregation: Aggregation
 

@@ -42,7 +42,7 @@ def here(monkeypatch):
 
     def take(public):
         monkeypatch.setitem(
-            public.__globals__, "encode", lambda matrix, code, client, transpose=False: matrix
+            public.__globals__, "as_coded", lambda matrix, code, client, transpose=False: matrix
         )
         monkeypatch.setitem(public.__globals__, "run", run)
         return functions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
@@ -53,7 +54,7 @@ def test_a_fit_in_the_cluster_equals_one_in_this_process(client, models, kind):
 
 def test_coded_data_are_not_encoded_again(client, models, monkeypatch):
     C = coded.encode(X, coded.MDS(4, 3), client=client, transpose=True)
-    monkeypatch.delattr("dask_coded.linear_model._fit.encode")
+    monkeypatch.delattr("dask_coded.submission.encode")
     for model, y in [
         (models.LogisticRegression(), TWO),
         (models.LogisticRegression(l1_ratio=0.5, max_iter=1000), THREE),
@@ -73,11 +74,23 @@ def test_errors_for_coded_data_without_client_or_transpose_say_what_to_do(client
         models.Ridge().fit(coded.encode(X, client=client, transpose=True), Z)
 
 
-def test_the_current_client_is_used(client, models):
+def in_the_cluster(model):
+    return model.history_[-1].workers is not None
+
+
+def test_the_current_client_is_used_unless_the_data_are_small(client, models, capsys):
+    assert not in_the_cluster(models.Ridge().fit(X, Z))
     with client.as_current():
-        model = models.Ridge().fit(X, Z)
-    assert model.history_[-1].workers is not None
-    assert models.Ridge().fit(X, Z).history_[-1].workers is None
+        assert not in_the_cluster(models.Ridge(verbose=1).fit(X, Z))
+        assert in_the_cluster(models.Ridge().fit(da.from_array(X, chunks=50), Z))
+        for data, size in ((X, X.size), (sp.csr_array(X), X.size), (X.tolist(), X.size)):
+            for least, cluster in ((size, True), (size + 1, False)):
+                with dask.config.set({"coded.linear-model.minimum-size": least}):
+                    assert in_the_cluster(models.Ridge().fit(data, Z)) is cluster
+    assert in_the_cluster(models.Ridge().fit(X, Z, client=client))
+    assert "because 1,000 numbers are fewer than `coded.linear-model.minimum-size`, 10,000,000" in (
+        capsys.readouterr().err
+    )
 
 
 def test_predictions_for_dask_arrays_are_dask_arrays(client, models):

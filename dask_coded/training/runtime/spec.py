@@ -15,6 +15,7 @@ from dask.typing import Key
 
 from dask_coded.aggregation import Aggregation, Plan
 from dask_coded.compression import Codec
+from dask_coded.summary import Summary
 
 
 class Replica(Protocol):
@@ -145,8 +146,8 @@ class Group:
         return max(self.training.schedule.version(step), self.version)
 
 
-@dataclass
-class Step:
+@dataclass(repr=False)
+class Step(Summary):
     """What the leader saw of a step.
 
     Parameters

@@ -1,0 +1,494 @@
+"""Every way to write a product with a coded array, or with an array derived from one.
+
+NumPy and dask.array write a product of two matrices as ``@``, ``dot``, ``matmul``, ``tensordot``,
+``einsum`` and in other ways. This module reduces all of them to ``matrix @ x``.
+
+A :class:`ProductArray` is a dask array of two dimensions that decides itself how ``@`` is computed:
+
+- :class:`dask_coded.CodedArray`: by rounds.
+- :class:`CodedView`, which is ``factor * C[rows]``: as ``factor * (C @ x)[rows]``.
+- :class:`UncodedArray`: by dask.array. It says so, because such a product waits for all workers.
+
+Functions of dask.array do not dispatch on their arguments. Therefore :func:`dispatch_products` has
+five of them ask first, as soon as there is a coded array in the process.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Self
+
+import dask.array as da
+import numpy as np
+from dask.array import einsumfuncs, routines
+from dask.array.core import elemwise
+
+from dask_coded.uncoded import say_uncoded
+
+TRANSPOSED = (
+    "A product with the transpose is not coded, because this array was encoded without it: "
+    "encode it with `transpose=True`"
+)
+_ROWS = (
+    "A product with some rows of a coded array is not coded from the left: multiply all rows, by "
+    "a vector with zeros for the others"
+)
+_COLUMNS = (
+    "A product with some columns of a coded array is not coded: multiply all columns, by a vector "
+    "with zeros for the others"
+)
+
+
+# -- arrays ------------------------------------------------------------------------------------
+
+
+class ProductArray(da.Array):
+    """A dask array, shape (rows, columns), that decides itself how its products are computed."""
+
+    #: Whether ``self @ x`` is computed by coded rounds.
+    is_coded = True
+
+    # What subclasses implement.
+
+    def _times(self, x: Any) -> Any:
+        """Return ``self @ x``, or NotImplemented."""
+        raise NotImplementedError
+
+    def _scaled(self, plain: da.Array, factor: Any) -> ProductArray:
+        """Return ``factor * self``, which as a dask array is ``plain``."""
+        raise NotImplementedError
+
+    def _selected(self, plain: da.Array, rows: Any) -> ProductArray:
+        """Return ``self[rows]``, which as a dask array is ``plain``."""
+        raise NotImplementedError
+
+    def _transposed(self, plain: da.Array) -> ProductArray:
+        """Return ``self.T``, which as a dask array is ``plain``."""
+        raise NotImplementedError
+
+    # Products.
+
+    def __matmul__(self, other: Any) -> Any:
+        return matmul(self, other)
+
+    def __rmatmul__(self, other: Any) -> Any:
+        return matmul(other, self)
+
+    def dot(self, other: Any) -> Any:
+        """Return the product, as ``@`` does."""
+        return _dot(self, other)
+
+    def transpose(self, *axes: Any) -> da.Array:
+        """Return the transposed array; its products are coded if it was encoded, too."""
+        plain = as_plain(self).transpose(*axes)
+        return self if plain.name == self.name else self._transposed(plain)
+
+    def __array_ufunc__(self, numpy_ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if any(isinstance(out, ProductArray) for out in kwargs.get("out", ())):
+            raise TypeError(_FIXED)
+        if method == "__call__" and numpy_ufunc in _UFUNCS and not kwargs:
+            result = _UFUNCS[numpy_ufunc](*inputs)
+            if result is not NotImplemented:
+                return result
+        plain = map(as_plain, inputs)
+        result = as_plain(self).__array_ufunc__(numpy_ufunc, method, *plain, **kwargs)
+        return _derived(numpy_ufunc, inputs, result) if method == "__call__" else result
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if func in _FUNCTIONS:
+            result = _FUNCTIONS[func](*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        types = tuple(da.Array if issubclass(kind, ProductArray) else kind for kind in types)
+        return _derived(func, args, super().__array_function__(func, types, args, kwargs))
+
+    # Derived arrays.
+
+    def _elemwise(self, op: Any, *args: Any, **kwargs: Any) -> Any:
+        # The ufuncs of dask.array ask for this.
+        return _derived(op, args, elemwise(op, *args, **kwargs))
+
+    def __getitem__(self, index: Any) -> Any:
+        plain = super().__getitem__(index)
+        if plain is self or not isinstance(plain, da.Array) or plain.ndim != 2:
+            return plain
+        rows, *rest = index if isinstance(index, tuple) else (index,)
+        if (
+            rows is None
+            or rows is Ellipsis
+            or any(
+                not (part is Ellipsis or (isinstance(part, slice) and part == slice(None)))
+                for part in rest
+            )
+        ):
+            return UncodedArray(plain, _COLUMNS)
+        return self._selected(plain, rows)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise TypeError(_FIXED)
+
+    def astype(self, dtype: Any, **kwargs: Any) -> da.Array:
+        """Return a dask array of another dtype. Products stay coded if no entry is truncated."""
+        plain = super().astype(dtype, **kwargs)
+        if plain is self:
+            return self
+        before, after = self.dtype, plain.dtype
+        inexact = before.kind in "fc" and np.can_cast(before, after, "same_kind")
+        if inexact or np.can_cast(before, after, "safe"):
+            return self._scaled(plain, 1)
+        return UncodedArray(plain, _elementwise("astype"))
+
+    def rechunk(self, *args: Any, **kwargs: Any) -> da.Array:
+        """Return a dask array of the same values in other chunks; products stay coded."""
+        plain = super().rechunk(*args, **kwargs)
+        return self if plain is self else self._scaled(plain, 1)
+
+    def map_blocks(  # type: ignore[override]
+        self, func: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Apply a function to the blocks, as for any dask array."""
+        return _derived(func, (self, *args), super().map_blocks(func, *args, **kwargs))
+
+    def copy(self) -> da.Array:
+        """Return a plain dask array, whose elements can be set and whose products are not coded."""
+        return UncodedArray(super().copy(), _elementwise("copy"))
+
+
+_FIXED = (
+    "The elements of a coded array cannot be set, because its other pieces would not follow: set "
+    "those of `C.copy()`, or encode the changed array."
+)
+
+
+class CodedView(ProductArray):
+    """``factor * C[rows]`` of a coded array ``C``, whose products are rounds of ``C``.
+
+    Parameters
+    ----------
+    plain : dask array, shape (m, columns)
+        Its values.
+    base : ProductArray, shape (rows, columns)
+        ``C``.
+    factor : number
+    selections : tuple
+        Indices of rows, each of which selects from the rows that the one before left.
+    """
+
+    base: ProductArray
+    factor: Any
+    selections: tuple[Any, ...]
+
+    def __new__(
+        cls, plain: da.Array, base: ProductArray, factor: Any = 1, selections: tuple[Any, ...] = ()
+    ) -> Self:
+        self = _adopt(cls, plain)
+        self.base, self.factor, self.selections = base, factor, selections
+        return self
+
+    def __reduce__(self) -> Any:
+        return type(self), (as_plain(self), self.base, self.factor, self.selections)
+
+    def _rebuild(self, *args: Any, **kwargs: Any) -> da.Array:
+        return CodedView(super()._rebuild(*args, **kwargs), self.base, self.factor, self.selections)
+
+    def _times(self, x: Any) -> Any:
+        if not isinstance(x := as_factor(x), np.ndarray | da.Array):
+            return self.base._times(x)
+        dtype = np.result_type(self.dtype, x.dtype)
+        y = self.base @ x.astype(dtype, copy=False)
+        for rows in self.selections:
+            y = y[rows]
+        return (y if self.factor == 1 else y * self.factor).astype(dtype)
+
+    def _scaled(self, plain: da.Array, factor: Any) -> ProductArray:
+        return CodedView(plain, self.base, self.factor * factor, self.selections)
+
+    def _selected(self, plain: da.Array, rows: Any) -> ProductArray:
+        return CodedView(plain, self.base, self.factor, (*self.selections, rows))
+
+    def _transposed(self, plain: da.Array) -> ProductArray:
+        if self.selections:
+            return UncodedArray(plain, _ROWS, self)
+        if not (back := self.base.T).is_coded:
+            return UncodedArray(plain, TRANSPOSED, self)
+        return CodedView(plain, back, self.factor)
+
+
+class UncodedArray(ProductArray):
+    """A dask array that is derived from a coded one in a way that its products cannot follow.
+
+    Parameters
+    ----------
+    plain : dask array, shape (m, n)
+        Its values.
+    reason : str
+        Why its products are not coded and what to do, without a full stop.
+    transposed : ProductArray, shape (n, m), optional
+        Its transpose, if the products of that are coded.
+    """
+
+    is_coded = False
+    reason: str
+    transposed: ProductArray | None
+
+    def __new__(cls, plain: da.Array, reason: str, transposed: ProductArray | None = None) -> Self:
+        self = _adopt(cls, plain)
+        self.reason, self.transposed = reason, transposed
+        return self
+
+    def __reduce__(self) -> Any:
+        return type(self), (as_plain(self), self.reason, self.transposed)
+
+    def _rebuild(self, *args: Any, **kwargs: Any) -> da.Array:
+        return UncodedArray(super()._rebuild(*args, **kwargs), self.reason, self.transposed)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        da.Array.__setitem__(self, index, value)
+        self.transposed = None
+
+    def _times(self, x: Any) -> Any:
+        say_uncoded(self.reason)
+        return as_plain(self) @ as_plain(x)
+
+    def _scaled(self, plain: da.Array, factor: Any) -> ProductArray:
+        return UncodedArray(plain, self.reason)
+
+    def _selected(self, plain: da.Array, rows: Any) -> ProductArray:
+        return UncodedArray(plain, self.reason)
+
+    def _transposed(self, plain: da.Array) -> ProductArray:
+        return UncodedArray(plain, self.reason) if self.transposed is None else self.transposed
+
+
+def _adopt(cls: Any, plain: da.Array) -> Any:
+    """Return an instance of a subclass of dask's array with the values of a dask array."""
+    return da.Array.__new__(cls, plain.dask, plain.name, plain.chunks, meta=plain._meta)
+
+
+def as_plain(x: Any) -> Any:
+    """Return a plain dask array instead of a ProductArray, and anything else unchanged."""
+    return _adopt(da.Array, x) if isinstance(x, ProductArray) else x
+
+
+def as_factor(x: Any) -> Any:
+    """Return numbers and sequences as a NumPy array, and anything else unchanged."""
+    return np.asarray(x) if isinstance(x, list | tuple) or np.isscalar(x) else x
+
+
+def _elementwise(name: str) -> str:
+    return (
+        f"A product with the result of `{name}` is not coded: encode that result, or use that "
+        "products are linear, as in `C @ x + D @ x` for `(C + D) @ x`"
+    )
+
+
+def _derived(op: Any, args: tuple[Any, ...], plain: Any) -> Any:
+    """Return the result of an elementwise operation as what it is to products."""
+    if not isinstance(plain, da.Array) or plain.ndim != 2:
+        return plain
+    matrices = [arg for arg in args if isinstance(arg, ProductArray) and arg.shape == plain.shape]
+    if not matrices:
+        return plain
+    factor = None
+    # Integers overflow, and multiples of them then depend on the order of the operations.
+    if len(matrices) == 1 and plain.dtype.kind in "fc":
+        factor = _factor(op, args)
+    if factor is None:
+        return UncodedArray(plain, _elementwise(getattr(op, "__name__", repr(op))))
+    return matrices[0]._scaled(plain, factor)
+
+
+def _factor(op: Any, args: tuple[Any, ...]) -> Any:
+    """Return the number that an operation multiplies its only array by, or None."""
+    if op in (operator.neg, np.negative):
+        return -1
+    if op in (operator.pos, np.positive):
+        return 1
+    if op in (np.conjugate, np.conj) and args[0].dtype.kind != "c":
+        return 1
+    if len(args) != 2:
+        return None
+    numbers = [arg for arg in args if not isinstance(arg, da.Array)]
+    if len(numbers) != 1 or np.ndim(numbers[0]) or np.asarray(numbers[0]).dtype.kind not in "biufc":
+        return None
+    number = numbers[0]
+    if op in (operator.truediv, np.divide) and number is args[1] and number:
+        # As a Python number, so that its dtype does not round the quotient.
+        number = 1 / np.asarray(number).item()
+    elif op not in (operator.mul, np.multiply):
+        return None
+    return number if np.isfinite(number) else None
+
+
+def _operator(name: str, op: Any) -> Callable[..., Any]:
+    """Return the method of an operator, which also marks its result."""
+    plain = getattr(da.Array, name)
+
+    @wraps(plain)
+    def method(self: ProductArray, *others: Any) -> Any:
+        args = (*others, self) if name.startswith("__r") else (self, *others)
+        # Plain arrays, because dask.array defers to subclasses that are not those of `self`.
+        return _derived(op, args, plain(as_plain(self), *map(as_plain, others)))
+
+    return method
+
+
+for _op in (operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv,
+            operator.mod, operator.pow, operator.and_, operator.or_, operator.xor):  # fmt: skip
+    for _name in (f"__{_op.__name__}__", f"__r{_op.__name__}__"):
+        setattr(ProductArray, _name, _operator(_name.replace("___", "__"), _op))
+for _name in ("neg", "abs", "invert"):
+    _op = getattr(operator, _name)
+    setattr(ProductArray, f"__{_name}__", _operator(f"__{_name}__", _op))
+
+
+# -- spellings of a product --------------------------------------------------------------------
+
+
+def matmul(a: Any, b: Any) -> Any:
+    """Return ``a @ b``; at least one is a ProductArray."""
+    from_left = isinstance(a, ProductArray)
+    if from_left and not a.is_coded and isinstance(b, ProductArray):
+        from_left = not b.T.is_coded
+    if from_left:
+        return a._times(b)
+    if not isinstance(a := as_factor(a), np.ndarray | da.Array):
+        return NotImplemented
+    if a.ndim > 2:
+        say_uncoded(f"A product with an array of {a.ndim} dimensions is not coded: use matrices")
+        return routines.matmul(a, as_plain(b))
+    if b.T.is_coded:
+        return (b.T @ a.T).T
+    say_uncoded(b.T.reason)
+    return a @ as_plain(b)
+
+
+def _dot(a: Any, b: Any) -> Any:
+    if not (np.ndim(a) and np.ndim(b)):
+        return np.multiply(a, b)
+    return matmul(a, b)
+
+
+def _tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
+    if isinstance(axes, int | np.integer):
+        axes = range(-axes, 0), range(axes)
+    of_a, of_b = ([int(i) for i in np.atleast_1d(part)] for part in axes)
+    if len(of_a) != 1 or len(of_b) != 1:
+        # A sum over all elements, or no sum: what a reduction is to a coded array.
+        return NotImplemented
+    return _contract(a, of_a[0], b, of_b[0])
+
+
+def _contract(a: Any, of_a: int, b: Any, of_b: int) -> Any:
+    """Sum over one axis of each factor."""
+    a, b = as_factor(a), as_factor(b)
+    of_a, of_b = of_a % a.ndim, of_b % b.ndim
+    if max(a.ndim, b.ndim) > 2:
+        return _plainly("tensordot", routines.tensordot, a, b, axes=((of_a,), (of_b,)))
+    left = a if of_a == a.ndim - 1 else a.T
+    right = b if of_b == 0 else b.T
+    return matmul(left, right)
+
+
+def _inner(a: Any, b: Any) -> Any:
+    return _contract(a, -1, b, -1) if np.ndim(a) and np.ndim(b) else np.multiply(a, b)
+
+
+def _einsum(*operands: Any, **kwargs: Any) -> Any:
+    terms, output, arrays = einsumfuncs.parse_einsum_input(operands)
+    if len(arrays) < 2 or not output:
+        # One matrix, or a sum over all elements: what a reduction is to a coded array.
+        return NotImplemented
+    if len(arrays) == 2 and not kwargs.get("dtype"):
+        a, b = terms.split(",")
+        free_a, free_b = ([i for i in t if i in output] for t in (a, b))
+        summed = set(a + b) - set(output)
+        single = len(summed) == 1 and all(len(set(t)) == len(t) <= 2 for t in (a, b))
+        if single and summed <= set(a) & set(b) and len(output) == len(free_a) + len(free_b):
+            (i,) = summed
+            found = _contract(arrays[0], a.index(i), arrays[1], b.index(i))
+            return found if list(output) == free_a + free_b else found.T
+    return _plainly("einsum", _ORIGINALS["einsum"], *operands, **kwargs)
+
+
+def _plainly(name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    say_uncoded(f"This form of `{name}` is not coded: write it as products `C @ x`, if it is some")
+    return function(*map(as_plain, args), **kwargs)
+
+
+def _transpose(a: Any, axes: Any = None) -> Any:
+    return a.transpose() if axes is None else a.transpose(axes)
+
+
+def _matvec(a: Any, b: Any) -> Any:
+    return matmul(a, b) if np.ndim(b) == 1 else NotImplemented
+
+
+def _vecmat(a: Any, b: Any) -> Any:
+    return matmul(np.conj(a), b) if np.ndim(a) == 1 else NotImplemented
+
+
+def _vecdot(a: Any, b: Any) -> Any:
+    if np.ndim(a) == 1:
+        return matmul(b, np.conj(a))
+    return np.conj(matmul(a, np.conj(b))) if np.ndim(b) == 1 else NotImplemented
+
+
+_UFUNCS: dict[Any, Callable[..., Any]] = {
+    getattr(np, name): function
+    for name, function in {
+        "matmul": matmul,
+        "matvec": _matvec,
+        "vecmat": _vecmat,
+        "vecdot": _vecdot,
+    }.items()
+    # NumPy 2.2 has all of them.
+    if hasattr(np, name)
+}
+_FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    np.dot: _dot,
+    np.einsum: _einsum,
+    np.inner: _inner,
+    np.linalg.matmul: matmul,
+    np.linalg.tensordot: _tensordot,
+    np.matrix_transpose: _transpose,
+    np.tensordot: _tensordot,
+    np.transpose: _transpose,
+}
+
+
+# -- functions of dask.array -------------------------------------------------------------------
+
+_SPELLINGS: dict[str, Callable[..., Any]] = {
+    "dot": _dot,
+    "einsum": _einsum,
+    "matmul": matmul,
+    "tensordot": _tensordot,
+    "transpose": _transpose,
+}
+_ORIGINALS: dict[str, Callable[..., Any]] = {name: getattr(da, name) for name in _SPELLINGS}
+
+
+def dispatch_products() -> None:
+    """Have functions of dask.array, such as ``da.dot`` and ``da.einsum``, see coded arrays."""
+    for name, original in _ORIGINALS.items():
+        if getattr(da, name) is original:
+            home = einsumfuncs if name == "einsum" else routines
+            # In both, so that it is pickled by its name, as the original is.
+            setattr(da, name, seeing := _seeing(original, _SPELLINGS[name]))
+            setattr(home, name, seeing)
+
+
+def _seeing(original: Callable[..., Any], product: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def seeing(*args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(arg, ProductArray) for arg in args):
+            result = product(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+            args = tuple(map(as_plain, args))
+        return original(*args, **kwargs)
+
+    return seeing

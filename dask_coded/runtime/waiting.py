@@ -1,0 +1,91 @@
+"""Waiting for the cluster: from a task of the same cluster, and not on its event loop.
+
+Whatever waits for a cluster goes through :func:`outside_pool`. A task that waits would occupy a
+thread which what it waits for may need: with one thread per worker it would wait for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from distributed import Client, Future, default_client, get_client, rejoin, secede
+from distributed.worker import thread_state
+
+
+def in_task() -> bool:
+    """Return whether this thread runs a task of a Dask worker."""
+    return bool(getattr(thread_state, "key", None))
+
+
+@contextmanager
+def outside_pool() -> Iterator[None]:
+    """Let another task use this task's thread in the worker's pool; outside of tasks do nothing.
+
+    Like ``Client.get``, and unlike ``worker_client``, the task waits for a thread of the pool at
+    the end, so that a worker does not compute more tasks at once than it has threads.
+    """
+    try:
+        if left := in_task():
+            secede()
+    except KeyError:
+        # The task has left the pool before, and stays outside: an algorithm, or `worker_client`.
+        left = False
+    try:
+        yield
+    finally:
+        if left:
+            rejoin()
+
+
+def current_client(client: Client | None) -> Client:
+    """Return the given client, or the current one; in a task, that of the worker.
+
+    Raises
+    ------
+    TypeError
+        If it is no client.
+    ValueError
+        If there is none.
+    """
+    if client is not None:
+        if not isinstance(client, Client):
+            raise TypeError(f"Argument 'client' must be a `distributed.Client`, it is {client!r}.")
+        return client
+    try:
+        return get_client() if in_task() else default_client()
+    except ValueError:
+        raise ValueError(
+            "A Dask cluster is required, but there is no current client: create a "
+            "`dask.distributed.Client()` first, or pass one as `client`."
+        ) from None
+
+
+def waiting_client(client: Client | None) -> Client:
+    """Return the given client, or the current one, for a caller that waits.
+
+    Raises
+    ------
+    RuntimeError
+        If this is the thread of the client's event loop, which would wait for itself.
+    """
+    client = current_client(client)
+    if client.asynchronous:
+        raise RuntimeError(
+            "An algorithm waits for its result, and must not do so on the event loop of its "
+            "client: call it in a thread, as `await asyncio.to_thread(function, *args)` does."
+        )
+    return client
+
+
+class TaskFuture(Future):
+    """A future whose result a task can wait for."""
+
+    def result(self, timeout: Any = None) -> Any:
+        with outside_pool():
+            return super().result(timeout)
+
+    def exception(self, timeout: Any = None, **kwargs: Any) -> Any:
+        with outside_pool():
+            return super().exception(timeout, **kwargs)

@@ -1,0 +1,52 @@
+"""How a product that is not coded says so: a warning, an error or nothing."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+
+import dask
+import numpy as np
+
+_LIBRARIES = tuple(str(Path(file).parent) for file in (__file__, dask.__file__, np.__file__))
+
+
+class UncodedWarning(UserWarning):
+    """A product with a coded array is computed by plain dask.array, and waits for all workers."""
+
+
+def say_uncoded(reason: str) -> None:
+    """Say that a product is not coded, as ``coded.on-uncoded`` in Dask's configuration wants it.
+
+    Parameters
+    ----------
+    reason : str
+        A sentence without its full stop: why, and what to do.
+
+    Raises
+    ------
+    UncodedWarning
+        If the configuration says "error".
+    ValueError
+        If it says neither "warn" nor "error" nor "ignore".
+    """
+    wanted = dask.config.get("coded.on-uncoded")
+    if wanted not in ("warn", "error", "ignore"):
+        raise ValueError(
+            "`coded.on-uncoded` in Dask's configuration must be 'warn', 'error' or 'ignore', it is "
+            f"{wanted!r}."
+        )
+    message = f"{reason}. Until then it waits for the slowest worker, as any dask array does."
+    if wanted == "error":
+        raise UncodedWarning(message)
+    if wanted == "warn":
+        warnings.warn(message, UncodedWarning, stacklevel=_depth_of_caller())
+
+
+def _depth_of_caller() -> int:
+    """Return the ``stacklevel`` of the code that called dask_coded, dask or NumPy."""
+    depth, frame = 0, sys._getframe(1)
+    while frame.f_back and frame.f_code.co_filename.startswith(_LIBRARIES):
+        depth, frame = depth + 1, frame.f_back
+    return depth + 1

@@ -64,17 +64,19 @@ tc qdisc add dev one root tbf rate 1mbit burst 5kb limit 10kb
 """
 _PROBE_DELAY = "ip link set lo up && tc qdisc add dev lo root netem delay 1ms"
 
-# Holds a namespace open, and runs commands in it once its standard input says so. All last until
+# Holds a namespace open, and runs the commands that come through its standard input. All last until
 # the end of this input, which comes when the owner ends, even by SIGKILL. The kernel ends the
 # commands together with this process, the first of its namespace.
 _HOLDER = """
 import json, subprocess, sys
 print("ready", flush=True)
-if sys.stdin.readline():
-    for command in json.loads(sys.argv[1]):
-        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr)
+started = []
+for line in sys.stdin:
+    for process in started:
+        process.poll()
+    for command in json.loads(line):
+        started.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr))
     print("started", flush=True)
-    sys.stdin.read()
 """
 
 _UNSHARE = ["unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
@@ -224,7 +226,7 @@ class NetworkLab:
             raise OSError(reason)
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="network-lab-")))
-            self._hub = stack.enter_context(_namespace([], folder / "hub.log"))
+            self._hub = stack.enter_context(_namespace(folder / "hub.log"))
             subnet = stack.enter_context(self._network())
             cluster: Any = stack.enter_context(
                 LocalCluster(
@@ -238,22 +240,21 @@ class NetworkLab:
             self._scheduler = cluster.scheduler
             # All at once, because most of their start-up time is spent on imports.
             self._holders = [
-                stack.enter_context(
-                    _namespace(
-                        [
-                            _worker_command(
-                                cluster.scheduler_address, f"{subnet}.{10 + i}", w, folder
-                            )
-                            for w in there
-                        ],
-                        folder / f"host-{i}.log",
-                    )
-                )
+                stack.enter_context(_namespace(folder / f"host-{i}.log"))
+                for i in range(len(self._on_host))
+            ]
+            self._commands = [
+                _worker_command(cluster.scheduler_address, f"{subnet}.{10 + i}", w, folder)
                 for i, there in enumerate(self._on_host)
+                for w in there
             ]
             for i, holder in enumerate(self._holders):
                 self._link(i, holder, f"{subnet}.{10 + i}")
-            self.pids = [pid for holder in self._holders for pid in holder.start()]
+            self.pids = [
+                pid
+                for holder, there in zip(self._holders, self._on_host)
+                for pid in holder.start([self._commands[w] for w in there])
+            ]
             *self.workers, self.free = self._wait_for_workers()
             self._dead: set[int] = set()
             # This ends before the cluster closes, because slow workers would close slowly.
@@ -319,6 +320,20 @@ class NetworkLab:
         self._dead.add(i)
         while self.workers[i] in self._scheduler.workers:
             time.sleep(0.01)
+
+    def start(self, i: int) -> None:
+        """Start a new worker in the place of worker ``i``, which was killed; do not wait for it."""
+        host = next(h for h, there in enumerate(self._on_host) if i in there)
+        (self.pids[i],) = self._holders[host].start([self._commands[i]])
+        self._dead.discard(i)
+
+    def cut_off(self, i: int) -> None:
+        """Drop all packets from and to host ``i``; nobody gets a notice."""
+        self._hub.run(f"ip link set worker{i} down")
+
+    def reconnect(self, i: int) -> None:
+        """Let packets pass again after `cut_off`."""
+        self._hub.run(f"ip link set worker{i} up")
 
     # -- links ---------------------------------------------------------------------------------
 
@@ -400,14 +415,15 @@ class _Holder:
         self.pid = process.pid
         self.log = log
 
-    def start(self) -> list[int]:
-        """Run the commands, and return their process ids outside the namespace."""
+    def start(self, commands: Sequence[Sequence[str]]) -> list[int]:
+        """Run commands, and return their process ids outside the namespace."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write("go\n")
+        (first,) = psutil.Process(self.pid).children()
+        before = {child.pid for child in first.children()}
+        self._process.stdin.write(json.dumps(commands) + "\n")
         self._process.stdin.flush()
         self._process.stdout.readline()
-        (first,) = psutil.Process(self.pid).children()
-        return sorted(child.pid for child in first.children())
+        return sorted(child.pid for child in first.children() if child.pid not in before)
 
     def run(self, command: str) -> str:
         """Run a short system command in the namespace, and return its output."""
@@ -415,12 +431,12 @@ class _Holder:
 
 
 @contextmanager
-def _namespace(commands: Sequence[Sequence[str]], log: Path) -> Iterator[_Holder]:
-    """Create a namespace, with commands that run in it once `_Holder.start` is called."""
+def _namespace(log: Path) -> Iterator[_Holder]:
+    """Create a namespace."""
     with (
         log.open("w") as file,
         subprocess.Popen(
-            [*_UNSHARE, sys.executable, "-I", "-S", "-c", _HOLDER, json.dumps(commands)],
+            [*_UNSHARE, sys.executable, "-I", "-S", "-c", _HOLDER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=file,

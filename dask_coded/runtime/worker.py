@@ -139,8 +139,7 @@ class CodedWorkerPlugin(WorkerPlugin):
 
     def heartbeat(self) -> float:
         """Return what the scheduler plugin gets with each heartbeat: how fast this worker is."""
-        if not self._jobs:  # otherwise rounds tell
-            self._probe.refresh()
+        self._probe.refresh()
         return self._probe.seconds
 
     def _alive(self) -> None:

@@ -149,6 +149,8 @@ def can_run(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool |
     given = inspect.signature(globals()[name]).bind(*args, **kwargs).arguments
     if name == "katz_centrality":
         return True
+    if given.get("alpha", 0) < 0:
+        return "'alpha' is negative"
     for argument in ("personalization", "dangling", "nstart"):
         if any(value < 0 for value in (given.get(argument) or {}).values()):
             return f"'{argument}' has a negative value"
@@ -203,6 +205,9 @@ def pagerank(
     jumps = _known(personalization, G)
     if jumps is not None and not any(jumps.values()):
         raise ZeroDivisionError("All values of 'personalization' are zero.")
+    if alpha > 1:
+        # The iteration amplifies what it should damp, unless it starts at a fixed point.
+        raise nx.PowerIterationFailedConvergence(max_iter)
     with _convergence(tol, max_iter):
         return coded.pagerank(
             G.by(weight),

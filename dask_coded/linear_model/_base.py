@@ -25,6 +25,22 @@ from dask_coded.linear_model.solvers import Solution
 from dask_coded.loop import Progress
 from dask_coded.runtime.waiting import outside_pool, waiting_client
 
+# scikit-learn's solvers whose steps, or at least whose minimum, one of ours has.
+_NAMES = {
+    "newton-cg": "newton",
+    "newton-cholesky": "newton",
+    "lsqr": "lbfgs",
+    "sparse_cg": "lbfgs",
+    "sag": "auto",
+    "saga": "auto",
+}
+_FACTORISES = "factorises the matrix, which needs all of it in one process"
+_WITHOUT = {
+    "cholesky": _FACTORISES,
+    "svd": _FACTORISES,
+    "liblinear": "penalises the intercept, which is another objective",
+}
+
 
 class LinearModel(BaseEstimator):
     """Base class of the four estimators: validates data, runs one fit, predicts."""
@@ -64,6 +80,11 @@ class LinearModel(BaseEstimator):
         client: Client | None,
         callback: Callback | None,
     ) -> Solution:
+        if self.solver in _WITHOUT:
+            raise ValueError(
+                f"Solver {self.solver!r} {_WITHOUT[self.solver]}: use solver='auto', with a small "
+                "tol if the result must be exact."
+            )
         start = None
         if self.warm_start and hasattr(self, "coef_"):
             start = self._start(np.asarray(y).ndim)
@@ -84,7 +105,7 @@ class LinearModel(BaseEstimator):
                 weights=weights,
                 intercept=intercept,
                 start=start,
-                solver=self.solver,
+                solver=_NAMES.get(self.solver, self.solver),
                 tol=self.tol,
                 max_iter=self.max_iter,
                 client=client,

@@ -137,7 +137,9 @@ class LogisticRegression(_Classifier):
     class_weight : dict, "balanced" or None
         Factor of the row weights for each class.
     solver : str
-        One of the solvers of :func:`~dask_coded.linear_model.minimize`.
+        One of the solvers of :func:`~dask_coded.linear_model.minimize`, or scikit-learn's name of
+        one: "newton-cg" and "newton-cholesky" are "newton", "sparse_cg" and "lsqr" are "lbfgs",
+        "sag" and "saga" are "auto".
     max_iter : int
         Maximum number of iterations.
     verbose : int
@@ -146,6 +148,9 @@ class LogisticRegression(_Classifier):
         Start from the result of the previous fit.
     code : Code or str, optional
         Code for the data, see :func:`dask_coded.encode`, which also chooses the default.
+    n_jobs, random_state
+        Accepted for scikit-learn's sake, and ignored: the cluster decides how many workers there
+        are, and nothing is random.
 
     Attributes
     ----------
@@ -170,7 +175,7 @@ class LogisticRegression(_Classifier):
         *,
         C: float = 1.0,
         l1_ratio: float = 0.0,
-        tol: float = 1e-4,
+        tol: float = 3e-5,
         fit_intercept: bool = True,
         class_weight: Any = None,
         solver: str = "auto",
@@ -178,7 +183,11 @@ class LogisticRegression(_Classifier):
         verbose: int = 0,
         warm_start: bool = False,
         code: Any = None,
+        n_jobs: Any = None,
+        random_state: Any = None,
     ) -> None:
+        self.n_jobs = n_jobs
+        self.random_state = random_state
         self.penalty = penalty
         self.C = C
         self.l1_ratio = l1_ratio
@@ -306,6 +315,9 @@ class LinearSVC(_Classifier):
     class_weight, solver, max_iter, verbose, warm_start, code
         As in :class:`LogisticRegression`. With more than two classes, ``class_weight`` weights a
         row in the problems of all classes; scikit-learn weights it only in that of its own class.
+    dual, random_state
+        Accepted for scikit-learn's sake, and ignored: the primal problem is solved, which has the
+        same minimum, and nothing is random.
 
     Attributes
     ----------
@@ -329,7 +341,7 @@ class LinearSVC(_Classifier):
         penalty: str = "l2",
         loss: str = "squared_hinge",
         *,
-        tol: float = 1e-4,
+        tol: float = 3e-8,
         C: float = 1.0,
         fit_intercept: bool = True,
         intercept_scaling: float = 1.0,
@@ -339,7 +351,11 @@ class LinearSVC(_Classifier):
         verbose: int = 0,
         warm_start: bool = False,
         code: Any = None,
+        dual: Any = "auto",
+        random_state: Any = None,
     ) -> None:
+        self.dual = dual
+        self.random_state = random_state
         self.penalty = penalty
         self.loss = loss
         self.tol = tol

@@ -120,6 +120,9 @@ class LinearRegression(_Regressor):
         the root mean square of ``y``, is at most this.
     solver, max_iter, verbose, warm_start, code
         As in :class:`LogisticRegression`.
+    copy_X, n_jobs
+        Accepted for scikit-learn's sake, and ignored: the data are never changed, and the cluster
+        decides how many workers there are.
 
     Attributes
     ----------
@@ -141,13 +144,17 @@ class LinearRegression(_Regressor):
         self,
         *,
         fit_intercept: bool = True,
-        tol: float = 1e-6,
+        tol: float = 1e-8,
         solver: str = "auto",
         max_iter: int = 1000,
         verbose: int = 0,
         warm_start: bool = False,
         code: Any = None,
+        copy_X: bool = True,
+        n_jobs: Any = None,
     ) -> None:
+        self.copy_X = copy_X
+        self.n_jobs = n_jobs
         self.fit_intercept = fit_intercept
         self.tol = tol
         self.solver = solver
@@ -170,6 +177,9 @@ class Ridge(_Regressor):
         sum of the weights and in units of the root mean square of ``y``, is at most this.
     solver, max_iter, verbose, warm_start, code
         As in :class:`LogisticRegression`.
+    copy_X, random_state
+        Accepted for scikit-learn's sake, and ignored: the data are never changed, and nothing is
+        random.
 
     Attributes
     ----------
@@ -192,13 +202,17 @@ class Ridge(_Regressor):
         alpha: float = 1.0,
         *,
         fit_intercept: bool = True,
-        tol: float = 1e-4,
+        tol: float = 1e-8,
         solver: str = "auto",
         max_iter: int = 1000,
         verbose: int = 0,
         warm_start: bool = False,
         code: Any = None,
+        copy_X: bool = True,
+        random_state: Any = None,
     ) -> None:
+        self.copy_X = copy_X
+        self.random_state = random_state
         self.alpha = alpha
         self.fit_intercept = fit_intercept
         self.tol = tol

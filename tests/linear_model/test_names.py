@@ -1,0 +1,90 @@
+"""scikit-learn's defaults and names: accepted where they mean something, explained where not."""
+
+from __future__ import annotations
+
+import inspect
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import dask_coded as coded
+
+sklearn = pytest.importorskip("sklearn")
+from sklearn import linear_model, svm  # noqa: E402
+from sklearn.datasets import load_svmlight_file  # noqa: E402
+
+rng = np.random.default_rng(0)
+X = rng.standard_normal((300, 6))
+Z = X @ rng.standard_normal(6) + rng.standard_normal(300)
+TWO = Z > 0
+PAIRS = [
+    (linear_model.LogisticRegression, coded.linear_model.LogisticRegression, TWO),
+    (svm.LinearSVC, coded.linear_model.LinearSVC, TWO),
+    (linear_model.Ridge, coded.linear_model.Ridge, Z),
+    (linear_model.LinearRegression, coded.linear_model.LinearRegression, Z),
+]
+
+
+@pytest.mark.parametrize(("theirs", "ours", "y"), PAIRS, ids=lambda p: getattr(p, "__name__", ""))
+def test_names_without_a_meaning_change_nothing(theirs, ours, y):
+    names = {"random_state", "n_jobs", "copy_X", "dual"} & set(inspect.signature(theirs).parameters)
+    names &= set(inspect.signature(ours).parameters)
+    assert names
+    expected = ours().fit(X, y).coef_
+    for name in names:
+        np.testing.assert_array_equal(ours(**{name: 1}).fit(X, y).coef_, expected)
+
+
+@pytest.mark.parametrize(
+    ("model", "y", "solvers"),
+    [
+        (
+            coded.linear_model.LogisticRegression,
+            TWO,
+            ["lbfgs", "newton-cg", "newton-cholesky", "sag", "saga"],
+        ),
+        (coded.linear_model.Ridge, Z, ["auto", "lsqr", "sparse_cg", "sag", "saga", "lbfgs"]),
+    ],
+)
+def test_solvers_with_a_counterpart_find_the_same_minimum(model, y, solvers):
+    expected = model(tol=1e-10, max_iter=1000).fit(X, y).coef_
+    for solver in solvers:
+        found = model(solver=solver, tol=1e-10, max_iter=1000).fit(X, y)
+        np.testing.assert_allclose(found.coef_, expected, rtol=1e-6)
+        assert found.get_params()["solver"] == solver
+
+
+def test_saga_takes_an_l1_penalty():
+    options = {"l1_ratio": 1.0, "C": 0.1, "max_iter": 1000}
+    ours = coded.linear_model.LogisticRegression(solver="saga", **options).fit(X, TWO)
+    theirs = linear_model.LogisticRegression(solver="saga", tol=1e-8, **options).fit(X, TWO)
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=1e-3)
+
+
+@pytest.mark.parametrize("solver", ["liblinear", "svd", "cholesky"])
+def test_solvers_without_a_counterpart_are_explained(solver):
+    with pytest.raises(
+        ValueError, match=f"Solver '{solver}' (factorises|penalises) .*: use solver="
+    ):
+        coded.linear_model.Ridge(solver=solver).fit(X, Z)
+
+
+def furthest(found, optimum) -> float:
+    return np.abs(found.coef_ - optimum.coef_).max() / np.abs(optimum.coef_).max()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("theirs", "ours", "y"), PAIRS[:3], ids=lambda p: getattr(p, "__name__", "")
+)
+def test_defaults_are_as_close_to_the_optimum_as_those_of_scikit_learn(
+    theirs, ours, y, data_folder
+):
+    data, y = load_svmlight_file(str(data_folder / "clf_a9a.libsvm.gz"))
+    data = sp.csr_matrix(
+        (data.data, data.indices.astype(np.int32), data.indptr.astype(np.int32)), data.shape
+    )
+    optimum = ours(tol=1e-10, max_iter=10_000).fit(data, y)
+    reference = theirs().fit(data, y)
+    assert furthest(ours().fit(data, y), optimum) <= furthest(reference, optimum)

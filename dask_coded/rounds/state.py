@@ -267,15 +267,15 @@ class RoundState:
         if not np.count_nonzero(new):
             return False
         self.computed[part.piece, stripes] = True
-        missing = self.missing[:, stripes]
         if self.layout.code is None:
-            missing = missing[self.layout.group[part.piece]]
-        before = np.count_nonzero(missing > 0)
-        if self.layout.code is None:
+            missing = self.missing[self.layout.group[part.piece], stripes]
             missing -= new
+            self._open -= int(np.count_nonzero(new & (missing == 0)))
         else:
+            missing = self.missing[:, stripes]
+            before = np.count_nonzero(missing)
             missing[:] = self.layout.lacking(self.computed[:, stripes])
-        self._open += int(np.count_nonzero(missing > 0) - before)
+            self._open -= int(before - np.count_nonzero(missing))
         return True
 
     def _drop(self, worker: int, gone: StripeRange) -> None:

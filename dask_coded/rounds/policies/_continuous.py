@@ -180,8 +180,10 @@ class Continuous(Policy):
         pieces = [piece for piece in layout.pieces_of[receiver] if state.available[piece]]
         reached = np.zeros(layout.workers, dtype=bool)
         for piece in pieces if later.any() else ():
-            useful = state.movable.T[~state.held[piece]].any(axis=0)
-            reached[layout.host[useful & (layout.group == layout.group[piece])]] = True
+            useful = state.movable.T[~state.held[piece]].any(axis=0).nonzero()[0]
+            if len(layout.need) > 1:
+                useful = useful[layout.group[useful] == layout.group[piece]]
+            reached[layout.host[useful]] = True
         givers: Ints = (later & reached).nonzero()[0]
         if not len(givers):
             return givers
@@ -222,8 +224,9 @@ class Continuous(Policy):
                     mask[stripes[:count]] = True
                     # At once: the donor may owe the same stripe of another of its pieces, and the
                     # receiver's piece can replace only one of them.
-                    state.withdraw(donor, ranges_of(owed.piece, mask))
-                    state.assign(receiver, ranges_of(piece, mask))
+                    ranges = ranges_of(owed.piece, mask)
+                    state.withdraw(donor, ranges)
+                    state.assign(receiver, [part._replace(piece=piece) for part in ranges])
                     moved = float(sums[count - 1])
                     break
                 if moved >= amount:

@@ -89,7 +89,8 @@ def test_estimates_are_those_from_all_accounts(
         elif todo and speeds[worker]:
             part = min(float(stripes), todo)
             asked[worker] = now if todo > part else np.nan
-            workers.report(worker, workers.done[worker] + part, part / 7, todo - part, now)
+            seconds = part / (1 + (worker + number) % 5)
+            workers.report(worker, workers.done[worker] + part, seconds, todo - part, now)
         later = now + 0.05 * stripes
         found = workers.estimate(later)
         expected = from_scratch(workers, asked, lags, interval, later)

@@ -43,7 +43,7 @@ OPERAND, LINK = 80_000, 1.25e8
 @click.command()
 @options
 def main(json_file: Path | None, png_file: Path | None, smoke: bool) -> None:
-    """Measure the milliseconds to plan and predict a round, and the rate of simulation."""
+    """Measure the processor time of plans, of predictions, and of simulated rounds."""
     report = Report("scale")
     repeats = 3 if smoke else 30
     rng = np.random.default_rng(0)
@@ -58,7 +58,7 @@ def main(json_file: Path | None, png_file: Path | None, smoke: bool) -> None:
             def plan(code: Code = code, place: list[int] = place, u: np.ndarray = speeds) -> None:
                 deal(Layout.of(code, place, np.ones((1, 64))), u)
 
-            summary = side_by_side({"plan": plan}, repeats=repeats).summary("plan")
+            summary = side_by_side({"plan": plan}, repeats, clock=process_time).summary("plan")
             report.add(
                 f"{workers} workers, 64 stripes each: {name}",
                 "plan_ms",
@@ -73,7 +73,7 @@ def main(json_file: Path | None, png_file: Path | None, smoke: bool) -> None:
         for _ in range(70):
             history.record(dict(zip(names, speeds * rng.uniform(0.8, 1.2, workers), strict=True)))
         cases = {name: partial(history.predict, names, name) for name in PREDICTORS}
-        timings = side_by_side(cases, repeats=repeats)
+        timings = side_by_side(cases, repeats, clock=process_time)
         for name in cases:
             report.add(
                 f"{workers} workers, 64 rounds of history: {name}",

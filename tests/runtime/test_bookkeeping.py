@@ -10,9 +10,10 @@ import sys
 from collections import Counter, deque
 from typing import Any
 
+import dask
 import numpy as np
 import pytest
-from distributed import Event
+from distributed import Event, utils_test
 from distributed.utils_test import async_poll_for, gen_cluster
 
 import dask_coded as coded
@@ -110,6 +111,8 @@ async def _rounds(client: Any, scheduler: Any, workers: Any, rounds: list[int], 
 
 
 if __name__ == "__main__":
+    # As in conftest: gen_cluster resets the configuration.
+    utils_test.original_config["coded"] = dask.config.get("coded")
 
     @gen_cluster(client=True, nthreads=FOUR, timeout=10**6)
     async def million(c, s, *workers):

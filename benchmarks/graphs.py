@@ -2,12 +2,16 @@
 
 The matrix is random and sparse, with ten entries in each row, so each block of rows needs most of
 the operand: the hardest case for communication. With stock futures every worker holds a block of
-rows and a chunk of the operand, and fetches the other chunks in each round.
+rows and a chunk of the operand, and fetches the other chunks in each round. ``--scales`` adds
+R-MAT graphs, which are like those of the web, ``--slow`` slows workers, and ``--png`` draws the
+time of a round over the size.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -19,10 +23,12 @@ from distributed import Client, wait
 
 import dask_coded as coded
 from benchmarks.cluster import local_workers
-from benchmarks.report import Report, options, side_by_side
+from benchmarks.lab import Throttle
+from benchmarks.report import Report, options, picture, side_by_side
 
 ENTRIES = 10
 ROUNDS = 5
+SLOWED = 5  # times
 
 
 def random_matrix(rows: int, seed: int = 0) -> scipy.sparse.csr_array:
@@ -69,24 +75,42 @@ def stock_loop(
     return loop
 
 
-@click.command()
-@click.option("--rows", default=4_000_000, show_default=True, help="Rows of the matrix.")
-@click.option("--workers", default=8, show_default=True, help="One-thread workers.")
-@options
-def main(
-    rows: int, workers: int, json_file: Path | None, png_file: Path | None, smoke: bool
+def web_like(scale: int, seed: int = 0) -> scipy.sparse.csr_array:
+    """Return the matrix of an R-MAT graph of ``2**scale`` nodes and eight times as many edges.
+
+    .. [1] D. Chakrabarti, Y. Zhan, C. Faloutsos, "R-MAT: A Recursive Model for Graph Mining",
+       SDM 2004; with the probabilities of Graph500.
+    """
+    rng = np.random.default_rng(seed)
+    nodes, edges = 1 << scale, 8 << scale
+    row, column = np.zeros(edges, np.int32), np.zeros(edges, np.int32)
+    for bit in range(scale):
+        quadrant = rng.choice(4, edges, p=[0.57, 0.19, 0.19, 0.05]).astype(np.int32)
+        row |= (quadrant >> 1) << bit
+        column |= (quadrant & 1) << bit
+    shuffled = rng.permutation(nodes).astype(np.int32)
+    entries = np.full(edges, 1 / 8)
+    return scipy.sparse.csr_array((entries, (shuffled[row], shuffled[column])), (nodes, nodes))
+
+
+def compare(
+    report: Report, name: str, A: scipy.sparse.csr_array, workers: int, slow: int, repeats: int
 ) -> None:
-    """Compare rounds with a large random sparse matrix."""
-    rows, workers, repeats = (2_000, 3, 1) if smoke else (rows, workers, 3)
-    report = Report("graphs")
-    A = random_matrix(rows)
+    """Time rounds with a matrix; some workers are slowed five times once it is encoded."""
+    rows = A.shape[0]
     x = np.random.default_rng(1).random(rows)
-    with local_workers(workers) as (client, addresses):
+    with ExitStack() as stack:
+        client, addresses = stack.enter_context(local_workers(workers))
         began = perf_counter()
         C = coded.encode(A, client=client)
         encoding = perf_counter() - began
         stock = stock_loop(client, addresses, A, x)
-        whole = client.scatter(x, hash=False)
+        whole = client.scatter(x, hash=False, workers=addresses[slow : slow + 1])
+        if slow:
+            # Each worker has a share of the cores; a slowed one a fifth of that.
+            share = len(os.sched_getaffinity(0)) / workers / SLOWED
+            pids = client.run(os.getpid, workers=addresses[:slow])
+            stack.enter_context(Throttle(dict.fromkeys(pids.values(), share)))
 
         def coded_loop() -> np.ndarray:
             found: np.ndarray = coded.submit(products, C, whole, ROUNDS, client=client).result()
@@ -101,18 +125,64 @@ def main(
             repeats=repeats,
             warmup=1,
         )
-    found = {name: np.asarray(result) for name, result in timings.results.items()}
-    for name in ("coded", "stock"):
-        np.testing.assert_allclose(found[name], found["SciPy"], rtol=1e-9)
-    case = f"{rows:,} rows, {workers} workers"
-    keys: dict[str, Any] = {"rows": rows, "workers": workers}
-    report.add(case, "coded_over_stock", timings.ratio("coded", over="stock"), goal=0.6, **keys)
-    report.add(case, "coded_over_scipy", timings.ratio("coded", over="SciPy"), goal=1.2, **keys)
+    found = {way: np.asarray(result) for way, result in timings.results.items()}
+    for way in ("coded", "stock"):
+        np.testing.assert_allclose(found[way], found["SciPy"], rtol=1e-9)
+    case = f"{name}, {rows:,} rows, {workers} workers" + (f", {slow} slow" if slow else "")
+    keys: dict[str, Any] = {"rows": rows, "workers": workers, "slow": slow}
+    goals = {(8, 0): (0.6, 1.2), (2, 0): (0.8, 0.8), (8, 2): (0.35, None)}
+    hardest = name == "random" and rows == 4_000_000
+    over_stock, over_scipy = goals.get((workers, slow), (None, None)) if hardest else (None, None)
+    for way, goal in (("stock", over_stock), ("SciPy", over_scipy)):
+        ratio = timings.ratio("coded", over=way)
+        report.add(case, f"coded_over_{way.lower()}", ratio, goal=goal, **keys)
     report.add(case, "stock_over_scipy", timings.ratio("stock", over="SciPy"), **keys)
-    for name in ("coded", "stock", "SciPy"):
-        each = float(np.median(timings.seconds[name])) / ROUNDS * 1e3
-        report.add(case, f"{name.lower()}_round", each, unit="ms", **keys)
+    for way in ("coded", "stock", "SciPy"):
+        each = float(np.median(timings.seconds[way])) / ROUNDS * 1e3
+        report.add(case, f"{way.lower()}_round", each, unit="ms", **keys)
     report.add(case, "encoding", encoding, unit="s", **keys)
+
+
+def plot(report: Report, file: Path) -> None:
+    """Plot the time of a round over the number of rows."""
+    with picture(file, figsize=(7, 4)) as drawing:
+        axes = drawing.subplots()
+        for name in ("coded", "stock", "scipy"):
+            points = [
+                (row["rows"], row["value"])
+                for row in report.rows
+                if row["measure"] == f"{name}_round" and not row["slow"]
+            ]
+            label = {"coded": "coded loop", "stock": "stock Dask futures", "scipy": "SciPy"}[name]
+            axes.loglog(*zip(*sorted(points)), marker="o", label=label)
+        axes.set(xlabel="rows and columns of the matrix", ylabel="ms a round")
+        axes.legend()
+
+
+@click.command()
+@click.option("--rows", default=4_000_000, show_default=True, help="Rows of the random matrix.")
+@click.option("--workers", default=8, show_default=True, help="One-thread workers.")
+@click.option("--slow", default=0, show_default=True, help="Workers that are slowed five times.")
+@click.option("--scales", default="", help="Also R-MAT graphs of 2**N nodes: N, separated by ','.")
+@options
+def main(
+    rows: int,
+    workers: int,
+    slow: int,
+    scales: str,
+    json_file: Path | None,
+    png_file: Path | None,
+    smoke: bool,
+) -> None:
+    """Compare rounds with large sparse matrices: coded, stock Dask futures, SciPy."""
+    rows, workers, repeats = (2_000, 3, 1) if smoke else (rows, workers, 3)
+    report = Report("graphs")
+    if rows:
+        compare(report, "random", random_matrix(rows), workers, slow, repeats)
+    for scale in map(int, filter(None, scales.split(","))):
+        compare(report, "R-MAT", web_like(scale), workers, slow, repeats)
+    if png_file is not None:
+        plot(report, png_file)
     report.finish(json_file)
 
 

@@ -109,6 +109,7 @@ class Broadcast:
         self._waiting = list(range(chunks))[::-1]  # chunks to be sent to all, the first one last
         # When each chunk was sent to a relay, until the relay has passed it on or is overdue.
         self._out: dict[tuple[int, int], float] = {}
+        self._alone: set[tuple[int, int]] = set()  # those that are for the receiving host only
         self._held = np.zeros(len(self._delays), dtype=np.intp)  # how many chunks, by relay
         self._window = np.ones(len(self._delays), dtype=np.intp)
         self._passed = np.zeros(chunks, dtype=bool)
@@ -158,9 +159,12 @@ class Broadcast:
 
     def lacking(self, host: int, chunks: Iterable[int], now: float) -> list[SendChunk]:
         """Record that a host still waits for chunks, and send some that no relay will bring."""
-        coming = {chunk for _, chunk in self._out} | set(self._waiting)
+        # What is sent to another host alone does not come to this one.
+        coming = {chunk for relay, chunk in self._out if (relay, chunk) not in self._alone}
+        coming |= {chunk for relay, chunk in self._out if relay == host}
         # Not all at once: a host behind a thin link reports what is already on its way there.
         wanted = [chunk for chunk in chunks if chunk not in coming][: 2 * _WINDOW]
+        self._alone.update((host, chunk) for chunk in wanted)
         return [self._sent(host, chunk, (), now) for chunk in wanted] + self._hand_out(now)
 
     def react(self, now: float) -> list[SendChunk]:
@@ -262,7 +266,8 @@ class ReportLacking:
 class Relay:
     """What a host does with the chunks that reach it.
 
-    A host confirms a chunk to its sender once half of the hosts right below it have confirmed it.
+    A host confirms a chunk to its sender once half of the hosts right below it have confirmed it;
+    if there is only one, at once.
     So the coordinator learns how fast a relay really is: a write to a socket returns long before
     the bytes have left. The slower half does not count, because a slow receiver says nothing about
     the relay.
@@ -307,9 +312,13 @@ class Relay:
         self.wake = now + self._patience if self._lacking else None
         if not below:
             return [Confirm(sender, chunk)]
+        passed: list[PassOn | Confirm] = [PassOn(host, chunk, further) for host, further in below]
+        if len(below) == 1:
+            # Otherwise one slow host would hold up the other one.
+            return [*passed, Confirm(sender, chunk)]
         hosts = {host for host, _ in below}
         self._pending.setdefault(chunk, []).append((sender, hosts, len(hosts) // 2))
-        return [PassOn(host, chunk, further) for host, further in below]
+        return passed
 
     def confirmed(self, host: Any, chunk: int) -> list[Confirm]:
         """Record that a host below has a chunk."""

@@ -95,9 +95,14 @@ class Coordinator:
         ended: Future[LiveRound] = Future()
 
         # Here and not on the event loop, because a large operand takes milliseconds to copy.
+        if operand is not None:
+            operand = np.ascontiguousarray(operand)
         lease = self._share(operand)
 
+        running: list[asyncio.Task[Any] | None] = []
+
         async def run() -> None:
+            running.append(asyncio.current_task())
             try:
                 shared = lease[1] if lease else None
                 with self._plugin.coordinating(self._task):
@@ -109,12 +114,21 @@ class Coordinator:
             finally:
                 steps.put(None)
 
-        self._plugin.worker.loop.add_callback(run)
+        loop = self._plugin.worker.loop
+        loop.add_callback(run)
+        failure: BaseException | None = None
         while (step := steps.get()) is not None:
-            step()
+            if failure is None:
+                try:
+                    step()
+                except BaseException as exc:  # such as a MemoryError
+                    failure = exc
+                    loop.add_callback(lambda: [task.cancel() for task in running if task])
         if lease:
             # A late worker may still read it, for a round whose messages are dropped.
             self._plugin.exchange.memory.reuse(lease[0])
+        if failure is not None:
+            raise failure
         live = ended.result()
         result = live.result()
         live.report.seconds = self._seconds = monotonic() - began

@@ -20,6 +20,9 @@ from dask_coded.typing import Floats
 # Operands go from host to host if the coordinator would have to send this many bytes otherwise.
 # Below that, the way over another host takes longer.
 _LEAST_SENT = 1 << 20
+# A worker that could not read its neighbour's memory this often is on another host, in effect. Once
+# may be because the neighbour died just then.
+_APART = 2
 
 
 class Parcel(NamedTuple):
@@ -46,6 +49,7 @@ class Delivery:
     channels : sequence of Channel
         To each worker of the round.
     operand : ndarray or None
+        Contiguous.
     shared : SharedArray or None
         The operand in memory that workers of this host can read.
     lags : ndarray, shape (workers,)
@@ -72,6 +76,7 @@ class Delivery:
         self._hosts: list[list[int]] = []  # workers of each host; the first one is its receiver
         self._host_of: dict[int, int] = {}
         self._whole: set[int] = set()  # workers that have been sent the operand in one message
+        self._arrived: set[int] = set()  # workers that have it, because they have sent a share
         self._lenders: list[int] = []  # receivers that have the operand, the least used one first
         self._begun = False
         self._timer: asyncio.TimerHandle | None = None
@@ -85,7 +90,7 @@ class Delivery:
             channel = self._channels[worker]
             if channel.near or (channel.shared and self._shared):
                 continue
-            alone = channel.address in self._exchange.apart or not self._exchange.has_memory
+            alone = channel.unreadable >= _APART or not self._exchange.has_memory
             host = channel.address if alone else get_address_host(channel.address)
             hosts.setdefault(host, []).append(worker)
         distant = sum(map(len, hosts.values()))
@@ -93,7 +98,7 @@ class Delivery:
             return
         self._hosts = list(hosts.values())
         self._host_of = {w: host for host, there in enumerate(self._hosts) for w in there}
-        self._bytes = np.ascontiguousarray(self._operand).reshape(-1).view(np.uint8)
+        self._bytes = self._operand.reshape(-1).view(np.uint8)
         self._each = chunk_bytes(len(self._bytes), len(self._hosts))
         chunks = -(-len(self._bytes) // self._each)
         self._coming = Coming(chunks, self._each, self._operand.dtype.str, self._operand.shape)
@@ -122,7 +127,10 @@ class Delivery:
     def arrived(self, worker: int) -> None:
         """Record that a worker has the operand, because it has sent a share."""
         host = self._host_of.get(worker)
-        if host is not None and worker == self._hosts[host][0] and worker not in self._lenders:
+        if worker in self._arrived or host is None:
+            return
+        self._arrived.add(worker)
+        if worker == self._hosts[host][0]:
             self._lenders.append(worker)
 
     def begin(self) -> None:
@@ -133,8 +141,8 @@ class Delivery:
 
     def confirmed(self, worker: int, chunk: int) -> None:
         """Record that a receiver has passed a chunk on."""
-        if self._broadcast is not None and worker in self._host_of:
-            host = self._host_of[worker]
+        host = self._host_of.get(worker)
+        if self._broadcast is not None and host is not None and worker == self._hosts[host][0]:
             self._send(self._broadcast.passed(host, chunk, monotonic()))
 
     def lacking(self, worker: int, chunks: Sequence[int]) -> None:
@@ -148,7 +156,7 @@ class Delivery:
         receiver = self._channels[self._hosts[host][0]]
         if worker == self._hosts[host][0]:
             self._send(self._broadcast.lacking(host, chunks, monotonic()))
-        elif receiver.silent or receiver.closed or self._broadcast.finished:
+        elif receiver.silent or receiver.closed or self._hosts[host][0] in self._arrived:
             self._send_whole(worker)
 
     def lost(self, worker: int) -> None:
@@ -159,7 +167,8 @@ class Delivery:
         if self._broadcast is None or host is None or worker != self._hosts[host][0]:
             return
         for other in self._hosts[host][1:]:
-            self._send_whole(other)
+            if other not in self._arrived:
+                self._send_whole(other)
         self._send(self._broadcast.lost([host], monotonic()))
 
     def unreadable(self, worker: int) -> bool:
@@ -170,7 +179,7 @@ class Delivery:
         bool
             Whether it gets the operand in another way.
         """
-        self._exchange.apart.add(self._channels[worker].address)
+        self._channels[worker].unreadable += 1
         if worker not in self._host_of:
             return False
         self._send_whole(worker)
@@ -186,29 +195,25 @@ class Delivery:
         if worker in self._whole:
             return
         self._whole.add(worker)
-        coming = self._coming._replace(chunks=1)
-        self._channels[worker].post(OperandChunk(self._run_id, coming, 0, self._bytes, ()))
+        for chunk in range(self._coming.chunks):
+            self._post(worker, chunk, ())
 
     def _send(self, commands: Sequence[SendChunk]) -> None:
         assert self._broadcast is not None
         for command in commands:
-            at = command.chunk * self._each
-            channel = self._channels[self._hosts[command.host][0]]
-            channel.post(
-                OperandChunk(
-                    self._run_id,
-                    self._coming,
-                    command.chunk,
-                    self._bytes[at : at + self._each],
-                    self._addresses(command.below),
-                )
-            )
+            receiver = self._hosts[command.host][0]
+            self._post(receiver, command.chunk, self._addresses(command.below))
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if self._broadcast.wake is not None:
             delay = max(self._broadcast.wake - monotonic(), 0.0)
             self._timer = self._loop.call_later(delay, self._tick)
+
+    def _post(self, worker: int, chunk: int, below: Route) -> None:
+        data = self._bytes[chunk * self._each : (chunk + 1) * self._each]
+        message = OperandChunk(self._run_id, self._coming, chunk, data, below)
+        self._channels[worker].post(message)
 
     def _addresses(self, route: Route) -> Route:
         """Put addresses in the place of numbers of hosts."""

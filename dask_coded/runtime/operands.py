@@ -28,8 +28,10 @@ from dask_coded.transport.messages import (
 )
 
 # Chunks may come before their round is started here, or after it has ended. This many operands
-# without a round are kept, and this many rounds that have ended are remembered.
+# without a round are kept, for this many seconds, and this many rounds that have ended are
+# remembered.
 _UNCLAIMED = 8
+_UNCLAIMED_SECONDS = 30.0
 _ENDED = 1024
 
 #: Takes an operand that is here.
@@ -82,13 +84,26 @@ class Operands:
         """
         self._of(run_id, coming).claim(neighbours, ready, answer)
 
-    def drop(self, run_id: Key) -> None:
-        """Pass nothing on any more, and keep nothing of the operand: its round is over."""
+    def drop(self, run_id: Key, over: bool) -> None:
+        """Pass nothing on any more, and keep nothing of the operand.
+
+        Parameters
+        ----------
+        run_id : Key
+        over : bool
+            Whether the round has ended for all workers. Otherwise others on this host may still
+            compute with the operand in this worker's memory.
+        """
         self._ended[run_id] = None
         while len(self._ended) > _ENDED:
             del self._ended[next(iter(self._ended))]
         if operand := self._coming.pop(run_id, None):
-            operand.close()
+            operand.close(over)
+
+    def _expire(self, run_id: Key) -> None:
+        operand = self._coming.get(run_id)
+        if operand is not None and not operand.claimed:
+            self.drop(run_id, over=False)
 
     def release(self) -> None:
         """Keep no memory of other workers mapped."""
@@ -96,10 +111,13 @@ class Operands:
 
     def _of(self, run_id: Key, coming: Coming) -> _Coming:
         operand = self._coming.get(run_id)
-        if operand is None or (coming.chunks and not operand.coming.chunks):
+        if operand is None or (coming.chunks and operand.is_elsewhere):
             unclaimed = [key for key, other in self._coming.items() if not other.claimed]
             for key in unclaimed[: 1 - _UNCLAIMED]:
-                self._coming.pop(key).close()
+                self._coming.pop(key).close(over=False)
+            if operand is None:
+                # If its coordinator has died, nothing else would ever remove it.
+                asyncio.get_running_loop().call_later(_UNCLAIMED_SECONDS, self._expire, run_id)
             found = _Coming(self._exchange, run_id, coming)
             if operand is not None:  # its host's receiver is gone, so it comes from the coordinator
                 found.replace(operand)
@@ -150,6 +168,11 @@ class _Coming:
             self._bytes = self._array.reshape(-1).view(np.uint8)
 
     @property
+    def is_elsewhere(self) -> bool:
+        """Whether it was to come in another worker's memory, and has not come."""
+        return not self.coming.chunks and self._operand is None
+
+    @property
     def claimed(self) -> bool:
         """Whether its round has been started here."""
         return self._ready is not None
@@ -164,7 +187,7 @@ class _Coming:
         if other._ready is not None and other._answer is not None:
             self.claim(other._neighbours, other._ready, other._answer)
         other._ready = None
-        other.close()
+        other.close(over=False)
 
     def receive(self, chunk: OperandChunk, answer: Answer) -> None:
         at = chunk.number * self.coming.chunk_bytes
@@ -195,24 +218,27 @@ class _Coming:
         ready, self._ready = self._ready, _done
         ready(self._operand)
         for address in self._neighbours:
-            self._exchange.channel(address).post(self._for_neighbour())
+            if self._segment is not None:
+                shared = self._segment.place(self._array)
+                self._exchange.channel(address).post(OperandShared(self._run_id, shared))
+            else:
+                self._send_whole(address)
         for address in self._borrowers:
-            self._exchange.channel(address).post(self._whole())
+            self._send_whole(address)
         self._neighbours, self._borrowers = (), []
-
-    def _for_neighbour(self) -> Message:
-        if self._segment is not None:
-            return OperandShared(self._run_id, self._segment.place(self._array))
-        return self._whole()
 
     def lend(self, address: str) -> None:
         """Send all of it to a worker, once it is here."""
         self._borrowers.append(address)
         self._deliver()
 
-    def _whole(self) -> Message:
-        coming = self.coming._replace(chunks=1, chunk_bytes=0)
-        return OperandChunk(self._run_id, coming, 0, self._bytes, ())
+    def _send_whole(self, address: str) -> None:
+        channel = self._exchange.channel(address)
+        self._channels.setdefault(address, channel)  # to take back what is not sent at the end
+        each = self.coming.chunk_bytes
+        for number in range(self.coming.chunks):
+            data = self._bytes[number * each : (number + 1) * each]
+            channel.post(OperandChunk(self._run_id, self.coming, number, data, ()))
 
     def _obey(self, commands: Sequence[PassOn | Confirm | ReportLacking], data: Any = None) -> None:
         for command in commands:
@@ -250,12 +276,12 @@ class _Coming:
         self._obey(self._relay.react(monotonic()))
         self._set_timer()
 
-    def close(self) -> None:
+    def close(self, over: bool) -> None:
         if self._timer is not None:
             self._timer.cancel()
         for channel in self._channels.values():
             channel.unlisten(self._run_id)
-        if self._segment is not None:
+        if self._segment is not None and over:
             # A late thread may still read it, for a round whose messages are dropped.
             self._exchange.memory.reuse(self._segment)
 

@@ -25,6 +25,7 @@ import dask
 import numpy as np
 from dask.typing import Key
 from dask.utils import parse_timedelta
+from distributed.comm import get_address_host
 from distributed.core import Status
 from distributed.metrics import time
 from tornado.ioloop import PeriodicCallback
@@ -185,6 +186,10 @@ class Supervisor:
         """Return the workers to choose from; not the last one that a task was taken from."""
         run = self._runs[ts.key]
         fast = self._fast_workers() - {run.avoid}
+        if run.avoid:
+            # All of a host may be cut off, and only workers of coordinators are watched.
+            host = get_address_host(run.avoid)
+            fast = {address for address in fast if get_address_host(address) != host} or fast
         if fast and not (run.workers or run.hosts or ts.resource_restrictions):
             return fast
         ts.worker_restrictions, ts.host_restrictions = run.workers, run.hosts
@@ -256,11 +261,14 @@ class Supervisor:
                     run.worker, run.since = ws.address, time()
                 watched.setdefault(ws.address, []).append(ts)
         self._send(self._watch.tick(watched), op="coded-ping")
+        silent = []
         for address, ticks in self._watch.silent(_TICKS):
             seconds = ticks * self._timeout / _TICKS
             if late := [ts for ts in watched[address] if seconds >= self._patience(ts)]:
                 self._set_aside(address)
-                self._take_over(late, address, f"silent for {seconds:.1f} s")
+                silent.append((late, address, f"silent for {seconds:.1f} s"))
+        for late, address, reason in silent:
+            self._take_over(late, address, reason)
 
     def _set_aside(self, address: str) -> None:
         self._silence(address)

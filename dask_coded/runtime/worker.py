@@ -32,6 +32,7 @@ from dask_coded.transport.messages import (
     Message,
     PiecesAbsent,
     RoundStopped,
+    ShareFailed,
     StartRound,
     StopRound,
     WithdrawStripes,
@@ -160,11 +161,11 @@ class CodedWorkerPlugin(WorkerPlugin):
                 if job := self._jobs.get(run_id):
                     job.withdraw(StripeRange(*part) for part in ranges)
             case DropRound(run_id):
-                self._drop(run_id)
+                self._drop(run_id, over=True)
             case StopRound(run_id):
                 # Always answered, because without an answer the coordinator would assume that
                 # this worker is stopped.
-                self._drop(run_id)
+                self._drop(run_id, over=True)
                 answer(RoundStopped(run_id))
 
     def _start(self, message: StartRound, answer: Answer) -> None:
@@ -192,9 +193,13 @@ class CodedWorkerPlugin(WorkerPlugin):
         job.assign(StripeRange(*part) for part in message.ranges)
 
         def begin(x: Any) -> None:
-            x = None if x is None else np.require(x, requirements=["C", "A"])
             kernel = KERNELS[message.kernel]
-            job.begin({piece: kernel(data, rows, x) for piece, (data, rows) in held.items()})
+            try:
+                x = None if x is None else np.require(x, requirements=["C", "A"])
+                job.begin({piece: kernel(data, rows, x) for piece, (data, rows) in held.items()})
+            except Exception as exc:
+                # The operand may have come from another worker, whose channel is not to blame.
+                answer(ShareFailed(message.run_id, f"{type(exc).__name__}: {exc}"))
 
         if message.coming is None:
             try:
@@ -205,10 +210,11 @@ class CodedWorkerPlugin(WorkerPlugin):
             coming = Coming(*message.coming)
             self.operands.expect(message.run_id, coming, message.neighbours, begin, answer)
 
-    def _drop(self, run_id: Key) -> None:
+    def _drop(self, run_id: Key, over: bool = False) -> None:
+        """Drop a round; ``over`` says that it has ended for all workers."""
         if job := self._jobs.pop(run_id, None):
             job.stop()
-        self.operands.drop(run_id)
+        self.operands.drop(run_id, over)
 
     def _coordinator_gone(self, answer: Answer) -> None:
         self.operands.release()

@@ -218,11 +218,12 @@ class _VirtualBroadcast:
         link.busy = True
         size = self._sizes[transfer.chunk]
         self.sent[sender] += size
-        start = self._resumed(sender, self.now)
-        end = self._resumed(sender, start + size / link.rate)
+        seconds = size / link.rate
+        end = self._resumed(sender, self._resumed(sender, self.now) + seconds)
         self._at(end, "departed", sender)
         until = end + self._latency
-        self._at(start + self._latency, "arrive", transfer._replace(until=until))
+        # If the sender stops on the way, others use the receiver's link meanwhile.
+        self._at(until - seconds, "arrive", transfer._replace(until=until))
 
     def _departed(self, sender: int) -> None:
         self._up[sender].busy = False

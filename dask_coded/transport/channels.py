@@ -84,6 +84,11 @@ class _Outbox:
         try:
             while self._waiting:
                 await comm.write(pack(self._take()))
+                stream = getattr(comm, "stream", None)
+                if stream is not None and stream.writing():
+                    # `comm.write` returns once tornado has buffered the bytes. Without this wait a
+                    # slow peer's buffer would grow, with chunks of rounds that are over.
+                    await stream.write(b"")
         except OSError:
             comm.abort()  # the reader at this end then finds that the peer is gone
         except BaseException:
@@ -136,6 +141,8 @@ class Channel:
         Whether messages stay in this process.
     shared : bool
         Whether both ends can read each other's memory.
+    unreadable : int
+        How often the peer could not read the memory of another worker on its host.
     """
 
     def __init__(
@@ -147,6 +154,7 @@ class Channel:
     ) -> None:
         self.address = address
         self.shared = False
+        self.unreadable = 0
         self.asked: float | None = None
         self.closed = False
         self._worker = worker
@@ -282,8 +290,6 @@ class Exchange:
     ----------
     memory : Memory
         What this worker shares with others on its host.
-    apart : set of str
-        Addresses of peers that cannot read the memory of others with the same host name.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -294,8 +300,6 @@ class Exchange:
         self._on_fenced: list[Callable[[Attempt], None]] = []
         self._fences = Fences()
         self.memory = Memory()
-        # Peers that cannot read the memory of others with the same host name.
-        self.apart: set[str] = set()
         self._probe: SharedArray | None = None
         wanted = dask.config.get("coded.shared-memory")
         if wanted and (segment := self.memory.new(len(_PROBE))) is not None:

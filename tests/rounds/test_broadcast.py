@@ -49,6 +49,28 @@ def test_a_thin_link_holds_up_only_its_own_host():
     assert np.delete(times, 3).max() < 0.3
 
 
+@pytest.mark.parametrize("hosts", [2, 3, 9])
+@pytest.mark.parametrize("stopped", [False, True])
+def test_one_slow_or_stopped_host_does_not_hold_up_the_others(hosts, stopped):
+    rates = np.full(hosts + 1, 1e9)
+    rates[0] = 1e9 if stopped else 1e7
+    outages = {0: Outage(0.005, until=100.0)} if stopped else {}
+    times, _ = broadcast_times(100_000_000, rates, outages=outages)
+    # 0.1 s at best; the rest is the patience with a chunk that has not been passed on.
+    assert times[1:].max() < 2.5
+
+
+def test_a_chunk_sent_to_one_host_does_not_come_to_another():
+    broadcast = Broadcast(chunks=1, delays=np.zeros(3), now=0.0)
+    (first,) = broadcast.start(0.0)
+    broadcast.passed(first.host, 0, 0.1)
+    others = [host for host in range(3) if host != first.host]
+    for host in others:
+        (command,) = broadcast.lacking(host, [0], 1.0)
+        assert command.host == host and command.below == ()
+    assert not broadcast.lacking(others[0], [0], 1.01)  # it is under way
+
+
 def outages() -> st.SearchStrategy[Outage]:
     time = st.floats(0.0, 0.5)
     dead = st.builds(lambda t, d: Outage(t, noticed=t + d), time, st.floats(0.001, 2.0))
@@ -102,3 +124,9 @@ def test_a_relay_confirms_when_half_of_those_below_have():
     assert len(relay.lost("b")) == 1
     assert not relay.confirmed("c", 0)
     assert relay.wake is None and not relay.react(9.0)
+
+
+def test_a_relay_above_one_host_confirms_at_once():
+    relay = Relay(1, now=0.0)
+    passed, confirmed = relay.received(0, "coordinator", (("b", ()),), 0.1)
+    assert passed.host == "b" and confirmed.sender == "coordinator"

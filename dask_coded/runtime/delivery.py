@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from time import monotonic
 from typing import Any, NamedTuple
@@ -23,6 +24,9 @@ _LEAST_SENT = 1 << 20
 # A worker that could not read its neighbour's memory this often is on another host, in effect. Once
 # may be because the neighbour died just then.
 _APART = 2
+# A worker that has reported this often that it waits for a lender gets the operand from the
+# coordinator. It reports after half a second, then ever less often.
+_REPORTS = 3
 
 
 class Parcel(NamedTuple):
@@ -77,7 +81,9 @@ class Delivery:
         self._host_of: dict[int, int] = {}
         self._whole: set[int] = set()  # workers that have been sent the operand in one message
         self._arrived: set[int] = set()  # workers that have it, because they have sent a share
-        self._lenders: list[int] = []  # receivers that have the operand, the least used one first
+        self._lender_of: dict[int, int] = {}
+        self._reports: Counter[int] = Counter()  # of workers that wait for a lender
+        self._lent: Counter[int] = Counter()  # how often each receiver was asked to lend it
         self._begun = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -112,10 +118,16 @@ class Delivery:
             channel = self._channels[worker]
             if self._shared and channel.shared:
                 return Parcel(self._shared)
-            if not self._lenders or channel.near:
+            if not self._hosts or channel.near:
                 return Parcel(self._operand)
-            lender = self._lenders.pop(0)
-            self._lenders.append(lender)
+            # A receiver that has the operand, or else one that will have it; they take turns.
+            receivers = [there[0] for there in self._hosts if not self._channels[there[0]].closed]
+            lenders = [w for w in receivers if w in self._arrived] or receivers
+            if not lenders:
+                return Parcel(self._operand)
+            lender = min(lenders, key=lambda w: self._lent[w])
+            self._lent[lender] += 1
+            self._lender_of[worker] = lender
             self._channels[lender].post(LendOperand(self._run_id, channel.address))
             return Parcel(None, self._coming._replace(chunks=0))
         receiver, *others = self._hosts[host]
@@ -126,12 +138,7 @@ class Delivery:
 
     def arrived(self, worker: int) -> None:
         """Record that a worker has the operand, because it has sent a share."""
-        host = self._host_of.get(worker)
-        if worker in self._arrived or host is None:
-            return
         self._arrived.add(worker)
-        if worker == self._hosts[host][0]:
-            self._lenders.append(worker)
 
     def begin(self) -> None:
         """Send the first chunks, once all workers have their first message."""
@@ -150,7 +157,10 @@ class Delivery:
         if self._broadcast is None:
             return
         if worker not in self._host_of:
-            self._send_whole(worker)  # whoever was to lend it the operand has not
+            self._reports[worker] += 1
+            lender = self._channels[self._lender_of.get(worker, worker)]
+            if lender.silent or lender.closed or self._reports[worker] >= _REPORTS:
+                self._send_whole(worker)
             return
         host = self._host_of[worker]
         receiver = self._channels[self._hosts[host][0]]
@@ -162,8 +172,6 @@ class Delivery:
     def lost(self, worker: int) -> None:
         """Record that a worker is gone. Its neighbours get the operand from here."""
         host = self._host_of.get(worker)
-        if worker in self._lenders:
-            self._lenders.remove(worker)
         if self._broadcast is None or host is None or worker != self._hosts[host][0]:
             return
         for other in self._hosts[host][1:]:

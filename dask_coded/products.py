@@ -94,7 +94,7 @@ class ProductArray(da.Array):
                 return result
         plain = map(as_plain, inputs)
         result = as_plain(self).__array_ufunc__(numpy_ufunc, method, *plain, **kwargs)
-        return _derived(numpy_ufunc, inputs, result) if method == "__call__" else result
+        return _derived(numpy_ufunc, inputs, result, kwargs) if method == "__call__" else result
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if func in _FUNCTIONS:
@@ -108,7 +108,7 @@ class ProductArray(da.Array):
 
     def _elemwise(self, op: Any, *args: Any, **kwargs: Any) -> Any:
         # The ufuncs of dask.array ask for this.
-        return _derived(op, args, elemwise(op, *args, **kwargs))
+        return _derived(op, args, elemwise(op, *args, **kwargs), kwargs)
 
     def __getitem__(self, index: Any) -> Any:
         plain = super().__getitem__(index)
@@ -149,7 +149,7 @@ class ProductArray(da.Array):
         self, func: Any, *args: Any, **kwargs: Any
     ) -> Any:
         """Apply a function to the blocks, as for any dask array."""
-        return _derived(func, (self, *args), super().map_blocks(func, *args, **kwargs))
+        return _derived(func, (self, *args), super().map_blocks(func, *args, **kwargs), kwargs)
 
     def copy(self) -> da.Array:
         """Return a plain dask array, whose elements can be set and whose products are not coded."""
@@ -284,7 +284,7 @@ def _elementwise(name: str) -> str:
     )
 
 
-def _derived(op: Any, args: tuple[Any, ...], plain: Any) -> Any:
+def _derived(op: Any, args: tuple[Any, ...], plain: Any, kwargs: Any = ()) -> Any:
     """Return the result of an elementwise operation as what it is to products."""
     if not isinstance(plain, da.Array) or plain.ndim != 2:
         return plain
@@ -292,8 +292,9 @@ def _derived(op: Any, args: tuple[Any, ...], plain: Any) -> Any:
     if not matrices:
         return plain
     factor = None
-    # Integers overflow, and multiples of them then depend on the order of the operations.
-    if len(matrices) == 1 and plain.dtype.kind in "fc":
+    # Integers overflow, and multiples of them then depend on the order of the operations. Keywords
+    # change what the operation does, as `where=` and `dtype=` do.
+    if len(matrices) == 1 and plain.dtype.kind in "fc" and not kwargs:
         factor = _factor(op, args)
     if factor is None:
         return UncodedArray(plain, _elementwise(getattr(op, "__name__", repr(op))))

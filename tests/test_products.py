@@ -235,6 +235,18 @@ def test_integers_are_multiplied_after_they_overflowed(client):
     same(narrow, (small * 0.5) @ np.array([100, 100], dtype=np.int8), client)
 
 
+def test_operations_with_keywords_are_not_coded(alone, client):
+    where, expected = A > 0, np.where(A > 0, 2 * A, 0)
+    for module in (np, da):
+        D = da.zeros(A.shape, chunks=A.shape)
+        result = module.multiply(alone, 2.0, where=da.asarray(where), out=D)
+        with pytest.warns(coded.UncodedWarning, match="not coded"):
+            same(result @ x, expected @ x, client)
+    halves = alone.map_blocks(np.divide, 2.0, where=False, out=np.zeros((6, COLUMNS)))
+    with pytest.warns(coded.UncodedWarning, match="not coded"):
+        same(halves @ x, np.zeros(ROWS), client)
+
+
 def test_elements_of_coded_arrays_cannot_be_set(alone):
     for array in (alone, 2 * alone):
         with pytest.raises(TypeError, match=r"set those of `C\.copy\(\)`"):

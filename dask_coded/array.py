@@ -29,7 +29,6 @@ from dask_coded.codes import CODES, MDS, Code, RandomLinear, Repetition
 from dask_coded.display import Display
 from dask_coded.loop import PiecesMade
 from dask_coded.products import (
-    TRANSPOSED,
     CodedView,
     ProductArray,
     UncodedArray,
@@ -47,6 +46,7 @@ from dask_coded.runtime.source import Tally, check_code, is_verified, matrix_sou
 from dask_coded.runtime.spec import CodedTask, round_options
 from dask_coded.runtime.tasks import run_round
 from dask_coded.runtime.waiting import current_client, outside_pool
+from dask_coded.uncoded import TRANSPOSED
 
 
 def encode(

@@ -25,20 +25,10 @@ import numpy as np
 from dask.array import einsumfuncs, routines
 from dask.array.core import elemwise
 
-from dask_coded.uncoded import say_uncoded
+from dask_coded.uncoded import COLUMNS, ROWS, TRANSPOSED, elementwise, say_uncoded
 
-TRANSPOSED = (
-    "A product with the transpose is not coded, because this array was encoded without it: "
-    "encode it with `transpose=True`"
-)
-_ROWS = (
-    "A product with some rows of a coded array is not coded from the left: multiply all rows, by "
-    "a vector with zeros for the others"
-)
-_COLUMNS = (
-    "A product with some columns of a coded array is not coded: multiply all columns, by a vector "
-    "with zeros for the others"
-)
+# Smaller factors are rounded to fewer digits.
+_TINY = np.finfo(np.float64).tiny
 
 
 # -- arrays ------------------------------------------------------------------------------------
@@ -123,7 +113,7 @@ class ProductArray(da.Array):
                 for part in rest
             )
         ):
-            return UncodedArray(plain, _COLUMNS)
+            return UncodedArray(plain, COLUMNS)
         return self._selected(plain, rows)
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -138,7 +128,7 @@ class ProductArray(da.Array):
         inexact = before.kind in "fc" and np.can_cast(before, after, "same_kind")
         if inexact or np.can_cast(before, after, "safe"):
             return self._scaled(plain, 1)
-        return UncodedArray(plain, _elementwise("astype"))
+        return UncodedArray(plain, elementwise("astype"))
 
     def rechunk(self, *args: Any, **kwargs: Any) -> da.Array:
         """Return a dask array of the same values in other chunks; products stay coded."""
@@ -153,7 +143,7 @@ class ProductArray(da.Array):
 
     def copy(self) -> da.Array:
         """Return a plain dask array, whose elements can be set and whose products are not coded."""
-        return UncodedArray(super().copy(), _elementwise("copy"))
+        return UncodedArray(super().copy(), elementwise("copy"))
 
 
 _FIXED = (
@@ -203,14 +193,17 @@ class CodedView(ProductArray):
         return (y if self.factor == 1 else y * self.factor).astype(dtype)
 
     def _scaled(self, plain: da.Array, factor: Any) -> ProductArray:
-        return CodedView(plain, self.base, self.factor * factor, self.selections)
+        product = self.factor * factor
+        if not np.isfinite(product) or (0 not in (self.factor, factor) and np.abs(product) < _TINY):
+            return UncodedArray(plain, elementwise("multiply"))
+        return CodedView(plain, self.base, product, self.selections)
 
     def _selected(self, plain: da.Array, rows: Any) -> ProductArray:
         return CodedView(plain, self.base, self.factor, (*self.selections, rows))
 
     def _transposed(self, plain: da.Array) -> ProductArray:
         if self.selections:
-            return UncodedArray(plain, _ROWS, self)
+            return UncodedArray(plain, ROWS, self)
         if not (back := self.base.T).is_coded:
             return UncodedArray(plain, TRANSPOSED, self)
         return CodedView(plain, back, self.factor)
@@ -277,13 +270,6 @@ def as_factor(x: Any) -> Any:
     return np.asarray(x) if isinstance(x, list | tuple) or np.isscalar(x) else x
 
 
-def _elementwise(name: str) -> str:
-    return (
-        f"A product with the result of `{name}` is not coded: encode that result, or use that "
-        "products are linear, as in `C @ x + D @ x` for `(C + D) @ x`"
-    )
-
-
 def _derived(op: Any, args: tuple[Any, ...], plain: Any, kwargs: Any = ()) -> Any:
     """Return the result of an elementwise operation as what it is to products."""
     if not isinstance(plain, da.Array) or plain.ndim != 2:
@@ -297,7 +283,7 @@ def _derived(op: Any, args: tuple[Any, ...], plain: Any, kwargs: Any = ()) -> An
     if len(matrices) == 1 and plain.dtype.kind in "fc" and not kwargs:
         factor = _factor(op, args)
     if factor is None:
-        return UncodedArray(plain, _elementwise(getattr(op, "__name__", repr(op))))
+        return UncodedArray(plain, elementwise(getattr(op, "__name__", repr(op))))
     return matrices[0]._scaled(plain, factor)
 
 
@@ -314,10 +300,11 @@ def _factor(op: Any, args: tuple[Any, ...]) -> Any:
     numbers = [arg for arg in args if not isinstance(arg, da.Array)]
     if len(numbers) != 1 or np.ndim(numbers[0]) or np.asarray(numbers[0]).dtype.kind not in "biufc":
         return None
-    number = numbers[0]
-    if op in (operator.truediv, np.divide) and number is args[1] and number:
-        # As a Python number, so that its dtype does not round the quotient.
-        number = 1 / np.asarray(number).item()
+    # As a Python number, so that its dtype does not round or overflow what it is multiplied with.
+    number = np.asarray(numbers[0]).item()
+    number = float(number) if isinstance(number, int) else number
+    if op in (operator.truediv, np.divide) and numbers[0] is args[1] and number:
+        number = 1 / number
     elif op not in (operator.mul, np.multiply):
         return None
     return number if np.isfinite(number) else None

@@ -11,6 +11,28 @@ import numpy as np
 
 _LIBRARIES = tuple(str(Path(file).parent) for file in (__file__, dask.__file__, np.__file__))
 
+# Reasons, without their full stops: why a product is not coded, and what to do.
+TRANSPOSED = (
+    "A product with the transpose is not coded, because this array was encoded without it: "
+    "encode it with `transpose=True`"
+)
+ROWS = (
+    "A product with some rows of a coded array is not coded from the left: multiply all rows, by "
+    "a vector with zeros for the others"
+)
+COLUMNS = (
+    "A product with some columns of a coded array is not coded: multiply all columns, by a vector "
+    "with zeros for the others"
+)
+
+
+def elementwise(name: str) -> str:
+    """Return the reason for the result of an operation that products cannot follow."""
+    return (
+        f"A product with the result of `{name}` is not coded: encode that result, or use that "
+        "products are linear, as in `C @ x + D @ x` for `(C + D) @ x`"
+    )
+
 
 class UncodedWarning(UserWarning):
     """A product with a coded array is computed by plain dask.array, and waits for all workers."""

@@ -235,6 +235,33 @@ def test_integers_are_multiplied_after_they_overflowed(client):
     same(narrow, (small * 0.5) @ np.array([100, 100], dtype=np.int8), client)
 
 
+@pytest.mark.parametrize(
+    "factors",
+    [(np.int8(100),) * 2, (np.float32(1e30),) * 2, (np.uint8(3), -1), (np.uint8(3), np.array(-2))],
+    ids=str,
+)
+def test_factors_do_not_overflow_in_their_own_type(alone, client, factors):
+    result, expected = alone, A
+    for factor in factors:
+        result, expected = result * factor, expected * factor
+    assert is_round(result @ x)
+    same(result @ x, expected @ x, client)
+    same(-result @ x, -expected @ x, client)
+
+
+def test_factors_whose_product_is_no_normal_number_are_not_coded(alone, client):
+    """Their product is applied before the matrix, whose values may balance them."""
+    small = alone * 1e-200 * 1e-200 * 1e300
+    with pytest.warns(coded.UncodedWarning, match="not coded"):
+        same(small @ x, np.zeros(ROWS), client)
+    assert is_round((alone * 0 * 1e-200) @ x)
+    big = alone
+    for _ in range(20):
+        big = big * 2**62
+    with pytest.warns(coded.UncodedWarning, match="not coded"):
+        assert not is_round(big @ x)
+
+
 def test_operations_with_keywords_are_not_coded(alone, client):
     where, expected = A > 0, np.where(A > 0, 2 * A, 0)
     for module in (np, da):

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from copy import copy
 from functools import wraps
 from typing import Any, Self
 
@@ -114,10 +115,20 @@ class ProductArray(da.Array):
             )
         ):
             return UncodedArray(plain, COLUMNS)
-        return self._selected(plain, rows)
+        # A copy, because the caller may change the indices before the product is computed.
+        return self._selected(plain, copy(rows))
 
     def __setitem__(self, index: Any, value: Any) -> None:
         raise TypeError(_FIXED)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # dask.array sets these, chunks first, if the array is given as `out=`. It also sets chunks
+        # of unknown size when it computes them.
+        if name in ("_chunks", "dask") and self.is_coded and hasattr(self, "_meta"):
+            sizes = self.chunks == value or np.isnan(self.shape).any()
+            if name == "dask" or not sizes:
+                raise TypeError(_FIXED)
+        super().__setattr__(name, value)
 
     def astype(self, dtype: Any, **kwargs: Any) -> da.Array:
         """Return a dask array of another dtype. Products stay coded if no entry is truncated."""
@@ -237,9 +248,12 @@ class UncodedArray(ProductArray):
     def _rebuild(self, *args: Any, **kwargs: Any) -> da.Array:
         return UncodedArray(super()._rebuild(*args, **kwargs), self.reason, self.transposed)
 
-    def __setitem__(self, index: Any, value: Any) -> None:
-        da.Array.__setitem__(self, index, value)
-        self.transposed = None
+    __setitem__ = da.Array.__setitem__
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "dask":
+            self.transposed = None  # The elements are others now.
 
     def _times(self, x: Any) -> Any:
         say_uncoded(self.reason)

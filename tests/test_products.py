@@ -262,6 +262,15 @@ def test_factors_whose_product_is_no_normal_number_are_not_coded(alone, client):
         assert not is_round(big @ x)
 
 
+@pytest.mark.parametrize("kind", [np.array, list])
+def test_views_keep_their_indices(alone, client, kind):
+    index = kind([3, 1])
+    view = alone[index]
+    index[:] = [7, 8]
+    same(view, A[[3, 1]], client)
+    same(view @ x, A[[3, 1]] @ x, client)
+
+
 def test_operations_with_keywords_are_not_coded(alone, client):
     where, expected = A > 0, np.where(A > 0, 2 * A, 0)
     for module in (np, da):
@@ -280,6 +289,39 @@ def test_elements_of_coded_arrays_cannot_be_set(alone):
             array[0] = 1.0
     with pytest.raises(TypeError, match="cannot be set"):
         np.add(da.asarray(A), 1, out=alone)
+
+
+def test_coded_arrays_are_no_output(alone, client):
+    """dask.array would replace their values, which the pieces would not follow."""
+    plain = da.from_array(A, chunks=(5, 2))
+    for array, expected in ((alone, A), (2 * alone, 2 * A), (alone[::-1], A[::-1])):
+        for write in (
+            lambda out: da.add(out, 1, out=out),
+            lambda out: da.add(plain, 1, out=out),
+            lambda out: da.cumsum(out, axis=0, out=out),
+            lambda out: np.cumsum(plain, axis=0, out=out),
+        ):
+            with pytest.raises(TypeError, match=r"set those of `C\.copy\(\)`"):
+                write(array)
+        same(array, expected, client)
+        same(array @ x, expected @ x, client)
+
+
+def test_the_transpose_follows_an_array_that_is_an_output(alone, client):
+    result = alone.T
+    da.add(result, 1, out=result)
+    with pytest.warns(coded.UncodedWarning, match="not coded"):
+        same(result.T @ x, (A + 1) @ x, client)
+
+
+def test_unknown_sizes_of_chunks_may_be_computed(alone, client):
+    view = alone[alone[:, 0] > 0]
+    with client.as_current():
+        view.compute_chunk_sizes()
+        alone.compute_chunk_sizes()
+    expected = A[A[:, 0] > 0]
+    assert view.shape == expected.shape
+    np.testing.assert_allclose(client.compute(view @ x).result(), expected @ x)
 
 
 def test_elements_of_a_copy_can_be_set(alone, client):

@@ -177,8 +177,8 @@ class CodedArray(ProductArray):
     that returns a dask array, and so is ``x @ C`` if the array was encoded with
     ``transpose=True``. It may be written as ``dot``, ``matmul``, ``tensordot``, ``einsum`` or
     ``inner``, of NumPy or of ``dask.array``, and with ``-C``, ``alpha * C``, ``C.astype(...)`` or
-    ``C[rows]``. Everything else works as for a dask array over the plain blocks. A product that is
-    not coded emits an :class:`UncodedWarning`.
+    ``C[rows]``. Everything else works as for a dask array over the plain blocks. Products with
+    ``C + D`` and other elementwise results, or with columns, emit an :class:`UncodedWarning`.
 
     Attributes
     ----------

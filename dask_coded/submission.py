@@ -21,6 +21,7 @@ from distributed import Client, Future
 from dask_coded.array import CodedArray, encode
 from dask_coded.loop import QUIET, Loop, PiecesMade, Progress
 from dask_coded.pair import CodedPair
+from dask_coded.products import ProductArray
 from dask_coded.runtime.spec import CodedTask, round_options
 from dask_coded.runtime.tasks import DataSlot, LoopSlot, OperatorSlot, run_loop
 from dask_coded.runtime.waiting import (
@@ -30,6 +31,7 @@ from dask_coded.runtime.waiting import (
     outside_pool,
     waiting_client,
 )
+from dask_coded.uncoded import say_uncoded
 
 
 def submit(
@@ -45,8 +47,9 @@ def submit(
     its arguments becomes such an operator (see :class:`dask_coded.Operator`), and each
     ``operator @ x`` is one coded round of a few milliseconds. A :class:`CodedPair` becomes an
     operator with ``product`` (see :class:`dask_coded.PairOperator`). Other dask collections become
-    their values. A :class:`Loop` becomes a loop whose state other workers keep: if its worker is
-    lost, the function runs again and resumes from that state.
+    their values, also arrays such as ``2 * C``, which emit an :class:`UncodedWarning`. A
+    :class:`Loop` becomes a loop whose state other workers keep: if its worker is lost, the function
+    runs again and resumes from that state.
 
     Parameters
     ----------
@@ -94,6 +97,11 @@ def submit(
         if isinstance(value, Future):
             data.append(value)
             return DataSlot(len(data) - 1)
+        if isinstance(value, ProductArray):
+            say_uncoded(
+                "An array that is derived from a coded one reaches the algorithm as its values, "
+                "all on one worker: submit the coded array, and derive from products there"
+            )
         if is_dask_collection(value):
             data.append(client.compute(value))
             return DataSlot(len(data) - 1)
@@ -165,6 +173,8 @@ def as_coded(
 ) -> CodedArray:
     """Encode the matrix of an algorithm that waits, unless it is already coded.
 
+    An array that is derived from a coded one, such as ``2 * C``, emits an UncodedWarning.
+
     Parameters
     ----------
     A, code, client, callback
@@ -181,6 +191,11 @@ def as_coded(
     """
     if not isinstance(A, CodedArray):
         client = waiting_client(client)
+        if isinstance(A, ProductArray):
+            say_uncoded(
+                "An array that is derived from a coded one is encoded again, as another copy: pass "
+                "the coded array, or the result of `encode` for the derived one"
+            )
         return encode(A, code, client=client, transpose=transpose, callback=callback)
     if code is not None:
         raise TypeError(

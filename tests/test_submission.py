@@ -72,6 +72,19 @@ def test_a_plain_loop_among_the_arguments_becomes_a_kept_loop(client):
     assert LoopSlot() == LoopSlot(None, 0.1)
 
 
+def test_arrays_derived_from_coded_ones_say_that_they_are_not_coded(client):
+    C = coded.encode(np.eye(4), coded.MDS(3, 2), client=client)
+    for derived in (2 * C, C.T):
+        with pytest.warns(coded.UncodedWarning, match="all on one worker") as record:
+            future = coded.submit(np.shape, derived, client=client)
+        assert [warning.filename for warning in record] == [__file__]
+        assert future.result() == (4, 4)
+    with pytest.warns(coded.UncodedWarning, match="encoded again") as record:
+        again = submission.as_coded(2 * C, coded.MDS(3, 2), client)
+    assert isinstance(again, coded.CodedArray)
+    assert submission.as_coded(C, None, client) is C
+
+
 def test_what_cannot_be_called_is_refused(client):
     C = coded.encode(np.eye(4), coded.MDS(3, 2), client=client)
     with pytest.raises(TypeError, match=r"'function' must be callable, it is coded\.CodedArray"):

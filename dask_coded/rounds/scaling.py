@@ -53,9 +53,13 @@ def exponents_of(rows: Any) -> Exponents:
     array([ 2,  0, -9], dtype=int16)
     """
     if scipy.sparse.issparse(rows):
-        sizes = _sizes(rows.data)
-        csr = scipy.sparse.csr_array((sizes, rows.indices, rows.indptr), shape=rows.shape)
-        largest = csr.max(axis=1).toarray().ravel()
+        if not rows.has_canonical_format:
+            # Entries that are stored twice are added up, in a copy: SciPy adds them up in place.
+            rows = rows.copy()
+            rows.sum_duplicates()
+        sizes, filled = _sizes(rows.data), np.diff(rows.indptr) > 0
+        largest = np.zeros(len(filled), sizes.dtype)
+        largest[filled] = np.maximum.reduceat(sizes, rows.indptr[:-1][filled])
     else:
         largest = _sizes(rows, axis=1)
     exponents: Exponents = np.clip(np.frexp(largest)[1], -_LARGEST, _LARGEST).astype(np.int16)

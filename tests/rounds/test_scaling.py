@@ -50,6 +50,25 @@ def test_the_larger_part_of_complex_numbers_counts() -> None:
     assert exponents_of(scipy.sparse.csr_array(rows)).tolist() == [7, 3, NOT_FINITE]
 
 
+@given(
+    arrays(np.float64, st.integers(0, 20), elements=st.floats(-1e6, 1e6)),
+    st.integers(0, 2**32 - 1),
+)
+def test_a_sparse_matrix_of_any_order_is_left_as_it_is(data: np.ndarray, seed: int) -> None:
+    """Indices are unsorted and may be repeated: repeated entries are added up."""
+    rng = np.random.default_rng(seed)
+    indices = rng.integers(0, 3, len(data))
+    indptr = np.array([0, *np.sort(rng.integers(0, len(data) + 1, 3)), len(data)])
+    rows = scipy.sparse.csr_array((data.copy(), indices.copy(), indptr.copy()), shape=(4, 3))
+    exponents = exponents_of(rows)
+    np.testing.assert_array_equal(rows.data, data)
+    np.testing.assert_array_equal(rows.indices, indices)
+    np.testing.assert_array_equal(rows.indptr, indptr)
+    whole = rows.copy()
+    whole.sum_duplicates()
+    np.testing.assert_array_equal(exponents, exponents_of(whole.toarray()))
+
+
 @given(st.integers(0, 2**32 - 1), st.sampled_from(["f4", "f8", "c16"]))
 def test_every_decoded_row_is_right_in_itself(seed: int, dtype: str) -> None:
     """Rows of all blocks differ by 24 orders of magnitude in double precision, 12 in single."""

@@ -73,6 +73,22 @@ async def test_one_copy_of_each_sparse_block_is_moved(c, s, *workers):
     np.testing.assert_allclose(await c.compute(C @ x), sparse @ x)
 
 
+@pytest.mark.parametrize("code", [coded.MDS(6, 4), coded.RandomLinear(6, 4)], ids=repr)
+def test_sparse_matrices_with_unsorted_indices(code):
+    @gen_cluster(client=True, nthreads=SIX)
+    async def test(c, s, *workers):
+        rng = np.random.default_rng(0)
+        left, right = scipy.sparse.random_array((24, 40), density=0.3, rng=rng), rng.random((40, 7))
+        sparse = left.tocsr() @ scipy.sparse.csr_array(right * (right < 0.3))
+        assert not sparse.has_sorted_indices
+        dense = sparse.toarray()
+        C = await coded.encode(sparse, code, c)
+        np.testing.assert_allclose(await c.compute(C @ x), dense @ x)
+        np.testing.assert_array_equal(sparse.toarray(), dense)
+
+    test()
+
+
 @gen_cluster(client=True, nthreads=FIVE)
 async def test_nothing_is_moved_if_one_worker_holds_everything(c, s, *workers):
     C = await coded.encode(A, coded.MDS(1, 1), c)

@@ -133,7 +133,15 @@ class _Mixer:
         """Return rows of the finished sum, from row ``first`` on, as the piece stores them."""
         if self._block < 0 or self.spec.exponents is None:
             return total
-        return restored(total, self.spec.exponents[self._block][first : first + total.shape[0]])
+        exponents = self.spec.exponents[self._block][first : first + total.shape[0]]
+        with np.errstate(over="ignore"):
+            rows = restored(total, exponents)
+        # Rounding must not make the largest numbers of a block infinite.
+        values = rows.data if scipy.sparse.issparse(rows) else rows
+        largest = np.finfo(self.spec.dtype).max
+        for part in (values.real, values.imag) if values.dtype.kind == "c" else (values,):
+            np.clip(part, -largest, largest, out=part)
+        return rows
 
     def finished(self, data: Any) -> Any:
         """Return the piece as it is stored: checked, of its dtype, contiguous and aligned."""
@@ -143,7 +151,9 @@ class _Mixer:
             values = data.data
         else:
             data = values = np.require(np.asarray(data, dtype=spec.dtype), requirements=["C", "A"])
-        if spec.check_finite and values.dtype.kind in "fc" and not np.isfinite(values).all():
+        # What is rebuilt was checked when the array was encoded.
+        check = spec.check_finite and spec.exponents is None and values.dtype.kind in "fc"
+        if check and not np.isfinite(values).all():
             raise ValueError(_BAD)
         if self._block in self._found:
             self._found[self._block] = exponents_of(data)

@@ -162,6 +162,31 @@ def test_small_rows_keep_their_digits_when_workers_are_lost(code, kind, dtype):
     test()
 
 
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c16"])
+@pytest.mark.parametrize("kind", [np.asarray, scipy.sparse.csr_array])
+def test_largest_numbers_are_rebuilt_when_their_worker_is_lost(kind, dtype):
+    """Rounding may not make them infinite."""
+    if kind is scipy.sparse.csr_array and dtype == "f2":
+        pytest.skip("SciPy has no sparse matrices of float16")
+    largest = float(np.finfo(dtype).max)
+    signs = np.sign(np.random.default_rng(2).standard_normal((400, 7)))
+    extreme = (signs * (largest if dtype != "c16" else largest * (1 + 1j))).astype(dtype)
+
+    @gen_cluster(client=True, nthreads=SIX)
+    async def test(c, s, *workers):
+        C = await coded.encode(kind(extreme), coded.MDS(6, 4), c)
+        await close(workers, C.encoded.workers[0])
+        await async_poll_for(lambda: made(s))
+        block = await C.encoded.futures[0]
+        block = block.toarray() if scipy.sparse.issparse(block) else block
+        # Absolute values of such complex numbers would overflow.
+        eps = 100 * np.finfo(dtype).eps
+        np.testing.assert_allclose(block.real, extreme[:100].real, rtol=eps)
+        np.testing.assert_allclose(block.imag, extreme[:100].imag, rtol=eps)
+
+    test()
+
+
 @gen_cluster(client=True, nthreads=SIX)
 async def test_values_that_are_not_finite_stay_in_their_rows(c, s, *workers):
     holed = A.copy()

@@ -89,10 +89,11 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to make a piece."""
+    """How to make a piece, and its :attr:`RoundPlan.growth` when it is made so."""
 
     spec: CodedSpec
     sources: tuple[Source, ...]
+    growth: float = 0.0
 
 
 @dataclass(frozen=True)

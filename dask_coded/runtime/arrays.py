@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,10 @@ from dask_coded.typing import Floats
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, WorkerState
 
+logger = logging.getLogger("distributed.dask_coded")
+
+# Relative error of a rebuilt row from which on verification is said to find little.
+_VAGUE = 1e-3
 RELEASED = "The coded array has been released."
 
 
@@ -239,15 +244,19 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         """Handler: a piece is made, with ``received`` bytes from other workers.
 
         ``work`` is the work of each stripe of a sparse piece, and None for a dense one.
-        ``exponents`` are those of source blocks. ``growth`` is the sum of the weights by which the
-        piece was rebuilt from others, zero if it was made from source blocks.
+        ``exponents`` are those of source blocks. ``growth`` is that of its recipe.
         """
         if state := self._arrays.get(array):
             state.received += received
             state.exponents |= exponents
             if growth:
-                # Every source is rounded twice, and as often as it was when it was rebuilt.
-                state.growth[piece] = growth * (2 + max(state.growth.values(), default=0.0))
+                state.growth[piece] = growth
+                if state.spec.check_keys and growth * np.finfo(state.spec.dtype).eps > _VAGUE:
+                    logger.warning(
+                        "Piece %d of a coded array was rebuilt from rebuilt pieces so often that "
+                        "its shares are hardly verified any more: encode the array again.",
+                        piece,
+                    )
             if state.sources is None:
                 self._log("made", array=array, piece=piece, received=received)
             if work is not None:
@@ -272,7 +281,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
                 ingredients = await offload(spec.from_pieces, piece, others)
             except (DecodeError, ValueError):
                 return reply(Lost(self.lost_message(state)))
-        found = []
+        found, growth = [], 0.0
         for source, weight, rows, start, at, block in ingredients:
             key = keys[source]
             ts = self.scheduler.tasks.get(key)
@@ -281,7 +290,10 @@ class ArrayDirectory(Mapping[str, ArrayState]):
             if not (holders := self.holders(key, avoid)):
                 return reply(Waiting())
             found.append(Source(key, tuple(holders), weight, rows, start, at, block))
-        return reply(Recipe(spec, tuple(found)))
+            if spec.exponents is not None:
+                # Every source is rounded twice, and as often as it was when it was rebuilt.
+                growth += abs(weight) * (2 + state.growth.get(source, 0.0))
+        return reply(Recipe(spec, tuple(found), growth))
 
     def block(self, array: str, block: int, avoid: Sequence[str] = ()) -> Reply:
         """Handler: where to read a block.

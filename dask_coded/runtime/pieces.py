@@ -75,7 +75,7 @@ async def _make(plugin: CodedWorkerPlugin, array_id: str, piece: int) -> Any:
         match await ask(scheduler.coded_sources, array=array_id, piece=piece, avoid=avoid):
             case Lost(message):
                 raise CodedDataLostError(message)
-            case Recipe(spec, sources):
+            case Recipe(spec, sources, growth):
                 mixer = _Mixer(spec, piece, sources)
                 try:
                     data = await _combine(plugin, mixer, sources, meter)
@@ -89,7 +89,7 @@ async def _make(plugin: CodedWorkerPlugin, array_id: str, piece: int) -> Any:
                     received=meter.received,
                     work=_work(spec, piece, data),
                     exponents=ToPickle(mixer.report()),
-                    growth=0.0 if spec.exponents is None else sum(abs(s.weight) for s in sources),
+                    growth=growth,
                 )
                 return data
         await backoff.wait()

@@ -177,3 +177,30 @@ async def test_worker_with_a_block_and_worker_with_its_check_killed(c, s, *worke
         await next(w for w in workers if w.address == address).close()
     await async_poll_for(lambda: all(s.tasks[key].who_has for key in keys))
     assert is_right(await c.compute(C @ x))
+
+
+@gen_cluster(client=True, nthreads=SIX)
+async def test_a_piece_lost_again_and_again_is_verified_as_well_as_before(c, s, *workers):
+    """Its sources were never rebuilt, so its errors do not add up; theirs would."""
+    C = await coded.encode(A, coded.MDS(6, 4), c, verify=True)
+    state = s.extensions["dask-coded"].arrays[C.encoded.spec.id]
+    state.growth[0] = 1e6  # as if it had been lost before
+    keys = C.encoded.spec.keys
+    for piece in (0, 1):
+        (holder,) = s.tasks[keys[piece]].who_has
+        await next(w for w in workers if w.address == holder.address).close()
+        await async_poll_for(lambda: all(s.tasks[key].who_has for key in keys))
+        assert 2 < state.growth[piece] < 1000
+
+
+@gen_cluster(client=True, nthreads=SIX)
+async def test_pieces_made_from_inexact_ones_are_less_exact(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(6, 4), c, verify=True)
+    arrays, array = s.extensions["dask-coded"].arrays, C.encoded.spec.id
+    before = (await arrays.sources(array, 1))["answer"].data.growth
+    with captured_logger("distributed.dask_coded") as log:
+        arrays.made(array, 0, 0, None, {}, 1e6)
+        assert not log.getvalue()
+        arrays.made(array, 0, 0, None, {}, 1e14)
+    assert "hardly verified any more: encode the array again" in log.getvalue()
+    assert (await arrays.sources(array, 1))["answer"].data.growth > 1e10 > before

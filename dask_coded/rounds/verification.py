@@ -22,6 +22,11 @@ in one direction, are covered by ``n / 16``, so :math:`\gamma = 4 \sqrt n + n / 
 ``w`` are random, so that the errors of the rows add up to more than the limit with probability
 below :math:`2 \exp(-K^2 / 2)` (Hoeffding), 3e-14 with ``K = 8``.
 
+The sums over rows are rounded too. They are summed up in blocks of ``b`` rows and then pairwise. A
+sum of ``b`` terms of random sign and of size ``s`` has partial sums of size ``sqrt(b) s``, so its
+error is that of terms with errors of ``sqrt(b) u s`` each: :math:`\sqrt b \, u' \, \|B_r\| \|x\|`
+is added to :math:`e_r`, with the unit roundoff ``u'`` of the sums, which are in double precision.
+
 References
 ----------
 .. [1] R. Freivalds, "Probabilistic machines can use less running time", IFIP Congress 1977.
@@ -47,6 +52,8 @@ from dask_coded.typing import Floats
 
 # Standard deviations of the sum of rounding errors that are accepted.
 _MARGIN = 8.0
+# Rows of which a weighted sum is taken at once.
+_BLOCK = 256
 # Parity is rounded when it is summed up and when it is stored.
 _STORED = 2.0
 
@@ -92,8 +99,23 @@ def add_rows(
         a, b = max(int(edges[t]), first), min(int(edges[t + 1]), last)
         if a >= last:
             break
-        check[t, :-1] += weights[a:b] @ rows[a - first : b - first]
+        check[t, :-1] += _weighted_sum(weights[a:b], rows[a - first : b - first])
         check[t, -1] += sizes[a - first : b - first].sum()
+
+
+def _weighted_sum(weights: Floats, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return ``weights @ rows``, with an error that grows with the root of the rows.
+
+    Otherwise the error would grow with the rows, and that of tall matrices would exceed the limit.
+    """
+    whole = len(rows) // _BLOCK * _BLOCK
+    total = weights[whole:] @ rows[whole:]
+    if whole:
+        blocks = rows[:whole].reshape(-1, _BLOCK, rows.shape[1])
+        sums = (weights[:whole].reshape(-1, 1, _BLOCK) @ blocks)[:, 0]
+        # NumPy sums up pairwise along contiguous axes only.
+        total = total + np.ascontiguousarray(sums.T).sum(axis=1)
+    return np.asarray(total)
 
 
 class Verification:
@@ -182,13 +204,15 @@ class Verifier:
         self._norms = _norms(x)
         rounding = (4 * np.sqrt(n) + n / 16) * float(result.eps) / 2
         stored = float(np.finfo(array.dtype).eps) / 2
+        rounding += math.sqrt(_BLOCK) * float(np.finfo(blocks.dtype).eps) / 2
         errors = (rounding + np.where(plain, 0, _STORED * stored)[:, None]) * array.sizes
         errors += stored * np.asarray(growth)[:, None] * array.sizes.max(axis=0)
         self._variance = (_MARGIN * errors) ** 2
         self._underflow = _MARGIN * n * float(result.smallest_normal)
-        # Only rows with a larger exponent can overflow.
+        # Only rows with a larger exponent can overflow, for each column of the operand.
         with np.errstate(divide="ignore"):
-            self._highest = result.maxexp - np.log2(self._norms * np.sqrt(n)).max(initial=0)
+            sizes = np.log2(self._norms * np.sqrt(n))
+        self._highest = result.maxexp - np.maximum(sizes, 0)
 
     def accepts(self, part: StripeRange, rows: npt.NDArray[Any]) -> bool:
         """Return whether a share agrees with the checks of its stripes.
@@ -209,15 +233,15 @@ class Verifier:
         expected = self._expected[piece, start:stop].sum(axis=0)
         limit = self._norms * math.sqrt(self._variance[piece, start:stop].sum())
         limit += self._underflow * array.sums[piece, start:stop].sum()
-        found = np.atleast_1d(weights @ rows)
+        found = _weighted_sum(weights, rows.reshape(len(rows), len(limit)))
         with np.errstate(invalid="ignore"):
             agrees = np.abs(found - expected) <= limit
         if agrees.all():
             return True
         # Where the operand is not finite, or the product overflows, nothing is known.
         unknown = ~np.isfinite(expected)
-        if array.highest[piece, start:stop].max() >= self._highest:
-            unknown |= ~np.isfinite(found)
+        overflows = array.highest[piece, start:stop].max() >= self._highest
+        unknown |= overflows & ~np.isfinite(found)
         return bool((agrees | unknown).all())
 
 

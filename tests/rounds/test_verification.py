@@ -165,3 +165,32 @@ def test_a_rebuilt_piece_may_differ_by_the_roundings_of_rebuilding() -> None:
     array.pieces[5] = array.pieces[5] * (1 + 1e-11)
     assert not array.verifier(x).accepts(part, array.share(part, x))
     assert array.verifier(x, growth=1e5).accepts(part, array.share(part, x))
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+def test_right_shares_of_tall_matrices_are_accepted(columns: int) -> None:
+    """The rounding errors of the check itself stay below the limit."""
+    rng = np.random.default_rng(0)
+    array = Array(MDS(3, 2), list(rng.standard_normal((2, 1_000_000, columns))), stripes=2)
+    x = rng.standard_normal(columns)
+    verifier = array.verifier(x)
+    for piece in range(3):
+        part = StripeRange(piece, 0, 2)
+        rows = array.share(part, x)
+        assert verifier.accepts(part, rows)
+        rows[0] += 1e-9
+        assert not verifier.accepts(part, rows)
+
+
+def test_a_column_that_is_not_a_number_next_to_one_that_overflows() -> None:
+    rng = np.random.default_rng(0)
+    array = Array(MDS(6, 4), list(rng.random((4, 10, 5)) * 1e300), stripes=2)
+    x = np.stack([np.full(5, 1e300), np.full(5, np.nan), np.ones(5)], axis=1)
+    part = StripeRange(1, 0, 2)
+    with np.errstate(all="ignore"):
+        rows = array.share(part, x)
+        verifier = array.verifier(x)
+        assert np.isinf(rows[:, 0]).all()
+        assert verifier.accepts(part, rows)
+        rows[3, 2] = np.inf  # the last column can neither overflow nor be NaN
+        assert not verifier.accepts(part, rows)

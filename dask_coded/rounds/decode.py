@@ -117,7 +117,7 @@ class Assembler:
         else:
             if part.piece not in self._parity:
                 shape = (int(own[-1]), *self.rows.shape[1:])
-                self._parity[part.piece] = np.zeros(shape, dtype=self.rows.dtype)
+                self._parity[part.piece] = np.zeros(shape, np.result_type(rows, self.rows))
             self._parity[part.piece][start : start + len(rows)] = rows
 
     def _solve(self, pieces: list[int], begin: int, end: int) -> None:

@@ -29,6 +29,9 @@ def matvec(piece: Any, rows: int, x: Rows) -> Product:
     """Return ``(a, b) -> piece[a:b] @ x`` for a NumPy or CSR piece and a vector or matrix ``x``."""
     if scipy.sparse.issparse(piece):
         return _compiled(piece, x) or _sparse(piece, x)
+    if np.result_type(piece, x) == np.float16:
+        # Parity is scaled, so its products may overflow where those of the matrix do not.
+        x = x.astype(np.float32)
     return lambda a, b, out: np.matmul(piece[a:b], x, out=out)
 
 

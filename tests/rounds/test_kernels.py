@@ -62,3 +62,9 @@ def test_without_compiled_loops_products_are_the_same(monkeypatch: pytest.Monkey
 
 def test_all_kernels_have_a_name() -> None:
     assert sorted(KERNELS) == ["bilinear", "matvec"]
+
+
+def test_products_of_half_precision_do_not_overflow() -> None:
+    """Parity is scaled to numbers of size one, also if the matrix is smaller."""
+    product = KERNELS["matvec"](np.ones((3, 1000), "f2"), 3, np.full(1000, 200, "f2"))
+    np.testing.assert_array_equal(product(0, 3, None), np.full(3, 200_000.0))

@@ -328,7 +328,7 @@ class NetworkLab:
         self._dead.discard(i)
 
     def cut_off(self, i: int) -> None:
-        """Drop all packets from and to host ``i``; nobody gets a notice."""
+        """Drop all packets from and to host ``i``, without a notice to either end."""
         self._hub.run(f"ip link set worker{i} down")
 
     def reconnect(self, i: int) -> None:

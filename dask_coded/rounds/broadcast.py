@@ -159,7 +159,7 @@ class Broadcast:
 
     def lacking(self, host: int, chunks: Iterable[int], now: float) -> list[SendChunk]:
         """Record that a host still waits for chunks, and send some that no relay will bring."""
-        # What is sent to another host alone does not come to this one.
+        # A chunk sent to another host alone does not come to this one.
         coming = {chunk for relay, chunk in self._out if (relay, chunk) not in self._alone}
         coming |= {chunk for relay, chunk in self._out if relay == host}
         # Not all at once: a host behind a thin link reports what is already on its way there.

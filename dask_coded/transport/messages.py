@@ -110,24 +110,14 @@ class OperandChunk(Message):
 
 @dataclass(frozen=True)
 class OperandShared(Message):
-    """The operand is here. The receiver of a host sends this to others on the same host.
-
-    Parameters
-    ----------
-    operand : SharedArray
-    """
+    """Where the operand lies. The receiver of a host sends this to others on the same host."""
 
     operand: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class LendOperand(Message):
-    """Send the operand to a worker that is called in late. The coordinator asks a receiver.
-
-    Parameters
-    ----------
-    address : str
-    """
+    """Send the operand to a worker that is called in late. The coordinator asks a receiver."""
 
     address: str
 

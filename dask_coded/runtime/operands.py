@@ -94,11 +94,12 @@ class Operands:
             Whether the round has ended for all workers. Otherwise others on this host may still
             compute with the operand in this worker's memory.
         """
+        if (operand := self._coming.pop(run_id, None)) is None:
+            return
+        operand.close(over)
         self._ended[run_id] = None
         while len(self._ended) > _ENDED:
             del self._ended[next(iter(self._ended))]
-        if operand := self._coming.pop(run_id, None):
-            operand.close(over)
 
     def _expire(self, run_id: Key) -> None:
         operand = self._coming.get(run_id)

@@ -91,8 +91,8 @@ class CodedSchedulerPlugin(SchedulerExtension):
         policy: str,
         predictor: str,
         silent: Sequence[str],
-        corrupt: Sequence[str],
         known: int,
+        corrupt: Sequence[str] = (),
         task: Key | None = None,
     ) -> Reply:
         """Handler: take measurements of earlier rounds, and answer with the plan of the next one.

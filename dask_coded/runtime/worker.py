@@ -196,10 +196,12 @@ class CodedWorkerPlugin(WorkerPlugin):
             kernel = KERNELS[message.kernel]
             try:
                 x = None if x is None else np.require(x, requirements=["C", "A"])
-                job.begin({piece: kernel(data, rows, x) for piece, (data, rows) in held.items()})
+                bound = {piece: kernel(data, rows, x) for piece, (data, rows) in held.items()}
             except Exception as exc:
                 # The operand may have come from another worker, whose channel is not to blame.
                 answer(ShareFailed(message.run_id, f"{type(exc).__name__}: {exc}"))
+            else:
+                job.begin(bound)
 
         if message.coming is None:
             try:

@@ -14,6 +14,7 @@ These are seconds, not ratios, because the timeout is an absolute time.
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import tempfile
@@ -215,6 +216,8 @@ def beside_slow_workers(report: Report, loops: int, count: int) -> None:
         slow = addresses[:2]
         A = np.random.default_rng(0).standard_normal((_ROWS, _COLUMNS))
         x = np.ones(_COLUMNS)
+        # A slowed worker would need most of a minute to import the library.
+        client.run(importlib.import_module, "dask_coded")
         with Throttle({pids[address]: 0.05 for address in slow}) as throttle:
             report.machine["throttle"] = throttle.kind
             C = coded.encode(A, coded.MDS(8, 6), client)

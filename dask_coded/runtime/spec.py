@@ -151,8 +151,8 @@ class CodedSpec(ABC):
 
     @property
     def combines(self) -> bool:
-        """Whether any piece combines blocks."""
-        return bool((self.code.block_of < 0).any())
+        """Whether any piece combines blocks, or may do so once the array is extended."""
+        return isinstance(self.code, RandomLinear) or bool((self.code.block_of < 0).any())
 
     @property
     def scaled(self) -> bool:

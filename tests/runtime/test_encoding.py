@@ -270,6 +270,17 @@ async def test_a_worker_that_joins_gets_a_new_piece(c, s, *workers):
 
 
 @gen_cluster(client=True, nthreads=FIVE)
+async def test_an_array_without_parity_grows_to_have_some(c, s, *workers):
+    B = A * 10.0 ** np.repeat([-9, 0, 9], 8)[:, None]
+    C = await coded.encode(B, coded.RandomLinear(3, 3), c)
+    D = await C.extend()
+    assert D.code.n == 5
+    await close(workers, C.encoded.workers[0])
+    for operator in (C, D):
+        np.testing.assert_allclose(await c.compute(operator @ x), B @ x, rtol=1e-9)
+
+
+@gen_cluster(client=True, nthreads=FIVE)
 async def test_a_running_algorithm_goes_on_while_a_worker_joins(c, s, *workers):
     C = await coded.encode(A, coded.RandomLinear(5, 3, density=0.8), c, transpose=True)
 

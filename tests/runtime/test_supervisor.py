@@ -313,7 +313,19 @@ async def test_states_and_jobs_of_a_run_that_is_over_count_for_nothing(c, s, *wo
     def start(run_id, run):
         ranges = ((piece, 0, 1),)
         message = StartRound(
-            run_id, "matvec", x, False, 4, ((piece, key, 8),), ranges, 1.0, 1.0, 0.0, ("task", run)
+            run_id,
+            kernel="matvec",
+            operand=x,
+            coming=None,
+            shared=False,
+            stripes=4,
+            pieces=((piece, key, 8),),
+            neighbours=(),
+            ranges=ranges,
+            interval=1.0,
+            growth=1.0,
+            lead=0.0,
+            attempt=("task", run),
         )
         plugin.exchange._handle(message, answers.append)
 

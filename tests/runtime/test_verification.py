@@ -45,12 +45,14 @@ def test_a_worker_that_computes_wrongly(code, verify):
         C = await coded.encode(A, code, c, verify=verify)
         wrong = C.encoded.workers[0]
         corrupt(workers, wrong)
-        with captured_logger("distributed.dask_coded") as log:
-            results = [is_right(await c.compute(C @ (i * x)), i * x) for i in range(1, 11)]
         if not verify:
-            assert not all(results)
+            # A round may be decoded from the other workers' shares alone, but not every round is.
+            while is_right(await c.compute(C @ x), x):
+                pass
             return
-        assert results == [True] * 10
+        with captured_logger("distributed.dask_coded") as log:
+            for i in range(1, 11):
+                assert is_right(await c.compute(C @ (i * x)), i * x)
         assert {event["worker"] for event in events(s, "corrupt")} == {wrong}
         assert log.getvalue().count("has sent a wrong share") == 1
 

@@ -83,20 +83,14 @@ def test_arguments_are_checked():
 
 @pytest.fixture(scope="module", params=KINDS)
 def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
+    before = set(psutil.Process().children(recursive=True))
     with Lab(2, share=0.5, floor=0.01, kind=request.param) as lab:
         yield lab
-        children = psutil.Process().children(recursive=True)
+        workers = set(psutil.Process().children(recursive=True)) - before
         groups = groups_of(os.getpid())
-    assert not any(map(is_worker, children))
+    assert len(workers) >= 3
+    assert not any(worker.is_running() for worker in workers)
     assert not any(group.exists() for group in groups)
-
-
-def is_worker(process: psutil.Process) -> bool:
-    """Return False for multiprocessing's resource tracker, which lives as long as this process."""
-    try:
-        return "resource_tracker" not in " ".join(process.cmdline())
-    except psutil.NoSuchProcess:
-        return False
 
 
 def groups_of(owner: int) -> list[Path]:

@@ -267,7 +267,7 @@ def test_too_many_workers_killed(processes, tmp_path):
     with processes.stopped(*left):
         for process in [processes.process(address) for address in gone]:
             process.kill()
-            process.wait()
+            process.join()
         poll_for(lambda: set(client.ncores()) == set(left), timeout=60)
     with pytest.raises(
         coded.CodedDataLostError,

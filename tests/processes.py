@@ -1,0 +1,115 @@
+"""Processes of `dask scheduler` and `dask worker`, which tests can stop and kill.
+
+They are forked by a server process that has imported everything already: otherwise most of the
+time of these tests would be spent on imports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import multiprocessing.forkserver
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+import dask
+import dask.cli
+import pytest
+from distributed import Client
+
+_CONFIG = {
+    "distributed.worker.http.routes": [],
+    # A lost connection is noticed at once anyway; do not wait for a stopped process.
+    "distributed.comm.retry.count": 0,
+}
+
+
+def start_server() -> None:
+    """Start the process that forks others, unless it runs already."""
+    commands = ["distributed.cli.dask_scheduler", "distributed.cli.dask_worker"]
+    multiprocessing.forkserver.set_forkserver_preload(["dask_coded.runtime", *commands])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")  # is read when NumPy is imported
+        multiprocessing.forkserver.ensure_running()
+
+
+def run(command: tuple[str, ...], log: str) -> None:
+    """Be the process of `dask COMMAND`."""
+    file = os.open(log, os.O_WRONLY | os.O_APPEND)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    dask.config.set(_CONFIG)
+    sys.argv = ["dask", *command]
+    dask.cli.run_cli()
+
+
+class Processes:
+    """A scheduler and workers in separate processes, which tests can stop and kill."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "scheduler.json"
+        self._log = folder / "log"
+        self._log.touch()
+        start_server()
+        self._context = multiprocessing.get_context("forkserver")
+        self._all: list[ForkServerProcess] = []
+        self.workers: dict[str, ForkServerProcess] = {}
+        self._dask("scheduler", "--port", "0", "--no-dashboard", "--no-show")
+        self.client = Client(scheduler_file=str(self._file), set_as_default=False)
+
+    def _dask(self, *command: str) -> ForkServerProcess:
+        arguments = (*command, "--scheduler-file", str(self._file))
+        process = self._context.Process(target=run, args=(arguments, str(self._log)))
+        process.start()
+        self._all.append(process)
+        return process
+
+    def add(self, count: int, threads: int = 1) -> list[str]:
+        """Start workers, and return their addresses."""
+        names = [f"w{len(self.workers) + i}" for i in range(count)]
+        for name in names:
+            options = ("--nthreads", str(threads), "--name", name, "--no-nanny", "--no-dashboard")
+            self.workers[name] = self._dask("worker", *options)
+        self.client.wait_for_workers(
+            sum(process.is_alive() for process in self.workers.values()), timeout=120
+        )
+        return [self.address(name) for name in names]
+
+    def address(self, name: str) -> str:
+        workers = self.client.scheduler_info(n_workers=-1)["workers"]
+        return next(a for a, info in workers.items() if info["name"] == name)
+
+    def process(self, address: str) -> ForkServerProcess:
+        workers = self.client.scheduler_info(n_workers=-1)["workers"]
+        return self.workers[workers[address]["name"]]
+
+    def kill(self, address: str) -> None:
+        """kill -9, and wait until the process is gone."""
+        process = self.process(address)
+        process.kill()
+        process.join()
+
+    @contextlib.contextmanager
+    def stopped(self, *addresses: str) -> Iterator[None]:
+        """Stop workers by SIGSTOP for the duration of a ``with`` block."""
+        processes = [self.process(address) for address in addresses]
+        try:
+            for process in processes:
+                os.kill(process.pid, signal.SIGSTOP)
+            yield
+        finally:
+            for process in processes:
+                if process.is_alive():
+                    os.kill(process.pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        with contextlib.suppress(Exception):
+            self.client.close(timeout=5)
+        for process in reversed(self._all):
+            process.kill()
+        for process in self._all:
+            process.join()

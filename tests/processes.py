@@ -37,8 +37,10 @@ def start_server() -> None:
         multiprocessing.forkserver.ensure_running()
 
 
-def run(command: tuple[str, ...], log: str) -> None:
-    """Be the process of `dask COMMAND`."""
+def run(command: tuple[str, ...], log: str, environment: dict[str, str]) -> None:
+    """Be the process of `dask COMMAND`, as if started in this environment."""
+    os.environ |= environment
+    dask.config.refresh()
     file = os.open(log, os.O_WRONLY | os.O_APPEND)
     os.dup2(file, 1)
     os.dup2(file, 2)
@@ -62,8 +64,9 @@ class Processes:
         self.client = Client(scheduler_file=str(self._file), set_as_default=False)
 
     def _dask(self, *command: str) -> ForkServerProcess:
-        arguments = (*command, "--scheduler-file", str(self._file))
-        process = self._context.Process(target=run, args=(arguments, str(self._log)))
+        command = (*command, "--scheduler-file", str(self._file))
+        arguments = (command, str(self._log), dict(os.environ))
+        process = self._context.Process(target=run, args=arguments)
         process.start()
         self._all.append(process)
         return process

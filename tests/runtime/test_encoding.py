@@ -238,12 +238,12 @@ def test_a_worker_that_joins_takes_over_from_workers_with_several_pieces(code):
                 return sorted(map(where.count, set(where))) == [due] * 5
 
             await async_poll_for(even)
+            assert late.address in set.union(*homes(s, C))
             await check(c, C)
             # The array survives the loss of any worker again.
             await close(workers, C.encoded.workers[0])
             await check(c, C)
             await async_poll_for(lambda: all(homes(s, C)))
-            assert late.address in set.union(*homes(s, C))
 
     test()
 

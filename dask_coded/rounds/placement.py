@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,6 +78,44 @@ def place(
             places[where] = holder
             free.remove(holder)
     return [address or free.pop(0) for address in places]
+
+
+def spare(code: Code, homes: Sequence[str], speeds: Mapping[str, float], piece: int | None) -> str:
+    """Choose the worker on which a lost piece is rebuilt.
+
+    It is the fastest of the workers that hold the fewest pieces, but another one if the code could
+    not survive its loss: a repeated block, say, must not lie twice on one worker.
+
+    Parameters
+    ----------
+    code : Code
+    homes : sequence of str
+        The worker of each piece.
+    speeds : mapping of str to float
+        The predicted speed of each worker that there is.
+    piece : int or None
+        The lost piece; None for other data of the array, with which any worker will do.
+
+    Returns
+    -------
+    str
+        An address, or an empty string if there is no worker.
+
+    Examples
+    --------
+    >>> from dask_coded.codes import Repetition
+    >>> code = Repetition(2, 2)  # pieces 1 and 2 are copies of one block
+    >>> spare(code, ["d", "b", "a", "c"], {"a": 2.0, "c": 1.0, "d": 0.5}, piece=1)
+    'c'
+    """
+    pieces = Counter(homes)
+    ranked = sorted(speeds, key=lambda a: (pieces[a], -speeds[a]))
+    if piece is not None:
+        # This takes the rank of a matrix for some codes, so it is not asked of all workers.
+        for address in ranked[:8]:
+            if code.decodable([i for i, h in enumerate(homes) if h != address and i != piece]):
+                return address
+    return ranked[0] if ranked else ""
 
 
 def relief(homes: Sequence[str], due: int, newcomer: str) -> int | None:

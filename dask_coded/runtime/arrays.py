@@ -13,7 +13,7 @@ from distributed.utils import offload
 
 from dask_coded._version import __version__
 from dask_coded.codes import DecodeError
-from dask_coded.rounds.placement import WorkerInfo, place, relief
+from dask_coded.rounds.placement import WorkerInfo, place, relief, spare
 from dask_coded.rounds.scaling import Exponents
 from dask_coded.runtime.answers import (
     Extended,
@@ -367,7 +367,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
             if ts is None:
                 continue
             if key in self._piece_keys:
-                self._pins[key] = pin = self._spare(self._arrays[self._piece_keys[key]])
+                self._pins[key] = pin = self._spare(self._arrays[self._piece_keys[key]], key)
                 self.scheduler.set_restrictions({key: {pin} if pin else None})
             else:
                 del self._pins[key]
@@ -378,14 +378,15 @@ class ArrayDirectory(Mapping[str, ArrayState]):
             self._log("repair", keys=list(map(str, stranded)), worker=worker)
             self.scheduler.transitions(stranded, stimulus_id=stimulus_id)
 
-    def _spare(self, state: ArrayState) -> str:
-        """Choose where to rebuild a piece: the fastest worker among those with fewest pieces."""
+    def _spare(self, state: ArrayState, key: Key) -> str:
+        """Choose where to rebuild a piece or a check."""
         addresses = [a for a in self._versions if a in self.scheduler.workers]
         # Among the workers that were named for it, unless none of them is left.
         addresses = [a for a in addresses if a in (state.allowed or addresses)] or addresses
-        pinned = [self._pins.get(key) for key in state.spec.keys]
         speeds = dict(zip(addresses, self._predict(addresses), strict=True))
-        return min(addresses, key=lambda a: (pinned.count(a), -speeds[a]), default="")
+        keys = state.spec.keys
+        homes = [self._pins.get(key, "") for key in keys]
+        return spare(state.spec.code, homes, speeds, keys.index(key) if key in keys else None)
 
     async def relieve(self, newcomer: str) -> None:
         """Have a new worker take over pieces from workers that hold several of one array."""

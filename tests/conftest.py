@@ -24,6 +24,17 @@ settings.load_profile("dask-coded")
 utils_test.original_config["coded"] = dask.config.get("coded")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def own_default() -> Iterator[None]:
+    """Keep what is Dask's default scheduler within a module.
+
+    Tasks of workers in this process make clients, which become the default. If these are not
+    closed in the opposite order, one of them stays it.
+    """
+    with dask.config.set(scheduler=None):
+        yield
+
+
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
     """A client of four workers in this process."""

@@ -211,7 +211,11 @@ async def _combine(
                 into += part if copy else mixer.scaled(part, s, at)
 
             await loop.run_in_executor(None, add)
-        out[first : first + len(total)] = total if copy else mixer.restored(total, first)
+
+        def store(total: Any = total, first: int = first) -> None:
+            out[first : first + len(total)] = total if copy else mixer.restored(total, first)
+
+        await loop.run_in_executor(None, store)
     return await loop.run_in_executor(None, mixer.finished, out)
 
 

@@ -16,6 +16,7 @@ five of them ask first, as soon as there is a coded array in the process.
 from __future__ import annotations
 
 import operator
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from copy import copy
 from functools import wraps
@@ -35,7 +36,7 @@ _TINY = np.finfo(np.float64).tiny
 # -- arrays ------------------------------------------------------------------------------------
 
 
-class ProductArray(da.Array):
+class ProductArray(da.Array, ABC):
     """A dask array, shape (rows, columns), that decides itself how its products are computed."""
 
     #: Whether ``self @ x`` is computed by coded rounds.
@@ -43,21 +44,21 @@ class ProductArray(da.Array):
 
     # What subclasses implement.
 
+    @abstractmethod
     def _times(self, x: Any) -> Any:
         """Return ``self @ x``, or NotImplemented."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _scaled(self, plain: da.Array, factor: Any) -> ProductArray:
         """Return ``factor * self``, which as a dask array is ``plain``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _selected(self, plain: da.Array, rows: Any) -> ProductArray:
         """Return ``self[rows]``, which as a dask array is ``plain``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _transposed(self, plain: da.Array) -> ProductArray:
         """Return ``self.T``, which as a dask array is ``plain``."""
-        raise NotImplementedError
 
     # Products.
 

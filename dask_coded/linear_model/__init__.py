@@ -30,6 +30,8 @@ from dask_coded.linear_model.solvers import Solution, minimize
 if TYPE_CHECKING:
     from dask_coded.linear_model.classifiers import LinearSVC as LinearSVC
     from dask_coded.linear_model.classifiers import LogisticRegression as LogisticRegression
+    from dask_coded.linear_model.regressors import ElasticNet as ElasticNet
+    from dask_coded.linear_model.regressors import Lasso as Lasso
     from dask_coded.linear_model.regressors import LinearRegression as LinearRegression
     from dask_coded.linear_model.regressors import Ridge as Ridge
 
@@ -48,6 +50,8 @@ __all__ = [
 ]
 
 _ESTIMATORS = {
+    "ElasticNet": "regressors",
+    "Lasso": "regressors",
     "LinearRegression": "regressors",
     "LinearSVC": "classifiers",
     "LogisticRegression": "classifiers",

@@ -44,7 +44,7 @@ class _Regressor(RegressorMixin, LinearModel):
 
         Returns
         -------
-        LinearRegression or Ridge
+        Self
             The fitted model.
 
         Raises
@@ -53,7 +53,7 @@ class _Regressor(RegressorMixin, LinearModel):
             If the data or a parameter are invalid.
         """
         client = self._cluster(client, X)
-        strength = self._strength()
+        self._check()
         X, y = self._data(X, y, client, multi_output=True, y_numeric=True)
         weights = (
             None
@@ -64,7 +64,7 @@ class _Regressor(RegressorMixin, LinearModel):
             X,
             y,
             SquaredError(),
-            Penalty(l2=strength / (len(y) if weights is None else weights.sum())),
+            self._penalty(len(y) if weights is None else float(weights.sum())),
             weights,
             intercept=Intercept(1.0 if self.fit_intercept else 0.0),
             client=client,
@@ -75,8 +75,12 @@ class _Regressor(RegressorMixin, LinearModel):
         self.n_iter_ = found.rounds
         return self
 
-    def _strength(self) -> float:
-        return 0.0
+    def _check(self) -> None:
+        """Raise ValueError if a parameter is out of range."""
+
+    def _penalty(self, total: float) -> Penalty:
+        """Return what is added to half the mean square, for a sum of the weights."""
+        return Penalty()
 
     def predict(self, X: Any) -> Any:
         """Return the prediction for each row.
@@ -222,6 +226,170 @@ class Ridge(_Regressor):
         self.warm_start = warm_start
         self.code = code
 
-    def _strength(self) -> float:
+    def _check(self) -> None:
         check_positive("alpha", self.alpha, or_zero=True)
-        return float(self.alpha)
+
+    def _penalty(self, total: float) -> Penalty:
+        return Penalty(l2=float(self.alpha) / total)
+
+
+class ElasticNet(_Regressor):
+    r"""Least squares with an L1 and an L2 penalty, so that many coefficients are zero.
+
+    Minimises :math:`\frac{1}{2 \sum_i s_i} \sum_i s_i (x_i^T w + b - y_i)^2 + \alpha \rho \|w\|_1 +
+    \frac{\alpha (1 - \rho)}{2} \|w\|_2^2`, where :math:`\rho` is ``l1_ratio``, by accelerated
+    proximal gradient steps [1]_. Each step is a round with the matrix and one with its transpose.
+
+    Parameters
+    ----------
+    alpha : float
+        The penalty's strength; not negative.
+    l1_ratio : float
+        The share of the L1 penalty, from 0 to 1.
+    fit_intercept : bool
+    tol : float
+        Stop when no coefficient changes by more than this in a proximal step of length one, in
+        units of the root mean square of ``y``.
+    solver : {"auto", "nesterov", "proximal"}
+        Without an L1 penalty also the others of :class:`LogisticRegression`.
+    max_iter, verbose, warm_start, code
+        As in :class:`LogisticRegression`.
+    positive : bool
+        Must be False: the signs of coefficients cannot be restricted.
+    copy_X, precompute, random_state, selection
+        Accepted for scikit-learn's sake, and ignored: they choose between ways to the same
+        coefficients.
+
+    Attributes
+    ----------
+    coef_ : ndarray, shape (p,) or (targets, p)
+    intercept_ : float, or ndarray of shape (targets,)
+    n_iter_ : int
+    n_features_in_ : int
+    history_ : tuple of Progress
+        One entry per iteration; its objective is that above.
+
+    References
+    ----------
+    .. [1] A. Beck, M. Teboulle, "A Fast Iterative Shrinkage-Thresholding Algorithm for Linear
+       Inverse Problems", SIAM J. Imaging Sciences 2(1), 2009, section 4.
+
+    Examples
+    --------
+    >>> X = [[0.0, 1.0], [1.0, 0.0], [2.0, 0.0], [3.0, 1.0]]
+    >>> model = ElasticNet(alpha=0.5).fit(X, [1.0, 3.0, 5.0, 7.0])
+    >>> model.coef_.round(4)
+    array([1.5, 0. ])
+    """
+
+    def __init__(
+        self,
+        alpha: float = 1.0,
+        *,
+        l1_ratio: float = 0.5,
+        fit_intercept: bool = True,
+        tol: float = 1e-6,
+        solver: str = "auto",
+        max_iter: int = 1000,
+        verbose: int = 0,
+        warm_start: bool = False,
+        code: Any = None,
+        positive: bool = False,
+        copy_X: bool = True,
+        precompute: Any = False,
+        random_state: Any = None,
+        selection: str = "cyclic",
+    ) -> None:
+        self.copy_X = copy_X
+        self.precompute = precompute
+        self.random_state = random_state
+        self.selection = selection
+        self.positive = positive
+        self.alpha = alpha
+        self.l1_ratio = l1_ratio
+        self.fit_intercept = fit_intercept
+        self.tol = tol
+        self.solver = solver
+        self.max_iter = max_iter
+        self.verbose = verbose
+        self.warm_start = warm_start
+        self.code = code
+
+    def _check(self) -> None:
+        check_positive("alpha", self.alpha, or_zero=True)
+        if not 0 <= self.l1_ratio <= 1:
+            raise ValueError(f"Argument 'l1_ratio' must be between 0 and 1, it is {self.l1_ratio}.")
+        if self.positive:
+            raise ValueError(
+                "Argument 'positive' must be False: the signs of coefficients cannot be "
+                "restricted. Use scikit-learn's estimator for that."
+            )
+
+    def _penalty(self, total: float) -> Penalty:
+        ratio = float(self.l1_ratio)
+        return Penalty(l1=ratio * self.alpha, l2=(1 - ratio) * self.alpha)
+
+
+class Lasso(ElasticNet):
+    r"""Least squares with an L1 penalty, so that many coefficients are zero.
+
+    Minimises :math:`\frac{1}{2 \sum_i s_i} \sum_i s_i (x_i^T w + b - y_i)^2 + \alpha \|w\|_1`.
+
+    Parameters
+    ----------
+    alpha : float
+        The penalty's strength; not negative.
+    fit_intercept, tol, solver, max_iter, verbose, warm_start, code, positive
+        As in :class:`ElasticNet`.
+    copy_X, precompute, random_state, selection
+        Accepted for scikit-learn's sake, and ignored, as in :class:`ElasticNet`.
+
+    Attributes
+    ----------
+    coef_ : ndarray, shape (p,) or (targets, p)
+    intercept_ : float, or ndarray of shape (targets,)
+    n_iter_ : int
+    n_features_in_ : int
+    history_ : tuple of Progress
+        One entry per iteration; its objective is that above.
+
+    Examples
+    --------
+    >>> X = [[0.0, 1.0], [1.0, 0.0], [2.0, 0.0], [3.0, 1.0]]
+    >>> Lasso(alpha=0.5).fit(X, [1.0, 3.0, 5.0, 7.0]).coef_.round(4)
+    array([1.6, 0. ])
+    """
+
+    def __init__(
+        self,
+        alpha: float = 1.0,
+        *,
+        fit_intercept: bool = True,
+        tol: float = 1e-6,
+        solver: str = "auto",
+        max_iter: int = 1000,
+        verbose: int = 0,
+        warm_start: bool = False,
+        code: Any = None,
+        positive: bool = False,
+        copy_X: bool = True,
+        precompute: Any = False,
+        random_state: Any = None,
+        selection: str = "cyclic",
+    ) -> None:
+        super().__init__(
+            alpha,
+            l1_ratio=1.0,
+            fit_intercept=fit_intercept,
+            tol=tol,
+            solver=solver,
+            max_iter=max_iter,
+            verbose=verbose,
+            warm_start=warm_start,
+            code=code,
+            positive=positive,
+            copy_X=copy_X,
+            precompute=precompute,
+            random_state=random_state,
+            selection=selection,
+        )

@@ -18,6 +18,8 @@ from sklearn.exceptions import ConvergenceWarning  # noqa: E402
 from sklearn.utils.estimator_checks import parametrize_with_checks  # noqa: E402
 
 from dask_coded.linear_model import (  # noqa: E402
+    ElasticNet,
+    Lasso,
     LinearRegression,
     LinearSVC,
     LogisticRegression,
@@ -29,7 +31,13 @@ TIGHT = {"tol": 1e-10, "max_iter": 1000}
 
 
 @parametrize_with_checks(
-    [LogisticRegression(**TIGHT), LinearSVC(**TIGHT), LinearRegression(tol=1e-12), Ridge(**TIGHT)]
+    [
+        LogisticRegression(**TIGHT),
+        LinearSVC(**TIGHT),
+        LinearRegression(tol=1e-12),
+        Ridge(**TIGHT),
+        ElasticNet(**TIGHT),
+    ]
 )
 def test_scikit_learn_checks(estimator, check):
     with warnings.catch_warnings():
@@ -37,7 +45,9 @@ def test_scikit_learn_checks(estimator, check):
         check(estimator)
 
 
-@parametrize_with_checks([LogisticRegression(), LinearSVC(), LinearRegression(), Ridge()])
+@parametrize_with_checks(
+    [LogisticRegression(), LinearSVC(), LinearRegression(), Ridge(), ElasticNet(), Lasso()]
+)
 def test_scikit_learn_checks_of_defaults(estimator, check):
     name = getattr(check, "func", check).__name__
     if "equivalence" in name or "sparse_container" in name:
@@ -159,6 +169,34 @@ def test_least_squares(rows, targets, fit_intercept):
         assert ours.score(X, y) == pytest.approx(theirs.score(X, y))
 
 
+@pytest.mark.parametrize("fit_intercept", [True, False])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("targets", [1, 2])
+@pytest.mark.parametrize(
+    ("ours", "theirs", "options"),
+    [
+        (Lasso, reference.Lasso, {"alpha": 0.5}),
+        (ElasticNet, reference.ElasticNet, {"alpha": 0.5, "l1_ratio": 0.7}),
+        (ElasticNet, reference.ElasticNet, {"alpha": 0.1, "l1_ratio": 0.0}),
+    ],
+)
+def test_least_squares_with_few_coefficients(
+    rows, ours, theirs, options, targets, weighted, fit_intercept
+):
+    X, _, z = rows
+    y = z if targets == 1 else np.stack([z, -2 * z], axis=1)
+    # scikit-learn takes no weights with several targets.
+    weights = WEIGHTS if weighted and targets == 1 else None
+    options = options | {"fit_intercept": fit_intercept, "max_iter": 100_000}
+    ours = ours(tol=1e-10, **options).fit(X, y, weights)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # against the use without an L1 penalty
+        theirs = theirs(tol=1e-12, **options).fit(X, y, weights)
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=1e-6)
+    np.testing.assert_array_equal(ours.coef_ == 0, theirs.coef_ == 0)
+    np.testing.assert_allclose(ours.intercept_, theirs.intercept_, atol=1e-6)
+
+
 def test_sparse_and_dense_data_give_the_same_fit(rows):
     X, y, _ = rows
     X = np.where(np.abs(X) < 1, 0, X)
@@ -186,6 +224,7 @@ def test_a_warm_start_continues_the_fit(rows):
         (LogisticRegression(warm_start=True), np.minimum(y, 1)),
         (LinearSVC(warm_start=True), y),
         (Ridge(warm_start=True), z),
+        (ElasticNet(warm_start=True), z),
         (LinearRegression(warm_start=True), np.stack([z, -z], axis=1)),
     ]:
         assert np.max(model.fit(X, target).n_iter_) > 1
@@ -218,6 +257,10 @@ def test_history_and_callback_get_each_iteration_and_verbose_prints_a_summary(ro
         (LinearSVC(penalty=None), "'penalty' must be one of .*, it is None"),
         (LinearSVC(intercept_scaling=0), "'intercept_scaling' must be a positive number"),
         (Ridge(alpha=-1), "'alpha' must be 0 or a positive number, it is -1"),
+        (Lasso(alpha=-1), "'alpha' must be 0 or a positive number, it is -1"),
+        (Lasso(positive=True), "'positive' must be False: the signs .* cannot be restricted"),
+        (Lasso(solver="lbfgs"), "Solver 'lbfgs' needs a smooth penalty"),
+        (ElasticNet(l1_ratio=2), "'l1_ratio' must be between 0 and 1, it is 2"),
         (Ridge(tol=-1), "'tol' must be 0 or a positive number, it is -1"),
     ],
 )

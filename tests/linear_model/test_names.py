@@ -22,13 +22,16 @@ PAIRS = [
     (linear_model.LogisticRegression, coded.linear_model.LogisticRegression, TWO),
     (svm.LinearSVC, coded.linear_model.LinearSVC, TWO),
     (linear_model.Ridge, coded.linear_model.Ridge, Z),
+    (linear_model.Lasso, coded.linear_model.Lasso, Z),
+    (linear_model.ElasticNet, coded.linear_model.ElasticNet, Z),
     (linear_model.LinearRegression, coded.linear_model.LinearRegression, Z),
 ]
 
 
 @pytest.mark.parametrize(("theirs", "ours", "y"), PAIRS, ids=lambda p: getattr(p, "__name__", ""))
 def test_names_without_a_meaning_change_nothing(theirs, ours, y):
-    names = {"random_state", "n_jobs", "copy_X", "dual"} & set(inspect.signature(theirs).parameters)
+    names = {"random_state", "n_jobs", "copy_X", "dual", "precompute", "selection"}
+    names &= set(inspect.signature(theirs).parameters)
     names &= set(inspect.signature(ours).parameters)
     assert names
     expected = ours().fit(X, y).coef_

@@ -60,6 +60,7 @@ class Processes:
         self._context = multiprocessing.get_context("forkserver")
         self._all: list[ForkServerProcess] = []
         self.workers: dict[str, ForkServerProcess] = {}
+        self._names: dict[str, str] = {}
         self._dask("scheduler", "--port", "0", "--no-dashboard", "--no-show")
         self.client = Client(scheduler_file=str(self._file), set_as_default=False)
 
@@ -80,15 +81,13 @@ class Processes:
         self.client.wait_for_workers(
             sum(process.is_alive() for process in self.workers.values()), timeout=120
         )
-        return [self.address(name) for name in names]
-
-    def address(self, name: str) -> str:
         workers = self.client.scheduler_info(n_workers=-1)["workers"]
-        return next(a for a, info in workers.items() if info["name"] == name)
+        addresses = {info["name"]: address for address, info in workers.items()}
+        self._names |= {addresses[name]: name for name in names}
+        return [addresses[name] for name in names]
 
     def process(self, address: str) -> ForkServerProcess:
-        workers = self.client.scheduler_info(n_workers=-1)["workers"]
-        return self.workers[workers[address]["name"]]
+        return self.workers[self._names[address]]
 
     def kill(self, address: str) -> None:
         """kill -9, and wait until the process is gone."""

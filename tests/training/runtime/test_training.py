@@ -86,6 +86,13 @@ class Ongoing:
         return found
 
 
+def usable(client) -> list[str]:
+    """Return the workers that have told the scheduler that they are ready for trainings."""
+    return client.run_on_scheduler(
+        lambda dask_scheduler: list(dask_scheduler.extensions["dask-coded"].versions)
+    )
+
+
 def trainers(client) -> dict[str, int]:
     """Count the trainers and their threads on each worker."""
 
@@ -184,6 +191,7 @@ def test_worker_that_joins_takes_part_when_another_is_killed(processes):
     run = Ongoing(processes.client, Star(), leader=leader)
     run.progress()
     (joined,) = processes.add(1)
+    poll_for(lambda: joined in usable(processes.client), timeout=60)
     processes.kill(killed)
     run.progress()
     found = run.finish(replicas=2)

@@ -248,10 +248,11 @@ class ElasticNet(_Regressor):
         The share of the L1 penalty, from 0 to 1.
     fit_intercept : bool
     tol : float
-        Stop when no coefficient changes by more than this in a proximal step of length one, in
-        units of the root mean square of ``y``.
+        Stop when the largest absolute entry of the objective's least subgradient, in units of the
+        root mean square of ``y``, is at most this.
     solver : {"auto", "nesterov", "proximal"}
-        Without an L1 penalty also the others of :class:`LogisticRegression`.
+        "auto" is "nesterov". With ``l1_ratio=0`` it is "lbfgs", and the other solvers of
+        :class:`LogisticRegression` work as well.
     max_iter, verbose, warm_start, code
         As in :class:`LogisticRegression`.
     positive : bool

@@ -83,8 +83,9 @@ def place(
 def spare(code: Code, homes: Sequence[str], speeds: Mapping[str, float], piece: int | None) -> str:
     """Choose the worker on which a lost piece is rebuilt.
 
-    It is the fastest of the workers that hold the fewest pieces, but another one if the code could
-    not survive its loss: a repeated block, say, must not lie twice on one worker.
+    It is the fastest of the workers that hold the fewest pieces. If the code could not survive its
+    loss, because it holds the other copy of a block, say, it is the next one, up to the eighth. If
+    none of these will do, it is the first one after all.
 
     Parameters
     ----------

@@ -4,7 +4,7 @@
 
 writes the weights, with a record of their training, to the file that the package reads.
 ``python -m benchmarks.prediction`` evaluates them on machines and days that training has not seen;
-see `benchmarks.prediction.Part` for the split.
+see `benchmarks.traces.Part` for the split.
 
 - Every batch takes the same number of windows from each trace, and each trace's squared errors are
   in units of those of an AR(8) fitted to that trace. So no trace dominates by its number of
@@ -28,7 +28,7 @@ import click
 import numpy as np
 
 from benchmarks import traces
-from benchmarks.prediction import HISTORY, PARTS, Part, series
+from benchmarks.traces import PARTS, Part, series
 from dask_coded.prediction.predictors._lstm import NAMES, loudness
 
 try:
@@ -38,6 +38,9 @@ except ModuleNotFoundError as error:
 
 #: File from which the package reads its weights.
 SHIPPED = Path(str(files("dask_coded.prediction.predictors"))) / "lstm.npz"
+
+#: Rounds that the network looks back: as many as the runtime remembers.
+HISTORY = 64
 
 SETTINGS: dict[str, Any] = {
     "hidden": 12,

@@ -1,18 +1,24 @@
 """Histories of worker speeds and lags, from which the next round is planned.
 
 Speeds are relative, because rounds of different arrays measure them in different units. Each round
-is scaled so that its speeds add up to those predicted for the workers that took part.
+is scaled so that its speeds add up to those predicted. Newcomers do not count for that, nor does a
+worker whose speed has just changed: the others would seem to change with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from dask_coded.prediction.predictors import PREDICTORS
-from dask_coded.prediction.predictors._predictor import FORGETTING
-from dask_coded.typing import Floats
+from dask_coded.prediction.predictors._adaptive import adaptive
+from dask_coded.prediction.records import CHANGED, FORGETTING, Records
+from dask_coded.typing import Floats, Ints
+
+# A worker on trial counts as at least this share of the median speed: enough for a stripe or two
+# of the usual 40.
+_TRIAL = 1 / 16
 
 
 class SpeedHistory:
@@ -21,48 +27,51 @@ class SpeedHistory:
     Parameters
     ----------
     length : int
-        Rounds to remember.
+        Rounds of which every speed is remembered.
 
     Examples
     --------
     >>> history = SpeedHistory()
     >>> history.record({"a": 30.0, "b": 10.0})
-    >>> history.predict(["a", "b", "c"]).tolist()
+    >>> history.predict(["a", "b", "c"]).round(3).tolist()
     [1.5, 0.5, 1.0]
     """
 
     def __init__(self, length: int = 64) -> None:
+        self._records = Records(length)
         self._rows: dict[str, int] = {}
-        self._table: Floats = np.empty((0, length))
-        self._rounds = 0
+        # Rows of workers that have left.
+        self._free: list[int] = []
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds recorded."""
+        return self._records.rounds
 
     def record(self, measured: Mapping[str, float]) -> None:
         """Record one round: work per second of each worker that took part, in any common unit."""
-        measured = {w: s for w, s in measured.items() if s >= 0 and np.isfinite(s)}
-        total = sum(measured.values())
-        if not total:
+        workers = list(measured)
+        speeds = np.fromiter(measured.values(), np.float64, len(workers))
+        useful = (speeds >= 0) & np.isfinite(speeds)
+        if not speeds[useful].any():
             return
-        # Put the speeds on the scale of those predicted for the workers that took part.
-        scale = float(self.predict(list(measured)).sum()) / total
-        for worker in measured:
-            if worker not in self._rows:
-                self._rows[worker] = len(self._rows)
-        if lacking := len(self._rows) - len(self._table):
-            empty = np.full((lacking, self._table.shape[1]), np.nan)
-            self._table = np.concatenate([self._table, empty])
-        self._table[:, :-1] = self._table[:, 1:]
-        self._table[:, -1] = np.nan
-        rows = [self._rows[worker] for worker in measured]
-        self._table[rows, -1] = np.array(list(measured.values())) * scale
-        self._rounds = min(self._rounds + 1, self._table.shape[1])
+        if not useful.all():
+            workers, speeds = [workers[i] for i in np.flatnonzero(useful)], speeds[useful]
+        rows = self._find(workers)
+        speeds *= self._scale(rows, speeds)
+        for i in np.flatnonzero(rows < 0).tolist():
+            rows[i] = self._free.pop() if self._free else len(self._rows)
+            self._rows[workers[i]] = int(rows[i])
+        self._records.reserve(len(self._rows) + len(self._free))
+        self._records.record(rows, speeds)
 
     def forget(self, worker: str) -> None:
         """Drop a worker that has left."""
         if (row := self._rows.pop(worker, None)) is not None:
-            self._table = np.delete(self._table, row, axis=0)
-            self._rows = {w: r - (r > row) for w, r in self._rows.items()}
+            self._records.clear(row)
+            self._free.append(row)
 
-    def predict(self, workers: Sequence[str], predictor: str = "exponential") -> Floats:
+    def predict(self, workers: Sequence[str], predictor: str = "adaptive") -> Floats:
         """Return the predicted speeds, shape (workers,); 1.0 for a worker without a history.
 
         Parameters
@@ -71,12 +80,66 @@ class SpeedHistory:
         predictor : str
             A key of ``PREDICTORS``.
         """
-        history = np.full((len(workers), self._rounds), np.nan)
-        known = [(i, self._rows[w]) for i, w in enumerate(workers) if w in self._rows]
-        if known:
-            here, rows = map(list, zip(*known, strict=True))
-            history[here] = self._table[rows, self._table.shape[1] - self._rounds :]
-        return np.nan_to_num(PREDICTORS[predictor](history), nan=1.0)
+        rows = self._find(workers)
+        known = rows >= 0
+        speeds = np.ones(len(rows))
+        if known.any():
+            speeds[known] = PREDICTORS[predictor](self._records, rows[known])
+        return speeds
+
+    def assured(self, workers: Sequence[str]) -> Floats:
+        """Return the predicted or the last speeds, whichever are lower, shape (workers,).
+
+        For the choice of a worker that all others wait for: it should not have been slow when last
+        measured, even if it usually is fast.
+        """
+        rows = self._find(workers)
+        known = rows >= 0
+        speeds = self.predict(workers)
+        speeds[known] = np.minimum(speeds[known], self._records.latest(rows[known]))
+        return speeds
+
+    def with_trials(self, workers: Sequence[str], speeds: Floats) -> Floats:
+        """Return the speeds to plan a round by: some workers are tried that would get no work.
+
+        A worker that is expected to be slow gets no work, so that it would never be measured again.
+        Once it has taken no part in 32 rounds, it counts as at least a sixteenth of the median
+        speed in one round, and again every 32 rounds. Workers with a speed of zero are left alone.
+
+        Parameters
+        ----------
+        workers : sequence of str
+        speeds : ndarray, shape (workers,)
+            Predicted speeds.
+        """
+        rows = self._find(workers)
+        able = np.flatnonzero((rows >= 0) & (speeds > 0))
+        due = able[self._records.due(rows[able])]
+        if not len(due):
+            return speeds
+        tried = speeds.copy()
+        tried[due] = np.maximum(tried[due], _TRIAL * np.median(speeds[speeds > 0]))
+        return tried
+
+    def _find(self, workers: Iterable[str]) -> Ints:
+        """Return the row of each worker, -1 without one."""
+        get = self._rows.get
+        return np.array([get(worker, -1) for worker in workers], dtype=np.intp)
+
+    def _scale(self, rows: Ints, speeds: Floats) -> float:
+        """Return the factor that puts measured speeds on the scale of the predicted ones."""
+        known = rows >= 0
+        expected, found = adaptive(self._records, rows[known]), speeds[known]
+        usable = (expected > 0) & (found > 0)
+        expected, found = expected[usable], found[usable]
+        if not len(found):
+            return len(speeds) / float(speeds.sum())
+        ratio = expected / found
+        typical = np.median(ratio)
+        usual = np.abs(ratio - typical) <= CHANGED * typical
+        if not usual.any():  # as many have changed as not
+            usual[:] = True
+        return float(expected[usual].sum() / found[usual].sum())
 
 
 class LagHistory:

@@ -4,60 +4,131 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from dask_coded.prediction import LagHistory, SpeedHistory
+from dask_coded.prediction import LagHistory, Records, SpeedHistory
 from dask_coded.prediction.predictors import PREDICTORS
+from dask_coded.typing import Floats
 
 nan = np.nan
+LEARNING = sorted(set(PREDICTORS) - {"uniform"})
 
 
-@pytest.mark.parametrize("name", sorted(set(PREDICTORS) - {"uniform"}))
+def predict(name: str, history: Floats) -> Floats:
+    return PREDICTORS[name](Records.of(history), np.arange(len(history)))
+
+
+@pytest.mark.parametrize("name", LEARNING)
 def test_predictors_learn_a_constant(name: str) -> None:
     history = np.tile([[1.0], [0.25], [3.0]], (1, 30))
-    np.testing.assert_allclose(PREDICTORS[name](history), [1.0, 0.25, 3.0], rtol=1e-6)
+    np.testing.assert_allclose(predict(name, history), [1.0, 0.25, 3.0], rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", sorted(set(PREDICTORS) - {"uniform"}))
+@pytest.mark.parametrize("name", LEARNING)
 @pytest.mark.parametrize("rounds", [0, 1, 2, 5, 40])
 def test_the_prediction_for_a_worker_without_history_is_nan(name: str, rounds: int) -> None:
     history = np.ones((3, rounds))
     history[1] = nan
-    predicted = PREDICTORS[name](history)
+    predicted = predict(name, history)
     assert np.isnan(predicted[1])
     if rounds:
         np.testing.assert_allclose(predicted[[0, 2]], 1.0, atol=0.02)
 
 
-@pytest.mark.parametrize("name", sorted(set(PREDICTORS) - {"uniform"}))
+@pytest.mark.parametrize("name", LEARNING)
 def test_predicted_speeds_are_never_negative(name: str) -> None:
     rng = np.random.default_rng(0)
     history = rng.exponential(size=(50, 40)) * (rng.random((50, 40)) < 0.5)
     history[rng.random((50, 40)) < 0.3] = nan
-    predicted = PREDICTORS[name](history)
+    predicted = predict(name, history)
     assert np.isfinite(predicted).all()
     assert (predicted >= 0).all()
 
 
-@pytest.mark.parametrize("name", sorted(set(PREDICTORS) - {"uniform"}))
-def test_the_prediction_for_a_slow_worker_recovers_while_it_gets_no_work(name: str) -> None:
-    history = np.full((2, 60), nan)
-    history[:, 0] = 0.01, 1.0
-    history[1] = 1.0
-    predict = PREDICTORS[name]
-    assert predict(history[:, :1])[0] == pytest.approx(0.01, rel=0.1)
-    assert predict(history)[0] > 0.6
+@pytest.mark.parametrize("name", LEARNING)
+@given(
+    speeds=st.lists(st.none() | st.floats(2, 100), min_size=1, max_size=80),
+    idle=st.integers(1, 80),
+)
+@settings(max_examples=50)
+def test_an_idle_worker_is_predicted_within_its_own_range(
+    name: str, speeds: list[float | None], idle: int
+) -> None:
+    """Neither the speeds of the other workers nor the average of 1 pull its estimate away."""
+    own = np.array([nan if s is None else s for s in [5.0, *speeds]])
+    history = np.full((3, len(own) + idle), 1000.0)
+    history[0] = nan
+    history[0, : len(own)] = own
+    predicted = predict(name, history)[0]
+    assert np.nanmin(own) * (1 - 1e-9) <= predicted <= np.nanmax(own) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_an_estimate_without_evidence_falls_back_to_the_workers_own_level(name: str) -> None:
+    own = np.repeat([0.5, 0.1], [44, 20])
+    history = np.ones((3, 64 + 100))
+    history[0] = nan
+    history[0, :64] = own
+    assert predict(name, history[:, :64])[0] < 0.2
+    assert predict(name, history)[0] == pytest.approx(own.mean(), rel=0.02)
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_a_stopped_worker_does_not_make_the_others_look_slow(name: str) -> None:
+    """Two of eight workers stand still in 19 of 20 rounds, and then get no work for a while."""
+    history = SpeedHistory()
+    workers = [str(i) for i in range(8)]
+    for number in range(400):
+        measured = dict.fromkeys(workers[2:], 1.0)
+        # They are measured in some of the rounds, mostly at almost nothing.
+        if number % 7 == 0:
+            measured["0"] = 1.0 if number % 20 == 0 else 0.01
+        if number % 11 == 0:
+            measured["1"] = 1.0 if number % 20 == 0 else 0.01
+        history.record(measured)
+    for _ in range(50):
+        history.record(dict.fromkeys(workers[2:], 1.0))
+    predicted = history.predict(workers, name)
+    np.testing.assert_allclose(predicted[2:], predicted[2], rtol=1e-6)
+    assert (predicted[:2] <= predicted[2] * 1.000001).all()
+    assert history.predict(["new"])[0] == pytest.approx(predicted[2], rel=0.4)
+
+
+def test_adaptive_follows_the_first_jump_of_a_steady_worker() -> None:
+    rng = np.random.default_rng(0)
+    speeds = 1 + 0.02 * rng.standard_normal((4, 40))
+    speeds[0, 30:] /= 5
+    first, second = (predict("adaptive", speeds[:, :known])[0] for known in (31, 32))
+    assert first < 0.5
+    assert second < 0.22
+
+
+@pytest.mark.parametrize("size", [0.01, 0.1, 0.25])
+def test_adaptive_averages_noise(size: float) -> None:
+    rng = np.random.default_rng(0)
+    speeds = 1 + size * rng.standard_normal((200, 80))
+    errors = predict("adaptive", speeds) - 1
+    assert np.sqrt(np.mean(errors**2)) < 0.25 * size
+
+
+def test_adaptive_forgets_an_outlier() -> None:
+    rng = np.random.default_rng(0)
+    speeds = 1 + 0.02 * rng.standard_normal((1, 70))
+    speeds[0, [20, 35, 50, 69]] = 0.2
+    assert predict("adaptive", speeds)[0] > 0.9
 
 
 def test_autoregression_learns_a_rhythm() -> None:
     beat = np.where(np.arange(60) % 2, 1.5, 0.5)
     history = np.stack([beat, np.roll(beat, 1)])
-    np.testing.assert_allclose(PREDICTORS["ar"](history), [0.5, 1.5], rtol=0.02)
+    np.testing.assert_allclose(predict("ar", history), [0.5, 1.5], rtol=0.02)
 
 
 def test_markov_expects_a_state_to_last_as_long_as_before() -> None:
     lasting = np.repeat([1.0, 0.2, 1.0, 0.2], 10)
     restless = np.where(np.arange(40) % 2, 0.2, 1.0)
-    slow, unsure = PREDICTORS["markov"](np.stack([lasting, restless]))
+    slow, unsure = predict("markov", np.stack([lasting, restless]))
     assert slow < 0.4
     assert unsure > 0.6
 
@@ -67,8 +138,80 @@ def test_rounds_in_different_units_are_put_on_one_scale() -> None:
     history.record({"a": 3e9, "b": 1e9})
     history.record({"b": 2.0, "c": 2.0})
     a, b, c = history.predict(["a", "b", "c"], "last")
-    assert a / b == pytest.approx(1.5 / 0.75, rel=0.05)
+    # A worker without a history says nothing about the scale.
+    assert a / b == pytest.approx(3)
     assert c == b
+
+
+def test_the_speeds_of_others_do_not_change_with_one_worker() -> None:
+    history = SpeedHistory()
+    for speed in [1.0] * 10 + [0.1] * 10 + [1.0] * 10:
+        history.record({"a": speed, "b": 1.0, "c": 1.0, "d": 1.0})
+        np.testing.assert_allclose(history.predict(["b", "c", "d"], "last"), 1.0, rtol=0.02)
+
+
+@pytest.mark.parametrize("counts", [[3, 1, 4], [1, 1, 1, 1, 1], [20, 5]])
+def test_rows_of_departed_workers_are_used_again(counts: list[int]) -> None:
+    history = SpeedHistory()
+    for generation, count in enumerate(counts):
+        names = [f"{generation}-{i}" for i in range(count)]
+        history.record(dict.fromkeys(names, 1.0))
+        for name in names[: count // 2]:
+            history.forget(name)
+    assert history.predict(names).tolist() == [1.0] * counts[-1]
+    assert history._records.rows <= 2 * sum(counts)
+    before = history._records.rows
+    for generation in range(200):
+        history.record({f"next-{generation}": 0.5 + generation, names[-1]: 1.0})
+        history.forget(f"next-{generation}")
+    assert history._records.rows <= max(before, 2 * (sum(counts) + 1))
+
+
+def test_a_row_used_again_remembers_nothing() -> None:
+    history = SpeedHistory()
+    for _ in range(10):
+        history.record({"a": 1.0, "b": 0.2})
+    history.forget("b")
+    history.record({"a": 1.0, "c": 3.0})
+    for name in LEARNING:
+        a, c = history.predict(["a", "c"], name)
+        assert c / a == pytest.approx(3.0)
+
+
+def test_a_worker_that_was_slow_when_last_measured_is_not_relied_on() -> None:
+    history = SpeedHistory()
+    for speed in [1.0] * 60 + [0.3]:
+        history.record({"a": 1.0, "b": 1.0, "c": speed})
+    for _ in range(60):
+        history.record({"a": 1.0, "b": 1.0})
+    a, _, c, new = history.assured(["a", "b", "c", "new"])
+    assert c < 0.4 * a
+    assert new == 1.0
+
+
+def test_a_worker_without_work_is_tried_now_and_then() -> None:
+    history = SpeedHistory()
+    workers = ["a", "b", "c"]
+    history.record({"a": 1.0, "b": 1.0, "c": 0.001})
+    trials = []
+    for number in range(100):
+        predicted = history.predict(workers)
+        planned = history.with_trials(workers, predicted)
+        np.testing.assert_array_equal(planned[:2], predicted[:2])
+        if planned[2] > predicted[2]:
+            trials.append(number)
+        history.record({"a": 1.0, "b": 1.0})
+    assert trials == [32, 64, 96]
+
+
+def test_a_stopped_worker_is_not_tried() -> None:
+    history = SpeedHistory()
+    for _ in range(100):
+        history.record({"a": 1.0, "b": 1.0})
+        history.record({"b": 1.0})
+    for _ in range(50):
+        history.record({"b": 1.0})
+    assert history.with_trials(["a", "b"], np.array([0.0, 1.0])).tolist() == [0.0, 1.0]
 
 
 def test_unknown_and_departed_workers_are_average() -> None:

@@ -19,6 +19,7 @@ def histories(workers: int = 200, rounds: int = 64) -> np.ndarray:
     return speeds * rng.lognormal(size=(workers, 1))
 
 
+@pytest.mark.extras
 def test_inference_agrees_with_pytorch() -> None:
     torch = pytest.importorskip("torch")
     weights = _lstm.shipped()
@@ -42,6 +43,7 @@ def test_inference_agrees_with_pytorch() -> None:
     np.testing.assert_allclose(forward(u, spread, weights), expected, atol=1e-6)
 
 
+@pytest.mark.extras
 def test_training_and_inference_agree() -> None:
     torch = pytest.importorskip("torch")
     from benchmarks import lstm as training

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from dask_coded.prediction.predictors._basic import exponentially_weighted
-from dask_coded.prediction.predictors._predictor import PREDICTORS, carried
+from dask_coded.prediction.predictors._predictor import carried, over_window
 from dask_coded.typing import Floats
 
 # Penalty on the coefficients, as a share of the mean variance of the inputs.
 _RIDGE = 0.01
 
 
-@PREDICTORS.register("ar")
+@over_window("ar")
 def autoregressive(history: Floats, order: int = 8) -> Floats:
     """Predict by AR(order) around each worker's own mean, with one set of coefficients for all.
 

@@ -4,31 +4,32 @@ from __future__ import annotations
 
 import numpy as np
 
-from dask_coded.prediction.predictors._predictor import PREDICTORS, carried
-from dask_coded.typing import Floats
+from dask_coded.prediction.predictors._predictor import PREDICTORS, carried, over_window
+from dask_coded.prediction.records import Records
+from dask_coded.typing import Floats, Ints
 
 
 @PREDICTORS.register("uniform")
-def uniform(history: Floats) -> Floats:
+def uniform(records: Records, rows: Ints) -> Floats:
     """Predict the same speed for all workers, whatever was measured."""
-    return np.ones(history.shape[0])
+    return np.ones(len(rows))
 
 
-@PREDICTORS.register("last")
+@over_window("last")
 def last_value(history: Floats) -> Floats:
     """Predict the last measured speed.
 
     Examples
     --------
     >>> last_value(np.array([[1.0, 3.0], [2.0, np.nan]])).tolist()
-    [3.0, 1.95]
+    [3.0, 2.0]
     """
     if not history.shape[1]:
         return np.full(history.shape[0], np.nan)
     return np.array(carried(history)[:, -1])
 
 
-@PREDICTORS.register("exponential")
+@over_window("exponential")
 def exponentially_weighted(history: Floats, alpha: float = 0.5) -> Floats:
     """Predict the exponentially weighted mean: ``alpha`` is the weight of the last speed.
 

@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dask_coded.prediction.predictors._predictor import PREDICTORS, carried
+from dask_coded.prediction.predictors._predictor import carried, over_window
 from dask_coded.typing import Floats
 
 #: Names of the arrays in the file of weights, after PyTorch's.
@@ -61,7 +61,7 @@ def record() -> dict[str, Any]:
         return dict(json.loads(str(archive["record"])))
 
 
-@PREDICTORS.register("lstm")
+@over_window("lstm")
 def lstm(history: Floats) -> Floats:
     """Predict with the shipped weights.
 

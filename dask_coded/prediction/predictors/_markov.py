@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from dask_coded.prediction.predictors._predictor import PREDICTORS, carried
+from dask_coded.prediction.predictors._predictor import carried, over_window
 from dask_coded.typing import Floats
 
 # The estimate over all workers counts as much as this many rounds of the worker itself.
 _PRIOR = 4.0
 
 
-@PREDICTORS.register("markov")
+@over_window("markov")
 def markov(history: Floats) -> Floats:
     """Predict the expected speed in the next round, given the state that a worker is in.
 

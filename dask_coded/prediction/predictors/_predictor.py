@@ -6,32 +6,48 @@ from collections.abc import Callable
 
 import numpy as np
 
+from dask_coded.prediction.records import Records
 from dask_coded.registry import Registry
-from dask_coded.typing import Floats
+from dask_coded.typing import Floats, Ints
 
-Predictor = Callable[[Floats], Floats]
+#: From the records of all workers and the rows of some, to the speeds expected of these.
+Predictor = Callable[[Records, Ints], Floats]
+
+#: From the last rounds of some workers, shape (workers, rounds), to the speeds expected of them.
+Windowed = Callable[[Floats], Floats]
 
 #: Predictors by name. ``coded.predictor`` in the configuration selects one.
 PREDICTORS: Registry[Predictor] = Registry("predictor")
 
-#: Share by which an old measurement counts less, per round in which its worker takes no part.
-FORGETTING = 0.05
+
+def over_window(name: str) -> Callable[[Windowed], Windowed]:
+    """Register a function of the last rounds as a predictor.
+
+    The function gets the last speeds, shape (workers, rounds), oldest first and NaN where a worker
+    took no part. It returns the expected speeds, shape (workers,), and NaN for a worker without any
+    speed in these rounds. For a worker that has taken no part lately, its estimate then falls back
+    as `Records.settled` says.
+    """
+
+    def register(function: Windowed) -> Windowed:
+        @PREDICTORS.register(name)
+        def predict(records: Records, rows: Ints) -> Floats:
+            return records.settled(function(records.window(rows)), rows)
+
+        return function
+
+    return register
 
 
 def carried(history: Floats) -> Floats:
-    """Fill gaps with the previous speed, moved a little towards the average of 1 in each round.
+    """Fill gaps with the previous speed.
 
-    Without this move, a worker that was measured to be slow would get no work, and would therefore
-    never be measured again. Rounds before a worker's first one get its first speed. A worker
-    without any round stays NaN.
+    Rounds before a worker's first one get its first speed. A worker without any round stays NaN.
     """
     missing = np.isnan(history)
     if not missing.any():
         return history
-    filled = history.copy()
-    for now in range(1, history.shape[1]):
-        before = (1 - FORGETTING) * filled[:, now - 1] + FORGETTING
-        filled[:, now] = np.where(missing[:, now], before, filled[:, now])
-    first = np.argmin(missing, axis=1)
-    unknown = np.arange(history.shape[1]) < first[:, None]
-    return np.where(unknown, np.take_along_axis(filled, first[:, None], axis=1), filled)
+    rounds = np.arange(history.shape[1])
+    source = np.maximum.accumulate(np.where(missing, 0, rounds), axis=1)
+    source = np.maximum(source, np.argmin(missing, axis=1)[:, None])
+    return np.asarray(np.take_along_axis(history, source, axis=1))

@@ -16,17 +16,18 @@ work back and forth between all workers.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Self
 
 import numpy as np
 
 from dask_coded.rounds.assignment import deal
-from dask_coded.rounds.layout import Layout, StripeRange, ranges_of
+from dask_coded.rounds.layout import Layout, StripeRange, packed, ranges_of
 from dask_coded.rounds.options import RoundOptions
 from dask_coded.rounds.policies._policy import POLICIES, Policy
 from dask_coded.rounds.state import RoundState
 from dask_coded.rounds.workers import Estimate
-from dask_coded.typing import Bools, Floats, Ints
+from dask_coded.typing import Bools, Floats
 
 # Work flows before any worker runs dry if a worker would end later than the common end by this
 # share of the time left. Smaller values cost messages and gain nothing.
@@ -81,32 +82,14 @@ class Continuous(Policy):
             short, late = self._uneven(state, now)
             hungry = (free & (dry | short) & (self._retry <= state.now)).nonzero()[0]
             if len(hungry):
-                level = self._level(state, now, lead)
-                # Moves during this call only take stripes away from these.
-                from_all = state.offered()
-                from_late = state.offered(late) if late.any() else from_all
+                outlook = _Outlook(state, now, lead)
             for receiver in hungry[now.latest[hungry].argsort(kind="stable")].tolist():
                 idle = not workers.todo[receiver]
                 # Taking work from punctual workers would only chase noise.
-                donors, offered = (None, from_all) if dry[receiver] else (late, from_late)
-                if (
-                    self._wants(state, receiver, offered)
-                    and self._feed(state, now, receiver, lead, level, donors)
-                ) or (idle and self._duplicate(state, now, receiver, lead)):
-                    now = state.estimate()
-                    level = self._level(state, now, lead)
-                elif idle:
+                moved = self._feed(state, outlook, receiver, None if dry[receiver] else late)
+                if idle and not moved and not self._duplicate(state, outlook, receiver):
                     self._retry[receiver] = again
         return again if (free & (workers.todo == 0)).any() else None
-
-    @staticmethod
-    def _wants(state: RoundState, receiver: int, offered: Bools) -> bool:
-        """Whether a worker could compute any of the stripes offered, (groups, stripes)."""
-        return any(
-            state.available[piece]
-            and (offered[state.layout.group[piece]] & ~state.held[piece]).any()
-            for piece in state.layout.pieces_of[receiver]
-        )
 
     @staticmethod
     def _uneven(state: RoundState, now: Estimate) -> tuple[Bools, Bools]:
@@ -114,85 +97,58 @@ class Continuous(Policy):
 
         None do as long as all workers are expected to end at about the same time.
         """
-        level = _mean_time(state, now.backlog, now.speed)
-        stripe = state.layout.mean_stripe / np.maximum(now.speed, _SLOWEST)
-        late: Bools = now.eta - stripe > (1 + _IMBALANCE) * level
+        stripe = state.layout.mean_stripe
+        # What each worker can do until all could end together.
+        able = now.speed * (now.backlog.sum() / max(now.speed.sum(), _SLOWEST))
+        late: Bools = now.backlog - stripe > (1 + _IMBALANCE) * able
         if not late.any():
             return late, late
         # A worker that has not reported yet may itself be slow: give it no extra work.
-        return ~state.workers.unheard & (now.eta + stripe < level), late
-
-    @staticmethod
-    def _level(state: RoundState, now: Estimate, lead: float) -> float:
-        """Return when all workers could end together if dry ones start again after one lag."""
-        idle = np.where(now.latest <= lead, state.workers.lags, 0.0)
-        return _mean_time(state, now.backlog + now.speed * idle, now.speed)
+        return ~state.workers.unheard & (now.backlog + stripe < able), late
 
     def _feed(
-        self,
-        state: RoundState,
-        now: Estimate,
-        receiver: int,
-        lead: float,
-        level: float,
-        donors: Bools | None,
+        self, state: RoundState, outlook: _Outlook, receiver: int, only: Bools | None
     ) -> bool:
-        """Move tails of ``donors`` to ``receiver`` so that it ends together with the others."""
-        speed, backlog, _, eta = now
-        own = speed[receiver]
+        """Move tails of others, or ``only`` of some, so that a worker ends together with them."""
+        layout, level, lead = state.layout, outlook.level, outlook.lead
+        pieces = [piece for piece in layout.pieces_of[receiver] if state.available[piece]]
+        if not pieces:
+            return False
+        least = min(layout.least_stripe[piece] for piece in pieces)
+        own = float(outlook.speed[receiver])
         # The receiver starts on new work once the message has come and its own work is done.
-        start = max(eta[receiver], state.workers.lags[receiver])
-        waiting = eta.copy() if donors is None else np.where(donors, eta, 0.0)
-        taken = False
+        start = max(float(outlook.eta[receiver]), float(outlook.lags[receiver]))
+        changed: list[int] = []
         # A move costs a message and a wait on both sides: ignore small differences.
-        while len(
-            givers := self._givers(state, now, receiver, start, level, waiting > start + lead)
-        ):
-            donor = int(givers[waiting[givers].argmax()])
-            waiting[donor] = 0.0
-            surplus = backlog[donor] - speed[donor] * level
+        for donor in outlook.donors(state, pieces, start + lead):
+            eta, slow = float(outlook.eta[donor]), float(outlook.speed[donor])
+            if eta <= start + lead:  # the receiver has been given work meanwhile
+                break
+            surplus = float(outlook.backlog[donor]) - slow * level
+            # What the donor can spare, or what the receiver can do before it, is a stripe or more.
+            if own * (eta - start) <= least:
+                if level <= start:
+                    break
+                if surplus < least:
+                    continue
+            if only is not None and not only[donor]:
+                continue
             room = own * (level - start)
             if surplus <= 0 or room <= 0:
-                if taken:
+                if changed:
                     break
                 # No reachable worker is later than the average. Share evenly with the latest one,
                 # so that work diffuses to this worker through its neighbours.
-                slow = 1 / speed[donor] if speed[donor] else 0
-                surplus = room = (eta[donor] - start) / (1 / own + slow)
+                surplus = room = (eta - start) / (1 / own + (1 / slow if slow else 0))
             else:
-                room += _ROUNDED_UP * state.layout.mean_stripe
-            moved = self._move(
-                state, donor, receiver, min(surplus, room), own * (eta[donor] - start)
-            )
-            taken |= moved > 0
-            start += moved / own
-        return taken
-
-    @staticmethod
-    def _givers(
-        state: RoundState, now: Estimate, receiver: int, start: float, level: float, later: Bools
-    ) -> Ints:
-        """Return the late workers that may have a stripe for the receiver, shape (givers,).
-
-        There may be thousands that have none: this leaves them out all at once.
-        """
-        layout = state.layout
-        pieces = [piece for piece in layout.pieces_of[receiver] if state.available[piece]]
-        reached = np.zeros(layout.workers, dtype=bool)
-        for piece in pieces if later.any() else ():
-            useful = state.movable.T[~state.held[piece]].any(axis=0).nonzero()[0]
-            if len(layout.need) > 1:
-                useful = useful[layout.group[useful] == layout.group[piece]]
-            reached[layout.host[useful]] = True
-        givers: Ints = (later & reached).nonzero()[0]
-        if not len(givers):
-            return givers
-        # What a donor can spare, or what the receiver can do before the donor, is a stripe or more.
-        own, least = now.speed[receiver], layout.least_stripe[pieces].min()
-        enough = own * (now.eta[givers] - start) > least
-        if level > start:
-            enough |= now.backlog[givers] - now.speed[givers] * level >= least
-        return np.asarray(givers[enough])
+                room += _ROUNDED_UP * layout.mean_stripe
+            moved = self._move(state, donor, receiver, min(surplus, room), own * (eta - start))
+            if moved:
+                changed.append(donor)
+                start += moved / own
+        if changed:
+            outlook.update(state, [receiver, *changed])
+        return bool(changed)
 
     def _move(
         self, state: RoundState, donor: int, receiver: int, amount: float, most: float
@@ -233,35 +189,120 @@ class Continuous(Policy):
                     break
         return moved
 
-    def _duplicate(self, state: RoundState, now: Estimate, receiver: int, lead: float) -> bool:
+    @staticmethod
+    def _duplicate(state: RoundState, outlook: _Outlook, receiver: int) -> bool:
         """Assign an idle worker a copy of a stripe whose holders are slower than it would be."""
         layout = state.layout
         pieces = layout.pieces_of[receiver]
         smallest = sum(layout.stripe_of[piece] for piece in pieces) / len(pieces)
-        smallest /= now.speed[receiver]
-        prompt: Bools = now.latest <= smallest + lead
-        if prompt.all():
-            return False
+        soon = smallest / float(outlook.speed[receiver]) + outlook.lead
         for piece in pieces:
             if not state.available[piece]:
                 continue
-            group = layout.group[piece]
-            stripes = ((state.missing[group] > 0) & ~state.held[piece]).nonzero()[0]
-            if not len(stripes):
-                continue
-            secured = state.secured(prompt, stripes)
-            unsafe = layout.lacking(secured)[group] > 0
-            stripes = stripes[unsafe & layout.adds(piece, secured)]
-            if len(stripes):
-                # One stripe at a time, so that the next free worker can take the next one.
-                last = int(stripes[-1])
-                state.assign(receiver, [StripeRange(piece, last, last + 1)])
-                return True
+            group = int(layout.group[piece])
+            stripes = ((state.missing[group] > 0) & ~state.held[piece]).nonzero()[0].tolist()
+            for stripe in reversed(stripes):
+                if outlook.late(state, piece, stripe, soon):
+                    # One stripe at a time, so that the next free worker can take the next one.
+                    state.assign(receiver, [StripeRange(piece, stripe, stripe + 1)])
+                    outlook.update(state, [receiver], stripe)
+                    return True
         return False
 
 
-def _mean_time(state: RoundState, work: Floats, speed: Floats) -> float:
-    """Return the time in which the present workers do their work if they share it."""
-    if not state.present.all():
-        work, speed = work[state.present], speed[state.present]
-    return float(work.sum() / max(speed.sum(), _SLOWEST))
+class _Outlook:
+    """What is expected of all workers during one reaction, kept up to date while work moves.
+
+    Attributes
+    ----------
+    speed, backlog, latest, eta : ndarray, shape (workers,)
+        As in :class:`Estimate`.
+    lags : ndarray, shape (workers,)
+    """
+
+    def __init__(self, state: RoundState, now: Estimate, lead: float) -> None:
+        self.lead = lead
+        self.speed, self.backlog, self.eta = now.speed, now.backlog, now.eta
+        self.latest = now.latest.copy()
+        self._todo = state.workers.todo.copy()
+        self.lags = state.workers.lags
+        # The work until the common end, where dry workers start again after one lag.
+        work = self.backlog + self.speed * np.where(self.latest <= lead, self.lags, 0.0)
+        self._work = float(work.sum(where=state.present))
+        self._pace = max(float(self.speed.sum(where=state.present)), _SLOWEST)
+        host = state.layout.host
+        # Pieces that have stripes to pass on. Moves only take stripes away from them.
+        self._offered = (state.movable.any(axis=0) & (self.eta[host] > lead)).nonzero()[0]
+        self._stripes = state.movable[:, self._offered]
+        # When each stripe has all its copies, according to reports; by group and stripe.
+        self._complete: dict[tuple[int, int], float] = {}
+
+    @property
+    def level(self) -> float:
+        """Seconds until all workers could end together."""
+        return self._work / self._pace
+
+    def donors(self, state: RoundState, pieces: list[int], after: float) -> Iterator[int]:
+        """Yield the workers that end after a time and may have stripes for a piece, latest first.
+
+        There may be thousands that have none: this leaves them out all at once.
+        """
+        layout = state.layout
+        reached: Bools = np.zeros(len(self._offered), dtype=bool)
+        for piece in pieces if len(reached) else ():
+            useful = (self._stripes & packed(~state.held[piece])[:, None]).any(axis=0)
+            if len(layout.need) > 1:
+                useful &= layout.group[self._offered] == layout.group[piece]
+            reached |= useful
+        donors = layout.host[self._offered[reached]]
+        eta = self.eta[donors]
+        while len(eta) and eta[latest := int(eta.argmax())] > after:
+            eta[donors == donors[latest]] = 0.0
+            yield int(donors[latest])
+
+    def update(self, state: RoundState, workers: list[int], stripe: int | None = None) -> None:
+        """Account for what these workers owe now; only ``stripe`` has moved, if that is given."""
+        for worker in workers:
+            self._work -= self._until_dry(worker)
+            speed, todo = float(self.speed[worker]), float(state.workers.todo[worker])
+            # What the worker is believed to have done since its last report stays done.
+            gained, self._todo[worker] = todo - float(self._todo[worker]), todo
+            self.backlog[worker] = max(float(self.backlog[worker]) + gained, 0.0)
+            self.latest[worker] = todo / max(speed, _SLOWEST)
+            self.eta[worker] = self.backlog[worker] / max(speed, _SLOWEST)
+            self._work += self._until_dry(worker)
+            for piece in state.layout.pieces_of[worker]:
+                place = int(self._offered.searchsorted(piece))
+                if place < len(self._offered) and self._offered[place] == piece:
+                    self._stripes[:, place] &= state.movable[:, piece]
+        if stripe is None:
+            self._complete.clear()
+        else:
+            for group in range(len(state.missing)):
+                self._complete.pop((group, stripe), None)
+
+    def _until_dry(self, worker: int) -> float:
+        idle = float(self.lags[worker]) if self.latest[worker] <= self.lead else 0.0
+        return float(self.backlog[worker]) + float(self.speed[worker]) * idle
+
+    def late(self, state: RoundState, piece: int, stripe: int, soon: float) -> bool:
+        """Whether a stripe lacks copies ``soon`` seconds from now, and the piece can replace one.
+
+        Reports decide, not estimates.
+        """
+        layout = state.layout
+        if layout.code is not None:
+            secured = state.secured(self.latest <= soon, [stripe])
+            return bool(layout.lacking(secured)[0, 0] and layout.adds(piece, secured)[0])
+        group = int(layout.group[piece])
+        if (complete := self._complete.get((group, stripe))) is None:
+            under_way = (state.held[:, stripe] & ~state.computed[:, stripe]).nonzero()[0]
+            if len(layout.need) > 1:
+                under_way = under_way[layout.group[under_way] == group]
+            needed = int(state.missing[group, stripe])
+            complete = np.inf
+            if len(under_way) >= needed:
+                times = self.latest[layout.host[under_way]]
+                complete = float(np.partition(times, needed - 1)[needed - 1])
+            self._complete[group, stripe] = complete
+        return complete > soon

@@ -1,0 +1,194 @@
+"""What is remembered of each worker's speed: its last rounds, and running means with their errors.
+
+A worker with speeds ``x`` in the rounds in which it took part has five running means ``m``. Each
+predicts the next speed, and the mean square ``v`` of its errors says how well::
+
+    e = x - m              v += (e ** 2 - v) / min(t, 64)              m += gain * e
+
+``t`` counts the worker's rounds. The means differ in how fast they forget:
+
+==========  =====================  ============================================================
+mean        gain                   good for
+==========  =====================  ============================================================
+level       1 / min(t, 64)         a speed that varies without a pattern
+recent      1 / min(s, 64)         a speed that has changed for good; ``s`` counts the rounds since
+fast means  0.8, 0.3, 0.1          a speed that drifts, quickly or slowly
+==========  =====================  ============================================================
+
+A speed has changed if it is off the recent mean by more than 30 %, and by more than five times the
+root mean square error of the best mean. The recent mean then starts again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Self
+
+import numpy as np
+
+from dask_coded.typing import Bools, Floats, Ints
+
+#: Share by which an estimate moves towards its worker's level in each round without that worker.
+FORGETTING = 0.05
+
+#: A speed that is off by this share is not noise of a steady worker, whatever its errors were.
+CHANGED = 0.3
+# The same in units of the root mean square error: a change is beyond the noise of its worker.
+_BEYOND = 5.0
+# A worker without work for so many rounds is due for a trial.
+_TRIED_AFTER = 32
+# Gains of the means that forget at a fixed rate.
+_GAINS = np.array([[0.8], [0.3], [0.1]])
+# Rounds over which the other means and all errors are averaged.
+_MEMORY = 64
+
+#: Rows of :meth:`Records.means` and :meth:`Records.errors`; the fast means follow.
+LEVEL, RECENT = 0, 1
+_MEANS = 2 + len(_GAINS)
+
+
+class Records:
+    """Speeds of workers by row, in one unit; the caller knows which row is which worker's.
+
+    Recording a round and reading the means take a few array operations, whatever the number of
+    rounds before. A worker takes about 650 bytes.
+
+    Parameters
+    ----------
+    length : int
+        Rounds of which every speed is remembered.
+
+    Attributes
+    ----------
+    rounds : int
+        Rounds recorded so far.
+    """
+
+    def __init__(self, length: int = 64) -> None:
+        self.rounds = 0
+        # Rounds in turn, shape (length, rows): recording one writes one row.
+        self._window: Floats = np.empty((length, 0))
+        self._means: Floats = np.empty((_MEANS, 0))
+        self._errors: Floats = np.empty((_MEANS, 0))
+        # The last speed, and the lowest and the highest ever.
+        self._latest: Floats = np.empty(0)
+        self._range: Floats = np.empty((2, 0))
+        # Rounds with the worker, and those since its speed has changed.
+        self._count: Ints = np.empty(0, dtype=np.intp)
+        self._since: Ints = np.empty(0, dtype=np.intp)
+        # The numbers of its last round, and of its last trial.
+        self._last: Ints = np.empty(0, dtype=np.intp)
+        self._tried: Ints = np.empty(0, dtype=np.intp)
+
+    @classmethod
+    def of(cls, speeds: Floats) -> Self:
+        """Return the records of all rounds of an array (workers, rounds); NaN: took no part."""
+        records = cls()
+        records.reserve(len(speeds))
+        for column in speeds.T:
+            rows = np.flatnonzero(~np.isnan(column))
+            records.record(rows, column[rows])
+        return records
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return len(self._count)
+
+    def reserve(self, rows: int) -> None:
+        """Make room for at least so many rows."""
+        if rows <= self.rows:
+            return
+        # Room for as many more, so that workers who join one by one do not copy the table each.
+        lacking = max(rows, 2 * self.rows) - self.rows
+        for name, table in vars(self).items():
+            if not isinstance(table, np.ndarray):
+                continue
+            fill = np.nan if table.dtype.kind == "f" else 0
+            more = np.full((*table.shape[:-1], lacking), fill, dtype=table.dtype)
+            setattr(self, name, np.concatenate([table, more], axis=-1))
+
+    def clear(self, row: int) -> None:
+        """Forget what a row holds, so that another worker can have it."""
+        self._window[:, row] = self._means[:, row] = self._range[:, row] = np.nan
+        self._count[row] = self._tried[row] = 0
+
+    def record(self, rows: Ints, speeds: Floats) -> None:
+        """Record a round: the speeds of the workers that took part, shape (rows,)."""
+        now = self.rounds % len(self._window)
+        self._window[now] = np.nan
+        self._window[now, rows] = speeds
+        self.rounds += 1
+        count = self._count[rows]
+        first = count == 0
+        means = np.where(first, speeds, self._means.take(rows, axis=1))
+        errors = np.where(first, 0.0, self._errors.take(rows, axis=1))
+        error = speeds - means
+        square = error * error
+        changed = square[RECENT] > _BEYOND**2 * errors.min(axis=0, initial=np.inf)
+        changed &= square[RECENT] > (CHANGED * means[RECENT]) ** 2
+        since = np.where(changed | first, 1, self._since[rows] + 1)
+        # The first speed is no prediction's error, so errors are one round behind.
+        errors += (square - errors) / np.clip(count, 1, _MEMORY)
+        share = 1 / (count + 1)
+        error[LEVEL] *= np.maximum(share, 1 / _MEMORY)
+        error[RECENT] /= np.minimum(since, _MEMORY)
+        error[RECENT + 1 :] *= np.maximum(share, _GAINS)
+        _put(self._means, rows, means + error)
+        _put(self._errors, rows, errors)
+        low, high = self._range.take(rows, axis=1)
+        _put(self._range, rows, (np.fmin(low, speeds), np.fmax(high, speeds)))
+        self._count[rows] = count + 1
+        self._since[rows] = since
+        self._latest[rows] = speeds
+        self._last[rows] = self.rounds
+
+    def window(self, rows: Ints) -> Floats:
+        """Return the last speeds, shape (rows, rounds), oldest first; NaN: took no part."""
+        length = len(self._window)
+        first = max(self.rounds - length, 0)
+        return self._window.take(rows, axis=1)[np.arange(first, self.rounds) % length].T
+
+    def means(self, rows: Ints) -> Floats:
+        """Return the running means, shape (means, rows)."""
+        return np.asarray(self._means.take(rows, axis=1))
+
+    def errors(self, rows: Ints) -> Floats:
+        """Return the mean squared error of each running mean, shape (means, rows)."""
+        return np.asarray(self._errors.take(rows, axis=1))
+
+    def latest(self, rows: Ints) -> Floats:
+        """Return the last speed of each worker, shape (rows,)."""
+        return np.asarray(self._latest[rows])
+
+    def idle(self, rows: Ints) -> Ints:
+        """Return the number of rounds since each worker took part, shape (rows,)."""
+        return np.asarray(self.rounds - self._last[rows])
+
+    def due(self, rows: Ints) -> Bools:
+        """Return which workers are due for a trial now, and count them as tried, shape (rows,)."""
+        due = self.rounds - np.maximum(self._last[rows], self._tried[rows]) >= _TRIED_AFTER
+        self._tried[rows[due]] = self.rounds
+        return due
+
+    def settled(self, speeds: Floats, rows: Ints) -> Floats:
+        """Return what estimates, shape (rows,), have become in the rounds without their workers.
+
+        An estimate without new evidence falls back to the worker's level, and stays between the
+        lowest and the highest speed that the worker ever had. It is not moved towards the speeds of
+        other workers, which are no evidence.
+        """
+        idle = self.idle(rows)
+        if not idle.any():
+            return speeds
+        level = self._means[LEVEL, rows]
+        fallen = level + (1 - FORGETTING) ** idle * (speeds - level)
+        # A predictor that looks back over a window knows nothing of an older round.
+        fallen = np.clip(np.where(np.isnan(speeds), level, fallen), *self._range.take(rows, axis=1))
+        return np.where(idle > 0, fallen, speeds)
+
+
+def _put(table: Floats, rows: Ints, values: Iterable[Floats]) -> None:
+    """Set columns of a table line by line, which is several times as fast as all lines at once."""
+    for line, new in zip(table, values, strict=True):
+        line[rows] = new

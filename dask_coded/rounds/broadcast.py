@@ -274,19 +274,18 @@ class Relay:
 
     Parameters
     ----------
-    chunks : int
-        Number of chunks.
     now : float
         Seconds on the host's clock.
 
     Attributes
     ----------
     wake : float or None
-        When to call :meth:`react`; None once all chunks are here.
+        When to call :meth:`react`; None while no chunk is lacking.
 
     Examples
     --------
-    >>> relay = Relay(chunks=2, now=0.0)
+    >>> relay = Relay(now=0.0)
+    >>> relay.expect([0, 1], now=0.0)
     >>> relay.received(0, "coordinator", (("b", ()), ("c", ())), now=0.1)
     [PassOn(host='b', chunk=0, below=()), PassOn(host='c', chunk=0, below=())]
     >>> relay.confirmed("c", 0)
@@ -295,17 +294,25 @@ class Relay:
     [ReportLacking(chunks=(1,))]
     """
 
-    def __init__(self, chunks: int, now: float) -> None:
-        self._lacking = set(range(chunks))
+    def __init__(self, now: float) -> None:
+        self._here: set[int] = set()
+        self._lacking: set[int] = set()
         self._last = now
         self._patience = _QUIET
-        self.wake: float | None = now + _QUIET
+        self.wake: float | None = None
         # For each chunk on its way down: its sender, the hosts that have not confirmed it, and how
         # many of them may still be missing.
         self._pending: dict[int, list[tuple[Any, set[Any], int]]] = {}
 
+    def expect(self, chunks: Iterable[int], now: float) -> None:
+        """Record that the host needs these chunks; some may have come already."""
+        self._lacking.update(chunk for chunk in chunks if chunk not in self._here)
+        self._last = now
+        self.wake = now + self._patience if self._lacking else None
+
     def received(self, chunk: int, sender: Any, below: Route, now: float) -> list[PassOn | Confirm]:
         """Record a chunk that has come, and pass it on."""
+        self._here.add(chunk)
         self._lacking.discard(chunk)
         self._patience = max(_QUIET, 4 * (now - self._last))
         self._last = now

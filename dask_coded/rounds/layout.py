@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dask_coded.codes import Code
-from dask_coded.typing import Bools, Floats, Ints
+from dask_coded.typing import Bools, Floats, Ints, Words
 
 
 class StripeRange(NamedTuple):
@@ -32,13 +32,14 @@ def without(ranges: Iterable[StripeRange], gone: StripeRange) -> list[StripeRang
     """
     kept = []
     for part in ranges:
-        if part.piece != gone.piece or part.stop <= gone.start or gone.stop <= part.start:
+        piece, start, stop = part
+        if piece != gone.piece or stop <= gone.start or gone.stop <= start:
             kept.append(part)
             continue
-        if part.start < gone.start:
-            kept.append(part._replace(stop=gone.start))
-        if gone.stop < part.stop:
-            kept.append(part._replace(start=gone.stop))
+        if start < gone.start:
+            kept.append(StripeRange(piece, start, gone.start))
+        if gone.stop < stop:
+            kept.append(StripeRange(piece, gone.stop, stop))
     return kept
 
 
@@ -49,6 +50,20 @@ def ranges_of(piece: int, mask: Bools, offset: int = 0) -> list[StripeRange]:
         StripeRange(piece, a + offset, b + offset)
         for a, b in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
     ]
+
+
+def packed(mask: Bools) -> Words:
+    """Return marks of stripes as bits of 64-bit words, the first stripe as the lowest bit.
+
+    Examples
+    --------
+    >>> packed(np.array([True, True, False, True]))
+    array([11], dtype=uint64)
+    """
+    words = np.zeros(-(-len(mask) // 64), dtype=np.uint64)
+    bits = np.packbits(mask, bitorder="little")
+    words.view(np.uint8)[: len(bits)] = bits
+    return words
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,9 +148,10 @@ class Layout:
         return means
 
     @cached_property
-    def least_stripe(self) -> Floats:
-        """The least work of a stripe of each piece, shape (pieces,)."""
-        return np.asarray(self.work.min(axis=1))
+    def least_stripe(self) -> list[float]:
+        """The least work of a stripe of each piece."""
+        least: list[float] = self.work.min(axis=1).tolist()
+        return least
 
     @cached_property
     def pieces_of(self) -> list[list[int]]:

@@ -22,6 +22,6 @@ class RoundOptions:
     """
 
     policy: str = "continuous"
-    predictor: str = "exponential"
+    predictor: str = "adaptive"
     lead: float = 0.004
     reporting: Reporting = field(default_factory=Reporting)

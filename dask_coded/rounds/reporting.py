@@ -44,10 +44,6 @@ class Reporting:
         # At the end of its list a worker reports in any case.
         return min(max(self.interval, wait), left)
 
-    def due(self, silent: float, elapsed: float, left: float) -> bool:
-        """Whether a report is due ``silent`` seconds after the last and ``left`` before the end."""
-        return silent >= self.interval and (silent >= self.growth * elapsed or silent >= left)
-
 
 class Pace:
     """How early to feed workers and how often they report, in the next round of a loop.

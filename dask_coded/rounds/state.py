@@ -12,10 +12,11 @@ import numpy as np
 from dask_coded.rounds.layout import Layout, StripeRange, ranges_of, without
 from dask_coded.rounds.reporting import Reporting
 from dask_coded.rounds.workers import Estimate, Workers
-from dask_coded.typing import Bools, Floats, Ints
+from dask_coded.typing import Bools, Floats, Ints, Words
 
 # Keeps divisions by speeds finite; far below any speed that a worker can have.
 _SLOWEST = 1e-12
+_WORD = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,10 @@ class RoundState:
     held : ndarray of bool, shape (pieces, stripes)
         Stripes that have come back, or were assigned and not withdrawn. They must not be assigned
         again.
-    movable : ndarray of bool, shape (pieces, stripes)
+    movable : ndarray of uint64, shape (words, pieces)
         Stripes under way that another worker can take over: all but the first that a worker owes,
-        which it is believed to be computing.
+        which it is believed to be computing. Stripes are bits, as in :func:`packed`, so that a
+        search over thousands of pieces takes microseconds.
     missing, short : ndarray of int, shape (groups, stripes)
         How many more pieces each stripe needs, at least, in addition to those computed and to those
         held. Zero or less if these suffice.
@@ -86,7 +88,7 @@ class RoundState:
         self.reporting = reporting or Reporting()
         self.computed: Bools = np.zeros(shape, dtype=bool).T
         self.held: Bools = np.zeros(shape, dtype=bool).T
-        self.movable: Bools = np.zeros(shape, dtype=bool).T
+        self.movable: Words = np.zeros((-(-layout.stripes // 64), layout.pieces), dtype=np.uint64)
         self.missing: Ints = np.repeat(layout.need[:, None], layout.stripes, axis=1)
         self.short = self.missing.copy()
         self._open = int((self.missing > 0).sum())
@@ -154,7 +156,7 @@ class RoundState:
     def unfinished(self) -> bool:
         return self._open > 0
 
-    def secured(self, workers: Bools, stripes: slice | Ints = slice(None)) -> Bools:
+    def secured(self, workers: Bools, stripes: slice | list[int] = slice(None)) -> Bools:
         """Return what has come back or is under way at some workers, shape (pieces, stripes).
 
         ``workers`` has the shape (workers,); ``stripes`` selects some.
@@ -162,15 +164,6 @@ class RoundState:
         trusted = workers[self.layout.host] & (self.layout.host >= 0)
         secured: Bools = self.computed.T[stripes] | (self.held.T[stripes] & trusted)
         return secured.T
-
-    def offered(self, donors: Bools | None = None) -> Bools:
-        """Return the stripes that donors, by default all, could pass on: (groups, stripes)."""
-        movable = self.movable
-        if donors is not None:
-            movable = movable & donors[self.layout.host][:, None]
-        if len(self.missing) == 1:
-            return np.asarray(movable.any(axis=0, keepdims=True))
-        return self.layout.per_group(movable) > 0
 
     def replaceable(self, part: StripeRange, piece: int) -> Bools:
         """Return where ``piece`` can replace a range under way, shape (stripes of the range,).
@@ -242,7 +235,6 @@ class RoundState:
             self._pieces[worker] -= 1
             self.present[worker] = self._pieces[worker] > 0
             self.queues[worker] = deque(r for r in self.queues[worker] if r.piece != piece)
-            self.movable[piece] = False
             self.workers.owe(worker, self._owed(worker))
 
     def take(self) -> list[Command]:
@@ -270,7 +262,7 @@ class RoundState:
         if self.layout.code is None:
             missing = self.missing[self.layout.group[part.piece], stripes]
             missing -= new
-            self._open -= int(np.count_nonzero(new & (missing == 0)))
+            self._open -= int(np.count_nonzero(missing[new] == 0))
         else:
             missing = self.missing[:, stripes]
             before = np.count_nonzero(missing)
@@ -280,18 +272,23 @@ class RoundState:
 
     def _drop(self, worker: int, gone: StripeRange) -> None:
         """Remove the stripes of a range from what a worker owes."""
-        self.movable[gone.piece, gone.start : gone.stop] = False
         self.queues[worker] = deque(without(self.queues[worker], gone))
 
     def _owed(self, worker: int) -> float:
         """Return the work that a worker owes, after a change of its list."""
         queue = self.queues[worker]
-        for part in queue:
-            self.movable[part.piece, part.start : part.stop] = True
-        if queue:
-            self.movable[queue[0].piece, queue[0].start] = False
+        movable = dict.fromkeys(self.layout.pieces_of[worker], 0)
         # A new sum instead of a difference: the list is short, and an empty one is exactly zero.
-        return sum(map(self.layout.cost, queue))
+        owed, first = 0.0, 1
+        for piece, start, stop in queue:
+            work = self.layout.edges[piece]
+            owed += work[stop] - work[start]
+            movable[piece] |= (1 << stop) - (1 << (start + first))
+            first = 0
+        for piece, stripes in movable.items():
+            for word in range(len(self.movable)):
+                self.movable[word, piece] = stripes >> 64 * word & _WORD
+        return owed
 
 
 def cover(state: RoundState, eligible: Bools, trusted: Bools | None = None) -> Ints:

@@ -131,7 +131,9 @@ class _VirtualBroadcast:
         self.sent = np.zeros(hosts + 1, dtype=np.int64)
         self._up = [_Link(rate) for rate in rates.tolist()]
         self._down = [_Link(rate) for rate in rates.tolist()]
-        self._relays = [Relay(chunks, 0.0) for _ in range(hosts)]
+        self._relays = [Relay(0.0) for _ in range(hosts)]
+        for relay in self._relays:
+            relay.expect(range(chunks), 0.0)
         self._quiet = [np.inf] * hosts  # when each host's `Relay.react` is due
         self._events: list[tuple[float, int, str, tuple[Any, ...]]] = []
         self._count = itertools.count()

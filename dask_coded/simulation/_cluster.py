@@ -231,16 +231,16 @@ class VirtualRound:
         have = worker.partial + able
         queue = worker.queue
         while queue:
-            part = queue[0]
-            edges = self.layout.edges[part.piece]
-            reached = edges[part.start] + have + self._sliver
-            stop = bisect_right(edges, reached, part.start, part.stop + 1) - 1
-            if stop <= part.start:
+            piece, start, end = queue[0]
+            edges = self.layout.edges[piece]
+            reached = edges[start] + have + self._sliver
+            stop = bisect_right(edges, reached, start, end + 1) - 1
+            if stop <= start:
                 break
-            have -= edges[stop] - edges[part.start]
-            worker.unsent.append(part._replace(stop=stop))
-            if stop < part.stop:
-                queue[0] = part._replace(start=stop)
+            have -= edges[stop] - edges[start]
+            worker.unsent.append(StripeRange(piece, start, stop))
+            if stop < end:
+                queue[0] = StripeRange(piece, stop, end)
                 break
             queue.popleft()
         have = max(have, 0.0)
@@ -259,30 +259,25 @@ class VirtualRound:
             return
         if not rate > 0:
             return
-        work = self.layout.work
-        costs = [work[part.piece, part.start : part.stop] for part in worker.queue]
-        # Work up to the end of each stripe.
-        until: list[float] = np.cumsum(
-            costs[0] if len(costs) == 1 else np.concatenate(costs)
-        ).tolist()
-        begun, reported, hinted = worker.begun, worker.reported, worker.hinted
+        begun, reported = worker.begun, worker.reported
         assert begun is not None
-
-        def end(stripe: int) -> float:
-            return self.now + (until[stripe] - worker.partial + worker.owed) / rate
-
-        last = len(until) - 1
-        dry = end(last)
-
-        def due(stripe: int) -> bool:
-            now = end(stripe)
-            if not hinted and now >= dry - self._lead:
-                return True
-            return self._reporting.due(now - reported, now - begun, dry - now)
-
-        # Once a report is due, it stays due: bisect.
-        first = bisect_left(range(last), True, key=due)
-        self._at(end(first), "report", number, worker.version)
+        ahead = worker.owed - worker.partial  # work before the first stripe, minus what is done
+        todo = sum(map(self.layout.cost, worker.queue))
+        dry = self.now + (ahead + todo) / rate
+        due = reported + self._reporting.gap(reported - begun, dry - reported)
+        if not worker.hinted:
+            due = min(due, dry - self._lead)
+        # The worker reports after the first stripe that ends when a report is due, or later.
+        wanted = min((due - self.now) * rate - ahead - self._sliver, todo)
+        until = 0.0
+        for piece, start, stop in worker.queue:
+            row = self.layout.edges[piece]
+            if until + row[stop] - row[start] >= wanted:
+                stripe = bisect_left(row, wanted - until + row[start], start + 1, stop)
+                until += row[stripe] - row[start]
+                break
+            until += row[stop] - row[start]
+        self._at(self.now + (ahead + until) / rate, "report", number, worker.version)
 
     def _report(self, number: int, version: int) -> None:
         worker = self._workers[number]

@@ -105,7 +105,7 @@ class Simulation:
         *,
         policy: str | Callable[[], Policy] = "continuous",
         assigner: Assigner | None = None,
-        predictor: str = "exponential",
+        predictor: str = "adaptive",
         foresight: Callable[[Floats], Floats] | None = None,
         stripes: int = 40,
         piece_seconds: float = 1.0,
@@ -156,6 +156,7 @@ class Simulation:
             expected = self._foresight(np.nan_to_num(actual))
         else:
             expected = self.history.predict(self._names, self._predictor)
+            expected = self.history.with_trials(self._names, expected)
         loop = self._loop
         expected, lags = in_seconds(self._names, expected, loop.speeds, loop.lags.known)
         round_ = Round(self.layout, self._policy(), expected, began, loop.pace.reporting, lags)

@@ -117,7 +117,8 @@ def test_what_a_lost_relay_held_goes_to_another():
 
 
 def test_a_relay_confirms_when_half_of_those_below_have():
-    relay = Relay(1, now=0.0)
+    relay = Relay(now=0.0)
+    relay.expect([0], now=0.0)
     below = tuple((host, ()) for host in "abcd")
     assert len(relay.received(0, "coordinator", below, 0.1)) == 4
     assert not relay.confirmed("a", 0)
@@ -127,6 +128,7 @@ def test_a_relay_confirms_when_half_of_those_below_have():
 
 
 def test_a_relay_above_one_host_confirms_at_once():
-    relay = Relay(1, now=0.0)
+    relay = Relay(now=0.0)
+    relay.expect([0], now=0.0)
     passed, confirmed = relay.received(0, "coordinator", (("b", ()),), 0.1)
     assert passed.host == "b" and confirmed.sender == "coordinator"

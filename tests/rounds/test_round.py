@@ -25,6 +25,7 @@ from dask_coded.rounds import (
     StripeRange,
     Withdraw,
 )
+from dask_coded.rounds.layout import packed
 from dask_coded.rounds.policies import POLICIES, Continuous
 
 
@@ -109,13 +110,13 @@ class Cluster:
         np.testing.assert_array_equal(
             state.present, [state.available[pieces].any() for pieces in layout.pieces_of]
         )
-        movable = np.zeros_like(state.movable)
+        movable = np.zeros(layout.work.shape, dtype=bool)
         for worker, queue in enumerate(state.queues):
             owed = [(part.piece, s) for part in queue for s in range(part.start, part.stop)]
             for piece, stripe in owed[1:]:
                 movable[piece, stripe] = True
             assert state.workers.todo[worker] == pytest.approx(sum(layout.work[o] for o in owed))
-        np.testing.assert_array_equal(state.movable, movable)
+        np.testing.assert_array_equal(state.movable.T, [packed(marks) for marks in movable])
 
     def message(self, worker: int, command: Assign | Withdraw) -> None:
         stripes = [(run.piece, s) for run in command.ranges for s in range(run.start, run.stop)]

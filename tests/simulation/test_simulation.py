@@ -50,6 +50,18 @@ def test_perfect_prediction_reaches_the_bound(policy: str) -> None:
     assert round_.seconds <= 1.02 * round_.bound
 
 
+@pytest.mark.parametrize("policy", ["s2c2", "continuous"])
+def test_a_worker_that_has_recovered_gets_work_again(policy: str) -> None:
+    simulation = Simulation(
+        MDS(4, 2), constant([1.0] * 4), policy=policy, network=IDEAL, stripes=16
+    )
+    for _ in range(40):
+        simulation.history.record({"0": 0.001, "1": 1.0, "2": 1.0, "3": 1.0})
+    found = ratios(simulation.run(40))
+    assert found[:30].min() > 1.2  # three workers do the work of four
+    assert found[-1] < 1.1
+
+
 def test_static_waits_for_the_slowest_worker_that_is_needed() -> None:
     simulation = Simulation(
         MDS(4, 3), constant([1.0, 1.0, 0.5, 0.1]), policy="static", network=IDEAL

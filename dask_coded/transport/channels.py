@@ -48,10 +48,10 @@ Handler = Callable[[Message, Answer], None]
 #: Receives the messages of a run at the coordinator's end.
 Listener = Callable[[Message], None]
 
-#: A worker whose event loop runs answers a question within this many seconds.
-ANSWER_SECONDS = 2.0
 # The run id of messages about shared memory.
 _PROBE = "memory"
+# How many peers that are gone a worker remembers; workers may come and go for months.
+_GONE = 100
 # It answers `StopRound` at once, but a throttled worker may stall for this many seconds.
 _SILENCE = 1.0
 
@@ -374,6 +374,9 @@ class Exchange:
         """Return the channel to another worker, or to this one; open it if need be."""
         channel = self._channels.get(address)
         if channel is None or channel.closed:
+            gone = [known for known, other in self._channels.items() if other.closed]
+            for known in gone[:-_GONE]:
+                del self._channels[known]
             local = self._receive_own if address == self._worker.address else None
             channel = self._channels[address] = Channel(self._worker, address, local, self._probe)
         return channel
@@ -392,6 +395,11 @@ class Exchange:
     def has_memory(self) -> bool:
         """Whether this worker can let others on its host read its memory."""
         return self._probe is not None
+
+    @property
+    def readable_memory(self) -> Memory | None:
+        """This worker's memory, if it can let others on its host use it."""
+        return self.memory if self.has_memory else None
 
     @property
     def shares_memory(self) -> bool:

@@ -12,10 +12,12 @@ names do not decide that, because containers and namespaces differ. Without ``me
 from __future__ import annotations
 
 import logging
+import math
 import mmap
 import os
 import secrets
 import threading
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -200,15 +202,40 @@ class Memory:
         return self.new(size)
 
 
-def _opened(pid: int, fd: int, nonce: bytes) -> mmap.mmap:
-    """Map a segment of another process, read-only."""
-    handle = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+def leave(array: np.ndarray[Any, Any], there: SharedArray) -> bool:
+    """Write an array at the beginning of a peer's array; return whether that is possible."""
+    room = math.prod(there.shape) * np.dtype(there.dtype).itemsize
+    if array.nbytes > room or array.dtype.hasobject:
+        return False
+    try:
+        mapped = _writable(there.pid, there.fd, there.nonce)
+    except OSError:
+        return False
+    found = np.frombuffer(mapped, array.dtype, array.size, there.offset)
+    found.reshape(array.shape)[...] = array
+    return True
+
+
+def _opened(pid: int, fd: int, nonce: bytes, access: int = mmap.PROT_READ) -> mmap.mmap:
+    """Map a segment of another process."""
+    flags = os.O_RDWR if access & mmap.PROT_WRITE else os.O_RDONLY
+    handle = os.open(f"/proc/{pid}/fd/{fd}", flags | os.O_CLOEXEC)
     try:
         if os.pread(handle, _NONCE, 0) != nonce:
             raise OSError(f"Descriptor {fd} of process {pid} is not the segment that was meant.")
-        return mmap.mmap(handle, 0, prot=mmap.PROT_READ)
+        return mmap.mmap(handle, 0, prot=access)
     finally:
         os.close(handle)
+
+
+# To map a segment again for each slice of an array would take longer than to send the slice. As
+# many are kept as pieces are usually made at once.
+_writable = lru_cache(maxsize=16)(partial(_opened, access=mmap.PROT_READ | mmap.PROT_WRITE))
+
+
+def forget() -> None:
+    """Let go of the memory of peers that arrays were left in."""
+    _writable.cache_clear()
 
 
 def aligned(size: int) -> int:

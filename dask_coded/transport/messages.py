@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from dask.typing import Key
 
 #: Changes whenever a message does. Both ends of a channel must have the same version.
-PROTOCOL = 3
+PROTOCOL = 4
 
 #: A run of a Dask task: the key of the task, and the scheduler's number of the run.
 Attempt = tuple[Key, int]
@@ -68,41 +68,43 @@ class MemoryProbed(Message):
 # -- of operands: coordinator to host, and host to host --------------------------------------------
 
 
-class Coming(NamedTuple):
-    """What a participant expects: an operand that comes in chunks, or from its host's receiver.
+class Part(NamedTuple):
+    """Some entries of an operand, or all of them, that come in chunks.
 
     Parameters
     ----------
-    chunks : int
-        How many chunks; 0 if the operand comes from another worker of the host.
+    first, chunks : int
+        Number of the first chunk, and how many. Chunks of all parts are numbered together.
     chunk_bytes : int
         Size of each but the last.
-    dtype : str
-    shape : tuple of int
+    dtype, shape : str and tuple of int
+        Of the part.
+    length : int
+        Of the operand.
     """
 
+    first: int
     chunks: int
     chunk_bytes: int
     dtype: str
     shape: tuple[int, ...]
+    length: int
 
 
 @dataclass(frozen=True)
 class OperandChunk(Message):
-    """A chunk of an operand. The coordinator or another host sends it to the receiver of a host.
-
-    The receiver answers with :class:`ChunkConfirmed`.
+    """A chunk of an operand, for the receiver of a host: it answers :class:`ChunkConfirmed`.
 
     Parameters
     ----------
-    coming : Coming
+    part : Part
     number : int
     data : ndarray of uint8
     below : Route
         Addresses that it passes the chunk on to, each with what this one does.
     """
 
-    coming: tuple[Any, ...]
+    part: tuple[Any, ...]
     number: int
     data: Any
     below: tuple[Any, ...]
@@ -148,8 +150,9 @@ class StartRound(Message):
     kernel : str
         A key of ``KERNELS``.
     operand : ndarray, SharedArray or None
-    coming : Coming or None
-        If the operand is large and on its way to this participant.
+    parts : tuple of (Part, bytes or None)
+        What is on its way to this participant, or to its host, if the operand is large: each part
+        with its entries, see :mod:`dask_coded.rounds.footprint`, or None for all of them.
     shared : bool
         Whether large shares are to be left in shared memory.
     stripes : int
@@ -170,7 +173,7 @@ class StartRound(Message):
 
     kernel: str
     operand: Any
-    coming: tuple[Any, ...] | None
+    parts: tuple[Any, ...]
     shared: bool
     stripes: int
     pieces: tuple[tuple[int, Key, int], ...]

@@ -6,10 +6,17 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import dask
+import numpy as np
 from dask.utils import parse_timedelta
+from distributed.protocol import to_serialize
+
+from dask_coded.transport.memory import LEAST_BYTES, Memory, Segment, SharedArray, leave
 
 if TYPE_CHECKING:
     from distributed.worker import Worker
+
+#: A worker whose event loop runs answers a question within this many seconds.
+ANSWER_SECONDS = 2.0
 
 
 class RowsGoneError(Exception):
@@ -31,17 +38,104 @@ class RowsGoneError(Exception):
 async def rows_of(worker: Worker, address: str, key: Any, start: int, stop: int) -> Any:
     """Fetch the rows ``start … stop - 1`` of an array or a sparse matrix on another worker.
 
+    Many rows may take long. Meanwhile the worker is asked for no rows at all, which it answers at
+    once unless it is stopped or cut off.
+
     Raises
     ------
     RowsGoneError
-        If the worker no longer holds it, or does not answer within ``coded.encode.timeout``.
+        If the worker no longer holds it, does not answer these questions within a few seconds, or
+        does not send the rows within ``coded.encode.timeout``.
     """
+    return (await _ask(worker, address, key, start, stop))["rows"]
+
+
+class RowReader:
+    """Fetches rows one after the other, from workers of this host through memory.
+
+    A worker of this host writes dense rows straight into memory of the reader, with which an array
+    is encoded in two thirds of the time. Workers that cannot open this memory send the rows.
+
+    Parameters
+    ----------
+    worker : Worker
+    memory : Memory or None
+        None if messages are to be used.
+    """
+
+    def __init__(self, worker: Worker, memory: Memory | None) -> None:
+        self._worker = worker
+        self._memory = memory
+        self._segment: Segment | None = None
+
+    async def read(self, address: str, key: Any, start: int, stop: int, row: int) -> Any:
+        """Return rows as :func:`rows_of` does, if need be in place of those returned before.
+
+        Parameters
+        ----------
+        address : str
+        key : Key
+        start, stop : int
+        row : int
+            Bytes of a row; 0 for rows that do not fit into memory, such as sparse ones.
+        """
+        size = (stop - start) * row
+        if self._memory is None or size < LEAST_BYTES:
+            return await rows_of(self._worker, address, key, start, stop)
+        segment, self._segment = self._segment, None
+        if segment is None or segment.size < size:
+            segment = self._memory.new(size)
+        if segment is None:
+            return await rows_of(self._worker, address, key, start, stop)
+        room = segment.place(segment.array(np.dtype(np.uint8), (size,)))
+        # If this fails, the segment is not used again: the other worker may be late and still
+        # write into it.
+        answer = await _ask(self._worker, address, key, start, stop, tuple(room))
+        self._segment = segment
+        if answer["left"] is None:
+            return answer["rows"]
+        dtype, shape = answer["left"]
+        return segment.array(np.dtype(dtype), tuple(shape))
+
+
+async def _ask(
+    worker: Worker,
+    address: str,
+    key: Any,
+    start: int,
+    stop: int,
+    room: tuple[Any, ...] | None = None,
+) -> Any:
     timeout = parse_timedelta(dask.config.get("coded.encode.timeout"))
-    asked = worker.rpc(address).coded_rows(key=key, start=start, stop=stop)
+    rows = worker.rpc(address).coded_rows(key=key, start=start, stop=stop, room=room)
+    asked = asyncio.ensure_future(rows)
     try:
-        rows = (await asyncio.wait_for(asked, timeout))["rows"]
+        async with asyncio.timeout(timeout):
+            while not (await asyncio.wait([asked], timeout=ANSWER_SECONDS))[0]:
+                question = worker.rpc(address).coded_rows(key=key, start=0, stop=0)
+                await asyncio.wait_for(question, ANSWER_SECONDS)
+            answer = asked.result()
     except OSError as exc:  # a TimeoutError is one, too
         raise RowsGoneError(address, isinstance(exc, TimeoutError)) from exc
-    if rows is None:
+    finally:
+        asked.cancel()
+    if answer["gone"]:
         raise RowsGoneError(address, silent=False)
-    return rows
+    return answer
+
+
+def dense_rows(rows: np.ndarray[Any, Any], room: tuple[Any, ...] | None) -> dict[str, Any]:
+    """Return the answer to a request for rows; they are left in the reader's memory if possible."""
+    # Masked rows must reach the reader as such, because it refuses them.
+    if room is not None and type(rows) is np.ndarray and leave(rows, SharedArray(*room)):
+        return {"gone": False, "rows": None, "left": (rows.dtype.str, rows.shape)}
+    return sent_rows(rows)
+
+
+def sent_rows(rows: Any) -> dict[str, Any]:
+    """Return the answer to a request for rows, with the rows."""
+    return {"gone": False, "rows": to_serialize(rows), "left": None}
+
+
+#: The answer to a request for rows of an array that is not here.
+NO_ROWS = {"gone": True}

@@ -85,3 +85,13 @@ async def test_a_message_of_no_registered_kind_is_dropped(s, a):
     assert Exchange.of(a) is exchange
     exchange.channel(a.address).send(StopRound("run"))
     await exchange.close()
+
+
+@gen_cluster(nthreads=[("127.0.0.1", 1)])
+async def test_a_worker_forgets_most_of_the_peers_that_are_gone(s, a, monkeypatch):
+    monkeypatch.setattr(channels, "_GONE", 3)
+    exchange = Exchange.of(a)
+    for port in range(1, 9):
+        await exchange.channel(f"tcp://127.0.0.1:{port}").close()
+    assert len(exchange._channels) == 4
+    assert not exchange.is_usable("tcp://127.0.0.1:8")

@@ -1,0 +1,91 @@
+"""Rows that workers fetch from each other."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse
+from distributed.utils_test import gen_cluster
+
+import dask_coded as coded
+from dask_coded.runtime.worker import worker_plugin
+from dask_coded.transport import rows as module
+from dask_coded.transport.rows import RowReader, RowsGoneError
+
+TWO = {"client": True, "nthreads": [("127.0.0.1", 1)] * 2}
+WIDE = np.random.default_rng(0).random((60, 400))  # 192 kB
+ROW = WIDE.shape[1] * 8
+
+
+async def a_reader(c, *workers) -> RowReader:
+    await coded.encode(np.ones((4, 4)), coded.MDS(2, 1), c)  # installs the plugins
+    exchange = worker_plugin(workers[0]).exchange
+    return RowReader(workers[0], exchange.readable_memory)
+
+
+def spy(monkeypatch) -> list[bool]:
+    left, leave = [], module.leave
+
+    def spied(*args):
+        left.append(leave(*args))
+        return left[-1]
+
+    monkeypatch.setattr(module, "leave", spied)
+    return left
+
+
+@pytest.mark.parametrize(
+    "data",
+    [WIDE, np.asfortranarray(WIDE), WIDE[::2].astype("f4"), WIDE > 0.5],
+    ids=["C", "F", "f4", "bool"],
+)
+def test_rows_are_left_in_memory(data, monkeypatch):
+    @gen_cluster(**TWO)
+    async def test(c, s, *workers):
+        reader, left = await a_reader(c, *workers), spy(monkeypatch)
+        x = await c.scatter({"x": data}, workers=[workers[1].address])  # noqa: F841
+        for start, stop in ((0, 30), (3, 29)):
+            found = await reader.read(workers[1].address, "x", start, stop, ROW)
+            np.testing.assert_array_equal(found, data[start:stop])
+            assert found.dtype == data.dtype and found.flags.aligned
+        assert left == [True, True]
+
+    test()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [np.ma.masked_less(WIDE, 0.5), scipy.sparse.csr_array(WIDE), WIDE.astype(complex)],
+    ids=["masked", "sparse", "larger"],
+)
+def test_rows_that_do_not_fit_into_memory_are_sent(data, monkeypatch):
+    @gen_cluster(**TWO)
+    async def test(c, s, *workers):
+        reader, left = await a_reader(c, *workers), spy(monkeypatch)
+        x = await c.scatter({"x": data}, workers=[workers[1].address])  # noqa: F841
+        found = await reader.read(workers[1].address, "x", 5, 45, ROW)
+        assert type(found) is type(data)
+        assert (found != data[5:45]).sum() == 0
+        assert not any(left)
+
+    test()
+
+
+@gen_cluster(**TWO, config={"coded.shared-memory": False})
+async def test_rows_are_sent_without_shared_memory(c, s, *workers):
+    reader = await a_reader(c, *workers)
+    x = await c.scatter({"x": WIDE}, workers=[workers[1].address])  # noqa: F841
+    found = await reader.read(workers[1].address, "x", 5, 45, ROW)
+    np.testing.assert_array_equal(found, WIDE[5:45])
+
+
+@gen_cluster(**TWO)
+async def test_memory_that_a_late_worker_may_write_into_is_not_used_again(c, s, *workers):
+    reader = await a_reader(c, *workers)
+    x = await c.scatter({"x": WIDE}, workers=[workers[1].address])  # noqa: F841
+    address = workers[1].address
+    before = await reader.read(address, "x", 0, 30, ROW)
+    with pytest.raises(RowsGoneError):
+        await reader.read(address, "y", 0, 30, ROW)
+    np.testing.assert_array_equal(await reader.read(address, "x", 30, 60, ROW), WIDE[30:])
+    np.testing.assert_array_equal(before, WIDE[:30])

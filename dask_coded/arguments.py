@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -124,6 +125,27 @@ def check_dense(what: str, array: Any) -> Any:
             f"{what} must be dense, it is sparse: pass a NumPy array, as `x.todense()` is."
         )
     return array
+
+
+def from_tensor(x: Any) -> Any:
+    """Return a PyTorch tensor as a NumPy array, and anything else unchanged.
+
+    The array shares the tensor's memory, unless that is a GPU's.
+
+    Raises
+    ------
+    RuntimeError
+        If the tensor requires a gradient, which would silently miss what is done with the array.
+    """
+    # A tensor can only be here if PyTorch has been imported.
+    torch: Any = sys.modules.get("torch")
+    return x.cpu().numpy() if torch and isinstance(x, torch.Tensor) else x
+
+
+def to_tensor(array: np.ndarray[Any, Any], like: Any) -> Any:
+    """Return a NumPy array as a PyTorch tensor if ``like`` is one, and unchanged otherwise."""
+    torch: Any = sys.modules.get("torch")
+    return torch.from_numpy(array) if torch and isinstance(like, torch.Tensor) else array
 
 
 def check_stopping(tol: float, max_iter: int) -> None:

@@ -27,6 +27,7 @@ import numpy as np
 from dask.array import einsumfuncs, routines
 from dask.array.core import elemwise
 
+from dask_coded.arguments import from_tensor
 from dask_coded.uncoded import COLUMNS, ROWS, TRANSPOSED, elementwise, say_uncoded
 
 # Smaller factors are rounded to fewer digits.
@@ -281,7 +282,8 @@ def as_plain(x: Any) -> Any:
 
 
 def as_factor(x: Any) -> Any:
-    """Return numbers and sequences as a NumPy array, and anything else unchanged."""
+    """Return numbers, sequences and tensors as a NumPy array, and anything else unchanged."""
+    x = from_tensor(x)
     return np.asarray(x) if isinstance(x, list | tuple) or np.isscalar(x) else x
 
 

@@ -22,9 +22,8 @@ the one that decodes the most sets of ``k`` pieces without losing digits is kept
 
 References
 ----------
-.. [1] S. Prakash et al., "Coded computing for distributed machine learning in wireless edge
-   network with network coding", arXiv 1910.10283 (only the abstract was available: coefficients
-   are zero with probability 1/2, half of the traffic of MDS codes).
+.. [1] Lin, Narra, Yu, Avestimehr and Annavaram, arXiv 1910.10283 (only the abstract was
+   available: half of the traffic of MDS codes).
 """
 
 from __future__ import annotations

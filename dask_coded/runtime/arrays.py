@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from dask.typing import Key
+from distributed.metrics import time
 from distributed.utils import offload
 
 from dask_coded._version import __version__
 from dask_coded.codes import DecodeError
-from dask_coded.rounds.placement import WorkerInfo, place, relief, spare
+from dask_coded.rounds.footprint import Footprint, Footprints, worth_parts
+from dask_coded.rounds.placement import WorkerInfo, not_slow, place, relief, spare
 from dask_coded.rounds.scaling import Exponents
 from dask_coded.runtime.answers import (
     Extended,
@@ -26,11 +30,12 @@ from dask_coded.runtime.answers import (
     Waiting,
     reply,
 )
+from dask_coded.runtime.replicas import keep_home
 from dask_coded.runtime.spec import NAME, ArraySpec, CodedSpec, as_key
 from dask_coded.typing import Floats
 
 if TYPE_CHECKING:
-    from distributed.scheduler import Scheduler, WorkerState
+    from distributed.scheduler import Scheduler, TaskState, WorkerState
 
 logger = logging.getLogger("distributed.dask_coded")
 
@@ -51,6 +56,8 @@ class ArrayState:
     received: int = 0
     #: Exponents of the rows of source blocks, as far as they have been reported.
     exponents: dict[int, Exponents] = field(default_factory=dict)
+    #: Footprints of source blocks, as far as they have been reported.
+    footprints: dict[int, Footprint] = field(default_factory=dict)
     #: For each rebuilt piece, see :attr:`RoundPlan.growth`.
     growth: dict[int, float] = field(default_factory=dict)
     #: Keys of pieces that a client or a task still wants.
@@ -95,6 +102,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         self._predict = predict
         self._piece_keys: dict[Key, str] = {}
         self._pins: dict[Key, str] = {}
+        self._bring_home = keep_home(scheduler, self._rescue, self._homes, self._piece_keys)
         scheduler.handlers.update(
             coded_register=self.register,
             coded_sealed=self.sealed,
@@ -189,9 +197,15 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         for key in state.sources or ():
             self._pins.pop(key, None)
         state.sources = None
+        blocks = range(len(state.spec.reporters))
+        found, state.footprints = state.footprints, {}
+        touched = [footprint.touched for footprint in found.values()]
+        if len(found) == len(blocks) and worth_parts(touched, state.spec.columns):
+            known = Footprints(found[j].packed for j in blocks)
+            state.spec = replace(state.spec, footprints=known)
         if state.spec.scaled and state.spec.exponents is None:
-            found = tuple(state.exponents.pop(j) for j in range(len(state.spec.reporters)))
-            state.spec = replace(state.spec, exponents=found)
+            exponents = tuple(state.exponents.pop(j) for j in blocks)
+            state.spec = replace(state.spec, exponents=exponents)
         return state.received
 
     def extend(self, array: str, allowed: Sequence[str] | None) -> Reply:
@@ -239,16 +253,20 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         received: int,
         work: list[float] | None,
         exponents: dict[int, Exponents],
+        footprint: Sequence[Any] | None,
         growth: float,
     ) -> None:
         """Handler: a piece is made, with ``received`` bytes from other workers.
 
         ``work`` is the work of each stripe of a sparse piece, and None for a dense one.
-        ``exponents`` are those of source blocks. ``growth`` is that of its recipe.
+        ``exponents`` are those of source blocks, ``footprint`` is that of the block which the piece
+        equals. ``growth`` is that of its recipe.
         """
         if state := self._arrays.get(array):
             state.received += received
             state.exponents |= exponents
+            if footprint is not None and state.sources is not None:
+                state.footprints[int(state.spec.code.block_of[piece])] = Footprint(*footprint)
             if growth:
                 state.growth[piece] = growth
                 if state.spec.check_keys and growth * np.finfo(state.spec.dtype).eps > _VAGUE:
@@ -267,7 +285,8 @@ class ArrayDirectory(Mapping[str, ArrayState]):
     async def sources(self, array: str, piece: int, avoid: Sequence[str] = ()) -> Reply:
         """Handler: how to make a piece; answers :class:`Recipe`, :class:`Waiting` or :class:`Lost`.
 
-        Workers in ``avoid`` do not answer and must not be asked.
+        Workers in ``avoid`` do not answer and must not be asked. If the others do not suffice, the
+        answer is :class:`Waiting`.
         """
         if (state := self._arrays.get(array)) is None:
             return reply(Lost(RELEASED))
@@ -277,10 +296,16 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         else:
             keys = spec.keys
             others = [i for i, key in enumerate(keys) if i != piece and self.holders(key, avoid)]
-            try:
-                ingredients = await offload(spec.from_pieces, piece, others)
-            except (DecodeError, ValueError):
-                return reply(Lost(self.lost_message(state)))
+            slow = self._slow_holders(keys[i] for i in others)
+            # Without slow holders, if the others suffice.
+            for some in ([i for i in others if keys[i] not in slow], others):
+                with contextlib.suppress(DecodeError, ValueError):
+                    ingredients = await offload(spec.from_pieces, piece, some)
+                    break
+            else:
+                # Those that do not answer may do so later.
+                unknown = any(self.holders(key) for key in keys if not self.holders(key, avoid))
+                return reply(Waiting() if unknown else Lost(self.lost_message(state)))
         found, growth = [], 0.0
         for source, weight, rows, start, at, block in ingredients:
             key = keys[source]
@@ -305,7 +330,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
             return reply(Lost(RELEASED))
         key = state.spec.keys[state.spec.code.systematic_pieces[block]]
         if not (holders := self.holders(key, avoid)):
-            coming = self.is_coming(state)
+            coming = self.holders(key) or self.is_coming(state)
             return reply(Waiting() if coming else Lost(self.lost_message(state)))
         rows = state.spec.geometry.rows[block]
         return reply(Recipe(state.spec, (Source(key, tuple(holders), 1.0, rows, 0, 0, block),)))
@@ -322,6 +347,21 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         holders = self.holders(key)
         pin = self._pins.get(key)
         return pin if pin in holders else next(iter(holders), None)
+
+    def _slow_holders(self, keys: Iterable[Key]) -> set[Key]:
+        """Return those of some keys that only slow or silent workers hold."""
+        holders = {key: self.holders(key) for key in keys}
+        addresses = sorted(set().union(*holders.values()))
+        fast = set(np.array(addresses)[not_slow(self._predict(addresses))].tolist())
+        return {key for key, found in holders.items() if fast.isdisjoint(found)}
+
+    def _homes(self) -> Iterator[tuple[TaskState, WorkerState]]:
+        """Yield the pieces and checks in memory, each with the worker that it belongs to."""
+        for key in self._piece_keys:
+            ts = self.scheduler.tasks.get(key)
+            home = self.scheduler.workers.get(self._pins.get(key, ""))
+            if ts is not None and ts.who_has and home is not None:
+                yield ts, home
 
     def _located(self, key: Key) -> str | None:
         return next(iter(self.holders(as_key(key))), None)
@@ -361,62 +401,76 @@ class ArrayDirectory(Mapping[str, ArrayState]):
     def remove_worker(self, worker: str, stimulus_id: str) -> None:
         """Have lost pieces rebuilt elsewhere: tasks pinned to a lost worker would wait forever."""
         lost = [key for key, pin in self._pins.items() if pin == worker]
-        stranded: dict[Key, Any] = {}
         for key in lost:
-            ts = self.scheduler.tasks.get(key)
-            if ts is None:
-                continue
-            if key in self._piece_keys:
-                self._pins[key] = pin = self._spare(self._arrays[self._piece_keys[key]], key)
-                self.scheduler.set_restrictions({key: {pin} if pin else None})
-            else:
+            if key not in self._piece_keys and key in self.scheduler.tasks:
                 del self._pins[key]
                 self.scheduler.set_restrictions({key: None})
+        self._settle(lost, stimulus_id)
+
+    def _settle(self, keys: Iterable[Key], stimulus_id: str) -> None:
+        """Give data another worker, and have those that wait for one made there."""
+        stranded: dict[Key, Any] = {}
+        for key in keys:
+            if (ts := self.scheduler.tasks.get(key)) is None:
+                continue
+            if array := self._piece_keys.get(key):
+                self._pin(key, self._spare(self._arrays[array], key))
             if ts.state == "no-worker":
                 stranded[key] = "processing"
         if stranded:
-            self._log("repair", keys=list(map(str, stranded)), worker=worker)
+            self._log("repair", keys=list(map(str, stranded)))
             self.scheduler.transitions(stranded, stimulus_id=stimulus_id)
+
+    def _rescue(self) -> None:
+        """Have lost pieces made elsewhere whose worker is paused: Dask would wait for it."""
+        running = {ws.address for ws in self.scheduler.running} & self._versions.keys()
+        waiting = [
+            key
+            for key in self._piece_keys
+            if self._pins.get(key) not in running
+            and (ts := self.scheduler.tasks.get(key))
+            and ts.state == "no-worker"
+        ]
+        if running and waiting:
+            self._settle(waiting, f"coded-rescue-{time()}")
+
+    def _pin(self, key: Key, address: str) -> None:
+        """Have a piece or a check belong to a worker: it is moved there, or rebuilt there."""
+        self._pins[key] = address
+        self.scheduler.set_restrictions({key: {address} if address else None})
+        self._bring_home()
 
     def _spare(self, state: ArrayState, key: Key) -> str:
         """Choose where to rebuild a piece or a check."""
-        addresses = [a for a in self._versions if a in self.scheduler.workers]
+        known = self.scheduler.workers
+        addresses = [a for a in self._versions if a in known]
+        # A worker that is paused would make it only later.
+        addresses = [a for a in addresses if known[a] in self.scheduler.running] or addresses
         # Among the workers that were named for it, unless none of them is left.
         addresses = [a for a in addresses if a in (state.allowed or addresses)] or addresses
         speeds = dict(zip(addresses, self._predict(addresses), strict=True))
+        # A worker that has it already is as good as any with as few pieces.
+        speeds |= dict.fromkeys(speeds.keys() & self.holders(key), math.inf)
         keys = state.spec.keys
         homes = [self._pins.get(key, "") for key in keys]
         return spare(state.spec.code, homes, speeds, keys.index(key) if key in keys else None)
 
-    async def relieve(self, newcomer: str) -> None:
+    def relieve(self, newcomer: str) -> None:
         """Have a new worker take over pieces from workers that hold several of one array."""
-        for state in list(self._arrays.values()):
-            if state.sources is not None or newcomer not in (state.allowed or {newcomer}):
-                continue
-            keys, code = state.spec.keys, state.spec.code
-            due = code.pieces // code.n
-            while True:
-                homes = [self._pins.get(key, "") for key in keys]
-                piece = relief(homes, due, newcomer)
-                if piece is None or not await self._take_over(keys[piece], newcomer):
-                    break
-                self._log("relieve", array=state.spec.id, piece=piece, workers=[newcomer])
+        for state in self._arrays.values():
+            self._relieve(state, newcomer)
 
-    async def _take_over(self, key: Key, newcomer: str) -> bool:
-        """Move a piece to a worker; return whether that succeeded."""
-        if not (holders := self.holders(key)):
-            return False
-        # Pinned at once, so that another new worker looks for another piece.
-        before, self._pins[key] = self._pins[key], newcomer
-        failed = await self.scheduler.gather_on_worker(newcomer, {key: holders})
-        if key not in self._pins:  # it was released meanwhile
-            return False
-        if failed or newcomer not in self.holders(key):
-            self._pins[key] = before
-            return False
-        for address in set(self.holders(key)) - {newcomer}:
-            await self.scheduler.delete_worker_data(address, [key], "coded-relieve")
-        return True
+    def _relieve(self, state: ArrayState, newcomer: str) -> None:
+        if state.sources is not None or newcomer not in (state.allowed or {newcomer}):
+            return
+        keys, code = state.spec.keys, state.spec.code
+        while True:
+            homes = [self._pins.get(key, "") for key in keys]
+            piece = relief(homes, code.pieces // code.n, newcomer)
+            if piece is None:
+                break
+            self._pin(keys[piece], newcomer)
+            self._log("relieve", array=state.spec.id, piece=piece, workers=[newcomer])
 
     def clear(self) -> None:
         """Forget all arrays."""

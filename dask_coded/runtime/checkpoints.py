@@ -124,7 +124,11 @@ class KeptLoop(Loop):
             task.cancel()
         found = [own, *(task.result() for task in done if task.exception() is None)]
         states = [entry for entry in found if entry is not None]
-        return max(states, key=lambda entry: entry[0])[1] if states else None
+        if not states:
+            return None
+        round, state = max(states, key=lambda entry: entry[0])
+        await self._worker.scheduler.coded_resumed(key=self._key, round=round)
+        return state
 
     async def _find_keepers(self) -> None:
         self._keepers = await self._worker.scheduler.coded_keepers(

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import Any, Self
 
 import numpy as np
@@ -19,14 +21,18 @@ from distributed.utils import sync
 from dask_coded.rounds import Verifier
 from dask_coded.rounds.scaling import scaled
 from dask_coded.rounds.verification import Verification, add_rows, empty_check, random_weights
-from dask_coded.runtime.answers import Lost, Recipe, RoundPlan, ask
+from dask_coded.runtime.answers import Lost, Recipe, RoundPlan, Waiting, ask
 from dask_coded.runtime.pieces import rows_from, slice_rows
-from dask_coded.runtime.spec import CodedDataLostError, CodedSpec
+from dask_coded.runtime.spec import NAME, CodedDataLostError, CodedSpec
 from dask_coded.runtime.worker import CodedWorkerPlugin, worker_plugin
 from dask_coded.transport import ANSWER_SECONDS
 from dask_coded.transport.backoff import Backoff
-from dask_coded.transport.rows import RowsGoneError, rows_of
+from dask_coded.transport.rows import RowReader, RowsGoneError, rows_of
 
+logger = logging.getLogger("distributed.dask_coded")
+
+# Seconds for which rounds wait for checks.
+_PATIENCE = 2 * ANSWER_SECONDS
 # Arrays whose checks a worker keeps for the next rounds that it coordinates.
 _KEPT = 8
 
@@ -47,6 +53,8 @@ async def _make(plugin: CodedWorkerPlugin, array_id: str, block: int) -> Any:
         match await ask(scheduler.coded_block, array=array_id, block=block, avoid=avoid):
             case Lost(message):
                 raise CodedDataLostError(message)
+            case Waiting():
+                avoid.clear()  # these workers may answer by now
             case Recipe() as recipe:
                 try:
                     return await _sum(plugin, recipe, block)
@@ -63,8 +71,10 @@ async def _sum(plugin: CodedWorkerPlugin, recipe: Recipe, block: int) -> Any:
     check = empty_check(spec.geometry.stripes, spec.columns, spec.dtype)
     weights, edges = _weights(spec), spec.geometry.edges(block)
     loop, step = asyncio.get_running_loop(), slice_rows(spec)
+    reader = RowReader(plugin.worker, plugin.exchange.readable_memory)
     for first in range(0, source.rows, step):
-        rows = await rows_from(plugin, source, first, min(first + step, source.rows))
+        last = min(first + step, source.rows)
+        rows = await rows_from(plugin, reader, source, first, last, spec)
 
         def add(rows: Any = rows, first: int = first) -> None:
             part = scaled(rows, exponents[first : first + len(rows)])
@@ -86,6 +96,10 @@ class Checks:
         self._id = array_id
         self._found: dict[int, Any] = {}
         self._verification: Verification | None = None
+        # By block; and since when some check is missing.
+        self._fetching: dict[int, asyncio.Task[None]] = {}
+        self._since: float | None = None
+        self._warned = False
 
     @classmethod
     def of(cls, plugin: CodedWorkerPlugin, array_id: str) -> Self:
@@ -93,23 +107,62 @@ class Checks:
         kept = plugin.checks
         found = kept[array_id] = kept.pop(array_id, None) or cls(plugin, array_id)
         while len(kept) > _KEPT:
-            del kept[next(iter(kept))]
+            kept.pop(next(iter(kept))).close()
         return found
 
     async def fetch(self, spec: CodedSpec, holders: Sequence[str]) -> bool:
-        """Fetch the checks that are not here yet; return whether all of them are."""
-        missing = [j for j in range(spec.code.k) if j not in self._found]
-        await asyncio.gather(*(self._fetch(spec, j, holders[j]) for j in missing))
+        """Fetch the checks that are not here yet; return whether rounds can go on.
+
+        They can with all checks, or after a few seconds in which some could not be had, because the
+        workers that hold a check and its block do not answer. Then rounds are not verified until
+        these checks are here, which are fetched meanwhile. The worker logs a warning.
+        """
+        for block in range(spec.code.k):
+            task = self._fetching.get(block)
+            if block not in self._found and (task is None or task.done()):
+                self._fetching[block] = asyncio.create_task(
+                    self._fetch(spec, block, holders[block])
+                )
+        if fetching := [task for task in self._fetching.values() if not task.done()]:
+            if self._since is None:
+                self._since = monotonic()
+            left = max(self._since + _PATIENCE - monotonic(), 0.0)
+            for task in (await asyncio.wait(fetching, timeout=left))[0]:
+                task.result()
+        if self.complete(spec):
+            self._since = None
+            self._fetching.clear()
+            return True
+        if self._since is None or monotonic() < self._since + _PATIENCE:
+            return False
+        if not self._warned:
+            self._warned = True
+            missing = [j for j in range(spec.code.k) if j not in self._found]
+            logger.warning(
+                "Rounds are not verified until the checks of blocks %s are here: no worker that "
+                "holds one of them, or the block, answers.",
+                missing,
+            )
+            event = {"action": "unverified", "array": self._id, "blocks": missing}
+            self._plugin.worker.log_event(NAME, event)
+        return True
+
+    def complete(self, spec: CodedSpec) -> bool:
+        """Whether all checks are here."""
         return len(self._found) == spec.code.k
+
+    def close(self) -> None:
+        """Stop fetching."""
+        for task in self._fetching.values():
+            task.cancel()
 
     async def _fetch(self, spec: CodedSpec, block: int, holder: str) -> None:
         plugin, key = self._plugin, spec.check_keys[block]
         try:
             if not holder or not plugin.exchange.is_usable(holder):
                 raise RowsGoneError(holder, silent=True)
-            asked = rows_of(plugin.worker, holder, key, 0, spec.geometry.stripes)
-            self._found[block] = await asyncio.wait_for(asked, ANSWER_SECONDS)
-        except (RowsGoneError, TimeoutError):
+            self._found[block] = await rows_of(plugin.worker, holder, key, 0, spec.geometry.stripes)
+        except RowsGoneError:
             # Its holder is lost or stopped: make it here, if the block can be read.
             asked = ask(
                 plugin.worker.scheduler.coded_block, array=self._id, block=block, avoid=[holder]

@@ -247,6 +247,7 @@ class Coordinator:
                         return _Current(spec, answer, answer.layout(spec), None)
                     checks = Checks.of(plugin, self._id)
                     if await checks.fetch(spec, answer.checks):
-                        return _Current(spec, answer, answer.layout(spec), checks)
+                        ready = checks if checks.complete(spec) else None
+                        return _Current(spec, answer, answer.layout(spec), ready)
             measured, corrupt = {}, []
             await backoff.wait()

@@ -173,7 +173,8 @@ class Job:
             now = perf_counter()
             stripes = sum(part.stop - part.start for part in self._queue)
             left = stripes * self._stripe / self._threads
-            due = self._reporting.due(now - self._reported, now - self._started, left)
+            silent, elapsed = now - self._reported, self._reported - self._started
+            due = silent >= self._reporting.gap(elapsed, silent + left)
             if not self._hinted and left <= self._lead:
                 # Nearly dry: report now, and not again until more work has come.
                 self._hinted = due = True

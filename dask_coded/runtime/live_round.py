@@ -145,9 +145,6 @@ class LiveRound:
         self._size = 0
         self._lead, self._reporting = pace.lead, pace.reporting
         self._channels = [exchange.channel(address) for address in plan.addresses]
-        self._delivery = Delivery(
-            exchange, self.run_id, self._channels, operand, shared, np.asarray(plan.lags)
-        )
         self._started: set[int] = set()
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[None] = self._loop.create_future()
@@ -155,14 +152,29 @@ class LiveRound:
         # Assign nothing to a worker that still owes an answer: messages would only pile up there.
         self._silent = {w for w, channel in enumerate(self._channels) if channel.silent}
         speeds = plan.speed
+        # Workers that are predicted to do nothing, because they were silent or have computed
+        # wrongly, are given work when another one falls silent.
+        self._reserve = set(np.flatnonzero(speeds == 0).tolist()) - self._silent
         speeds[list(self._silent)] = 0.0
+        lags = np.asarray(plan.lags)
+        self._delivery = Delivery(
+            exchange,
+            self.run_id,
+            self._channels,
+            operand,
+            shared,
+            lags,
+            speeds,
+            spec.footprints,
+            lambda worker: spec.blocks_of(layout.pieces_of[worker]),
+        )
         self.round = Round(
             layout,
             POLICIES[options.policy].from_options(options),
             speeds,
             self.began,
             self._reporting,
-            np.asarray(plan.lags),
+            lags,
         )
 
     async def run(self) -> None:
@@ -204,6 +216,17 @@ class LiveRound:
             self._silent.discard(worker)
             self.round.expect(worker, self._plan.speeds[worker])
 
+    def _call_reserve(self) -> None:
+        """Let reserves take part if a worker that owes stripes has fallen silent."""
+        owing = self.round.state.workers.todo
+        if self._reserve and any(
+            owing[worker] and channel.silent for worker, channel in enumerate(self._channels)
+        ):
+            usual = [speed for speed in self._plan.speeds if speed > 0]
+            for worker in self._reserve:
+                self.round.expect(worker, min(usual, default=1.0))
+            self._reserve.clear()
+
     # -- commands to messages ------------------------------------------------------------------
 
     def _carry_out(self, commands: Sequence[Command]) -> None:
@@ -227,12 +250,12 @@ class LiveRound:
 
     def _start_of(self, worker: int, ranges: tuple[StripeRange, ...]) -> StartRound:
         spec, geometry = self._spec, self._spec.geometry
-        operand, coming, neighbours = self._delivery.parcel(worker)
+        operand, parts, neighbours = self._delivery.parcel(worker)
         return StartRound(
             self.run_id,
             kernel=spec.kernel,
             operand=operand,
-            coming=coming,
+            parts=parts,
             shared=self._channels[worker].shared,
             stripes=geometry.stripes,
             pieces=tuple(
@@ -268,6 +291,7 @@ class LiveRound:
     def _tick(self) -> None:
         self._timer = None
         self._welcome_back()
+        self._call_reserve()
         self._carry_out(self.round.react(monotonic()))
 
     def _prepare_verifier(self) -> None:

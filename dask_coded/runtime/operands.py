@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import replace
+from functools import lru_cache, partial
 from time import monotonic
 from typing import Any
 
@@ -13,18 +14,19 @@ import numpy as np
 from dask.typing import Key
 
 from dask_coded.rounds.broadcast import Confirm, PassOn, Relay, ReportLacking
+from dask_coded.rounds.footprint import indices_of
 from dask_coded.transport import Answer, Channel, Exchange
 from dask_coded.transport.memory import Mappings, Segment, SharedArray
 from dask_coded.transport.messages import (
     ChunkConfirmed,
     ChunksLacking,
     Closed,
-    Coming,
     LendOperand,
     MemoryLost,
     Message,
     OperandChunk,
     OperandShared,
+    Part,
 )
 
 # Chunks may come before their round is started here, or after it has ended. This many operands
@@ -68,21 +70,27 @@ class Operands:
         return self._mappings.view(SharedArray(*operand)) if isinstance(operand, tuple) else operand
 
     def expect(
-        self, run_id: Key, coming: Coming, neighbours: Sequence[str], ready: Ready, answer: Answer
+        self,
+        run_id: Key,
+        parts: Sequence[tuple[Part, bytes | None]],
+        neighbours: Sequence[str],
+        ready: Ready,
+        answer: Answer,
     ) -> None:
         """Call ``ready`` with the operand of a round once it is here, and pass it on meanwhile.
 
         Parameters
         ----------
         run_id : Key
-        coming : Coming
+        parts : sequence of (Part, bytes or None)
+            What comes, with its entries; None for all of them.
         neighbours : sequence of str
             Addresses on the same host that wait for it.
         ready : callable(ndarray)
         answer : callable(Message)
             Sends a message to the coordinator.
         """
-        self._of(run_id, coming).claim(neighbours, ready, answer)
+        self._of(run_id).claim(parts, neighbours, ready, answer)
 
     def drop(self, run_id: Key, over: bool) -> None:
         """Pass nothing on any more, and keep nothing of the operand.
@@ -110,95 +118,132 @@ class Operands:
         """Keep no memory of other workers mapped."""
         self._mappings.clear()
 
-    def _of(self, run_id: Key, coming: Coming) -> _Coming:
+    def _of(self, run_id: Key) -> _Coming:
         operand = self._coming.get(run_id)
-        if operand is None or (coming.chunks and operand.is_elsewhere):
+        if operand is None:
             unclaimed = [key for key, other in self._coming.items() if not other.claimed]
             for key in unclaimed[: 1 - _UNCLAIMED]:
                 self._coming.pop(key).close(over=False)
-            if operand is None:
-                # If its coordinator has died, nothing else would ever remove it.
-                asyncio.get_running_loop().call_later(_UNCLAIMED_SECONDS, self._expire, run_id)
-            found = _Coming(self._exchange, run_id, coming)
-            if operand is not None:  # its host's receiver is gone, so it comes from the coordinator
-                found.replace(operand)
-            operand = self._coming[run_id] = found
+            # If its coordinator has died, nothing else would ever remove it.
+            asyncio.get_running_loop().call_later(_UNCLAIMED_SECONDS, self._expire, run_id)
+            operand = self._coming[run_id] = _Coming(self._exchange, run_id)
         return operand
 
     def _handle(self, message: Message, answer: Answer) -> None:
         if message.run_id in self._ended:
             return
         match message:
-            case OperandChunk(run_id, coming):
-                self._of(run_id, Coming(*coming)).receive(message, answer)
+            case OperandChunk(run_id):
+                self._of(run_id).receive(message, answer)
             case OperandShared(run_id, shared):
-                found = SharedArray(*shared)
-                coming = Coming(0, 0, found.dtype, found.shape)
-                self._of(run_id, coming).found(found, self._mappings)
+                self._of(run_id).found(SharedArray(*shared), self._mappings)
             case LendOperand(run_id, address):
                 if operand := self._coming.get(run_id):
                     operand.lend(address)
 
 
+class _Entries:
+    """A part of an operand, as far as it has come."""
+
+    def __init__(self, part: Part, array: np.ndarray[Any, Any]) -> None:
+        self.part = part
+        self.array = array
+        self._bytes = array.reshape(-1).view(np.uint8)
+
+    def chunk(self, number: int) -> np.ndarray[Any, Any]:
+        """Return the bytes of a chunk."""
+        at = (number - self.part.first) * self.part.chunk_bytes
+        return self._bytes[at : at + self.part.chunk_bytes]
+
+    @property
+    def numbers(self) -> range:
+        """The numbers of the chunks."""
+        return _numbers(self.part)
+
+
+def _numbers(part: Part) -> range:
+    return range(part.first, part.first + part.chunks)
+
+
 class _Coming:
     """One operand on its way."""
 
-    def __init__(self, exchange: Exchange, run_id: Key, coming: Coming) -> None:
-        self.coming = coming
+    def __init__(self, exchange: Exchange, run_id: Key) -> None:
         self._exchange = exchange
         self._run_id = run_id
         self._loop = asyncio.get_running_loop()
         self._ready: Ready | None = None
         self._answer: Answer | None = None
+        self._expected: Sequence[tuple[Part, bytes | None]] = ()
         self._neighbours: Sequence[str] = ()
         self._borrowers: list[str] = []
+        self._entries: dict[int, _Entries] = {}  # by the number of the first chunk
         self._operand: Any = None
         self._unreadable = False
         self._channels: dict[str, Channel] = {}  # to workers that this one passes chunks on to
-        self._relay = Relay(max(coming.chunks, 1), monotonic())
+        self._relay = Relay(monotonic())
         self._timer: asyncio.TimerHandle | None = None
         self._segment: Segment | None = None
-        if coming.chunks:
-            dtype = np.dtype(coming.dtype)
-            size = math.prod(coming.shape) * dtype.itemsize
-            self._segment = exchange.memory.lease(size) if exchange.has_memory else None
-            if self._segment is not None:
-                self._array = self._segment.array(dtype, coming.shape)
-            else:
-                self._array = np.empty(coming.shape, dtype)
-            self._bytes = self._array.reshape(-1).view(np.uint8)
 
-    @property
-    def is_elsewhere(self) -> bool:
-        """Whether it was to come in another worker's memory, and has not come."""
-        return not self.coming.chunks and self._operand is None
+    def _room(self, part: Part, length: int) -> np.ndarray[Any, Any]:
+        """Return room for the operand, in memory that neighbours can read if possible."""
+        dtype, shape = np.dtype(part.dtype), (length, *part.shape[1:])
+        size = math.prod(shape) * dtype.itemsize
+        self._segment = self._exchange.memory.lease(size) if self._exchange.has_memory else None
+        if self._segment is None:
+            return np.empty(shape, dtype)
+        room: np.ndarray[Any, Any] = self._segment.array(dtype, shape)
+        return room
 
     @property
     def claimed(self) -> bool:
         """Whether its round has been started here."""
         return self._ready is not None
 
-    def claim(self, neighbours: Sequence[str], ready: Ready, answer: Answer) -> None:
-        self._neighbours, self._ready, self._answer = neighbours, ready, answer
-        self._deliver()
+    def claim(
+        self,
+        parts: Sequence[tuple[Part, bytes | None]],
+        neighbours: Sequence[str],
+        ready: Ready,
+        answer: Answer,
+    ) -> None:
+        self._expected, self._neighbours = parts, neighbours
+        self._ready, self._answer = ready, answer
+        self._relay.expect((n for part, _ in parts for n in _numbers(part)), monotonic())
+        self._complete()
         self._set_timer()
-
-    def replace(self, other: _Coming) -> None:
-        """Stand in for an operand that was to come another way."""
-        if other._ready is not None and other._answer is not None:
-            self.claim(other._neighbours, other._ready, other._answer)
-        other._ready = None
-        other.close(over=False)
 
     def receive(self, chunk: OperandChunk, answer: Answer) -> None:
-        at = chunk.number * self.coming.chunk_bytes
-        self._bytes[at : at + len(chunk.data)] = chunk.data
-        commands = self._relay.received(chunk.number, answer, chunk.below, monotonic())
-        self._obey(commands, chunk.data)
-        if self._operand is None and self._relay.wake is None:
-            self._operand = self._array
-            self._deliver()
+        if self._operand is None:
+            self._store(chunk)
+        now = monotonic()
+        self._obey(self._relay.received(chunk.number, answer, chunk.below, now), chunk)
+        self._complete()
         self._set_timer()
+
+    def _store(self, chunk: OperandChunk) -> None:
+        part = Part(*chunk.part)
+        if (entries := self._entries.get(part.first)) is None:
+            whole = part.shape[0] == part.length
+            array = self._room(part, part.length) if whole else np.empty(part.shape, part.dtype)
+            entries = self._entries[part.first] = _Entries(part, array)
+        entries.chunk(chunk.number)[...] = chunk.data
+
+    def _complete(self) -> None:
+        """Put the parts together once all of them are here."""
+        if self._operand is None and self._answer is not None and self._relay.wake is None:
+            part, packed = self._expected[0]
+            if packed is None:
+                self._operand = self._entries[part.first].array
+            else:
+                # Products do not read the entries that do not come, so these may hold anything.
+                self._operand = self._room(part, part.length)
+                for part, packed in self._expected:
+                    if not part.chunks:
+                        continue
+                    assert packed is not None
+                    self._operand[_recent_indices(packed)] = self._entries[part.first].array
+        self._deliver()
 
     def found(self, shared: SharedArray, mappings: Mappings) -> None:
         """Record where the receiver of this host has left the operand."""
@@ -213,6 +258,7 @@ class _Coming:
         if self._answer is None or self._ready is None:
             return
         if self._unreadable:
+            self._unreadable = False
             self._answer(MemoryLost(self._run_id))
         if self._operand is None:
             return
@@ -220,7 +266,7 @@ class _Coming:
         ready(self._operand)
         for address in self._neighbours:
             if self._segment is not None:
-                shared = self._segment.place(self._array)
+                shared = self._segment.place(self._operand)
                 self._exchange.channel(address).post(OperandShared(self._run_id, shared))
             else:
                 self._send_whole(address)
@@ -236,20 +282,22 @@ class _Coming:
     def _send_whole(self, address: str) -> None:
         channel = self._exchange.channel(address)
         self._channels.setdefault(address, channel)  # to take back what is not sent at the end
-        each = self.coming.chunk_bytes
-        for number in range(self.coming.chunks):
-            data = self._bytes[number * each : (number + 1) * each]
-            channel.post(OperandChunk(self._run_id, self.coming, number, data, ()))
+        for entries in self._entries.values():
+            for number in entries.numbers:
+                data = entries.chunk(number)
+                channel.post(OperandChunk(self._run_id, entries.part, number, data, ()))
 
-    def _obey(self, commands: Sequence[PassOn | Confirm | ReportLacking], data: Any = None) -> None:
+    def _obey(
+        self, commands: Sequence[PassOn | Confirm | ReportLacking], chunk: Any = None
+    ) -> None:
         for command in commands:
             match command:
-                case PassOn(address, number, below):
+                case PassOn(address, _, below):
                     channel = self._exchange.channel(address)
                     if self._channels.get(address) is not channel:
                         self._channels[address] = channel
                         channel.listen(self._run_id, partial(self._heard, address))
-                    channel.post(OperandChunk(self._run_id, self.coming, number, data, below))
+                    channel.post(replace(chunk, below=below))
                 case Confirm(answer, number):
                     answer(ChunkConfirmed(self._run_id, number))
                 case ReportLacking(numbers):
@@ -274,8 +322,9 @@ class _Coming:
 
     def _tick(self) -> None:
         self._timer = None
-        self._obey(self._relay.react(monotonic()))
-        self._set_timer()
+        if self._operand is None:
+            self._obey(self._relay.react(monotonic()))
+            self._set_timer()
 
     def close(self, over: bool) -> None:
         if self._timer is not None:
@@ -285,6 +334,10 @@ class _Coming:
         if self._segment is not None and over:
             # A late thread may still read it, for a round whose messages are dropped.
             self._exchange.memory.reuse(self._segment)
+
+
+# Loops ask for the same ones in every round.
+_recent_indices = lru_cache(maxsize=8)(indices_of)
 
 
 def _done(operand: Any) -> None:

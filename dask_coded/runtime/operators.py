@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import numpy as np
 from scipy.sparse.linalg import LinearOperator
 
-from dask_coded.arguments import check_dense, check_unmasked
+from dask_coded.arguments import check_dense, check_unmasked, from_tensor, to_tensor
 from dask_coded.runtime.coordinator import Coordinator
 from dask_coded.runtime.live_round import RoundReport
 from dask_coded.runtime.spec import ArraySpec
@@ -31,15 +31,15 @@ class RoundOperator(LinearOperator):
         return self._rmatmat(x)
 
     def dot(self, x: Any) -> Any:
-        """Return the product, as ``@``: a NumPy array, or an operator if ``x`` is one."""
+        """Return the product, as ``@``: an array, or a tensor or an operator if ``x`` is one."""
         if isinstance(x, LinearOperator) or np.isscalar(x):
             return super().dot(x)
-        return self._matmat(check_operand(self.shape, as_operand(x)))
+        return to_tensor(self._matmat(check_operand(self.shape, as_operand(x))), like=x)
 
     def _rdot(self, x: Any) -> Any:
         if isinstance(x, LinearOperator) or np.isscalar(x):
             return super()._rdot(x)
-        return (self.T @ as_operand(x).T).T
+        return to_tensor((self.T @ as_operand(x).T).T, like=x)
 
 
 class Operator(RoundOperator):
@@ -47,7 +47,8 @@ class Operator(RoundOperator):
 
     Algorithms get it instead of a :class:`dask_coded.CodedArray`. It has what a NumPy matrix has:
     ``shape``, ``dtype``, ``@`` on either side, ``.T``, ``.dot``. It is also a
-    :class:`scipy.sparse.linalg.LinearOperator`, so that SciPy's solvers take it.
+    :class:`scipy.sparse.linalg.LinearOperator`, so that SciPy's solvers take it. The
+    product with a PyTorch tensor is a tensor.
 
     Attributes
     ----------
@@ -141,7 +142,7 @@ def as_operand(x: Any) -> np.ndarray[Any, Any]:
     TypeError
         If it is masked or sparse.
     """
-    return np.asarray(check_right(x))
+    return np.asarray(check_right(from_tensor(x)))
 
 
 def check_right(x: Any) -> Any:

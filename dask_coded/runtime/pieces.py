@@ -17,11 +17,12 @@ import numpy as np
 import scipy.sparse
 from dask.sizeof import sizeof
 from dask.utils import parse_bytes
-from distributed import get_worker
+from distributed import get_worker, secede
 from distributed.protocol.serialize import ToPickle
 from distributed.utils import sync
 
 from dask_coded.arguments import check_unmasked
+from dask_coded.rounds.footprint import Footprint, footprint_of
 from dask_coded.rounds.scaling import (
     NOT_FINITE,
     Exponents,
@@ -29,14 +30,16 @@ from dask_coded.rounds.scaling import (
     restored,
     scaled,
 )
-from dask_coded.runtime.answers import Lost, Recipe, Source, ask
+from dask_coded.runtime.answers import Lost, Recipe, Source, Waiting, ask
 from dask_coded.runtime.spec import CodedDataLostError, CodedSpec, as_key
 from dask_coded.runtime.worker import CodedWorkerPlugin, worker_plugin
 from dask_coded.transport.backoff import Backoff
-from dask_coded.transport.rows import RowsGoneError, rows_of
+from dask_coded.transport.rows import RowReader, RowsGoneError
 
 # Rows of a sparse source that are fetched at once, because the bytes of a row are not known.
 _SPARSE_ROWS = 2**16
+# Bytes of rows that are scaled and added at once.
+_CACHED = 2**19
 _BAD = (
     "The array holds NaN or infinity: replace them, or encode with `check_finite=False` if the "
     "products of their rows may be NaN."
@@ -62,6 +65,8 @@ class _Meter:
 
 def make_piece(array_id: str, piece: int) -> Any:
     """Make one piece on this worker, as a task."""
+    # Its sources may be on slow or stopped workers. Meanwhile coordinators may need this thread.
+    secede()
     plugin = worker_plugin(get_worker())
     return sync(plugin.worker.loop, _make, plugin, array_id, piece)
 
@@ -75,6 +80,8 @@ async def _make(plugin: CodedWorkerPlugin, array_id: str, piece: int) -> Any:
         match await ask(scheduler.coded_sources, array=array_id, piece=piece, avoid=avoid):
             case Lost(message):
                 raise CodedDataLostError(message)
+            case Waiting():
+                avoid.clear()  # these workers may answer by now
             case Recipe(spec, sources, growth):
                 mixer = _Mixer(spec, piece, sources)
                 try:
@@ -82,16 +89,17 @@ async def _make(plugin: CodedWorkerPlugin, array_id: str, piece: int) -> Any:
                 except RowsGoneError as gone:
                     if gone.silent:
                         avoid.append(gone.address)
-                    continue
-                await scheduler.coded_made(
-                    array=array_id,
-                    piece=piece,
-                    received=meter.received,
-                    work=_work(spec, piece, data),
-                    exponents=ToPickle(mixer.report()),
-                    growth=growth,
-                )
-                return data
+                else:
+                    await scheduler.coded_made(
+                        array=array_id,
+                        piece=piece,
+                        received=meter.received,
+                        work=_work(spec, piece, data),
+                        exponents=ToPickle(mixer.report()),
+                        footprint=mixer.footprint,
+                        growth=growth,
+                    )
+                    return data
         await backoff.wait()
 
 
@@ -106,6 +114,8 @@ class _Mixer:
         self.spec = spec
         self.piece = piece
         self._block = int(spec.code.block_of[piece])
+        #: Of the block that the piece equals, if this piece's maker reports it.
+        self.footprint: Footprint | None = None
         self._found: dict[int, Exponents] = {}
         if spec.scaled and spec.exponents is None:
             self._found = {s.block: np.zeros(s.rows, np.int16) for s in sources}
@@ -114,12 +124,28 @@ class _Mixer:
     def rows(self) -> int:
         return self.spec.piece_rows(self.piece)
 
-    def scaled(self, part: Any, source: Source, first: int) -> Any:
+    @property
+    def restores(self) -> bool:
+        """Whether the finished sum has to be scaled back."""
+        return self._block >= 0 and self.spec.exponents is not None
+
+    def add(self, into: Any, part: Any, source: Source, first: int) -> None:
+        """Add rows of a dense source, from row ``first`` on."""
+        # A few rows at a time, which stay in the cache from one step to the next. In workers new
+        # arrays of megabytes are slow, because freed memory is returned to the system at once.
+        step = max(1, _CACHED // max(into[:1].nbytes, 1))
+        room = np.empty((min(step, len(part)), into.shape[1]), into.dtype)
+        for a in range(0, len(part), step):
+            rows = part[a : a + step]
+            into[a : a + step] += self.scaled(rows, source, first + a, room[: len(rows)])
+
+    def scaled(self, part: Any, source: Source, first: int, out: Any = None) -> Any:
         """Return the rows of a source from row ``first`` on as they are added to the piece."""
         spec, weight, block = self.spec, source.weight, source.block
         part = part.astype(spec.dtype, copy=False)
         if block < 0 or not spec.combines:
-            return part * np.float64(weight)
+            weight = np.float64(weight)
+            return part * weight if out is None else np.multiply(part, weight, out=out)
         if spec.exponents is not None:
             exponents = spec.exponents[block][first : first + part.shape[0]]
         else:
@@ -127,12 +153,13 @@ class _Mixer:
             if spec.check_finite and (exponents == NOT_FINITE).any():
                 raise ValueError(_BAD)
             self._found[block][first : first + len(exponents)] = exponents
-        return scaled(part, exponents, weight)
+        return scaled(part, exponents, weight, out=out)
 
     def restored(self, total: Any, first: int) -> Any:
         """Return rows of the finished sum, from row ``first`` on, as the piece stores them."""
-        if self._block < 0 or self.spec.exponents is None:
+        if not self.restores:
             return total
+        assert self.spec.exponents is not None
         exponents = self.spec.exponents[self._block][first : first + total.shape[0]]
         with np.errstate(over="ignore"):
             rows = restored(total, exponents)
@@ -148,15 +175,22 @@ class _Mixer:
         spec = self.spec
         if kind := spec.sparse_type:
             data = kind(data, dtype=spec.dtype)
+            if spec.footprints is not None:
+                data = spec.footprints.within(data, spec.blocks_of([self.piece]))
+            elif self._block >= 0 and spec.reporters[self._block] == self.piece:
+                self.footprint = footprint_of(data)
             values = data.data
         else:
             data = values = np.require(np.asarray(data, dtype=spec.dtype), requirements=["C", "A"])
-        # What is rebuilt was checked when the array was encoded.
-        check = spec.check_finite and spec.exponents is None and values.dtype.kind in "fc"
-        if check and not np.isfinite(values).all():
-            raise ValueError(_BAD)
+        finite = True
         if self._block in self._found:
-            self._found[self._block] = exponents_of(data)
+            found = self._found[self._block] = exponents_of(data)
+            finite = not (found == NOT_FINITE).any()
+        elif spec.exponents is None and values.dtype.kind in "fc":
+            finite = bool(np.isfinite(values).all())
+        # What is rebuilt was checked when the array was encoded.
+        if spec.check_finite and not finite:
+            raise ValueError(_BAD)
         return data
 
     def report(self) -> dict[int, Exponents]:
@@ -188,34 +222,42 @@ async def _combine(
     if spec.sparse_type:
         data = await _combine_sparse(plugin, mixer, sources, meter, copy)
         return await loop.run_in_executor(None, mixer.finished, data)
-    out = np.empty((rows, spec.columns), dtype=spec.dtype)
+    reader = RowReader(plugin.worker, plugin.exchange.readable_memory)
+    out = np.zeros((rows, spec.columns), dtype=spec.dtype)
     wide = spec.dtype if copy else np.result_type(spec.dtype, np.float64)
+    direct = wide == spec.dtype and not (mixer.restores and not copy)
     # Each worker starts with another source, so that they do not all ask one holder at once.
     shift = mixer.piece % len(sources)
     turns = (*sources[shift:], *sources[:shift])
     step = slice_rows(spec)
     for first in range(0, rows, step):
-        total = np.zeros((min(step, rows - first), spec.columns), dtype=wide)
+        total = out[first : first + step]
+        if not direct:
+            total = np.zeros(total.shape, dtype=wide)
         for source in turns:
             # The rows of this slice that the source has a part in.
             begin = max(first - source.at, 0)
             end = min(first + len(total) - source.at, source.rows)
             if begin >= end:
                 continue
-            part = await rows_from(plugin, source, begin, end, meter)
+            part = await rows_from(plugin, reader, source, begin, end, spec, meter)
             into = total[source.at + begin - first : source.at + end - first]
 
             def add(
                 into: Any = into, part: Any = part, s: Source = source, at: int = begin
             ) -> None:
-                into += part if copy else mixer.scaled(part, s, at)
+                if copy:
+                    into[...] = part
+                else:
+                    mixer.add(into, part, s, at)
 
             await loop.run_in_executor(None, add)
 
         def store(total: Any = total, first: int = first) -> None:
-            out[first : first + len(total)] = total if copy else mixer.restored(total, first)
+            out[first : first + len(total)] = mixer.restored(total, first)
 
-        await loop.run_in_executor(None, store)
+        if not direct:
+            await loop.run_in_executor(None, store)
     return await loop.run_in_executor(None, mixer.finished, out)
 
 
@@ -227,10 +269,13 @@ async def _combine_sparse(
     copy: bool,
 ) -> Any:
     loop = asyncio.get_running_loop()
-    total = None
+    reader = RowReader(plugin.worker, None)
+    total, step = None, _SPARSE_ROWS
     for source in sources:
         parts = [
-            await rows_from(plugin, source, start, min(start + _SPARSE_ROWS, source.rows), meter)
+            await rows_from(
+                plugin, reader, source, start, min(start + step, source.rows), mixer.spec, meter
+            )
             for start in range(0, max(source.rows, 1), _SPARSE_ROWS)
         ]
 
@@ -246,9 +291,17 @@ async def _combine_sparse(
 
 
 async def rows_from(
-    plugin: CodedWorkerPlugin, source: Source, begin: int, end: int, meter: _Meter | None = None
+    plugin: CodedWorkerPlugin,
+    reader: RowReader,
+    source: Source,
+    begin: int,
+    end: int,
+    spec: CodedSpec,
+    meter: _Meter | None = None,
 ) -> Any:
     """Return rows of a source, from this worker or from one that holds them.
+
+    They are valid until the reader is asked again.
 
     Raises
     ------
@@ -259,7 +312,8 @@ async def rows_from(
     if plugin.worker.address in source.holders and key in plugin.worker.data:
         data: Any = plugin.worker.data[key]
         return _unmasked(data[begin:end])
-    part = await rows_of(plugin.worker, source.holders[0], key, begin, end)
+    row = 0 if spec.sparse_type else spec.columns * spec.dtype.itemsize
+    part = await reader.read(source.holders[0], key, begin, end, row)
     if meter is not None:
         meter.count(part)
     return _unmasked(part)

@@ -79,7 +79,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
         """Handler: a worker has the plugin, and a small product takes that many seconds on it."""
         self.versions[worker] = version
         self.supervisor.measured(worker, product)
-        self.scheduler.loop.add_callback(self.arrays.relieve, worker)
+        self.arrays.relieve(worker)
 
     # -- rounds --------------------------------------------------------------------------------
 
@@ -114,9 +114,10 @@ class CodedSchedulerPlugin(SchedulerExtension):
         host = [number.get(address or "", -1) for address in holder]
         work = spec.uniform_work if state.work is None else state.work
         layout = Layout.of(spec.code, host, work)
-        # Workers that have computed wrongly take part only if the others do not suffice.
+        # Workers that have computed wrongly take part only if the others do not suffice. If shares
+        # are verified, that may also turn out during the round: they are predicted to do nothing.
         trusted = [w if w < 0 or self._trusts(addresses[w]) else -1 for w in host]
-        if trusted != host:
+        if trusted != host and not spec.check_keys:
             without = Layout.of(spec.code, trusted, work, len(addresses))
             if not without.lacking((without.host >= 0)[:, None]).any():
                 host, layout = trusted, without
@@ -127,6 +128,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
         speeds = self._predict(addresses, predictor)
         if measured and task is not None:
             self.supervisor.reconsider(as_key(task), addresses, speeds)
+        speeds = self.speeds.with_trials(addresses, speeds)
         speeds, delays = in_seconds(addresses, speeds, measured, lags)
         try:
             first = POLICIES[policy].first(layout, speeds, delays)
@@ -165,12 +167,15 @@ class CodedSchedulerPlugin(SchedulerExtension):
     def _trusts(self, address: str) -> bool:
         return self._corrupt.get(address, 0) < _DISTRUSTED
 
-    def _predict(self, addresses: Sequence[str], predictor: str = "exponential") -> Floats:
-        """Return predicted speeds.
+    def _predict(self, addresses: Sequence[str], predictor: str | None = None) -> Floats:
+        """Return predicted speeds; without a predictor, those to place coordinators and pieces by.
 
         Zero for a worker that was silent and has not reported since, or that is not trusted.
         """
-        speeds = self.speeds.predict(addresses, predictor)
+        if predictor is None:
+            speeds = self.speeds.assured(addresses)
+        else:
+            speeds = self.speeds.predict(addresses, predictor)
         for i, address in enumerate(addresses):
             if not self._trusts(address):
                 speeds[i] = 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -16,6 +16,7 @@ from dask.utils import parse_timedelta
 from dask_coded.codes import Code, Polynomial, RandomLinear
 from dask_coded.prediction import PREDICTORS
 from dask_coded.rounds import POLICIES, Assembler, Geometry, Reporting, RoundOptions, Scales
+from dask_coded.rounds.footprint import Footprints
 from dask_coded.rounds.scaling import Exponents
 from dask_coded.typing import Floats
 
@@ -108,6 +109,9 @@ class CodedSpec(ABC):
         is scaled.
     check_keys : tuple
         Dask key of the check of each block; empty if shares are not verified.
+    footprints : Footprints or None
+        The columns that each source block of a sparse array touches; None if any block touches most
+        of them.
     """
 
     id: str
@@ -119,6 +123,7 @@ class CodedSpec(ABC):
     check_finite: bool = True
     exponents: tuple[Exponents, ...] | None = None
     check_keys: tuple[Key, ...] = ()
+    footprints: Footprints | None = None
 
     #: What workers compute on the stripes of their pieces: a key of ``KERNELS``.
     kernel: ClassVar[str]
@@ -163,6 +168,10 @@ class CodedSpec(ABC):
     @abstractmethod
     def reporters(self) -> list[int]:
         """For each source block, the piece whose maker reports the exponents of its rows."""
+
+    def blocks_of(self, pieces: Iterable[int]) -> set[int]:
+        """Return the source blocks that some pieces equal or combine."""
+        return {part.block for piece in pieces for part in self.from_sources(piece)}
 
     @abstractmethod
     def from_sources(self, piece: int) -> list[Ingredient]:

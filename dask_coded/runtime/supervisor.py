@@ -10,6 +10,7 @@ known to be slow, and if its worker is stopped, it waits for `worker-ttl`, five 
   from ``processing`` to ``released`` in the scheduler, as after the loss of a worker, and from
   there to another worker. The worker itself and its data stay, because it may only be busy, but it
   counts as paused until it gives a sign of life, so that the scheduler gives it no other tasks;
+- the same happens to a coordinator that waits on a worker which pauses, because it has no memory;
 - whenever such a task is to run again, a fence is raised at all workers against its last run: see
   :mod:`dask_coded.transport.fences`. The scheduler itself drops the results of earlier runs.
 """
@@ -17,8 +18,8 @@ known to be slow, and if its worker is stopped, it waits for `worker-ttl`, five 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import dask
@@ -31,7 +32,7 @@ from distributed.metrics import time
 from tornado.ioloop import PeriodicCallback
 
 from dask_coded.rounds.placement import not_slow
-from dask_coded.runtime.spec import NAME, CodedTask
+from dask_coded.runtime.spec import NAME, CodedTask, as_key
 from dask_coded.transport.messages import Attempt
 from dask_coded.typing import Floats
 
@@ -45,6 +46,9 @@ _TICKS = 5
 # A task that keeps no state loses all its work when it is taken over. Its worker may be silent for
 # this fraction of the time that the task has been there, because its event loop may only be busy.
 _STAKE = 0.05
+# A worker may be silent for at most this fraction of the time since the first run of its task,
+# unless that is less than the timeout.
+_AGE = 0.25
 # A coordinator on a worker below this fraction of the median speed is moved, but only if less than
 # `_BEGUN` seconds of work are lost.
 _SLOW = 0.25
@@ -67,6 +71,11 @@ class _Run:
     #: How often it was taken over, and from which worker last.
     takeovers: int = 0
     avoid: str = ""
+    #: When it was first there; how often it was taken over since it got further than before, and
+    #: from which round it went on last.
+    born: float = field(default_factory=time)
+    setbacks: int = 0
+    round: int = 0
 
 
 class Supervisor:
@@ -104,6 +113,8 @@ class Supervisor:
         # When tasks have ended whose results a client is probably fetching.
         self._fresh: dict[Key, float] = {}
         self._watch = Watch()
+        # For how many ticks workers of coordinators have been paused.
+        self._paused: dict[str, int] = {}
         self._given_up: list[Attempt] = []
         self._fast: set[str] | None = None
         self._running = 0  # workers when that was found
@@ -113,6 +124,7 @@ class Supervisor:
         self._products: dict[str, float] = {}
         clock = PeriodicCallback(self._tick, 1000 * self._timeout / _TICKS)
         self._clock = scheduler.periodic_callbacks[f"{NAME}-supervisor"] = clock
+        scheduler.handlers["coded_resumed"] = self.resumed
         scheduler.stream_handlers["coded-alive"] = self._heard
 
     def add(self, ts: TaskState) -> None:
@@ -267,8 +279,37 @@ class Supervisor:
             if late := [ts for ts in watched[address] if seconds >= self._patience(ts)]:
                 self._set_aside(address)
                 silent.append((late, address, f"silent for {seconds:.1f} s"))
-        for late, address, reason in silent:
+        for late, address, reason in (*silent, *self._paused_for_long(watched)):
             self._take_over(late, address, reason)
+
+    def _paused_for_long(
+        self, watched: Mapping[str, list[TaskState]]
+    ) -> list[tuple[list[TaskState], str, str]]:
+        """Return tasks that paused workers may not have begun, with workers and reasons.
+
+        Dask leaves them there until the worker has memory again. Tasks that have left the worker's
+        thread pool have begun, and go on.
+        """
+        self._paused = {
+            address: self._paused.get(address, 0) + 1
+            for address in watched
+            if address not in self.absent
+            and self._scheduler.workers[address].status == Status.paused
+        }
+        found = []
+        for address, ticks in self._paused.items():
+            seconds = ticks * self._timeout / _TICKS
+            ws = self._scheduler.workers[address]
+            late = [
+                ts
+                for ts in watched[address]
+                if ts.processing_on is ws
+                and ts not in ws.long_running
+                and seconds >= self._patience(ts)
+            ]
+            if late:
+                found.append((late, address, f"paused for {seconds:.1f} s"))
+        return found
 
     def _set_aside(self, address: str) -> None:
         self._silence(address)
@@ -290,13 +331,18 @@ class Supervisor:
     def _patience(self, ts: TaskState) -> float:
         """Return how many seconds the worker of a task may be silent.
 
-        Twice as long after each takeover, so that a task that holds up its event loop for longer
-        than the timeout ends all the same.
+        Twice as long after each takeover, but no longer than a fraction of the task's age. So a
+        task that holds up its event loop for longer than the timeout ends all the same.
         """
-        run, patience = self._runs[ts.key], self._timeout
+        run, patience, now = self._runs[ts.key], self._timeout, time()
         if not self._resumes(ts.key):
-            patience = max(patience, _STAKE * (time() - run.since))
-        return float(patience * 2**run.takeovers)
+            patience = max(patience, _STAKE * (now - run.since))
+        return float(min(patience * 2**run.setbacks, max(patience, _AGE * (now - run.born))))
+
+    def resumed(self, key: Key, round: int) -> None:
+        """Handler: a task goes on from that round. If it has got further, it is as good as new."""
+        if (run := self._runs.get(as_key(key))) and round > run.round:
+            run.round, run.setbacks = round, 0
 
     def _take_over(self, tasks: Sequence[TaskState], address: str, reason: str) -> None:
         """Have tasks run again on another worker, where there is one."""
@@ -307,6 +353,7 @@ class Supervisor:
             before, run.avoid = run.avoid, address
             if self._choice(ts):
                 run.takeovers += 1
+                run.setbacks += 1
                 moved.append(ts)
             else:
                 run.avoid = before

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy.sparse
 from dask.typing import Key
 from distributed.diagnostics.plugin import WorkerPlugin
-from distributed.protocol import to_serialize
 
 from dask_coded._version import __version__
 from dask_coded.rounds import Reporting, StripeRange
@@ -23,13 +23,14 @@ from dask_coded.runtime.operands import Operands
 from dask_coded.runtime.probe import Probe
 from dask_coded.runtime.spec import NAME, CodedSpec, as_key
 from dask_coded.transport import Answer, Exchange
+from dask_coded.transport.memory import forget
 from dask_coded.transport.messages import (
     AddStripes,
     Attempt,
-    Coming,
     DropRound,
     MemoryLost,
     Message,
+    Part,
     PiecesAbsent,
     RoundStopped,
     ShareFailed,
@@ -37,12 +38,15 @@ from dask_coded.transport.messages import (
     StopRound,
     WithdrawStripes,
 )
+from dask_coded.transport.rows import NO_ROWS, dense_rows, sent_rows
 
 if TYPE_CHECKING:
     from distributed.worker import Worker
 
 # Specs of arrays that a worker remembers for the rounds that it coordinates.
 _SPECS = 64
+# Memory of other workers stays mapped this long after the last rows were left there.
+_IDLE_SECONDS = 5.0
 
 
 class CodedWorkerPlugin(WorkerPlugin):
@@ -74,6 +78,9 @@ class CodedWorkerPlugin(WorkerPlugin):
         self._specs: dict[str, CodedSpec] = {}
         self.checks: dict[str, Any] = {}
         self._jobs: dict[Key, Job] = {}
+        self._closed = False
+        # When to let go of the memory of workers that make pieces from this one's rows.
+        self._idle: asyncio.TimerHandle | None = None
         self.operands = Operands(self.exchange)
         # The rounds that this worker coordinates, by task.
         self._rounds: dict[Key, set[asyncio.Task[Any]]] = {}
@@ -93,9 +100,15 @@ class CodedWorkerPlugin(WorkerPlugin):
         )
 
     async def teardown(self, worker: Worker) -> None:
+        self._closed = True
+        if self._idle is not None:
+            self._idle.cancel()
+            forget()
         for job in self._jobs.values():
             job.stop()
         self._jobs.clear()
+        for checks in self.checks.values():
+            checks.close()
         await self.exchange.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
@@ -203,14 +216,14 @@ class CodedWorkerPlugin(WorkerPlugin):
             else:
                 job.begin(bound)
 
-        if message.coming is None:
+        if not message.parts:
             try:
                 begin(self.operands.here(message.operand))
             except OSError:
                 answer(MemoryLost(message.run_id))
         else:
-            coming = Coming(*message.coming)
-            self.operands.expect(message.run_id, coming, message.neighbours, begin, answer)
+            parts = [(Part(*part), footprint) for part, footprint in message.parts]
+            self.operands.expect(message.run_id, parts, message.neighbours, begin, answer)
 
     def _drop(self, run_id: Key, over: bool = False) -> None:
         """Drop a round; ``over`` says that it has ended for all workers."""
@@ -232,16 +245,18 @@ class CodedWorkerPlugin(WorkerPlugin):
             data = self.worker.data[key] = np.require(data, requirements=["C", "A"])
         return data
 
-    async def _rows(self, key: Any, start: int, stop: int) -> Any:
-        """Handler: send rows of an array on this worker to a worker that makes a piece."""
+    async def _rows(self, key: Any, start: int, stop: int, room: Any = None) -> Any:
+        """Handler: hand rows of an array on this worker to a worker that makes a piece."""
         data: Any = self.worker.data.get(as_key(key))
-        if data is None:
-            return {"rows": None}
+        if data is None or self._closed:
+            return NO_ROWS
+        in_thread = partial(asyncio.get_running_loop().run_in_executor, self._executor)
         if scipy.sparse.issparse(data):
-            loop = asyncio.get_running_loop()
-            part = await loop.run_in_executor(self._executor, lambda: data.tocsr()[start:stop])
-            return {"rows": to_serialize(part)}
-        return {"rows": to_serialize(data[start:stop])}
+            return sent_rows(await in_thread(lambda: data.tocsr()[start:stop]))
+        if self._idle is not None:
+            self._idle.cancel()
+        self._idle = asyncio.get_running_loop().call_later(_IDLE_SECONDS, forget)
+        return await in_thread(dense_rows, data[start:stop], room)
 
 
 def worker_plugin(worker: Worker) -> CodedWorkerPlugin:

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 from distributed.utils_test import poll_for
 
+import dask_coded as coded
+
 
 def checked_loop():
     """Return an algorithm; nested, because workers cannot import this module."""
@@ -42,3 +44,25 @@ def wait_for_rounds(future, log: Path, rounds: int) -> None:
         return len(log.read_text().splitlines()) >= goal
 
     poll_for(there, timeout=60)
+
+
+def check_rounds_through_faults(processes, matrix, code, folder: Path) -> None:
+    """Run a loop while one of its workers is stopped again and again, and another is killed."""
+    coordinator, stopped, killed, *_ = processes.add(6)
+    client = processes.client
+    log, over = folder / "log", folder / "over"
+    log.touch()
+    C = coded.encode(matrix, code, client)
+    whole = client.scatter(matrix)
+    future = coded.submit(
+        checked_loop(), C, whole, str(log), str(over), client=client, workers=coordinator
+    )
+    wait_for_rounds(future, log, 3)
+    for _ in range(3):
+        with processes.stopped(stopped):
+            wait_for_rounds(future, log, 3)
+        wait_for_rounds(future, log, 2)
+    processes.kill(killed)
+    wait_for_rounds(future, log, 10)
+    over.touch()
+    assert future.result(timeout=60) > 20

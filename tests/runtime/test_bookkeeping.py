@@ -72,9 +72,12 @@ async def count(scheduler: Any, workers: Any) -> Counter[str]:
         channels = [c for p in plugins for c in p.exchange._channels.values()]
         for channel in channels:
             channel.flush()
-        held = len(scheduler.extensions["dask-coded"]._holding)
+        plugin = scheduler.extensions["dask-coded"]
         return (
-            held <= 1 and not any(p._jobs for p in plugins) and not any(c._sent for c in channels)
+            len(plugin._holding) <= 1
+            and not plugin.supervisor._watch._owed  # workers asked a moment ago whether they live
+            and not any(p._jobs for p in plugins)
+            and not any(c._sent for c in channels)
         )
 
     await async_poll_for(settled, timeout=60)

@@ -348,7 +348,7 @@ async def test_replicas_do_not_move_the_work(c, s, *workers):
     await c.replicate(C.encoded.futures)
     await check(c, C)
     answer = await plugin_of(s).plan(
-        C.encoded.spec.id, {}, {}, "continuous", "exponential", silent=[], known=4
+        C.encoded.spec.id, {}, {}, "continuous", "adaptive", silent=[], known=4
     )
     plan = answer["answer"].data
     assert [plan.addresses[i] for i in plan.host] == list(C.encoded.workers)
@@ -359,7 +359,7 @@ async def test_workers_that_have_left_are_not_remembered_as_silent(c, s, *worker
     C = await coded.encode(A, coded.MDS(4, 3), c)
     silent = ["tcp://127.0.0.1:1", workers[0].address]
     await plugin_of(s).plan(
-        C.encoded.spec.id, {}, {}, "continuous", "exponential", silent=silent, known=4
+        C.encoded.spec.id, {}, {}, "continuous", "adaptive", silent=silent, known=4
     )
     assert set(plugin_of(s)._silent) <= {workers[0].address}
 
@@ -519,7 +519,7 @@ async def test_speeds_are_learnt(c, s, *workers):
 
     await wait([coded.submit(loop, C, client=c), coded.submit(loop, C, client=c)])
     await c.compute(C @ np.ones(100))
-    speeds = plugin_of(s).speeds.predict(list(s.workers), "exponential")
+    speeds = plugin_of(s).speeds.predict(list(s.workers), "adaptive")
     assert np.isfinite(speeds).all()
     assert (speeds > 0).all()
 

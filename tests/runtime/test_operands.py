@@ -14,14 +14,15 @@ from dask_coded.runtime.delivery import Delivery
 from dask_coded.runtime.worker import worker_plugin
 from dask_coded.transport.channels import Channel
 from dask_coded.transport.messages import (
+    ChunkConfirmed,
     ChunksLacking,
-    Coming,
     LendOperand,
     OperandChunk,
     OperandShared,
+    Part,
 )
 
-from .loops import checked_loop, wait_for_rounds
+from .loops import check_rounds_through_faults
 
 ROWS, COLUMNS, WIDTH = 12, 20_000, 30  # operands of 4.8 MB
 APART = {"coded.shared-memory": False}
@@ -76,7 +77,7 @@ async def test_the_coordinator_sends_each_chunk_about_once(c, s, *workers):
     # The coordinator sends chunks with a list of those that they are passed on to.
     sent = Counter((m.run_id, m.number) for m in chunks if m.below)
     assert len({m.run_id for m in chunks}) == ROUNDS
-    assert len(sent) == ROUNDS * chunks[0].coming[0]
+    assert len(sent) == ROUNDS * chunks[0].part[1]
     # A busy machine may be late with some, which are then sent once more.
     assert max(sent.values()) <= 2
     assert len(chunks) >= 4 * len(sent)
@@ -152,7 +153,7 @@ async def test_chunks_without_a_round_are_not_kept(c, s, *workers):
     answers = []
     for i in range(20):
         chunk = OperandChunk(
-            f"run-{i}", (2, 131072, "<f8", (32768,)), 0, np.zeros(131072, "u1"), ()
+            f"run-{i}", (0, 2, 131072, "<f8", (32768,), 32768), 0, np.zeros(131072, "u1"), ()
         )
         plugin.operands._handle(chunk, answers.append)
     assert len(answers) == 20
@@ -172,17 +173,17 @@ async def test_memory_that_neighbours_may_read_is_not_used_again(c, s, *workers)
 
     def chunk(run_id, value):
         data = np.full(16384, value).view(np.uint8)
-        return OperandChunk(run_id, (1, data.size, "<f8", (16384,)), 0, data, ())
+        return OperandChunk(run_id, (0, 1, data.size, "<f8", (16384,), 16384), 0, data, ())
 
     posted = []
     channel = SimpleNamespace(post=posted.append)
     usual, receiver._exchange.channel = receiver._exchange.channel, lambda address: channel
     found = []
     try:
-        coming = Coming(1, 131072, "<f8", (16384,))
-        receiver.expect("live", coming, ["neighbour"], found.append, print)
+        parts = [(Part(0, 1, 131072, "<f8", (16384,), 16384), None)]
+        receiver.expect("live", parts, ["neighbour"], found.append, print)
         receiver._handle(chunk("live", 1.0), lambda message: None)
-        neighbour.expect("live", coming._replace(chunks=0), [], found.append, print)
+        neighbour.expect("live", parts, [], found.append, print)
         neighbour._handle(posted[0], lambda message: None)
         receiver.drop("live", over=False)
         receiver._handle(chunk("next", -1.0), lambda message: None)
@@ -192,6 +193,39 @@ async def test_memory_that_neighbours_may_read_is_not_used_again(c, s, *workers)
     for run_id in ("live", "next"):
         receiver.drop(run_id, over=True)
         neighbour.drop(run_id, over=True)
+
+
+@gen_cluster(client=True, timeout=120, nthreads=[("127.0.0.1", 1)] * 3)
+async def test_chunks_of_an_operand_that_is_here_already_are_confirmed(c, s, *workers):
+    """The coordinator sends it too if the receiver of the host is late to pass it on."""
+    await coded.encode(np.ones((6, 4)), coded.MDS(3, 2), c)
+    lender, neighbour = (worker_plugin(worker) for worker in workers[:2])
+    segment = lender.exchange.memory.lease(131072)
+    array = segment.array(np.dtype(float), (16384,))
+    array[:] = 1.0
+    found, answers = [], []
+    part = Part(0, 1, 131072, "<f8", (16384,), 16384)
+    neighbour.operands.expect("run", [(part, None)], [], found.append, print)
+    neighbour.operands._handle(OperandShared("run", segment.place(array)), answers.append)
+    chunk = OperandChunk("run", part, 0, array.view(np.uint8), ())
+    neighbour.operands._handle(chunk, answers.append)
+    assert answers == [ChunkConfirmed("run", 0)]
+    assert len(found) == 1 and (found[0] == 1.0).all()
+    neighbour.operands.drop("run", over=True)
+
+
+@gen_cluster(client=True, timeout=120, nthreads=[("127.0.0.1", 1)] * 3)
+async def test_the_receiver_of_a_host_is_the_worker_that_reports_first(c, s, *workers):
+    await coded.encode(np.ones((6, 4)), coded.MDS(3, 2), c)
+    exchange = worker_plugin(workers[0]).exchange
+    channels = [
+        SimpleNamespace(address=w.address, near=False, shared=False, unreadable=0) for w in workers
+    ]
+    for lags, speeds in [((0.5, 0.02, 0.01), (1, 1, 1)), ((0, 0, 0), (0.2, 0.9, 1))]:
+        x, lags, speeds = np.ones(100_000), np.array(lags), np.array(speeds)
+        delivery = Delivery(exchange, "run", channels, x, None, lags, speeds, None, None)
+        delivery.plan(range(3))
+        assert delivery.parcel(2).neighbours == (workers[1].address, workers[0].address)
 
 
 @gen_cluster(client=True, timeout=120, nthreads=[("127.0.0.1", 1)] * 5, config=APART)
@@ -222,27 +256,15 @@ def test_relays_and_receivers_killed_and_stopped_while_chunks_travel(
     code, processes, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("DASK_CODED__SHARED_MEMORY", "false")
-    coordinator, stopped, killed, *_ = processes.add(6)
-    client = processes.client
-    log, over = tmp_path / "log", tmp_path / "over"
-    log.touch()
-    C = coded.encode(matrix(), code, client)
-    whole = client.scatter(matrix())
-    future = coded.submit(
-        checked_loop(), C, whole, str(log), str(over), client=client, workers=coordinator
-    )
-    wait_for_rounds(future, log, 3)
-    for _ in range(3):
-        with processes.stopped(stopped):
-            wait_for_rounds(future, log, 3)
-        wait_for_rounds(future, log, 2)
-    processes.kill(killed)
-    wait_for_rounds(future, log, 10)
-    over.touch()
-    assert future.result(timeout=60) > 20
+    check_rounds_through_faults(processes, matrix(), code, tmp_path)
 
 
-@gen_cluster(client=True, timeout=120, nthreads=[("127.0.0.1", 1)] * 5, config=APART)
+@gen_cluster(
+    client=True,
+    timeout=120,
+    nthreads=[("127.0.0.1", 1)] * 5,
+    config={**APART, "coded.policy": "static"},  # it is called in for every round
+)
 async def test_a_worker_called_in_late_gets_the_operand_from_a_receiver(c, s, *workers):
     A = matrix()
     C = await coded.encode(A, coded.Repetition(5, 5), c)  # any worker can do any work

@@ -10,6 +10,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from distributed import Event, get_worker, wait
+from distributed.core import Status
 from distributed.utils_test import async_poll_for, gen_cluster
 from hypothesis import given
 from hypothesis import strategies as st
@@ -114,11 +115,11 @@ async def test_a_loop_that_was_taken_over_ends_where_its_next_round_starts(c, s,
     old = await started(c, s, future)
     fall_silent(s)
     new = await started(c, s, future)
-    rounds = s.extensions["dask-coded"].speeds._rounds
+    rounds = s.extensions["dask-coded"].speeds.rounds
     await Event(f"go-{old}", client=c).set()
     (worker,) = [w for w in workers if w.address == old]
     await gone(worker, future.key)
-    assert s.extensions["dask-coded"].speeds._rounds == rounds
+    assert s.extensions["dask-coded"].speeds.rounds == rounds
     await Event(f"go-{new}", client=c).set()
     assert await future == new
 
@@ -248,8 +249,11 @@ async def test_a_loop_that_would_lose_much_is_given_more_time(c, s, *workers):
     plugin_of(s).loops.keepers(future.key, address, 2)
     assert supervisor._patience(ts) == day
     # A task that always holds up its event loop ends all the same.
-    supervisor._runs[future.key].takeovers = 3
+    supervisor._runs[future.key].setbacks = 3
+    supervisor._runs[future.key].born -= 100 * day
     assert supervisor._patience(ts) == 8 * day
+    supervisor._runs[future.key].setbacks = 6
+    assert supervisor._patience(ts) == pytest.approx(25 * day, rel=1e-3)
     await Event(f"go-{address}", client=c).set()
     await future
 
@@ -299,6 +303,69 @@ async def test_a_silent_loop_resumes_elsewhere(c, s, *workers):
     assert 1 < await future <= 4
 
 
+@gen_cluster(**FOUR)
+async def test_a_round_that_waits_on_a_worker_which_pauses_is_taken_over(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    loop = coded.submit(place, C, 0, client=c)
+    old = await started(c, s, loop)
+    (worker,) = [w for w in workers if w.address == old]
+    blocker = c.submit(lambda: Event("free").wait(), workers=[old])
+    await async_poll_for(lambda: worker.state.executing_count, timeout=30)
+    plugin_of(s).supervisor._fast_workers = lambda: {old}
+    future = c.compute(C @ x)
+    await async_poll_for(lambda: worker.state.ready, timeout=30)
+    worker.periodic_callbacks["memory_monitor"].stop()  # it would end the pause
+    worker.status = Status.paused
+    del plugin_of(s).supervisor._fast_workers
+    await async_poll_for(lambda: s.workers[old].status == Status.paused)
+    await Event("free", client=c).set()
+    for _ in range(6):
+        plugin_of(s).supervisor._tick()
+        await async_poll_for(lambda: not plugin_of(s).supervisor._watch._owed, timeout=30)
+    np.testing.assert_allclose(await future, A @ x)
+    # What has begun there goes on.
+    assert s.tasks[loop.key].processing_on.address == old
+    await Event(f"go-{old}", client=c).set()
+    assert await loop == old
+    worker.status = Status.running
+    await blocker
+
+
+@gen_cluster(**FOUR)
+async def test_a_loop_that_gets_further_each_time_is_taken_over_soon_each_time(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    gates = [Event(f"round-{i}", client=c) for i in range(4)]
+
+    def rounds(operator, loop):
+        for i in range(loop.resume(0), 4):
+            operator @ np.ones(operator.shape[1])
+            # Not written down too often, but here each state counts.
+            loop._cost = 0.0
+            loop.report(Progress(i + 1, residual=0.0), state=i + 1, last=i == 3)
+            Event(f"reported-{i}").set()
+            Event(f"round-{i}").wait()
+
+    future = coded.submit(rounds, C, coded.Loop(), client=c)
+    supervisor = plugin_of(s).supervisor
+    for i in range(3):
+        await Event(f"reported-{i}", client=c).wait()
+        kept = [worker_plugin(w).keeper.kept for w in workers]
+        await async_poll_for(
+            lambda kept=kept, i=i: i + 1 in [k[future.key][0] for k in kept if future.key in k],
+            timeout=30,
+        )
+        old = s.tasks[future.key].processing_on
+        assert supervisor._patience(s.tasks[future.key]) == 24 * 3600
+        fall_silent(s)
+        assert s.tasks[future.key].processing_on is not old
+        await async_poll_for(lambda i=i: supervisor._runs[future.key].round == i + 1, timeout=30)
+        await gates[i].set()
+        # The old worker was not silent in fact, so it is soon one of those that may take over.
+        await async_poll_for(lambda: not supervisor.absent, timeout=30)
+    await gates[3].set()
+    await future
+
+
 # -- fenced ------------------------------------------------------------------------------------
 
 
@@ -316,7 +383,7 @@ async def test_states_and_jobs_of_a_run_that_is_over_count_for_nothing(c, s, *wo
             run_id,
             kernel="matvec",
             operand=x,
-            coming=None,
+            parts=(),
             shared=False,
             stripes=4,
             pieces=((piece, key, 8),),
@@ -382,6 +449,23 @@ async def test_no_coordinator_is_stolen_by_a_slow_worker(c, s, *workers):
     await Event("free", client=c).set()
     assert slow not in await c.gather(futures)
     await c.gather(blocks)
+
+
+@gen_cluster(**FOUR)
+async def test_no_loop_is_placed_on_a_worker_that_was_slow_when_last_measured(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    slow, *fast = (w.address for w in workers)
+    speeds = plugin_of(s).speeds
+    for _ in range(60):
+        speeds.record(dict.fromkeys([slow, *fast], 1.0))
+    speeds.record({slow: 0.4, **dict.fromkeys(fast, 1.0)})
+    for _ in range(200):
+        speeds.record(dict.fromkeys(fast, 1.0))
+    plugin_of(s).supervisor.changed()
+    futures = [coded.submit(place, C, 0, client=c) for _ in range(20)]
+    for address in (slow, *fast):
+        await Event(f"go-{address}", client=c).set()
+    assert slow not in await c.gather(futures)
 
 
 @gen_cluster(**FOUR)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import dask
 import numpy as np
 import pytest
@@ -10,7 +12,9 @@ from distributed import Event
 from distributed.utils_test import async_poll_for, captured_logger, gen_cluster
 
 import dask_coded as coded
+from dask_coded.runtime import checks
 from dask_coded.runtime.worker import worker_plugin
+from dask_coded.transport import rows
 
 SIX = [("127.0.0.1", 1)] * 6
 CODES = [coded.MDS(6, 4), coded.RandomLinear(6, 4), coded.Repetition(6, 2)]
@@ -84,6 +88,21 @@ async def test_a_worker_that_computes_wrongly_again_and_again_gets_no_more_work(
     for address in C.encoded.workers[2:4]:
         await next(w for w in workers if w.address == address).close()
     assert is_right(await c.compute(C @ x))
+
+
+@gen_cluster(client=True, nthreads=SIX)
+async def test_a_worker_stops_beside_workers_that_have_computed_wrongly(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(6, 4), c, verify=True)
+    *wrong, stopped = C.encoded.workers[:3]
+    plugin = s.extensions["dask-coded"]
+    for _ in range(3):
+        plugin._suspect(C.encoded.spec.id, wrong)
+    (worker,) = [w for w in workers if w.address == stopped]
+    worker_plugin(worker).exchange._handlers.clear()  # it does not answer any more
+    free = C.encoded.workers[3]
+    # By now the others do not suffice without those, which are verified.
+    assert is_right(await c.compute(C @ x, workers=[free]))
+    assert not any(plugin._trusts(address) for address in wrong)
 
 
 @gen_cluster(client=True, nthreads=SIX)
@@ -201,8 +220,81 @@ async def test_pieces_made_from_inexact_ones_are_less_exact(c, s, *workers):
     arrays, array = s.extensions["dask-coded"].arrays, C.encoded.spec.id
     before = (await arrays.sources(array, 1))["answer"].data.growth
     with captured_logger("distributed.dask_coded") as log:
-        arrays.made(array, 0, 0, None, {}, 1e6)
+        arrays.made(array, 0, 0, None, {}, None, 1e6)
         assert not log.getvalue()
-        arrays.made(array, 0, 0, None, {}, 1e14)
+        arrays.made(array, 0, 0, None, {}, None, 1e14)
     assert "hardly verified any more: encode the array again" in log.getvalue()
     assert (await arrays.sources(array, 1))["answer"].data.growth > 1e10 > before
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Workers are silent sooner than usual."""
+    monkeypatch.setattr(checks, "_PATIENCE", 0.1)
+    monkeypatch.setattr(rows, "ANSWER_SECONDS", 0.05)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_the_workers_of_a_check_and_of_its_block_are_stopped():
+    @gen_cluster(client=True, nthreads=SIX)
+    async def test(c, s, *workers):
+        C = await coded.encode(A, coded.MDS(6, 4), c, verify=True)
+        spec, go = C.encoded.spec, asyncio.Event()
+        (holder,) = [ws.address for ws in s.tasks[spec.check_keys[0]].who_has]
+        stopped = {holder, C.encoded.workers[0]}
+        assert len(stopped) == 2
+        for worker in workers:
+            if worker.address in stopped:
+
+                async def held(send=worker.handlers["coded_rows"], **where):
+                    await go.wait()
+                    return await send(**where)
+
+                worker.handlers["coded_rows"] = held
+        one = next(w for w in workers if w.address not in stopped)
+        with captured_logger("distributed.dask_coded") as log:
+            for i in range(1, 4):
+                assert is_right(await c.compute(C @ (i * x), workers=[one.address]), i * x)
+        assert log.getvalue().count("Rounds are not verified until the checks of blocks [0") == 1
+        (event,) = events(s, "unverified")
+        assert event["blocks"][0] == 0
+        # They are verified again as soon as the check is here.
+        go.set()
+        found = worker_plugin(one).checks[spec.id]
+        while not found.complete(spec):
+            assert is_right(await c.compute(C @ x, workers=[one.address]))
+        (wrong, *_) = {*C.encoded.workers} - {*stopped, one.address}
+        corrupt(workers, wrong)
+        while not events(s, "corrupt"):
+            assert is_right(await c.compute(C @ x, workers=[one.address]))
+
+    test()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_piece_is_rebuilt_when_its_sources_are_stopped_for_a_while():
+    @gen_cluster(client=True, nthreads=SIX)
+    async def test(c, s, *workers):
+        C = await coded.encode(A, coded.MDS(6, 4), c)
+        stopped, go = set(C.encoded.workers[1:4]), asyncio.Event()
+        for worker in workers:
+            if worker.address in stopped:
+
+                async def held(send=worker.handlers["coded_rows"], **where):
+                    await go.wait()
+                    return await send(**where)
+
+                worker.handlers["coded_rows"] = held
+        asked = []
+        sources = s.handlers["coded_sources"]
+        s.handlers["coded_sources"] = lambda **k: asked.append(k) or sources(**k)
+        await next(w for w in workers if w.address == C.encoded.workers[0]).close()
+        # The two others do not suffice.
+        await async_poll_for(lambda: any(len(k["avoid"]) == 2 for k in asked))
+        count = len(asked)
+        await async_poll_for(lambda: len(asked) > count + 3)
+        go.set()
+        await async_poll_for(lambda: all(s.tasks[key].who_has for key in C.encoded.spec.keys))
+        assert is_right(await c.compute(C @ x))
+
+    test()

@@ -1,0 +1,146 @@
+"""Copies of pieces come and go as Dask moves data, but each piece stays on its own worker."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+from distributed import Worker
+from distributed.active_memory_manager import ReduceReplicas
+from distributed.core import Status
+from distributed.utils_test import async_poll_for, gen_cluster
+
+import dask_coded as coded
+
+A = np.random.default_rng(0).standard_normal((120, 10))
+
+
+def holders(s, C):
+    """The addresses of the workers that hold each piece."""
+    return [{ws.address for ws in s.tasks[key].who_has or ()} for key in C.encoded.spec.keys]
+
+
+@pytest.mark.parametrize("fullest", [0, 1])
+def test_the_memory_manager_drops_copies_but_leaves_pieces_where_they_belong(fullest):
+    @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 4)
+    async def test(c, s, *workers):
+        C = await coded.encode(A, coded.MDS(4, 3), c)
+        s.extensions["amm"].stop()  # it runs when the test says so
+        home = C.encoded.workers
+        for piece in (0, 1):
+            (future,) = [f for f in C.encoded.futures if f.key == C.encoded.spec.keys[piece]]
+            await c.replicate([future], workers=list(home))
+        await async_poll_for(lambda: len(holders(s, C)[1]) == 4)
+        # It drops copies on the worker with the most memory in use first.
+        for ws in s.workers.values():
+            ws.metrics["memory"] = 2**30 * (1 + (ws.address == home[fullest]))
+        s.extensions["amm"].run_once()
+        await async_poll_for(lambda: holders(s, C) == [{a} for a in home])
+        # Other data are reduced as before.
+        other = await c.scatter(np.ones(5), broadcast=True)
+        s.extensions["amm"].run_once()
+        await async_poll_for(lambda: len(s.tasks[other.key].who_has) == 1)
+        assert all(isinstance(p, ReduceReplicas) for p in s.extensions["amm"].policies)
+
+    test()
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 6)
+async def test_pieces_of_a_retired_worker_go_to_workers_without_one(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 2), c)
+    used = set(C.encoded.workers)
+    # Dask moves its data to the worker that uses the least memory, which has a piece already.
+    for _ in range(2):
+        gone, least = sorted(used & set(s.workers))[:2]
+        for ws in s.workers.values():
+            ws.metrics["memory"] = 0 if ws.address == least else 2**30
+        await c.retire_workers([gone])
+        await async_poll_for(lambda: len(set().union(*holders(s, C))) == 4)
+        assert gone not in set().union(*holders(s, C))
+    # The code tolerates the loss of any two workers again.
+    for address in sorted(set().union(*holders(s, C)))[:2]:
+        await next(w for w in workers if w.address == address).close()
+    x = np.arange(10.0)
+    np.testing.assert_allclose(await c.compute(C @ x), A @ x)
+
+
+def hold_rows(workers):
+    """Let no worker send rows of its pieces until the event that is returned is set."""
+    go = asyncio.Event()
+    for worker in workers:
+
+        async def rows(send=worker.handlers["coded_rows"], **where):
+            await go.wait()
+            return await send(**where)
+
+        worker.handlers["coded_rows"] = rows
+    return go
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 5)
+async def test_a_worker_that_joins_before_a_lost_piece_is_rebuilt_takes_over_later(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(5, 3), c)
+    go = hold_rows(workers)
+    await next(w for w in workers if w.address == C.encoded.workers[4]).close()
+    async with Worker(s.address, nthreads=1) as late:
+        await async_poll_for(lambda: late.address in s.extensions["dask-coded"].versions)
+        go.set()
+        await async_poll_for(lambda: len(set().union(*holders(s, C))) == 5)
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 4)
+async def test_tasks_run_on_a_worker_while_it_waits_for_the_sources_of_a_piece(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    go = hold_rows(workers)
+    await workers[1].close()
+    lost = [ts for ts in s.tasks.values() if not ts.who_has]
+    await async_poll_for(lambda: all(ts.processing_on for ts in lost))
+    (ts,) = lost
+    x = np.arange(10.0)
+    product = c.compute(C @ x, workers=[ts.processing_on.address])
+    np.testing.assert_allclose(await product, A @ x)
+    go.set()
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 5)
+async def test_a_lost_piece_is_rebuilt_from_pieces_of_workers_that_are_not_slow(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(5, 3), c)
+    plugin, slow = s.extensions["dask-coded"], C.encoded.workers[0]
+    plugin.speeds.record({a: 0.01 if a == slow else 1.0 for a in s.workers})
+    recipe = (await plugin.arrays.sources(C.encoded.spec.id, 1))["answer"].data
+    assert {key for key, *_ in recipe.sources} == {C.encoded.spec.keys[i] for i in (2, 3, 4)}
+    # It is asked if the others do not suffice.
+    recipe = (await plugin.arrays.sources(C.encoded.spec.id, 1, avoid=C.encoded.workers[2:3]))[
+        "answer"
+    ].data
+    assert {key for key, *_ in recipe.sources} == {C.encoded.spec.keys[i] for i in (0, 3, 4)}
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_no_piece_waits_for_a_worker_that_is_paused(when):
+    @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 5)
+    async def test(c, s, *workers):
+        C = await coded.encode(A, coded.MDS(4, 3), c)
+        gone = C.encoded.workers[0]
+        # The lost piece would go to the worker without one.
+        (free,) = [w for w in workers if w.address not in C.encoded.workers]
+        free.periodic_callbacks["memory_monitor"].stop()  # it would end the pause
+        if when == "before":
+            free.status = Status.paused
+            await async_poll_for(lambda: s.workers[free.address].status == Status.paused)
+        go = hold_rows(workers)
+        await next(w for w in workers if w.address == gone).close()
+        (ts,) = [s.tasks[key] for key in C.encoded.spec.keys if not s.tasks[key].who_has]
+        await async_poll_for(lambda: ts.processing_on is not None)
+        assert (ts.processing_on.address == free.address) is (when == "meanwhile")
+        if when == "meanwhile":
+            free.status = Status.paused
+            await async_poll_for(lambda: s.workers[free.address].status == Status.paused)
+            s.transitions({ts.key: "released"}, stimulus_id="test")
+            assert ts.state == "no-worker"
+        go.set()
+        await async_poll_for(lambda: all(holders(s, C)))
+        assert free.address not in set().union(*holders(s, C))
+
+    test()

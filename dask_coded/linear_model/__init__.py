@@ -30,6 +30,7 @@ from dask_coded.linear_model.solvers import Solution, minimize
 if TYPE_CHECKING:
     from dask_coded.linear_model.classifiers import LinearSVC as LinearSVC
     from dask_coded.linear_model.classifiers import LogisticRegression as LogisticRegression
+    from dask_coded.linear_model.random_features import RBFSampler as RBFSampler
     from dask_coded.linear_model.regressors import ElasticNet as ElasticNet
     from dask_coded.linear_model.regressors import Lasso as Lasso
     from dask_coded.linear_model.regressors import LinearRegression as LinearRegression
@@ -55,6 +56,7 @@ _ESTIMATORS = {
     "LinearRegression": "regressors",
     "LinearSVC": "classifiers",
     "LogisticRegression": "classifiers",
+    "RBFSampler": "random_features",
     "Ridge": "regressors",
 }
 

@@ -24,7 +24,7 @@ from distributed import Client
 from distributed.protocol.pickle import dumps
 
 from dask_coded.aggregation import Aggregation
-from dask_coded.arguments import check_whole
+from dask_coded.arguments import check_whole, from_tensor
 from dask_coded.compression import EXACT, Compression
 from dask_coded.display import Display
 from dask_coded.loop import Progress
@@ -70,7 +70,8 @@ def train(
     data: Any,
     *,
     optimizer: Optimizer | None = None,
-    steps: int = 100,
+    steps: int | None = None,
+    epochs: int | None = None,
     batch_size: int | None = None,
     aggregation: Aggregation | None = None,
     compression: Compression | None = None,
@@ -99,16 +100,22 @@ def train(
         data, it must return the same result for the same arguments.
     parameters : array_like of float, shape (n,)
         Initial parameters. Gradients are summed in their dtype.
-    data : (samples, targets)
-        Dask arrays with any chunks, NumPy arrays, or lists of delayed objects or futures of arrays
-        of rows. Samples and targets have the same length along the first axis.
+    data : (samples, targets) or iterable of batches
+        Dask arrays with any chunks, NumPy arrays, PyTorch tensors, or lists of delayed objects or
+        futures of arrays of rows. Samples and targets have the same length along the first axis.
+        Or batches, pairs of NumPy arrays or tensors, as PyTorch's ``DataLoader`` yields them. They
+        are read once, joined, and then spread over the workers.
     optimizer : Optimizer, optional
-        :class:`SGD` or :class:`Adam`; by default ``SGD(0.1)``. It receives the mean gradient over
-        the samples of a step.
-    steps : int
-        Total number of updates, including those made before a training was resumed.
+        :class:`SGD`, :class:`Adam`, or one of PyTorch by :meth:`TorchModule.optimizer`; by default
+        ``SGD(0.1)``. It receives the mean gradient over the samples of a step.
+    steps : int, optional
+        Total number of updates, including those made before a training was resumed; by default
+        100.
+    epochs : int, optional
+        Number of passes over the data, instead of ``steps``.
     batch_size : int, optional
-        Samples in a step, over all workers; by default all. Each epoch uses every sample once.
+        Samples in a step, over all workers; by default the ``batch_size`` of the data, if they have
+        one as a ``DataLoader`` has, and otherwise all. Each epoch uses every sample once.
     aggregation : Aggregation, optional
         How gradients are summed; by default :func:`choose_aggregation` chooses.
     compression : Compression, optional
@@ -173,7 +180,14 @@ def train(
     start = _start(parameters)
     optimizer = optimizer or SGD(0.1)
     schedule = schedule or Synchronous()
-    check_whole("steps", steps)
+    if epochs is None:
+        steps = check_whole("steps", 100 if steps is None else steps)
+    elif steps is not None:
+        raise TypeError("Pass either 'steps' or 'epochs', not both.")
+    else:
+        check_whole("epochs", epochs)
+    if batch_size is None:
+        batch_size = getattr(data, "batch_size", None)
     if batch_size is not None:
         check_whole("batch_size", batch_size)
     if layers is None:
@@ -193,6 +207,9 @@ def train(
         count = len(there if allowed is None else set(there) & set(allowed))
         aggregation = choose_aggregation(count, start.nbytes)
     total = sum(samples.rows)
+    if epochs is not None:
+        steps = epochs * Batches(total, 1, batch_size, seed).steps
+    assert steps is not None
     model = Model(
         gradient,
         start,
@@ -259,7 +276,7 @@ def _check_choices(
         if not (callable(function) or (name == "callback" and function is None)):
             raise TypeError(f"Argument {name!r} must be a function, it is {function!r}.")
     for name, value, kind, example in (
-        ("optimizer", optimizer, Optimizer, "Adam()"),
+        ("optimizer", optimizer, Optimizer, "Adam() or TorchModule.optimizer(...)"),
         ("aggregation", aggregation, Aggregation, "Ring()"),
         ("compression", compression, Compression, "Quantization()"),
         ("schedule", schedule, Schedule, "Pipelined()"),
@@ -285,7 +302,7 @@ def _named(client: Client, workers: str | Sequence[str]) -> tuple[str, ...]:
 
 def _start(parameters: npt.ArrayLike) -> Vector:
     """Return the initial parameters as a flat array of floating-point numbers."""
-    start = np.array(parameters)
+    start = np.array(from_tensor(parameters))
     if start.ndim != 1 or not start.size or start.dtype.kind not in "fiub":
         raise ValueError(
             f"Argument 'parameters' must be a flat array of real numbers, it has shape "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import dask.array as da
@@ -12,7 +12,7 @@ import scipy.sparse
 from dask.base import is_dask_collection
 from distributed import Client, Future, futures_of
 
-from dask_coded.arguments import check_unmasked
+from dask_coded.arguments import check_unmasked, from_tensor
 from dask_coded.runtime.source import settled
 from dask_coded.runtime.waiting import outside_pool
 from dask_coded.training.runtime.spec import Blocks
@@ -24,9 +24,10 @@ def load(client: Client, data: Any) -> tuple[Blocks, Blocks, list[Future]]:
     Parameters
     ----------
     client : distributed.Client
-    data : (samples, targets)
-        Each a dask array, a NumPy array, a SciPy sparse matrix, or a sequence of delayed objects
-        or futures of arrays.
+    data : (samples, targets) or iterable of batches
+        Each a dask array, a NumPy array, a PyTorch tensor, a SciPy sparse matrix, or a sequence of
+        delayed objects or futures of arrays. Or pairs of NumPy arrays or tensors, as a
+        ``DataLoader`` of PyTorch yields them.
 
     Returns
     -------
@@ -39,8 +40,12 @@ def load(client: Client, data: Any) -> tuple[Blocks, Blocks, list[Future]]:
     TypeError, ValueError
         If the data have another type, or samples and targets differ in length.
     """
+    if isinstance(data, Iterable) and not isinstance(data, tuple | list | np.ndarray | da.Array):
+        data = _joined(data)
     if not isinstance(data, tuple | list) or len(data) != 2:
-        raise TypeError("Argument 'data' must be a pair: samples and targets.")
+        raise TypeError(
+            "Argument 'data' must be a pair, samples and targets, or yield such pairs as batches."
+        )
     futures: list[Future] = []
     found = []
     for name, values in zip(("samples", "targets"), data, strict=True):
@@ -57,7 +62,24 @@ def load(client: Client, data: Any) -> tuple[Blocks, Blocks, list[Future]]:
     return found[0], found[1], futures
 
 
+def _joined(batches: Iterable[Any]) -> list[np.ndarray[Any, Any]]:
+    """Return all samples and all targets of some batches."""
+    pairs = []
+    for batch in batches:
+        pair = [from_tensor(a) for a in batch] if isinstance(batch, tuple | list) else []
+        if len(pair) != 2 or not all(isinstance(a, np.ndarray) and a.ndim for a in pair):
+            raise TypeError(
+                "Each batch must be a pair of arrays or tensors, samples and targets: pass a pair "
+                "of whole arrays, or a DataLoader without a `collate_fn` that returns other types."
+            )
+        pairs.append(pair)
+    if not pairs:
+        raise ValueError("Argument 'data' must yield at least one batch.")
+    return [np.concatenate(arrays) for arrays in zip(*pairs, strict=True)]
+
+
 def _load(client: Client, name: str, values: Any) -> tuple[Blocks, list[Future]]:
+    values = from_tensor(values)
     check_unmasked(f"The {name}", values)
     if isinstance(values, da.Array):
         return _array(client, name, values)

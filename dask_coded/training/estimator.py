@@ -32,7 +32,7 @@ class GradientEstimator(BaseEstimator):
         ``prediction(parameters, samples)`` returns an array with one row or number per sample.
     parameters : array_like of float, shape (n,)
         Initial parameters.
-    optimizer, steps, batch_size, aggregation, compression, schedule, layers, seed, verbose
+    optimizer, steps, epochs, batch_size, aggregation, compression, schedule, layers, seed, verbose
         As for :func:`train`.
 
     Attributes
@@ -61,7 +61,8 @@ class GradientEstimator(BaseEstimator):
         parameters: Any,
         *,
         optimizer: Optimizer | None = None,
-        steps: int = 100,
+        steps: int | None = None,
+        epochs: int | None = None,
         batch_size: int | None = None,
         aggregation: Aggregation | None = None,
         compression: Compression | None = None,
@@ -75,6 +76,7 @@ class GradientEstimator(BaseEstimator):
         self.parameters = parameters
         self.optimizer = optimizer
         self.steps = steps
+        self.epochs = epochs
         self.batch_size = batch_size
         self.aggregation = aggregation
         self.compression = compression

@@ -1,15 +1,19 @@
-"""PyTorch modules as functions of a flat array of parameters."""
+"""PyTorch modules as functions of a flat array of parameters, and PyTorch's optimizers."""
 
 from __future__ import annotations
 
+import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from dask_coded.training.optimizers import Vector
+from dask_coded.arguments import from_tensor
+from dask_coded.training.optimizers import Decay, Optimizer, Vector
 
 
 class TorchModule:
@@ -78,20 +82,20 @@ class TorchModule:
 
     def gradient(self, parameters: Vector, samples: Any, targets: Any) -> tuple[float, Vector]:
         """Return the loss and its gradient, summed over samples, as :func:`train` expects."""
+        parameters, samples = from_tensor(parameters), from_tensor(samples)
         self.load(parameters)
         self.module.zero_grad(set_to_none=True)
         seed = zlib.crc32(samples[:1].tobytes(), zlib.crc32(parameters[:1024].tobytes()))
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with _seeded(seed):
             loss = self._loss(self.module(_tensor(samples)), _tensor(targets))
             loss.backward()
         found = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._wanted]
         return float(loss.detach()), torch.cat([g.reshape(-1) for g in found]).cpu().numpy()
 
     def load(self, parameters: Vector) -> torch.nn.Module:
-        """Copy a flat array into the module's parameters and return the module."""
+        """Copy a flat array or tensor into the module's parameters and return the module."""
         # Copied because PyTorch expects a writable array.
-        flat = torch.from_numpy(np.array(parameters))
+        flat = torch.from_numpy(np.array(from_tensor(parameters)))
         with torch.no_grad():
             start = 0
             for parameter in self._wanted:
@@ -100,17 +104,165 @@ class TorchModule:
                 start = stop
         return self.module
 
+    def optimizer(
+        self, optimizer: torch.optim.Optimizer, decay: Decay | None = None
+    ) -> TorchOptimizer:
+        """Return an optimizer of PyTorch as :func:`train` takes it.
+
+        Parameters
+        ----------
+        optimizer : torch.optim.Optimizer
+            Over parameters of the module, as ``torch.optim.AdamW(module.parameters())`` is, with
+            any groups. It is not changed: the training continues with a copy of its state.
+        decay : callable, optional
+            As for :class:`SGD`: the factor of all learning rates in a step, instead of a scheduler
+            of ``torch.optim.lr_scheduler``.
+
+        Raises
+        ------
+        TypeError
+            If it is no optimizer of PyTorch, needs a closure, or keeps anything but tensors.
+        ValueError
+            If it has a parameter that is not the module's.
+
+        Examples
+        --------
+        >>> module = torch.nn.Linear(2, 1, bias=False)
+        >>> model = TorchModule(module, torch.nn.MSELoss(reduction="sum"))
+        >>> optimizer = model.optimizer(torch.optim.SGD(module.parameters(), lr=0.5))
+        >>> x = np.array([1.0, 2.0], dtype=np.float32)
+        >>> optimizer.update(x, np.ones(2, dtype=np.float32), optimizer.start(x), step=0)
+        >>> x
+        array([0.5, 1.5], dtype=float32)
+        """
+        if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(
+            optimizer, torch.optim.LBFGS
+        ):
+            raise TypeError(
+                f"Argument 'optimizer' must be an optimizer of PyTorch that takes one gradient per "
+                f"step, such as `torch.optim.Adam(module.parameters())`, it is {optimizer!r}."
+            )
+        position = {id(p): i for i, p in enumerate(self._wanted)}
+        groups = []
+        for group in optimizer.param_groups:
+            options = {name: value for name, value in group.items() if name != "params"}
+            members = [p for p in group["params"] if p.requires_grad]
+            if not all(id(p) in position for p in members):
+                raise ValueError(
+                    "The optimizer must be over parameters of this module: pass "
+                    "`module.parameters()` of the same module to both."
+                )
+            groups.append((options, [position[id(p)] for p in members]))
+        return TorchOptimizer(
+            learning_rate=float(groups[0][0]["lr"]),
+            kind=type(optimizer),
+            shapes=self.layers,
+            groups=groups,
+            first={name: a.copy() for name, a in _state(optimizer, self._wanted).items()},
+            decay=decay,
+        )
+
     def prediction(self, parameters: Vector, samples: Any) -> Any:
-        """Return the module's output for a NumPy array of samples, as a NumPy array."""
+        """Return the module's output for samples: a tensor if they are one, else a NumPy array."""
         self.load(parameters)
         training = self.module.training
         self.module.eval()
         try:
             with torch.no_grad():
-                return self.module(_tensor(samples)).cpu().numpy()
+                found = self.module(_tensor(samples))
         finally:
             self.module.train(training)
+        return found if isinstance(samples, torch.Tensor) else found.cpu().numpy()
+
+
+@dataclass(frozen=True, eq=False)
+class TorchOptimizer(Optimizer):
+    """An optimizer of ``torch.optim`` on a flat array; see :meth:`TorchModule.optimizer`.
+
+    Parameters
+    ----------
+    learning_rate : float
+        Of the first group.
+    kind : type
+    shapes : sequence of tuple of int
+        Of the module's parameters, which lie one after the other in the flat array.
+    groups : sequence of (dict, sequence of int)
+        Options of each group, and the positions of its parameters in the module.
+    first : dict
+        What the optimizer keeps for its parameters already: arrays by position and name.
+    decay : callable, optional
+        As for :class:`SGD`.
+    """
+
+    kind: Callable[[Any], torch.optim.Optimizer]
+    shapes: Sequence[tuple[int, ...]]
+    groups: Sequence[tuple[dict[str, Any], Sequence[int]]]
+    first: dict[str, Vector]
+    decay: Decay | None = None
+
+    def start(self, parameters: Vector) -> dict[str, Vector]:
+        if self.first:
+            return {name: value.copy() for name, value in self.first.items()}
+        # A step without a gradient shows which arrays there will be. The first update makes them.
+        state: dict[str, Vector] = {}
+        self.update(parameters.copy(), np.zeros_like(parameters), state, 0)
+        return state
+
+    def update(
+        self, parameters: Vector, gradient: Vector, state: dict[str, Vector], step: int
+    ) -> None:
+        tensors, at = [], 0
+        for shape in self.shapes:
+            part = slice(at, at := at + math.prod(shape))
+            # The tensor and the array share their memory.
+            tensor = torch.from_numpy(parameters[part].reshape(shape)).requires_grad_()
+            tensor.grad = torch.from_numpy(gradient[part].reshape(shape))
+            tensors.append(tensor)
+        factor = 1.0 if self.decay is None else float(self.decay(step))
+        optimizer = self.kind(
+            [
+                {**options, "lr": factor * options["lr"], "params": [tensors[i] for i in members]}
+                for options, members in self.groups
+            ]
+        )
+        if step or self.first:
+            for name, value in state.items():
+                number, key = name.split(":")
+                optimizer.state[tensors[int(number)]][key] = torch.from_numpy(value)
+        optimizer.step()
+        state.update(_state(optimizer, tensors))
+
+
+def _state(optimizer: torch.optim.Optimizer, tensors: Sequence[torch.Tensor]) -> dict[str, Vector]:
+    """Return what an optimizer keeps for some tensors: arrays by position and name."""
+    found = {}
+    for i, tensor in enumerate(tensors):
+        for name, value in optimizer.state.get(tensor, {}).items():
+            if isinstance(value, torch.Tensor):
+                found[f"{i}:{name}"] = value.detach().cpu().numpy()
+            elif value is not None:
+                raise TypeError(
+                    f"The state of {type(optimizer).__name__} has {name!r}, a "
+                    f"{type(value).__name__}: only optimizers that keep tensors can be used."
+                )
+    return found
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Seed PyTorch's random numbers, and continue with the usual ones afterwards."""
+    # `torch.manual_seed` does the same for every device, and takes longer than a small gradient.
+    state = torch.get_rng_state()
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
 
 
 def _tensor(array: Any) -> torch.Tensor:
+    if isinstance(array, torch.Tensor):
+        return array
     return torch.from_numpy(np.require(array, requirements=["C", "W"]))

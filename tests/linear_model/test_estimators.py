@@ -23,6 +23,7 @@ from dask_coded.linear_model import (  # noqa: E402
     LinearRegression,
     LinearSVC,
     LogisticRegression,
+    RBFSampler,
     Ridge,
 )
 
@@ -30,6 +31,8 @@ from dask_coded.linear_model import (  # noqa: E402
 TIGHT = {"tol": 1e-10, "max_iter": 1000}
 
 
+# Some of the checks need pandas.
+@pytest.mark.extras
 @parametrize_with_checks(
     [
         LogisticRegression(**TIGHT),
@@ -45,8 +48,17 @@ def test_scikit_learn_checks(estimator, check):
         check(estimator)
 
 
+@pytest.mark.extras
 @parametrize_with_checks(
-    [LogisticRegression(), LinearSVC(), LinearRegression(), Ridge(), ElasticNet(), Lasso()]
+    [
+        LogisticRegression(),
+        LinearSVC(),
+        LinearRegression(),
+        Ridge(),
+        ElasticNet(),
+        Lasso(),
+        RBFSampler(),
+    ]
 )
 def test_scikit_learn_checks_of_defaults(estimator, check):
     name = getattr(check, "func", check).__name__

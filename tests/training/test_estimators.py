@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import pickle
+
 import dask.array as da
 import numpy as np
 import pytest
 
+import dask_coded as coded
 from dask_coded import training
 from dask_coded.training import SGD, GradientEstimator
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.extras
 
 RNG = np.random.default_rng(3)
 SAMPLES = RNG.normal(size=(60, 4)).astype(np.float32)
@@ -72,6 +76,122 @@ def test_dropout_depends_only_on_parameters_and_samples():
     second = other.gradient(one.parameters, SAMPLES, LABELS)
     assert first[0] == second[0]
     np.testing.assert_array_equal(first[1], second[1])
+
+
+def updated(flat, optimizer, steps, state=None, first=0, parameters=None):
+    """Update parameters some times, as a replica does."""
+    parameters = flat.parameters if parameters is None else parameters
+    state = optimizer.start(parameters) if state is None else state
+    for step in range(first, first + steps):
+        gradient = flat.gradient(parameters, SAMPLES, LABELS)[1] / len(SAMPLES)
+        optimizer.update(parameters, gradient, state, step)
+    return parameters, state
+
+
+def theirs(module, optimizer, steps):
+    """Train as PyTorch's tutorials do, and return the parameters."""
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = torch.nn.CrossEntropyLoss()(module(torch.tensor(SAMPLES)), torch.tensor(LABELS))
+        loss.backward()
+        optimizer.step()
+    return torch.nn.utils.parameters_to_vector(module.parameters()).detach().numpy()
+
+
+OPTIMIZERS = [
+    lambda net: torch.optim.SGD(net.parameters(), lr=0.3),
+    lambda net: torch.optim.SGD(net.parameters(), lr=0.3, momentum=0.9, nesterov=True),
+    lambda net: torch.optim.AdamW(net.parameters(), lr=0.05, amsgrad=True),
+    lambda net: torch.optim.Rprop(net.parameters()),
+    # Whole rows matter to this one, so it would differ on a flat array.
+    lambda net: torch.optim.Adafactor(net.parameters(), lr=0.1),
+    # Groups in another order than the module's.
+    lambda net: torch.optim.RMSprop(
+        [{"params": net[2].parameters(), "lr": 0.1}, {"params": net[0].parameters()}], lr=0.01
+    ),
+]
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS)
+def test_optimizers_of_pytorch_do_the_same_on_a_flat_array(make):
+    net = network()
+    flat = training.TorchModule(net, torch.nn.CrossEntropyLoss(reduction="sum"))
+    optimizer = pickle.loads(pickle.dumps(flat.optimizer(make(net))))
+    parameters, state = updated(flat, optimizer, 5)
+    # A worker that joins gets copies of parameters and state.
+    state = {name: np.array(value) for name, value in state.items()}
+    assert state.keys() == optimizer.start(parameters).keys()
+    parameters, _ = updated(flat, optimizer, 5, state, 5, parameters.copy())
+    module = network()
+    np.testing.assert_allclose(parameters, theirs(module, make(module), 10), rtol=1e-3, atol=1e-4)
+
+
+def test_an_optimizer_of_pytorch_continues_from_its_state():
+    module, net = network(), network()
+    optimizer, used = (torch.optim.Adam(m.parameters(), lr=0.05) for m in (module, net))
+    theirs(net, used, 5)
+    flat = training.TorchModule(net, torch.nn.CrossEntropyLoss(reduction="sum"))
+    found, _ = updated(flat, flat.optimizer(used), 5)
+    np.testing.assert_allclose(found, theirs(module, optimizer, 10), rtol=1e-3, atol=1e-4)
+
+
+def test_tensors_batches_epochs_and_an_optimizer_of_pytorch(client):
+    net = network()
+    flat = training.TorchModule(net, torch.nn.CrossEntropyLoss(reduction="sum"))
+    dataset = torch.utils.data.TensorDataset(torch.tensor(SAMPLES), torch.tensor(LABELS))
+    loader = torch.utils.data.DataLoader(dataset, batch_size=25, shuffle=True)
+    initial = torch.from_numpy(flat.parameters)
+    found = training.train(
+        flat.gradient,
+        initial,
+        loader,
+        epochs=4,
+        optimizer=flat.optimizer(torch.optim.Adam(net.parameters(), lr=0.05)),
+        client=client,
+    )
+    assert found.steps == 4 * 3
+    assert found.history[-1].loss < 0.7 * found.history[0].loss
+    predicted = flat.prediction(torch.from_numpy(found.parameters), dataset.tensors[0])
+    assert isinstance(predicted, torch.Tensor)
+    assert (predicted.argmax(1) == dataset.tensors[1]).float().mean() > 0.8
+    whole = training.train(flat.gradient, initial, dataset.tensors, steps=2, client=client)
+    assert whole.steps == 2
+
+
+def test_wrong_optimizers_of_pytorch(client):
+    net, flat = network(), model()
+    with pytest.raises(ValueError, match="must be over parameters of this module"):
+        flat.optimizer(torch.optim.SGD(net.parameters(), lr=0.1))
+    with pytest.raises(TypeError, match="one gradient per step"):
+        flat.optimizer(torch.optim.LBFGS(net.parameters()))
+    with pytest.raises(TypeError, match=r"TorchModule.optimizer\(...\)"):
+        training.train(
+            flat.gradient,
+            flat.parameters,
+            (SAMPLES, LABELS),
+            optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+            client=client,
+        )
+
+
+def test_products_take_tensors(client):
+    C = coded.encode(
+        torch.arange(12.0, dtype=torch.float64).reshape(6, 2), None, client, transpose=True
+    )
+    x, y = torch.tensor([1.0, 10.0]), torch.arange(6.0)
+    A = np.arange(12.0).reshape(6, 2)
+    np.testing.assert_allclose(client.compute(C @ x).result(), A @ x.numpy())
+    np.testing.assert_allclose(client.compute(y @ C).result(), y.numpy() @ A)
+    with pytest.raises(RuntimeError, match="requires grad"):
+        C @ x.requires_grad_()
+
+    def both(operator, x, y):
+        return operator @ x, y @ operator
+
+    right, left = coded.submit(both, C, x.detach(), y, client=client).result()
+    assert isinstance(right, torch.Tensor) and isinstance(left, torch.Tensor)
+    np.testing.assert_allclose(right, A @ x.detach().numpy())
+    np.testing.assert_allclose(left, y.numpy() @ A)
 
 
 def test_modules_whose_gradients_are_not_sums_are_refused():

@@ -8,6 +8,7 @@ import pytest
 from dask_coded.training import SGD, Adam, CosineDecay, Pipelined, StepDecay
 
 
+@pytest.mark.extras
 @pytest.mark.parametrize(
     ("ours", "theirs", "options"),
     [

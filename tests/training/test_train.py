@@ -137,9 +137,16 @@ def test_all_holders_of_a_part_draw_the_same_mini_batches(client):
 
 def test_data_may_come_in_any_form(client):
     partitions = ([delayed(X[:50]), delayed(X[50:])], client.scatter([Y[:9], Y[9:]]))
-    for data in [(X, Y), partitions, (scipy.sparse.csr_array(X), Y)]:
+    batches = ((X[i : i + 20], Y[i : i + 20]) for i in range(0, len(X), 20))
+    for data in [(X, Y), partitions, (scipy.sparse.csr_array(X), Y), batches]:
         found = train(squares, np.zeros(5), data, steps=STEPS, client=client)
         np.testing.assert_allclose(found.parameters, in_one_process(), rtol=1e-10)
+
+
+def test_epochs_are_passes_over_the_data(client):
+    found = train(squares, np.zeros(5), blocks(), epochs=3, batch_size=20, client=client)
+    assert found.steps == 3 * 6
+    assert train(squares, np.zeros(5), blocks(), epochs=3, client=client).steps == 3
 
 
 def test_a_training_resumes_from_its_checkpoint(client, tmp_path):
@@ -331,7 +338,7 @@ class Frame:
         (([delayed(Frame())], Y), {}, TypeError, "partitions of the samples must be NumPy"),
         ((da.ones(()), Y), {}, ValueError, "an array of rows, not a single number"),
         ((da.from_array(X)[da.from_array(Y) > 0], Y), {}, ValueError, "compute_chunk_sizes"),
-        ((X, Y), {"optimizer": "adam"}, TypeError, r"such as Adam\(\), it is 'adam'"),
+        ((X, Y), {"optimizer": "adam"}, TypeError, r"such as Adam\(\) or .*, it is 'adam'"),
         ((X, Y), {"aggregation": Ring}, TypeError, "an instance of Aggregation, such as Ring"),
         ((X, Y), {"compression": Truncation}, TypeError, "an instance of Compression"),
         ((X, Y), {"schedule": Pipelined}, TypeError, "an instance of Schedule"),
@@ -344,6 +351,10 @@ class Frame:
             FileNotFoundError,
             "folder '.*folder' must exist on the workers",
         ),
+        (iter([X, Y]), {}, TypeError, "Each batch must be a pair of arrays or tensors"),
+        (iter([]), {}, ValueError, "must yield at least one batch"),
+        ((X, Y), {"epochs": 0}, ValueError, "'epochs' must be a whole number of at least 1"),
+        ((X, Y), {"epochs": 2, "steps": 2}, TypeError, "either 'steps' or 'epochs', not both"),
         ((X, Y), {"steps": 0}, ValueError, "'steps' must be a whole number of at least 1"),
         ((X, Y), {"workers": ["b"]}, ValueError, "'workers' must contain the address of a worker"),
         ((X, Y), {"layers": [(2, 2)]}, ValueError, "as many elements as the parameters, 5; it"),

@@ -66,8 +66,12 @@ class TrainingSchedulerPlugin(SchedulerExtension):
         for address in self._coded.versions:
             self._send(address, "coded-enough", training=training)
 
-    def holders(self, key: Key) -> Reply:
-        """Handler: which workers hold a block; answers :class:`Holders` or :class:`Lost`."""
+    def holders(self, key: Key, avoid: Sequence[str] = ()) -> Reply:
+        """Handler: which workers hold a block; answers :class:`Holders` or :class:`Lost`.
+
+        Workers in ``avoid`` do not answer. A block that only they hold is computed again, if it can
+        be.
+        """
         key = as_key(key)
         ts = self.scheduler.tasks.get(key)
         if ts is None or ts.state in ("erred", "forgotten"):
@@ -79,9 +83,12 @@ class TrainingSchedulerPlugin(SchedulerExtension):
                 )
             )
         supervisor = self._coded.supervisor
-        found = self._coded.arrays.holders(key, supervisor.absent)
-        if ts.who_has and not found and ts.run_spec is not None:
-            supervisor.run_again([ts])  # whoever asks will ask again
+        found = self._coded.arrays.holders(key, supervisor.absent.union(avoid))
+        if ts.who_has and not found:
+            if ts.run_spec is not None:
+                supervisor.run_again([ts])  # whoever asks will ask again
+            else:
+                found = self._coded.arrays.holders(key)  # they may answer later
         return reply(Holders(tuple(found)))
 
     def transition(

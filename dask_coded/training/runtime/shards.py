@@ -24,10 +24,12 @@ if TYPE_CHECKING:
     from distributed.worker import Worker
 
 
-async def fetch_rows(worker: Worker, blocks: Blocks, start: int, stop: int) -> Any:
+async def fetch_rows(worker: Worker, blocks: Blocks, start: int, stop: int, avoid: set[str]) -> Any:
     """Fetch rows of an array in blocks, as a new array on this worker.
 
-    It waits for lost blocks while the cluster computes them again.
+    It waits for lost blocks while the cluster computes them again. Workers that do not answer are
+    added to ``avoid`` and not asked any more, unless only they hold a block that cannot be computed
+    again.
 
     Raises
     ------
@@ -35,7 +37,8 @@ async def fetch_rows(worker: Worker, blocks: Blocks, start: int, stop: int) -> A
         If the cluster cannot compute them again.
     """
     parts = [
-        await _fetch(worker, key, first, end) for key, first, end in _overlap(blocks, start, stop)
+        await _fetch(worker, key, first, end, avoid)
+        for key, first, end in _overlap(blocks, start, stop)
     ]
     # Always a copy: arrays from a comm may be unaligned, and others may change the original.
     return await asyncio.to_thread(_stacked, parts)
@@ -54,20 +57,19 @@ def _overlap(blocks: Blocks, start: int, stop: int) -> Iterator[tuple[Key, int, 
         yield blocks.keys[0], 0, 0
 
 
-async def _fetch(worker: Worker, key: Key, start: int, stop: int) -> Any:
+async def _fetch(worker: Worker, key: Key, start: int, stop: int, avoid: set[str]) -> Any:
     """Fetch some rows of one block, from any holder that answers."""
-    avoid: set[str] = set()
     backoff = Backoff()
     while True:
         local: Any = worker.data.get(key)
         if local is not None:
             return await asyncio.to_thread(getitem, local, slice(start, stop))
-        holders: list[str] = []
-        match await ask(worker.scheduler.coded_holders, key=key):
+        holders: tuple[str, ...] = ()
+        match await ask(worker.scheduler.coded_holders, key=key, avoid=sorted(avoid)):
             case Lost(message):
                 raise CodedDataLostError(message)
             case Holders(addresses):
-                holders = [address for address in addresses if address not in avoid]
+                holders = addresses
         if holders:
             holder = holders[backoff.attempts % len(holders)]
             try:
@@ -75,8 +77,6 @@ async def _fetch(worker: Worker, key: Key, start: int, stop: int) -> Any:
             except RowsGoneError as gone:
                 if gone.silent:  # otherwise it died or released the block just now: ask again
                     avoid.add(gone.address)
-        else:
-            avoid.clear()
         await backoff.wait()
 
 

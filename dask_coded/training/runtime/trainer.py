@@ -194,11 +194,12 @@ class Trainer:
 
     def _fetch(self) -> dict[int, tuple[Any, Any]]:
         training, worker = self.group.training, self._worker
+        avoid: set[str] = set()
 
         async def rows(part: int) -> tuple[Any, Any]:
             start, stop = self.replica.part(part)
-            samples = await fetch_rows(worker, training.samples, start, stop)
-            return samples, await fetch_rows(worker, training.targets, start, stop)
+            samples = await fetch_rows(worker, training.samples, start, stop, avoid)
+            return samples, await fetch_rows(worker, training.targets, start, stop, avoid)
 
         data = {}
         for part in self.group.plan.stored[self._node]:

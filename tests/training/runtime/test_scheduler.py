@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import CancelledError
 
 import dask.array as da
@@ -15,6 +16,9 @@ from dask_coded.runtime.install import install
 from dask_coded.training.runtime.link import Link
 from dask_coded.training.runtime.memberships import training_plugin
 from dask_coded.training.runtime.scheduler import TrainingSchedulerPlugin
+from dask_coded.training.runtime.shards import fetch_rows
+from dask_coded.training.runtime.spec import Blocks
+from dask_coded.transport import rows
 
 THREE = {
     "client": True,
@@ -78,3 +82,28 @@ async def test_a_block_that_only_a_silent_worker_holds_is_computed_again(c, s, *
     await async_poll_for(lambda: ts.state == "memory", timeout=30)
     assert holder not in ts.who_has
     np.testing.assert_array_equal(await c.compute(block), np.ones((4, 2)))
+
+
+@gen_cluster(**THREE)
+async def test_blocks_are_computed_again_while_the_worker_that_holds_them_is_stopped(
+    c, s, a, b, *others, monkeypatch
+):
+    monkeypatch.setattr(rows, "ANSWER_SECONDS", 0.05)
+    await install(c, TrainingSchedulerPlugin())
+    X = np.arange(24.0).reshape(12, 2)
+    array = c.persist(da.from_array(X, chunks=(2, -1)), workers=[a.address])
+    await wait(array)
+    keys = tuple(key for (key,) in array.__dask_keys__())
+    asked, avoid = [], set()
+
+    async def stopped(**where):
+        asked.append(where)
+        await asyncio.Event().wait()
+
+    a.handlers["coded_rows"] = stopped
+    blocks = Blocks(keys, (2,) * 6)
+    # Where the blocks are allowed to be does not matter for what is fetched.
+    s.set_restrictions({key: {others[0].address} for key in keys})
+    np.testing.assert_array_equal(await fetch_rows(b, blocks, 1, 11, avoid), X[1:11])
+    assert avoid == {a.address}
+    assert len({where["key"] for where in asked}) == 1  # the other blocks were not asked for there

@@ -174,23 +174,49 @@ def pagerank_command(
 @coded.command("demo")
 @click.option(
     "--workers",
-    type=click.IntRange(min=4),
-    default=8,
+    type=click.IntRange(min=2),
+    help="Number of worker processes.  [default: number of cores, from 4 to 8]",
+)
+@click.option(
+    "--slow",
+    type=click.IntRange(min=0),
+    help="How many of the workers are slowed down.  [default: a quarter of them]",
+)
+@click.option(
+    "--factor",
+    type=click.FloatRange(min=1, min_open=True),
+    default=5.0,
     show_default=True,
-    help="Number of worker processes; a quarter of them are slowed down.",
+    help="How many times slower they are.",
+)
+@click.option(
+    "--graph",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Multiply by the matrix that PageRank uses for the graph in this file, in any format of "
+    "'dask-coded pagerank', instead of a random dense matrix.",
 )
 @click.option(
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     default=Path("dask-coded-demo.png"),
     show_default=True,
-    help="Image file for the timeline of a coded round.",
+    help="Image file for the timelines of plain and coded rounds.",
 )
-def demo_command(workers: int, output: Path) -> None:
+def demo_command(
+    workers: int | None, slow: int | None, factor: float, graph: Path | None, output: Path
+) -> None:
     """Compare plain dask.array and coded rounds of A @ x with slow workers."""
     if not output.parent.is_dir():
         raise BadInput(f"--output {output}: expected a file in a folder that exists.")
-    run_demo(workers, output)
+    workers = workers or max(4, min(8, CPU_COUNT))
+    if slow is not None and slow >= workers:
+        raise BadInput(
+            f"--slow {slow} must be less than the number of workers, {workers}: lower --slow or "
+            "raise --workers."
+        )
+    read = None if graph is None else _read(graph, undirected=False)
+    run_demo(workers, output, slow=slow, factor=factor, graph=read)
 
 
 # -- the steps of a command --------------------------------------------------------------------

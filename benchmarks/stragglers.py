@@ -40,9 +40,9 @@ Way = Callable[[], AbstractContextManager[RunRound]]
 POLICIES = [
     ("static", "uniform"),
     ("s2c2", "uniform"),
-    ("s2c2", "exponential"),
+    ("s2c2", "adaptive"),
     ("continuous", "uniform"),
-    ("continuous", "exponential"),
+    ("continuous", "adaptive"),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Reproduce the tables of the S2C2 paper, in simulation and on processes, over the fluid bound.
+"""Repeat the comparisons of the S2C2 paper, in simulation and on processes, over the fluid bound.
 
 ``python -m benchmarks.paper`` runs all sections, ``--only NAME`` one of them. ``--page FILE``
 writes the documentation's page of results, ``--plots FOLDER`` plots of all rounds. All of it takes

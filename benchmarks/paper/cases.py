@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.paper.overdecomposition import Stores, over_decomposed
-from benchmarks.prediction import PARTS, before_test, series
+from benchmarks.traces import PARTS, Over, before_test, series
 from dask_coded.codes import MDS, Code, Repetition
 from dask_coded.simulation import Assigner
 
@@ -106,13 +106,14 @@ def stragglers(
     return np.tile(speeds, (rounds, 1))
 
 
-def replayed(trace: str, n: int, rounds: int, seed: int = 0) -> np.ndarray:
+def replayed(trace: str, n: int, rounds: int, seed: int = 0, over: Over = "trace") -> np.ndarray:
     """Return speeds of ``n`` machines of a trace, each from a random moment on.
 
-    Only machines and times that no predictor was trained on are used.
+    Only machines and times that no predictor was trained on are used. By default the machines keep
+    their differences; ``over="machine"`` removes them, see `benchmarks.traces.series`.
     """
     test = PARTS["test"]
-    unseen = [v[before_test(v) :] for i, v in enumerate(series(trace)) if test.has(i)]
+    unseen = [v[before_test(v) :] for i, v in enumerate(series(trace, over)) if test.has(i)]
     rng = np.random.default_rng([seed, n])
     columns = []
     for machine in rng.choice(len(unseen), n, replace=len(unseen) < n):
@@ -160,15 +161,19 @@ def controlled(
 CLOUDS = {"low": "stream-triad", "high": "bytedance-SE"}
 
 
-def cloud(codes: Sequence[tuple[int, int]], rounds: int) -> list[Case]:
+#: How cases name what speeds are divided by.
+OVER: dict[Over, str] = {"trace": "", "machine": ", each over its own mean"}
+
+
+def cloud(codes: Sequence[tuple[int, int]], rounds: int, over: Over = "trace") -> list[Case]:
     """Return cases with speeds of real machines, easy and hard to predict."""
     return [
         Case(
-            f"({n},{k}), {level} misprediction ({trace})",
+            f"({n},{k}), {level} misprediction ({trace}{OVER[over]})",
             n,
             k,
-            replayed(trace, n, rounds),
-            fields={"section": "cloud", "misprediction": level, "trace": trace},
+            replayed(trace, n, rounds, over=over),
+            fields={"section": "cloud", "misprediction": level, "trace": trace, "over": over},
         )
         for level, trace in CLOUDS.items()
         for n, k in codes

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.paper.cases import CLAIMS, Claim
+from benchmarks.paper import storage
+from benchmarks.paper.algorithms import PARTS
+from benchmarks.paper.cases import CLAIMS, OVER, Claim
 from benchmarks.paper.sections import Results
 from benchmarks.paper.simulated import PREDICTOR
 from benchmarks.report import picture
@@ -23,8 +25,10 @@ Measured {when} on {machine}.
 
 Times are relative to the *fluid bound*: the time that workers of the given speeds need if all are
 busy to the end and no work is wasted. Simulated rounds use the same round engine, driven in virtual
-time. On processes, CPU quotas hold the workers to the speeds ({throttle}). The full text of the
-paper was not available, so each published figure is marked with how certain it is.
+time. Speeds of real machines are replayed with the differences between the machines of a trace or,
+where a row says so, each over the machine's own mean. On processes, CPU quotas hold the workers to
+the speeds ({throttle}). The full text of the paper was not available, so each published figure is
+marked with how certain it is.
 """
 
 
@@ -40,8 +44,20 @@ def write_page(file: Path, results: Results) -> None:
             throttle=machine.get("throttle", "not run"),
         )
     ]
-    parts = [_claims, _controlled, _cloud, _traces, _predictors, _error, _regimes, _lengths]
-    for part in [*parts, _agreement]:
+    parts = [
+        _claims,
+        _algorithms,
+        _storage,
+        _controlled,
+        _cloud,
+        _traces,
+        _predictors,
+        _error,
+        _regimes,
+        _lengths,
+        _agreement,
+    ]
+    for part in parts:
         if lines := list(part(results)):
             text.append("\n".join(lines))
     file.write_text("\n\n".join(text) + "\n", encoding="utf-8")
@@ -118,6 +134,7 @@ def _found(
             n=claim.n,
             k=claim.k,
             misprediction=claim.misprediction,
+            over="trace",
             where=where,
         )
         if not rows:
@@ -148,6 +165,7 @@ def _verdict(results: Results, claim: Claim, found: tuple[float, float]) -> str:
         n=claim.n,
         k=claim.k,
         misprediction=claim.misprediction,
+        over="trace",
     )
     return (
         f"not reproduced: {claim.percent - ours:.0f} points short; {claim.versus} takes {theirs} "
@@ -168,6 +186,63 @@ def _grid(results: Results, wanted: dict[str, Any], columns: str, title: str) ->
         cells = {row[columns]: row["value"] for row in rows if row["policy"] == name}
         lines.append([name, *(f"{cells[v]:.2f}" if v in cells else "–" for v in values)])
     yield from _table(["", *map(str, values)], lines)
+
+
+def _algorithms(results: Results) -> Iterator[str]:
+    rows = _rows(results, section="algorithms")
+    if not rows:
+        return
+    yield "## Whole algorithms\n"
+    yield (
+        "Time of an algorithm over that of `continuous`, on processes whose speeds follow machines "
+        "of a trace by the clock; the differences between the machines are kept. Medians of runs "
+        "in turns, and in parentheses the range. Over-decomposition is plain Dask with "
+        f"{PARTS} tasks a worker, which fetches the blocks that it moves. The predictor is "
+        f"`{PREDICTOR}`."
+    )
+    names = list(dict.fromkeys(row["policy"] for row in rows))
+    lines = []
+    for key in dict.fromkeys((r["algorithm"], r["misprediction"], r["rounds"]) for r in rows):
+        found = {
+            row["policy"]: f"{row['value']:.2f} ({row['spread'][0]:.2f} to {row['spread'][1]:.2f})"
+            for row in rows
+            if (row["algorithm"], row["misprediction"], row["rounds"]) == key
+        }
+        seconds = next(
+            row["seconds"]
+            for row in rows
+            if (row["algorithm"], row["misprediction"], row["rounds"]) == key
+            and row["policy"] == "continuous"
+        )
+        found["continuous"] = f"{seconds:.1f} s"
+        algorithm, level, rounds = key
+        title = f"{algorithm}, {level} misprediction, {rounds} rounds"
+        lines.append([title, *(found[name] for name in names)])
+    yield from _table(["", *names], lines)
+
+
+def _storage(results: Results) -> Iterator[str]:
+    rows = _rows(results, section="storage")
+    if not rows:
+        return
+    yield "## Where coding pays\n"
+    yield (
+        "Median round over the ideal of the data (their work over the sum of all speeds), by "
+        "what is stored over the size of the data. Simulated with 12 workers. The least of a "
+        "column is bold."
+    )
+    regimes = list(dict.fromkeys(row["regime"] for row in rows))
+    kinds = sorted({(row["stored"], row["policy"]) for row in rows})
+    values = {(r["stored"], r["policy"], r["regime"]): r["value"] for r in rows}
+    least = {regime: min(v for key, v in values.items() if key[2] == regime) for regime in regimes}
+    lines = []
+    for stored, policy in kinds:
+        line = [f"{stored:.2f}", policy]
+        for regime in regimes:
+            value = values[stored, policy, regime]
+            line.append(f"**{value:.2f}**" if value == least[regime] else f"{value:.2f}")
+        lines.append(line)
+    yield from _table(["stored", "", *regimes], lines)
 
 
 def _controlled(results: Results) -> Iterator[str]:
@@ -223,10 +298,10 @@ def _traces(results: Results) -> Iterator[str]:
     yield "## `continuous` with the default predictor on every trace\n"
     lines = []
     for row in (row for row in rows if row["where"] == "simulation"):
-        key = {"trace": row["trace"], "n": row["n"], "k": row["k"], "section": "traces"}
+        key = {name: row[name] for name in ("trace", "over", "n", "k", "section")}
         lines.append(
             [
-                f"({row['n']},{row['k']}), {row['trace']}",
+                f"({row['n']},{row['k']}), {row['trace']}{OVER[row['over']]}",
                 f"{row['value']:.3f}",
                 _value(results, quantile=0.99, where="simulation", **key),
                 *_measured(results, where="processes", **key),
@@ -330,6 +405,12 @@ def _agreement(results: Results) -> Iterator[str]:
 def write_plots(folder: Path, results: Results) -> None:
     """Plot rounds over the bound: one picture per case, one line per contender."""
     folder.mkdir(parents=True, exist_ok=True)
+    stored: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for row in _rows(results, section="storage"):
+        points = stored.setdefault(row["regime"], {}).setdefault(row["policy"], [])
+        points.append((row["stored"], row["value"]))
+    if stored:
+        storage.plot(folder / "storage.png", stored)
     grouped: dict[tuple[str, str], dict[str, np.ndarray]] = {}
     for (case, contender, where), ratios in results.rounds.items():
         grouped.setdefault((case, where), {})[contender] = ratios

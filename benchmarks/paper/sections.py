@@ -6,18 +6,21 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks import traces
-from benchmarks.paper import cases, simulated
+from benchmarks.cluster import Lab
+from benchmarks.paper import algorithms, cases, simulated, storage
 from benchmarks.paper.cases import CONTENDERS, Case, Contender
 from benchmarks.paper.processes import SMOKE, Bench, Size
 from benchmarks.report import Report, Summary
 from dask_coded.prediction.predictors import PREDICTORS
-from dask_coded.simulation import drifting, gilbert_elliott, shifted_exponential
+from dask_coded.simulation import Speeds, changed, drifting, gilbert_elliott, shifted_exponential
 
 CODED = ("MDS", "S2C2", "continuous")
 
@@ -51,7 +54,8 @@ class Results:
         Raises
         ------
         ValueError
-            If it has another size or other versions, which a page states only once.
+            If it has another size or other versions, which a page states only once, or rounds of
+            the same name.
         """
         for what, theirs, ours in (
             ("versions", other.report.versions, self.report.versions),
@@ -64,8 +68,15 @@ class Results:
                 )
         self.report.rows += other.report.rows
         self.report.machine |= other.report.machine
-        self.rounds |= other.rounds
+        self._keep(other.rounds)
         self.dates |= other.dates
+
+    def _keep(self, rounds: dict[tuple[str, str, str], np.ndarray]) -> None:
+        if taken := self.rounds.keys() & rounds.keys():
+            raise ValueError(
+                f"There are rounds of {min(taken)} already: name the case differently."
+            )
+        self.rounds |= rounds
 
     def write(self, file: Path) -> None:
         """Write the results to a file for `read`."""
@@ -99,8 +110,14 @@ class Results:
         goals: dict[float, float] | None = None,
         **fields: Any,
     ) -> None:
-        """Add rounds over their bounds: median with quartiles, and the 99th percentile."""
-        self.rounds[case.name, contender.name, where] = ratios
+        """Add rounds over their bounds: median with quartiles, and the 99th percentile.
+
+        Raises
+        ------
+        ValueError
+            If there are rounds of that name already.
+        """
+        self._keep({(case.name, contender.name, where): ratios})
         common = {
             "policy": contender.name,
             "n": case.n,
@@ -178,7 +195,8 @@ def controlled(results: Results) -> None:
 def cloud(results: Results) -> None:
     """Compare with conventional MDS and over-decomposition at the speeds of real machines."""
     codes = [(10, 7), (9, 7), (8, 7), (50, 40)]
-    for case in cases.cloud(codes[:1] if results.smoke else codes, results.count(100)):
+    some, rounds = codes[:1] if results.smoke else codes, results.count(100)
+    for case in [case for over in cases.OVER for case in cases.cloud(some, rounds, over)]:
         names = CONTENDERS if case.n <= 12 else CODED
         results.simulate(case, names)
         results.report.add(
@@ -245,13 +263,14 @@ def every_trace(results: Results) -> None:
     codes = [(10, 7), (12, 10)]
     names = ("matrix-math", "google2011") if results.smoke else traces.NAMES
     real = []
-    for trace in names:
-        for n, k in codes:
-            fields = {"section": "traces", "trace": trace, "predictor": simulated.PREDICTOR}
-            speeds = cases.replayed(trace, n, results.count(100))
-            case = Case(f"({n},{k}), {trace}", n, k, speeds, fields=fields)
-            goals = {} if results.smoke else {0.5: 1.10, 0.99: 1.3}
-            results.simulate(case, ["continuous"], goals=goals)
+    for trace, (n, k), over in product(names, codes, cases.OVER):
+        fields = {"section": "traces", "trace": trace, "over": over}
+        fields["predictor"] = simulated.PREDICTOR
+        speeds = cases.replayed(trace, n, results.count(100), over=over)
+        case = Case(f"({n},{k}), {trace}{cases.OVER[over]}", n, k, speeds, fields=fields)
+        goals = {} if results.smoke else {0.5: 1.10, 0.99: 1.3}
+        results.simulate(case, ["continuous"], goals=goals)
+        if over == "trace":
             real.append(Case(case.name, n, k, speeds[: results.count(16)], fields=fields))
     if results.processes:
         goals = {} if results.smoke else {0.5: 1.15}
@@ -266,12 +285,21 @@ def predictors(results: Results) -> None:
         "drifting": drifting(10, rounds).values,
         "shifted exponential": shifted_exponential(10, rounds).values,
     }
+    for slow in (1,) if results.smoke else (0, 1, 3):
+        models[f"{slow} slowed 5x"] = cases.stragglers(10, rounds, slow, 5)
+    steady = Speeds(cases.stragglers(10, rounds, 0, 5))
+    models["2 slowed 5x for 10 rounds"] = changed(steady, [0, 1], 12, 22, 0.2).values
+    models["2 slowed 5x, one after the other"] = changed(
+        changed(steady, [0], 8, rounds, 0.2), [1], 25, rounds, 0.2
+    ).values
     for trace in ("matrix-math",) if results.smoke else traces.NAMES:
-        models[trace] = cases.replayed(trace, 10, rounds, seed=1)
+        # Each over its own mean: what can be predicted is how a machine changes.
+        models[trace] = cases.replayed(trace, 10, rounds, seed=1, over="machine")
     for name in ("S2C2", "continuous"):
         ratios: dict[tuple[str, str], list[np.ndarray]] = {}
         for trace, speeds in models.items():
             kind = "traces" if trace in traces.NAMES else "models"
+            kind = "controlled" if "slowed" in trace else kind
             case = Case(f"(10,7), {trace}", 10, 7, speeds)
             bounds = simulated.bounds(case)
             for key in [*sorted(PREDICTORS), "perfect"]:
@@ -311,7 +339,8 @@ def regimes(results: Results) -> None:
         return
     rounds = results.count(6)
     [case] = cases.controlled([(12, 9)], [3], [5], rounds, ["logistic regression"])
-    case.fields["section"] = "regimes"
+    fields = {**case.fields, "section": "regimes"}
+    case = replace(case, name=f"{case.name}, next to dask.array", fields=fields)
     with Bench.open(12, results.size) as bench:
         for name in ("continuous",):
             results.add(case, CONTENDERS[name], "processes", bench.run_case(case, CONTENDERS[name]))
@@ -333,6 +362,54 @@ def lengths(results: Results) -> None:
         on_processes(results, [case], ["continuous"], size=size)
 
 
+def where_coding_pays(results: Results) -> None:
+    """Compare methods that store more or less, over the ideal of the data."""
+    for regime in storage.regimes(results.count(storage.ROUNDS)):
+        for name, stored, k, contender in storage.methods():
+            ratios = storage.over_ideal(regime, k, contender)
+            results.report.add(
+                f"{regime.name}: {name}, {stored:.2f} stored",
+                "round_over_ideal",
+                Summary.of(ratios),
+                policy=name,
+                stored=stored,
+                regime=regime.name,
+                section="storage",
+                where="simulation",
+            )
+
+
+def whole_algorithm(results: Results, name: str) -> None:
+    """Time an algorithm under all policies, with speeds of real machines."""
+    if not results.processes:
+        return
+    size = algorithms.SMOKE if results.smoke else algorithms.Size()
+    n, k = (4, 3) if results.smoke else (10, 7)
+    algorithm = algorithms.ALGORITHMS[name](size)
+    for level, trace in {"low": "matrix-math"}.items() if results.smoke else cases.CLOUDS.items():
+        speeds = cases.replayed(trace, n, 10 if results.smoke else 200)
+        speeds = speeds / speeds.mean()
+        with Lab(n, size.cores / n) as lab:
+            results.report.machine["throttle"] = lab.kind
+            timings = algorithms.compare(lab, algorithm, k, size, speeds, list(CONTENDERS))
+        for contender in CONTENDERS:
+            results.report.add(
+                f"{algorithm.name}, {level} misprediction ({trace}): {contender}",
+                "time_over_continuous",
+                timings.ratio(contender, over="continuous", spread_of="range"),
+                policy=contender,
+                algorithm=algorithm.name,
+                rounds=size.rounds,
+                seconds=timings.summary(contender).value,
+                section="algorithms",
+                misprediction=level,
+                trace=trace,
+                where="processes",
+                n=n,
+                k=k,
+            )
+
+
 SECTIONS: dict[str, Callable[[Results], None]] = {
     "controlled": controlled,
     "cloud": cloud,
@@ -341,4 +418,6 @@ SECTIONS: dict[str, Callable[[Results], None]] = {
     "predictors": predictors,
     "regimes": regimes,
     "lengths": lengths,
+    "storage": where_coding_pays,
+    **{name: partial(whole_algorithm, name=name) for name in algorithms.ALGORITHMS},
 }

@@ -12,7 +12,7 @@ from dask_coded.rounds import fluid_time
 from dask_coded.simulation import Network, Simulation, Speeds
 
 #: The default of the package; section `predictors` compares it with the others.
-PREDICTOR = "exponential"
+PREDICTOR = "adaptive"
 
 
 def bounds(case: Case) -> np.ndarray:

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 pytest.importorskip("torch")
+pytestmark = pytest.mark.extras
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -23,7 +24,11 @@ needs_traces = pytest.mark.skipif(
         ("graphs", [], {"coded_over_stock", "coded_over_scipy"}),
         ("links", [], {"arrival_of_90_percent_over_bound"}),
         ("hessian", [], {"round_over_fluid", "worst_condition"}),
-        ("encoding", [], {"bytes_over_mds", "time_over_mds", "decode_probability"}),
+        (
+            "encoding",
+            [],
+            {"bytes_over_mds", "time_over_mds", "encoding_over_copying", "decode_probability"},
+        ),
         ("numerics", [], {"row_error"}),
         (
             "verification",
@@ -47,19 +52,27 @@ needs_traces = pytest.mark.skipif(
             },
         ),
         ("coordinators", [], {"longest_gap", "loops_on_slow_workers", "slowest_over_fastest"}),
+        ("faults", [], {"faults", "wrong", "errors", "longest_gap", "left_behind"}),
         ("paper", ["--only", "prediction-error"], {"round_over_fluid"}),
+        pytest.param(
+            "paper",
+            ["--only", "support-vector-machine"],
+            {"time_over_continuous"},
+            marks=needs_traces,
+        ),
         pytest.param(
             "paper",
             ["--only", "traces", "--only", "predictors"],
             {"round_over_fluid", "mean_round_over_fluid"},
             marks=needs_traces,
         ),
-        pytest.param("prediction", [], {"mape", "rmse", "predict_ms"}, marks=needs_traces),
+        pytest.param(
+            "constants", [], {"mean_error", "worst_error", "chosen_over_mean"}, marks=needs_traces
+        ),
     ],
 )
 def test_smoke_sized_run(name: str, options: list[str], measures: set[str], tmp_path: Path) -> None:
-    if name == "prediction":
-        pytest.importorskip("statsmodels")
+    if name == "constants":
         pytest.importorskip("pyarrow")
     main = importlib.import_module(f"benchmarks.{name}").main
     file = tmp_path / "report.json"
@@ -72,6 +85,23 @@ def test_smoke_sized_run(name: str, options: list[str], measures: set[str], tmp_
         # A condition number that a machine's LAPACK finds to be infinite is written as null.
         singular = row["measure"] == "worst_condition" and row["value"] is None
         assert singular or row["value"] >= 0
+
+
+def test_table_of_faults() -> None:
+    from benchmarks.faults.page import table
+
+    event = {"kind": "stopped", "role": "leader", "seconds": 1.0}
+    gaps = [{"pairs": 0.5, "training": 1.5, "Dask alone": 3.0}, {"pairs": 1.0, "Dask alone": 1.0}]
+    events = [event | {"gaps": found} for found in gaps]
+    rows = [
+        {"measure": "faults", "value": 2, "events": events},
+        {"measure": "results", "value": 10, "load": "pairs"},
+        {"measure": "wrong", "value": 1, "load": "pairs"},
+        {"measure": "results", "value": 5, "load": "Dask alone"},
+    ]
+    text = table(rows)
+    assert "| 0 | 2 | 0 | 0 | 1.5 s | 1.5 s | 3.0 s | 3.0 s |" in text
+    assert text.endswith("2 faults, 10 results, 1 of them wrong.\n")
 
 
 def test_page_and_plots_of_the_comparison(tmp_path: Path) -> None:
@@ -101,3 +131,49 @@ def test_kept_sections_are_on_the_page_of_later_runs(tmp_path: Path) -> None:
     )
     assert result.exit_code == 1
     assert "must have the same size" in result.output
+
+
+def test_rounds_do_not_replace_others_of_the_same_name() -> None:
+    from benchmarks.paper.cases import CONTENDERS, Case
+    from benchmarks.paper.sections import Results
+    from benchmarks.report import Report
+
+    case = Case("some case", 4, 3, np.ones((2, 4)))
+    results, others = (Results(Report("paper"), smoke=True) for _ in range(2))
+    for kept in (results, others):
+        kept.add(case, CONTENDERS["MDS"], "simulation", np.array([1.0, 1.1]))
+    with pytest.raises(ValueError, match="already"):
+        results.add(case, CONTENDERS["MDS"], "simulation", np.array([1.2, 1.3]))
+    with pytest.raises(ValueError, match="already"):
+        results.merge(others)
+
+
+@needs_traces
+def test_the_page_about_prediction_is_made_from_json(tmp_path: Path) -> None:
+    pytest.importorskip("statsmodels")
+    pytest.importorskip("pyarrow")
+    from benchmarks.prediction import main
+
+    file, page = tmp_path / "report.json", tmp_path / "prediction.md"
+    result = CliRunner().invoke(main, ["--smoke", "--json", str(file)])
+    assert result.exit_code == 0, result.output
+    measures = {row["measure"] for row in json.loads(file.read_text())["rows"]}
+    assert {"mape", "rmse", "rmse_over", "predict_ms", "mean_round_over_fluid"} <= measures
+    result = CliRunner().invoke(main, ["--from", str(file), "--page", str(page)])
+    assert result.exit_code == 0, result.output
+    text = page.read_text()
+    assert "| LSTM as published | " in text
+    assert "| `adaptive` | " in text
+
+
+@needs_traces
+def test_traces_keep_the_differences_between_machines_if_wanted() -> None:
+    from benchmarks.paper.cases import replayed
+    from benchmarks.traces import before_test, series
+
+    for over, differ in (("machine", False), ("trace", True)):
+        means = [values[: before_test(values)].mean() for values in series("nab", over)]
+        assert np.mean(means) == pytest.approx(1)
+        assert (np.std(means) > 0.2) == differ
+    kept, removed = (np.std(replayed("nab", 10, 50, over=o).mean(0)) for o in ("trace", "machine"))
+    assert kept > removed

@@ -1,0 +1,3 @@
+from benchmarks.faults import main
+
+main()

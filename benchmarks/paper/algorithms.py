@@ -1,0 +1,300 @@
+"""Whole algorithms on worker processes whose speeds follow machines of a trace.
+
+The figure is the time of an algorithm from its first round to its last, by the clock. All
+contenders start at the same moment of the trace, and run in turns. Each operand has several
+columns: labels to learn, nodes to start from, or signals. So a round takes long enough for speeds
+to matter, although all workers share the cores of one machine.
+
+Over-decomposition is plain Dask with four tasks a worker: it fetches the blocks that it moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import dask
+import numpy as np
+import scipy.sparse
+from scipy.special import expit
+
+import dask_coded as coded
+from benchmarks.cluster import Lab
+from benchmarks.graphs import random_matrix
+from benchmarks.paper.cases import CONTENDERS, Contender
+from benchmarks.report import Timings, side_by_side
+
+#: Tasks for each worker of over-decomposition.
+PARTS = 4
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large the data are, and how the workers run.
+
+    Parameters
+    ----------
+    rows, columns : int
+        Of the matrix of samples.
+    square : int
+        Nodes of the dense graph.
+    nodes : int
+        Of the sparse graphs.
+    labels, signals : int
+        Columns of the operands.
+    rounds : int
+        Rounds of each algorithm.
+    cores : float
+        Cores that the workers share evenly if all have speed 1.
+    seconds : float
+        How long a row of the trace holds.
+    repeats : int
+    """
+
+    rows: int = 60_000
+    columns: int = 1_000
+    square: int = 7_700
+    nodes: int = 500_000
+    labels: int = 32
+    signals: int = 4
+    rounds: int = 12
+    cores: float = 1.5
+    seconds: float = 1.0
+    repeats: int = 3
+
+
+SMOKE = Size(60, 10, 40, 200, 2, 2, rounds=4, seconds=0.2, repeats=1)
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """An algorithm that needs only products with a matrix.
+
+    Parameters
+    ----------
+    name : str
+    matrix : callable() -> ndarray or sparse array
+    run : callable(operator) -> ndarray
+    transpose : bool
+        Whether it also needs products with the transposed matrix.
+    """
+
+    name: str
+    matrix: Callable[[], Any]
+    run: Callable[[Any], np.ndarray]
+    transpose: bool = False
+
+
+def descend(operator: Any, labels: np.ndarray, slope: Any, step: float, rounds: int) -> np.ndarray:
+    """Run gradient descent on a loss of linear predictions; an iteration is two rounds."""
+    w = np.zeros((operator.shape[1], labels.shape[1]))
+    for _ in range(rounds // 2):
+        w -= step * (operator.T @ slope(operator @ w, labels))
+    return w
+
+
+def logistic_slope(z: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Derivative of the logistic loss, for labels -1 and 1."""
+    return -labels * expit(-labels * z)
+
+
+def hinge_slope(z: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Derivative of the hinge loss, for labels -1 and 1."""
+    return -labels * (labels * z < 1)
+
+
+def rank(operator: Any, start: np.ndarray, damping: float, rounds: int) -> np.ndarray:
+    """Run personalised PageRank, for several sets of nodes to start from at once."""
+    scores = start
+    for _ in range(rounds):
+        scores = damping * (operator @ scores) + (1 - damping) * start
+    return scores
+
+
+def hops(operator: Any, signals: np.ndarray, rounds: int) -> np.ndarray:
+    """Add up signals over all nodes up to some hops away, weighted by 1 / 2**hops."""
+    total = signals.copy()
+    for hop in range(1, rounds + 1):
+        signals = operator @ signals
+        total += signals / 2**hop
+    return total
+
+
+def logistic_regression(size: Size) -> Algorithm:
+    return _classifier("logistic regression", logistic_slope, size)
+
+
+def support_vector_machine(size: Size) -> Algorithm:
+    return _classifier("support vector machine", hinge_slope, size)
+
+
+def _classifier(name: str, slope: Any, size: Size) -> Algorithm:
+    labels = np.sign(np.random.default_rng(0).standard_normal((size.rows, size.labels)))
+    step = 1 / (np.sqrt(size.rows) + np.sqrt(size.columns)) ** 2
+    run = partial(descend, labels=labels, slope=slope, step=step, rounds=size.rounds)
+    return Algorithm(name, partial(_normal, size.rows, size.columns), run, transpose=True)
+
+
+def dense_pagerank(size: Size) -> Algorithm:
+    start = np.random.default_rng(0).random((size.square, size.labels))
+    run = partial(rank, start=start, damping=0.85, rounds=size.rounds)
+    return Algorithm("PageRank, dense", partial(_links, size.square), run)
+
+
+def sparse_pagerank(size: Size) -> Algorithm:
+    start = np.random.default_rng(0).random((size.nodes, size.signals))
+    run = partial(rank, start=start, damping=0.85, rounds=size.rounds)
+    return Algorithm("PageRank, sparse", partial(random_matrix, size.nodes), run)
+
+
+def graph_filter(size: Size) -> Algorithm:
+    signals = np.random.default_rng(0).random((size.nodes, size.signals))
+    run = partial(hops, signals=signals, rounds=size.rounds)
+    return Algorithm("graph filter, sparse", partial(_symmetric, size.nodes), run)
+
+
+#: The algorithms of the paper.
+ALGORITHMS = {
+    make.__name__.replace("_", "-"): make
+    for make in (
+        logistic_regression,
+        support_vector_machine,
+        dense_pagerank,
+        sparse_pagerank,
+        graph_filter,
+    )
+}
+
+
+def _normal(rows: int, columns: int) -> np.ndarray:
+    return np.random.default_rng(1).standard_normal((rows, columns))
+
+
+def _links(nodes: int) -> np.ndarray:
+    weights = np.random.default_rng(1).random((nodes, nodes))
+    weights /= weights.sum(axis=0)
+    return weights
+
+
+def _symmetric(nodes: int) -> scipy.sparse.csr_array:
+    half = random_matrix(nodes, seed=1) / 2
+    return scipy.sparse.csr_array(half + half.T)
+
+
+class OverDecomposed:
+    """Row blocks on the workers, several on each, as an operator; the client starts each round.
+
+    Parameters
+    ----------
+    lab : Lab
+    matrix : ndarray or sparse array
+    """
+
+    def __init__(self, lab: Lab, matrix: Any) -> None:
+        self._lab = lab
+        self.shape = matrix.shape
+        ends = np.linspace(0, matrix.shape[0], PARTS * len(lab.workers) + 1).astype(int)
+        self._cuts = list(pairwise(ends.tolist()))
+        self._blocks = [
+            lab.client.scatter(matrix[a:b], workers=[lab.workers[i // PARTS]], hash=False)
+            for i, (a, b) in enumerate(self._cuts)
+        ]
+
+    @property
+    def T(self) -> _Transposed:
+        """The operator of the transposed matrix."""
+        return _Transposed(self)
+
+    def __matmul__(self, x: np.ndarray) -> np.ndarray:
+        return np.concatenate(self.each(_product, x))
+
+    def each(self, function: Callable[..., np.ndarray], x: np.ndarray) -> list[np.ndarray]:
+        """Apply a function to each block, its rows, and the operand."""
+        client, workers = self._lab.client, self._lab.workers
+        operand = client.scatter(x, workers=workers, broadcast=True, hash=False)
+        parts = [
+            client.submit(function, block, a, b, operand, workers=workers, pure=False)
+            for block, (a, b) in zip(self._blocks, self._cuts, strict=True)
+        ]
+        found: list[np.ndarray] = client.gather(parts)
+        return found
+
+
+class _Transposed:
+    def __init__(self, blocks: OverDecomposed) -> None:
+        self._blocks = blocks
+
+    def __matmul__(self, x: np.ndarray) -> np.ndarray:
+        total: np.ndarray = sum(self._blocks.each(_adjoint, x))  # type: ignore[assignment]
+        return total
+
+
+def _product(block: Any, a: int, b: int, x: np.ndarray) -> np.ndarray:
+    rows: np.ndarray = block @ x
+    return rows
+
+
+def _adjoint(block: Any, a: int, b: int, x: np.ndarray) -> np.ndarray:
+    part: np.ndarray = block.T @ x[a:b]
+    return part
+
+
+def compare(
+    lab: Lab, algorithm: Algorithm, k: int, size: Size, speeds: np.ndarray, names: list[str]
+) -> Timings:
+    """Time an algorithm under several contenders, in turns.
+
+    Parameters
+    ----------
+    lab : Lab
+    algorithm : Algorithm
+    k : int
+        Pieces that suffice, of contenders with an MDS code.
+    size : Size
+    speeds : ndarray, shape (rows, workers)
+    names : list of str
+        Contenders.
+
+    Raises
+    ------
+    AssertionError
+        If a contender's result is wrong.
+    """
+    matrix = algorithm.matrix()
+    arrays: dict[Any, coded.CodedArray] = {}
+    ways: dict[str, Callable[[], np.ndarray]] = {}
+    lab.set_speeds(np.inf)
+    for name in names:
+        contender = CONTENDERS[name]
+        if name == "over-decomposition":
+            ways[name] = partial(algorithm.run, OverDecomposed(lab, matrix))
+            continue
+        code = contender.code(len(lab.workers), k)
+        if repr(code) not in arrays:
+            arrays[repr(code)] = coded.encode(
+                matrix, code, lab.client, workers=lab.workers, transpose=algorithm.transpose
+            )
+        ways[name] = partial(_submit, lab, contender, algorithm.run, arrays[repr(code)])
+
+    def replayed(way: Callable[[], np.ndarray]) -> np.ndarray:
+        with lab.following(speeds, size.seconds):
+            return way()
+
+    timed = {name: partial(replayed, way) for name, way in ways.items()}
+    timings = side_by_side(timed, size.repeats)
+    expected = algorithm.run(matrix)
+    for found in timings.results.values():
+        np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-6, atol=1e-9)
+    return timings
+
+
+def _submit(
+    lab: Lab, contender: Contender, run: Callable[[Any], np.ndarray], array: coded.CodedArray
+) -> np.ndarray:
+    with dask.config.set({"coded.policy": contender.policy}):
+        future = coded.submit(run, array, client=lab.client, workers=[lab.free])
+    found: np.ndarray = future.result()
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib
+import itertools
 import signal
 import sys
 import threading
@@ -267,28 +268,51 @@ def test_slowed_processes_run_again_afterwards(monkeypatch, error):
     assert not [t for t in threading.enumerate() if t.name == "slow-down"]
 
 
-def test_the_timeline_is_drawn(tmp_path):
+def test_plain_and_coded_rounds_are_drawn(tmp_path):
     pytest.importorskip("matplotlib")
-    timeline = [("a", 0, 0, 5, 0.0, 0.1), ("b", 1, 0, 3, 0.0, 0.1), ("a", 0, 5, 9, 0.1, 0.15)]
-    demo._draw(timeline, ["a", "b", "c"], ["c"], tmp_path / "round.png")
-    assert (tmp_path / "round.png").read_bytes().startswith(b"\x89PNG")
+    plain = demo.Panel("plain", [demo.Bar("a", 0.0, 0.3, 5), demo.Bar("b", 0.0, 0.1, 5)], [0.4])
+    bars = [demo.Bar("a", 0.0, 0.1, 2, 0.1), demo.Bar("b", 0.0, 0.1, 8, 0.5)]
+    coded = demo.Panel("coded", bars, [0.1])
+    demo._draw([plain, coded], ["a", "b", "c"], ["a"], tmp_path / "rounds.png")
+    assert (tmp_path / "rounds.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_without_matplotlib_the_demo_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    demo._draw([], [], [], tmp_path / "round.png")
+    demo._draw([], [], [], tmp_path / "rounds.png")
     assert "dask-coded[complete]" in capsys.readouterr().out
 
 
-def test_the_loop_of_the_demo_returns_its_median_round():
+def test_the_loop_of_the_demo_times_each_round():
     class Operator:
-        rounds = iter([0.3, 0.1, 0.2])
+        rounds = iter("abc")
 
         def __matmul__(self, x):
-            seconds = next(self.rounds)
-            self.last_round = SimpleNamespace(seconds=seconds, timeline=[seconds])
+            self.last_round = SimpleNamespace(timeline=[next(self.rounds)])
 
-    assert demo._loop(Operator(), None, rounds=3) == (0.2, [0.2])
+    found = demo._loop(Operator(), None, rounds=3)
+    assert [r.timeline for r in found] == [["a"], ["b"], ["c"]]
+    assert all(a.began + a.seconds <= b.began for a, b in itertools.pairwise(found))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (
+            ["--workers", 3, "--slow", 3],
+            "Error: --slow 3 must be less than the number of workers, 3: lower --slow or raise "
+            "--workers.",
+        ),
+        (
+            ["--output", "/nowhere/x.png"],
+            "Error: --output /nowhere/x.png: expected a file in a folder that exists.",
+        ),
+    ],
+)
+def test_wrong_options_of_the_demo(options, expected):
+    result = run("demo", *options)
+    assert result.exit_code == 2
+    assert complaint(result) == expected
 
 
 # -- on a real cluster -------------------------------------------------------------------------
@@ -311,6 +335,27 @@ def test_a_cluster_of_processes_ranks(tmp_path):
         expected.scores.tolist(), abs=1e-9
     )
     assert "workers used" in result.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("graph", [False, True])
+def test_the_demo_compares_four_ways_and_draws_two(tmp_path, monkeypatch, votes, graph):
+    for name, value in {"_SIZE": 60, "_WARM_UP": 1, "_TURNS": 2, "_LOOP": 3}.items():
+        monkeypatch.setattr(demo, name, value)
+    drawn = []
+    monkeypatch.setattr(demo, "_draw", lambda *args: drawn.append(args))
+    options = ["--workers", 2, "--slow", 1, "--factor", 2, "--output", tmp_path / "demo.png"]
+    result = run("demo", *options, *(["--graph", votes] if graph else []))
+    assert result.exit_code == 0, result.output
+    assert "Encoding: " in result.stderr
+    code = "Repetition(n=2, r=2)" if graph else "MDS(n=2, k=1)"
+    assert code in result.stdout
+    assert result.stdout.count("speed-up") == (2 if hasattr(signal, "SIGSTOP") else 1)
+    [((plain, coded), workers, *_)] = drawn
+    rows = 3 if graph else 60
+    assert sum(bar.rows for bar in plain.bars) == rows
+    assert {bar.worker for bar in [*plain.bars, *coded.bars]} <= set(workers)
+    assert len(plain.ends) == 1 and 1 <= len(coded.ends) <= 2
 
 
 @pytest.mark.slow

@@ -174,6 +174,10 @@ class Lab:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
+            # Every process of Dask ticks 50 times a second, to see whether its event loop is late.
+            # In a profile this was half of the work of event loops, and at a tenth of a core it
+            # would take several percent of a worker, whatever the worker does.
+            stack.enter_context(dask.config.set({"distributed.admin.tick.interval": "500ms"}))
             self.client, addresses = stack.enter_context(local_workers(self._count + 1))
             *self.workers, self.free = addresses
             pids = self.client.run(os.getpid, workers=self.workers)

@@ -48,15 +48,16 @@ class Reporting:
 class Pace:
     """How early to feed workers and how often they report, in the next round of a loop.
 
-    Reports closer together than a seventh of a round show noise rather than progress, and moving
-    work because of them costs messages on both sides. In simulation, with speeds that vary by 20 %
-    within a round and 0.4 % of a round for each message, rounds take 1.10 instead of 1.11 of the
-    fluid bound, with a fifth fewer messages.
+    A report costs time: a worker loses most of a millisecond to each message. In long rounds this
+    is nothing, and where predictions hold, a report also says nothing new. So the number of reports
+    follows from the length of a round and from how far recent predictions were off. More than
+    :attr:`MOST` would show noise rather than progress.
 
-    Still fewer reports save messages where speeds stay the same, and lengthen rounds where they do
-    not. With 12 workers, a (12, 9) code and 7, 4 or 2 reports, workers of constant speed take 6.2,
-    5.7 or 3.9 messages each in rounds of 1.015 of the fluid bound. With shifted exponential speeds
-    it is 9.6, 9.3 or 8.8 messages and 1.043, 1.053 or 1.070.
+    In simulation, ten workers with a (10, 7) code replay the speeds of cloud machines in rounds of
+    0.3 s. If a message costs a worker 0, 2, or 5 ms, rounds take 1.025, 1.045, or 1.07 of the fluid
+    bound with 4 messages for each worker, where seven reports in each round take 1.025, 1.06, or
+    1.12 with 6. With noise of 30 % on top, they take 1.07, 1.11, or 1.20 with 9 messages instead of
+    1.05, 1.11, or 1.24 with 11.
 
     Parameters
     ----------
@@ -71,19 +72,41 @@ class Pace:
         Those of the next round.
     """
 
+    #: Reports in a round, at least: one, when a quarter of the round is left.
+    LEAST = 4 / 3
     #: Reports in a round, at most.
-    REPORTS = 7
-    #: Rounds to look back on, so that after one slow round reports do not become too rare.
+    MOST = 7
+    #: Reports in a round of one second for each unit of relative error of the predictions.
+    FOR_ERRORS = 40
+    #: Relative error to expect where recent rounds have shown none.
+    UNSEEN = 0.075
+    #: Rounds to look back on, so that reports do not become too rare after one unusual round.
     ROUNDS = 3
 
     def __init__(self, lead: float, reporting: Reporting) -> None:
         self.lead = self._least = lead
         self.reporting = self._finest = reporting
-        self._recent: deque[float] = deque(maxlen=self.ROUNDS)
+        self._seconds: deque[float] = deque(maxlen=self.ROUNDS)
+        self._errors: deque[float] = deque(maxlen=self.ROUNDS)
 
-    def record(self, seconds: float, lag: float) -> None:
-        """Record the duration of a round, and the typical lag of its workers, in seconds."""
-        self._recent.append(seconds)
+    def record(self, seconds: float, lag: float, error: float) -> None:
+        """Record a round.
+
+        Parameters
+        ----------
+        seconds : float
+            Its duration.
+        lag : float
+            The typical lag of its workers, in seconds.
+        error : float
+            The mean relative error of the predicted speeds.
+        """
+        self._seconds.append(seconds)
+        self._errors.append(error)
         self.lead = max(self._least, lag)
-        interval = max(self._finest.interval, min(self._recent) / self.REPORTS)
+        length = min(self._seconds)
+        # The cost of n reports grows as n / length, and what is noticed too late shrinks as 1 / n.
+        wanted = self.FOR_ERRORS * (max(self._errors) + self.UNSEEN) * length**0.5
+        reports = min(max(wanted, self.LEAST), self.MOST)
+        interval = max(self._finest.interval, length / reports)
         self.reporting = replace(self._finest, interval=interval)

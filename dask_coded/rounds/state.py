@@ -200,6 +200,20 @@ class RoundState:
                 found[worker] = float(self.layout.work[pieces, 0].mean()) / elapsed
         return found
 
+    def misprediction(self, elapsed: float) -> float:
+        """Return the mean relative error of the predicted speeds, which may be in any unit.
+
+        No worker counts more than 1, so that a stopped one that works again is one surprise.
+        """
+        prior = self.workers.prior
+        measured = self.measured_speeds(elapsed).items()
+        ratios = np.array(
+            [speed / prior[worker] for worker, speed in measured if prior[worker] > 0]
+        )
+        if not len(ratios):
+            return 1.0
+        return float(np.minimum(np.abs(ratios / np.median(ratios) - 1), 1.0).mean())
+
     def measured_lags(self, elapsed: float) -> dict[int, float]:
         """Return the lag in seconds of each worker that was assigned any work."""
         # A worker that has not reported needs longer than the whole round.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,10 +27,28 @@ def test_a_report_is_due_as_soon_as_its_conditions_hold(interval, growth, elapse
 def test_workers_report_at_most_seven_times_a_round():
     pace = Pace(0.004, Reporting(0.02, growth=0.5))
     assert (pace.lead, pace.reporting) == (0.004, Reporting(0.02, growth=0.5))
-    pace.record(seconds=0.01, lag=0.001)
+    pace.record(seconds=0.01, lag=0.001, error=1.0)
     assert (pace.lead, pace.reporting) == (0.004, Reporting(0.02, growth=0.5))
     for _ in range(3):
-        pace.record(seconds=7.0, lag=0.05)
+        pace.record(seconds=7.0, lag=0.05, error=1.0)
     assert (pace.lead, pace.reporting) == (0.05, Reporting(1.0, growth=0.5))
-    pace.record(seconds=70.0, lag=0.05)  # once
+    pace.record(seconds=70.0, lag=0.05, error=1.0)  # once
     assert pace.reporting == Reporting(1.0, growth=0.5)
+
+
+def test_workers_report_less_where_predictions_have_held_for_three_rounds():
+    pace = Pace(0.004, Reporting(0.02))
+    intervals = []
+    for error in (1.0, 0.0, 0.05, 0.0, 0.0, 0.0, 1.0):
+        pace.record(seconds=1.0, lag=0.001, error=error)
+        intervals.append(pace.reporting.interval)
+    assert intervals == pytest.approx([1 / 7, 1 / 7, 1 / 7, 1 / 5, 1 / 5, 1 / 3, 1 / 7])
+
+
+def test_workers_report_less_in_short_rounds_where_messages_cost_more():
+    reports = []
+    for seconds in (100.0, 1.0, 0.25, 0.05):
+        pace = Pace(0.004, Reporting(0.001))
+        pace.record(seconds=seconds, lag=0.001, error=0.0)
+        reports.append(seconds / pace.reporting.interval)
+    assert reports == pytest.approx([7, 3, 1.5, 4 / 3])

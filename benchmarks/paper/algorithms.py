@@ -39,6 +39,8 @@ class Size:
     ----------
     rows, columns : int
         Of the matrix of samples.
+    samples, features : int
+        The same, for Newton's method.
     square : int
         Nodes of the dense graph.
     nodes : int
@@ -56,6 +58,8 @@ class Size:
 
     rows: int = 60_000
     columns: int = 1_000
+    samples: int = 20_000
+    features: int = 900
     square: int = 7_700
     nodes: int = 500_000
     labels: int = 32
@@ -66,7 +70,7 @@ class Size:
     repeats: int = 3
 
 
-SMOKE = Size(60, 10, 40, 200, 2, 2, rounds=4, seconds=0.2, repeats=1)
+SMOKE = Size(60, 10, 60, 9, 40, 200, 2, 2, rounds=4, seconds=0.2, repeats=1)
 
 
 @dataclass(frozen=True)
@@ -78,14 +82,19 @@ class Algorithm:
     name : str
     matrix : callable() -> ndarray or sparse array
     run : callable(operator) -> ndarray
+        For Newton's method callable(operator, hessian), where ``hessian.product(d)`` is
+        ``A.T @ diag(d) @ A``.
     transpose : bool
         Whether it also needs products with the transposed matrix.
+    hessian : bool
+        Whether it needs Hessians. Their codes need 9 of 12 workers.
     """
 
     name: str
     matrix: Callable[[], Any]
-    run: Callable[[Any], np.ndarray]
+    run: Callable[..., np.ndarray]
     transpose: bool = False
+    hessian: bool = False
 
 
 def descend(operator: Any, labels: np.ndarray, slope: Any, step: float, rounds: int) -> np.ndarray:
@@ -104,6 +113,18 @@ def logistic_slope(z: np.ndarray, labels: np.ndarray) -> np.ndarray:
 def hinge_slope(z: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Derivative of the hinge loss, for labels -1 and 1."""
     return -labels * (labels * z < 1)
+
+
+def newton(operator: Any, hessian: Any, labels: np.ndarray, steps: int) -> np.ndarray:
+    """Run Newton's method for logistic regression; a step is two products and a Hessian."""
+    ridge = 1.0
+    w = np.zeros(operator.shape[1])
+    for _ in range(steps):
+        wrong = expit(-labels * (operator @ w))
+        gradient = operator.T @ (-labels * wrong) + ridge * w
+        curvature = hessian.product(wrong * (1 - wrong)) + ridge * np.eye(len(w))
+        w = w - np.linalg.solve(curvature, gradient)
+    return w
 
 
 def rank(operator: Any, start: np.ndarray, damping: float, rounds: int) -> np.ndarray:
@@ -129,6 +150,14 @@ def logistic_regression(size: Size) -> Algorithm:
 
 def support_vector_machine(size: Size) -> Algorithm:
     return _classifier("support vector machine", hinge_slope, size)
+
+
+def newtons_method(size: Size) -> Algorithm:
+    rng = np.random.default_rng(0)
+    labels = np.sign(rng.standard_normal(size.samples))
+    run = partial(newton, labels=labels, steps=size.rounds // 2)
+    matrix = partial(_normal, size.samples, size.features)
+    return Algorithm("Newton's method", matrix, run, transpose=True, hessian=True)
 
 
 def _classifier(name: str, slope: Any, size: Size) -> Algorithm:
@@ -162,6 +191,7 @@ ALGORITHMS = {
     for make in (
         logistic_regression,
         support_vector_machine,
+        newtons_method,
         dense_pagerank,
         sparse_pagerank,
         graph_filter,
@@ -211,14 +241,33 @@ class OverDecomposed:
     def __matmul__(self, x: np.ndarray) -> np.ndarray:
         return np.concatenate(self.each(_product, x))
 
-    def each(self, function: Callable[..., np.ndarray], x: np.ndarray) -> list[np.ndarray]:
-        """Apply a function to each block, its rows, and the operand."""
+    def product(self, d: np.ndarray) -> np.ndarray:
+        """Return ``A.T @ diag(d) @ A``."""
+        total: np.ndarray = sum(self.each(_hessian, d, together=True))  # type: ignore[assignment]
+        return total
+
+    def each(
+        self, function: Callable[..., np.ndarray], x: np.ndarray, together: bool = False
+    ) -> list[np.ndarray]:
+        """Apply a function to each block, its rows, and the operand.
+
+        Parameters
+        ----------
+        function : callable(block, start, stop, operand) -> ndarray
+        x : ndarray
+            The operand.
+        together : bool
+            Whether to add up the results of each worker's blocks before they are fetched.
+        """
         client, workers = self._lab.client, self._lab.workers
         operand = client.scatter(x, workers=workers, broadcast=True, hash=False)
         parts = [
             client.submit(function, block, a, b, operand, workers=workers, pure=False)
             for block, (a, b) in zip(self._blocks, self._cuts, strict=True)
         ]
+        if together:
+            groups = [parts[i : i + PARTS] for i in range(0, len(parts), PARTS)]
+            parts = [client.submit(sum, group, workers=workers, pure=False) for group in groups]
         found: list[np.ndarray] = client.gather(parts)
         return found
 
@@ -240,6 +289,36 @@ def _product(block: Any, a: int, b: int, x: np.ndarray) -> np.ndarray:
 def _adjoint(block: Any, a: int, b: int, x: np.ndarray) -> np.ndarray:
     part: np.ndarray = block.T @ x[a:b]
     return part
+
+
+def _hessian(block: Any, a: int, b: int, d: np.ndarray) -> np.ndarray:
+    part: np.ndarray = (block.T * d[a:b]) @ block
+    return part
+
+
+class Hessian:
+    """Hessians of a local matrix."""
+
+    def __init__(self, matrix: np.ndarray) -> None:
+        self._matrix = matrix
+
+    def product(self, d: np.ndarray) -> np.ndarray:
+        """Return ``A.T @ diag(d) @ A``."""
+        return _hessian(self._matrix, 0, len(d), d)
+
+
+def hessian_code(name: str, n: int) -> coded.Polynomial:
+    """The code of a contender's Hessians: three by three blocks, or as many as there are workers.
+
+    Raises
+    ------
+    ValueError
+        If there are fewer than 9 workers and the contender is coded.
+    """
+    if name != "uncoded":
+        return coded.Polynomial(n, 3, 3)
+    columns = next(i for i in range(int(n**0.5), 0, -1) if not n % i)
+    return coded.Polynomial(n, n // columns, columns)
 
 
 def compare(
@@ -264,20 +343,29 @@ def compare(
         If a contender's result is wrong.
     """
     matrix = algorithm.matrix()
-    arrays: dict[Any, coded.CodedArray] = {}
+    arrays: dict[str, Any] = {}
     ways: dict[str, Callable[[], np.ndarray]] = {}
     lab.set_speeds(np.inf)
     for name in names:
         contender = CONTENDERS[name]
         if name == "over-decomposition":
-            ways[name] = partial(algorithm.run, OverDecomposed(lab, matrix))
+            blocks = OverDecomposed(lab, matrix)
+            ways[name] = partial(algorithm.run, *[blocks] * (1 + algorithm.hessian))
             continue
         code = contender.code(len(lab.workers), k)
         if repr(code) not in arrays:
             arrays[repr(code)] = coded.encode(
                 matrix, code, lab.client, workers=lab.workers, transpose=algorithm.transpose
             )
-        ways[name] = partial(_submit, lab, contender, algorithm.run, arrays[repr(code)])
+        operators = [arrays[repr(code)]]
+        if algorithm.hessian:
+            pair_code = hessian_code(name, len(lab.workers))
+            if repr(pair_code) not in arrays:
+                arrays[repr(pair_code)] = coded.encode_pair(
+                    matrix, matrix, pair_code, lab.client, workers=lab.workers
+                )
+            operators.append(arrays[repr(pair_code)])
+        ways[name] = partial(_submit, lab, contender, algorithm.run, operators)
 
     def replayed(way: Callable[[], np.ndarray]) -> np.ndarray:
         with lab.following(speeds, size.seconds):
@@ -285,16 +373,16 @@ def compare(
 
     timed = {name: partial(replayed, way) for name, way in ways.items()}
     timings = side_by_side(timed, size.repeats)
-    expected = algorithm.run(matrix)
+    expected = algorithm.run(matrix, *[Hessian(matrix)] * algorithm.hessian)
     for found in timings.results.values():
         np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-6, atol=1e-9)
     return timings
 
 
 def _submit(
-    lab: Lab, contender: Contender, run: Callable[[Any], np.ndarray], array: coded.CodedArray
+    lab: Lab, contender: Contender, run: Callable[..., np.ndarray], operators: list[Any]
 ) -> np.ndarray:
     with dask.config.set({"coded.policy": contender.policy}):
-        future = coded.submit(run, array, client=lab.client, workers=[lab.free])
+        future = coded.submit(run, *operators, client=lab.client, workers=[lab.free])
     found: np.ndarray = future.result()
     return found

@@ -384,15 +384,19 @@ def whole_algorithm(results: Results, name: str) -> None:
     if not results.processes:
         return
     size = algorithms.SMOKE if results.smoke else algorithms.Size()
-    n, k = (4, 3) if results.smoke else (10, 7)
     algorithm = algorithms.ALGORITHMS[name](size)
+    n, k = (4, 3) if results.smoke else (10, 7)
+    names = list(CONTENDERS)
+    if algorithm.hessian:
+        n, k = 12, 9
+        names.remove("replication")  # of a product of two factors there are no copies
     for level, trace in {"low": "matrix-math"}.items() if results.smoke else cases.CLOUDS.items():
         speeds = cases.replayed(trace, n, 10 if results.smoke else 200)
         speeds = speeds / speeds.mean()
         with Lab(n, size.cores / n) as lab:
             results.report.machine["throttle"] = lab.kind
-            timings = algorithms.compare(lab, algorithm, k, size, speeds, list(CONTENDERS))
-        for contender in CONTENDERS:
+            timings = algorithms.compare(lab, algorithm, k, size, speeds, names)
+        for contender in names:
             results.report.add(
                 f"{algorithm.name}, {level} misprediction ({trace}): {contender}",
                 "time_over_continuous",

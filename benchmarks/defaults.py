@@ -3,7 +3,7 @@
 The distance is the largest error of a coefficient over the largest coefficient; for `Lasso`, whose
 coefficients are not unique if columns depend on each other, that of the predictions. Errors below
 `EXACT` count as `EXACT`. Fits run in this process; a cluster runs the same solvers, apart from
-dense least squares, where it iterates (the column "cluster").
+dense `Ridge`, where it iterates (the column "cluster").
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def compare(report: Report, data: str, X: Any, y: np.ndarray) -> None:
         reference = svm.LinearSVC if name == "LinearSVC" else getattr(linear_model, name)
         ours = model()
         errors = error(ours), error(reference())
-        iterates = name in ("Ridge", "LinearRegression") and not sp.issparse(X)
+        iterates = name == "Ridge" and not sp.issparse(X)
         report.add(
             f"{data}, {name}",
             "error_over_scikit_learn",

@@ -114,9 +114,9 @@ def fit(
         Shows the encoding.
     """
     if client is None and not isinstance(X, CodedArray):
-        smooth = isinstance(family, SquaredError) and not penalty.l1
-        if smooth and isinstance(X, np.ndarray) and options["solver"] == "auto":
-            # Exact, as scikit-learn's solvers of dense least squares are.
+        ridge = isinstance(family, SquaredError) and penalty.l2 and not penalty.l1
+        if ridge and np.ndim(y) == 1 and isinstance(X, np.ndarray) and options["solver"] == "auto":
+            # Exact, as scikit-learn's solver is. Without a penalty the Hessian may be singular.
             pair = _Rows(X) if X.shape[1] <= _FACTORISED else None
             options |= {"solver": "newton", "pair": pair}
         return minimize(X, y, family, penalty, loop=_Told(callback), **options)

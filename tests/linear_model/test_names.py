@@ -94,8 +94,8 @@ def test_defaults_are_as_close_to_the_optimum_as_those_of_scikit_learn(
 
 
 @pytest.mark.parametrize("shape", [(300, 6), (40, 1100)])
-@pytest.mark.parametrize(("theirs", "ours", "_"), [PAIRS[2], PAIRS[5]])
-def test_dense_least_squares_is_exact_in_one_process(theirs, ours, _, shape):
+def test_dense_ridge_is_exact_in_one_process(shape):
     data = np.random.default_rng(1).standard_normal(shape) + 3.0
     y = data[:, 0] + 10.0
-    assert furthest(ours().fit(data, y), theirs().fit(data, y)) < 1e-7
+    found = coded.linear_model.Ridge().fit(data, y)
+    assert furthest(found, linear_model.Ridge().fit(data, y)) < 1e-7

@@ -11,6 +11,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import fields
 from typing import Any
 
@@ -226,9 +227,13 @@ def _watch(callback: Callable[[Progress], object] | None, client: Client) -> Ite
     topic = f"coded-progress-{uuid.uuid4().hex}"
     # Drop the sender, which the scheduler adds to the message.
     names = [field.name for field in fields(Progress)]
-    client.subscribe_topic(
-        topic, lambda event: callback(Progress(**{name: event[1][name] for name in names}))
-    )
+    # A notebook finds the cell that output belongs to in the caller's context.
+    context = copy_context()
+
+    def call(event: tuple[float, dict[str, Any]]) -> None:
+        context.run(callback, Progress(**{name: event[1][name] for name in names}))
+
+    client.subscribe_topic(topic, call)
     try:
         yield _Watched(topic)
     finally:

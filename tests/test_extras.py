@@ -25,5 +25,5 @@ def test_tests_that_need_extras_are_marked():
     here = Path(__file__)
     for file in here.parent.rglob("test_*.py"):
         text = file.read_text(encoding="utf-8")
-        if file != here and re.search(r"""importorskip\(["'](torch|pandas)\b""", text):
+        if file != here and re.search(r"""importorskip\(["'](torch|pandas|nbclient)\b""", text):
             assert "mark.extras" in text, file

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
+
 import numpy as np
 import pytest
 from distributed import Client, Event
@@ -32,6 +34,14 @@ def test_the_client_receives_the_last_round(client):
     assert submission.run(count, 1000, client=client, callback=heard.append) == 1
     assert heard[-1] == Progress(1000, residual=1e-3, objective=2.0)
     assert len(heard) < 1000
+
+
+def test_callbacks_run_in_the_context_of_the_caller(client):
+    cell = ContextVar("cell")
+    cell.set("the third")
+    heard = []
+    submission.run(count, 1, client=client, callback=lambda _: heard.append(cell.get(None)))
+    assert heard == ["the third"]
 
 
 def test_without_a_callback_no_progress_is_reported(client):

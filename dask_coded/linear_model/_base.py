@@ -54,7 +54,7 @@ class LinearModel(BaseEstimator):
 
     def _cluster(self, client: Client | None, X: Any) -> Client | None:
         """Return the client whose cluster runs the fit, or None for this process."""
-        return current_cluster(client, X, Display() if self.verbose else None)
+        return current_cluster(client, X, bool(self.verbose))
 
     def _data(self, X: Any, y: Any, client: Client | None, **checks: Any) -> tuple[Any, Any]:
         """Return ``X`` in a form that can be encoded or multiplied, and ``y`` as a NumPy array."""

@@ -341,7 +341,7 @@ class LinearSVC(_Classifier):
         penalty: str = "l2",
         loss: str = "squared_hinge",
         *,
-        tol: float = 3e-8,
+        tol: float = 3e-9,
         C: float = 1.0,
         fit_intercept: bool = True,
         intercept_scaling: float = 1.0,

@@ -30,6 +30,7 @@ needs_traces = pytest.mark.skipif(
             {"bytes_over_mds", "time_over_mds", "encoding_over_copying", "decode_probability"},
         ),
         ("numerics", [], {"row_error"}),
+        ("defaults", [], {"error_over_scikit_learn"}),
         (
             "verification",
             [],

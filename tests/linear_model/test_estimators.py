@@ -235,7 +235,7 @@ def test_a_warm_start_continues_the_fit(rows):
         (LogisticRegression(warm_start=True), y),
         (LogisticRegression(warm_start=True), np.minimum(y, 1)),
         (LinearSVC(warm_start=True), y),
-        (Ridge(warm_start=True), z),
+        (Ridge(warm_start=True, solver="lbfgs"), z),
         (ElasticNet(warm_start=True), z),
         (LinearRegression(warm_start=True), np.stack([z, -z], axis=1)),
     ]:

@@ -91,3 +91,11 @@ def test_defaults_are_as_close_to_the_optimum_as_those_of_scikit_learn(
     optimum = ours(tol=1e-10, max_iter=10_000).fit(data, y)
     reference = theirs().fit(data, y)
     assert furthest(ours().fit(data, y), optimum) <= furthest(reference, optimum)
+
+
+@pytest.mark.parametrize("shape", [(300, 6), (40, 1100)])
+def test_dense_ridge_is_exact_in_one_process(shape):
+    data = np.random.default_rng(1).standard_normal(shape) + 3.0
+    y = data[:, 0] + 10.0
+    found = coded.linear_model.Ridge().fit(data, y)
+    assert furthest(found, linear_model.Ridge().fit(data, y)) < 1e-7

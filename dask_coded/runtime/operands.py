@@ -137,9 +137,9 @@ class Operands:
                 self._of(run_id).receive(message, answer)
             case OperandShared(run_id, shared):
                 self._of(run_id).found(SharedArray(*shared), self._mappings)
-            case LendOperand(run_id, address):
+            case LendOperand(run_id, address, first):
                 if operand := self._coming.get(run_id):
-                    operand.lend(address)
+                    operand.lend(address, first)
 
 
 class _Entries:
@@ -176,7 +176,6 @@ class _Coming:
         self._answer: Answer | None = None
         self._expected: Sequence[tuple[Part, bytes | None]] = ()
         self._neighbours: Sequence[str] = ()
-        self._borrowers: list[str] = []
         self._entries: dict[int, _Entries] = {}  # by the number of the first chunk
         self._operand: Any = None
         self._unreadable = False
@@ -270,22 +269,24 @@ class _Coming:
                 self._exchange.channel(address).post(OperandShared(self._run_id, shared))
             else:
                 self._send_whole(address)
-        for address in self._borrowers:
-            self._send_whole(address)
-        self._neighbours, self._borrowers = (), []
+        self._neighbours = ()
 
-    def lend(self, address: str) -> None:
-        """Send all of it to a worker, once it is here."""
-        self._borrowers.append(address)
-        self._deliver()
+    def lend(self, address: str, first: int) -> None:
+        """Send the part with this first chunk to a worker: what is here, and the rest later."""
+        for part, _ in self._expected:
+            if part.first == first:
+                for passed in self._relay.lend(address, _numbers(part)):
+                    self._obey([passed], self._chunk(self._entries[first], passed.chunk))
 
     def _send_whole(self, address: str) -> None:
         channel = self._exchange.channel(address)
         self._channels.setdefault(address, channel)  # to take back what is not sent at the end
         for entries in self._entries.values():
             for number in entries.numbers:
-                data = entries.chunk(number)
-                channel.post(OperandChunk(self._run_id, entries.part, number, data, ()))
+                channel.post(self._chunk(entries, number))
+
+    def _chunk(self, entries: _Entries, number: int) -> OperandChunk:
+        return OperandChunk(self._run_id, entries.part, number, entries.chunk(number), ())
 
     def _obey(
         self, commands: Sequence[PassOn | Confirm | ReportLacking], chunk: Any = None

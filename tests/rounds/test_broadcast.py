@@ -61,7 +61,7 @@ def test_one_slow_or_stopped_host_does_not_hold_up_the_others(hosts, stopped):
 
 
 def test_a_chunk_sent_to_one_host_does_not_come_to_another():
-    broadcast = Broadcast(chunks=1, delays=np.zeros(3), now=0.0)
+    broadcast = Broadcast([(1, range(3))], np.zeros(3))
     (first,) = broadcast.start(0.0)
     broadcast.passed(first.host, 0, 0.1)
     others = [host for host in range(3) if host != first.host]
@@ -96,7 +96,7 @@ def test_every_host_that_goes_on_gets_the_operand(hosts, size, happens, seed):
 
 
 def test_a_chunk_that_is_overdue_goes_to_another_relay_once():
-    broadcast = Broadcast(chunks=1, delays=np.zeros(3), now=0.0)
+    broadcast = Broadcast([(1, range(3))], np.zeros(3))
     (first,) = broadcast.start(0.0)
     assert broadcast.wake == 1.0
     (second,) = broadcast.react(1.0)
@@ -107,7 +107,7 @@ def test_a_chunk_that_is_overdue_goes_to_another_relay_once():
 
 
 def test_what_a_lost_relay_held_goes_to_another():
-    broadcast = Broadcast(chunks=1, delays=np.zeros(3), now=0.0)
+    broadcast = Broadcast([(1, range(3))], np.zeros(3))
     (first,) = broadcast.start(0.0)
     (second,) = broadcast.lost([first.host], 0.1)
     assert second.chunk == first.chunk

@@ -135,7 +135,7 @@ class Broadcast:
         self._passed = np.zeros(len(self._part_of), dtype=bool)
         self._repeated: set[int] = set()
         self._first = self._patience = patience
-        self._usual: float | None = None  # seconds that relays need to pass a chunk on
+        self._usual = 0.0  # seconds that relays need to pass a chunk on, of late the slowest
         self._trees: list[list[tuple[int, Route]]] = [[] for _ in parts]
         self._plant(range(len(self._delays)))
 
@@ -163,7 +163,9 @@ class Broadcast:
             sent, _ = self._out.pop((host, chunk))
             self._held[host] -= 1
             taken = now - sent
-            self._usual = taken if self._usual is None else 0.8 * self._usual + 0.2 * taken
+            # Chunks that wait for one link arrive one after the other, the first of them soon. A
+            # mean would not grow as fast as these times do.
+            self._usual = max(taken, 0.8 * self._usual + 0.2 * taken)
             self._patience = max(_OVERDUE * self._usual, self._first / 10)
         return self._hand_out(now)
 
@@ -197,7 +199,9 @@ class Broadcast:
             del self._out[relay, chunk]
             self._held[relay] -= 1
             self._late.add(relay)
-            if chunk not in self._repeated and not self._passed[chunk]:
+            # If only this host needs it, it will get there the way that it was sent.
+            again = len(self._hosts[self._part_of[chunk]]) > 1 and chunk not in self._repeated
+            if again and not self._passed[chunk]:
                 self._repeated.add(chunk)  # once; then hosts say what they lack
                 self._wait(chunk)
         if overdue:

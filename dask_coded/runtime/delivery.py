@@ -102,6 +102,7 @@ class Delivery:
         self._blocks_of = blocks_of
         self._hosts: list[list[int]] = []  # workers of each host; the first one is its receiver
         self._host_of: dict[int, int] = {}
+        self._in_chunks = False
         self._parts: list[_Entries] = []  # in the order of the numbers of their chunks
         self._part_of: dict[int, _Entries] = {}  # by block; that of the whole operand by _ALL
         self._broadcast: Broadcast | None = None  # to the receivers, by the numbers of their hosts
@@ -125,8 +126,12 @@ class Delivery:
             host = channel.address if alone else get_address_host(channel.address)
             hosts.setdefault(host, []).append(worker)
         distant = sum(map(len, hosts.values()))
+        if self._footprints is not None:
+            # Parts are less to send even to a single worker, which may be called in late.
+            distant = max(distant, 2)
         if distant < 2 or distant * self._operand.nbytes < _LEAST_SENT:
             return
+        self._in_chunks = True
         self._hosts = [sorted(there, key=self._rank.__getitem__) for there in hosts.values()]
         self._host_of = {w: host for host, there in enumerate(self._hosts) for w in there}
         needed: dict[int, list[int]] = {}
@@ -165,7 +170,7 @@ class Delivery:
             return Parcel(None, self._described(worker), tuple(neighbours))
         if self._shared and channel.shared:
             return Parcel(self._shared)
-        if not self._parts or channel.near:
+        if channel.near or not self._in_chunks:
             return Parcel(self._operand)
         self._lenders_of[worker] = set()
         for block in self._needed(worker):

@@ -208,6 +208,10 @@ class _Coming:
     ) -> None:
         self._expected, self._neighbours = parts, neighbours
         self._ready, self._answer = ready, answer
+        if packed := [footprint for _, footprint in parts if footprint is not None]:
+            # In a thread, because millions of columns take milliseconds. They are here before the
+            # last chunk, as a rule.
+            self._loop.run_in_executor(None, _recall, packed)
         self._relay.expect((n for part, _ in parts for n in _numbers(part)), monotonic())
         self._complete()
         self._set_timer()
@@ -337,8 +341,14 @@ class _Coming:
             self._exchange.memory.reuse(self._segment)
 
 
-# Loops ask for the same ones in every round.
-_recent_indices = lru_cache(maxsize=8)(indices_of)
+# Loops ask for the same ones in every round; a receiver needs those of all blocks on its host.
+_recent_indices = lru_cache(maxsize=64)(indices_of)
+
+
+def _recall(packed: Sequence[bytes]) -> None:
+    """Unpack footprints that are not among the recent ones."""
+    for footprint in packed:
+        _recent_indices(footprint)
 
 
 def _done(operand: Any) -> None:

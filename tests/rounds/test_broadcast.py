@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_coded.rounds.broadcast import FANOUT, Broadcast, Relay, chunk_bytes, route
+from dask_coded.rounds.broadcast import (
+    FANOUT,
+    Broadcast,
+    Confirm,
+    PassOn,
+    Relay,
+    chunk_bytes,
+    route,
+)
 from dask_coded.simulation import Outage, broadcast_times
 
 
@@ -104,6 +112,41 @@ def test_a_chunk_that_is_overdue_goes_to_another_relay_once():
     assert not broadcast.react(5.0)
     broadcast.passed(first.host, 0, 6.0)
     assert broadcast.finished and broadcast.wake is None
+
+
+def test_chunks_of_many_parts_that_share_one_link_go_once():
+    """The later ones arrive long after the first, because they wait for the link."""
+    hosts, each = 8, 0.02
+    parts = [(3, [host, (host + 1) % hosts]) for host in range(hosts)]
+    broadcast = Broadcast(parts, np.zeros(hosts))
+    sent = broadcast.start(0.0)
+    now, arrived = 0.0, 0
+    while arrived < len(sent):
+        now += each
+        if broadcast.wake is not None and broadcast.wake <= now:
+            sent += broadcast.react(now)
+        command = sent[arrived]
+        sent += broadcast.passed(command.host, command.chunk, now)
+        arrived += 1
+    assert sorted(command.chunk for command in sent) == list(range(3 * hosts))
+    assert broadcast.finished
+
+
+def test_a_chunk_for_one_host_is_sent_once():
+    broadcast = Broadcast([(1, [1])], np.zeros(2))
+    (command,) = broadcast.start(0.0)
+    assert command.host == 1
+    assert not broadcast.react(broadcast.wake)
+
+
+def test_a_host_lends_chunks_that_are_here_and_those_that_come():
+    relay = Relay(now=0.0)
+    relay.expect([0, 1], now=0.0)
+    relay.received(0, "coordinator", (), 0.1)
+    assert relay.lend("late", [0, 1]) == [PassOn("late", 0, ())]
+    passed, confirmed = relay.received(1, "coordinator", (), 0.2)
+    assert passed == PassOn("late", 1, ())
+    assert confirmed == Confirm("coordinator", 1)
 
 
 def test_what_a_lost_relay_held_goes_to_another():

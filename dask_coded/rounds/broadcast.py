@@ -97,9 +97,7 @@ class Broadcast:
         median pass nothing on. Zeros if nothing is known.
     patience : float
         Seconds after which a chunk is overdue, before any relay has passed one on. Later it is
-        twice what relays usually need, and at least a tenth of this. They count from the moment at
-        which the chunk before it has arrived, because until then the link of the coordinator may
-        have been busy with that one; or from `patience` seconds after it was sent.
+        twice what relays usually need, and at least a tenth of this.
 
     Examples
     --------
@@ -126,9 +124,8 @@ class Broadcast:
         self._waiting: list[list[int]] = [[] for _ in parts]
         for chunk in reversed(range(len(self._part_of))):
             self._waiting[self._part_of[chunk]].append(chunk)
-        # When each chunk was sent to a relay, and when its patience begins, until the relay has
-        # passed it on or is overdue; in the order in which they were sent.
-        self._out: dict[tuple[int, int], tuple[float, float]] = {}
+        # When each chunk was sent to a relay, until the relay has passed it on or is overdue.
+        self._out: dict[tuple[int, int], float] = {}
         self._alone: set[tuple[int, int]] = set()  # those that are for the receiving host only
         self._held = np.zeros(len(self._delays), dtype=np.intp)  # how many chunks, by relay
         self._window = np.ones(len(self._delays), dtype=np.intp)
@@ -147,8 +144,7 @@ class Broadcast:
     @property
     def wake(self) -> float | None:
         """When to call :meth:`react` if nothing else happens."""
-        begins = (since for _, since in self._out.values())
-        return min(begins, default=0.0) + self._patience if self._out else None
+        return min(self._out.values()) + self._patience if self._out else None
 
     def start(self, now: float) -> list[SendChunk]:
         """Return the first chunks to send."""
@@ -158,11 +154,9 @@ class Broadcast:
         """Record that a host has a chunk, and has passed it on to most hosts below it."""
         self._passed[chunk] = True
         self._window[host] = _WINDOW
-        if (host, chunk) in self._out:
-            self._begin_patience((host, chunk), now)
-            sent, _ = self._out.pop((host, chunk))
+        if (since := self._out.pop((host, chunk), None)) is not None:
             self._held[host] -= 1
-            taken = now - sent
+            taken = now - since
             # Chunks that wait for one link arrive one after the other, the first of them soon. A
             # mean would not grow as fast as these times do.
             self._usual = max(taken, 0.8 * self._usual + 0.2 * taken)
@@ -194,7 +188,7 @@ class Broadcast:
 
     def react(self, now: float) -> list[SendChunk]:
         """Give chunks that are overdue to other relays."""
-        overdue = [key for key, (_, since) in self._out.items() if now >= since + self._patience]
+        overdue = [key for key, since in self._out.items() if now >= since + self._patience]
         for relay, chunk in overdue:
             del self._out[relay, chunk]
             self._held[relay] -= 1
@@ -210,18 +204,6 @@ class Broadcast:
 
     def _wait(self, chunk: int) -> None:
         self._waiting[self._part_of[chunk]].append(chunk)
-
-    def _begin_patience(self, arrived: tuple[int, int], now: float) -> None:
-        """Begin with the chunks that the link of the coordinator must have carried by now.
-
-        These are the ones that were sent before another that has arrived, and the next one.
-        """
-        after = False
-        for key, (sent, since) in self._out.items():
-            self._out[key] = sent, min(since, now)
-            if after:
-                break
-            after = key == arrived
 
     def _plant(self, changed: Iterable[int]) -> None:
         """Choose the trees of all parts that go to some of these hosts."""
@@ -267,9 +249,8 @@ class Broadcast:
 
     def _sent(self, host: int, chunk: int, below: Route, now: float) -> SendChunk:
         """Record that a chunk goes to a host."""
-        since = now + self._first if self._out else now
-        self._held[host] += self._out.pop((host, chunk), None) is None
-        self._out[host, chunk] = now, since
+        self._held[host] += (host, chunk) not in self._out
+        self._out[host, chunk] = now
         return SendChunk(host, chunk, below)
 
 

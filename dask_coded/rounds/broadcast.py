@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from dask_coded.typing import Floats
+from dask_coded.typing import Floats, Ints
 
 #: Hosts that one host passes a chunk on to, at most. More make each tree flatter, and the tail of
 #: the broadcast longer, because a host sends the last chunk to them one after the other.
@@ -89,35 +89,52 @@ class Broadcast:
 
     Parameters
     ----------
-    chunks : int
-        Number of chunks.
+    parts : sequence of (int, sequence of int)
+        How many chunks each part of the operand has, and which hosts need them. Chunks of all parts
+        are numbered together, and share the windows of relays and the link of the coordinator.
     delays : ndarray, shape (hosts,)
         Seconds after which each host usually begins to answer. Hosts that need more than twice the
         median pass nothing on. Zeros if nothing is known.
-    now : float
-        Seconds on the caller's clock.
     patience : float
         Seconds after which a chunk is overdue, before any relay has passed one on. Later it is
         twice what relays usually need, and at least a tenth of this.
+
+    Examples
+    --------
+    Two hosts need the first part, a third one needs the second.
+
+    >>> broadcast = Broadcast([(2, [0, 1]), (1, [2])], np.zeros(3))
+    >>> for command in broadcast.start(now=0.0):
+    ...     print(command)
+    SendChunk(host=0, chunk=0, below=((1, ()),))
+    SendChunk(host=1, chunk=1, below=((0, ()),))
+    SendChunk(host=2, chunk=2, below=())
     """
 
-    def __init__(self, chunks: int, delays: Floats, now: float, patience: float = 1.0) -> None:
+    def __init__(
+        self, parts: Sequence[tuple[int, Sequence[int]]], delays: Floats, patience: float = 1.0
+    ) -> None:
+        self._hosts = [set(hosts) for _, hosts in parts]
+        self._part_of = [part for part, (chunks, _) in enumerate(parts) for _ in range(chunks)]
         self._delays = np.asarray(delays, dtype=np.float64)
         self._alive = np.ones(len(self._delays), dtype=bool)
         # Relays that have let a chunk become overdue. They get no more.
         self._late: set[int] = set()
-        self._waiting = list(range(chunks))[::-1]  # chunks to be sent to all, the first one last
+        # For each part, chunks to be sent to all its hosts, the first one last.
+        self._waiting: list[list[int]] = [[] for _ in parts]
+        for chunk in reversed(range(len(self._part_of))):
+            self._waiting[self._part_of[chunk]].append(chunk)
         # When each chunk was sent to a relay, until the relay has passed it on or is overdue.
         self._out: dict[tuple[int, int], float] = {}
         self._alone: set[tuple[int, int]] = set()  # those that are for the receiving host only
         self._held = np.zeros(len(self._delays), dtype=np.intp)  # how many chunks, by relay
         self._window = np.ones(len(self._delays), dtype=np.intp)
-        self._passed = np.zeros(chunks, dtype=bool)
+        self._passed = np.zeros(len(self._part_of), dtype=bool)
         self._repeated: set[int] = set()
-        self._least = patience / 10
-        self._patience = patience
-        self._usual: float | None = None  # seconds that relays need to pass a chunk on
-        self._plant()
+        self._first = self._patience = patience
+        self._usual = 0.0  # seconds that relays need to pass a chunk on, of late the slowest
+        self._trees: list[list[tuple[int, Route]]] = [[] for _ in parts]
+        self._plant(range(len(self._delays)))
 
     @property
     def finished(self) -> bool:
@@ -140,8 +157,10 @@ class Broadcast:
         if (since := self._out.pop((host, chunk), None)) is not None:
             self._held[host] -= 1
             taken = now - since
-            self._usual = taken if self._usual is None else 0.8 * self._usual + 0.2 * taken
-            self._patience = max(_OVERDUE * self._usual, self._least)
+            # Chunks that wait for one link arrive one after the other, the first of them soon. A
+            # mean would not grow as fast as these times do.
+            self._usual = max(taken, 0.8 * self._usual + 0.2 * taken)
+            self._patience = max(_OVERDUE * self._usual, self._first / 10)
         return self._hand_out(now)
 
     def lost(self, hosts: Iterable[int], now: float) -> list[SendChunk]:
@@ -153,8 +172,8 @@ class Broadcast:
         for relay, chunk in [key for key in self._out if key[0] in gone]:
             del self._out[relay, chunk]
             if not self._passed[chunk]:
-                self._waiting.append(chunk)
-        self._plant()
+                self._wait(chunk)
+        self._plant(gone)
         return self._hand_out(now)
 
     def lacking(self, host: int, chunks: Iterable[int], now: float) -> list[SendChunk]:
@@ -174,16 +193,28 @@ class Broadcast:
             del self._out[relay, chunk]
             self._held[relay] -= 1
             self._late.add(relay)
-            if chunk not in self._repeated and not self._passed[chunk]:
+            # If only this host needs it, it will get there the way that it was sent.
+            again = len(self._hosts[self._part_of[chunk]]) > 1 and chunk not in self._repeated
+            if again and not self._passed[chunk]:
                 self._repeated.add(chunk)  # once; then hosts say what they lack
-                self._waiting.append(chunk)
+                self._wait(chunk)
         if overdue:
-            self._plant()
+            self._plant({relay for relay, _ in overdue})
         return self._hand_out(now)
 
-    def _plant(self) -> None:
+    def _wait(self, chunk: int) -> None:
+        self._waiting[self._part_of[chunk]].append(chunk)
+
+    def _plant(self, changed: Iterable[int]) -> None:
+        """Choose the trees of all parts that go to some of these hosts."""
+        changed = set(changed)
+        for part, hosts in enumerate(self._hosts):
+            if not hosts.isdisjoint(changed):
+                self._trees[part] = self._forest(np.array(sorted(hosts)))
+
+    def _forest(self, hosts: Ints) -> list[tuple[int, Route]]:
         """Choose the inner hosts of each tree, among those that are not known to be slow."""
-        alive = np.flatnonzero(self._alive)
+        alive = hosts[self._alive[hosts]]
         order = alive[np.argsort(self._delays[alive], kind="stable")]
         median = np.median(self._delays[alive]) if len(alive) else 0.0
         fast = [
@@ -197,21 +228,23 @@ class Broadcast:
         fanout = max(math.ceil((len(order) - 1) / inner), 1)
         trees = max(len(fast) // inner, 1)
         # Neighbours in speed share a tree, so that a slow host holds up only others like it.
-        self._trees = []
+        forest = []
         for i in range(trees if fast else 0):
             tree = fast[i * inner : (i + 1) * inner]
-            hosts = list(dict.fromkeys([*tree, *fast, *order.tolist()]))
-            self._trees.append((hosts[0], route(hosts, fanout)))
+            members = list(dict.fromkeys([*tree, *fast, *order.tolist()]))
+            forest.append((members[0], route(members, fanout)))
+        return forest
 
     def _hand_out(self, now: float) -> list[SendChunk]:
         commands = []
-        while self._waiting and self._trees:
-            relay, below = min(
-                self._trees, key=lambda tree: self._held[tree[0]] - self._window[tree[0]]
-            )
-            if self._held[relay] >= self._window[relay]:
-                break
-            commands.append(self._sent(relay, self._waiting.pop(), below, now))
+        for waiting, trees in zip(self._waiting, self._trees, strict=True):
+            while waiting and trees:
+                relay, below = min(
+                    trees, key=lambda tree: self._held[tree[0]] - self._window[tree[0]]
+                )
+                if self._held[relay] >= self._window[relay]:
+                    break
+                commands.append(self._sent(relay, waiting.pop(), below, now))
         return commands
 
     def _sent(self, host: int, chunk: int, below: Route, now: float) -> SendChunk:
@@ -303,6 +336,7 @@ class Relay:
         # For each chunk on its way down: its sender, the hosts that have not confirmed it, and how
         # many of them may still be missing.
         self._pending: dict[int, list[tuple[Any, set[Any], int]]] = {}
+        self._borrowers: dict[int, list[Any]] = {}  # for each chunk that has not come
 
     def expect(self, chunks: Iterable[int], now: float) -> None:
         """Record that the host needs these chunks; some may have come already."""
@@ -317,14 +351,23 @@ class Relay:
         self._patience = max(_QUIET, 4 * (now - self._last))
         self._last = now
         self.wake = now + self._patience if self._lacking else None
-        if not below:
-            return [Confirm(sender, chunk)]
         passed: list[PassOn | Confirm] = [PassOn(host, chunk, further) for host, further in below]
-        if len(below) == 1:
-            # Otherwise one slow host would hold up the other one.
+        passed += [PassOn(host, chunk, ()) for host in self._borrowers.pop(chunk, ())]
+        if len(below) <= 1:
+            # If one slow host had to confirm, it would hold up the other one.
             return [*passed, Confirm(sender, chunk)]
         hosts = {host for host, _ in below}
         self._pending.setdefault(chunk, []).append((sender, hosts, len(hosts) // 2))
+        return passed
+
+    def lend(self, host: Any, chunks: Iterable[int]) -> list[PassOn]:
+        """Pass chunks on to a host that has joined late: those that are here, others later."""
+        passed = []
+        for chunk in chunks:
+            if chunk in self._here:
+                passed.append(PassOn(host, chunk, ()))
+            else:
+                self._borrowers.setdefault(chunk, []).append(host)
         return passed
 
     def confirmed(self, host: Any, chunk: int) -> list[Confirm]:

@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,7 +50,7 @@ class ArrayState:
     """What the scheduler knows of one coded array."""
 
     spec: CodedSpec
-    #: Keys of the source blocks while the array is being encoded.
+    #: While the array is being encoded, keys of the source blocks, then those of their steps.
     sources: tuple[Key, ...] | None
     work: Floats | None = None
     #: Bytes that workers have fetched from each other to make pieces.
@@ -128,6 +129,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         self,
         spec: CodedSpec,
         sources: Sequence[Key],
+        steps: Sequence[Sequence[Key]],
         allowed: Sequence[str] | None,
         version: str,
         oversubscribe: bool,
@@ -156,17 +158,20 @@ class ArrayDirectory(Mapping[str, ArrayState]):
             return reply(Unfit(f"{exc}{extra}"))
         worker_of = [places[p] for p in spec.code.place.tolist()]
         sources = tuple(map(as_key, sources))
+        filling = [tuple(map(as_key, keys)) for keys in steps]
         named = None if allowed is None else set(allowed)
         alive = {*spec.keys, *spec.check_keys}
-        self._arrays[spec.id] = ArrayState(spec, sources, alive=alive, allowed=named)
+        self._arrays[spec.id] = ArrayState(
+            spec, (*sources, *chain(*filling)), alive=alive, allowed=named
+        )
         self._piece_keys |= dict.fromkeys(alive, spec.id)
         self._pins |= dict(zip(spec.keys, worker_of, strict=True))
         for piece, key in zip(homes, spec.check_keys, strict=False):
             # On another worker than the block, the next one in the order of the pieces.
             others = (w for w in worker_of[piece:] + worker_of[:piece] if w != worker_of[piece])
             self._pins[key] = next(others, worker_of[piece])
-        for piece, key in zip(homes, sources, strict=True):
-            self._pins[key] = worker_of[piece]
+        for piece, key, before in zip(homes, sources, filling, strict=True):
+            self._pins |= dict.fromkeys([key, *before], worker_of[piece])
         self._log("register", array=spec.id, code=repr(spec.code), workers=worker_of)
         return reply(Placed(tuple(worker_of)))
 

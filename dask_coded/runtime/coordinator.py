@@ -241,6 +241,9 @@ class Coordinator:
                 case RoundPlan():
                     if answer.spec is not None:
                         spec = answer.spec
+                        if (footprints := spec.footprints) is not None:
+                            # In a thread, because millions of columns take tens of milliseconds.
+                            await asyncio.to_thread(lambda: footprints.indices)
                         plugin.remember(self._id, spec)
                     assert spec is not None
                     if not spec.check_keys:

@@ -15,7 +15,6 @@ import asyncio
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from itertools import groupby
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -56,7 +55,7 @@ class Parcel(NamedTuple):
 class Delivery:
     """Brings one operand to the workers of a round.
 
-    A worker that is called in late gets the whole operand from a receiver, or its parts from here.
+    A worker that is called in late gets each part from a receiver that needs this part, too.
 
     Parameters
     ----------
@@ -103,14 +102,16 @@ class Delivery:
         self._blocks_of = blocks_of
         self._hosts: list[list[int]] = []  # workers of each host; the first one is its receiver
         self._host_of: dict[int, int] = {}
-        self._ways: list[_Way] = []  # in the order of the numbers of their chunks
-        self._way_of: dict[int, _Way] = {}  # by block; that of the whole operand by _ALL
+        self._in_chunks = False
+        self._parts: list[_Entries] = []  # in the order of the numbers of their chunks
+        self._part_of: dict[int, _Entries] = {}  # by block; that of the whole operand by _ALL
+        self._broadcast: Broadcast | None = None  # to the receivers, by the numbers of their hosts
+        self._timer: asyncio.TimerHandle | None = None
         self._whole: set[int] = set()  # workers that have been sent all that they need at once
         self._arrived: set[int] = set()  # workers that have it, because they have sent a share
-        self._lender_of: dict[int, int] = {}
+        self._lenders_of: dict[int, set[int]] = {}
         self._reports: Counter[int] = Counter()  # of workers that wait for a lender
-        self._lent: Counter[int] = Counter()  # how often each receiver was asked to lend it
-        self._begun = False
+        self._lent: Counter[int] = Counter()  # how many parts each receiver was asked to lend
 
     def plan(self, workers: Iterable[int]) -> None:
         """Choose the way of the operand to the workers that take part from the start."""
@@ -125,41 +126,40 @@ class Delivery:
             host = channel.address if alone else get_address_host(channel.address)
             hosts.setdefault(host, []).append(worker)
         distant = sum(map(len, hosts.values()))
+        if self._footprints is not None:
+            # Parts are less to send even to a single worker, which may be called in late.
+            distant = max(distant, 2)
         if distant < 2 or distant * self._operand.nbytes < _LEAST_SENT:
             return
+        self._in_chunks = True
         self._hosts = [sorted(there, key=self._rank.__getitem__) for there in hosts.values()]
         self._host_of = {w: host for host, there in enumerate(self._hosts) for w in there}
-        receivers: dict[int, list[int]] = {}
-        for there in self._hosts:
-            for block in self._needed(there[0]):
-                receivers.setdefault(block, []).append(there[0])
-        for block, those in receivers.items():
+        needed: dict[int, list[int]] = {}
+        for number, (receiver, *_) in enumerate(self._hosts):
+            for block in self._needed(receiver):
+                needed.setdefault(block, []).append(number)
+        for block, those in needed.items():
             self._add(block, those)
+        receivers = [there[0] for there in self._hosts]
+        parts = [(entries.part.chunks, entries.hosts) for entries in self._parts]
+        self._broadcast = Broadcast(parts, self._lags[receivers])
 
     def _needed(self, worker: int) -> list[int]:
-        """Return the keys of the ways that lead to a worker and its neighbours."""
+        """Return the blocks whose entries a worker and its neighbours need."""
         if self._footprints is None:
             return [_ALL]
         there = self._hosts[self._host_of[worker]] if worker in self._host_of else [worker]
         return sorted({block for each in there for block in self._blocks_of(each)})
 
-    def _add(self, block: int, receivers: Sequence[int]) -> None:
+    def _add(self, block: int, hosts: Sequence[int]) -> _Entries:
         assert self._operand is not None
-        first = self._ways[-1].part.first + self._ways[-1].part.chunks if self._ways else 0
-        entries = None if self._footprints is None else self._footprints.indices[block]
+        first = self._parts[-1].part.first + self._parts[-1].part.chunks if self._parts else 0
+        indices = None if self._footprints is None else self._footprints.indices[block]
         packed = None if self._footprints is None else self._footprints.packed[block]
-        way = _Way(
-            self._run_id,
-            self._channels,
-            receivers,
-            self._lags,
-            first,
-            self._operand,
-            entries,
-            packed,
-        )
-        self._ways.append(way)
-        self._way_of[block] = way
+        entries = _Entries(hosts, first, self._operand, indices, packed)
+        self._parts.append(entries)
+        self._part_of[block] = entries
+        return entries
 
     def parcel(self, worker: int) -> Parcel:
         """Return what the first message to a worker says about the operand."""
@@ -167,34 +167,39 @@ class Delivery:
         if (host := self._host_of.get(worker)) is not None:
             receiver, *others = self._hosts[host]
             neighbours = () if worker != receiver else (self._channels[w].address for w in others)
-            return Parcel(None, self._parts(worker), tuple(neighbours))
+            return Parcel(None, self._described(worker), tuple(neighbours))
         if self._shared and channel.shared:
             return Parcel(self._shared)
-        if not self._ways or channel.near:
+        if channel.near or not self._in_chunks:
             return Parcel(self._operand)
-        if self._footprints is not None:
-            for block in self._needed(worker):
-                if block not in self._way_of:
-                    self._add(block, [])
-            # The chunks must not overtake the first message.
-            asyncio.get_running_loop().call_soon(self._send_whole, worker)
-            return Parcel(None, self._parts(worker))
-        # A receiver that has the operand, or else one that will have it; they take turns.
-        receivers = [there[0] for there in self._hosts if not self._channels[there[0]].closed]
-        lenders = [w for w in receivers if w in self._arrived] or receivers
-        if not lenders:
-            return Parcel(self._operand)
-        lender = min(lenders, key=lambda w: self._lent[w])
-        self._lent[lender] += 1
-        self._lender_of[worker] = lender
-        self._channels[lender].post(LendOperand(self._run_id, channel.address))
-        return Parcel(None, self._parts(worker))
+        self._lenders_of[worker] = set()
+        for block in self._needed(worker):
+            entries = self._part_of.get(block) or self._add(block, [])
+            if (lender := self._lender(entries)) is not None:
+                self._lenders_of[worker].add(lender)
+                lend = LendOperand(self._run_id, channel.address, entries.part.first)
+                self._channels[lender].post(lend)
+            else:
+                # The chunks must not overtake the first message.
+                loop = asyncio.get_running_loop()
+                loop.call_soon(self._send_part, worker, entries)
+        return Parcel(None, self._described(worker))
 
-    def _ways_to(self, worker: int) -> list[_Way]:
-        return [self._way_of[block] for block in self._needed(worker) if block in self._way_of]
+    def _lender(self, entries: _Entries) -> int | None:
+        """Return a receiver that has a part, or else one that will have it; they take turns."""
+        receivers = [self._hosts[host][0] for host in entries.hosts]
+        usable = [w for w in receivers if not self._channels[w].closed]
+        lenders = [w for w in usable if w in self._arrived] or usable
+        lender = min(lenders, key=lambda w: self._lent[w], default=None)
+        if lender is not None:
+            self._lent[lender] += 1
+        return lender
 
-    def _parts(self, worker: int) -> tuple[tuple[Part, bytes | None], ...]:
-        return tuple((way.part, way.packed) for way in self._ways_to(worker))
+    def _parts_for(self, worker: int) -> list[_Entries]:
+        return [self._part_of[block] for block in self._needed(worker) if block in self._part_of]
+
+    def _described(self, worker: int) -> tuple[tuple[Part, bytes | None], ...]:
+        return tuple((entries.part, entries.packed) for entries in self._parts_for(worker))
 
     def arrived(self, worker: int) -> None:
         """Record that a worker has the operand, because it has sent a share."""
@@ -202,19 +207,18 @@ class Delivery:
 
     def begin(self) -> None:
         """Send the first chunks, once all workers have their first message."""
-        if not self._begun:
-            self._begun = True
-            for way in self._ways:
-                way.begin()
+        if self._broadcast is not None:
+            self._obey(self._broadcast.start(monotonic()))
 
     def confirmed(self, worker: int, chunk: int) -> None:
         """Record that a receiver has passed a chunk on."""
-        if way := self._way_with(chunk):
-            way.confirmed(worker, chunk)
+        if (host := self._receives(worker)) is not None and self._broadcast is not None:
+            self._obey(self._broadcast.passed(host, chunk, monotonic()))
 
-    def _way_with(self, chunk: int) -> _Way | None:
-        number = bisect_right(self._ways, chunk, key=lambda way: way.part.first) - 1
-        return self._ways[number] if number >= 0 else None
+    def _receives(self, worker: int) -> int | None:
+        """Return the host that a worker is the receiver of, if it is one."""
+        host = self._host_of.get(worker)
+        return host if host is not None and self._hosts[host][0] == worker else None
 
     def lacking(self, worker: int, chunks: Sequence[int]) -> None:
         """Record that a worker waits for chunks, or for the receiver of its host."""
@@ -222,27 +226,25 @@ class Delivery:
             receiver = self._hosts[host][0]
             channel = self._channels[receiver]
             if worker == receiver:
-                for way, its in groupby(chunks, self._way_with):
-                    if way is not None:
-                        way.lacking(worker, list(its))
+                if self._broadcast is not None:
+                    self._obey(self._broadcast.lacking(host, chunks, monotonic()))
             elif channel.silent or channel.closed or receiver in self._arrived:
                 self._send_whole(worker)
-        elif worker in self._lender_of:
+        elif lenders := [self._channels[w] for w in self._lenders_of.get(worker, ())]:
             self._reports[worker] += 1
-            lender = self._channels[self._lender_of[worker]]
-            if lender.silent or lender.closed or self._reports[worker] >= _REPORTS:
+            gone = any(lender.silent or lender.closed for lender in lenders)
+            if gone or self._reports[worker] >= _REPORTS:
                 self._send_whole(worker)
 
     def lost(self, worker: int) -> None:
         """Record that a worker is gone. Its neighbours get the operand from here."""
-        host = self._host_of.get(worker)
-        if host is None or worker != self._hosts[host][0]:
+        if (host := self._receives(worker)) is None:
             return
         for other in self._hosts[host][1:]:
             if other not in self._arrived:
                 self._send_whole(other)
-        for way in self._ways_to(worker):
-            way.lost(worker)
+        if self._broadcast is not None:
+            self._obey(self._broadcast.lost([host], monotonic()))
 
     def unreadable(self, worker: int) -> bool:
         """Record that a worker cannot read the memory that it was to find the operand in.
@@ -260,101 +262,26 @@ class Delivery:
 
     def end(self) -> None:
         """Do nothing any more."""
-        for way in self._ways:
-            way.end()
-        self._ways, self._way_of = [], {}
+        if self._timer is not None:
+            self._timer.cancel()
+        self._broadcast, self._parts, self._part_of = None, [], {}
 
     def _send_whole(self, worker: int) -> None:
         if worker not in self._whole:
             self._whole.add(worker)
-            for way in self._ways_to(worker):
-                way.send_whole(worker)
+            for entries in self._parts_for(worker):
+                self._send_part(worker, entries)
 
+    def _send_part(self, worker: int, entries: _Entries) -> None:
+        for chunk in entries.numbers:
+            self._post(worker, entries, chunk, ())
 
-class _Way:
-    """The way of an operand, or of some of its entries, to the hosts that need them.
-
-    Parameters
-    ----------
-    run_id : Key
-    channels : sequence of Channel
-        To each worker of the round.
-    receivers : sequence of int
-        The worker of each of these hosts that gets the chunks.
-    lags : ndarray, shape (workers,)
-    first : int
-        Number of the first chunk.
-    operand : ndarray
-    entries : ndarray of int, or None
-        Which entries, in order; None for all of them.
-    packed : bytes or None
-        The same, as they travel.
-    """
-
-    def __init__(
-        self,
-        run_id: Key,
-        channels: Sequence[Channel],
-        receivers: Sequence[int],
-        lags: Floats,
-        first: int,
-        operand: np.ndarray[Any, Any],
-        entries: Ints | None,
-        packed: bytes | None,
-    ) -> None:
-        self.packed = packed
-        self._run_id = run_id
-        self._channels = channels
-        self._receivers = receivers
-        self._place = {worker: i for i, worker in enumerate(receivers)}
-        self._operand = operand
-        self._entries = entries
-        self._bytes = operand.reshape(-1).view(np.uint8)
-        count = len(operand) if entries is None else len(entries)
-        self._entry = operand.nbytes // len(operand)
-        size = count * self._entry
-        each = chunk_bytes(size, max(len(receivers), 1))
-        if entries is not None:
-            # Each chunk is gathered when it is sent, so it holds whole entries.
-            each = max(each // self._entry, 1) * self._entry
-        shape = (count, *operand.shape[1:])
-        chunks = -(-size // each)
-        self.part = Part(first, chunks, each, operand.dtype.str, shape, len(operand))
-        self._broadcast = Broadcast(chunks, lags[list(receivers)], monotonic())
-        self._timer: asyncio.TimerHandle | None = None
-
-    def begin(self) -> None:
-        """Send the first chunks."""
-        self._send(self._broadcast.start(monotonic()))
-
-    def confirmed(self, receiver: int, chunk: int) -> None:
-        """Record that a receiver has passed a chunk on."""
-        if (place := self._place.get(receiver)) is not None:
-            self._send(self._broadcast.passed(place, chunk - self.part.first, monotonic()))
-
-    def lacking(self, receiver: int, chunks: Sequence[int]) -> None:
-        """Record that a receiver waits for chunks."""
-        numbers = [chunk - self.part.first for chunk in chunks]
-        self._send(self._broadcast.lacking(self._place[receiver], numbers, monotonic()))
-
-    def lost(self, receiver: int) -> None:
-        """Record that a receiver is gone."""
-        self._send(self._broadcast.lost([self._place[receiver]], monotonic()))
-
-    def send_whole(self, worker: int) -> None:
-        """Send all chunks to a worker, whether it is a receiver or not."""
-        for chunk in range(self.part.chunks):
-            self._post(worker, chunk, ())
-
-    def end(self) -> None:
-        """Send nothing any more."""
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _send(self, commands: Sequence[SendChunk]) -> None:
-        for command in commands:
-            below = self._addresses(command.below)
-            self._post(self._receivers[command.host], command.chunk, below)
+    def _obey(self, commands: Sequence[SendChunk]) -> None:
+        assert self._broadcast is not None
+        for host, chunk, below in ((c.host, c.chunk, c.below) for c in commands):
+            number = bisect_right(self._parts, chunk, key=lambda entries: entries.part.first) - 1
+            receiver = self._hosts[host][0]
+            self._post(receiver, self._parts[number], chunk, self._addresses(below))
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -362,23 +289,73 @@ class _Way:
             delay = max(self._broadcast.wake - monotonic(), 0.0)
             self._timer = asyncio.get_running_loop().call_later(delay, self._tick)
 
-    def _post(self, worker: int, chunk: int, below: Route) -> None:
-        begin, end = chunk * self.part.chunk_bytes, (chunk + 1) * self.part.chunk_bytes
-        if self._entries is None:
-            data = self._bytes[begin:end]
-        else:
-            some = self._entries[begin // self._entry : end // self._entry]
-            data = self._operand[some].reshape(-1).view(np.uint8)
-        number = self.part.first + chunk
-        self._channels[worker].post(OperandChunk(self._run_id, self.part, number, data, below))
+    def _tick(self) -> None:
+        self._timer = None
+        if self._broadcast is not None:
+            self._obey(self._broadcast.react(monotonic()))
+
+    def _post(self, worker: int, entries: _Entries, chunk: int, below: Route) -> None:
+        data = entries.chunk(chunk)
+        message = OperandChunk(self._run_id, entries.part, chunk, data, below)
+        self._channels[worker].post(message)
 
     def _addresses(self, route: Route) -> Route:
         """Put addresses in the place of numbers of hosts."""
         return tuple(
-            (self._channels[self._receivers[host]].address, self._addresses(below))
+            (self._channels[self._hosts[host][0]].address, self._addresses(below))
             for host, below in route
         )
 
-    def _tick(self) -> None:
-        self._timer = None
-        self._send(self._broadcast.react(monotonic()))
+
+class _Entries:
+    """An operand, or the entries of it that one block needs, in chunks.
+
+    Parameters
+    ----------
+    hosts : sequence of int
+        Hosts whose receivers get them.
+    first : int
+        Number of the first chunk.
+    operand : ndarray
+    indices : ndarray of int, or None
+        Which entries, in order; None for all of them.
+    packed : bytes or None
+        The same, as they travel.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[int],
+        first: int,
+        operand: np.ndarray[Any, Any],
+        indices: Ints | None,
+        packed: bytes | None,
+    ) -> None:
+        self.hosts = hosts
+        self.packed = packed
+        self._operand = operand
+        self._indices = indices
+        self._bytes = operand.reshape(-1).view(np.uint8)
+        count = len(operand) if indices is None else len(indices)
+        self._entry = operand.nbytes // len(operand)
+        size = count * self._entry
+        each = chunk_bytes(size, max(len(hosts), 1))
+        if indices is not None:
+            # Each chunk is gathered when it is sent, so it holds whole entries.
+            each = max(each // self._entry, 1) * self._entry
+        shape = (count, *operand.shape[1:])
+        self.part = Part(first, -(-size // each), each, operand.dtype.str, shape, len(operand))
+
+    @property
+    def numbers(self) -> range:
+        """The numbers of the chunks."""
+        return range(self.part.first, self.part.first + self.part.chunks)
+
+    def chunk(self, number: int) -> np.ndarray[Any, Any]:
+        """Return the bytes of a chunk."""
+        begin = (number - self.part.first) * self.part.chunk_bytes
+        end = begin + self.part.chunk_bytes
+        if self._indices is None:
+            return self._bytes[begin:end]
+        some = self._indices[begin // self._entry : end // self._entry]
+        return self._operand[some].reshape(-1).view(np.uint8)

@@ -162,6 +162,7 @@ async def _encode(
         scheduler.coded_register,
         spec=ToPickle(spec),
         sources=[key for blocks in sources for key in blocks.keys],
+        steps=[keys for blocks in sources for keys in blocks.steps],
         allowed=None if workers is None else list(workers),
         version=__version__,
         oversubscribe=oversubscribe,

@@ -137,9 +137,9 @@ class Operands:
                 self._of(run_id).receive(message, answer)
             case OperandShared(run_id, shared):
                 self._of(run_id).found(SharedArray(*shared), self._mappings)
-            case LendOperand(run_id, address):
+            case LendOperand(run_id, address, first):
                 if operand := self._coming.get(run_id):
-                    operand.lend(address)
+                    operand.lend(address, first)
 
 
 class _Entries:
@@ -176,7 +176,6 @@ class _Coming:
         self._answer: Answer | None = None
         self._expected: Sequence[tuple[Part, bytes | None]] = ()
         self._neighbours: Sequence[str] = ()
-        self._borrowers: list[str] = []
         self._entries: dict[int, _Entries] = {}  # by the number of the first chunk
         self._operand: Any = None
         self._unreadable = False
@@ -209,6 +208,10 @@ class _Coming:
     ) -> None:
         self._expected, self._neighbours = parts, neighbours
         self._ready, self._answer = ready, answer
+        if packed := [footprint for _, footprint in parts if footprint is not None]:
+            # In a thread, because millions of columns take milliseconds. They are here before the
+            # last chunk, as a rule.
+            self._loop.run_in_executor(None, _recall, packed)
         self._relay.expect((n for part, _ in parts for n in _numbers(part)), monotonic())
         self._complete()
         self._set_timer()
@@ -270,22 +273,24 @@ class _Coming:
                 self._exchange.channel(address).post(OperandShared(self._run_id, shared))
             else:
                 self._send_whole(address)
-        for address in self._borrowers:
-            self._send_whole(address)
-        self._neighbours, self._borrowers = (), []
+        self._neighbours = ()
 
-    def lend(self, address: str) -> None:
-        """Send all of it to a worker, once it is here."""
-        self._borrowers.append(address)
-        self._deliver()
+    def lend(self, address: str, first: int) -> None:
+        """Send the part with this first chunk to a worker: what is here, and the rest later."""
+        for part, _ in self._expected:
+            if part.first == first:
+                for passed in self._relay.lend(address, _numbers(part)):
+                    self._obey([passed], self._chunk(self._entries[first], passed.chunk))
 
     def _send_whole(self, address: str) -> None:
         channel = self._exchange.channel(address)
         self._channels.setdefault(address, channel)  # to take back what is not sent at the end
         for entries in self._entries.values():
             for number in entries.numbers:
-                data = entries.chunk(number)
-                channel.post(OperandChunk(self._run_id, entries.part, number, data, ()))
+                channel.post(self._chunk(entries, number))
+
+    def _chunk(self, entries: _Entries, number: int) -> OperandChunk:
+        return OperandChunk(self._run_id, entries.part, number, entries.chunk(number), ())
 
     def _obey(
         self, commands: Sequence[PassOn | Confirm | ReportLacking], chunk: Any = None
@@ -336,8 +341,14 @@ class _Coming:
             self._exchange.memory.reuse(self._segment)
 
 
-# Loops ask for the same ones in every round.
-_recent_indices = lru_cache(maxsize=8)(indices_of)
+# Loops ask for the same ones in every round; a receiver needs those of all blocks on its host.
+_recent_indices = lru_cache(maxsize=64)(indices_of)
+
+
+def _recall(packed: Sequence[bytes]) -> None:
+    """Unpack footprints that are not among the recent ones."""
+    for footprint in packed:
+        _recent_indices(footprint)
 
 
 def _done(operand: Any) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import dask
 import dask.array as da
 import numpy as np
 import scipy.sparse
+from dask._task_spec import Task, TaskRef
+from dask.highlevelgraph import HighLevelGraph
+from dask.typing import Key
 from distributed import as_completed, futures_of, wait
 
 from dask_coded.arguments import check_unmasked
@@ -185,8 +189,14 @@ class Blocks:
     def __init__(self, source: Any, rows: tuple[int, ...]) -> None:
         self._rows = rows
         self.futures: list[Future] = []
+        #: For each block, the tasks that fill it before the last one.
+        self.steps: list[list[Key]] = [[] for _ in rows]
         if isinstance(source, da.Array):
-            source = source.rechunk((rows, (source.shape[1],)))
+            chunks = (rows, (source.shape[1],))
+            if source.chunks != chunks and sparse_type(source) is None and all(rows):
+                source, self.steps = _filled(source, rows)
+            else:
+                source = source.rechunk(chunks)
             self.keys = [(source.name, j, 0) for j in range(len(rows))]
         else:
             name = f"coded-source-{uuid.uuid4().hex[:16]}"
@@ -206,3 +216,67 @@ class Blocks:
             scattered = await client.scatter({key: block}, workers=[worker], hash=False)
             self.futures.append(scattered[key])
         return self.futures
+
+
+class _FillTask(Task):
+    """A task that copies a chunk to its place in a block."""
+
+    __slots__ = ()
+
+    @property
+    def block_fusion(self) -> bool:
+        return True
+
+
+def _filled(source: da.Array, rows: tuple[int, ...]) -> tuple[da.Array, list[list[Key]]]:
+    """Cut a dense dask array into row blocks, and return the keys of all steps before the last.
+
+    ``rechunk`` concatenates all chunks of a block at once, so they exist beside the block. Here
+    each chunk is copied to its place by a task of its own, one after the other, and can be released
+    then. All these tasks return the same array, which the first one makes.
+    """
+    name = f"coded-source-{uuid.uuid4().hex[:16]}"
+    columns = source.shape[1]
+    tasks: dict[Key, Task] = {}
+    steps: list[list[Key]] = []
+    for block, (begin, end) in enumerate(pairwise(accumulate(rows, initial=0))):
+        parts = [
+            ((source.name, i, j), (taken, slice(None)), (place, across))
+            for i, taken, place in _overlaps(source.chunks[0], begin, end)
+            for j, _, across in _overlaps(source.chunks[1], 0, columns)
+        ]
+        keys: list[Key] = [(name, block, left) for left in reversed(range(len(parts)))]
+        for before, key, (chunk, taken, place) in zip([None, *keys], keys, parts, strict=False):
+            so_far = (end - begin, columns) if before is None else TaskRef(before)
+            tasks[key] = _FillTask(
+                key, _fill, so_far, TaskRef(chunk), taken, place, dtype=source.dtype
+            )
+        steps.append(keys[:-1])
+    chunks: Any = source
+    graph = HighLevelGraph.from_collections(name, tasks, dependencies=[chunks])
+    filled = da.Array(graph, name, (rows, (columns,)), dtype=source.dtype, meta=source._meta)
+    return filled, steps
+
+
+def _overlaps(sizes: tuple[int, ...], begin: int, end: int) -> Iterator[tuple[int, slice, slice]]:
+    """Yield each chunk with a part in a range: its number, that part, and its place there."""
+    for i, (first, last) in enumerate(pairwise(accumulate(sizes, initial=0))):
+        a, b = max(first, begin), min(last, end)
+        if a < b:
+            yield i, slice(a - first, b - first), slice(a - begin, b - begin)
+
+
+def _fill(
+    so_far: tuple[int, int] | np.ndarray[Any, Any],
+    chunk: np.ndarray[Any, Any],
+    taken: tuple[slice, slice],
+    place: tuple[slice, slice],
+    dtype: np.dtype[Any],
+) -> np.ndarray[Any, Any]:
+    """Copy a part of a chunk to its place in a block, or in a new block of a shape."""
+    check_unmasked("A chunk of the matrix to encode", chunk)
+    block = np.empty(so_far, dtype) if isinstance(so_far, tuple) else so_far
+    if not block.flags.writeable:  # it may have been on the disk, or on another worker
+        block = block.copy()
+    block[place] = chunk[taken]
+    return block

@@ -137,7 +137,9 @@ class _VirtualBroadcast:
         self._quiet = [np.inf] * hosts  # when each host's `Relay.react` is due
         self._events: list[tuple[float, int, str, tuple[Any, ...]]] = []
         self._count = itertools.count()
-        self._broadcast = Broadcast(chunks, np.zeros(hosts) if delays is None else delays, 0.0)
+        self._broadcast = Broadcast(
+            [(chunks, range(hosts))], np.zeros(hosts) if delays is None else delays
+        )
 
     def run(self, limit: float) -> None:
         for host, outage in self._outages.items():

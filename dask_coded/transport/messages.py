@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from dask.typing import Key
 
 #: Changes whenever a message does. Both ends of a channel must have the same version.
-PROTOCOL = 4
+PROTOCOL = 5
 
 #: A run of a Dask task: the key of the task, and the scheduler's number of the run.
 Attempt = tuple[Key, int]
@@ -119,9 +119,18 @@ class OperandShared(Message):
 
 @dataclass(frozen=True)
 class LendOperand(Message):
-    """Send the operand to a worker that is called in late. The coordinator asks a receiver."""
+    """Send a part of the operand to a worker that is called in late: the coordinator to a receiver.
+
+    Parameters
+    ----------
+    address : str
+        Of that worker.
+    first : int
+        Number of the part's first chunk.
+    """
 
     address: str
+    first: int
 
 
 @dataclass(frozen=True)

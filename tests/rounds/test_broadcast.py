@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_coded.rounds.broadcast import FANOUT, Broadcast, Relay, chunk_bytes, route
+from dask_coded.rounds.broadcast import (
+    FANOUT,
+    Broadcast,
+    Confirm,
+    PassOn,
+    Relay,
+    chunk_bytes,
+    route,
+)
 from dask_coded.simulation import Outage, broadcast_times
 
 
@@ -61,7 +69,7 @@ def test_one_slow_or_stopped_host_does_not_hold_up_the_others(hosts, stopped):
 
 
 def test_a_chunk_sent_to_one_host_does_not_come_to_another():
-    broadcast = Broadcast(chunks=1, delays=np.zeros(3), now=0.0)
+    broadcast = Broadcast([(1, range(3))], np.zeros(3))
     (first,) = broadcast.start(0.0)
     broadcast.passed(first.host, 0, 0.1)
     others = [host for host in range(3) if host != first.host]
@@ -96,7 +104,7 @@ def test_every_host_that_goes_on_gets_the_operand(hosts, size, happens, seed):
 
 
 def test_a_chunk_that_is_overdue_goes_to_another_relay_once():
-    broadcast = Broadcast(chunks=1, delays=np.zeros(3), now=0.0)
+    broadcast = Broadcast([(1, range(3))], np.zeros(3))
     (first,) = broadcast.start(0.0)
     assert broadcast.wake == 1.0
     (second,) = broadcast.react(1.0)
@@ -106,8 +114,43 @@ def test_a_chunk_that_is_overdue_goes_to_another_relay_once():
     assert broadcast.finished and broadcast.wake is None
 
 
+def test_chunks_of_many_parts_that_share_one_link_go_once():
+    """The later ones arrive long after the first, because they wait for the link."""
+    hosts, each = 8, 0.02
+    parts = [(3, [host, (host + 1) % hosts]) for host in range(hosts)]
+    broadcast = Broadcast(parts, np.zeros(hosts))
+    sent = broadcast.start(0.0)
+    now, arrived = 0.0, 0
+    while arrived < len(sent):
+        now += each
+        if broadcast.wake is not None and broadcast.wake <= now:
+            sent += broadcast.react(now)
+        command = sent[arrived]
+        sent += broadcast.passed(command.host, command.chunk, now)
+        arrived += 1
+    assert sorted(command.chunk for command in sent) == list(range(3 * hosts))
+    assert broadcast.finished
+
+
+def test_a_chunk_for_one_host_is_sent_once():
+    broadcast = Broadcast([(1, [1])], np.zeros(2))
+    (command,) = broadcast.start(0.0)
+    assert command.host == 1
+    assert not broadcast.react(broadcast.wake)
+
+
+def test_a_host_lends_chunks_that_are_here_and_those_that_come():
+    relay = Relay(now=0.0)
+    relay.expect([0, 1], now=0.0)
+    relay.received(0, "coordinator", (), 0.1)
+    assert relay.lend("late", [0, 1]) == [PassOn("late", 0, ())]
+    passed, confirmed = relay.received(1, "coordinator", (), 0.2)
+    assert passed == PassOn("late", 1, ())
+    assert confirmed == Confirm("coordinator", 1)
+
+
 def test_what_a_lost_relay_held_goes_to_another():
-    broadcast = Broadcast(chunks=1, delays=np.zeros(3), now=0.0)
+    broadcast = Broadcast([(1, range(3))], np.zeros(3))
     (first,) = broadcast.start(0.0)
     (second,) = broadcast.lost([first.host], 0.1)
     assert second.chunk == first.chunk

@@ -11,9 +11,12 @@ import scipy.sparse
 from dask.utils import format_bytes
 from distributed import Event, Worker
 from distributed.utils_test import async_poll_for, gen_cluster
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import dask_coded as coded
 from dask_coded.rounds.scaling import exponents_of, scaled
+from dask_coded.runtime.source import _filled, block_rows
 
 FIVE = [("127.0.0.1", 1)] * 5
 SIX = [("127.0.0.1", 1)] * 6
@@ -44,6 +47,23 @@ async def close(workers, address: str) -> None:
 
 
 # -- data moved --------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.integers(1, 5), min_size=1, max_size=6),
+    st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    st.integers(1, 4),
+)
+@settings(deadline=None)
+def test_blocks_are_filled_from_chunks_of_any_sizes(heights, widths, k):
+    A = np.random.default_rng(0).random((sum(heights), sum(widths)))
+    rows = block_rows(A, coded.MDS(k, k))
+    source = da.from_array(A, chunks=(tuple(heights), tuple(widths)))
+    if all(rows):
+        filled, steps = _filled(source, rows)
+        np.testing.assert_array_equal(filled.compute(scheduler="sync"), A)
+        assert filled.chunks == (rows, (A.shape[1],))
+        assert len(steps) == k
 
 
 @pytest.mark.parametrize(

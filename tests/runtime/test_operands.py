@@ -76,8 +76,10 @@ async def test_the_coordinator_sends_each_chunk_about_once(c, s, *workers):
     chunks = [m for _, m in seen if isinstance(m, OperandChunk)]
     # The coordinator sends chunks with a list of those that they are passed on to.
     sent = Counter((m.run_id, m.number) for m in chunks if m.below)
-    assert len({m.run_id for m in chunks}) == ROUNDS
-    assert len(sent) == ROUNDS * chunks[0].part[1]
+    # Rounds have fewer chunks if a busy machine keeps a worker from taking part at first.
+    count = {m.run_id: m.part[1] for m in chunks}
+    assert len(count) == ROUNDS
+    assert len(sent) == sum(count.values())
     # A busy machine may be late with some, which are then sent once more.
     assert max(sent.values()) <= 2
     assert len(chunks) >= 4 * len(sent)

@@ -39,6 +39,7 @@ class Ongoing:
 
         self._client = client
         self._at = 0
+        self.workers = 0
         self._enough = Event()
         self._thread = ThreadPoolExecutor(1)
         self._future = self._thread.submit(
@@ -55,6 +56,7 @@ class Ongoing:
 
     def _record(self, progress) -> bool:
         self._at = progress.round
+        self.workers = progress.workers
         return self._enough.is_set()
 
     def progress(self) -> None:
@@ -138,6 +140,19 @@ def test_worker_of_a_ring_stopped_and_another_killed_in_a_step(processes):
     run.finish(replicas=3)
 
 
+@pytest.mark.parametrize("aggregation", [Star(), Ring()], ids=repr)
+def test_worker_stopped_that_the_sums_need_is_left_out_until_it_comes_back(processes, aggregation):
+    leader, *_, stopped = processes.add(4)
+    run = Ongoing(processes.client, aggregation, leader=leader)
+    run.progress()
+    with processes.stopped(stopped):
+        run.progress()
+        run.progress()
+        poll_for(lambda: run.workers == 3, timeout=60)
+    poll_for(lambda: run.workers == 4, timeout=60)
+    run.finish(replicas=4)
+
+
 def test_worker_stopped_for_so_long_that_others_go_on_without_it(processes, monkeypatch):
     monkeypatch.setenv("DASK_CODED__TRAIN__BACKLOG", "100")
     leader, *_, stopped = processes.add(4)
@@ -184,6 +199,15 @@ def test_leader_stopped_in_a_step(aggregation, processes, tmp_path):
 def leader_of(client) -> str | None:
     tasks = client.processing().items()
     return next((a for a, keys in tasks if any("coded-lead" in key for key in keys)), None)
+
+
+def test_worker_that_joins_takes_part(processes):
+    leader, _ = processes.add(2)
+    run = Ongoing(processes.client, Star(), leader=leader)
+    run.progress()
+    processes.add(1)
+    poll_for(lambda: run.workers == 3, timeout=60)
+    run.finish(replicas=3)
 
 
 def test_worker_that_joins_takes_part_when_another_is_killed(processes):

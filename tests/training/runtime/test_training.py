@@ -15,9 +15,9 @@ from dask_coded.training import Checkpoint, train
 
 ROWS = 120
 RATE = 0.1  # of SGD, by default
-# A group works five times as long as it took to form it before it takes others in. On a busy machine
-# it may take ten seconds to form one.
-JOINING = 240
+# A group works five times as long as it took to form it before it takes others in. On a busy
+# machine it may take ten seconds to form one.
+JOINING = 200
 
 
 def data():

@@ -72,12 +72,12 @@ class Processes:
         self._all.append(process)
         return process
 
-    def add(self, count: int, threads: int = 1) -> list[str]:
-        """Start workers, and return their addresses."""
+    def add(self, count: int, threads: int = 1, options: tuple[str, ...] = ()) -> list[str]:
+        """Start workers, with more options of ``dask worker``, and return their addresses."""
         names = [f"w{len(self.workers) + i}" for i in range(count)]
         for name in names:
-            options = ("--nthreads", str(threads), "--name", name, "--no-nanny", "--no-dashboard")
-            self.workers[name] = self._dask("worker", *options)
+            usual = ("--nthreads", str(threads), "--name", name, "--no-nanny", "--no-dashboard")
+            self.workers[name] = self._dask("worker", *usual, *options)
         self.client.wait_for_workers(
             sum(process.is_alive() for process in self.workers.values()), timeout=120
         )

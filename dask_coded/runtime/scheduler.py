@@ -79,6 +79,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
         """Handler: a worker has the plugin, and a small product takes that many seconds on it."""
         self.versions[worker] = version
         self.supervisor.measured(worker, product)
+        self.supervisor.available(worker)
         self.arrays.relieve(worker)
 
     # -- rounds --------------------------------------------------------------------------------

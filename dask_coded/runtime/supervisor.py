@@ -10,6 +10,8 @@ known to be slow, and if its worker is stopped, it waits for `worker-ttl`, five 
   from ``processing`` to ``released`` in the scheduler, as after the loss of a worker, and from
   there to another worker. The worker itself and its data stay, because it may only be busy, but it
   counts as paused until it gives a sign of life, so that the scheduler gives it no other tasks;
+- the workers that take part in a training are asked once within the timeout. Its leader is told
+  of those that are silent or have become available, and forms its groups accordingly;
 - the same happens to a coordinator that waits on a worker which pauses, because it has no memory;
 - whenever such a task is to run again, a fence is raised at all workers against its last run: see
   :mod:`dask_coded.transport.fences`. The scheduler itself drops the results of earlier runs.
@@ -76,6 +78,9 @@ class _Run:
     born: float = field(default_factory=time)
     setbacks: int = 0
     round: int = 0
+    #: Workers that may take part in it; those of them that its leader knows to be silent.
+    members: frozenset[str] = frozenset()
+    silent: set[str] = field(default_factory=set)
 
 
 class Supervisor:
@@ -124,6 +129,7 @@ class Supervisor:
         self._products: dict[str, float] = {}
         clock = PeriodicCallback(self._tick, 1000 * self._timeout / _TICKS)
         self._clock = scheduler.periodic_callbacks[f"{NAME}-supervisor"] = clock
+        self._ticks = 0
         scheduler.handlers["coded_resumed"] = self.resumed
         scheduler.stream_handlers["coded-alive"] = self._heard
 
@@ -259,6 +265,13 @@ class Supervisor:
 
     # -- watching ------------------------------------------------------------------------------
 
+    def follow(self, key: Key, members: Iterable[str], round: int) -> None:
+        """Watch the workers that may take part from that round on in what a task leads."""
+        self.resumed(key, round)
+        if run := self._runs.get(key):
+            run.members = frozenset(members)
+            run.silent.clear()
+
     def _tick(self) -> None:
         """Ask the workers of coordinators for a sign of life; take over where none comes."""
         self._fresh = {key: end for key, end in self._fresh.items() if time() < end + _GATHER}
@@ -272,10 +285,18 @@ class Supervisor:
                 if run.worker != ws.address:  # another worker has stolen it
                     run.worker, run.since = ws.address, time()
                 watched.setdefault(ws.address, []).append(ts)
+        # There may be many members, so they are asked less often.
+        self._ticks += 1
+        asked = self._ticks % _TICKS == 0
+        for key in self._processing:
+            for address in self._runs[key].members:
+                if address in self._able and (asked or self._watch.owes(address)):
+                    watched.setdefault(address, [])
         self._send(self._watch.tick(watched), op="coded-ping")
         silent = []
-        for address, ticks in self._watch.silent(_TICKS):
-            seconds = ticks * self._timeout / _TICKS
+        owing = {a: ticks * self._timeout / _TICKS for a, ticks in self._watch.silent(_TICKS)}
+        self._tell_leaders(owing)
+        for address, seconds in owing.items():
             if late := [ts for ts in watched[address] if seconds >= self._patience(ts)]:
                 self._set_aside(address)
                 silent.append((late, address, f"silent for {seconds:.1f} s"))
@@ -311,6 +332,29 @@ class Supervisor:
                 found.append((late, address, f"paused for {seconds:.1f} s"))
         return found
 
+    def _tell_leaders(self, silent: Mapping[str, float]) -> None:
+        """Tell leaders which members are silent, each leader as soon as its patience ends."""
+        for key in self._processing:
+            run, patience = self._runs[key], self._patience(self._scheduler.tasks[key])
+            late = [
+                address
+                for address in run.members.difference(run.silent, [run.worker])
+                if silent.get(address, 0.0) >= patience
+            ]
+            for address in late:
+                self._set_aside(address)
+                self._send([run.worker], op="coded-silent", task=key, address=address)
+            run.silent.update(late)
+            run.setbacks += bool(late)
+
+    def available(self, address: str) -> None:
+        """Tell the leaders of trainings that a worker has joined, or answers again."""
+        for key in self._processing:
+            run = self._runs[key]
+            if run.members:
+                run.silent.discard(address)
+                self._send([run.worker], op="coded-available", task=key, address=address)
+
     def _set_aside(self, address: str) -> None:
         self._silence(address)
         self.absent.add(address)
@@ -323,6 +367,7 @@ class Supervisor:
         if worker in self.absent:
             self.absent.discard(worker)
             self._set_status(worker, status)
+            self.available(worker)
 
     def _set_status(self, address: str, status: str) -> None:
         self._scheduler.handle_worker_status_change(status, address, f"coded-watch-{time()}")
@@ -432,6 +477,10 @@ class Watch:
         asked = [address for address in workers if address not in self._owed]
         self._owed.update(dict.fromkeys(asked, 0))
         return asked
+
+    def owes(self, worker: str) -> bool:
+        """Return whether a worker has yet to answer."""
+        return worker in self._owed
 
     def heard(self, worker: str) -> None:
         """Record a sign of life."""

@@ -351,6 +351,11 @@ class BeginSteps(Message):
 
 
 @dataclass(frozen=True)
+class SendState(Message):
+    """The participant, which has finished, answers with :class:`ReplicaState`."""
+
+
+@dataclass(frozen=True)
 class HaltTraining(Message):
     """End the training after ``version`` updates. The leader sends this to all workers."""
 
@@ -445,8 +450,8 @@ class StepSummed(Message):
 
 
 @dataclass(frozen=True)
-class CheckpointReady(Message):
-    """The pickled state of a replica for the checkpoint. The participant at node 0 sends it."""
+class ReplicaState(Message):
+    """The pickled state of a replica: for the checkpoint, from node 0, or on :class:`SendState`."""
 
     state: bytes
 
@@ -470,11 +475,6 @@ class StepsFinished(Message):
 @dataclass(frozen=True)
 class StopRequested(Message):
     """The client wants the training to end soon. A participant passes it on to the leader."""
-
-
-@dataclass(frozen=True)
-class Cancelled(Message):
-    """The leader's task is cancelled. The leader's own worker hands this over; it never travels."""
 
 
 # -- of trainings: between nodes -------------------------------------------------------------------

@@ -25,6 +25,7 @@ from dask_coded.rounds import (
     StripeRange,
     Withdraw,
 )
+from dask_coded.rounds.assignment import InfeasibleError, all_tried
 from dask_coded.rounds.layout import packed
 from dask_coded.rounds.policies import POLICIES, Continuous
 
@@ -34,7 +35,9 @@ class Cluster:
     """Workers in virtual time, each computing the stripes of its list one by one.
 
     Commands and shares take ``latency`` seconds. A worker falls silent at its time of death, and
-    the round is notified ``notice`` seconds later.
+    the round is notified ``notice`` seconds later. What workers in ``corrupt`` compute is wrong, so
+    the round is told that they are lost when their first share comes. Workers whose ``prior`` is
+    zero are asked if others have stopped, as on a cluster.
     """
 
     code: Code
@@ -45,6 +48,7 @@ class Cluster:
     latency: float = 0.001
     deaths: dict[int, float] = field(default_factory=dict)
     stopped: frozenset[int] = frozenset()
+    corrupt: frozenset[int] = frozenset()
     notice: float = 0.05
     duplicate: bool = False
     batch: int = 3
@@ -64,11 +68,20 @@ class Cluster:
         self.finish = 0
         for worker, time in self.deaths.items():
             self.at(time + self.notice, "dead", worker)
-        self.obey(self.round.start(), 0.0)
+        try:
+            commands = self.round.start()
+        except InfeasibleError:
+            for worker, speed in enumerate(all_tried(self.prior)):
+                self.round.expect(worker, speed)
+            commands = self.round.start()
+        self.obey(commands, 0.0)
         for _ in range(20_000):
             wake = self.round.wake
             if wake is not None and (not self.events or wake < self.events[0][0]):
                 self.now = max(wake, getattr(self, "now", 0.0))
+                if self.stopped and self.now > self.notice:
+                    for worker in np.flatnonzero(self.prior == 0):
+                        self.round.expect(worker, 1.0)
                 self.obey(self.round.react(self.now), self.now)
             elif self.events:
                 self.now, _, kind, worker, what = heapq.heappop(self.events)
@@ -141,6 +154,9 @@ class Cluster:
             self.at(self.now + cost, "work", worker, (piece, stripe))
 
     def share(self, worker: int, what: tuple[int, int]) -> None:
+        if worker in self.corrupt:
+            self.dead(worker, None)
+            return
         piece, stripe = what
         run = StripeRange(piece, stripe, stripe + 1)
         seconds = self.layout.work[piece, stripe] / self.speeds[worker]
@@ -182,17 +198,21 @@ def clusters(draw: st.DrawFn, doubled: bool = True) -> Cluster:
         if not layout.lacking(left[:, None]).any():
             down.append(worker)
     silent = draw(st.integers(0, len(down)))
+    wrong = draw(st.integers(silent, len(down)))
     policy = draw(st.sampled_from(sorted(POLICIES)))
-    deaths = {w: float(rng.uniform(0, 0.5)) for w in down[silent:]}
+    deaths = {w: float(rng.uniform(0, 0.5)) for w in down[wrong:]}
     stopped = frozenset(down[:silent])
+    prior = np.ones(workers) if draw(st.booleans()) else rng.uniform(0.1, 2, workers)
+    prior[draw(st.lists(st.integers(0, workers - 1), max_size=3))] = 0.0  # not trusted
     return Cluster(
         code,
         layout,
         policy,
         speeds,
-        prior=np.ones(workers) if draw(st.booleans()) else rng.uniform(0.1, 2, workers),
+        prior,
         deaths=deaths,
         stopped=stopped,
+        corrupt=frozenset(down[silent:wrong]),
         duplicate=draw(st.booleans()),
         batch=draw(st.integers(1, 30)),
     )
@@ -232,7 +252,7 @@ def test_a_round_with_too_few_surviving_pieces_fails(cluster: Cluster, first: in
     # Neighbouring places: for repetition these hold all copies of some block.
     gone = [(first + i) % cluster.code.n for i in range(tolerance + 1)]
     cluster.deaths = dict.fromkeys(gone, 1e-6)
-    cluster.stopped = frozenset()
+    cluster.stopped = cluster.corrupt = frozenset()
     if cluster.code.survives(gone):
         return
     round_ = cluster.run()
@@ -313,6 +333,23 @@ def test_a_round_ends_when_each_worker_holds_two_pieces(seed: int) -> None:
     layout = Layout.of(code, [0, 1, 2, 3, 0, 1, 2, 3], np.ones((1, 40)))
     round_ = Cluster(code, layout, "continuous", speeds, np.ones(4)).run()
     assert round_.finished
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("code", [MDS(6, 4), Repetition(6, 3)], ids=repr)
+def test_a_round_ends_if_a_worker_stops_beside_two_that_are_not_trusted(policy, code) -> None:
+    for stopped, *distrusted in [(0, 1, 2), (3, 5, 0), (1, 4, 5)]:
+        for corrupt in (distrusted[:1], []):
+            cluster = Cluster(
+                code,
+                Layout.of(code, code.place, np.ones((1, 12))),
+                policy,
+                np.full(6, 50.0),
+                np.where(np.isin(np.arange(6), distrusted), 0.0, 1.0),
+                stopped=frozenset([stopped]),
+                corrupt=frozenset(corrupt),
+            )
+            assert cluster.run().finished
 
 
 def _ratio(policy: str, n: int, k: int, speeds: np.ndarray, prior: np.ndarray) -> float:

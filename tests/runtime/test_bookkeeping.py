@@ -1,13 +1,18 @@
 """Thousands of rounds leave nothing behind: no container of plugins and coordinators grows.
 
-``python -m tests.runtime.test_bookkeeping 1000000`` runs that many rounds, in one process.
+``python -m tests.runtime.test_bookkeeping 1000000`` runs that many rounds of a participant and its
+channel alone, which takes minutes, then as many of a whole cluster in one process: an hour or two.
 """
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import itertools
 import sys
 from collections import Counter, deque
+from concurrent.futures import Executor, Future
+from types import SimpleNamespace
 from typing import Any
 
 import dask
@@ -18,7 +23,9 @@ from distributed.utils_test import async_poll_for, gen_cluster
 
 import dask_coded as coded
 from dask_coded.runtime.coordinator import Coordinator
-from dask_coded.runtime.worker import worker_plugin
+from dask_coded.runtime.worker import CodedWorkerPlugin, worker_plugin
+from dask_coded.transport import Channel
+from dask_coded.transport.messages import Message, StartRound
 
 FOUR = [("127.0.0.1", 1)] * 4
 A = np.random.default_rng(0).standard_normal((24, 6))
@@ -113,6 +120,96 @@ async def _rounds(client: Any, scheduler: Any, workers: Any, rounds: list[int], 
     assert last - first == Counter(), f"grown: {last - first}"
 
 
+# -- a participant and its channel alone -------------------------------------------------------
+
+
+class Inline(Executor):
+    """Computes at once, in the thread that asks."""
+
+    def submit(self, fn, /, *args, **kwargs):
+        future: Future[Any] = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
+
+
+def start(run_id: str, attempt: tuple[str, int], key: str) -> StartRound:
+    return StartRound(
+        run_id,
+        kernel="matvec",
+        operand=np.ones(6),
+        parts=(),
+        shared=False,
+        stripes=4,
+        pieces=((0, key, 24),),
+        neighbours=(),
+        ranges=((0, 0, 4),),
+        interval=1.0,
+        growth=1.0,
+        lead=0.0,
+        attempt=attempt,
+    )
+
+
+async def _alone(rounds: list[int]) -> None:
+    async def hello(**what: Any) -> None:
+        pass
+
+    worker: Any = SimpleNamespace(
+        address="a",
+        data={"piece": A},
+        handlers={},
+        stream_handlers={},
+        extensions={},
+        state=SimpleNamespace(nthreads=1, tasks={}),
+        scheduler=SimpleNamespace(coded_hello=hello),
+    )
+    with dask.config.set({"coded.shared-memory": False}):
+        plugin = CodedWorkerPlugin()
+        await plugin.setup(worker)
+    plugin._executor.shutdown()
+    plugin._executor = Inline()
+    exchange, loop = plugin.exchange, asyncio.get_running_loop()
+
+    def answer(message: Message) -> None:
+        loop.call_soon(channel.receive, message)
+
+    channel = Channel(worker, "b", local=lambda message: exchange._handle(message, answer))
+
+    async def run(number: int) -> None:
+        """Run one round; it ends in one of the ways in which rounds end."""
+        run_id, attempt = f"run-{number}", (f"task-{number // 10}", number)
+        answers: list[Message] = []
+        channel.listen(run_id, answers.append)
+        channel.send(start(run_id, attempt, "gone" if number % 7 == 0 else "piece"))
+        if number % 5:
+            while not answers:
+                await asyncio.sleep(0)
+        if number % 11 == 0:
+            exchange._fence([attempt])
+        if number % 13 == 0:
+            plugin._coordinator_gone(answer)
+        channel.end(run_id, began=0.0)
+
+    counts = []
+    numbers = itertools.count(1)
+    for batch in rounds:
+        for number in itertools.islice(numbers, batch):
+            await run(number)
+        channel.flush()
+        while plugin._jobs:
+            await asyncio.sleep(0)
+        gc.collect()
+        counts.append(sizes(plugin, channel))
+    first, last = counts
+    assert len(first) > 10
+    assert last - first == Counter(), f"grown: {last - first}"
+
+
+def test_no_container_of_a_participant_grows_with_the_number_of_rounds():
+    # In the first ones, the memory of runs that are over fills up.
+    asyncio.run(_alone([12_000, 3_000]))
+
+
 if __name__ == "__main__":
     # As in conftest: gen_cluster resets the configuration.
     utils_test.original_config["coded"] = dask.config.get("coded")
@@ -121,4 +218,5 @@ if __name__ == "__main__":
     async def million(c, s, *workers):
         await _rounds(c, s, workers, [1000, int(sys.argv[1])], lazy=[20, 20])
 
+    asyncio.run(_alone([12_000, int(sys.argv[1])]))
     million()

@@ -43,7 +43,7 @@ def test_the_worker_of_the_loop_is_not_chosen():
 async def test_states_are_dropped_when_the_loop_is_over(c, s, *workers):
     C = await coded.encode(np.eye(4), coded.MDS(4, 2), client=c)
     future = coded.submit(rounds, C, "started", "go", coded.Loop(), client=c)
-    await Event("started", client=c)
+    await Event("started", client=c).wait()
     plugins = [w.extensions["dask-coded"] for w in workers]
     await async_poll_for(lambda: sum(len(p.keeper.kept) for p in plugins) == 3, timeout=30)
     await Event("go", client=c).set()
@@ -66,7 +66,7 @@ async def test_a_keeper_that_is_stopped_is_replaced(c, s, *workers):
 
     C = await coded.encode(np.eye(4), coded.MDS(5, 4), client=c)
     future = coded.submit(twice, C, coded.Loop(), client=c)
-    await Event("done-1", client=c)
+    await Event("done-1", client=c).wait()
     plugins = {w.address: worker_plugin(w) for w in workers}
 
     def keepers(round: int) -> set[str]:
@@ -80,7 +80,7 @@ async def test_a_keeper_that_is_stopped_is_replaced(c, s, *workers):
     # As if it had owed an answer for a long time.
     plugins[running].exchange.channel(stopped).asked = 0.0
     await Event("go-1", client=c).set()
-    await Event("done-2", client=c)
+    await Event("done-2", client=c).wait()
     await async_poll_for(lambda: len(keepers(2)) == 2, timeout=30)
     assert other in keepers(2)
     assert not received
@@ -95,7 +95,7 @@ async def test_a_keeper_that_is_stopped_is_replaced(c, s, *workers):
 async def test_states_are_dropped_when_the_loop_is_cancelled(c, s, *workers):
     C = await coded.encode(np.eye(4), coded.MDS(4, 2), client=c)
     future = coded.submit(rounds, C, "started", "go", coded.Loop(), client=c)
-    await Event("started", client=c)
+    await Event("started", client=c).wait()
     await future.cancel()
     await Event("go", client=c).set()
     plugins = [w.extensions["dask-coded"] for w in workers]

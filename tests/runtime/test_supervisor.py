@@ -62,7 +62,7 @@ async def started(c, s, future) -> str:
 
     await async_poll_for(processing, timeout=30)
     address = s.tasks[future.key].processing_on.address
-    await Event(f"started-{address}", client=c)
+    await Event(f"started-{address}", client=c).wait()
     # The scheduler has learnt that the task has left the pool of threads.
     ws = s.workers[address]
     await async_poll_for(lambda: s.tasks[future.key] in ws.long_running, timeout=30)

@@ -12,6 +12,7 @@ from distributed import Event
 from distributed.utils_test import async_poll_for, captured_logger, gen_cluster
 
 import dask_coded as coded
+from dask_coded.rounds.policies import POLICIES
 from dask_coded.runtime import checks
 from dask_coded.runtime.worker import worker_plugin
 from dask_coded.transport import rows
@@ -90,19 +91,25 @@ async def test_a_worker_that_computes_wrongly_again_and_again_gets_no_more_work(
     assert is_right(await c.compute(C @ x))
 
 
-@gen_cluster(client=True, nthreads=SIX)
-async def test_a_worker_stops_beside_workers_that_have_computed_wrongly(c, s, *workers):
-    C = await coded.encode(A, coded.MDS(6, 4), c, verify=True)
-    *wrong, stopped = C.encoded.workers[:3]
-    plugin = s.extensions["dask-coded"]
-    for _ in range(3):
-        plugin._suspect(C.encoded.spec.id, wrong)
-    (worker,) = [w for w in workers if w.address == stopped]
-    worker_plugin(worker).exchange._handlers.clear()  # it does not answer any more
-    free = C.encoded.workers[3]
-    # By now the others do not suffice without those, which are verified.
-    assert is_right(await c.compute(C @ x, workers=[free]))
-    assert not any(plugin._trusts(address) for address in wrong)
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_a_worker_stops_beside_workers_that_have_computed_wrongly(policy):
+    @gen_cluster(client=True, nthreads=SIX, config={"coded.policy": policy})
+    async def test(c, s, *workers):
+        C = await coded.encode(A, coded.MDS(6, 4), c, verify=True)
+        *wrong, stopped = C.encoded.workers[:3]
+        corrupt(workers, wrong[0])  # the other one does not any more
+        plugin = s.extensions["dask-coded"]
+        for _ in range(3):
+            plugin._suspect(C.encoded.spec.id, wrong)
+        (worker,) = [w for w in workers if w.address == stopped]
+        free = C.encoded.workers[3]
+        # With the one that was wrong once, the others just suffice.
+        worker_plugin(worker).exchange._handlers.clear()  # it does not answer any more
+        for i in range(1, 4):
+            assert is_right(await c.compute(C @ (i * x), workers=[free]), i * x)
+        assert not any(plugin._trusts(address) for address in wrong)
+
+    test()
 
 
 @gen_cluster(client=True, nthreads=SIX)

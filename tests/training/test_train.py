@@ -235,10 +235,10 @@ def test_a_training_cancelled_before_it_asks_for_workers_leaves_nothing_behind(c
     there, cancelled = threading.Event(), threading.Event()
     submit, invite = submission.submit, Link._invite
 
-    async def late(leader):
+    async def late(link, step):
         there.set()
         await asyncio.to_thread(cancelled.wait)
-        return await invite(leader)
+        return await invite(link, step)
 
     class Interrupted:
         def __init__(self, future):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dask_coded.transport import messages
-from dask_coded.transport.messages import KINDS, CheckpointReady, Message, NodeMessage, Share
+from dask_coded.transport.messages import KINDS, Message, NodeMessage, ReplicaState, Share
 from dask_coded.transport.wire import pack, unpack
 
 SCALARS = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text(max_size=5)
@@ -62,7 +62,7 @@ def test_views_of_any_strides_arrive():
 
 @pytest.mark.parametrize("size", [10, 100_000])
 def test_small_objects_are_packed_in_the_text_and_large_ones_in_frames(size):
-    sent = [Share("run", (), (np.ones(size),), 0.0), CheckpointReady("run", b"s" * size)]
+    sent = [Share("run", (), (np.ones(size),), 0.0), ReplicaState("run", b"s" * size)]
     assert len(pack(sent)) == (1 if size == 10 else 4)
     share, checkpoint = transported(sent)
     assert bytes(checkpoint.state) == b"s" * size

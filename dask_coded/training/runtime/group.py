@@ -13,21 +13,24 @@ import numpy as np
 from dask.utils import parse_bytes
 
 from dask_coded.aggregation import ROOT, Command, Finished, Machine, Send, Tag
-from dask_coded.aggregation.formation import can_finish
+from dask_coded.aggregation.formation import can_finish, form
 from dask_coded.compression import Partial
 from dask_coded.training.runtime.link import Event, Link
+from dask_coded.training.runtime.memberships import Available, Silent
 from dask_coded.training.runtime.spec import Group, Outcome, Step
 from dask_coded.training.runtime.storage import write
 from dask_coded.training.runtime.trainer import READ_EVERY, node_message
 from dask_coded.transport import ANSWER_SECONDS
 from dask_coded.transport.messages import (
     BeginSteps,
-    CheckpointReady,
     Closed,
+    Enlisted,
     GradientComputed,
     HaltTraining,
     Message,
     NodeMessage,
+    ReplicaState,
+    SendState,
     SkipNode,
     StepsFinished,
     StepSummed,
@@ -39,13 +42,16 @@ from dask_coded.transport.messages import (
 
 # A ring may be this many steps ahead of its leader's view of it.
 _AHEAD = 10
+# Workers that join are taken in when a group has worked this many times as long as it took to form
+# it, data included. So forming groups takes a sixth of the time at most.
+_WORTH = 5
 # When the first worker has finished, the others are given as long as the last step took, and at
 # least this many seconds.
 _LAST = 0.25
 
 
-class WorkerLostError(Exception):
-    """A worker of the group is gone, and the group cannot go on without it."""
+class GroupOverError(Exception):
+    """Another group has to go on: a worker is gone that this one needs, or others have joined."""
 
 
 class LiveGroup:
@@ -55,6 +61,8 @@ class LiveGroup:
     ----------
     link : Link
     group : Group
+    asked : float
+        When the leader began to form it, by :func:`time.monotonic`.
     ended : callable(Step, float)
         Called with each step that has ended, and the norm of its mean gradient.
     history : callable(losses) -> list of Step
@@ -65,6 +73,7 @@ class LiveGroup:
         self,
         link: Link,
         group: Group,
+        asked: float,
         ended: Callable[[Step, float], None],
         history: Callable[[Sequence[float]], list[Step]],
     ) -> None:
@@ -76,6 +85,9 @@ class LiveGroup:
         self._batches = group.training.batches(group.plan.parts)
         self._members = group.addresses
         self._absent: set[int] = set()
+        # Workers that give no sign of life, and those that a larger group could have.
+        self._silent: set[str] = set()
+        self._joinable: set[str] = set()
         self._leaving = False
         self._machines: dict[int, Machine] = {}
         self._segments: dict[int, dict[int, Partial]] = defaultdict(dict)
@@ -84,7 +96,10 @@ class LiveGroup:
         # Steps whose sum is made: all below `_version`, and those in `_done`.
         self._version = group.version
         self._done: set[int] = set()
+        self._asked = asked
         self._ended = monotonic()
+        # From when on it is worth it to form another group because of workers that have joined.
+        self._ripe: float | None = None
         # Up to which step each worker has read.
         self._read = dict.fromkeys(group.addresses, group.version)
         self._backlog = parse_bytes(dask.config.get("coded.train.backlog"))
@@ -95,7 +110,7 @@ class LiveGroup:
 
         Raises
         ------
-        WorkerLostError
+        GroupOverError
             If a new group has to continue the training.
         """
         self._tell(BeginSteps(self._group.run_id))
@@ -104,6 +119,7 @@ class LiveGroup:
         while True:
             event = self._link.next_event()
             assert event is not None
+            self._silent.discard(event.sender)
             if isinstance(event.message, StepsFinished):
                 return self._outcome(event.sender, event.message)
             self._react(event)
@@ -123,7 +139,7 @@ class LiveGroup:
                 seen = self._step(number)
                 seen.loss = loss
                 self._end(seen, norm)
-            case CheckpointReady(_, state):
+            case ReplicaState(_, state):
                 self._write(state)
             case StopRequested():
                 self._halt()
@@ -133,6 +149,15 @@ class LiveGroup:
                 self._lose(event.sender)
             case Unreachable(_, address):
                 self._lose(address)
+            case Silent(_, address) if address in self._members:
+                self._silent.add(address)
+                self._leave_silent()
+            case Available(_, address):
+                self._silent.discard(address)
+                if address not in self._members or self._members.index(address) in self._absent:
+                    self._joinable.add(address)
+            case Enlisted():  # too late to be in this group
+                self._joinable.add(event.sender)
 
     def _halt(self) -> None:
         """End the training where all workers can: after the steps that may have been started."""
@@ -220,8 +245,13 @@ class LiveGroup:
         samples = max(self._batches.count(step.step), 1)
         step.loss /= samples
         self._report_ended(step, norm / samples)
-        if self._leaving:
-            raise WorkerLostError
+        if self._ripe is None:
+            self._ripe = now + _WORTH * (now - self._asked)
+        if self._leaving or (self._joinable and now > self._ripe and self._could_grow()):
+            raise GroupOverError
+        if self._choice():
+            # It may need workers that the one before did not.
+            self._leave_silent()
 
     # -- the end, and losses -------------------------------------------------------------------
 
@@ -232,14 +262,47 @@ class LiveGroup:
         self._link.lose(address)
         self._absent.add(node)
         self._leaving = True
-        choice = self._choices.get(self._group.begins_with(self._version), ())
-        if not self._plan.rooted or not can_finish(self._plan, self._absent, choice):
-            raise WorkerLostError
+        if not self._can_finish():
+            raise GroupOverError
+
+    def _leave_silent(self) -> None:
+        """Go on in another group if a step needs silent workers, and other workers suffice."""
+        if self._silent and not self._can_finish() and self._other_group():
+            for address in self._silent:
+                self._link.lose(address)
+            raise GroupOverError
+
+    def _can_finish(self) -> bool:
+        """Return whether the steps in flight end without the workers that are gone or silent."""
+        absent = self._absent.union(map(self._members.index, self._silent))
+        return self._plan.rooted and can_finish(self._plan, absent, self._choice())
+
+    def _choice(self) -> tuple[int, ...]:
+        return self._choices.get(self._group.begins_with(self._version), ())
+
+    def _could_grow(self) -> bool:
+        grown = len(self._other_group()) > len(self._members) - len(self._absent)
+        if not grown:
+            self._joinable.clear()
+        return grown
+
+    def _other_group(self) -> tuple[str, ...]:
+        """Return which workers would take part if a group was formed now."""
+        training = self._group.training
+        left = {self._members[node] for node in self._absent} | self._silent
+        found = [address for address in self._members if address not in left]
+        allowed = training.workers
+        found += [a for a in self._joinable if allowed is None or a in allowed]
+        try:
+            return form(training.aggregation, found)[1]
+        except ValueError:
+            return ()
 
     def _outcome(self, sender: str, first: StepsFinished) -> Outcome:
         """Return the state of the first worker that is done, and digests of those close behind."""
         version = first.version
         self._digests[sender] = first.digest
+        self._joinable.clear()  # too late
         last = self._seen.get(version - 1)
         patience = min(max(_LAST, last.seconds if last else 0.0), ANSWER_SECONDS)
         if not self._plan.rooted:
@@ -248,6 +311,7 @@ class LiveGroup:
         deadline = monotonic() + patience
         absent = {self._members[node] for node in self._absent}
         waiting = set(self._members) - absent - set(self._digests)
+        gone: set[str] = set()
         while waiting and (event := self._link.next_event(max(deadline - monotonic(), 0))):
             match event.message:
                 case StepsFinished():
@@ -256,16 +320,33 @@ class LiveGroup:
                         self._digests[event.sender] = event.message.digest
                 case Closed():
                     waiting.discard(event.sender)
-                case GradientComputed() | StepSummed() | CheckpointReady():
+                    gone.add(event.sender)
+                case Silent(_, address):
+                    waiting.discard(address)
+                    gone.add(address)
+                case GradientComputed() | StepSummed() | ReplicaState():
                     self._react(event)
-        try:
-            packed = self._link.fetch(sender)
-        except OSError:
-            self._link.lose(sender)
-            raise WorkerLostError from None
+        packed = self._final_state(gone)
         self._write(packed)
         state = pickle.loads(packed)
         return Outcome(state, self._history(state["losses"]), self._digests)
+
+    def _final_state(self, gone: set[str]) -> bytes:
+        """Return the pickled state of any worker that is done, unless it is gone or silent."""
+        for address in self._digests:
+            self._link.send([(address, SendState(self._group.run_id))])
+            while address not in gone:
+                event = self._link.next_event()
+                assert event is not None
+                match event.message:
+                    case ReplicaState(_, state) if event.sender == address:
+                        return state
+                    case Closed():
+                        gone.add(event.sender)
+                    case Silent(_, silent):
+                        gone.add(silent)
+            self._link.lose(address)
+        raise GroupOverError
 
     def _write(self, state: bytes) -> None:
         if checkpoint := self._group.training.checkpoint:

@@ -7,7 +7,8 @@ worker, another leader asks all workers how far along they are, and goes on with
 A worker whose channel closes is lost. If the code can do without it, the others first end the
 steps in flight. Then a new group is formed, without the lost worker and with those that have joined
 the cluster meanwhile. A worker that is only slow, or stopped, stays in the group, because the sums
-wait for it until it reads them.
+wait for it until it reads them. If the steps cannot end without a stopped worker, which the
+scheduler's supervisor reports, a new group is formed without it, until it answers again.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from distributed.worker import thread_state
 
 from dask_coded.aggregation.formation import check_memory, form
 from dask_coded.loop import Loop, Progress
-from dask_coded.training.runtime.group import LiveGroup, WorkerLostError
+from dask_coded.training.runtime.group import GroupOverError, LiveGroup
 from dask_coded.training.runtime.link import Link
-from dask_coded.training.runtime.memberships import TrainingWorkerPlugin, training_plugin
+from dask_coded.training.runtime.memberships import Silent, TrainingWorkerPlugin, training_plugin
 from dask_coded.training.runtime.spec import Group, Outcome, Step, Training
 from dask_coded.training.runtime.storage import check_folder
 from dask_coded.transport import ANSWER_SECONDS
@@ -81,6 +82,11 @@ class History:
         """Return what was seen of each step, or only its loss where nothing was seen."""
         return [self._seen.get(i) or Step(i, loss) for i, loss in enumerate(losses)]
 
+    @property
+    def steps(self) -> int:
+        """The number of steps up to the last one that it has seen."""
+        return max(self._seen, default=-1) + 1
+
     def _remember(self, step: Step) -> None:
         self._seen[step.step] = step
         self._recent.append(step)
@@ -111,16 +117,17 @@ class Leader:
         with self._link:
             history = History(self._loop, self._training.steps)
             while True:
-                group = self._form()
+                asked = monotonic()
+                group = self._form(history.steps)
                 try:
-                    return LiveGroup(self._link, group, history.ended, history.of).run()
-                except WorkerLostError:
+                    return LiveGroup(self._link, group, asked, history.ended, history.of).run()
+                except GroupOverError:
                     continue
 
-    def _form(self) -> Group:
+    def _form(self, steps: int) -> Group:
         training = self._training
         while True:
-            candidates = self._link.invite()
+            candidates = self._link.invite(steps)
             found = self._enlisted(candidates)
             workers = [address for address in candidates if address in found]
             plan, addresses = form(training.aggregation, workers)
@@ -152,10 +159,17 @@ class Leader:
                     waiting.discard(event.sender)
                 case Closed():
                     waiting.discard(event.sender)
+                case Silent(_, address):
+                    waiting.discard(address)
+                    found.pop(address, None)
         return found
 
     def _all_joined(self, addresses: tuple[str, ...]) -> bool:
-        """Wait until all workers are ready; False if one is gone, or does not answer at all."""
+        """Wait until all workers are ready; False if any is gone or silent.
+
+        The state that a worker starts with may be large, so once it has answered only its silence
+        ends the wait. Any worker may be the source of that state.
+        """
         silent = set(addresses)
         coming = set(addresses)
         deadline = monotonic() + ANSWER_SECONDS
@@ -169,7 +183,7 @@ class Leader:
                 case Closed() if event.sender in addresses:
                     self._link.lose(event.sender)
                     return False
-                case Unreachable(_, address):
+                case Unreachable(_, address) | Silent(_, address):
                     self._link.lose(address)
                     return False
                 case Joining():

@@ -7,16 +7,16 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dask.typing import Key
 from distributed.utils import sync
 
-from dask_coded.training.runtime.memberships import TrainingWorkerPlugin
+from dask_coded.training.runtime.memberships import Cancelled, TrainingWorkerPlugin
 from dask_coded.training.runtime.spec import Group, Training
 from dask_coded.transport import Channel
 from dask_coded.transport.fences import RunOverError
-from dask_coded.transport.messages import Cancelled, Enlist, Join, Message, StopRequested
+from dask_coded.transport.messages import Enlist, Join, Message, StopRequested
 
 
 class Event(NamedTuple):
@@ -75,6 +75,8 @@ class Link:
     def next_event(self, timeout: float | None = None) -> Event | None:
         """Return the next message of the present group, or None after ``timeout`` seconds.
 
+        Messages about the workers of the cluster are of all groups.
+
         Raises
         ------
         RunOverError
@@ -92,7 +94,7 @@ class Link:
                     raise RunOverError(f"This run of {self._task!r} is over.")
                 case StopRequested():
                     self.enough = True
-            if event.message.run_id == self.run_id:
+            if event.message.run_id in (self.run_id, self._task):
                 return event
 
     def _hear(self, address: str, message: Message) -> None:
@@ -117,21 +119,6 @@ class Link:
     def lose(self, address: str) -> None:
         """Record that a worker is gone, so that the next group is formed without it."""
         self._lost.add(address)
-
-    def fetch(self, address: str) -> bytes:
-        """Return the pickled state of a replica that does not change any more.
-
-        Raises
-        ------
-        OSError
-            If the worker does not answer.
-        """
-
-        async def ask() -> Any:
-            return await self._plugin.worker.rpc(address).coded_trained(training=self._training.id)
-
-        packed: bytes = sync(self._loop, ask)["state"]
-        return packed
 
     def confirm(self) -> None:
         """Ask the scheduler whether this run of the leader is still the present one.
@@ -158,21 +145,26 @@ class Link:
 
     # -- groups --------------------------------------------------------------------------------
 
-    def invite(self) -> list[str]:
+    def invite(self, step: int) -> list[str]:
         """Start a new run and ask all workers how far along they are.
+
+        Parameters
+        ----------
+        step : int
+            How many steps have ended, as far as is known.
 
         Returns
         -------
         list of str
             Their addresses: the leader's own first, then the fastest.
         """
-        workers: list[str] = sync(self._loop, self._invite)
+        workers: list[str] = sync(self._loop, self._invite, step)
         return workers
 
-    async def _invite(self) -> list[str]:
+    async def _invite(self, step: int) -> list[str]:
         plugin, own = self._plugin, self.address
         candidates: Sequence[str] = await plugin.worker.scheduler.coded_candidates(
-            key=self._task, worker=own, allowed=self._training.workers
+            key=self._task, worker=own, allowed=self._training.workers, round=step
         )
         workers = sorted(set(candidates) - self._lost, key=candidates.index)
         workers.sort(key=lambda address: address != own)

@@ -6,6 +6,7 @@ import asyncio
 import pickle
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
@@ -18,7 +19,6 @@ from dask_coded.transport import Answer, Exchange
 from dask_coded.transport.messages import (
     Attempt,
     BeginSteps,
-    Cancelled,
     Enlist,
     Enlisted,
     HaltTraining,
@@ -27,6 +27,7 @@ from dask_coded.transport.messages import (
     Joining,
     Message,
     NodeMessage,
+    SendState,
     SkipNode,
     StopRequested,
     TrainingFailed,
@@ -41,6 +42,28 @@ NAME = "dask-coded-training"
 
 # How many ended tasks of leaders a worker remembers, to refuse a group that comes late.
 _ENDED = 1000
+
+
+# -- messages that a leader's own worker hands over, by the leader's task; they never travel -------
+
+
+@dataclass(frozen=True)
+class Cancelled(Message):
+    """The leader's task is cancelled, or another worker has taken it over."""
+
+
+@dataclass(frozen=True)
+class Silent(Message):
+    """A worker that was asked to take part gives no sign of life."""
+
+    address: str
+
+
+@dataclass(frozen=True)
+class Available(Message):
+    """A worker has joined the cluster, or one that was silent answers again."""
+
+    address: str
 
 
 class TrainingWorkerPlugin(WorkerPlugin):
@@ -69,15 +92,18 @@ class TrainingWorkerPlugin(WorkerPlugin):
         self.leaders: dict[Key, Callable[[Message], None]] = {}
         self._tasks: dict[str, Key] = {}
         self._ended: deque[Key] = deque(maxlen=_ENDED)
-        self._joining: set[asyncio.Task[None]] = set()
+        # What this worker does to join groups, and of which trainings they are.
+        self._joining: dict[asyncio.Task[None], str] = {}
         self.exchange.register(
             self._handle,
-            [Enlist, Join, BeginSteps, SkipNode, HaltTraining, NodeMessage],
+            [Enlist, Join, BeginSteps, SkipNode, HaltTraining, SendState, NodeMessage],
             on_closed=self._leader_gone,
             on_fenced=self._leader_over,
         )
         worker.handlers["coded_trained"] = self.state
         worker.stream_handlers["coded-enough"] = self._enough
+        worker.stream_handlers["coded-silent"] = self._silent
+        worker.stream_handlers["coded-available"] = self._available
         worker.stream_handlers["coded-training-over"] = self._forget
         worker.extensions[NAME] = self
 
@@ -95,8 +121,8 @@ class TrainingWorkerPlugin(WorkerPlugin):
                 self._enlist(run_id, training, answer)
             case Join():
                 task = asyncio.create_task(self._join(message, answer))
-                self._joining.add(task)
-                task.add_done_callback(self._joining.discard)
+                self._joining[task] = message.group.training.id
+                task.add_done_callback(self._joining.pop)
                 answer(Joining(message.run_id))
             case NodeMessage():
                 for trainer in self._of(message.run_id):
@@ -110,11 +136,19 @@ class TrainingWorkerPlugin(WorkerPlugin):
             case HaltTraining(run_id, version):
                 for trainer in self._of(run_id):
                     trainer.halt(version)
+            case SendState(run_id):
+                for trainer in self._of(run_id):
+                    trainer.send_state()
 
     def _of(self, run_id: Key) -> list[Trainer]:
         return [trainer for trainer in self.trainers.values() if trainer.group.run_id == run_id]
 
     def _enlist(self, run_id: Key, training: str, answer: Answer) -> None:
+        for joining, joined in self._joining.items():
+            if joined == training:
+                # It may wait for the state of a worker that is stopped. If it ended later, it would
+                # take this worker out of the new group.
+                joining.cancel()
         member = self.trainers.get(training)
         if member is None:
             answer(Enlisted(run_id, None))
@@ -182,6 +216,16 @@ class TrainingWorkerPlugin(WorkerPlugin):
         for training in [t for t, of in self._tasks.items() if of == task]:
             del self._tasks[training]
             self.trainers.pop(training).stop()
+
+    def _silent(self, task: Key, address: str) -> None:
+        """Stream handler: a worker that may take part in a leader's training is silent."""
+        if tell := self.leaders.get(task):
+            tell(Silent(task, address))
+
+    def _available(self, task: Key, address: str) -> None:
+        """Stream handler: a worker can now take part in a leader's training."""
+        if tell := self.leaders.get(task):
+            tell(Available(task, address))
 
     def _enough(self, training: str) -> None:
         """Stream handler: the client wants a training to end soon."""

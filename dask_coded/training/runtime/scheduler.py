@@ -44,8 +44,10 @@ class TrainingSchedulerPlugin(SchedulerExtension):
             None, dumps(TrainingWorkerPlugin()), name=NAME, idempotent=True
         )
 
-    def candidates(self, key: Key, worker: str, allowed: Sequence[str] | None) -> list[str]:
-        """Handler: name the workers that can take part in the training that a task leads."""
+    def candidates(
+        self, key: Key, worker: str, allowed: Sequence[str] | None, round: int
+    ) -> list[str]:
+        """Handler: name the workers that can take part in a training from that step on."""
         able = [
             ws.address
             for ws in self.scheduler.running
@@ -54,6 +56,7 @@ class TrainingSchedulerPlugin(SchedulerExtension):
         if key in self.scheduler.tasks:  # otherwise it was cancelled just now
             involved = self._involved.setdefault(key, [])
             involved += [address for address in (*able, worker) if address not in involved]
+            self._coded.supervisor.follow(as_key(key), able, round)
         return self._coded.best(able)
 
     def leads(self, key: Key, run: int) -> bool:

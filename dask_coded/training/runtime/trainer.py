@@ -30,11 +30,11 @@ from dask_coded.training.runtime.shards import fetch_rows
 from dask_coded.training.runtime.spec import Group, Replica
 from dask_coded.transport import Answer, Channel, Exchange
 from dask_coded.transport.messages import (
-    CheckpointReady,
     Closed,
     GradientComputed,
     Message,
     NodeMessage,
+    ReplicaState,
     StepsFinished,
     StepSummed,
     SumsRead,
@@ -136,6 +136,10 @@ class Trainer:
         with self._changed:
             self._end = min(self._end, max(version, self._begun + 1))
             self._changed.notify_all()
+
+    def send_state(self) -> None:
+        """Send the state of the replica, which has seen its last update, to the leader."""
+        self._events.put(self._send_state)
 
     def retire(self, tell: Callable[[int], None]) -> None:
         """End both threads soon, after all sums that have come in are applied.
@@ -262,8 +266,10 @@ class Trainer:
         every = self.group.training.checkpoint and self.group.training.checkpoint[1]
         version = self.replica.version
         if self._node == 0 and every and version % every == 0:
-            state = dumps(self.replica.state())
-            self.answer(CheckpointReady(self.group.run_id, state))
+            self._send_state()
+
+    def _send_state(self) -> None:
+        self.answer(ReplicaState(self.group.run_id, dumps(self.replica.state())))
 
     def _finish(self) -> None:
         replica = self.replica

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import CancelledError
+from queue import SimpleQueue
 
 import dask.array as da
 import numpy as np
 from distributed import Event, get_worker, wait
+from distributed.utils import sync
 from distributed.utils_test import async_poll_for, gen_cluster
 from distributed.worker import thread_state
 
@@ -42,6 +44,16 @@ def confirm():
     return address
 
 
+def lead():
+    """Return what a leader is told about other workers."""
+    plugin, key, told = training_plugin(get_worker()), thread_state.key, SimpleQueue()
+    plugin.leaders[key] = told.put
+    coded = {"key": key, "worker": get_worker().address, "allowed": None, "round": 0}
+    sync(get_worker().loop, get_worker().scheduler.coded_candidates, **coded)
+    Event("started").set()
+    return {type(found).__name__: found.address for found in (told.get(), told.get())}
+
+
 @gen_cluster(**THREE)
 async def test_a_leader_that_was_taken_over_is_refused(c, s, *workers):
     await install(c, TrainingSchedulerPlugin())
@@ -53,7 +65,7 @@ async def test_a_leader_that_was_taken_over_is_refused(c, s, *workers):
 
         await async_poll_for(ready, timeout=30)
         address = s.tasks[future.key].processing_on.address
-        await Event(f"started-{address}", client=c)
+        await Event(f"started-{address}", client=c).wait()
         return address
 
     old = await leader()
@@ -62,7 +74,7 @@ async def test_a_leader_that_was_taken_over_is_refused(c, s, *workers):
     new = await leader()
     assert new != old
     await Event(f"go-{old}", client=c).set()
-    await Event("refused", client=c)
+    await Event("refused", client=c).wait()
     await Event(f"go-{new}", client=c).set()
     assert await future == new
 
@@ -107,3 +119,24 @@ async def test_blocks_are_computed_again_while_the_worker_that_holds_them_is_sto
     np.testing.assert_array_equal(await fetch_rows(b, blocks, 1, 11, avoid), X[1:11])
     assert avoid == {a.address}
     assert len({where["key"] for where in asked}) == 1  # the other blocks were not asked for there
+
+
+@gen_cluster(**THREE)
+async def test_a_leader_is_told_of_workers_that_fall_silent_and_of_those_that_come(c, s, *workers):
+    await install(c, TrainingSchedulerPlugin())
+    supervisor = s.extensions["dask-coded"].supervisor
+    future = coded.submit(lead, client=c)
+    await Event("started", client=c).wait()
+    leader = s.tasks[future.key].processing_on.address
+    stopped, other = (w.address for w in workers if w.address != leader)
+    # Messages go out when the test waits, so only these two are considered alive.
+    heard = supervisor._watch.heard
+    for _ in range(12):
+        supervisor._tick()
+        heard(leader)
+        heard(other)
+    assert supervisor.absent == {stopped}
+    assert s.workers[stopped].status.name == "paused"
+    # In fact it runs, and answers.
+    assert await future == {"Silent": stopped, "Available": stopped}
+    assert not supervisor.absent

@@ -11,14 +11,29 @@ import numpy as np
 import pytest
 from distributed.protocol.pickle import dumps
 
-from dask_coded.aggregation import ROOT, CodedReduce, Star
+from dask_coded.aggregation import ROOT, CodedReduce, GradientCoding, Ring, Star
 from dask_coded.compression import EXACT, Partial
 from dask_coded.training import Pipelined, Synchronous
+from dask_coded.training.runtime.group import GroupOverError, LiveGroup
 from dask_coded.training.runtime.leader import History, Leader
-from dask_coded.training.runtime.memberships import TrainingWorkerPlugin
+from dask_coded.training.runtime.link import Event
+from dask_coded.training.runtime.memberships import Silent, TrainingWorkerPlugin
 from dask_coded.training.runtime.spec import Group, Step
 from dask_coded.training.runtime.trainer import Trainer
-from dask_coded.transport.messages import Join, Message, NodeMessage, Unreachable
+from dask_coded.transport.messages import (
+    Closed,
+    Enlist,
+    Enlisted,
+    Join,
+    Joined,
+    Joining,
+    Message,
+    NodeMessage,
+    ReplicaState,
+    SendState,
+    StepsFinished,
+    Unreachable,
+)
 
 
 class Counter:
@@ -52,6 +67,7 @@ def group(plan, version=0, sources=(), schedule=Synchronous()):  # noqa: B008
         schedule=schedule,
         codec=EXACT,
         checkpoint=None,
+        batches=lambda parts: None,
     )
     addresses = tuple("abcdefgh"[: plan.workers])
     return Group("run", training, plan, addresses, version, sources)
@@ -147,12 +163,103 @@ def join(peer, sources, before=None):
 def test_worker_killed_while_another_fetches_its_state_is_lost_and_not_an_error():
     (answer,), _ = join(Peer(None), sources=("b",))
     assert answer == Unreachable("run", "b")
+    found = leader(("a", answer))
+    assert not found._all_joined(("a", "b"))
+    assert found._link._lost == {"b"}
+
+
+def leader(*events):
+    """Return a leader that has received these events, and waits for no others."""
     plugin = SimpleNamespace(worker=SimpleNamespace(loop=None))
-    leader = Leader(plugin, training=None, task="t", loop=None)
-    leader._link.run_id = "run"
-    leader._link._hear("a", answer)
-    assert not leader._all_joined(("a", "b"))
-    assert leader._link._lost == {"b"}
+    found = Leader(plugin, training=None, task="t", loop=None)
+    found._link.run_id = "run"
+    for sender, event in events:
+        found._link._hear(sender, event)
+    return found
+
+
+def test_worker_stopped_while_it_joins():
+    events = [("a", Joining("run")), ("b", Joining("run")), ("a", Joined("run"))]
+    found = leader(*events, ("a", Silent("t", "b")))
+    assert not found._all_joined(("a", "b"))
+    assert found._link._lost == {"b"}
+
+
+def test_worker_stopped_while_another_fetches_its_state_and_joins_the_next_group():
+    class Stopped:
+        async def coded_trained(self, training: str) -> dict[str, Any]:
+            asked.set()
+            await asyncio.Event().wait()
+
+    async def run():
+        plugin.setup(worker)
+        plugin._handle(Join("old", "t", 0, group(Star().plan(2), 3, sources=("b",))), answer)
+        await asked.wait()
+        plugin._handle(Enlist("run", "training"), answer)
+        assert answers[1:] == [Enlisted("run", None)]
+        plugin._handle(Join("run", "t", 0, group(Star().plan(1), 3)), answer)
+        await asyncio.gather(*plugin._joining, return_exceptions=True)
+        assert answers[2:] == [Joining("run"), Joined("run")]
+        assert not plugin._joining
+
+    worker = SimpleNamespace(
+        address="a", handlers={}, stream_handlers={}, extensions={}, rpc=lambda _: Stopped()
+    )
+    plugin, answers, asked = TrainingWorkerPlugin(), [], asyncio.Event()
+    answer = answers.append
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("others", ["finish", "are lost"])
+def test_worker_stopped_after_the_last_step_before_it_sends_its_state(others):
+    done = [("a", StepsFinished("run", 100, "same"))]
+    events = [("x", Silent("t", "a"))]
+    if others == "finish":
+        events = [("b", StepsFinished("run", 100, "same")), *events]
+        events += [("b", ReplicaState("run", pickle.dumps({"losses": [1.0]})))]
+    else:
+        events = [("b", Closed("run")), *events]
+    link = leader(*events)._link
+    asked = []
+    link.send = lambda messages: asked.extend(messages)
+    live = LiveGroup(link, group(Star().plan(2), 99), 0.0, None, lambda losses: losses)
+    if others == "finish":
+        outcome = live._outcome(*done[0])
+        assert outcome.history == [1.0]
+        assert asked == [("a", SendState("run")), ("b", SendState("run"))]
+    else:
+        with pytest.raises(GroupOverError):
+            live._outcome(*done[0])
+        assert link._lost == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "count", "stopped", "left"),
+    [
+        (GradientCoding(stragglers=1), 4, "b", set()),
+        (GradientCoding(stragglers=1), 4, "cd", {"c", "d"}),
+        (Ring(), 4, "b", {"b"}),
+        (GradientCoding(stragglers=1), 2, "ab", set()),  # no other group could go on
+    ],
+    ids=repr,
+)
+def test_workers_stopped_in_a_step(aggregation, count, stopped, left):
+    link = leader()._link
+    members = group(aggregation.plan(count))
+    members.training.aggregation = aggregation
+    members.training.workers = None
+    live = LiveGroup(link, members, 0.0, None, None)
+
+    def fall_silent():
+        for address in stopped:
+            live._react(Event("x", Silent("t", address)))
+
+    if left:
+        with pytest.raises(GroupOverError):
+            fall_silent()
+    else:
+        fall_silent()
+    assert link._lost == left
 
 
 def test_a_worker_with_the_same_version_but_other_sums_takes_the_state_of_a_source():

@@ -15,6 +15,9 @@ from dask_coded.training import Checkpoint, train
 
 ROWS = 120
 RATE = 0.1  # of SGD, by default
+# A group works five times as long as it took to form it before it takes others in. On a busy
+# machine it may take ten seconds to form one.
+JOINING = 200
 
 
 def data():
@@ -39,6 +42,7 @@ class Ongoing:
 
         self._client = client
         self._at = 0
+        self.workers = 0
         self._enough = Event()
         self._thread = ThreadPoolExecutor(1)
         self._future = self._thread.submit(
@@ -55,6 +59,7 @@ class Ongoing:
 
     def _record(self, progress) -> bool:
         self._at = progress.round
+        self.workers = progress.workers
         return self._enough.is_set()
 
     def progress(self) -> None:
@@ -70,6 +75,7 @@ class Ongoing:
 
     def finish(self, replicas: int):
         """Run a few more steps; check that all workers have the same, right parameters."""
+        poll_for(lambda: sum(taking_part(self._client).values()) == replicas, timeout=JOINING)
         self.progress()
         self._enough.set()
         found = self._future.result(timeout=60)
@@ -80,7 +86,8 @@ class Ongoing:
             w = w - RATE * X.T @ (X @ w - y) / ROWS
         np.testing.assert_allclose(found.parameters, w, rtol=1e-10)
         assert [step.step for step in found.history] == list(range(found.steps))
-        assert len(found.digests) == replicas
+        # Workers that are not close behind at the end send no digests.
+        assert len(found.digests) <= replicas
         assert len(set(found.digests.values())) == 1
         poll_for(lambda: not any(trainers(self._client).values()), timeout=30)
         return found
@@ -91,6 +98,23 @@ def usable(client) -> list[str]:
     return client.run_on_scheduler(
         lambda dask_scheduler: list(dask_scheduler.extensions["dask-coded"].versions)
     )
+
+
+def set_aside(client) -> list[str]:
+    """Return the workers that the scheduler knows to be silent."""
+    return client.run_on_scheduler(
+        lambda dask_scheduler: list(dask_scheduler.extensions["dask-coded"].supervisor.absent)
+    )
+
+
+def taking_part(client) -> dict[str, bool]:
+    """Return which workers have a part in a training that has not been stopped."""
+
+    def takes_part(dask_worker):
+        found = dask_worker.extensions["dask-coded-training"].trainers.values()
+        return not all(trainer._stopped for trainer in found)
+
+    return client.run(takes_part)
 
 
 def trainers(client) -> dict[str, int]:
@@ -138,6 +162,19 @@ def test_worker_of_a_ring_stopped_and_another_killed_in_a_step(processes):
     run.finish(replicas=3)
 
 
+@pytest.mark.parametrize("aggregation", [Star(), Ring()], ids=repr)
+def test_worker_stopped_that_the_sums_need_is_left_out_until_it_comes_back(processes, aggregation):
+    leader, *_, stopped = processes.add(4)
+    run = Ongoing(processes.client, aggregation, leader=leader)
+    run.progress()
+    with processes.stopped(stopped):
+        run.progress()
+        run.progress()
+        poll_for(lambda: run.workers == 3, timeout=JOINING)
+    poll_for(lambda: run.workers == 4, timeout=JOINING)
+    run.finish(replicas=4)
+
+
 def test_worker_stopped_for_so_long_that_others_go_on_without_it(processes, monkeypatch):
     monkeypatch.setenv("DASK_CODED__TRAIN__BACKLOG", "100")
     leader, *_, stopped = processes.add(4)
@@ -146,9 +183,10 @@ def test_worker_stopped_for_so_long_that_others_go_on_without_it(processes, monk
     with processes.stopped(stopped):
         for _ in range(5):
             run.progress()
-    found = run.finish(replicas=3)
+        poll_for(lambda: stopped in set_aside(processes.client), timeout=60)
+    # It is back.
+    found = run.finish(replicas=4)
     assert stopped in found.workers
-    assert stopped not in found.history[-1].late
 
 
 @pytest.mark.parametrize("aggregation", [Star(), Ring()], ids=repr)
@@ -178,12 +216,21 @@ def test_leader_stopped_in_a_step(aggregation, processes, tmp_path):
     # The old leader is back. It neither forms a group nor writes a checkpoint.
     run.progress()
     assert leader_of(client) != leader
-    run.finish(replicas=3)
+    run.finish(replicas=4)
 
 
 def leader_of(client) -> str | None:
     tasks = client.processing().items()
     return next((a for a, keys in tasks if any("coded-lead" in key for key in keys)), None)
+
+
+def test_worker_that_joins_takes_part(processes):
+    leader, _ = processes.add(2)
+    run = Ongoing(processes.client, Star(), leader=leader)
+    run.progress()
+    processes.add(1)
+    poll_for(lambda: run.workers == 3, timeout=JOINING)
+    run.finish(replicas=3)
 
 
 def test_worker_that_joins_takes_part_when_another_is_killed(processes):
@@ -195,4 +242,4 @@ def test_worker_that_joins_takes_part_when_another_is_killed(processes):
     processes.kill(killed)
     run.progress()
     found = run.finish(replicas=2)
-    assert set(found.digests) == {leader, joined}
+    assert set(found.digests) <= {leader, joined}

@@ -1,0 +1,100 @@
+"""Workers come and go by themselves: at the end of their lifetime, and by adaptive scaling."""
+
+from __future__ import annotations
+
+import dask
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+from distributed.utils_test import poll_for
+
+import dask_coded as coded
+from tests.processes import start_server
+from tests.runtime.test_faults import WHOLE, Log, Loop, check, source
+
+N = 4
+CODE = coded.MDS(N, 3)
+
+
+def places(client, C) -> list[str]:
+    """Return the workers that hold pieces, one for each piece that is on any."""
+    return [address for held in client.who_has(C.encoded.futures).values() for address in held]
+
+
+def spread(client, C) -> bool:
+    """Return whether each piece is on a worker of its own, so that the code's tolerance holds."""
+    return len(places(client, C)) == len(set(places(client, C))) == N
+
+
+def actions(client) -> list[str]:
+    return [event["action"] for _, event in client.get_events("dask-coded")]
+
+
+def test_worker_reaches_the_end_of_its_lifetime_during_a_loop(processes, tmp_path):
+    coordinator, *_ = processes.add(3)
+    client = processes.client
+    (leaving,) = processes.add(1, options=("--lifetime", "20 seconds"))
+    made = Log(tmp_path / "blocks")
+    C = coded.encode(source(made), CODE, client)
+    blocks = len(made)
+    assert spread(client, C) and leaving in places(client, C)
+    loop = Loop(client, C, tmp_path, workers=coordinator)
+    loop.progress(5)
+    poll_for(lambda: leaving not in client.ncores(), timeout=120)
+    # Its piece has moved to a worker that holds another one.
+    loop.progress(20)
+    assert len(places(client, C)) == N
+    check(client, C)
+    processes.add(1)
+    poll_for(lambda: spread(client, C), timeout=60)
+    loop.progress(5)
+    loop.finish()
+    assert len(loop.starts) == 1
+    assert len(made) == blocks
+    assert "repair" not in actions(client)
+
+
+@pytest.fixture
+def adaptive():
+    """A cluster of processes that scales by itself as far as its limits allow."""
+    start_server()
+    config = {
+        "distributed.worker.multiprocessing-method": "forkserver",
+        "distributed.worker.http.routes": [],
+    }
+    options = {"threads_per_worker": 1, "dashboard_address": None, "worker_dashboard_address": None}
+    with (
+        dask.config.set(config),
+        LocalCluster(n_workers=N, processes=True, **options) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield cluster, client
+
+
+def test_adaptive_scaling_during_lazy_rounds_and_a_loop(adaptive, tmp_path):
+    cluster, client = adaptive
+    client.wait_for_workers(N, timeout=120)
+    made = Log(tmp_path / "blocks")
+    C = coded.encode(source(made), CODE, client)
+    loop = Loop(client, C, tmp_path)
+    loop.progress(5)
+    scaling = cluster.adapt(minimum=N + 2, maximum=N + 2, interval="100 ms", wait_count=1)
+
+    def workers() -> int:
+        check(client, C)  # a lazy round
+        return len(client.ncores())
+
+    poll_for(lambda: workers() == N + 2, timeout=120)
+    loop.progress(5)
+    # No worker of the loop's array is chosen as long as the loop runs.
+    held = set(places(client, C))
+    scaling.minimum = scaling.maximum = 1
+    poll_for(lambda: workers() == N, timeout=120)
+    assert set(client.ncores()) == held
+    loop.progress(5)
+    loop.finish()
+    poll_for(lambda: workers() <= 2, timeout=120)
+    scaling.minimum = scaling.maximum = N
+    poll_for(lambda: workers() == N and spread(client, C), timeout=120)
+    np.testing.assert_allclose(client.compute(C).result(), WHOLE, atol=1e-10)
+    scaling.stop()

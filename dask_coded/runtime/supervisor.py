@@ -51,9 +51,11 @@ _STAKE = 0.05
 # A worker may be silent for at most this fraction of the time since the first run of its task,
 # unless that is less than the timeout.
 _AGE = 0.25
-# A coordinator on a worker below this fraction of the median speed is moved, but only if less than
-# `_BEGUN` seconds of work are lost.
+# A coordinator on a worker below this fraction of the median speed, in that many plans one after
+# another, is moved, but only if less than `_BEGUN` seconds of work are lost. The first rounds measure
+# speeds that mean little if they take a few milliseconds.
 _SLOW = 0.25
+_PLANS = 3
 _BEGUN = 2.0
 # A result that took less than `_BEGUN` seconds is computed again if its worker falls silent while
 # clients fetch it, which they do within this many seconds.
@@ -81,6 +83,8 @@ class _Run:
     #: Workers that may take part in it; those of them that its leader knows to be silent.
     members: frozenset[str] = frozenset()
     silent: set[str] = field(default_factory=set)
+    #: In how many plans its worker has been slow, up to the last one.
+    slow: int = 0
 
 
 class Supervisor:
@@ -259,8 +263,9 @@ class Supervisor:
         if not self._resumes(key) and time() - run.since > _BEGUN:
             return
         if run.worker in addresses:
-            speed = speeds[addresses.index(run.worker)]
-            if speed < _SLOW * np.median(speeds):
+            slow = speeds[addresses.index(run.worker)] < _SLOW * np.median(speeds)
+            run.slow = run.slow + 1 if slow else 0
+            if run.slow == _PLANS:
                 self._take_over([ts], run.worker, "is slow")
 
     # -- watching ------------------------------------------------------------------------------

@@ -405,13 +405,7 @@ class Unreachable(Message):
 
 @dataclass(frozen=True)
 class TrainingFailed(Message):
-    """A participant cannot go on.
-
-    Parameters
-    ----------
-    error : bytes
-        The pickled exception.
-    """
+    """A participant cannot go on; ``error`` is the pickled exception."""
 
     error: bytes
 
@@ -458,15 +452,7 @@ class ReplicaState(Message):
 
 @dataclass(frozen=True)
 class StepsFinished(Message):
-    """A participant has applied the last update.
-
-    Parameters
-    ----------
-    version : int
-        How many updates its replica has seen.
-    digest : str
-        Of its parameters.
-    """
+    """A participant has applied update ``version``, the last; ``digest`` is of its parameters."""
 
     version: int
     digest: str

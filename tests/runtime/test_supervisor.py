@@ -483,6 +483,10 @@ async def test_a_loop_that_has_begun_on_a_slow_worker_moves(c, s, *workers):
     supervisor.reconsider(future.key, addresses, speeds)
     assert s.tasks[future.key].processing_on.address == slow
     supervisor._runs[future.key].since = begun + 100
+    # Nor because of speeds that are slow only now and then.
+    for seen in (speeds, speeds, np.ones(4), speeds, speeds):
+        supervisor.reconsider(future.key, addresses, seen)
+    assert s.tasks[future.key].processing_on.address == slow
     supervisor.reconsider(future.key, addresses, speeds)
     new = await started(c, s, future)
     assert new != slow

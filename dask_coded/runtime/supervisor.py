@@ -52,8 +52,8 @@ _STAKE = 0.05
 # unless that is less than the timeout.
 _AGE = 0.25
 # A coordinator on a worker below this fraction of the median speed, in that many plans one after
-# another, is moved, but only if less than `_BEGUN` seconds of work are lost. The first rounds measure
-# speeds that mean little if they take a few milliseconds.
+# another, is moved, but only if less than `_BEGUN` seconds of work are lost. Speeds from a few
+# rounds of milliseconds are noise.
 _SLOW = 0.25
 _PLANS = 3
 _BEGUN = 2.0

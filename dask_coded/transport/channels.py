@@ -54,6 +54,10 @@ _PROBE = "memory"
 _GONE = 100
 # It answers `StopRound` at once, but a throttled worker may stall for this many seconds.
 _SILENCE = 1.0
+# A worker that cannot be connected to in this time is gone for a round. Dask goes on for 30 seconds,
+# even if the worker's process has ended; after a shorter time, the scheduler can be asked whether
+# it has.
+_CONNECT = 5.0
 
 
 class _Outbox:
@@ -247,7 +251,7 @@ class Channel:
     async def _connect_and_read(self) -> None:
         comm = None
         try:
-            comm = await connect(self.address, **self._worker.connection_args)
+            comm = await connect(self.address, timeout=_CONNECT, **self._worker.connection_args)
             comm.name = "coded channel"
             await comm.write({"op": "coded_channel", "protocol": PROTOCOL, "reply": False})
             self._outbox.open(comm)

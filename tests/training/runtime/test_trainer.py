@@ -236,10 +236,10 @@ def test_worker_stopped_after_the_last_step_before_it_sends_its_state(others):
 @pytest.mark.parametrize(
     ("aggregation", "count", "stopped", "left"),
     [
-        (GradientCoding(stragglers=1), 4, "b", set()),
-        (GradientCoding(stragglers=1), 4, "cd", {"c", "d"}),
-        (Ring(), 4, "b", {"b"}),
-        (GradientCoding(stragglers=1), 2, "ab", set()),  # no other group could go on
+        (GradientCoding(stragglers=1), 4, "b", ""),
+        (GradientCoding(stragglers=1), 4, "cd", "cd"),
+        (Ring(), 4, "b", "b"),
+        (GradientCoding(stragglers=1), 2, "ab", ""),  # no other group could go on
     ],
     ids=repr,
 )
@@ -259,7 +259,7 @@ def test_workers_stopped_in_a_step(aggregation, count, stopped, left):
             fall_silent()
     else:
         fall_silent()
-    assert link._lost == left
+    assert link._lost == set(left)
 
 
 def test_a_worker_with_the_same_version_but_other_sums_takes_the_state_of_a_source():

@@ -49,6 +49,8 @@ from dask_coded.transport.messages import (
 # Bytes of shares that are decoded together while the rest is computed. Waking up the algorithm's
 # thread takes time from the event loop, which small rounds cannot spare.
 _DECODE_BYTES = 1 << 19
+# Seconds between two looks at workers that take no part: reserves, and those that were silent.
+_LOOK = 0.25
 
 #: Schedules a call in the algorithm's thread.
 InThread = Callable[[Callable[[], None]], None]
@@ -282,9 +284,12 @@ class LiveRound:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self.round.wake is not None:
-            delay = max(self.round.wake - monotonic(), 0.0)
-            self._timer = self._loop.call_later(delay, self._tick)
+        delays = [] if self.round.wake is None else [max(self.round.wake - monotonic(), 0.0)]
+        if self._reserve or self._silent:
+            # The policy knows nothing of them, and need not wake.
+            delays.append(_LOOK)
+        if delays:
+            self._timer = self._loop.call_later(min(delays), self._tick)
 
     # -- messages and time to events -----------------------------------------------------------
 

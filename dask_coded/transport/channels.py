@@ -54,9 +54,8 @@ _PROBE = "memory"
 _GONE = 100
 # It answers `StopRound` at once, but a throttled worker may stall for this many seconds.
 _SILENCE = 1.0
-# A worker that cannot be connected to in this time is gone for a round. Dask goes on for 30 seconds,
-# even if the worker's process has ended; after a shorter time, the scheduler can be asked whether
-# it has.
+# A worker that cannot be connected to in this time is gone for a round. Dask tries for 30 seconds,
+# even if the worker's process has ended; the scheduler knows earlier.
 _CONNECT = 5.0
 
 

@@ -68,6 +68,8 @@ class Cluster:
         self.finish = 0
         for worker, time in self.deaths.items():
             self.at(time + self.notice, "dead", worker)
+        if self.stopped:
+            self.at(self.notice, "reserve", -1)
         try:
             commands = self.round.start()
         except InfeasibleError:
@@ -79,9 +81,6 @@ class Cluster:
             wake = self.round.wake
             if wake is not None and (not self.events or wake < self.events[0][0]):
                 self.now = max(wake, getattr(self, "now", 0.0))
-                if self.stopped and self.now > self.notice:
-                    for worker in np.flatnonzero(self.prior == 0):
-                        self.round.expect(worker, 1.0)
                 self.obey(self.round.react(self.now), self.now)
             elif self.events:
                 self.now, _, kind, worker, what = heapq.heappop(self.events)
@@ -168,6 +167,11 @@ class Cluster:
             self.batches.append((self.shares, state.computed.copy(), state.complete))
             self.shares = []
         self.obey(commands, self.now)
+
+    def reserve(self, _: int, __: object) -> None:
+        for worker in np.flatnonzero(self.prior == 0):
+            self.round.expect(worker, 1.0)
+        self.obey(self.round.react(self.now), self.now)
 
     def dead(self, worker: int, _: object) -> None:
         for piece in self.layout.pieces_of[worker]:

@@ -17,11 +17,13 @@ import numpy as np
 from dask_coded.rounds.layout import Layout, StripeRange, ranges_of
 from dask_coded.rounds.policies._policy import POLICIES, Policy
 from dask_coded.rounds.state import RoundState
-from dask_coded.typing import Floats
+from dask_coded.typing import Bools, Floats
 
 # LATE looks for slow tasks again after this share of the elapsed time, at least this many seconds.
 _RETRY = 0.05
 _LEAST_WAIT = 1e-3
+# A worker is stuck if it is expected to need as long again as it has had, or nearly so.
+_STUCK = 0.9
 # Keeps divisions by progress rates finite.
 _SLOWEST = 1e-12
 
@@ -77,37 +79,45 @@ class Replication(Policy):
         fastest = np.maximum(np.where(started, rate, np.median(rate[started])), _SLOWEST)
         idle = idle[np.argsort(-fastest[idle], kind="stable")]
         left = (1 - share) / np.maximum(rate, _SLOWEST)
-        under_way = sum(bool(state.workers.todo[worker] > 0) for worker in self._helpers.values())
-        for donor in running[np.argsort(-left[running], kind="stable")].tolist():
-            group = int(layout.group[state.queues[donor][0].piece])
-            if under_way >= self.cap:
+        # A quantile alone would trust some workers that have stopped, if many have.
+        stuck = state.estimate().latest > _STUCK * elapsed
+        slow = (state.workers.todo > 0) & ((rate <= threshold) | stuck)
+        # Helpers that have become slow themselves count for nothing.
+        helping = {key for key, w in self._helpers.items() if state.workers.todo[w] and not slow[w]}
+        tasks = (
+            (donor, group)
+            for donor in running[np.argsort(-left[running], kind="stable")].tolist()
+            for group in dict.fromkeys(int(layout.group[r.piece]) for r in state.queues[donor])
+        )
+        for donor, group in tasks:
+            if len(helping) >= self.cap:
                 break
-            if (donor, group) in self._helpers or rate[donor] > threshold:
+            if (donor, group) in helping or not slow[donor]:
                 continue
             for helper in idle.tolist():
-                if state.workers.todo[helper] > 0 or left[donor] * fastest[helper] < 1:
+                if state.workers.todo[helper] > 0:
                     continue
-                slow = [donor, *(worker for worker, _ in self._helpers)]
+                if left[donor] * fastest[helper] < 1 and not stuck[donor]:
+                    continue
                 if (piece := self._copy(state, helper, group, slow)) is not None:
                     state.assign(helper, ranges_of(piece, ~state.held[piece]))
                     self._helpers[donor, group] = helper
-                    under_way += 1
+                    helping.add((donor, group))
                     break
         return state.now + max(_RETRY * (state.now - state.started), _LEAST_WAIT)
 
     @staticmethod
-    def _copy(state: RoundState, worker: int, group: int, slow: list[int]) -> int | None:
+    def _copy(state: RoundState, worker: int, group: int, slow: Bools) -> int | None:
         """Return a piece of ``worker`` that can replace what slow workers owe of a group.
 
         The worker may have been assigned some of its stripes already, when another one was lost.
         """
-        trusted = ~np.isin(np.arange(state.layout.workers), slow)
         for piece in state.layout.pieces_of[worker]:
             if (
                 state.layout.group[piece] == group
                 and state.available[piece]
                 and not state.held[piece].all()
-                and state.layout.adds(piece, state.secured(trusted)).any()
+                and state.layout.adds(piece, state.secured(~slow)).any()
             ):
                 return piece
         return None

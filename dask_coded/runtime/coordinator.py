@@ -37,7 +37,7 @@ _PATIENCE = 0.02
 # Least seconds between two requests for a plan, unless a worker is lost; rounds may be far shorter.
 _ASK_SECONDS = 0.03
 # Rounds in a row that may fail because shares are wrong.
-_FAILURES = 5
+_FAILURES = 8
 
 
 class _Current(NamedTuple):
@@ -152,7 +152,7 @@ class Coordinator:
         shared: SharedArray | None,
         in_thread: InThread,
     ) -> LiveRound:
-        history, failed = self._history, 0
+        history, failed, backoff = self._history, 0, Backoff()
         while True:
             # The thread of a task that is over keeps running, so it ends where a round starts.
             if self._task and self._plugin.exchange.is_over(self._task):
@@ -188,6 +188,8 @@ class Coordinator:
                 # Pieces were lost or moved since the plan was made: ask where they are now.
                 self._current = None
                 self._asking = None
+                if failed:
+                    await backoff.wait()  # lost pieces may be rebuilt on other workers meanwhile
                 continue
             history.record(live.round, plan.addresses, monotonic() - live.began)
             self._corrupt |= live.corrupt

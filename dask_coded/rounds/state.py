@@ -203,7 +203,7 @@ class RoundState:
     def misprediction(self, elapsed: float) -> float:
         """Return the mean relative error of the predicted speeds, which may be in any unit.
 
-        No worker counts more than 1, so that a stopped one that works again is one surprise.
+        A worker counts 1 at most, so that a recovered worker does not outweigh all others.
         """
         prior = self.workers.prior
         measured = self.measured_speeds(elapsed).items()

@@ -186,7 +186,7 @@ class Delivery:
         return Parcel(None, self._described(worker))
 
     def _lender(self, entries: _Entries) -> int | None:
-        """Return a receiver that has a part, or else one that will have it; they take turns."""
+        """Return a receiver that has a part, or that will have it; receivers take turns."""
         receivers = [self._hosts[host][0] for host in entries.hosts]
         usable = [w for w in receivers if not self._channels[w].closed]
         lenders = [w for w in usable if w in self._arrived] or usable

@@ -84,7 +84,7 @@ class History:
 
     @property
     def steps(self) -> int:
-        """The number of steps up to the last one that it has seen."""
+        """The number of steps up to the last that was seen."""
         return max(self._seen, default=-1) + 1
 
     def _remember(self, step: Step) -> None:

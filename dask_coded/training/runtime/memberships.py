@@ -61,7 +61,7 @@ class Silent(Message):
 
 @dataclass(frozen=True)
 class Available(Message):
-    """A worker has joined the cluster, or one that was silent answers again."""
+    """A worker has joined the cluster, or a silent worker answers again."""
 
     address: str
 

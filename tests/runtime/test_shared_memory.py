@@ -98,12 +98,13 @@ async def test_large_arrays_do_not_travel_in_messages(c, s, *workers):
 
         exchange._handlers[StartRound] = spy
 
-    await check_rounds(c, C, A)
-    starts = [m for m in seen if isinstance(m, StartRound)]
-    rows = [r for m in seen if isinstance(m, Share) for r in m.rows]
     # In the first round workers do not know yet, and the coordinator's own worker needs no sharing.
-    assert sum(isinstance(m.operand, tuple) for m in starts) >= 10
-    assert sum(isinstance(r, tuple) for r in rows) >= 10
+    # On a busy machine some workers get no work.
+    operands = rows = 0
+    while operands < 10 or rows < 10:
+        await check_rounds(c, C, A)
+        operands = sum(isinstance(m.operand, tuple) for m in seen if isinstance(m, StartRound))
+        rows = sum(isinstance(r, tuple) for m in seen if isinstance(m, Share) for r in m.rows)
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 4)

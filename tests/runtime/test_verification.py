@@ -103,7 +103,7 @@ def test_a_worker_stops_beside_workers_that_have_computed_wrongly(policy):
             plugin._suspect(C.encoded.spec.id, wrong)
         (worker,) = [w for w in workers if w.address == stopped]
         free = C.encoded.workers[3]
-        # With the one that was wrong once, the others just suffice.
+        # The others suffice only together with the worker that was wrong once.
         worker_plugin(worker).exchange._handlers.clear()  # it does not answer any more
         for i in range(1, 4):
             assert is_right(await c.compute(C @ (i * x), workers=[free]), i * x)

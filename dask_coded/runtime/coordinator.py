@@ -30,12 +30,14 @@ from dask_coded.runtime.spec import CodedDataLostError, CodedSpec, CorruptShares
 from dask_coded.runtime.worker import CodedWorkerPlugin, worker_plugin
 from dask_coded.transport.backoff import Backoff
 from dask_coded.transport.fences import RunOverError
-from dask_coded.transport.memory import LEAST_BYTES, Segment, SharedArray
+from dask_coded.transport.memory import LEAST_BYTES, Mappings, Segment, SharedArray
 
 # A round may wait for a new plan for this fraction of the last round's time.
 _PATIENCE = 0.02
 # Least seconds between two requests for a plan, unless a worker is lost; rounds may be far shorter.
 _ASK_SECONDS = 0.03
+# Memory of so many participants stays mapped between rounds.
+_MAPPED = 64
 # Rounds in a row that may fail because shares are wrong.
 _FAILURES = 8
 
@@ -64,6 +66,9 @@ class Coordinator:
         self._asked = -math.inf
         self._seconds = 0.0  # of the last round
         self._history = LoopHistory(options.lead, options.reporting)
+        # The last round, once its result is decoded, and the memory where participants left rows.
+        self._previous: str | None = None
+        self._mappings = Mappings(most=_MAPPED)
         # Workers whose shares were wrong, not reported yet.
         self._corrupt: set[str] = set()
 
@@ -132,6 +137,7 @@ class Coordinator:
         live = ended.result()
         result = live.result()
         live.report.seconds = self._seconds = monotonic() - began
+        self._previous = live.run_id
         return result, live.report
 
     def _share(self, operand: np.ndarray[Any, Any] | None) -> tuple[Segment, SharedArray] | None:
@@ -172,6 +178,8 @@ class Coordinator:
                 history.pace,
                 in_thread,
                 self._plugin.exchange.attempt(self._task),
+                self._mappings,
+                self._previous,
                 verifier,
             )
             try:
@@ -194,6 +202,8 @@ class Coordinator:
             history.record(live.round, plan.addresses, monotonic() - live.began)
             self._corrupt |= live.corrupt
             lost = not live.round.state.available.all()
+            if lost:
+                self._mappings.clear()  # nothing of a dead worker stays mapped
             if lost or monotonic() - self._asked >= _ASK_SECONDS:
                 self._ask_ahead(fresh=lost)
             return live

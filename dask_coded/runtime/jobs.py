@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import deque
 from collections.abc import Iterable
@@ -14,8 +13,9 @@ from dask.typing import Key
 
 from dask_coded.rounds import Reporting, StripeRange, without
 from dask_coded.rounds.kernels import Product, Rows
+from dask_coded.runtime.output import Output
 from dask_coded.transport import Answer
-from dask_coded.transport.memory import LEAST_BYTES, Memory, Segment, SharedArray, aligned
+from dask_coded.transport.memory import Memory
 from dask_coded.transport.messages import Attempt, Message, Share, ShareFailed
 
 # Stripes are computed in batches of about this long: short enough to stop between two of them, long
@@ -50,6 +50,8 @@ class Job:
         Where to leave large shares for the coordinator; by default they travel in messages.
     attempt : Attempt, optional
         The run of the coordinator's task.
+    previous : Output, optional
+        Memory that may be used again.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Job:
         lead: float,
         memory: Memory | None = None,
         attempt: Attempt | None = None,
+        previous: Output | None = None,
     ) -> None:
         self.run_id = run_id
         self.attempt = attempt
@@ -76,7 +79,9 @@ class Job:
         self._reporting = reporting
         self._lead = lead
         self._memory = memory
-        self._output: _Output | None = None
+        self._previous = previous
+        self._output: Output | None = None
+        self._decided = False  # whether and where there is an output
         self._lock = threading.Lock()
         self._queue: deque[StripeRange] = deque()
         self._taken = {p: bytearray(len(e) - 1) for p, e in edges.items()}
@@ -112,10 +117,11 @@ class Job:
             for gone in ranges:
                 self._queue = deque(without(self._queue, gone))
 
-    def stop(self) -> None:
-        """Drop everything."""
+    def stop(self) -> Output | None:
+        """Drop everything; return the memory of the rows, unless a thread still writes to it."""
         with self._lock:
             self._queue.clear()
+            return None if self._active else self._output
 
     def _work(self) -> None:
         try:
@@ -194,7 +200,7 @@ class Job:
         rows = tuple(
             _joined(parts)
             if output is None
-            else output.place(piece, self._row(piece, start), parts)
+            else output.place(piece, self._row(piece, start), sum(map(len, parts)))
             for (piece, start, _), parts in shares
         )
         return Share(self.run_id, tuple(part for part, _ in shares), rows, busy)
@@ -203,57 +209,17 @@ class Job:
         """Return the first row of a stripe; pieces may end within the last stripe."""
         return min(self._edges[piece][stripe], self._lengths[piece])
 
-    def _output_for(self, piece: int) -> _Output | None:
-        """Return where to compute the job's rows; None if they travel in messages."""
-        if self._memory is None:
-            return self._output
-        with self._lock:
-            if self._memory is not None:
-                lengths = {p: self._row(p, len(e) - 1) for p, e in self._edges.items()}
-                none = self._kernels[piece](0, 0, None)  # it has the type and the width of rows
-                self._output = _Output.of(self._memory, lengths, none)
-                # Only now: other threads take it as the sign that the output is decided.
-                self._memory = None
-            return self._output
-
-
-class _Output:
-    """The rows of a job in shared memory, piece after piece."""
-
-    def __init__(self, segment: Segment, offsets: dict[int, int], row: Rows) -> None:
-        self._segment = segment
-        self._offsets = offsets
-        self._row = row
-
-    @classmethod
-    def of(cls, memory: Memory, lengths: dict[int, int], rows: Rows) -> _Output | None:
-        """Make room for the rows of each piece, which are like the given ones.
-
-        None if that is little, or if there is no memory for it.
-        """
-        width = rows.dtype.itemsize * math.prod(rows.shape[1:])
-        offsets, size = {}, 0
-        for piece, length in lengths.items():
-            offsets[piece] = size
-            size = aligned(size + length * width)
-        if size < LEAST_BYTES or (segment := memory.new(size)) is None:
-            return None
-        return cls(segment, offsets, rows)
-
-    def place(self, piece: int, first: int, parts: list[Rows]) -> SharedArray:
-        """Return where the coordinator finds neighbouring rows of a piece."""
-        count = sum(map(len, parts))
-        return self._segment.place(self.rows(piece, first, count), self._start(piece, first))
-
-    def _start(self, piece: int, first: int) -> int:
-        width = self._row.dtype.itemsize * math.prod(self._row.shape[1:])
-        return self._offsets[piece] + first * width
-
-    def rows(self, piece: int, first: int, count: int) -> Rows:
-        """Return the memory of some rows of a piece."""
-        shape = (count, *self._row.shape[1:])
-        found: Rows = self._segment.array(self._row.dtype, shape, self._start(piece, first))
-        return found
+    def _output_for(self, piece: int) -> Output | None:
+        """Return where to compute the job's rows; None if each batch makes its own array."""
+        if not self._decided:
+            with self._lock:
+                if not self._decided:
+                    lengths = {p: self._row(p, len(e) - 1) for p, e in self._edges.items()}
+                    none = self._kernels[piece](0, 0, None)  # it has the type and the width of rows
+                    self._output = Output.of(lengths, none, self._memory, self._previous)
+                    self._previous = None
+                    self._decided = True
+        return self._output
 
 
 def _merged(shares: list[tuple[StripeRange, Rows]]) -> list[tuple[StripeRange, list[Rows]]]:

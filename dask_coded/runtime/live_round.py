@@ -102,6 +102,10 @@ class LiveRound:
         Schedules decoding in the algorithm's thread.
     attempt : Attempt or None
         The run of the coordinator's task.
+    mappings : Mappings
+        Memory of participants, as the last rounds have mapped it.
+    previous : str or None
+        The last round of the same loop, once it is decoded.
     verifier : callable, optional
         Prepares what checks the shares, in that thread; by default they are not checked.
 
@@ -123,6 +127,8 @@ class LiveRound:
         pace: Pace,
         in_thread: InThread,
         attempt: Attempt | None,
+        mappings: Mappings,
+        previous: str | None,
         verifier: Callable[[], Verifier] | None = None,
     ) -> None:
         self.corrupt: set[str] = set()
@@ -132,8 +138,8 @@ class LiveRound:
         self._spec = spec
         self._plan = plan
         self._layout = layout
-        # Memory of participants, mapped until the round is decoded.
-        self._mappings = Mappings(most=len(plan.addresses))
+        self._mappings = mappings
+        self._previous = previous
         self._assembler = spec.assembler(operand)
         self._size_of_operand = 0 if operand is None else operand.nbytes
         self._in_thread = in_thread
@@ -270,6 +276,7 @@ class LiveRound:
             growth=self._reporting.growth,
             lead=self._lead,
             attempt=self._attempt,
+            previous=self._previous,
         )
 
     def _send(self, worker: int, message: Message) -> None:
@@ -391,7 +398,6 @@ class LiveRound:
     def _end(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._mappings.clear()
         self._delivery.end()
         large = max(self._size_of_operand, self._assembler.rows.nbytes) >= LEAST_BYTES
         for channel in self._channels:

@@ -20,6 +20,7 @@ from dask_coded.rounds.kernels import KERNELS
 from dask_coded.runtime.checkpoints import StateKeeper
 from dask_coded.runtime.jobs import Job
 from dask_coded.runtime.operands import Operands
+from dask_coded.runtime.output import Output
 from dask_coded.runtime.probe import Probe
 from dask_coded.runtime.spec import NAME, CodedSpec, as_key
 from dask_coded.transport import Answer, Exchange
@@ -45,8 +46,11 @@ if TYPE_CHECKING:
 
 # Specs of arrays that a worker remembers for the rounds that it coordinates.
 _SPECS = 64
-# Memory of other workers stays mapped this long after the last rows were left there.
+# Memory is kept this long after its last use: that of other workers where rows were left, and that
+# of the last rounds' rows.
 _IDLE_SECONDS = 5.0
+# How many rounds' rows: as many as rounds usually run at once.
+_OUTPUTS = 4
 
 
 class CodedWorkerPlugin(WorkerPlugin):
@@ -78,8 +82,10 @@ class CodedWorkerPlugin(WorkerPlugin):
         self._specs: dict[str, CodedSpec] = {}
         self.checks: dict[str, Any] = {}
         self._jobs: dict[Key, Job] = {}
+        # Memory of the rows of rounds that are over, for the next ones of the same loops.
+        self._outputs: dict[Key, Output] = {}
         self._closed = False
-        # When to let go of the memory of workers that make pieces from this one's rows.
+        # When to let go of memory that is kept in case it is needed again.
         self._idle: asyncio.TimerHandle | None = None
         self.operands = Operands(self.exchange)
         # The rounds that this worker coordinates, by task.
@@ -103,7 +109,7 @@ class CodedWorkerPlugin(WorkerPlugin):
         self._closed = True
         if self._idle is not None:
             self._idle.cancel()
-            forget()
+            self._forget()
         for job in self._jobs.values():
             job.stop()
         self._jobs.clear()
@@ -202,6 +208,7 @@ class CodedWorkerPlugin(WorkerPlugin):
             message.lead,
             self.exchange.memory if message.shared else None,
             message.attempt,
+            self._outputs.pop(message.previous, None),
         )
         job.assign(StripeRange(*part) for part in message.ranges)
 
@@ -227,8 +234,12 @@ class CodedWorkerPlugin(WorkerPlugin):
 
     def _drop(self, run_id: Key, over: bool = False) -> None:
         """Drop a round; ``over`` says that it has ended for all workers."""
-        if job := self._jobs.pop(run_id, None):
-            job.stop()
+        job = self._jobs.pop(run_id, None)
+        if job and (output := job.stop()) and over:
+            self._outputs[run_id] = output
+            while len(self._outputs) > _OUTPUTS:
+                del self._outputs[next(iter(self._outputs))]
+            self._forget_later()
         self.operands.drop(run_id, over)
 
     def _coordinator_gone(self, answer: Answer) -> None:
@@ -253,10 +264,17 @@ class CodedWorkerPlugin(WorkerPlugin):
         in_thread = partial(asyncio.get_running_loop().run_in_executor, self._executor)
         if scipy.sparse.issparse(data):
             return sent_rows(await in_thread(lambda: data.tocsr()[start:stop]))
+        self._forget_later()
+        return await in_thread(dense_rows, data[start:stop], room)
+
+    def _forget_later(self) -> None:
         if self._idle is not None:
             self._idle.cancel()
-        self._idle = asyncio.get_running_loop().call_later(_IDLE_SECONDS, forget)
-        return await in_thread(dense_rows, data[start:stop], room)
+        self._idle = asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._forget)
+
+    def _forget(self) -> None:
+        self._outputs.clear()
+        forget()
 
 
 def worker_plugin(worker: Worker) -> CodedWorkerPlugin:

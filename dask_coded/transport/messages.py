@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from dask.typing import Key
 
 #: Changes whenever a message does. Both ends of a channel must have the same version.
-PROTOCOL = 5
+PROTOCOL = 6
 
 #: A run of a Dask task: the key of the task, and the scheduler's number of the run.
 Attempt = tuple[Key, int]
@@ -178,6 +178,9 @@ class StartRound(Message):
         Seconds before running dry at which a report is due.
     attempt : Attempt or None
         The run of the coordinator's task.
+    previous : Key or None
+        The last round of the same loop. The coordinator has read its rows, so this round may use
+        their memory.
     """
 
     kernel: str
@@ -192,6 +195,7 @@ class StartRound(Message):
     growth: float
     lead: float
     attempt: Attempt | None = None
+    previous: Key | None = None
 
 
 @dataclass(frozen=True)

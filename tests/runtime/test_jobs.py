@@ -6,9 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
 from dask_coded.rounds import Reporting, StripeRange
 from dask_coded.runtime.jobs import Job
+from dask_coded.runtime.output import Output
+from dask_coded.transport.memory import Mappings, Memory
 from dask_coded.transport.messages import Message, Share, ShareFailed
 
 
@@ -44,6 +47,25 @@ PIECE = np.arange(16.0).reshape(8, 2)
 
 def product(start: int, stop: int, out: Any) -> Any:
     return np.matmul(PIECE[start:stop], np.ones(2), out=out)
+
+
+ROWS = 1 << 14
+
+
+def large(start: int, stop: int, out: Any) -> Any:
+    if out is None:
+        return np.arange(start, stop, dtype=float)
+    out[:] = np.arange(start, stop)
+    return out
+
+
+def large_job(answer: Callable[[Message], None], executor: Any, **keywords: Any) -> Job:
+    edges = {0: np.arange(9) * ROWS // 8}
+    reporting = Reporting(10, 1)
+    found = Job("run", edges, {0: ROWS}, answer, executor, 1, reporting, lead=0.0, **keywords)
+    found.begin({0: large})
+    found.assign([StripeRange(0, 0, 8)])
+    return found
 
 
 def job(answer: Callable[[Message], None], executor: Any, kernel: Any = product) -> Job:
@@ -133,3 +155,61 @@ def test_a_stripe_that_was_sent_is_not_computed_again():
         executor.run()
     assert sorted(computed) == list(range(8))
     assert sorted(sent(messages)) == list(range(8))
+
+
+@pytest.mark.parametrize("memory", [None, Memory()], ids=["in messages", "shared"])
+def test_the_memory_of_rows_is_used_again_in_the_next_round(memory):
+    executor, output, places = Executor(), None, set()
+    mappings = Mappings(most=1)
+    for _ in range(3):
+        messages: list[Message] = []
+        work = large_job(messages.append, executor, memory=memory, previous=output)
+        executor.run()
+        assert isinstance(messages[-1], Share)
+        for (_, start, stop), rows in zip(messages[-1].ranges, messages[-1].rows, strict=True):
+            if memory is not None:
+                places.add(rows.nonce)
+                rows = mappings.view(rows)
+            else:
+                places.add(rows.ctypes.data)
+            np.testing.assert_array_equal(rows, np.arange(start * ROWS // 8, stop * ROWS // 8))
+        output = work.stop()
+        assert output is not None
+    assert len(places) == 1
+
+
+def test_the_memory_of_other_rows_is_not_used_again():
+    executor = Executor()
+    work = large_job(lambda message: None, executor)
+    executor.run()
+    output = work.stop()
+    none = np.zeros((0,), np.float32)
+    for lengths, row, memory in (
+        ({0: ROWS}, none, None),
+        ({0: ROWS + 1}, np.zeros(0), None),
+        ({1: ROWS}, np.zeros(0), None),
+        ({0: ROWS}, np.zeros((0, 2)), None),
+        ({0: ROWS}, np.zeros(0), Memory()),
+    ):
+        found = Output.of(lengths, row, memory, output)
+        assert found is not None and found is not output
+    assert Output.of({0: ROWS}, np.zeros(0), None, output) is output
+
+
+def test_memory_that_a_thread_still_writes_to_is_not_used_again():
+    stopped: list[Any] = []
+
+    def kernel(start: int, stop: int, out: Any) -> Any:
+        if stop > start:
+            stopped.append(work.stop())
+        return large(start, stop, out)
+
+    executor = Executor()
+    work = large_job(lambda message: None, executor)
+    work.begin({0: kernel})
+    executor.run()
+    assert stopped == [None]
+
+
+def test_rows_of_python_objects_have_no_memory_of_their_own():
+    assert Output.of({0: ROWS}, np.zeros(0, object), None, None) is None

@@ -131,20 +131,14 @@ async def test_a_coordinator_that_cannot_map_shares_gets_them_in_messages(c, s, 
     C = await coded.encode(A, coded.MDS(4, 3), c)
 
     def rounds(operator):
-        import dask_coded.runtime.live_round as live_round
-
-        class Full(live_round.Mappings):
-            def view(self, shared):
-                raise OSError(24, "Too many open files")
-
         x = np.ones((operator.shape[1], 30))
         results = [operator @ x]  # the first round opens the channels
-        usual, live_round.Mappings = live_round.Mappings, Full
-        try:
-            results += [operator @ x for _ in range(3)]
-        finally:
-            live_round.Mappings = usual
-        return results
+
+        def view(shared):
+            raise OSError(24, "Too many open files")
+
+        operator._coordinator._mappings.view = view
+        return results + [operator @ x for _ in range(3)]
 
     for result in await coded.submit(rounds, C, client=c):
         np.testing.assert_allclose(result, A @ np.ones((COLUMNS, WIDTH)), rtol=1e-9, atol=1e-9)
@@ -161,3 +155,39 @@ async def test_shares_of_a_small_operand_are_not_kept_after_the_last_round(c, s,
     np.testing.assert_allclose(await coded.submit(rounds, C, client=c), 3.0)
     plugins = [worker_plugin(worker) for worker in workers]
     await async_poll_for(lambda: not any(plugin._jobs for plugin in plugins), timeout=30)
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 4)
+async def test_rounds_of_a_loop_share_the_same_memory_and_results_stay(c, s, *workers):
+    A = matrix()
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    segments, jobs = set(), 0
+    for worker in workers:
+        exchange = worker_plugin(worker).exchange
+
+        def spy(message, answer, handle=exchange._handlers[StartRound], at=worker.address):
+            def see(m):
+                if isinstance(m, Share):
+                    segments.update((at, r.nonce) for r in m.rows if isinstance(r, tuple))
+                answer(m)
+
+            nonlocal jobs
+            jobs += 1
+            handle(message, see)
+
+        exchange._handlers[StartRound] = spy
+
+    def rounds(operator):
+        results = []
+        for number in range(60):
+            results.append(operator @ np.full((operator.shape[1], 30), float(number)))
+        return results
+
+    results = await coded.submit(rounds, C, client=c)
+    for number, result in enumerate(results):
+        np.testing.assert_allclose(
+            result, number * (A @ np.ones((COLUMNS, WIDTH))), rtol=1e-9, atol=1e-9
+        )
+    # A worker whose thread is still busy when a round ends needs new memory for the next one.
+    assert 3 <= len(segments) < jobs / 2
+    await async_poll_for(lambda: not any(worker_plugin(w)._outputs for w in workers), timeout=30)

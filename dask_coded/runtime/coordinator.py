@@ -30,14 +30,12 @@ from dask_coded.runtime.spec import CodedDataLostError, CodedSpec, CorruptShares
 from dask_coded.runtime.worker import CodedWorkerPlugin, worker_plugin
 from dask_coded.transport.backoff import Backoff
 from dask_coded.transport.fences import RunOverError
-from dask_coded.transport.memory import LEAST_BYTES, Mappings, Segment, SharedArray
+from dask_coded.transport.memory import LEAST_BYTES, Segment, SharedArray
 
 # A round may wait for a new plan for this fraction of the last round's time.
 _PATIENCE = 0.02
 # Least seconds between two requests for a plan, unless a worker is lost; rounds may be far shorter.
 _ASK_SECONDS = 0.03
-# Memory of so many participants stays mapped between rounds.
-_MAPPED = 64
 # Rounds in a row that may fail because shares are wrong.
 _FAILURES = 8
 
@@ -66,9 +64,6 @@ class Coordinator:
         self._asked = -math.inf
         self._seconds = 0.0  # of the last round
         self._history = LoopHistory(options.lead, options.reporting)
-        # The last round, once its result is decoded, and the memory where participants left rows.
-        self._previous: str | None = None
-        self._mappings = Mappings(most=_MAPPED)
         # Workers whose shares were wrong, not reported yet.
         self._corrupt: set[str] = set()
 
@@ -137,7 +132,7 @@ class Coordinator:
         live = ended.result()
         result = live.result()
         live.report.seconds = self._seconds = monotonic() - began
-        self._previous = live.run_id
+        self._plugin.decoded(self._id, live.run_id)
         return result, live.report
 
     def _share(self, operand: np.ndarray[Any, Any] | None) -> tuple[Segment, SharedArray] | None:
@@ -159,6 +154,7 @@ class Coordinator:
         in_thread: InThread,
     ) -> LiveRound:
         history, failed, backoff = self._history, 0, Backoff()
+        previous = self._plugin.previous(self._id)
         while True:
             # The thread of a task that is over keeps running, so it ends where a round starts.
             if self._task and self._plugin.exchange.is_over(self._task):
@@ -178,8 +174,8 @@ class Coordinator:
                 history.pace,
                 in_thread,
                 self._plugin.exchange.attempt(self._task),
-                self._mappings,
-                self._previous,
+                self._plugin.mappings,
+                previous,
                 verifier,
             )
             try:
@@ -203,7 +199,7 @@ class Coordinator:
             self._corrupt |= live.corrupt
             lost = not live.round.state.available.all()
             if lost:
-                self._mappings.clear()  # nothing of a dead worker stays mapped
+                self._plugin.mappings.clear()  # nothing of a dead worker stays mapped
             if lost or monotonic() - self._asked >= _ASK_SECONDS:
                 self._ask_ahead(fresh=lost)
             return live

@@ -24,7 +24,7 @@ from dask_coded.runtime.output import Output
 from dask_coded.runtime.probe import Probe
 from dask_coded.runtime.spec import NAME, CodedSpec, as_key
 from dask_coded.transport import Answer, Exchange
-from dask_coded.transport.memory import forget
+from dask_coded.transport.memory import Mappings, forget
 from dask_coded.transport.messages import (
     AddStripes,
     Attempt,
@@ -49,8 +49,9 @@ _SPECS = 64
 # Memory is kept this long after its last use: that of other workers where rows were left, and that
 # of the last rounds' rows.
 _IDLE_SECONDS = 5.0
-# How many rounds' rows: as many as rounds usually run at once.
+# Of how many rounds, as many as usually run at once, and of how many participants in them.
 _OUTPUTS = 4
+_MAPPED = 64
 
 
 class CodedWorkerPlugin(WorkerPlugin):
@@ -70,6 +71,8 @@ class CodedWorkerPlugin(WorkerPlugin):
         Keeps states of loops that run elsewhere.
     checks : dict
         The :class:`~dask_coded.runtime.checks.Checks` of arrays whose rounds it coordinates.
+    mappings : Mappings
+        Memory where participants of these rounds have left rows.
     """
 
     name = NAME
@@ -82,8 +85,11 @@ class CodedWorkerPlugin(WorkerPlugin):
         self._specs: dict[str, CodedSpec] = {}
         self.checks: dict[str, Any] = {}
         self._jobs: dict[Key, Job] = {}
-        # Memory of the rows of rounds that are over, for the next ones of the same loops.
+        # Memory of the rows of rounds that are over, for the next ones of the same arrays.
         self._outputs: dict[Key, Output] = {}
+        # The last round of each array that this worker has coordinated and decoded.
+        self._decoded: dict[str, str] = {}
+        self.mappings = Mappings(most=_MAPPED)
         self._closed = False
         # When to let go of memory that is kept in case it is needed again.
         self._idle: asyncio.TimerHandle | None = None
@@ -130,6 +136,15 @@ class CodedWorkerPlugin(WorkerPlugin):
         self._specs[array_id] = spec
         while len(self._specs) > _SPECS:
             del self._specs[next(iter(self._specs))]
+
+    def decoded(self, array_id: str, run_id: str) -> None:
+        """Note that all rows of a round have been read: the next one may use their memory."""
+        self._decoded[array_id] = run_id
+
+    def previous(self, array_id: str) -> str | None:
+        """Return the last round noted for an array, once: of two loops, only one continues it."""
+        self._forget_later()
+        return self._decoded.pop(array_id, None)
 
     @contextmanager
     def coordinating(self, task: Key | None) -> Iterator[None]:
@@ -274,6 +289,8 @@ class CodedWorkerPlugin(WorkerPlugin):
 
     def _forget(self) -> None:
         self._outputs.clear()
+        self._decoded.clear()
+        self.mappings.clear()
         forget()
 
 

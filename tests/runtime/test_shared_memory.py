@@ -137,7 +137,7 @@ async def test_a_coordinator_that_cannot_map_shares_gets_them_in_messages(c, s, 
         def view(shared):
             raise OSError(24, "Too many open files")
 
-        operator._coordinator._mappings.view = view
+        operator._coordinator._plugin.mappings.view = view
         return results + [operator @ x for _ in range(3)]
 
     for result in await coded.submit(rounds, C, client=c):

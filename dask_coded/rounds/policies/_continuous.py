@@ -119,20 +119,25 @@ class Continuous(Policy):
         # The receiver starts on new work once the message has come and its own work is done.
         start = max(float(outlook.eta[receiver]), float(outlook.lags[receiver]))
         changed: list[int] = []
-        # A move costs a message and a wait on both sides: ignore small differences.
-        for donor in outlook.donors(state, pieces, start + lead):
+        # A move costs a message and a wait on both sides: ignore small differences. That leaves out
+        # nearly all of thousands of donors, so they are not looked at one by one.
+        worth = own * (outlook.eta - start) > least
+        if level > start:
+            worth |= outlook.backlog - outlook.speed * level >= least
+        if only is not None:
+            worth &= only
+        for donor in outlook.donors(state, pieces, start + lead, worth):
             eta, slow = float(outlook.eta[donor]), float(outlook.speed[donor])
             if eta <= start + lead:  # the receiver has been given work meanwhile
                 break
             surplus = float(outlook.backlog[donor]) - slow * level
             # What the donor can spare, or what the receiver can do before it, is a stripe or more.
+            # Once more, because the receiver starts later with each move.
             if own * (eta - start) <= least:
                 if level <= start:
                     break
                 if surplus < least:
                     continue
-            if only is not None and not only[donor]:
-                continue
             room = own * (level - start)
             if surplus <= 0 or room <= 0:
                 if changed:
@@ -242,8 +247,12 @@ class _Outlook:
         """Seconds until all workers could end together."""
         return self._work / self._pace
 
-    def donors(self, state: RoundState, pieces: list[int], after: float) -> Iterator[int]:
+    def donors(
+        self, state: RoundState, pieces: list[int], after: float, worth: Bools
+    ) -> Iterator[int]:
         """Yield the workers that end after a time and may have stripes for a piece, latest first.
+
+        Only those that are ``worth`` it, shape (workers,).
 
         There may be thousands that have none: this leaves them out all at once.
         """
@@ -255,6 +264,7 @@ class _Outlook:
                 useful &= layout.group[self._offered] == layout.group[piece]
             reached |= useful
         donors = layout.host[self._offered[reached]]
+        donors = donors[worth[donors]]
         eta = self.eta[donors]
         while len(eta) and eta[latest := int(eta.argmax())] > after:
             eta[donors == donors[latest]] = 0.0

@@ -223,7 +223,7 @@ class CodedWorkerPlugin(WorkerPlugin):
             message.lead,
             self.exchange.memory if message.shared else None,
             message.attempt,
-            self._outputs.pop(message.previous, None),
+            self._outputs.pop(message.previous, None) if message.previous else None,
         )
         job.assign(StripeRange(*part) for part in message.ranges)
 

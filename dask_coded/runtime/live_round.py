@@ -398,6 +398,8 @@ class LiveRound:
     def _end(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        # For the next round: one segment of each participant.
+        self._mappings.trim(len(self._plan.addresses))
         self._delivery.end()
         large = max(self._size_of_operand, self._assembler.rows.nbytes) >= LEAST_BYTES
         for channel in self._channels:

@@ -137,10 +137,14 @@ class Mappings:
         # Entered again, so that the dict is in the order of use.
         found = self._mapped.pop(key) if key in self._mapped else _opened(*key)
         self._mapped[key] = found
-        while len(self._mapped) > self._most:
-            del self._mapped[next(iter(self._mapped))]
+        self.trim(self._most)
         count = int(np.prod(shared.shape))
         return np.frombuffer(found, shared.dtype, count, shared.offset).reshape(shared.shape)
+
+    def trim(self, most: int) -> None:
+        """Keep only the last ones used: a mapping keeps the memory of a segment in use."""
+        while len(self._mapped) > most:
+            del self._mapped[next(iter(self._mapped))]
 
     def clear(self) -> None:
         """Keep none of them mapped."""

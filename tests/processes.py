@@ -39,7 +39,9 @@ def start_server() -> None:
 
 def run(command: tuple[str, ...], log: str, environment: dict[str, str]) -> None:
     """Be the process of `dask COMMAND`, as if started in this environment."""
-    os.environ |= environment
+    # The server may have been started by a test with variables of its own.
+    os.environ.clear()
+    os.environ.update(environment)
     dask.config.refresh()
     file = os.open(log, os.O_WRONLY | os.O_APPEND)
     os.dup2(file, 1)

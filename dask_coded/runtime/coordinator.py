@@ -132,7 +132,8 @@ class Coordinator:
         live = ended.result()
         result = live.result()
         live.report.seconds = self._seconds = monotonic() - began
-        self._plugin.decoded(self._id, live.run_id)
+        # The thread has decoded all its rows, so another round may overwrite them.
+        loop.add_callback(self._plugin.put_series, self._id, live.series)
         return result, live.report
 
     def _share(self, operand: np.ndarray[Any, Any] | None) -> tuple[Segment, SharedArray] | None:
@@ -154,7 +155,7 @@ class Coordinator:
         in_thread: InThread,
     ) -> LiveRound:
         history, failed, backoff = self._history, 0, Backoff()
-        previous = self._plugin.previous(self._id)
+        series = self._plugin.take_series(self._id)
         while True:
             # The thread of a task that is over keeps running, so it ends where a round starts.
             if self._task and self._plugin.exchange.is_over(self._task):
@@ -175,7 +176,7 @@ class Coordinator:
                 in_thread,
                 self._plugin.exchange.attempt(self._task),
                 self._plugin.mappings,
-                previous,
+                series,
                 verifier,
             )
             try:
@@ -198,8 +199,6 @@ class Coordinator:
             history.record(live.round, plan.addresses, monotonic() - live.began)
             self._corrupt |= live.corrupt
             lost = not live.round.state.available.all()
-            if lost:
-                self._plugin.mappings.clear()  # nothing of a dead worker stays mapped
             if lost or monotonic() - self._asked >= _ASK_SECONDS:
                 self._ask_ahead(fresh=lost)
             return live

@@ -50,8 +50,10 @@ class Job:
         Where to leave large shares for the coordinator; by default they travel in messages.
     attempt : Attempt, optional
         The run of the coordinator's task.
+    series : str, optional
+        As in :class:`StartRound`.
     previous : Output, optional
-        Memory that may be used again.
+        The memory of the rows of an earlier round, to use again if the rows are alike.
     """
 
     def __init__(
@@ -66,8 +68,10 @@ class Job:
         lead: float,
         memory: Memory | None = None,
         attempt: Attempt | None = None,
+        series: str = "",
         previous: Output | None = None,
     ) -> None:
+        self.series = series
         self.run_id = run_id
         self.attempt = attempt
         self.answer = answer

@@ -104,8 +104,8 @@ class LiveRound:
         The run of the coordinator's task.
     mappings : Mappings
         Memory of participants, as the last rounds have mapped it.
-    previous : str or None
-        The last round of the same loop, once it is decoded.
+    series : str
+        Rounds of the array that run one after another, this one among them.
     verifier : callable, optional
         Prepares what checks the shares, in that thread; by default they are not checked.
 
@@ -113,6 +113,7 @@ class LiveRound:
     ----------
     corrupt : set of str
         Addresses of workers whose shares were wrong.
+    series : str
     """
 
     def __init__(
@@ -128,7 +129,7 @@ class LiveRound:
         in_thread: InThread,
         attempt: Attempt | None,
         mappings: Mappings,
-        previous: str | None,
+        series: str,
         verifier: Callable[[], Verifier] | None = None,
     ) -> None:
         self.corrupt: set[str] = set()
@@ -139,7 +140,7 @@ class LiveRound:
         self._plan = plan
         self._layout = layout
         self._mappings = mappings
-        self._previous = previous
+        self.series = series
         self._assembler = spec.assembler(operand)
         self._size_of_operand = 0 if operand is None else operand.nbytes
         self._in_thread = in_thread
@@ -275,8 +276,8 @@ class LiveRound:
             interval=self._reporting.interval,
             growth=self._reporting.growth,
             lead=self._lead,
+            series=self.series,
             attempt=self._attempt,
-            previous=self._previous,
         )
 
     def _send(self, worker: int, message: Message) -> None:
@@ -398,8 +399,9 @@ class LiveRound:
     def _end(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        # For the next round: one segment of each participant.
-        self._mappings.trim(len(self._plan.addresses))
+        # For the next round: one segment of each participant, but nothing of a dead one.
+        usual = self.round.finished and self.round.state.available.all()
+        self._mappings.trim(len(self._plan.addresses) if usual else 0)
         self._delivery.end()
         large = max(self._size_of_operand, self._assembler.rows.nbytes) >= LEAST_BYTES
         for channel in self._channels:

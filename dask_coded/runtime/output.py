@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -30,7 +29,7 @@ class Output:
     def __init__(self, lengths: dict[int, int], row: Rows, segment: Segment | None = None) -> None:
         self._lengths = lengths
         self._row = row
-        self._width = row.dtype.itemsize * math.prod(row.shape[1:])
+        self._width = _width(row)
         self._segment = segment
         self._offsets, size = _offsets(lengths, self._width)
         self._bytes = np.empty(size, np.uint8) if segment is None else None
@@ -43,8 +42,8 @@ class Output:
 
         None if that is little, if there is no memory for it, or if rows are Python objects.
         """
-        width = row.dtype.itemsize * math.prod(row.shape[1:])
-        if (size := _offsets(lengths, width)[1]) < LEAST_BYTES or row.dtype.hasobject:
+        size = _offsets(lengths, _width(row))[1]
+        if size < LEAST_BYTES or row.dtype.hasobject:
             return None
         if previous is not None and previous._fits(lengths, row, memory is not None):
             return previous
@@ -64,7 +63,7 @@ class Output:
         return part.view(self._row.dtype).reshape(shape)
 
     def place(self, piece: int, first: int, count: int) -> SharedArray | Rows:
-        """Return what tells the coordinator about neighbouring rows of a piece."""
+        """Return neighbouring rows as a share holds them: where they lie, or as they are."""
         rows = self.rows(piece, first, count)
         if self._segment is None:
             return rows
@@ -78,7 +77,11 @@ class Output:
         return alike and self._lengths == lengths and (self._segment is not None) == shared
 
 
-def _offsets(lengths: dict[int, int], width: int) -> tuple[dict[int, int], Any]:
+def _width(row: Rows) -> int:
+    return row.dtype.itemsize * math.prod(row.shape[1:])
+
+
+def _offsets(lengths: dict[int, int], width: int) -> tuple[dict[int, int], int]:
     """Return where each piece begins, and where the last one ends, in bytes."""
     offsets, size = {}, 0
     for piece, length in lengths.items():

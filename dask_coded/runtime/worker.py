@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -49,7 +50,7 @@ _SPECS = 64
 # Memory is kept this long after its last use: that of other workers where rows were left, and that
 # of the last rounds' rows.
 _IDLE_SECONDS = 5.0
-# Of how many rounds, as many as usually run at once, and of how many participants in them.
+# Of how many rounds rows are kept: as many as usually run at once. Of how many participants.
 _OUTPUTS = 4
 _MAPPED = 64
 
@@ -85,10 +86,10 @@ class CodedWorkerPlugin(WorkerPlugin):
         self._specs: dict[str, CodedSpec] = {}
         self.checks: dict[str, Any] = {}
         self._jobs: dict[Key, Job] = {}
-        # Memory of the rows of rounds that are over, for the next ones of the same arrays.
-        self._outputs: dict[Key, Output] = {}
-        # The last round of each array that this worker has coordinated and decoded.
-        self._decoded: dict[str, str] = {}
+        # By series: memory of the last round's rows, for the next round.
+        self._outputs: dict[str, Output] = {}
+        # By array: the series of rounds that this worker has coordinated, unless one is running.
+        self._series: dict[str, str] = {}
         self.mappings = Mappings(most=_MAPPED)
         self._closed = False
         # When to let go of memory that is kept in case it is needed again.
@@ -134,17 +135,17 @@ class CodedWorkerPlugin(WorkerPlugin):
         """Keep the spec of an array for the next rounds; the oldest ones are dropped."""
         self._specs.pop(array_id, None)
         self._specs[array_id] = spec
-        while len(self._specs) > _SPECS:
-            del self._specs[next(iter(self._specs))]
+        _keep_last(self._specs, _SPECS)
 
-    def decoded(self, array_id: str, run_id: str) -> None:
-        """Note that all rows of a round have been read: the next one may use their memory."""
-        self._decoded[array_id] = run_id
+    def take_series(self, array_id: str) -> str:
+        """Return the series that a round of an array belongs to; no other gets it meanwhile."""
+        return self._series.pop(array_id, None) or uuid.uuid4().hex
 
-    def previous(self, array_id: str) -> str | None:
-        """Return the last round noted for an array, once: of two loops, only one continues it."""
+    def put_series(self, array_id: str, series: str) -> None:
+        """Let the next round of an array continue a series, because all rows have been read."""
+        self._series[array_id] = series
+        _keep_last(self._series, _OUTPUTS)
         self._forget_later()
-        return self._decoded.pop(array_id, None)
 
     @contextmanager
     def coordinating(self, task: Key | None) -> Iterator[None]:
@@ -223,7 +224,8 @@ class CodedWorkerPlugin(WorkerPlugin):
             message.lead,
             self.exchange.memory if message.shared else None,
             message.attempt,
-            self._outputs.pop(message.previous, None) if message.previous else None,
+            message.series,
+            self._outputs.pop(message.series, None),
         )
         job.assign(StripeRange(*part) for part in message.ranges)
 
@@ -251,9 +253,8 @@ class CodedWorkerPlugin(WorkerPlugin):
         """Drop a round; ``over`` says that it has ended for all workers."""
         job = self._jobs.pop(run_id, None)
         if job and (output := job.stop()) and over:
-            self._outputs[run_id] = output
-            while len(self._outputs) > _OUTPUTS:
-                del self._outputs[next(iter(self._outputs))]
+            self._outputs[job.series] = output
+            _keep_last(self._outputs, _OUTPUTS)
             self._forget_later()
         self.operands.drop(run_id, over)
 
@@ -289,9 +290,15 @@ class CodedWorkerPlugin(WorkerPlugin):
 
     def _forget(self) -> None:
         self._outputs.clear()
-        self._decoded.clear()
+        self._series.clear()
         self.mappings.clear()
         forget()
+
+
+def _keep_last(found: dict[Any, Any], most: int) -> None:
+    """Delete the oldest entries of a dict until it has at most that many."""
+    while len(found) > most:
+        del found[next(iter(found))]
 
 
 def worker_plugin(worker: Worker) -> CodedWorkerPlugin:

@@ -176,11 +176,11 @@ class StartRound(Message):
         As in :class:`dask_coded.rounds.Reporting`.
     lead : float
         Seconds before running dry at which a report is due.
+    series : str
+        Rounds of an array that run one after another: the coordinator does not read the rows of
+        earlier ones any more, so this one may use their memory.
     attempt : Attempt or None
         The run of the coordinator's task.
-    previous : Key or None
-        The last round of the same loop. The coordinator has read its rows, so this round may use
-        their memory.
     """
 
     kernel: str
@@ -194,8 +194,8 @@ class StartRound(Message):
     interval: float
     growth: float
     lead: float
+    series: str
     attempt: Attempt | None = None
-    previous: Key | None = None
 
 
 @dataclass(frozen=True)

@@ -146,6 +146,7 @@ def start(run_id: str, attempt: tuple[str, int], key: str) -> StartRound:
         interval=1.0,
         growth=1.0,
         lead=0.0,
+        series="series",
         attempt=attempt,
     )
 

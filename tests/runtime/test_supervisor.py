@@ -392,6 +392,7 @@ async def test_states_and_jobs_of_a_run_that_is_over_count_for_nothing(c, s, *wo
             interval=1.0,
             growth=1.0,
             lead=0.0,
+            series="series",
             attempt=("task", run),
         )
         plugin.exchange._handle(message, answers.append)

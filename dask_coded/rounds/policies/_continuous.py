@@ -252,9 +252,8 @@ class _Outlook:
     ) -> Iterator[int]:
         """Yield the workers that end after a time and may have stripes for a piece, latest first.
 
-        Only those that are ``worth`` it, shape (workers,).
-
-        There may be thousands that have none: this leaves them out all at once.
+        Only those that are ``worth`` a look, shape (workers,). There may be thousands that are not,
+        or that have no such stripes: this leaves them out all at once.
         """
         layout = state.layout
         reached: Bools = np.zeros(len(self._offered), dtype=bool)

@@ -223,7 +223,8 @@ class Trainer:
                         self._asked = False
                         return step, work
                 if self._advance():
-                    self._finish()
+                    # By the other thread, which may still be about to report the last step.
+                    self._events.put(self._finish)
                     break
                 self._changed.wait()
             return None

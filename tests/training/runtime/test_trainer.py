@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from distributed.protocol.pickle import dumps
 
-from dask_coded.aggregation import ROOT, CodedReduce, GradientCoding, Ring, Star
+from dask_coded.aggregation import ROOT, CodedReduce, Finished, GradientCoding, Ring, Star
 from dask_coded.compression import EXACT, Partial
 from dask_coded.training import Pipelined, Synchronous
 from dask_coded.training.runtime.group import GroupOverError, LiveGroup
@@ -32,6 +32,7 @@ from dask_coded.transport.messages import (
     ReplicaState,
     SendState,
     StepsFinished,
+    StepSummed,
     Unreachable,
 )
 
@@ -118,6 +119,22 @@ def test_sums_do_not_accumulate_while_data_are_fetched(schedule, behind):
         worker._received(message(step, ROOT))
     assert worker.replica.version == 5 - behind
     assert len(worker._totals) == behind
+
+
+def test_the_last_step_is_reported_before_the_end():
+    answered: list[Message] = []
+    worker = trainer(Ring().plan(2), Counter(), version=99)
+    worker.replica.version = 99
+    worker.replica.digest = lambda: "digest"
+    worker.answer = answered.append
+    worker._machine(99)
+    # The computation thread may go on as soon as it can.
+    worker._changed.notify_all = worker._next
+    for segment in range(worker.group.plan.segments):
+        worker._finished(99, Finished(segment, Partial(np.ones(1))))
+    worker.stop()
+    worker._communicate()
+    assert [type(message) for message in answered] == [StepSummed, StepsFinished]
 
 
 def test_other_workers_keep_the_recent_part_of_a_long_history():

@@ -12,6 +12,9 @@ on workers that share memory, some of them under nannies. With ``--json`` seeds 
 already are left out, so a campaign can go on where it was interrupted. ``--page`` writes the table
 of the documentation.
 
+``--broadcasts`` runs a loop with operands of 8 MB instead, on workers on hosts of their own. They
+are stopped, killed and cut off while an operand goes from host to host.
+
 The report has the number of results and of wrong ones, the longest time without a result, and
 what is left behind at the end of a seed in comparison with its beginning.
 """
@@ -22,6 +25,7 @@ import gc
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +34,9 @@ import dask
 import numpy as np
 from distributed import Client
 
-from benchmarks.faults.campaign import STILL, Campaign
-from benchmarks.faults.loads import Arrays, Load, start_all
-from benchmarks.faults.machines import LocalCluster, NetworkCluster
+from benchmarks.faults.campaign import STILL, BroadcastCampaign, Campaign
+from benchmarks.faults.loads import LOADS, Arrays, KeptLoop, Load, StockProducts, start_all
+from benchmarks.faults.machines import Cluster, LocalCluster, NetworkCluster
 from benchmarks.faults.page import table
 from benchmarks.faults.residue import Counts, grown, residue
 from benchmarks.network import unavailable
@@ -53,6 +57,7 @@ def run(
     longest: float = 30.0,
     quiet: float = _QUIET,
     large: int = 60_000,
+    broadcasts: bool = False,
 ) -> None:
     """Run one seed on a fresh cluster.
 
@@ -66,8 +71,13 @@ def run(
         Seconds without faults, before and after.
     large
         Rows of the sparse matrix.
+    broadcasts
+        Whether faults happen during broadcasts only.
     """
-    kind = LocalCluster if seed % 2 or unavailable() else NetworkCluster
+    kind: type[Cluster] = LocalCluster if seed % 2 or unavailable() else NetworkCluster
+    causes, kinds = Campaign, LOADS
+    if broadcasts:
+        kind, causes, kinds = NetworkCluster, BroadcastCampaign, (KeptLoop, StockProducts)
     config = {
         # Dask gives up a task after the loss of three workers that ran it.
         "distributed.scheduler.allowed-failures": 10**6,
@@ -75,10 +85,11 @@ def run(
     }
     with dask.config.set(config), kind(workers) as cluster:
         client = cluster.client
-        _work(client, workers, large, quiet)  # what is made once is there now
+        arrays = partial(Arrays, client, workers, large)
+        _work(client, arrays(), kinds, quiet)  # what is made once is there now
         before = _settled(client, None)
-        campaign = Campaign(cluster, seed, longest)
-        loads = _work(client, workers, large, quiet, lambda running: campaign.run(faults, running))
+        campaign = causes(cluster, seed, longest)
+        loads = _work(client, arrays(), kinds, quiet, lambda running: campaign.run(faults, running))
         after = _settled(client, before)
     more = grown(before, after)
     keys: dict[str, Any] = {"seed": seed, "cluster": kind.__name__}
@@ -108,14 +119,13 @@ def run(
 
 def _work(
     client: Client,
-    workers: int,
-    large: int,
+    arrays: Arrays,
+    kinds: tuple[type[Load], ...],
     seconds: float,
     meanwhile: Callable[[list[Load]], None] | None = None,
 ) -> list[Load]:
     """Let all loads run for a while, and while a function runs; then end them."""
-    arrays = Arrays(client, workers, large)
-    loads = start_all(client, arrays)
+    loads = start_all(client, arrays, kinds)
     time.sleep(seconds)
     if meanwhile is not None:
         meanwhile(loads)
@@ -148,6 +158,7 @@ def _settled(client: Client, before: Counts | None) -> Counts:
 @click.option("--faults", default=100, show_default=True, help="Faults of each seed.")
 @click.option("--first", default=0, show_default=True, help="The first seed.")
 @click.option("--seeds", default=2, show_default=True, help="How many.")
+@click.option("--broadcasts", is_flag=True, help="Only while a large operand is on its way.")
 @click.option(
     "--page", type=click.Path(dir_okay=False, path_type=Path), help="Write the table of all faults."
 )
@@ -156,12 +167,15 @@ def main(
     faults: int,
     first: int,
     seeds: int,
+    broadcasts: bool,
     page: Path | None,
     json_file: Path | None,
     png_file: Path | None,
     smoke: bool,
 ) -> None:
     """Cause random faults while rounds and trainings run."""
+    if broadcasts and (reason := unavailable()):
+        raise click.UsageError(f"--broadcasts needs hosts with links. {reason}")
     report = Report("faults")
     if json_file is not None and json_file.exists():
         report.rows += json.loads(json_file.read_text())["rows"]
@@ -170,7 +184,10 @@ def main(
         run(report, seed=1, faults=4, workers=_FEW, longest=0.5, quiet=0.5, large=20_000)
     for seed in () if smoke else range(first, first + seeds):
         if seed not in done:
-            run(report, seed, faults)
+            if broadcasts:
+                run(report, seed, faults, longest=10.0, large=1_000_000, broadcasts=True)
+            else:
+                run(report, seed, faults)
             if json_file is not None:  # a longer campaign may be interrupted
                 report.write_json(json_file)
     report.finish(json_file)

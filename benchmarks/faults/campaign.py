@@ -25,6 +25,8 @@ from benchmarks.faults.machines import RATE, Cluster, NetworkCluster
 STILL = 10.0
 # Mean seconds between two faults.
 _BETWEEN = 0.3
+# When an operand of a million entries is on its way, in seconds after the result of a loop.
+_BROADCAST = (0.03, 0.4)
 # A fault may have effects for this many seconds after its end.
 _AFTER = 3.0
 # Faults during which a worker computes as before.
@@ -107,7 +109,7 @@ class Campaign:
             if time.time() > last + 2 * _REPAIR:
                 self._trouble("pieces are not restored, so no other fault is caused")
                 break
-            time.sleep(float(self._rng.exponential(_BETWEEN)))
+            self._wait(loads)
             self._end_due()
             self._watch(loads, still)
             self._cause()
@@ -116,6 +118,10 @@ class Campaign:
             self._end_due(at_once=True)
             self._watch(loads, still)
             self._heal()
+
+    def _wait(self, loads: list[Load]) -> None:
+        """Wait for the moment of the next fault."""
+        time.sleep(float(self._rng.exponential(_BETWEEN)))
 
     def _cause(self) -> None:
         self._heal()
@@ -332,6 +338,24 @@ class Campaign:
     def _print_stacks(self, address: str) -> None:
         found = self.cluster.client.run(stacks, workers=[address])
         print(f"{address}: {found[address]}", file=sys.stderr, flush=True)
+
+
+class BroadcastCampaign(Campaign):
+    """Workers are stopped, killed and cut off while an operand is on its way to all of them.
+
+    The cluster must be a `NetworkCluster`, and the first load a loop whose operands are large.
+    """
+
+    def __init__(self, cluster: Cluster, seed: int, longest: float = 30.0) -> None:
+        super().__init__(cluster, seed, longest)
+        self._kinds = {kind: self._kinds[kind] for kind in ("stopped", "killed", "cut off")}
+
+    def _wait(self, loads: list[Load]) -> None:
+        """Wait for the next result of the loop, and for some part of the next broadcast."""
+        results, deadline = len(loads[0].times), time.time() + STILL
+        while len(loads[0].times) == results and time.time() < deadline:
+            time.sleep(0.005)
+        time.sleep(self._rng.uniform(*_BROADCAST))
 
 
 # -- what is called on workers -----------------------------------------------------------------

@@ -298,9 +298,9 @@ LOADS: tuple[type[Load], ...] = (
 )
 
 
-def start_all(client: Client, arrays: Arrays) -> list[Load]:
+def start_all(client: Client, arrays: Arrays, kinds: tuple[type[Load], ...] = LOADS) -> list[Load]:
     """Start one of each kind."""
-    loads = [kind(client, arrays) for kind in LOADS]
+    loads = [kind(client, arrays) for kind in kinds]
     for load in loads:
         load.start()
     return loads

@@ -16,9 +16,10 @@ from dask_coded.prediction.predictors._adaptive import adaptive
 from dask_coded.prediction.records import CHANGED, FORGETTING, Records
 from dask_coded.typing import Floats, Ints
 
-# A worker on trial counts as at least this share of the median speed: enough for a stripe or two
-# of the usual 40.
+# A worker on trial counts as at least this share of the median speed, and at least as fast as it
+# takes to get this many stripes: one, with a margin for rounding and for others that are faster.
 _TRIAL = 1 / 16
+_TRIAL_STRIPES = 1.25
 
 
 class SpeedHistory:
@@ -99,18 +100,21 @@ class SpeedHistory:
         speeds[known] = np.minimum(speeds[known], self._records.latest(rows[known]))
         return speeds
 
-    def with_trials(self, workers: Sequence[str], speeds: Floats) -> Floats:
+    def with_trials(self, workers: Sequence[str], speeds: Floats, stripes: float = 40.0) -> Floats:
         """Return the speeds to plan a round by: some workers are tried that would get no work.
 
         A worker that is expected to be slow gets no work, so that it would never be measured again.
         Once it has taken no part in 32 rounds, it counts as at least a sixteenth of the median
-        speed in one round, and again every 32 rounds. Workers with a speed of zero are left alone.
+        speed in one round, or as fast as one stripe needs, and again every 32 rounds. Workers with
+        a speed of zero are left alone.
 
         Parameters
         ----------
         workers : sequence of str
         speeds : ndarray, shape (workers,)
             Predicted speeds.
+        stripes : float
+            Stripes that each worker would compute in this round if all were equally fast.
         """
         rows = self._find(workers)
         able = np.flatnonzero((rows >= 0) & (speeds > 0))
@@ -118,7 +122,8 @@ class SpeedHistory:
         if not len(due):
             return speeds
         tried = speeds.copy()
-        tried[due] = np.maximum(tried[due], _TRIAL * np.median(speeds[speeds > 0]))
+        share = min(max(_TRIAL, _TRIAL_STRIPES / stripes), 1.0)
+        tried[due] = np.maximum(tried[due], share * np.median(speeds[speeds > 0]))
         return tried
 
     def _find(self, workers: Iterable[str]) -> Ints:

@@ -121,6 +121,11 @@ class Layout:
     def stripes(self) -> int:
         return int(self.work.shape[1])
 
+    @property
+    def even_share(self) -> float:
+        """Number of stripes that each worker computes if all are equally fast."""
+        return int(self.need.sum()) * self.stripes / self.workers
+
     @cached_property
     def before(self) -> Floats:
         """Work of all stripes before each stripe of a piece, shape (pieces, stripes + 1)."""

@@ -129,7 +129,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
         speeds = self._predict(addresses, predictor)
         if measured and task is not None:
             self.supervisor.reconsider(as_key(task), addresses, speeds)
-        speeds = self.speeds.with_trials(addresses, speeds)
+        speeds = self.speeds.with_trials(addresses, speeds, layout.even_share)
         speeds, delays = in_seconds(addresses, speeds, measured, lags)
         try:
             first = POLICIES[policy].first(layout, speeds, delays)

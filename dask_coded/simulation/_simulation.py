@@ -156,7 +156,7 @@ class Simulation:
             expected = self._foresight(np.nan_to_num(actual))
         else:
             expected = self.history.predict(self._names, self._predictor)
-            expected = self.history.with_trials(self._names, expected)
+            expected = self.history.with_trials(self._names, expected, self.layout.even_share)
         loop = self._loop
         expected, lags = in_seconds(self._names, expected, loop.speeds, loop.lags.known)
         round_ = Round(self.layout, self._policy(), expected, began, loop.pace.reporting, lags)

@@ -7,8 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dask_coded.codes import MDS, Code, Repetition
 from dask_coded.prediction import LagHistory, Records, SpeedHistory
 from dask_coded.prediction.predictors import PREDICTORS
+from dask_coded.rounds import Layout
+from dask_coded.rounds.assignment import deal
 from dask_coded.typing import Floats
 
 nan = np.nan
@@ -202,6 +205,22 @@ def test_a_worker_without_work_is_tried_now_and_then() -> None:
             trials.append(number)
         history.record({"a": 1.0, "b": 1.0})
     assert trials == [32, 64, 96]
+
+
+@pytest.mark.parametrize("stripes", [1, 2, 4, 8, 40])
+@pytest.mark.parametrize("code", [MDS(4, 3), MDS(12, 10), Repetition(6, 2)], ids=repr)
+def test_a_trial_is_worth_a_stripe(code: Code, stripes: int) -> None:
+    layout = Layout.of(code, code.place.tolist(), np.ones((1, stripes)))
+    workers = [str(i) for i in range(code.n)]
+    history = SpeedHistory()
+    history.record({worker: float(worker != "0") or 1e-3 for worker in workers})
+    for _ in range(33):
+        speeds = history.with_trials(workers, history.predict(workers), layout.even_share)
+        first = deal(layout, speeds)
+        if first[0]:
+            break
+        history.record(dict.fromkeys(workers[1:], 1.0))
+    assert first[0]
 
 
 def test_a_stopped_worker_is_not_tried() -> None:

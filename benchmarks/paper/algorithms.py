@@ -26,9 +26,12 @@ from benchmarks.cluster import Lab
 from benchmarks.graphs import random_matrix
 from benchmarks.paper.cases import CONTENDERS, Contender
 from benchmarks.report import Timings, side_by_side
+from dask_coded.codes import Repetition
 
 #: Tasks for each worker of over-decomposition.
 PARTS = 4
+#: How sparse matrices are stored by default, because parity of sparse blocks has more non-zeros.
+COPIES = Contender("two copies, continuous", lambda n, k: Repetition(n, 2), "continuous")
 
 
 @dataclass(frozen=True)
@@ -60,11 +63,11 @@ class Size:
     columns: int = 1_000
     samples: int = 20_000
     features: int = 900
-    square: int = 7_700
-    nodes: int = 500_000
+    square: int = 10_400
+    nodes: int = 1_000_000
     labels: int = 32
     signals: int = 4
-    rounds: int = 12
+    rounds: int = 20
     cores: float = 1.5
     seconds: float = 1.0
     repeats: int = 3
@@ -88,6 +91,8 @@ class Algorithm:
         Whether it also needs products with the transposed matrix.
     hessian : bool
         Whether it needs Hessians. Their codes need 9 of 12 workers.
+    sparse : bool
+        Whether the matrix is sparse.
     """
 
     name: str
@@ -95,6 +100,17 @@ class Algorithm:
     run: Callable[..., np.ndarray]
     transpose: bool = False
     hessian: bool = False
+    sparse: bool = False
+
+    @property
+    def contenders(self) -> dict[str, Contender]:
+        """What can run it, by name."""
+        found = dict(CONTENDERS)
+        if self.hessian:
+            del found["replication"]  # of a product of two factors there are no copies
+        if self.sparse:
+            found[COPIES.name] = COPIES
+        return found
 
 
 def descend(operator: Any, labels: np.ndarray, slope: Any, step: float, rounds: int) -> np.ndarray:
@@ -176,13 +192,13 @@ def dense_pagerank(size: Size) -> Algorithm:
 def sparse_pagerank(size: Size) -> Algorithm:
     start = np.random.default_rng(0).random((size.nodes, size.signals))
     run = partial(rank, start=start, damping=0.85, rounds=size.rounds)
-    return Algorithm("PageRank, sparse", partial(random_matrix, size.nodes), run)
+    return Algorithm("PageRank, sparse", partial(random_matrix, size.nodes), run, sparse=True)
 
 
 def graph_filter(size: Size) -> Algorithm:
     signals = np.random.default_rng(0).random((size.nodes, size.signals))
     run = partial(hops, signals=signals, rounds=size.rounds)
-    return Algorithm("graph filter, sparse", partial(_symmetric, size.nodes), run)
+    return Algorithm("graph filter, sparse", partial(_symmetric, size.nodes), run, sparse=True)
 
 
 #: The algorithms of the paper.
@@ -321,10 +337,8 @@ def hessian_code(name: str, n: int) -> coded.Polynomial:
     return coded.Polynomial(n, n // columns, columns)
 
 
-def compare(
-    lab: Lab, algorithm: Algorithm, k: int, size: Size, speeds: np.ndarray, names: list[str]
-) -> Timings:
-    """Time an algorithm under several contenders, in turns.
+def compare(lab: Lab, algorithm: Algorithm, k: int, size: Size, speeds: np.ndarray) -> Timings:
+    """Time an algorithm under all its contenders, in turns.
 
     Parameters
     ----------
@@ -334,8 +348,6 @@ def compare(
         Pieces that suffice, of contenders with an MDS code.
     size : Size
     speeds : ndarray, shape (rows, workers)
-    names : list of str
-        Contenders.
 
     Raises
     ------
@@ -346,8 +358,7 @@ def compare(
     arrays: dict[str, Any] = {}
     ways: dict[str, Callable[[], np.ndarray]] = {}
     lab.set_speeds(np.inf)
-    for name in names:
-        contender = CONTENDERS[name]
+    for name, contender in algorithm.contenders.items():
         if name == "over-decomposition":
             blocks = OverDecomposed(lab, matrix)
             ways[name] = partial(algorithm.run, *[blocks] * (1 + algorithm.hessian))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -178,35 +178,3 @@ def cloud(codes: Sequence[tuple[int, int]], rounds: int, over: Over = "trace") -
         for level, trace in CLOUDS.items()
         for n, k in codes
     ]
-
-
-class Claim(NamedTuple):
-    """A published figure: the time saved by S2C2, in per cent.
-
-    Attributes
-    ----------
-    n, k : int
-    misprediction : str
-        ``"low"`` or ``"high"``.
-    versus : str
-        The contender that S2C2 is compared with.
-    percent : float
-    sure : str
-        How certain the figure is; the full text of the paper was not available.
-    """
-
-    n: int
-    k: int
-    misprediction: str
-    versus: str
-    percent: float
-    sure: str
-
-
-CLAIMS = (
-    Claim(10, 7, "low", "MDS", 39.3, "recalled, sure"),
-    Claim(10, 7, "high", "MDS", 17.0, "recalled, fairly sure"),
-    Claim(10, 7, "low", "over-decomposition", 19.0, "recalled, fairly sure"),
-    Claim(50, 40, "low", "MDS", 25.0, "recalled, unsure"),
-    Claim(50, 40, "high", "MDS", 12.0, "recalled, unsure"),
-)

@@ -48,6 +48,14 @@ class Results:
         """Size of the matrices on processes."""
         return SMOKE if self.smoke else Size()
 
+    def rows(self, **wanted: Any) -> list[dict[str, Any]]:
+        """Return the rows of the report whose entries have these values."""
+        return [
+            row
+            for row in self.report.rows
+            if all(row.get(key) == value for key, value in wanted.items())
+        ]
+
     def merge(self, other: Results) -> None:
         """Add the results of another run.
 
@@ -80,7 +88,11 @@ class Results:
 
     def write(self, file: Path) -> None:
         """Write the results to a file for `read`."""
-        rounds = [[*key, ratios.tolist()] for key, ratios in self.rounds.items()]
+        # No measurement is more exact than five digits.
+        rounds = [
+            [*key, [float(f"{ratio:.5g}") for ratio in ratios]]
+            for key, ratios in self.rounds.items()
+        ]
         about = {"smoke": self.smoke, "dates": sorted(self.dates)}
         found = {**self.report.as_dict(), "rounds": rounds, **about}
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -377,6 +389,22 @@ def where_coding_pays(results: Results) -> None:
                 section="storage",
                 where="simulation",
             )
+    n, k = 12, 10
+    rounds = results.count(270)
+    for level, trace in cases.CLOUDS.items():
+        speeds = cases.replayed(trace, n, rounds)
+        results.report.add(
+            f"{n} workers, {rounds} rounds, {trace}",
+            "share_held",
+            100 * float(storage.held(speeds).mean()),
+            "%",
+            misprediction=level,
+            trace=trace,
+            rounds=rounds,
+            n=n,
+            k=k,
+            where="simulation",
+        )
 
 
 def whole_algorithm(results: Results, name: str) -> None:
@@ -386,17 +414,15 @@ def whole_algorithm(results: Results, name: str) -> None:
     size = algorithms.SMOKE if results.smoke else algorithms.Size()
     algorithm = algorithms.ALGORITHMS[name](size)
     n, k = (4, 3) if results.smoke else (10, 7)
-    names = list(CONTENDERS)
     if algorithm.hessian:
         n, k = 12, 9
-        names.remove("replication")  # of a product of two factors there are no copies
     for level, trace in {"low": "matrix-math"}.items() if results.smoke else cases.CLOUDS.items():
         speeds = cases.replayed(trace, n, 10 if results.smoke else 200)
         speeds = speeds / speeds.mean()
         with Lab(n, size.cores / n) as lab:
             results.report.machine["throttle"] = lab.kind
-            timings = algorithms.compare(lab, algorithm, k, size, speeds, names)
-        for contender in names:
+            timings = algorithms.compare(lab, algorithm, k, size, speeds)
+        for contender in algorithm.contenders:
             results.report.add(
                 f"{algorithm.name}, {level} misprediction ({trace}): {contender}",
                 "time_over_continuous",

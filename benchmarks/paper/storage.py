@@ -7,6 +7,7 @@ same for every method, so methods that store more or less can be compared with e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,10 +26,13 @@ from benchmarks.paper.cases import (
 from benchmarks.paper.overdecomposition import Stores
 from benchmarks.report import picture
 from dask_coded.codes import Code, Repetition
+from dask_coded.prediction import SpeedHistory
 from dask_coded.simulation import Assigner
 
 WORKERS = 12
 ROUNDS = 30
+# Equal parts of uncoded data, small enough that their number does not matter.
+_PARTS = 3000
 
 
 class Regime(NamedTuple):
@@ -88,6 +92,33 @@ def over_ideal(regime: Regime, k: int, contender: Contender) -> np.ndarray:
     # With speed 1, a worker takes one second for its even share of the data.
     ratios: np.ndarray = seconds / (WORKERS / regime.speeds.sum(axis=1))
     return ratios[min(5, len(ratios) - 1) :]
+
+
+def held(speeds: np.ndarray) -> np.ndarray:
+    """Return the share of uncoded data that each worker comes to hold if none is dropped.
+
+    In every round each worker computes as many rows as its predicted speed allows, from where the
+    worker before it ends. What it lacks it fetches and keeps.
+
+    Parameters
+    ----------
+    speeds : ndarray, shape (rounds, workers)
+
+    Returns
+    -------
+    ndarray, shape (workers,)
+    """
+    history = SpeedHistory()
+    names = [str(worker) for worker in range(speeds.shape[1])]
+    stored = np.zeros((speeds.shape[1], _PARTS), dtype=bool)
+    for row in speeds:
+        expected = history.predict(names, simulated.PREDICTOR)
+        ends = np.round(np.cumsum(expected) / expected.sum() * _PARTS).astype(int)
+        for worker, (a, b) in enumerate(pairwise([0, *ends.tolist()])):
+            stored[worker, a:b] = True
+        history.record(dict(zip(names, row.tolist(), strict=True)))
+    shares: np.ndarray = stored.mean(axis=1)
+    return shares
 
 
 def plot(file: Path, found: dict[str, dict[str, list[tuple[float, float]]]]) -> None:

@@ -16,7 +16,6 @@ work back and forth between all workers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Self
 
 import numpy as np
@@ -119,26 +118,20 @@ class Continuous(Policy):
         # The receiver starts on new work once the message has come and its own work is done.
         start = max(float(outlook.eta[receiver]), float(outlook.lags[receiver]))
         changed: list[int] = []
-        # A move costs a message and a wait on both sides: ignore small differences. That leaves out
-        # nearly all of thousands of donors, so they are not looked at one by one.
-        worth = own * (outlook.eta - start) > least
-        if level > start:
-            worth |= outlook.backlog - outlook.speed * level >= least
-        if only is not None:
-            worth &= only
-        for donor in outlook.donors(state, pieces, start + lead, worth):
-            eta, slow = float(outlook.eta[donor]), float(outlook.speed[donor])
-            if eta <= start + lead:  # the receiver has been given work meanwhile
+        candidates = np.ones(layout.workers, dtype=bool) if only is None else only.copy()
+        spare = outlook.backlog - outlook.speed * level
+        while True:
+            # A move costs a message and a wait on both sides: ignore small differences. This leaves
+            # out nearly all of thousands of donors, more with each move, which delays the receiver.
+            worth = own * (outlook.eta - start) > least
+            if level > start:
+                worth |= spare >= least
+            donor = outlook.donor(state, pieces, start + lead, worth & candidates)
+            if donor is None:
                 break
-            surplus = float(outlook.backlog[donor]) - slow * level
-            # What the donor can spare, or what the receiver can do before it, is a stripe or more.
-            # Once more, because the receiver starts later with each move.
-            if own * (eta - start) <= least:
-                if level <= start:
-                    break
-                if surplus < least:
-                    continue
-            room = own * (level - start)
+            candidates[donor] = False
+            eta, slow = float(outlook.eta[donor]), float(outlook.speed[donor])
+            surplus, room = float(spare[donor]), own * (level - start)
             if surplus <= 0 or room <= 0:
                 if changed:
                     break
@@ -238,6 +231,7 @@ class _Outlook:
         host = state.layout.host
         # Pieces that have stripes to pass on. Moves only take stripes away from them.
         self._offered = (state.movable.any(axis=0) & (self.eta[host] > lead)).nonzero()[0]
+        self._donors = host[self._offered]
         self._stripes = state.movable[:, self._offered]
         # When each stripe has all its copies, according to reports; by group and stripe.
         self._complete: dict[tuple[int, int], float] = {}
@@ -247,27 +241,24 @@ class _Outlook:
         """Seconds until all workers could end together."""
         return self._work / self._pace
 
-    def donors(
-        self, state: RoundState, pieces: list[int], after: float, worth: Bools
-    ) -> Iterator[int]:
-        """Yield the workers that end after a time and may have stripes for a piece, latest first.
+    def donor(self, state: RoundState, pieces: list[int], after: float, worth: Bools) -> int | None:
+        """Return the worker that ends last and has stripes for a piece, None without one.
 
-        Only those that are ``worth`` a look, shape (workers,). There may be thousands that are not,
-        or that have no such stripes: this leaves them out all at once.
+        Only among those that end after a time and are ``worth`` a look, shape (workers,).
         """
         layout = state.layout
-        reached: Bools = np.zeros(len(self._offered), dtype=bool)
-        for piece in pieces if len(reached) else ():
-            useful = (self._stripes & packed(~state.held[piece])[:, None]).any(axis=0)
+        places = worth[self._donors].nonzero()[0]
+        reached: Bools = np.zeros(len(places), dtype=bool)
+        for piece in pieces if len(places) else ():
+            useful = (self._stripes[:, places] & packed(~state.held[piece])[:, None]).any(axis=0)
             if len(layout.need) > 1:
-                useful &= layout.group[self._offered] == layout.group[piece]
+                useful &= layout.group[self._offered[places]] == layout.group[piece]
             reached |= useful
-        donors = layout.host[self._offered[reached]]
-        donors = donors[worth[donors]]
-        eta = self.eta[donors]
-        while len(eta) and eta[latest := int(eta.argmax())] > after:
-            eta[donors == donors[latest]] = 0.0
-            yield int(donors[latest])
+        donors = self._donors[places[reached]]
+        if not len(donors):
+            return None
+        donor = int(donors[self.eta[donors].argmax()])
+        return donor if self.eta[donor] > after else None
 
     def update(self, state: RoundState, workers: list[int], stripe: int | None = None) -> None:
         """Account for what these workers owe now; only ``stripe`` has moved, if that is given."""

@@ -134,6 +134,48 @@ def test_kept_sections_are_on_the_page_of_later_runs(tmp_path: Path) -> None:
     assert "must have the same size" in result.output
 
 
+def test_what_workers_without_a_code_come_to_hold() -> None:
+    from benchmarks.paper.storage import held
+
+    steady = held(np.ones((20, 4)))
+    np.testing.assert_allclose(steady, 0.25)
+    turns = np.ones((40, 4))
+    turns[10:, 0] = 0.01
+    shares = held(turns)
+    assert shares[0] == 0.25  # what it has held before
+    assert (shares[1:] > 0.3).all()
+
+
+def test_verdicts_rest_on_processes_where_there_are_any() -> None:
+    from benchmarks.paper.claims import summary
+    from benchmarks.paper.sections import Results
+    from benchmarks.report import Report
+
+    results = Results(Report("paper"))
+    case = {"policy": "S2C2", "versus": "MDS", "n": 10, "k": 7, "over": "trace"}
+    for level, where, gain in (
+        ("low", "simulation", 38.0),
+        ("low", "processes", 30.0),
+        ("high", "simulation", 30.0),
+    ):
+        for measure in ("gain_over_theirs", "gain_over_ours"):
+            row = {**case, "misprediction": level, "where": where}
+            results.report.add(level, measure, gain, "%", **row)
+    times = {"uncoded": 1.2, "replication": 1.4, "MDS": 1.0, "S2C2": 1.0, "continuous": 1.0}
+    for policy, value in times.items():
+        row = {"section": "algorithms", "algorithm": "logistic regression", "policy": policy}
+        results.report.add(policy, "time_over_continuous", value, misprediction="low", **row)
+    found = {claim: verdict for claim, *_, verdict, _ in summary(results)}
+    assert found == {
+        "rounds, (10,7), low misprediction, against MDS": "not reproduced, 9 points short",
+        "rounds, (10,7), high misprediction, against MDS": "exceeded, simulated only",
+        "logistic regression, (10,7), low misprediction, against replication": "reproduced",
+        "logistic regression, (10,7), low misprediction, against MDS": (
+            "not reproduced, 19 points short"
+        ),
+    }
+
+
 def test_rounds_do_not_replace_others_of_the_same_name() -> None:
     from benchmarks.paper.cases import CONTENDERS, Case
     from benchmarks.paper.sections import Results

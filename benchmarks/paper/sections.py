@@ -11,6 +11,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 
 from benchmarks import traces
@@ -245,6 +246,8 @@ def on_processes(
                 for name in names:
                     ratios = bench.run_case(case, CONTENDERS[name])
                     ratios = ratios[first:] if len(ratios) > first else ratios
+                    median = float(np.median(ratios))
+                    click.echo(f"  {case.name}, {name}: {median:.3f} of the bound", err=True)
                     results.add(case, CONTENDERS[name], "processes", ratios, **goals)
                 if len(ratios) == len(case.speeds):
                     for ours in set(names) - {"MDS"}:

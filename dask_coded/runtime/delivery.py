@@ -5,6 +5,9 @@ worker's first message. A large one travels in chunks. One worker of each host, 
 them, passes them on to the receivers of other hosts, and lets its neighbours on the host read the
 operand in its memory. The worker that is expected to report first becomes the receiver.
 
+In the first round of two workers it is not known yet whether they share memory. If they seem to be
+on one host, the operand is offered in shared memory, and sent only if it cannot be read there.
+
 If the blocks of a sparse array touch few columns each, the operand travels in parts: the entries
 that one block needs go to the hosts whose pieces equal or combine this block.
 """
@@ -107,6 +110,7 @@ class Delivery:
         self._part_of: dict[int, _Entries] = {}  # by block; that of the whole operand by _ALL
         self._broadcast: Broadcast | None = None  # to the receivers, by the numbers of their hosts
         self._timer: asyncio.TimerHandle | None = None
+        self._offered: set[int] = set()  # workers that may fail to read it in this worker's memory
         self._whole: set[int] = set()  # workers that have been sent all that they need at once
         self._arrived: set[int] = set()  # workers that have it, because they have sent a share
         self._lenders_of: dict[int, set[int]] = {}
@@ -120,7 +124,7 @@ class Delivery:
         hosts: dict[str, list[int]] = {}
         for worker in workers:
             channel = self._channels[worker]
-            if channel.near or (channel.shared and self._shared):
+            if channel.near or (channel.may_share and self._shared):
                 continue
             alone = channel.unreadable >= _APART or not self._exchange.has_memory
             host = channel.address if alone else get_address_host(channel.address)
@@ -170,6 +174,12 @@ class Delivery:
             return Parcel(None, self._described(worker), tuple(neighbours))
         if self._shared and channel.shared:
             return Parcel(self._shared)
+        if self._shared and channel.may_share:
+            self._offered.add(worker)
+            for block in self._needed(worker):
+                if block not in self._part_of:
+                    self._add(block, [])
+            return Parcel(self._shared, self._described(worker))
         if channel.near or not self._in_chunks:
             return Parcel(self._operand)
         self._lenders_of[worker] = set()
@@ -254,8 +264,10 @@ class Delivery:
         bool
             Whether it gets the operand in another way.
         """
-        self._channels[worker].unreadable += 1
-        if worker not in self._host_of:
+        channel = self._channels[worker]
+        channel.unreadable += 1
+        channel.shared = channel.shared or False
+        if worker not in self._host_of and worker not in self._offered:
             return False
         self._send_whole(worker)
         return True

@@ -265,7 +265,7 @@ class LiveRound:
             kernel=spec.kernel,
             operand=operand,
             parts=parts,
-            shared=self._channels[worker].shared,
+            shared=bool(self._channels[worker].shared),
             stripes=geometry.stripes,
             pieces=tuple(
                 (p, spec.keys[p], int(geometry.edges(int(spec.code.group[p]))[-1]))

@@ -240,13 +240,16 @@ class CodedWorkerPlugin(WorkerPlugin):
             else:
                 job.begin(bound)
 
-        if not message.parts:
+        parts = [(Part(*part), footprint) for part, footprint in message.parts]
+        if message.operand is not None or not parts:
             try:
-                begin(self.operands.here(message.operand))
+                x = self.operands.here(message.operand)
             except OSError:
                 answer(MemoryLost(message.run_id))
-        else:
-            parts = [(Part(*part), footprint) for part, footprint in message.parts]
+            else:
+                begin(x)
+                return
+        if parts:
             self.operands.expect(message.run_id, parts, message.neighbours, begin, answer)
 
     def _drop(self, run_id: Key, over: bool = False) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import dask
 import numpy as np
 from dask.typing import Key
-from distributed.comm import connect
+from distributed.comm import connect, get_address_host
 from distributed.core import Status
 
 from dask_coded.transport.fences import Fences
@@ -142,8 +142,8 @@ class Channel:
     closed : bool
     near : bool
         Whether messages stay in this process.
-    shared : bool
-        Whether both ends can read each other's memory.
+    shared : bool or None
+        Whether both ends can read each other's memory; None until the peer has tried.
     unreadable : int
         How often the peer could not read the memory of another worker on its host.
     """
@@ -156,7 +156,7 @@ class Channel:
         probe: SharedArray | None = None,
     ) -> None:
         self.address = address
-        self.shared = False
+        self.shared: bool | None = False
         self.unreadable = 0
         self.asked: float | None = None
         self.closed = False
@@ -170,6 +170,7 @@ class Channel:
         self.near = local is not None or address.startswith("inproc://")
         self._outbox = _Outbox()
         if probe is not None and not self.near:
+            self.shared = None
             self.listen(_PROBE, self._probed)
             self.post(ProbeMemory(_PROBE, probe))
         self._task = None if local else asyncio.create_task(self._connect_and_read())
@@ -211,6 +212,17 @@ class Channel:
         self._outbox.close()
 
     @property
+    def may_share(self) -> bool:
+        """Whether both ends can read each other's memory, as far as is known.
+
+        Until the peer has tried, which a slow one may do late, it is believed of ends whose network
+        addresses are the same.
+        """
+        if self.shared is None:
+            return get_address_host(self.address) == get_address_host(self._worker.address)
+        return self.shared
+
+    @property
     def silent(self) -> bool:
         """Whether the peer has owed an answer for longer than an event loop may be busy."""
         return self.asked is not None and monotonic() - self.asked > _SILENCE
@@ -244,8 +256,9 @@ class Channel:
             listener(message)
 
     def _probed(self, message: Message) -> None:
-        if isinstance(message, MemoryProbed) and message.segment is not None:
-            self.shared = _readable(SharedArray(*message.segment))
+        if isinstance(message, MemoryProbed):
+            found = message.segment
+            self.shared = found is not None and _readable(SharedArray(*found))
 
     async def _connect_and_read(self) -> None:
         comm = None
@@ -406,10 +419,12 @@ class Exchange:
 
     @property
     def shares_memory(self) -> bool:
-        """Whether any peer can read this worker's memory."""
+        """Whether any peer can read this worker's memory, as far as is known."""
         # A copy, because algorithms ask from their own threads.
         channels = list(self._channels.values())
-        return any(channel.shared and not channel.closed for channel in channels)
+        if not channels:  # none has tried
+            return self.has_memory
+        return any(channel.may_share and not channel.closed for channel in channels)
 
     def _probe_memory(self, message: Message, answer: Answer) -> None:
         assert isinstance(message, ProbeMemory)

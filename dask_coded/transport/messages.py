@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from dask.typing import Key
 
 #: Changes whenever a message does. Both ends of a channel must have the same version.
-PROTOCOL = 6
+PROTOCOL = 7
 
 #: A run of a Dask task: the key of the task, and the scheduler's number of the run.
 Attempt = tuple[Key, int]
@@ -161,7 +161,8 @@ class StartRound(Message):
     operand : ndarray, SharedArray or None
     parts : tuple of (Part, bytes or None)
         What is on its way to this participant, or to its host, if the operand is large: each part
-        with its entries, see :mod:`dask_coded.rounds.footprint`, or None for all of them.
+        with its entries, see :mod:`dask_coded.rounds.footprint`, or None for all of them. Next to a
+        SharedArray they come only if that cannot be read.
     shared : bool
         Whether large shares are to be left in shared memory.
     stripes : int

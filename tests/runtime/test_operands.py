@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import contextmanager
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -48,6 +50,27 @@ def spy(workers) -> list[tuple[str, object]]:
     return seen
 
 
+@contextmanager
+def distant_coordinator():
+    """Have coordinators share memory with nobody else, as if they were on other hosts."""
+    with patch.object(Channel, "_probed", lambda *_: None):
+        with patch.object(Channel, "may_share", False):
+            yield
+
+
+def refuse(workers) -> list[object]:
+    """Have participants fail to read operands in the memory of others; return which they tried."""
+    refused = []
+
+    def view(shared):
+        refused.append(shared)
+        raise FileNotFoundError(2, "No such file or directory")
+
+    for worker in workers:
+        worker_plugin(worker).operands._mappings.view = view
+    return refused
+
+
 async def check_rounds(client, C, A, **where) -> None:
     """Run rounds in one loop, and check the result of each."""
 
@@ -87,15 +110,38 @@ async def test_the_coordinator_sends_each_chunk_about_once(c, s, *workers):
 
 
 @gen_cluster(client=True, timeout=120, nthreads=[("127.0.0.1", 1)] * 5)
+async def test_neighbours_read_the_first_operand_in_the_coordinators_memory(c, s, *workers):
+    """Nothing waits until each of them has tried whether it can."""
+    A = matrix()
+    C = await coded.encode(A, coded.MDS(5, 3), c)
+    seen = spy(workers)
+    with patch.object(Channel, "_probed", lambda *_: None):  # no answer ever comes
+        await check_rounds(c, C, A, workers=workers[0].address)
+    assert not seen
+    await nothing_is_left(workers)
+
+
+@gen_cluster(client=True, timeout=120, nthreads=[("127.0.0.1", 1)] * 5)
+async def test_a_first_operand_that_cannot_be_read_is_sent(c, s, *workers):
+    A = matrix()
+    C = await coded.encode(A, coded.MDS(5, 5), c)  # every worker is needed
+    refused = refuse(workers)
+    seen = spy(workers)
+    with patch.object(Channel, "_probed", lambda *_: None):
+        await check_rounds(c, C, A, workers=workers[0].address)
+    # Each of the others once; then once more, but for one of them, in a receiver's memory.
+    assert 4 <= len(refused) <= 4 + 3
+    assert any(isinstance(m, OperandChunk) for _, m in seen)
+    await nothing_is_left(workers)
+
+
+@gen_cluster(client=True, timeout=120, nthreads=[("127.0.0.1", 1)] * 5)
 async def test_workers_of_one_distant_host_get_one_copy(c, s, *workers):
     A = matrix()
     C = await coded.encode(A, coded.MDS(5, 3), c)
     seen = spy(workers)
-    usual, Channel._probed = Channel._probed, lambda *_: None  # the coordinator is on another host
-    try:
+    with distant_coordinator():
         await check_rounds(c, C, A, workers=workers[0].address)
-    finally:
-        Channel._probed = usual
     assert any(isinstance(m, OperandShared) for _, m in seen)
     await nothing_is_left(workers)
 
@@ -104,19 +150,9 @@ async def test_workers_of_one_distant_host_get_one_copy(c, s, *workers):
 async def test_workers_that_cannot_read_their_receivers_memory_get_copies(c, s, *workers):
     A = matrix()
     C = await coded.encode(A, coded.MDS(5, 3), c)
-    refused = []
-
-    def view(shared):
-        refused.append(shared)
-        raise FileNotFoundError(2, "No such file or directory")
-
-    for worker in workers:
-        worker_plugin(worker).operands._mappings.view = view
-    usual, Channel._probed = Channel._probed, lambda *_: None
-    try:
+    refused = refuse(workers)
+    with distant_coordinator():
         await check_rounds(c, C, A, workers=workers[0].address)
-    finally:
-        Channel._probed = usual
     # The second refusal proves that it was no accident.
     assert 1 <= len(refused) <= 2 * 3
     await nothing_is_left(workers)
@@ -221,7 +257,8 @@ async def test_the_receiver_of_a_host_is_the_worker_that_reports_first(c, s, *wo
     await coded.encode(np.ones((6, 4)), coded.MDS(3, 2), c)
     exchange = worker_plugin(workers[0]).exchange
     channels = [
-        SimpleNamespace(address=w.address, near=False, shared=False, unreadable=0) for w in workers
+        SimpleNamespace(address=w.address, near=False, may_share=False, unreadable=0)
+        for w in workers
     ]
     for lags, speeds in [((0.5, 0.02, 0.01), (1, 1, 1)), ((0, 0, 0), (0.2, 0.9, 1))]:
         x, lags, speeds = np.ones(100_000), np.array(lags), np.array(speeds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import dask
 import numpy as np
@@ -106,12 +107,16 @@ def test_lack_of_memory_is_reported_once(monkeypatch):
 @gen_cluster(nthreads=[("127.0.0.1", 1)] * 2)
 async def test_workers_find_out_whether_they_share_memory(s, a, b):
     here, there = Exchange.of(a), Exchange.of(b)
-    assert not here.shares_memory
+    assert here.shares_memory and there.shares_memory  # nobody has tried
     channel = here.channel(b.address)
+    assert channel.shared is None
+    assert channel.may_share
+    channel._worker = SimpleNamespace(address="tcp://10.0.0.1:1234")
+    assert not channel.may_share
+    assert not here.shares_memory
+    channel._worker = a
     await async_poll_for(lambda: channel.shared, timeout=30)
     assert here.shares_memory
-    # The other way is another channel.
-    assert not there.shares_memory
     await here.close()
     assert not here.shares_memory
 

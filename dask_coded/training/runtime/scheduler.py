@@ -99,7 +99,8 @@ class TrainingSchedulerPlugin(SchedulerExtension):
     ) -> None:
         if finish in ("memory", "erred", "forgotten"):
             for address in self._involved.pop(key, ()):
-                self._send(address, "coded-training-over", task=key)
+                run = self.scheduler.tasks[key].run_id
+                self._send(address, "coded-training-over", task=key, run=run)
 
     def restart(self, scheduler: Scheduler) -> None:
         self._involved.clear()

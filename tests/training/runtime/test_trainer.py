@@ -17,7 +17,7 @@ from dask_coded.training import Pipelined, Synchronous
 from dask_coded.training.runtime.group import GroupOverError, LiveGroup
 from dask_coded.training.runtime.leader import History, Leader
 from dask_coded.training.runtime.link import Event
-from dask_coded.training.runtime.memberships import Silent, TrainingWorkerPlugin
+from dask_coded.training.runtime.memberships import Cancelled, Silent, TrainingWorkerPlugin
 from dask_coded.training.runtime.spec import Group, Step
 from dask_coded.training.runtime.trainer import Trainer
 from dask_coded.transport.messages import (
@@ -175,6 +175,29 @@ def join(peer, sources, before=None):
     wanted = group(Star().plan(2), version=3, sources=sources)
     asyncio.run(plugin._join(Join("run", "t", 0, wanted), answers.append))
     return answers, plugin.trainers.get("training")
+
+
+def test_the_end_of_an_earlier_run_of_a_leader_may_come_late():
+    wanted, answers, told = group(Star().plan(2)), [], []
+    task = SimpleNamespace(key="t", run_id=8)
+    worker = SimpleNamespace(
+        address="a",
+        handlers={},
+        stream_handlers={},
+        extensions={},
+        state=SimpleNamespace(tasks={"t": task}),
+    )
+    plugin = TrainingWorkerPlugin()
+    plugin.setup(worker)
+    plugin.leaders["t"] = told.append
+    asyncio.run(plugin._join(Join("run", "t", 0, wanted, ("t", 8)), answers.append))
+    plugin._forget("t", 7)
+    assert answers == [Joined("run")]
+    assert plugin.trainers
+    assert not told
+    plugin._forget("t", 8)
+    assert not plugin.trainers
+    assert told == [Cancelled("t")]
 
 
 def test_worker_killed_while_another_fetches_its_state_is_lost_and_not_an_error():

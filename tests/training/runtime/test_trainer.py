@@ -17,7 +17,12 @@ from dask_coded.training import Pipelined, Synchronous
 from dask_coded.training.runtime.group import GroupOverError, LiveGroup
 from dask_coded.training.runtime.leader import History, Leader
 from dask_coded.training.runtime.link import Event
-from dask_coded.training.runtime.memberships import Cancelled, Silent, TrainingWorkerPlugin
+from dask_coded.training.runtime.memberships import (
+    Available,
+    Cancelled,
+    Silent,
+    TrainingWorkerPlugin,
+)
 from dask_coded.training.runtime.spec import Group, Step
 from dask_coded.training.runtime.trainer import Trainer
 from dask_coded.transport.messages import (
@@ -223,6 +228,16 @@ def test_worker_stopped_while_it_joins():
     found = leader(*events, ("a", Silent("t", "b")))
     assert not found._all_joined(("a", "b"))
     assert found._link._lost == {"b"}
+
+
+def test_workers_that_come_while_a_group_is_formed_can_join_the_next_one():
+    joined = [("a", Joining("run")), ("a", Joined("run"))]
+    late = [("x", Available("t", "b")), ("c", Enlisted("run", None)), ("d", Enlisted("old", None))]
+    found = leader(("a", Enlisted("run", None)), ("x", Available("t", "e")), *late, *joined)
+    assert set(found._enlisted(["a"])) == {"a"}
+    assert found._all_joined(("a",))
+    live = LiveGroup(found._link, group(Star().plan(1)), 0.0, None, None)
+    assert live._joinable == {"b", "c", "e"}
 
 
 def test_worker_stopped_while_another_fetches_its_state_and_joins_the_next_group():

@@ -342,6 +342,9 @@ class LiveGroup:
                 match event.message:
                     case ReplicaState(_, state) if event.sender == address:
                         return state
+                    case TrainingFailed(_, error) if event.sender == address:
+                        # It may lack the memory to pickle its state, and does not answer any more.
+                        raise pickle.loads(error)
                     case Closed():
                         gone.add(event.sender)
                     case Silent(_, silent):

@@ -38,6 +38,7 @@ from dask_coded.transport.messages import (
     SendState,
     StepsFinished,
     StepSummed,
+    TrainingFailed,
     Unreachable,
 )
 
@@ -286,6 +287,14 @@ def test_worker_stopped_after_the_last_step_before_it_sends_its_state(others):
         with pytest.raises(GroupOverError):
             live._outcome(*done[0])
         assert link._lost == {"a"}
+
+
+def test_worker_that_cannot_send_the_final_state_ends_the_training():
+    link = leader(("a", TrainingFailed("run", dumps(MemoryError("of a")))))._link
+    link.send = lambda messages: None
+    live = LiveGroup(link, group(Star().plan(1), 99), 0.0, None, lambda losses: losses)
+    with pytest.raises(MemoryError, match="of a"):
+        live._outcome("a", StepsFinished("run", 100, "same"))
 
 
 @pytest.mark.parametrize(

@@ -289,6 +289,8 @@ class CodedWorkerPlugin(WorkerPlugin):
         self._idle = asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._forget)
 
     def _forget(self) -> None:
+        # Until they hear of the end, participants hold the pieces of the last round of each array.
+        self.exchange.flush()
         self._outputs.clear()
         self._series.clear()
         self.mappings.clear()

@@ -384,6 +384,11 @@ class Exchange:
             channel = self._channels[address] = Channel(self._worker, address, local, self._probe)
         return channel
 
+    def flush(self) -> None:
+        """Tell all peers of the rounds that are over."""
+        for channel in self._channels.values():
+            channel.flush()
+
     def is_usable(self, address: str) -> bool:
         """Whether nothing is known against sending to a worker: not closed, not silent."""
         channel = self._channels.get(address)

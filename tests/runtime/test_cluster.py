@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ from distributed.utils_test import async_poll_for, gen_cluster
 
 import dask_coded as coded
 from dask_coded.preload import dask_setup
+from dask_coded.runtime import worker as worker_module
 from dask_coded.runtime.install import install
 from dask_coded.runtime.scheduler import CodedSchedulerPlugin
 from dask_coded.runtime.worker import CodedWorkerPlugin, worker_plugin
@@ -169,6 +172,22 @@ async def test_array_released_after_its_rounds(c, s, *workers):
     await async_poll_for(lambda: not plugin_of(s)._holding)
     del C, result
     await async_poll_for(lambda: forgotten(s))
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_nothing_holds_the_pieces_of_a_released_array(c, s, *workers, monkeypatch):
+    monkeypatch.setattr(worker_module, "_IDLE_SECONDS", 0.1)
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    await check(c, C)
+    pieces = [weakref.ref(piece) for w in workers for piece in w.data.values()]
+    assert len(pieces) >= 4
+
+    def gone():
+        gc.collect()
+        return not any(ref() is not None for ref in pieces)
+
+    del C
+    await async_poll_for(gone, timeout=10)
 
 
 def gated(operator, name):

@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -277,11 +276,12 @@ class CodedWorkerPlugin(WorkerPlugin):
         data: Any = self.worker.data.get(as_key(key))
         if data is None or self._closed:
             return NO_ROWS
-        in_thread = partial(asyncio.get_running_loop().run_in_executor, self._executor)
+        # Not in the threads of rounds: these may be busy for as long as a round takes, and whoever
+        # waits for an answer would believe that this worker is stopped.
         if scipy.sparse.issparse(data):
-            return sent_rows(await in_thread(lambda: data.tocsr()[start:stop]))
+            return sent_rows(await asyncio.to_thread(lambda: data.tocsr()[start:stop]))
         self._forget_later()
-        return await in_thread(dense_rows, data[start:stop], room)
+        return await asyncio.to_thread(dense_rows, data[start:stop], room)
 
     def _forget_later(self) -> None:
         if self._idle is not None:

@@ -52,6 +52,8 @@ class ArrayState:
     spec: CodedSpec
     #: While the array is being encoded, keys of the source blocks, then those of their steps.
     sources: tuple[Key, ...] | None
+    #: The client that encodes it.
+    client: str
     work: Floats | None = None
     #: Bytes that workers have fetched from each other to make pieces.
     received: int = 0
@@ -133,6 +135,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         allowed: Sequence[str] | None,
         version: str,
         oversubscribe: bool,
+        client: str,
     ) -> Reply:
         """Handler: a new array is to be encoded; answers :class:`Placed` or :class:`Unfit`."""
         if message := self._unfit(version):
@@ -162,7 +165,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         named = None if allowed is None else set(allowed)
         alive = {*spec.keys, *spec.check_keys}
         self._arrays[spec.id] = ArrayState(
-            spec, (*sources, *chain(*filling)), alive=alive, allowed=named
+            spec, (*sources, *chain(*filling)), client, alive=alive, allowed=named
         )
         self._piece_keys |= dict.fromkeys(alive, spec.id)
         self._pins |= dict(zip(spec.keys, worker_of, strict=True))
@@ -250,6 +253,12 @@ class ArrayDirectory(Mapping[str, ArrayState]):
             for key in (*state.spec.keys, *state.spec.check_keys, *(state.sources or ())):
                 self._pins.pop(key, None)
                 self._piece_keys.pop(key, None)
+
+    def remove_client(self, client: str) -> None:
+        """Forget the arrays that a client was encoding: some may have no task yet to forget."""
+        for array, state in list(self._arrays.items()):
+            if state.client == client and state.sources is not None:
+                self.abandon(array)
 
     def made(
         self,
@@ -399,9 +408,10 @@ class ArrayDirectory(Mapping[str, ArrayState]):
             self._pins.pop(key, None)
             if state := self._arrays.get(array):
                 state.alive.discard(key)
-                if not state.alive:
+                # The others may never have been made, because a client has left.
+                if not any(other in self.scheduler.tasks for other in state.alive):
                     self._log("release", array=array)
-                    del self._arrays[array]
+                    self.abandon(array)
 
     def remove_worker(self, worker: str, stimulus_id: str) -> None:
         """Have lost pieces rebuilt elsewhere: tasks pinned to a lost worker would wait forever."""

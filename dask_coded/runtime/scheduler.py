@@ -251,6 +251,9 @@ class CodedSchedulerPlugin(SchedulerExtension):
         self.supervisor.remove_worker(worker)
         self.arrays.remove_worker(worker, stimulus_id)
 
+    def remove_client(self, scheduler: Scheduler, client: str) -> None:
+        self.arrays.remove_client(client)
+
     def restart(self, scheduler: Scheduler) -> None:
         self.arrays.clear()
         self._holding.clear()

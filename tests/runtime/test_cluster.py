@@ -116,6 +116,28 @@ async def test_arrays_of_a_client_that_closes_are_released(c, s, *workers):
     await async_poll_for(lambda: not plugin_of(s).arrays)
 
 
+@pytest.mark.parametrize("where", ["source.Blocks.load", "encoding.settled"])
+def test_array_of_a_client_that_leaves_while_it_encodes_is_forgotten(where, monkeypatch):
+    @gen_cluster(client=True, nthreads=FOUR)
+    async def test(c, s, *workers):
+        await install(c)
+        reached, never = asyncio.Event(), asyncio.Event()
+
+        async def wait_there(*args):
+            reached.set()
+            await never.wait()
+
+        monkeypatch.setattr(f"dask_coded.runtime.{where}", wait_there)
+        async with Client(s.address, asynchronous=True, set_as_default=False) as d:
+            encoding = asyncio.ensure_future(coded.encode(A, coded.MDS(4, 2), d, verify=True))
+            await reached.wait()
+            assert plugin_of(s).arrays
+        await async_poll_for(lambda: forgotten(s), timeout=10)
+        encoding.cancel()
+
+    test()
+
+
 @gen_cluster(client=True, nthreads=FOUR)
 async def test_more_loops_than_threads(c, s, *workers):
     C = await coded.encode(A, coded.MDS(4, 3), c)

@@ -212,7 +212,8 @@ class CodedSchedulerPlugin(SchedulerExtension):
                 continue
             if isinstance(ts.run_spec, CodedTask):
                 self.supervisor.add(ts)
-                if key not in self._holding:
+                # A graph also names tasks whose results are there already: these need no pieces.
+                if key not in self._holding and ts.state not in ("memory", "erred"):
                     self._hold(ts, ts.run_spec)
 
     def _hold(self, ts: TaskState, task: CodedTask) -> None:

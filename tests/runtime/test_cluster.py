@@ -197,6 +197,18 @@ async def test_array_released_after_its_rounds(c, s, *workers):
 
 
 @gen_cluster(client=True, nthreads=FOUR)
+async def test_a_result_that_is_asked_for_again_does_not_hold_the_pieces(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    product = C @ x
+    kept = c.persist(product)
+    await wait(kept)
+    np.testing.assert_allclose(await c.compute(product), A @ x)
+    del C, product
+    await async_poll_for(lambda: not plugin_of(s).arrays, timeout=10)
+    np.testing.assert_allclose(await c.compute(kept), A @ x)
+
+
+@gen_cluster(client=True, nthreads=FOUR)
 async def test_nothing_holds_the_pieces_of_a_released_array(c, s, *workers, monkeypatch):
     monkeypatch.setattr(worker_module, "_IDLE_SECONDS", 0.1)
     C = await coded.encode(A, coded.MDS(4, 3), c)

@@ -211,15 +211,19 @@ class Coordinator:
             self._current = None
 
     async def _plan(self) -> _Current:
-        if self._current is None and self._asking is None:
-            self._asking = asyncio.create_task(self._ask())
-        if self._asking is not None:
-            timeout = None if self._current is None else _PATIENCE * self._seconds
-            await asyncio.wait([self._asking], timeout=timeout)
-            if self._asking.done():
-                self._current, self._asking = self._asking.result(), None
-        assert self._current is not None
-        return self._current
+        while True:
+            if self._current is None and self._asking is None:
+                self._asking = asyncio.create_task(self._ask())
+            if (asking := self._asking) is not None:
+                timeout = None if self._current is None else _PATIENCE * self._seconds
+                await asyncio.wait([asking], timeout=timeout)
+                # An algorithm may run rounds in several threads: another one may have taken it.
+                if asking.done() and asking is self._asking:
+                    # Before the result, which may be an error: the next round asks again.
+                    self._asking = None
+                    self._current = asking.result()
+            if (current := self._current) is not None:
+                return current
 
     async def _ask(self) -> _Current:
         """Send measurements to the scheduler plugin, and return its plan."""

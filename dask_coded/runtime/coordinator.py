@@ -154,7 +154,7 @@ class Coordinator:
         shared: SharedArray | None,
         in_thread: InThread,
     ) -> LiveRound:
-        history, failed, backoff = self._history, 0, Backoff()
+        history, failed, again, backoff = self._history, 0, False, Backoff()
         series = self._plugin.take_series(self._id)
         while True:
             # The thread of a task that is over keeps running, so it ends where a round starts.
@@ -193,8 +193,11 @@ class Coordinator:
                 # Pieces were lost or moved since the plan was made: ask where they are now.
                 self._current = None
                 self._asking = None
-                if failed:
-                    await backoff.wait()  # lost pieces may be rebuilt on other workers meanwhile
+                if failed or again:
+                    # Lost pieces may be rebuilt on other workers meanwhile. Where workers are out of
+                    # reach from here alone, the scheduler names them again and again.
+                    await backoff.wait()
+                again = True
                 continue
             history.record(live.round, plan.addresses, monotonic() - live.began)
             self._corrupt |= live.corrupt

@@ -374,6 +374,32 @@ async def test_worker_closed_during_a_loop(c, s, *workers):
     np.testing.assert_allclose(await future, [A @ x] * 2)
 
 
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_workers_out_of_reach_of_the_coordinator_alone(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    first, *others = C.encoded.workers
+    unreachable = [w for w in workers if w.address in others[:2]]
+    asked, plan = [], s.handlers["coded_plan"]
+
+    async def counted(**arguments):
+        asked.append(arguments)
+        return await plan(**arguments)
+
+    async def broken(comm, protocol):
+        raise OSError
+
+    s.handlers["coded_plan"] = counted
+    for worker in unreachable:
+        worker.handlers["coded_channel"] = broken
+    future = coded.submit(lambda operator: operator @ x, C, client=c, workers=first)
+    await async_poll_for(lambda: asked, timeout=30)
+    await asyncio.sleep(0.5)
+    assert len(asked) < 20
+    for worker in unreachable:
+        worker.handlers["coded_channel"] = worker_plugin(worker).exchange._serve
+    np.testing.assert_allclose(await future, A @ x)
+
+
 @gen_cluster(client=True, nthreads=FOUR[:3])
 async def test_loss_of_more_than_the_code_survives(c, s, *workers):
     C = await coded.encode(A, coded.MDS(3, 3), c)

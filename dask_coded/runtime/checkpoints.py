@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections import deque
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from distributed.utils import sync
 
 from dask_coded.loop import Loop, Progress, State
 from dask_coded.transport import ANSWER_SECONDS, Answer, Exchange
+from dask_coded.transport.fences import Fences
 from dask_coded.transport.messages import KeepState, Message, StateKept
 
 if TYPE_CHECKING:
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
 # Pickling and sending states may take at most this fraction of the loop's time.
 _SHARE = 0.05
-
-# How many ended loops a worker remembers, to refuse states that come late.
-_ENDED = 1000
 
 
 class StateKeeper:
@@ -42,14 +39,16 @@ class StateKeeper:
 
     def __init__(self, worker: Worker, exchange: Exchange) -> None:
         self.kept: dict[Key, tuple[int, bytes]] = {}
-        self._ended: deque[Key] = deque(maxlen=_ENDED)
+        # Runs of loops that have ended, to refuse states that come late. A loop whose result was
+        # lost runs again, and its states are to be kept again.
+        self._ended = Fences()
         exchange.register(self._keep, [KeepState])
         worker.handlers["coded_kept"] = self.state
         worker.stream_handlers["coded-forget"] = self._forget
 
     def _keep(self, message: Message, answer: Answer) -> None:
         assert isinstance(message, KeepState)
-        if message.run_id not in self._ended:
+        if self._ended.admits(message.attempt):
             self.kept[message.run_id] = message.round, message.state
         answer(StateKept(message.run_id))
 
@@ -57,10 +56,10 @@ class StateKeeper:
         """Handler: send the state that is kept of a loop."""
         return self.kept.get(key)
 
-    def _forget(self, key: Key) -> None:
-        """Stream handler: the loop has ended."""
+    def _forget(self, key: Key, run: int) -> None:
+        """Stream handler: a run of the loop has ended."""
         self.kept.pop(key, None)
-        self._ended.append(key)
+        self._ended.put((key, run))
 
 
 class KeptLoop(Loop):

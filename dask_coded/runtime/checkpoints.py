@@ -81,6 +81,8 @@ class KeptLoop(Loop):
         Event topic by which rounds are reported to the client.
     interval : float
         Seconds between two reports to the client, at least.
+    number : int
+        Of this loop among those of the task.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class KeptLoop(Loop):
         copies: int,
         topic: str | None = None,
         interval: float = 0.1,
+        number: int = 0,
     ) -> None:
         self._worker = worker
         self._keeper = keeper
@@ -100,13 +103,19 @@ class KeptLoop(Loop):
         self._copies = copies
         self._topic = topic
         self._interval = interval
+        # Which loop of the task has a state, and which algorithm, if several use it in turn.
+        self._place = number, 0
         self._keepers: list[str] = []
         self._reported = self._kept = float("-inf")
         self._cost = 0.0
 
     def resume(self, state: State) -> State:
-        found = sync(self._worker.loop, self._resume)
-        return state if found is None else pickle.loads(found)
+        number, resumed = self._place
+        self._place = number, resumed + 1
+        if (found := sync(self._worker.loop, self._resume)) is None:
+            return state
+        place, kept = pickle.loads(found)
+        return kept if place == self._place else state
 
     async def _resume(self) -> bytes | None:
         await self._find_keepers()
@@ -143,7 +152,7 @@ class KeptLoop(Loop):
             self._reported = now
             get_worker().log_event(self._topic, vars(progress))
         if state is not None and not last and now >= self._kept + self._cost / _SHARE:
-            kept = pickle.dumps(state, protocol=pickle.HIGHEST_PROTOCOL)
+            kept = pickle.dumps((self._place, state), protocol=pickle.HIGHEST_PROTOCOL)
             sync(self._worker.loop, self._keep, progress.round, kept)
             self._kept = monotonic()
             self._cost = self._kept - now

@@ -6,6 +6,7 @@ import asyncio
 from concurrent.futures import CancelledError
 from functools import partial
 from queue import SimpleQueue
+from types import SimpleNamespace
 
 import dask.array as da
 import numpy as np
@@ -18,17 +19,19 @@ from distributed.worker import thread_state
 import dask_coded as coded
 from dask_coded.aggregation import Star
 from dask_coded.compression import EXACT
+from dask_coded.runtime.answers import Holders, reply
 from dask_coded.runtime.install import install
 from dask_coded.training import SGD, Synchronous
 from dask_coded.training.batches import Batches
 from dask_coded.training.replica import Model
-from dask_coded.training.runtime import leader
+from dask_coded.training.runtime import leader, shards
 from dask_coded.training.runtime.link import Link
 from dask_coded.training.runtime.memberships import training_plugin
 from dask_coded.training.runtime.scheduler import TrainingSchedulerPlugin
 from dask_coded.training.runtime.shards import fetch_rows
 from dask_coded.training.runtime.spec import Blocks, Training
 from dask_coded.transport import rows
+from dask_coded.transport.rows import RowsGoneError
 
 THREE = {
     "client": True,
@@ -164,6 +167,31 @@ async def test_blocks_are_computed_again_while_the_worker_that_holds_them_is_sto
     np.testing.assert_array_equal(await fetch_rows(b, blocks, 1, 11, avoid), X[1:11])
     assert avoid == {a.address}
     assert len({where["key"] for where in asked}) == 1  # the other blocks were not asked for there
+
+
+def test_a_block_that_is_computed_again_on_a_worker_that_was_silent_is_fetched_there(monkeypatch):
+    asked, answers = [], [("a",), (), ("a",)]
+
+    async def holders(key, avoid):
+        asked.append(avoid)
+        return reply(Holders(answers[len(asked) - 1]))
+
+    async def fetched(worker, address, *where):
+        if len(asked) == 1:
+            raise RowsGoneError(address, silent=True)
+        return np.eye(2)
+
+    async def ask(handler, **arguments):
+        return (await handler(**arguments))["answer"].data
+
+    monkeypatch.setattr(shards, "ask", ask)
+    monkeypatch.setattr(shards, "_slices", fetched)
+    worker = SimpleNamespace(data={}, scheduler=SimpleNamespace(coded_holders=holders))
+    avoid = set()
+    found = asyncio.run(fetch_rows(worker, Blocks(("rows",), (2,)), 0, 2, avoid))
+    np.testing.assert_array_equal(found, np.eye(2))
+    assert asked == [[], ["a"], []]
+    assert avoid == {"a"}
 
 
 @gen_cluster(**THREE)

@@ -231,6 +231,26 @@ def test_worker_stopped_while_it_joins():
     assert found._link._lost == {"b"}
 
 
+def test_all_workers_are_asked_again_if_none_answers_in_time(monkeypatch):
+    found, invited = leader(), []
+    found._training = group(Star().plan(1)).training
+    found._training.aggregation, found._training.remembers = Star(), False
+    found._training.first = 0
+
+    def invite(steps):
+        invited.append(steps)
+        if len(invited) > 1:
+            for message in (Enlisted("run", None), Joining("run"), Joined("run")):
+                found._link._hear("a", message)
+        return ["a"]
+
+    found._link.invite = invite
+    found._link.call = lambda group: None
+    monkeypatch.setattr("dask_coded.training.runtime.leader.ANSWER_SECONDS", 0.01)
+    assert found._form(0).addresses == ("a",)
+    assert invited == [0, 0]
+
+
 def test_workers_that_come_while_a_group_is_formed_can_join_the_next_one():
     joined = [("a", Joining("run")), ("a", Joined("run"))]
     late = [("x", Available("t", "b")), ("c", Enlisted("run", None)), ("d", Enlisted("old", None))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -43,6 +44,8 @@ from dask_coded.transport.rows import NO_ROWS, dense_rows, sent_rows
 
 if TYPE_CHECKING:
     from distributed.worker import Worker
+
+logger = logging.getLogger("distributed.dask_coded")
 
 # Specs of arrays that a worker remembers for the rounds that it coordinates.
 _SPECS = 64
@@ -205,7 +208,14 @@ class CodedWorkerPlugin(WorkerPlugin):
     def _start(self, message: StartRound, answer: Answer) -> None:
         held, edges, absent = {}, {}, []
         for piece, key, rows in message.pieces:
-            if (data := self.piece(as_key(key))) is None:
+            try:
+                data = self.piece(as_key(key))
+            except Exception:
+                # It was spilled and cannot be read, or there is no memory for it. Without an answer
+                # the round would wait for this worker.
+                logger.exception("Worker %s cannot read the piece %r", self.worker.address, key)
+                data = None
+            if data is None:
                 absent.append(piece)
                 continue
             held[piece] = data, rows

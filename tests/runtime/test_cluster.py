@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from distributed import Client, Event, Worker, wait
 from distributed.security import Security
-from distributed.utils_test import async_poll_for, gen_cluster
+from distributed.utils_test import async_poll_for, captured_logger, gen_cluster
 
 import dask_coded as coded
 from dask_coded.preload import dask_setup
@@ -372,6 +372,23 @@ async def test_worker_closed_during_a_loop(c, s, *workers):
     await next(w for w in workers if w.address == C.encoded.workers[1]).close()
     await Event("close-go").set()
     np.testing.assert_allclose(await future, [A @ x] * 2)
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_piece_that_its_worker_cannot_read(c, s, *workers):
+    """The coordinator may be on that worker, to which there is no connection that could break."""
+
+    def unreadable(key):
+        raise OSError("on purpose")
+
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    first = C.encoded.workers[0]
+    plugin = worker_plugin(next(w for w in workers if w.address == first))
+    plugin.piece = unreadable
+    with captured_logger("distributed.dask_coded") as log:
+        result = await coded.submit(lambda operator: operator @ x, C, client=c, workers=first)
+    np.testing.assert_allclose(result, A @ x)
+    assert "cannot read the piece" in log.getvalue()
 
 
 @gen_cluster(client=True, nthreads=FOUR)

@@ -77,6 +77,8 @@ class CodedSchedulerPlugin(SchedulerExtension):
 
     def hello(self, worker: str, version: str, product: float) -> None:
         """Handler: a worker has the plugin, and a small product takes that many seconds on it."""
+        if worker not in self.scheduler.workers:
+            return  # it has left meanwhile, and nothing would ever remove it from here
         self.versions[worker] = version
         self.supervisor.measured(worker, product)
         self.supervisor.available(worker)

@@ -375,6 +375,14 @@ async def test_worker_closed_during_a_loop(c, s, *workers):
 
 
 @gen_cluster(client=True, nthreads=FOUR)
+async def test_greeting_of_a_worker_that_has_left(c, s, *workers):
+    await install(c)
+    plugin_of(s).hello("tcp://127.0.0.1:1", "another version", 0.01)
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    await check(c, C)
+
+
+@gen_cluster(client=True, nthreads=FOUR)
 async def test_piece_that_its_worker_cannot_read(c, s, *workers):
     """The coordinator may be on that worker, to which there is no connection that could break."""
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from dask.typing import Key
 from distributed.metrics import time
-from distributed.protocol.pickle import dumps
 
 from dask_coded.prediction import SpeedHistory, in_seconds
 from dask_coded.rounds import POLICIES, InfeasibleError, Layout
@@ -71,9 +70,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
             coded_keepers=self.loops.keepers,
             coded_plan=self.plan,
         )
-        await scheduler.register_worker_plugin(
-            None, dumps(CodedWorkerPlugin()), name=NAME, idempotent=True
-        )
+        await self.give(scheduler, NAME, CodedWorkerPlugin())
 
     def hello(self, worker: str, version: str, product: float) -> None:
         """Handler: a worker has the plugin, and a small product takes that many seconds on it."""

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from distributed.utils_test import async_poll_for, captured_logger, gen_cluster
 import dask_coded as coded
 from dask_coded.preload import dask_setup
 from dask_coded.runtime import worker as worker_module
+from dask_coded.runtime.extension import SchedulerExtension
 from dask_coded.runtime.install import install
 from dask_coded.runtime.scheduler import CodedSchedulerPlugin
 from dask_coded.runtime.worker import CodedWorkerPlugin, worker_plugin
@@ -512,6 +514,45 @@ async def test_preload_of_workers_alone(s, *workers):
     for worker in workers:
         with pytest.raises(RuntimeError, match="lacks the dask-coded plugin"):
             worker_plugin(worker)
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_worker_lost_while_the_plugins_are_installed(c, s, *workers):
+    async def lost(**message):
+        raise OSError("on purpose")
+
+    workers[0].handlers["plugin-add"] = lost
+    C = await coded.encode(A, coded.MDS(3, 2), c)
+    await install(c)
+    assert s.plugins["dask-coded"] is plugin_of(s)
+    assert workers[0].address not in C.encoded.workers
+    await check(c, C)
+
+
+def test_a_plugin_that_could_not_be_set_up_is_set_up_again():
+    class Plugin(SchedulerExtension):
+        name = "plugin"
+
+        def __init__(self, fails: bool) -> None:
+            self.fails = fails
+            self.set = False
+
+        async def set_up(self, scheduler) -> None:
+            await asyncio.sleep(0)
+            if self.fails:
+                raise OSError("on purpose")
+            self.set = True
+
+    async def start():
+        return await asyncio.gather(*(p.start(scheduler) for p in plugins), return_exceptions=True)
+
+    scheduler = SimpleNamespace(extensions={})
+    plugins = [Plugin(True), Plugin(False), Plugin(False)]
+    failed, *others = asyncio.run(start())
+    assert isinstance(failed, OSError)
+    assert others == [None, None]
+    assert [p.set for p in plugins] == [False, True, False]
+    assert scheduler.extensions["plugin"] is plugins[1]
 
 
 @gen_cluster(client=True, nthreads=FOUR[:2])

@@ -415,12 +415,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
 
     def remove_worker(self, worker: str, stimulus_id: str) -> None:
         """Have lost pieces rebuilt elsewhere: tasks pinned to a lost worker would wait forever."""
-        lost = [key for key, pin in self._pins.items() if pin == worker]
-        for key in lost:
-            if key not in self._piece_keys and key in self.scheduler.tasks:
-                del self._pins[key]
-                self.scheduler.set_restrictions({key: None})
-        self._settle(lost, stimulus_id)
+        self._settle([key for key, pin in self._pins.items() if pin == worker], stimulus_id)
 
     def _settle(self, keys: Iterable[Key], stimulus_id: str) -> None:
         """Give data another worker, and have those that wait for one made there."""
@@ -430,6 +425,9 @@ class ArrayDirectory(Mapping[str, ArrayState]):
                 continue
             if array := self._piece_keys.get(key):
                 self._pin(key, self._spare(self._arrays[array], key))
+            else:  # a source block, or a step on the way to one: any worker will do
+                del self._pins[key]
+                self.scheduler.set_restrictions({key: None})
             if ts.state == "no-worker":
                 stranded[key] = "processing"
         if stranded:
@@ -437,12 +435,12 @@ class ArrayDirectory(Mapping[str, ArrayState]):
             self.scheduler.transitions(stranded, stimulus_id=stimulus_id)
 
     def _rescue(self) -> None:
-        """Have lost pieces made elsewhere whose worker is paused: Dask would wait for it."""
+        """Have elsewhere made what a paused worker was to make: Dask would wait for it."""
         running = {ws.address for ws in self.scheduler.running} & self._versions.keys()
         waiting = [
             key
-            for key in self._piece_keys
-            if self._pins.get(key) not in running
+            for key, pin in self._pins.items()
+            if pin not in running
             and (ts := self.scheduler.tasks.get(key))
             and ts.state == "no-worker"
         ]

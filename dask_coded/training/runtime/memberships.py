@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
 from distributed.diagnostics.plugin import WorkerPlugin
+from distributed.protocol import to_serialize
 from distributed.protocol.pickle import dumps
 
 from dask_coded.training.runtime.spec import Group, Replica
@@ -168,7 +169,7 @@ class TrainingWorkerPlugin(WorkerPlugin):
         state = None
         try:
             if own in group.sources:
-                state = (await self.state(training.id))["state"]
+                state = await self._packed(training.id)
             elif group.sources:
                 source = group.sources[0]
                 try:
@@ -194,8 +195,13 @@ class TrainingWorkerPlugin(WorkerPlugin):
 
     async def state(self, training: str) -> dict[str, Any]:
         """Handler: send the pickled state of this worker's replica, which must not change now."""
+        # As a frame: plain bytes would be copied on the event loop, and may have 4 GiB at most.
+        return {"state": to_serialize(await self._packed(training))}
+
+    async def _packed(self, training: str) -> bytes:
         replica = self.trainers[training].replica
-        return {"state": await asyncio.to_thread(dumps, replica.state())}
+        packed: bytes = await asyncio.to_thread(dumps, replica.state())
+        return packed
 
     def _leader_gone(self, answer: Answer) -> None:
         """Stop the trainers of a leader whose channel has closed; they wait for another leader."""

@@ -161,6 +161,7 @@ class Leader:
                     waiting.discard(event.sender)
                 case Closed():
                     waiting.discard(event.sender)
+                    found.pop(event.sender, None)
                 case Silent(_, address):
                     waiting.discard(address)
                     found.pop(address, None)

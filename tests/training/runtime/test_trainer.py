@@ -251,6 +251,11 @@ def test_all_workers_are_asked_again_if_none_answers_in_time(monkeypatch):
     assert invited == [0, 0]
 
 
+def test_worker_lost_after_it_was_enlisted_is_not_called():
+    events = [("a", Enlisted("run", None)), ("a", Closed("run")), ("b", Enlisted("run", None))]
+    assert set(leader(*events)._enlisted(["a", "b"])) == {"b"}
+
+
 def test_workers_that_come_while_a_group_is_formed_can_join_the_next_one():
     joined = [("a", Joining("run")), ("a", Joined("run"))]
     late = [("x", Available("t", "b")), ("c", Enlisted("run", None)), ("d", Enlisted("old", None))]

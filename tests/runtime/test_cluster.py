@@ -27,6 +27,7 @@ from dask_coded.transport.messages import (
     PiecesAbsent,
     RoundStopped,
     Share,
+    StartRound,
     StopRound,
     WithdrawStripes,
 )
@@ -611,6 +612,20 @@ async def test_cluster_without_workers(c, s):
 
 
 # -- messages ----------------------------------------------------------------------------------
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_worker_that_answers_again_takes_the_place_of_another_that_is_silent(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    first, back, stopped, _ = C.encoded.workers
+    exchanges = {w.address: worker_plugin(w).exchange for w in workers}
+    channel, started = exchanges[first].channel(back), asyncio.Event()
+    channel.asked = 0.0  # as if it had owed an answer for a long time
+    exchanges[stopped]._handlers[StartRound] = lambda message, answer: started.set()
+    future = coded.submit(lambda operator: operator @ x, C, client=c, workers=first)
+    await started.wait()
+    channel.receive(RoundStopped("earlier"))
+    np.testing.assert_allclose(await future, A @ x)
 
 
 @gen_cluster(client=True, nthreads=FOUR)

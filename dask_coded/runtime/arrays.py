@@ -52,6 +52,8 @@ class ArrayState:
     spec: CodedSpec
     #: While the array is being encoded, keys of the source blocks, then those of their steps.
     sources: tuple[Key, ...] | None
+    #: The client that encodes it.
+    client: str
     work: Floats | None = None
     #: Bytes that workers have fetched from each other to make pieces.
     received: int = 0
@@ -133,6 +135,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         allowed: Sequence[str] | None,
         version: str,
         oversubscribe: bool,
+        client: str,
     ) -> Reply:
         """Handler: a new array is to be encoded; answers :class:`Placed` or :class:`Unfit`."""
         if message := self._unfit(version):
@@ -162,7 +165,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         named = None if allowed is None else set(allowed)
         alive = {*spec.keys, *spec.check_keys}
         self._arrays[spec.id] = ArrayState(
-            spec, (*sources, *chain(*filling)), alive=alive, allowed=named
+            spec, (*sources, *chain(*filling)), client, alive=alive, allowed=named
         )
         self._piece_keys |= dict.fromkeys(alive, spec.id)
         self._pins |= dict(zip(spec.keys, worker_of, strict=True))
@@ -250,6 +253,12 @@ class ArrayDirectory(Mapping[str, ArrayState]):
             for key in (*state.spec.keys, *state.spec.check_keys, *(state.sources or ())):
                 self._pins.pop(key, None)
                 self._piece_keys.pop(key, None)
+
+    def remove_client(self, client: str) -> None:
+        """Forget the arrays that a client was encoding: some may have no task yet to forget."""
+        for array, state in list(self._arrays.items()):
+            if state.client == client and state.sources is not None:
+                self.abandon(array)
 
     def made(
         self,
@@ -399,18 +408,14 @@ class ArrayDirectory(Mapping[str, ArrayState]):
             self._pins.pop(key, None)
             if state := self._arrays.get(array):
                 state.alive.discard(key)
-                if not state.alive:
+                # The others may never have been made, because a client has left.
+                if not any(other in self.scheduler.tasks for other in state.alive):
                     self._log("release", array=array)
-                    del self._arrays[array]
+                    self.abandon(array)
 
     def remove_worker(self, worker: str, stimulus_id: str) -> None:
         """Have lost pieces rebuilt elsewhere: tasks pinned to a lost worker would wait forever."""
-        lost = [key for key, pin in self._pins.items() if pin == worker]
-        for key in lost:
-            if key not in self._piece_keys and key in self.scheduler.tasks:
-                del self._pins[key]
-                self.scheduler.set_restrictions({key: None})
-        self._settle(lost, stimulus_id)
+        self._settle([key for key, pin in self._pins.items() if pin == worker], stimulus_id)
 
     def _settle(self, keys: Iterable[Key], stimulus_id: str) -> None:
         """Give data another worker, and have those that wait for one made there."""
@@ -420,6 +425,9 @@ class ArrayDirectory(Mapping[str, ArrayState]):
                 continue
             if array := self._piece_keys.get(key):
                 self._pin(key, self._spare(self._arrays[array], key))
+            else:  # a source block, or a step on the way to one: any worker will do
+                del self._pins[key]
+                self.scheduler.set_restrictions({key: None})
             if ts.state == "no-worker":
                 stranded[key] = "processing"
         if stranded:
@@ -427,12 +435,12 @@ class ArrayDirectory(Mapping[str, ArrayState]):
             self.scheduler.transitions(stranded, stimulus_id=stimulus_id)
 
     def _rescue(self) -> None:
-        """Have lost pieces made elsewhere whose worker is paused: Dask would wait for it."""
+        """Have elsewhere made what a paused worker was to make: Dask would wait for it."""
         running = {ws.address for ws in self.scheduler.running} & self._versions.keys()
         waiting = [
             key
-            for key in self._piece_keys
-            if self._pins.get(key) not in running
+            for key, pin in self._pins.items()
+            if pin not in running
             and (ts := self.scheduler.tasks.get(key))
             and ts.state == "no-worker"
         ]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections import deque
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from distributed.utils import sync
 
 from dask_coded.loop import Loop, Progress, State
 from dask_coded.transport import ANSWER_SECONDS, Answer, Exchange
+from dask_coded.transport.fences import Fences
 from dask_coded.transport.messages import KeepState, Message, StateKept
 
 if TYPE_CHECKING:
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
 # Pickling and sending states may take at most this fraction of the loop's time.
 _SHARE = 0.05
-
-# How many ended loops a worker remembers, to refuse states that come late.
-_ENDED = 1000
 
 
 class StateKeeper:
@@ -42,14 +39,16 @@ class StateKeeper:
 
     def __init__(self, worker: Worker, exchange: Exchange) -> None:
         self.kept: dict[Key, tuple[int, bytes]] = {}
-        self._ended: deque[Key] = deque(maxlen=_ENDED)
+        # Runs of loops that have ended, to refuse states that come late. A loop whose result was
+        # lost runs again, and its states are to be kept again.
+        self._ended = Fences()
         exchange.register(self._keep, [KeepState])
         worker.handlers["coded_kept"] = self.state
         worker.stream_handlers["coded-forget"] = self._forget
 
     def _keep(self, message: Message, answer: Answer) -> None:
         assert isinstance(message, KeepState)
-        if message.run_id not in self._ended:
+        if self._ended.admits(message.attempt):
             self.kept[message.run_id] = message.round, message.state
         answer(StateKept(message.run_id))
 
@@ -57,10 +56,10 @@ class StateKeeper:
         """Handler: send the state that is kept of a loop."""
         return self.kept.get(key)
 
-    def _forget(self, key: Key) -> None:
-        """Stream handler: the loop has ended."""
+    def _forget(self, key: Key, run: int) -> None:
+        """Stream handler: a run of the loop has ended."""
         self.kept.pop(key, None)
-        self._ended.append(key)
+        self._ended.put((key, run))
 
 
 class KeptLoop(Loop):
@@ -82,6 +81,8 @@ class KeptLoop(Loop):
         Event topic by which rounds are reported to the client.
     interval : float
         Seconds between two reports to the client, at least.
+    number : int
+        Of this loop among those of the task.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class KeptLoop(Loop):
         copies: int,
         topic: str | None = None,
         interval: float = 0.1,
+        number: int = 0,
     ) -> None:
         self._worker = worker
         self._keeper = keeper
@@ -101,13 +103,19 @@ class KeptLoop(Loop):
         self._copies = copies
         self._topic = topic
         self._interval = interval
+        # Which loop of the task has a state, and which algorithm, if several use it in turn.
+        self._place = number, 0
         self._keepers: list[str] = []
         self._reported = self._kept = float("-inf")
         self._cost = 0.0
 
     def resume(self, state: State) -> State:
-        found = sync(self._worker.loop, self._resume)
-        return state if found is None else pickle.loads(found)
+        number, resumed = self._place
+        self._place = number, resumed + 1
+        if (found := sync(self._worker.loop, self._resume)) is None:
+            return state
+        place, kept = pickle.loads(found)
+        return kept if place == self._place else state
 
     async def _resume(self) -> bytes | None:
         await self._find_keepers()
@@ -144,7 +152,7 @@ class KeptLoop(Loop):
             self._reported = now
             get_worker().log_event(self._topic, vars(progress))
         if state is not None and not last and now >= self._kept + self._cost / _SHARE:
-            kept = pickle.dumps(state, protocol=pickle.HIGHEST_PROTOCOL)
+            kept = pickle.dumps((self._place, state), protocol=pickle.HIGHEST_PROTOCOL)
             sync(self._worker.loop, self._keep, progress.round, kept)
             self._kept = monotonic()
             self._cost = self._kept - now

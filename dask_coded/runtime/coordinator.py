@@ -154,7 +154,7 @@ class Coordinator:
         shared: SharedArray | None,
         in_thread: InThread,
     ) -> LiveRound:
-        history, failed, backoff = self._history, 0, Backoff()
+        history, failed, again, backoff = self._history, 0, False, Backoff()
         series = self._plugin.take_series(self._id)
         while True:
             # The thread of a task that is over keeps running, so it ends where a round starts.
@@ -193,8 +193,11 @@ class Coordinator:
                 # Pieces were lost or moved since the plan was made: ask where they are now.
                 self._current = None
                 self._asking = None
-                if failed:
-                    await backoff.wait()  # lost pieces may be rebuilt on other workers meanwhile
+                if failed or again:
+                    # Lost pieces may be rebuilt on other workers meanwhile. Where workers are out of
+                    # reach from here alone, the scheduler names them again and again.
+                    await backoff.wait()
+                again = True
                 continue
             history.record(live.round, plan.addresses, monotonic() - live.began)
             self._corrupt |= live.corrupt
@@ -211,15 +214,19 @@ class Coordinator:
             self._current = None
 
     async def _plan(self) -> _Current:
-        if self._current is None and self._asking is None:
-            self._asking = asyncio.create_task(self._ask())
-        if self._asking is not None:
-            timeout = None if self._current is None else _PATIENCE * self._seconds
-            await asyncio.wait([self._asking], timeout=timeout)
-            if self._asking.done():
-                self._current, self._asking = self._asking.result(), None
-        assert self._current is not None
-        return self._current
+        while True:
+            if self._current is None and self._asking is None:
+                self._asking = asyncio.create_task(self._ask())
+            if (asking := self._asking) is not None:
+                timeout = None if self._current is None else _PATIENCE * self._seconds
+                await asyncio.wait([asking], timeout=timeout)
+                # An algorithm may run rounds in several threads: another one may have taken it.
+                if asking.done() and asking is self._asking:
+                    # Before the result, which may be an error: the next round asks again.
+                    self._asking = None
+                    self._current = asking.result()
+            if (current := self._current) is not None:
+                return current
 
     async def _ask(self) -> _Current:
         """Send measurements to the scheduler plugin, and return its plan."""

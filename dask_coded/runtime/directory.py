@@ -62,7 +62,10 @@ class LoopDirectory:
         """Have the keepers drop the state of a loop that has ended."""
         for address in self._keepers.pop(key, ()):
             if address in self._scheduler.stream_comms:
-                self._scheduler.worker_send(address, {"op": "coded-forget", "key": key})
+                run = self._scheduler.tasks[key].run_id
+                self._scheduler.worker_send(
+                    address, {"op": "coded-forget", "key": key, "run": run}
+                )
 
     def clear(self) -> None:
         """Forget all loops."""

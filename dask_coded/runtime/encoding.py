@@ -166,6 +166,7 @@ async def _encode(
         allowed=None if workers is None else list(workers),
         version=__version__,
         oversubscribe=oversubscribe,
+        client=client.id,
     )
     match answer:
         case Unfit(message):

@@ -7,8 +7,10 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.protocol.pickle import dumps
 
 if TYPE_CHECKING:
+    from distributed.diagnostics.plugin import WorkerPlugin
     from distributed.scheduler import Scheduler
 
 
@@ -24,17 +26,31 @@ class SchedulerExtension(SchedulerPlugin, ABC):
     _ready: asyncio.Event
 
     async def start(self, scheduler: Scheduler) -> None:
-        first = scheduler.extensions.get(self.name)
-        if isinstance(first, SchedulerExtension):
+        while isinstance(first := scheduler.extensions.get(self.name), SchedulerExtension):
             await first._ready.wait()
-            return
+            if scheduler.extensions.get(self.name) is first:
+                return
         self._ready = asyncio.Event()
         scheduler.extensions[self.name] = self
         try:
             await self.set_up(scheduler)
+        except BaseException:
+            # Otherwise the scheduler would register the next one, which has not been set up.
+            del scheduler.extensions[self.name]
+            raise
         finally:
             self._ready.set()
 
     @abstractmethod
     async def set_up(self, scheduler: Scheduler) -> None:
         """Install the plugin: handlers on the scheduler, and a plugin on the workers."""
+
+    @staticmethod
+    async def give(scheduler: Scheduler, name: str, plugin: WorkerPlugin) -> None:
+        """Install a plugin on all workers, also on those that join later.
+
+        ``Scheduler.register_worker_plugin`` fails if any worker is lost meanwhile.
+        """
+        scheduler.worker_plugins[name] = packed = dumps(plugin)
+        message = {"op": "plugin-add", "plugin": packed, "name": name}
+        await scheduler.broadcast(msg=message, on_error="return")

@@ -223,7 +223,11 @@ class LiveRound:
         """Let workers that were silent when the round started take part once they have answered."""
         for worker in [w for w in self._silent if not self._channels[w].silent]:
             self._silent.discard(worker)
-            self.round.expect(worker, self._plan.speeds[worker])
+            if self._plan.speeds[worker] > 0:
+                self.round.expect(worker, self._plan.speeds[worker])
+            else:
+                # The plan counts on it as little as on a worker that computes wrongly.
+                self._reserve.add(worker)
 
     def _call_reserve(self) -> None:
         """Let reserves take part if a worker that owes stripes has fallen silent."""

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from dask.typing import Key
 from distributed.metrics import time
-from distributed.protocol.pickle import dumps
 
 from dask_coded.prediction import SpeedHistory, in_seconds
 from dask_coded.rounds import POLICIES, InfeasibleError, Layout
@@ -71,12 +70,12 @@ class CodedSchedulerPlugin(SchedulerExtension):
             coded_keepers=self.loops.keepers,
             coded_plan=self.plan,
         )
-        await scheduler.register_worker_plugin(
-            None, dumps(CodedWorkerPlugin()), name=NAME, idempotent=True
-        )
+        await self.give(scheduler, NAME, CodedWorkerPlugin())
 
     def hello(self, worker: str, version: str, product: float) -> None:
         """Handler: a worker has the plugin, and a small product takes that many seconds on it."""
+        if worker not in self.scheduler.workers:
+            return  # it has left meanwhile, and nothing would ever remove it from here
         self.versions[worker] = version
         self.supervisor.measured(worker, product)
         self.supervisor.available(worker)
@@ -212,7 +211,8 @@ class CodedSchedulerPlugin(SchedulerExtension):
                 continue
             if isinstance(ts.run_spec, CodedTask):
                 self.supervisor.add(ts)
-                if key not in self._holding:
+                # A graph also names tasks whose results are there already: these need no pieces.
+                if key not in self._holding and ts.state not in ("memory", "erred"):
                     self._hold(ts, ts.run_spec)
 
     def _hold(self, ts: TaskState, task: CodedTask) -> None:
@@ -250,6 +250,9 @@ class CodedSchedulerPlugin(SchedulerExtension):
         self._corrupt.pop(worker, None)
         self.supervisor.remove_worker(worker)
         self.arrays.remove_worker(worker, stimulus_id)
+
+    def remove_client(self, scheduler: Scheduler, client: str) -> None:
+        self.arrays.remove_client(client)
 
     def restart(self, scheduler: Scheduler) -> None:
         self.arrays.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -92,6 +93,7 @@ def run_loop(
     operators = {array_id: operator(array_id, options) for array_id in array_ids}
     # As many copies of the state as workers may be lost at once, and one more.
     copies = 1 + max((op.code.tolerance for op in operators.values()), default=0)
+    loops = count()
 
     def fill(value: Any) -> Any:
         if isinstance(value, OperatorSlot):
@@ -108,6 +110,7 @@ def run_loop(
                 copies,
                 value.topic,
                 value.interval,
+                next(loops),
             )
         return value
 

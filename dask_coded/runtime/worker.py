@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,6 +44,8 @@ from dask_coded.transport.rows import NO_ROWS, dense_rows, sent_rows
 
 if TYPE_CHECKING:
     from distributed.worker import Worker
+
+logger = logging.getLogger("distributed.dask_coded")
 
 # Specs of arrays that a worker remembers for the rounds that it coordinates.
 _SPECS = 64
@@ -206,7 +208,14 @@ class CodedWorkerPlugin(WorkerPlugin):
     def _start(self, message: StartRound, answer: Answer) -> None:
         held, edges, absent = {}, {}, []
         for piece, key, rows in message.pieces:
-            if (data := self.piece(as_key(key))) is None:
+            try:
+                data = self.piece(as_key(key))
+            except Exception:
+                # It was spilled and cannot be read, or there is no memory for it. Without an answer
+                # the round would wait for this worker.
+                logger.exception("Worker %s cannot read the piece %r", self.worker.address, key)
+                data = None
+            if data is None:
                 absent.append(piece)
                 continue
             held[piece] = data, rows
@@ -280,11 +289,12 @@ class CodedWorkerPlugin(WorkerPlugin):
         data: Any = self.worker.data.get(as_key(key))
         if data is None or self._closed:
             return NO_ROWS
-        in_thread = partial(asyncio.get_running_loop().run_in_executor, self._executor)
+        # Not in the threads of rounds: these may be busy for as long as a round takes, and whoever
+        # waits for an answer would believe that this worker is stopped.
         if scipy.sparse.issparse(data):
-            return sent_rows(await in_thread(lambda: data.tocsr()[start:stop]))
+            return sent_rows(await asyncio.to_thread(lambda: data.tocsr()[start:stop]))
         self._forget_later()
-        return await in_thread(dense_rows, data[start:stop], room)
+        return await asyncio.to_thread(dense_rows, data[start:stop], room)
 
     def _forget_later(self) -> None:
         if self._idle is not None:
@@ -292,6 +302,8 @@ class CodedWorkerPlugin(WorkerPlugin):
         self._idle = asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._forget)
 
     def _forget(self) -> None:
+        # Until they hear of the end, participants hold the pieces of the last round of each array.
+        self.exchange.flush()
         self._outputs.clear()
         self._series.clear()
         self.mappings.clear()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -54,6 +55,9 @@ _PROBE = "memory"
 _GONE = 100
 # It answers `StopRound` at once, but a throttled worker may stall for this many seconds.
 _SILENCE = 1.0
+# What a worker owed when its channel closed says nothing after this many seconds: another one may
+# have its address by then.
+_FORGOTTEN = 10.0
 # A worker that cannot be connected to in this time is gone for a round. Dask tries for 30 seconds,
 # even if the worker's process has ended; the scheduler knows earlier.
 _CONNECT = 5.0
@@ -160,6 +164,7 @@ class Channel:
         self.unreadable = 0
         self.asked: float | None = None
         self.closed = False
+        self._closed_at = math.inf
         self._worker = worker
         self._listeners: dict[Key, Listener] = {}
         # Runs that the peer knows and must be told to drop when they are over.
@@ -225,7 +230,9 @@ class Channel:
     @property
     def silent(self) -> bool:
         """Whether the peer has owed an answer for longer than an event loop may be busy."""
-        return self.asked is not None and monotonic() - self.asked > _SILENCE
+        now = monotonic()
+        owes = self.asked is not None and now - self.asked > _SILENCE
+        return owes and now - self._closed_at < _FORGOTTEN
 
     def end(self, run_id: Key, began: float) -> None:
         """Stop listening to a run that began at ``began``, and have the peer drop its part.
@@ -277,7 +284,7 @@ class Channel:
         except OSError:
             pass
         finally:
-            self.closed = True
+            self.closed, self._closed_at = True, monotonic()
             self._outbox.close()
             for run_id, listener in list(self._listeners.items()):
                 listener(Closed(run_id))
@@ -396,6 +403,11 @@ class Exchange:
             local = self._receive_own if address == self._worker.address else None
             channel = self._channels[address] = Channel(self._worker, address, local, self._probe)
         return channel
+
+    def flush(self) -> None:
+        """Tell all peers of the rounds that are over."""
+        for channel in self._channels.values():
+            channel.flush()
 
     def is_usable(self, address: str) -> bool:
         """Whether nothing is known against sending to a worker: not closed, not silent."""

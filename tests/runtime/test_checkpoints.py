@@ -54,6 +54,36 @@ async def test_states_are_dropped_when_the_loop_is_over(c, s, *workers):
     assert not s.extensions["dask-coded"].loops._keepers
 
 
+@gen_cluster(client=True, nthreads=[("", 1)] * 4)
+async def test_algorithms_of_one_task_do_not_resume_from_each_other(c, s, *workers):
+    def algorithm(operator, loop):
+        first, total = loop.resume((1, np.zeros(4)))
+        for i in range(first, 4):
+            total = total + operator @ np.ones(4)
+            loop.report(Progress(i, residual=0.0), state=(i + 1, total), last=i == 3)
+        return float(total[0])
+
+    def several(operator, one, other):
+        return [algorithm(operator, loop) for loop in (one, one, other, one)]
+
+    C = await coded.encode(np.eye(4), coded.MDS(4, 2), client=c)
+    assert await coded.submit(several, C, coded.Loop(), coded.Loop(), client=c) == [3.0] * 4
+
+
+@gen_cluster(client=True, nthreads=[("", 1)] * 3)
+async def test_states_of_a_loop_that_runs_again_are_kept_again(c, s, a, *others):
+    """Its result was lost with a worker."""
+    await coded.encode(np.eye(4), coded.MDS(3, 2), client=c)
+    keeper, answers = worker_plugin(a).keeper, []
+    keeper._keep(KeepState("loop", 1, b"old", ("loop", 7)), answers.append)
+    keeper._forget("loop", 7)
+    keeper._keep(KeepState("loop", 2, b"late", ("loop", 7)), answers.append)
+    assert not keeper.kept
+    keeper._keep(KeepState("loop", 1, b"new", ("loop", 8)), answers.append)
+    assert keeper.kept == {"loop": (1, b"new")}
+    assert len(answers) == 3
+
+
 @gen_cluster(client=True, nthreads=[("", 1)] * 5)
 async def test_a_keeper_that_is_stopped_is_replaced(c, s, *workers):
     def twice(operator, loop):

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from distributed import Client, Event, Worker, wait
 from distributed.security import Security
-from distributed.utils_test import async_poll_for, gen_cluster
+from distributed.utils_test import async_poll_for, captured_logger, gen_cluster
 
 import dask_coded as coded
 from dask_coded.preload import dask_setup
+from dask_coded.runtime import worker as worker_module
+from dask_coded.runtime.extension import SchedulerExtension
 from dask_coded.runtime.install import install
 from dask_coded.runtime.scheduler import CodedSchedulerPlugin
 from dask_coded.runtime.worker import CodedWorkerPlugin, worker_plugin
@@ -22,6 +27,7 @@ from dask_coded.transport.messages import (
     PiecesAbsent,
     RoundStopped,
     Share,
+    StartRound,
     StopRound,
     WithdrawStripes,
 )
@@ -113,6 +119,28 @@ async def test_arrays_of_a_client_that_closes_are_released(c, s, *workers):
     await async_poll_for(lambda: not plugin_of(s).arrays)
 
 
+@pytest.mark.parametrize("where", ["source.Blocks.load", "encoding.settled"])
+def test_array_of_a_client_that_leaves_while_it_encodes_is_forgotten(where, monkeypatch):
+    @gen_cluster(client=True, nthreads=FOUR)
+    async def test(c, s, *workers):
+        await install(c)
+        reached, never = asyncio.Event(), asyncio.Event()
+
+        async def wait_there(*args):
+            reached.set()
+            await never.wait()
+
+        monkeypatch.setattr(f"dask_coded.runtime.{where}", wait_there)
+        async with Client(s.address, asynchronous=True, set_as_default=False) as d:
+            encoding = asyncio.ensure_future(coded.encode(A, coded.MDS(4, 2), d, verify=True))
+            await reached.wait()
+            assert plugin_of(s).arrays
+        await async_poll_for(lambda: forgotten(s), timeout=10)
+        encoding.cancel()
+
+    test()
+
+
 @gen_cluster(client=True, nthreads=FOUR)
 async def test_more_loops_than_threads(c, s, *workers):
     C = await coded.encode(A, coded.MDS(4, 3), c)
@@ -169,6 +197,34 @@ async def test_array_released_after_its_rounds(c, s, *workers):
     await async_poll_for(lambda: not plugin_of(s)._holding)
     del C, result
     await async_poll_for(lambda: forgotten(s))
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_a_result_that_is_asked_for_again_does_not_hold_the_pieces(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    product = C @ x
+    kept = c.persist(product)
+    await wait(kept)
+    np.testing.assert_allclose(await c.compute(product), A @ x)
+    del C, product
+    await async_poll_for(lambda: not plugin_of(s).arrays, timeout=10)
+    np.testing.assert_allclose(await c.compute(kept), A @ x)
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_nothing_holds_the_pieces_of_a_released_array(c, s, *workers, monkeypatch):
+    monkeypatch.setattr(worker_module, "_IDLE_SECONDS", 0.1)
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    await check(c, C)
+    pieces = [weakref.ref(piece) for w in workers for piece in w.data.values()]
+    assert len(pieces) >= 4
+
+    def gone():
+        gc.collect()
+        return not any(ref() is not None for ref in pieces)
+
+    del C
+    await async_poll_for(gone, timeout=10)
 
 
 def gated(operator, name):
@@ -321,6 +377,57 @@ async def test_worker_closed_during_a_loop(c, s, *workers):
     np.testing.assert_allclose(await future, [A @ x] * 2)
 
 
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_greeting_of_a_worker_that_has_left(c, s, *workers):
+    await install(c)
+    plugin_of(s).hello("tcp://127.0.0.1:1", "another version", 0.01)
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    await check(c, C)
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_piece_that_its_worker_cannot_read(c, s, *workers):
+    """The coordinator may be on that worker, to which there is no connection that could break."""
+
+    def unreadable(key):
+        raise OSError("on purpose")
+
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    first = C.encoded.workers[0]
+    plugin = worker_plugin(next(w for w in workers if w.address == first))
+    plugin.piece = unreadable
+    with captured_logger("distributed.dask_coded") as log:
+        result = await coded.submit(lambda operator: operator @ x, C, client=c, workers=first)
+    np.testing.assert_allclose(result, A @ x)
+    assert "cannot read the piece" in log.getvalue()
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_workers_out_of_reach_of_the_coordinator_alone(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    first, *others = C.encoded.workers
+    unreachable = [w for w in workers if w.address in others[:2]]
+    asked, plan = [], s.handlers["coded_plan"]
+
+    async def counted(**arguments):
+        asked.append(arguments)
+        return await plan(**arguments)
+
+    async def broken(comm, protocol):
+        raise OSError
+
+    s.handlers["coded_plan"] = counted
+    for worker in unreachable:
+        worker.handlers["coded_channel"] = broken
+    future = coded.submit(lambda operator: operator @ x, C, client=c, workers=first)
+    await async_poll_for(lambda: asked, timeout=30)
+    await asyncio.sleep(0.5)
+    assert len(asked) < 20
+    for worker in unreachable:
+        worker.handlers["coded_channel"] = worker_plugin(worker).exchange._serve
+    np.testing.assert_allclose(await future, A @ x)
+
+
 @gen_cluster(client=True, nthreads=FOUR[:3])
 async def test_loss_of_more_than_the_code_survives(c, s, *workers):
     C = await coded.encode(A, coded.MDS(3, 3), c)
@@ -410,6 +517,45 @@ async def test_preload_of_workers_alone(s, *workers):
             worker_plugin(worker)
 
 
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_worker_lost_while_the_plugins_are_installed(c, s, *workers):
+    async def lost(**message):
+        raise OSError("on purpose")
+
+    workers[0].handlers["plugin-add"] = lost
+    C = await coded.encode(A, coded.MDS(3, 2), c)
+    await install(c)
+    assert s.plugins["dask-coded"] is plugin_of(s)
+    assert workers[0].address not in C.encoded.workers
+    await check(c, C)
+
+
+def test_a_plugin_that_could_not_be_set_up_is_set_up_again():
+    class Plugin(SchedulerExtension):
+        name = "plugin"
+
+        def __init__(self, fails: bool) -> None:
+            self.fails = fails
+            self.set = False
+
+        async def set_up(self, scheduler) -> None:
+            await asyncio.sleep(0)
+            if self.fails:
+                raise OSError("on purpose")
+            self.set = True
+
+    async def start():
+        return await asyncio.gather(*(p.start(scheduler) for p in plugins), return_exceptions=True)
+
+    scheduler = SimpleNamespace(extensions={})
+    plugins = [Plugin(True), Plugin(False), Plugin(False)]
+    failed, *others = asyncio.run(start())
+    assert isinstance(failed, OSError)
+    assert others == [None, None]
+    assert [p.set for p in plugins] == [False, True, False]
+    assert scheduler.extensions["plugin"] is plugins[1]
+
+
 @gen_cluster(client=True, nthreads=FOUR[:2])
 async def test_installing_again_keeps_the_arrays(c, s, *workers):
     await install(c)
@@ -466,6 +612,20 @@ async def test_cluster_without_workers(c, s):
 
 
 # -- messages ----------------------------------------------------------------------------------
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_worker_that_answers_again_takes_the_place_of_another_that_is_silent(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    first, back, stopped, _ = C.encoded.workers
+    exchanges = {w.address: worker_plugin(w).exchange for w in workers}
+    channel, started = exchanges[first].channel(back), asyncio.Event()
+    channel.asked = 0.0  # as if it had owed an answer for a long time
+    exchanges[stopped]._handlers[StartRound] = lambda message, answer: started.set()
+    future = coded.submit(lambda operator: operator @ x, C, client=c, workers=first)
+    await started.wait()
+    channel.receive(RoundStopped("earlier"))
+    np.testing.assert_allclose(await future, A @ x)
 
 
 @gen_cluster(client=True, nthreads=FOUR)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+import dask.array as da
 import numpy as np
 import pytest
-from distributed import Worker
+from distributed import Event, Worker
 from distributed.active_memory_manager import ReduceReplicas
 from distributed.core import Status
 from distributed.utils_test import async_poll_for, gen_cluster
@@ -144,3 +145,25 @@ def test_no_piece_waits_for_a_worker_that_is_paused(when):
         assert free.address not in set().union(*holders(s, C))
 
     test()
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 4)
+async def test_no_block_to_encode_waits_for_a_worker_that_is_paused(c, s, *workers):
+    def gated(block):
+        Event("go").wait()
+        return block
+
+    source = da.from_array(A, chunks=-1).map_blocks(gated, meta=A[:0, :0])
+    encoding = asyncio.ensure_future(coded.encode(source, coded.MDS(4, 3), c))
+    await async_poll_for(lambda: any(ts.processing_on for ts in s.tasks.values()))
+    busy = {ts.processing_on.address for ts in s.tasks.values() if ts.processing_on}
+    arrays = s.extensions["dask-coded"].arrays
+    (state,) = arrays.values()
+    pin = next(pin for key in state.sources if (pin := arrays._pins[key]) not in busy)
+    paused = next(w for w in workers if w.address == pin)
+    paused.periodic_callbacks["memory_monitor"].stop()  # it would end the pause
+    paused.status = Status.paused
+    await async_poll_for(lambda: s.workers[pin].status == Status.paused)
+    await Event("go", client=c).set()
+    C = await encoding
+    np.testing.assert_allclose(await c.compute(C @ np.ones(10)), A.sum(1))

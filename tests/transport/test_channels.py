@@ -38,6 +38,21 @@ async def test_an_answer_that_cannot_be_packed_closes_the_channel(monkeypatch):
 
 
 @gen_cluster(nthreads=[("127.0.0.1", 1)] * 2)
+async def test_a_worker_that_is_lost_is_silent_for_a_while(s, a, b, monkeypatch):
+    """Another worker may get its address, and no message may ever go there."""
+    exchange, lost = Exchange.of(a), []
+    channel = exchange.channel(b.address)
+    channel.listen("run", lost.append)
+    channel.send(StopRound("run"))
+    await b.close()
+    await async_poll_for(lambda: lost, timeout=30)
+    channel.asked = 0.0
+    assert exchange.silent == [b.address]
+    monkeypatch.setattr(channels, "_FORGOTTEN", 0.0)
+    assert exchange.silent == []
+
+
+@gen_cluster(nthreads=[("127.0.0.1", 1)] * 2)
 async def test_another_version_of_the_protocol_is_refused(s, a, b, monkeypatch):
     received = []
     here, there = Exchange.of(a), Exchange.of(b)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from threading import Event
+
 import numpy as np
 import pytest
 import scipy.sparse
@@ -67,6 +69,24 @@ def test_rows_that_do_not_fit_into_memory_are_sent(data, monkeypatch):
         assert type(found) is type(data)
         assert (found != data[5:45]).sum() == 0
         assert not any(left)
+
+    test()
+
+
+@pytest.mark.parametrize("data", [WIDE, scipy.sparse.csr_array(WIDE)], ids=["dense", "sparse"])
+def test_rows_are_sent_while_a_long_round_is_computed(data, monkeypatch):
+    monkeypatch.setattr(module, "ANSWER_SECONDS", 0.2)
+
+    @gen_cluster(**TWO)
+    async def test(c, s, *workers):
+        reader, over = await a_reader(c, *workers), Event()
+        x = await c.scatter({"x": data}, workers=[workers[1].address])  # noqa: F841
+        worker_plugin(workers[1])._executor.submit(over.wait)
+        try:
+            found = await reader.read(workers[1].address, "x", 5, 45, ROW)
+        finally:
+            over.set()
+        assert (found != data[5:45]).sum() == 0
 
     test()
 

@@ -87,7 +87,8 @@ class LiveGroup:
         self._absent: set[int] = set()
         # Workers that give no sign of life, and those that a larger group could have.
         self._silent: set[str] = set()
-        self._joinable: set[str] = set()
+        # Some may have become available while this group was formed.
+        self._joinable = link.available.difference(group.addresses)
         self._leaving = False
         self._machines: dict[int, Machine] = {}
         self._segments: dict[int, dict[int, Partial]] = defaultdict(dict)
@@ -341,6 +342,9 @@ class LiveGroup:
                 match event.message:
                     case ReplicaState(_, state) if event.sender == address:
                         return state
+                    case TrainingFailed(_, error) if event.sender == address:
+                        # It may lack the memory to pickle its state, and does not answer any more.
+                        raise pickle.loads(error)
                     case Closed():
                         gone.add(event.sender)
                     case Silent(_, silent):

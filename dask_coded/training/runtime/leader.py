@@ -129,6 +129,8 @@ class Leader:
         while True:
             candidates = self._link.invite(steps)
             found = self._enlisted(candidates)
+            if candidates and not found:
+                continue  # all of them are late, the leader's own among them: ask again
             workers = [address for address in candidates if address in found]
             plan, addresses = form(training.aggregation, workers)
             if training.remembers:
@@ -159,6 +161,7 @@ class Leader:
                     waiting.discard(event.sender)
                 case Closed():
                     waiting.discard(event.sender)
+                    found.pop(event.sender, None)
                 case Silent(_, address):
                     waiting.discard(address)
                     found.pop(address, None)

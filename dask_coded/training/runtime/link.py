@@ -12,11 +12,16 @@ from typing import NamedTuple
 from dask.typing import Key
 from distributed.utils import sync
 
-from dask_coded.training.runtime.memberships import Cancelled, TrainingWorkerPlugin
+from dask_coded.training.runtime.memberships import (
+    Available,
+    Cancelled,
+    Silent,
+    TrainingWorkerPlugin,
+)
 from dask_coded.training.runtime.spec import Group, Training
 from dask_coded.transport import Channel
 from dask_coded.transport.fences import RunOverError
-from dask_coded.transport.messages import Enlist, Join, Message, StopRequested
+from dask_coded.transport.messages import Enlist, Enlisted, Join, Message, StopRequested
 
 
 class Event(NamedTuple):
@@ -43,11 +48,14 @@ class Link:
         Of the present group.
     enough : bool
         Whether the client wants the training to end soon.
+    available : set of str
+        Workers that have become available, or have answered, since the present group was begun.
     """
 
     def __init__(self, plugin: TrainingWorkerPlugin, training: Training, task: Key) -> None:
         self.run_id = ""
         self.enough = False
+        self.available: set[str] = set()
         self._plugin = plugin
         self._loop = plugin.worker.loop
         self._training = training
@@ -94,6 +102,12 @@ class Link:
                     raise RunOverError(f"This run of {self._task!r} is over.")
                 case StopRequested():
                     self.enough = True
+                case Available(_, address):
+                    self.available.add(address)
+                case Enlisted(run_id) if run_id == self.run_id:
+                    self.available.add(event.sender)
+                case Silent(_, address):
+                    self.available.discard(address)
             if event.message.run_id in (self.run_id, self._task):
                 return event
 
@@ -158,6 +172,8 @@ class Link:
         list of str
             Their addresses: the leader's own first, then the fastest.
         """
+        # Before the scheduler is asked: whoever becomes available later is not among its answer.
+        self.available.clear()
         workers: list[str] = sync(self._loop, self._invite, step)
         return workers
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
 from distributed.diagnostics.plugin import WorkerPlugin
+from distributed.protocol import to_serialize
 from distributed.protocol.pickle import dumps
 
 from dask_coded.training.runtime.spec import Group, Replica
 from dask_coded.training.runtime.trainer import Trainer, portable
 from dask_coded.transport import Answer, Exchange
+from dask_coded.transport.fences import Fences
 from dask_coded.transport.messages import (
     Attempt,
     BeginSteps,
@@ -39,9 +40,6 @@ if TYPE_CHECKING:
 
 #: Name under which the plugins of trainings register.
 NAME = "dask-coded-training"
-
-# How many ended tasks of leaders a worker remembers, to refuse a group that comes late.
-_ENDED = 1000
 
 
 # -- messages that a leader's own worker hands over, by the leader's task; they never travel -------
@@ -90,8 +88,11 @@ class TrainingWorkerPlugin(WorkerPlugin):
         self.exchange = Exchange.of(worker)
         self.trainers: dict[str, Trainer] = {}
         self.leaders: dict[Key, Callable[[Message], None]] = {}
-        self._tasks: dict[str, Key] = {}
-        self._ended: deque[Key] = deque(maxlen=_ENDED)
+        # By training, the run of its leader's task.
+        self._led: dict[str, Attempt] = {}
+        # Runs of leaders' tasks that have ended, to refuse a group that comes late. A task whose
+        # result was lost runs again, and must find its workers.
+        self._ended = Fences()
         # What this worker does to join groups, and of which trainings they are.
         self._joining: dict[asyncio.Task[None], str] = {}
         self.exchange.register(
@@ -162,13 +163,13 @@ class TrainingWorkerPlugin(WorkerPlugin):
 
     async def _join(self, message: Join, answer: Answer) -> None:
         group: Group = message.group
-        run_id, training, task = group.run_id, group.training, message.task
+        run_id, training = group.run_id, group.training
         previous = self.trainers.get(training.id)
         own = self.worker.address
         state = None
         try:
             if own in group.sources:
-                state = (await self.state(training.id))["state"]
+                state = await self._packed(training.id)
             elif group.sources:
                 source = group.sources[0]
                 try:
@@ -181,20 +182,26 @@ class TrainingWorkerPlugin(WorkerPlugin):
         except Exception as exc:
             answer(TrainingFailed(run_id, portable(exc, own)))
             return
-        if task in self._ended:
+        led = message.attempt or (message.task, -1)
+        if not self._ended.admits(led):
             return
         if previous is not None:
             previous.stop()
         self.trainers[training.id] = Trainer(
             self.worker, self.exchange, group, message.node, replica, answer, previous
         )
-        self._tasks[training.id] = task
+        self._led[training.id] = led
         answer(Joined(run_id))
 
     async def state(self, training: str) -> dict[str, Any]:
         """Handler: send the pickled state of this worker's replica, which must not change now."""
+        # As a frame: plain bytes would be copied on the event loop, and may have 4 GiB at most.
+        return {"state": to_serialize(await self._packed(training))}
+
+    async def _packed(self, training: str) -> bytes:
         replica = self.trainers[training].replica
-        return {"state": await asyncio.to_thread(dumps, replica.state())}
+        packed: bytes = await asyncio.to_thread(dumps, replica.state())
+        return packed
 
     def _leader_gone(self, answer: Answer) -> None:
         """Stop the trainers of a leader whose channel has closed; they wait for another leader."""
@@ -208,13 +215,15 @@ class TrainingWorkerPlugin(WorkerPlugin):
         if self.exchange.is_over(task) and (tell := self.leaders.get(task)):
             tell(Cancelled(task))
 
-    def _forget(self, task: Key) -> None:
-        """Stream handler: the task of a leader has ended, or is cancelled."""
-        self._ended.append(task)
-        if tell := self.leaders.get(task):
+    def _forget(self, task: Key, run: int) -> None:
+        """Stream handler: a run of a leader's task has ended, or is cancelled."""
+        self._ended.put((task, run))
+        own = self.exchange.attempt(task)
+        if (tell := self.leaders.get(task)) and not (own and self._ended.admits(own)):
             tell(Cancelled(task))
-        for training in [t for t, of in self._tasks.items() if of == task]:
-            del self._tasks[training]
+        # A later run may have come before this message, through another connection.
+        for training in [t for t, led in self._led.items() if not self._ended.admits(led)]:
+            del self._led[training]
             self.trainers.pop(training).stop()
 
     def _silent(self, task: Key, address: str) -> None:

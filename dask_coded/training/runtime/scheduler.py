@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
-from distributed.protocol.pickle import dumps
 
 from dask_coded.runtime.answers import Holders, Lost, Reply, reply
 from dask_coded.runtime.extension import SchedulerExtension
@@ -40,9 +39,7 @@ class TrainingSchedulerPlugin(SchedulerExtension):
             coded_holders=self.holders,
             coded_leads=self.leads,
         )
-        await scheduler.register_worker_plugin(
-            None, dumps(TrainingWorkerPlugin()), name=NAME, idempotent=True
-        )
+        await self.give(scheduler, NAME, TrainingWorkerPlugin())
 
     def candidates(
         self, key: Key, worker: str, allowed: Sequence[str] | None, round: int
@@ -99,7 +96,8 @@ class TrainingSchedulerPlugin(SchedulerExtension):
     ) -> None:
         if finish in ("memory", "erred", "forgotten"):
             for address in self._involved.pop(key, ()):
-                self._send(address, "coded-training-over", task=key)
+                run = self.scheduler.tasks[key].run_id
+                self._send(address, "coded-training-over", task=key, run=run)
 
     def restart(self, scheduler: Scheduler) -> None:
         self._involved.clear()

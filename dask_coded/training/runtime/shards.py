@@ -60,12 +60,13 @@ def _overlap(blocks: Blocks, start: int, stop: int) -> Iterator[tuple[Key, int, 
 async def _fetch(worker: Worker, key: Key, start: int, stop: int, avoid: set[str]) -> Any:
     """Fetch some rows of one block, from any holder that answers."""
     backoff = Backoff()
+    avoided = avoid
     while True:
         local: Any = worker.data.get(key)
         if local is not None:
             return await asyncio.to_thread(getitem, local, slice(start, stop))
         holders: tuple[str, ...] = ()
-        match await ask(worker.scheduler.coded_holders, key=key, avoid=sorted(avoid)):
+        match await ask(worker.scheduler.coded_holders, key=key, avoid=sorted(avoided)):
             case Lost(message):
                 raise CodedDataLostError(message)
             case Holders(addresses):
@@ -77,6 +78,11 @@ async def _fetch(worker: Worker, key: Key, start: int, stop: int, avoid: set[str
             except RowsGoneError as gone:
                 if gone.silent:  # otherwise it died or released the block just now: ask again
                     avoid.add(gone.address)
+                    avoided = avoid
+        else:
+            # It is computed again, wherever the scheduler likes. If that is a worker that did not
+            # answer for a while, the block must not be computed a third time.
+            avoided = set()
         await backoff.wait()
 
 

@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import CancelledError
+from functools import partial
 from queue import SimpleQueue
+from types import SimpleNamespace
 
 import dask.array as da
 import numpy as np
 from distributed import Event, get_worker, wait
+from distributed.protocol.pickle import dumps
 from distributed.utils import sync
 from distributed.utils_test import async_poll_for, gen_cluster
 from distributed.worker import thread_state
 
 import dask_coded as coded
+from dask_coded.aggregation import Star
+from dask_coded.compression import EXACT
+from dask_coded.runtime.answers import Holders, reply
 from dask_coded.runtime.install import install
+from dask_coded.training import SGD, Synchronous
+from dask_coded.training.batches import Batches
+from dask_coded.training.replica import Model
+from dask_coded.training.runtime import leader, shards
 from dask_coded.training.runtime.link import Link
 from dask_coded.training.runtime.memberships import training_plugin
 from dask_coded.training.runtime.scheduler import TrainingSchedulerPlugin
 from dask_coded.training.runtime.shards import fetch_rows
-from dask_coded.training.runtime.spec import Blocks
+from dask_coded.training.runtime.spec import Blocks, Training
 from dask_coded.transport import rows
+from dask_coded.transport.rows import RowsGoneError
 
 THREE = {
     "client": True,
@@ -59,7 +70,7 @@ async def test_a_leader_that_was_taken_over_is_refused(c, s, *workers):
     await install(c, TrainingSchedulerPlugin())
     future = coded.submit(confirm, client=c)
 
-    async def leader():
+    async def running():
         def ready():
             return future.key in s.tasks and s.tasks[future.key].processing_on
 
@@ -68,15 +79,52 @@ async def test_a_leader_that_was_taken_over_is_refused(c, s, *workers):
         await Event(f"started-{address}", client=c).wait()
         return address
 
-    old = await leader()
+    old = await running()
     for _ in range(6):
         s.extensions["dask-coded"].supervisor._tick()
-    new = await leader()
+    new = await running()
     assert new != old
     await Event(f"go-{old}", client=c).set()
     await Event("refused", client=c).wait()
     await Event(f"go-{new}", client=c).set()
     assert await future == new
+
+
+@gen_cluster(client=True, nthreads=[("", 1)] * 3, timeout=60)
+async def test_a_training_whose_result_is_lost_with_its_worker_runs_again(c, s, *workers):
+    await install(c, TrainingSchedulerPlugin())
+    X, holder = np.eye(4), workers[1].address
+    blocks = Blocks(("rows",), (4,))
+    rows = await c.scatter({"rows": X}, workers=[holder])
+
+    def squares(w, samples, targets):
+        error = samples @ w - targets[:, 0]
+        return error @ error / 2, samples.T @ error
+
+    model = Model(squares, np.zeros(4), SGD(0.1), 4, None, 0, None, ((4,),))
+    training = Training(
+        id="training",
+        model=dumps(model),
+        batches=partial(Batches, 4, batch_size=None, seed=0),
+        samples=blocks,
+        targets=blocks,
+        aggregation=Star(),
+        codec=EXACT,
+        remembers=False,
+        schedule=Synchronous(),
+        first=0,
+        steps=3,
+    )
+    leaders = [w.address for w in workers if w.address != holder]
+    future = coded.submit(leader.lead, training, coded.Loop(), client=c, workers=leaders)
+    await wait(future)
+    plugins = {w.address: training_plugin(w) for w in workers}
+    (ws,) = s.tasks[future.key].who_has
+    others = [p for address, p in plugins.items() if address != ws.address]
+    await async_poll_for(lambda: not any(p.trainers for p in others), timeout=30)
+    await next(w for w in workers if w.address == ws.address).close()
+    assert (await future).state["version"] == 3
+    del rows
 
 
 @gen_cluster(**THREE)
@@ -119,6 +167,31 @@ async def test_blocks_are_computed_again_while_the_worker_that_holds_them_is_sto
     np.testing.assert_array_equal(await fetch_rows(b, blocks, 1, 11, avoid), X[1:11])
     assert avoid == {a.address}
     assert len({where["key"] for where in asked}) == 1  # the other blocks were not asked for there
+
+
+def test_a_block_that_is_computed_again_on_a_worker_that_was_silent_is_fetched_there(monkeypatch):
+    asked, answers = [], [("a",), (), ("a",)]
+
+    async def holders(key, avoid):
+        asked.append(avoid)
+        return reply(Holders(answers[len(asked) - 1]))
+
+    async def fetched(worker, address, *where):
+        if len(asked) == 1:
+            raise RowsGoneError(address, silent=True)
+        return np.eye(2)
+
+    async def ask(handler, **arguments):
+        return (await handler(**arguments))["answer"].data
+
+    monkeypatch.setattr(shards, "ask", ask)
+    monkeypatch.setattr(shards, "_slices", fetched)
+    worker = SimpleNamespace(data={}, scheduler=SimpleNamespace(coded_holders=holders))
+    avoid = set()
+    found = asyncio.run(fetch_rows(worker, Blocks(("rows",), (2,)), 0, 2, avoid))
+    np.testing.assert_array_equal(found, np.eye(2))
+    assert asked == [[], ["a"], []]
+    assert avoid == {"a"}
 
 
 @gen_cluster(**THREE)

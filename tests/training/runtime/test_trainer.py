@@ -17,7 +17,12 @@ from dask_coded.training import Pipelined, Synchronous
 from dask_coded.training.runtime.group import GroupOverError, LiveGroup
 from dask_coded.training.runtime.leader import History, Leader
 from dask_coded.training.runtime.link import Event
-from dask_coded.training.runtime.memberships import Silent, TrainingWorkerPlugin
+from dask_coded.training.runtime.memberships import (
+    Available,
+    Cancelled,
+    Silent,
+    TrainingWorkerPlugin,
+)
 from dask_coded.training.runtime.spec import Group, Step
 from dask_coded.training.runtime.trainer import Trainer
 from dask_coded.transport.messages import (
@@ -33,6 +38,7 @@ from dask_coded.transport.messages import (
     SendState,
     StepsFinished,
     StepSummed,
+    TrainingFailed,
     Unreachable,
 )
 
@@ -177,6 +183,29 @@ def join(peer, sources, before=None):
     return answers, plugin.trainers.get("training")
 
 
+def test_the_end_of_an_earlier_run_of_a_leader_may_come_late():
+    wanted, answers, told = group(Star().plan(2)), [], []
+    task = SimpleNamespace(key="t", run_id=8)
+    worker = SimpleNamespace(
+        address="a",
+        handlers={},
+        stream_handlers={},
+        extensions={},
+        state=SimpleNamespace(tasks={"t": task}),
+    )
+    plugin = TrainingWorkerPlugin()
+    plugin.setup(worker)
+    plugin.leaders["t"] = told.append
+    asyncio.run(plugin._join(Join("run", "t", 0, wanted, ("t", 8)), answers.append))
+    plugin._forget("t", 7)
+    assert answers == [Joined("run")]
+    assert plugin.trainers
+    assert not told
+    plugin._forget("t", 8)
+    assert not plugin.trainers
+    assert told == [Cancelled("t")]
+
+
 def test_worker_killed_while_another_fetches_its_state_is_lost_and_not_an_error():
     (answer,), _ = join(Peer(None), sources=("b",))
     assert answer == Unreachable("run", "b")
@@ -200,6 +229,41 @@ def test_worker_stopped_while_it_joins():
     found = leader(*events, ("a", Silent("t", "b")))
     assert not found._all_joined(("a", "b"))
     assert found._link._lost == {"b"}
+
+
+def test_all_workers_are_asked_again_if_none_answers_in_time(monkeypatch):
+    found, invited = leader(), []
+    found._training = group(Star().plan(1)).training
+    found._training.aggregation, found._training.remembers = Star(), False
+    found._training.first = 0
+
+    def invite(steps):
+        invited.append(steps)
+        if len(invited) > 1:
+            for message in (Enlisted("run", None), Joining("run"), Joined("run")):
+                found._link._hear("a", message)
+        return ["a"]
+
+    found._link.invite = invite
+    found._link.call = lambda group: None
+    monkeypatch.setattr("dask_coded.training.runtime.leader.ANSWER_SECONDS", 0.01)
+    assert found._form(0).addresses == ("a",)
+    assert invited == [0, 0]
+
+
+def test_worker_lost_after_it_was_enlisted_is_not_called():
+    events = [("a", Enlisted("run", None)), ("a", Closed("run")), ("b", Enlisted("run", None))]
+    assert set(leader(*events)._enlisted(["a", "b"])) == {"b"}
+
+
+def test_workers_that_come_while_a_group_is_formed_can_join_the_next_one():
+    joined = [("a", Joining("run")), ("a", Joined("run"))]
+    late = [("x", Available("t", "b")), ("c", Enlisted("run", None)), ("d", Enlisted("old", None))]
+    found = leader(("a", Enlisted("run", None)), ("x", Available("t", "e")), *late, *joined)
+    assert set(found._enlisted(["a"])) == {"a"}
+    assert found._all_joined(("a",))
+    live = LiveGroup(found._link, group(Star().plan(1)), 0.0, None, None)
+    assert live._joinable == {"b", "c", "e"}
 
 
 def test_worker_stopped_while_another_fetches_its_state_and_joins_the_next_group():
@@ -248,6 +312,14 @@ def test_worker_stopped_after_the_last_step_before_it_sends_its_state(others):
         with pytest.raises(GroupOverError):
             live._outcome(*done[0])
         assert link._lost == {"a"}
+
+
+def test_worker_that_cannot_send_the_final_state_ends_the_training():
+    link = leader(("a", TrainingFailed("run", dumps(MemoryError("of a")))))._link
+    link.send = lambda messages: None
+    live = LiveGroup(link, group(Star().plan(1), 99), 0.0, None, lambda losses: losses)
+    with pytest.raises(MemoryError, match="of a"):
+        live._outcome("a", StepsFinished("run", 100, "same"))
 
 
 @pytest.mark.parametrize(

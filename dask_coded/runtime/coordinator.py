@@ -194,7 +194,7 @@ class Coordinator:
                 self._current = None
                 self._asking = None
                 if failed or again:
-                    # Lost pieces may be rebuilt on other workers meanwhile. Where workers are out of
+                    # Lost pieces may be rebuilt on other workers meanwhile. If workers are out of
                     # reach from here alone, the scheduler names them again and again.
                     await backoff.wait()
                 again = True

@@ -63,9 +63,7 @@ class LoopDirectory:
         for address in self._keepers.pop(key, ()):
             if address in self._scheduler.stream_comms:
                 run = self._scheduler.tasks[key].run_id
-                self._scheduler.worker_send(
-                    address, {"op": "coded-forget", "key": key, "run": run}
-                )
+                self._scheduler.worker_send(address, {"op": "coded-forget", "key": key, "run": run})
 
     def clear(self) -> None:
         """Forget all loops."""

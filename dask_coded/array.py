@@ -79,8 +79,9 @@ def encode(
     client : distributed.Client, optional
         The cluster; by default the current one.
     redundancy : int, optional
-        How many workers may be lost, if ``code`` is a name or not given; by default a quarter of
-        them (``coded.redundancy`` in the configuration).
+        How many workers may be lost, if ``code`` is a name or not given. By default a quarter of
+        them (``coded.redundancy`` in the configuration), but one if ``code`` is not given and the
+        data are sparse, integers or booleans.
     workers : sequence of str, optional
         Addresses of the workers that may hold pieces; by default all.
     transpose : bool

@@ -19,31 +19,35 @@ _TITLES = {
 }
 _ROLES = ("coordinator", "leader", "keeper", "other")
 _STOCK = "Dask alone"
+_ANY = "any of ours"
+# The first two are products with the same matrix.
+_COLUMNS = ("lazy rounds", _STOCK, _ANY)
 
 
 def table(rows: Iterable[dict[str, Any]]) -> str:
     """Return the table of the faults in some rows of a report, as Markdown.
 
-    For each fault: how often it hit which workers, and the median and the longest time without a
-    result of any load around it, of the loads of this package and of stock Dask.
+    For each fault: how often it hit which workers, and the median and the longest time around it
+    without a result: of lazy rounds, of the same products with stock Dask, and of whichever load of
+    this package waited longest.
     """
     rows = list(rows)
     events = [event for row in rows for event in row.get("events", ())]
+    headings = [f"{name}: {what}" for name in _COLUMNS for what in ("median", "longest")]
     lines = [
-        f"| fault | {' | '.join(_ROLES)} | without a result: median | longest | Dask alone: median "
-        "| longest |",
-        "| --- " * (len(_ROLES) + 5) + "|",
+        f"| fault | {' | '.join((*_ROLES, *headings))} |",
+        "| --- " * (1 + len(_ROLES) + len(headings)) + "|",
     ]
     for kind, title in _TITLES.items():
         if not (found := [event for event in events if event["kind"] == kind]):
             continue
         counts = [sum(event["role"] == role for event in found) for role in _ROLES]
-        ours = [max(g for load, g in e["gaps"].items() if load != _STOCK) for e in found]
-        stock = [event["gaps"][_STOCK] for event in found]
-        cells = [
-            *map(str, counts),
-            *(f"{s:.1f} s" for gaps in (ours, stock) for s in (_median(gaps), max(gaps))),
-        ]
+        cells = list(map(str, counts))
+        for column in _COLUMNS:
+            gaps = [_gap(event["gaps"], column) for event in found]
+            known = sorted(gap for gap in gaps if gap is not None)
+            ends = (known[len(known) // 2], known[-1]) if known else ()
+            cells += [f"{seconds:.1f} s" for seconds in ends] or ["–", "–"]
         lines.append(f"| {title} | {' | '.join(cells)} |")
     results = [row for row in rows if row["measure"] in ("results", "wrong") and row.get("load")]
     ours_only = [row for row in results if row["load"] != _STOCK]
@@ -53,5 +57,8 @@ def table(rows: Iterable[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _median(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]
+def _gap(gaps: dict[str, float], column: str) -> float | None:
+    """Return the longest time without a result of what a column shows, if that ran."""
+    if column != _ANY:
+        return gaps.get(column)
+    return max((gap for load, gap in gaps.items() if load != _STOCK), default=None)

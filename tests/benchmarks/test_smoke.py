@@ -92,7 +92,10 @@ def test_table_of_faults() -> None:
     from benchmarks.faults.page import table
 
     event = {"kind": "stopped", "role": "leader", "seconds": 1.0}
-    gaps = [{"pairs": 0.5, "training": 1.5, "Dask alone": 3.0}, {"pairs": 1.0, "Dask alone": 1.0}]
+    gaps = [
+        {"lazy rounds": 0.5, "training": 1.5, "Dask alone": 3.0},
+        {"training": 1.0, "Dask alone": 1.0},
+    ]
     events = [event | {"gaps": found} for found in gaps]
     rows = [
         {"measure": "faults", "value": 2, "events": events},
@@ -101,7 +104,7 @@ def test_table_of_faults() -> None:
         {"measure": "results", "value": 5, "load": "Dask alone"},
     ]
     text = table(rows)
-    assert "| 0 | 2 | 0 | 0 | 1.5 s | 1.5 s | 3.0 s | 3.0 s |" in text
+    assert "| 0 | 2 | 0 | 0 | 0.5 s | 0.5 s | 3.0 s | 3.0 s | 1.5 s | 1.5 s |" in text
     assert text.endswith("2 faults, 10 results, 1 of them wrong.\n")
 
 

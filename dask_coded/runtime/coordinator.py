@@ -194,8 +194,8 @@ class Coordinator:
                 self._current = None
                 self._asking = None
                 if failed or again:
-                    # Lost pieces may be rebuilt on other workers meanwhile. If workers are out of
-                    # reach from here alone, the scheduler names them again and again.
+                    # Lost pieces may be rebuilt on other workers meanwhile. Workers that are out
+                    # of reach from here alone are in each plan.
                     await backoff.wait()
                 again = True
                 continue

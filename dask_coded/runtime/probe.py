@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from contextlib import suppress
 from math import inf
 from time import monotonic, perf_counter
@@ -35,6 +35,7 @@ class Probe:
         self.seconds = inf
         self._executor = executor
         self._last = -inf
+        self._due: Future[None] | None = None
 
     async def start(self) -> float:
         """Measure for the first time, and return the seconds."""
@@ -43,11 +44,16 @@ class Probe:
         return self.seconds
 
     def refresh(self) -> None:
-        """Start a measurement unless there was one a short while ago."""
-        if monotonic() - self._last > _EVERY:
+        """Start a measurement unless there was one a short while ago.
+
+        The last one may still wait for a thread, because a round takes minutes. After that round
+        there must not be dozens of them, which the next one would have to wait for.
+        """
+        waits = self._due is not None and not self._due.done()
+        if monotonic() - self._last > _EVERY and not waits:
             self._last = monotonic()
             with suppress(RuntimeError):  # a worker that closes sends a last heartbeat
-                self._executor.submit(self._measure)
+                self._due = self._executor.submit(self._measure)
 
     def _measure(self) -> None:
         matrix, vector = np.ones(_SHAPE), np.ones(_SHAPE[1])

@@ -56,19 +56,19 @@ async def test_states_are_dropped_when_the_loop_is_over(c, s, *workers):
 
 @gen_cluster(client=True, nthreads=[("", 1)] * 4)
 async def test_algorithms_of_one_task_do_not_resume_from_each_other(c, s, *workers):
-    def algorithm(operator, loop):
+    def algorithm(operator, loop, step):
         first, total = loop.resume((1, np.zeros(4)))
         for i in range(first, 4):
-            total = total + operator @ np.ones(4)
+            total = total + operator @ np.full(4, step)
             loop.report(Progress(i, residual=0.0), state=(i + 1, total), last=i == 3)
         return float(total[0])
 
     def several(operator, one, other):
-        return [algorithm(operator, loop) for loop in (one, one, other, one)]
+        return [algorithm(operator, loop, 10.0**i) for i, loop in enumerate((one, one, other, one))]
 
-    C = await coded.encode(np.eye(4), coded.MDS(4, 2), client=c)
+    C = await coded.encode(np.eye(4), coded.Repetition(4, 2), client=c)
     found = await coded.submit(several, C, coded.Loop(), coded.Loop(), client=c)
-    np.testing.assert_allclose(found, [3.0] * 4)
+    assert found == [3.0, 30.0, 300.0, 3000.0]
 
 
 @gen_cluster(client=True, nthreads=[("", 1)] * 3)

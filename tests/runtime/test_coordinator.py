@@ -1,12 +1,15 @@
-"""How a coordinator gets its plans, without a cluster."""
+"""How a coordinator gets its plans, and how workers are measured, without a cluster."""
 
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import Future
+from types import SimpleNamespace
 
 import pytest
 
 from dask_coded.rounds import RoundOptions
+from dask_coded.runtime import probe
 from dask_coded.runtime.coordinator import Coordinator
 from dask_coded.runtime.spec import CodedDataLostError
 
@@ -42,3 +45,19 @@ def test_a_plan_is_asked_for_again_after_an_error():
 
     found = coordinator(CodedDataLostError("for now"), "plan")
     assert asyncio.run(plans()) == "plan"
+
+
+def test_no_measurements_pile_up_while_all_threads_of_a_worker_are_busy(monkeypatch):
+    def submit(call):
+        waiting.append(Future())
+        return waiting[-1]
+
+    monkeypatch.setattr(probe, "_EVERY", -1.0)
+    waiting: list[Future[None]] = []
+    found = probe.Probe(SimpleNamespace(submit=submit))
+    for _ in range(3):
+        found.refresh()
+    assert len(waiting) == 1
+    waiting[0].set_result(None)
+    found.refresh()
+    assert len(waiting) == 2

@@ -45,15 +45,17 @@ class TrainingSchedulerPlugin(SchedulerExtension):
         self, key: Key, worker: str, allowed: Sequence[str] | None, round: int
     ) -> list[str]:
         """Handler: name the workers that can take part in a training from that step on."""
+        if key not in self.scheduler.tasks:
+            # It was cancelled just now. No worker would hear of its end, so none may take part.
+            return []
         able = [
             ws.address
             for ws in self.scheduler.running
             if ws.address in self._coded.versions and (allowed is None or ws.address in allowed)
         ]
-        if key in self.scheduler.tasks:  # otherwise it was cancelled just now
-            involved = self._involved.setdefault(key, [])
-            involved += [address for address in (*able, worker) if address not in involved]
-            self._coded.supervisor.follow(as_key(key), able, round)
+        involved = self._involved.setdefault(key, [])
+        involved += [address for address in (*able, worker) if address not in involved]
+        self._coded.supervisor.follow(as_key(key), able, round)
         return self._coded.best(able)
 
     def leads(self, key: Key, run: int) -> bool:

@@ -128,6 +128,16 @@ async def test_a_training_whose_result_is_lost_with_its_worker_runs_again(c, s, 
 
 
 @gen_cluster(**THREE)
+async def test_no_worker_takes_part_in_a_training_that_was_cancelled_before_it_began(
+    c, s, *workers
+):
+    await install(c, TrainingSchedulerPlugin())
+    plugin = s.extensions["dask-coded-training"]
+    assert plugin.candidates("cancelled", workers[0].address, None, 0) == []
+    assert not plugin._involved
+
+
+@gen_cluster(**THREE)
 async def test_a_block_that_only_a_silent_worker_holds_is_computed_again(c, s, *workers):
     await install(c, TrainingSchedulerPlugin())
     block = c.persist(da.ones((4, 2), chunks=-1))

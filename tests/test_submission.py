@@ -44,6 +44,13 @@ def test_callbacks_run_in_the_context_of_the_caller(client):
     assert heard == ["the third"]
 
 
+def test_the_scheduler_keeps_no_reports_of_a_loop_that_is_over(client):
+    heard = []
+    submission.run(count, 3, client=client, callback=heard.append)
+    assert heard
+    assert not [topic for topic in client.get_events() if "progress" in topic]
+
+
 def test_without_a_callback_no_progress_is_reported(client):
     before = client.get_events()
     assert submission.run(count, 3, client=client) == 1

@@ -144,6 +144,7 @@ class KeptLoop(Loop):
             worker=self._worker.address,
             copies=self._copies,
             avoid=self._exchange.silent,
+            topic=self._topic,
         )
 
     def report(self, progress: Progress, state: Any = None, last: bool = False) -> None:

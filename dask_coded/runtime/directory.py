@@ -34,11 +34,19 @@ class LoopDirectory:
         self._best = best
         #: By the key of the loop's task.
         self._keepers: dict[Key, list[str]] = {}
+        self._topics: dict[Key, str] = {}
 
-    def keepers(self, key: Key, worker: str, copies: int, avoid: Collection[str] = ()) -> list[str]:
+    def keepers(
+        self,
+        key: Key,
+        worker: str,
+        copies: int,
+        avoid: Collection[str] = (),
+        topic: str | None = None,
+    ) -> list[str]:
         """Handler: choose the workers that keep the state of a loop that runs on ``worker``.
 
-        Workers in ``avoid`` do not answer the loop's worker.
+        Workers in ``avoid`` do not answer the loop's worker. ``topic`` is where it reports rounds.
         """
         told = self._keepers.get(key, [])
         present = [
@@ -52,6 +60,8 @@ class LoopDirectory:
         # hold an old one, so they hear of the end, too.
         if key in self._scheduler.tasks:  # otherwise it was cancelled, and never ends again
             self._keepers[key] = [*chosen, *(a for a in told if a not in chosen)]
+            if topic is not None:
+                self._topics[key] = topic
         return chosen
 
     def keeps(self, key: Key) -> bool:
@@ -59,7 +69,10 @@ class LoopDirectory:
         return bool(self._keepers.get(key))
 
     def forget(self, key: Key) -> None:
-        """Have the keepers drop the state of a loop that has ended."""
+        """Have the keepers drop the state of a loop that has ended; drop its reports, too."""
+        if (topic := self._topics.pop(key, None)) is not None:
+            # Clients have received them. The scheduler would keep a thousand of each loop.
+            self._scheduler._broker.truncate(topic)
         for address in self._keepers.pop(key, ()):
             if address in self._scheduler.stream_comms:
                 run = self._scheduler.tasks[key].run_id
@@ -68,6 +81,7 @@ class LoopDirectory:
     def clear(self) -> None:
         """Forget all loops."""
         self._keepers.clear()
+        self._topics.clear()
 
 
 def choose_keepers(

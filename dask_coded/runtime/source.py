@@ -20,6 +20,7 @@ from distributed import as_completed, futures_of, wait
 from dask_coded.arguments import check_unmasked
 from dask_coded.codes import Code, Polynomial
 from dask_coded.loop import PiecesMade
+from dask_coded.runtime.disk import keep, zeros
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -275,8 +276,12 @@ def _fill(
 ) -> np.ndarray[Any, Any]:
     """Copy a part of a chunk to its place in a block, or in a new block of a shape."""
     check_unmasked("A chunk of the matrix to encode", chunk)
-    block = np.empty(so_far, dtype) if isinstance(so_far, tuple) else so_far
-    if not block.flags.writeable:  # it may have been on the disk, or on another worker
-        block = block.copy()
+    if isinstance(so_far, tuple):
+        block = zeros(so_far, dtype)
+    elif so_far.flags.writeable:
+        block = so_far
+    else:  # it may have been on the disk, or on another worker
+        block = zeros(so_far.shape, dtype)
+        block[...] = so_far
     block[place] = chunk[taken]
-    return block
+    return keep(block)

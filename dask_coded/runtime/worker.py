@@ -302,6 +302,7 @@ class CodedWorkerPlugin(WorkerPlugin):
         self._idle = asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._forget)
 
     def _forget(self) -> None:
+        self.exchange.flush()
         self._outputs.clear()
         self._series.clear()
         self.mappings.clear()

@@ -420,6 +420,11 @@ class Exchange:
         await asyncio.gather(*(channel.close() for channel in self._channels.values()))
         self.memory.close()
 
+    def flush(self) -> None:
+        """Tell all peers of the rounds that are over, so that they keep nothing for them."""
+        for channel in self._channels.values():
+            channel.flush()
+
     def _receive_own(self, message: Message) -> None:
         self._handle(message, self._answer_self)
 

@@ -7,8 +7,9 @@ its pages when they are used, as fast as it reads any file, and the worker relea
 stripe. Dask's monitor counts the pages in use as memory of the process; they are one stripe.
 
 The file has no name: the system frees it with the last mapping, also when the worker is killed. To
-Dask the array is data on the disk. It has its full size, and what Dask "spills" is a note of a few
-bytes that names the mapping, which the worker keeps until Dask releases the key.
+Dask the array is a small object, because Dask refuses tasks whose data are larger than the memory.
+What Dask spills of it is a note that names the mapping. The worker keeps the mapping until Dask
+releases the key.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakValueDictionary
 
 import numpy as np
+from dask.sizeof import sizeof
 from dask.typing import Key
 from distributed import get_worker
 from distributed.protocol.numpy import deserialize_numpy_ndarray, serialize_numpy_ndarray
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 
 # Files that may be removed while they are open, and whose pages a process can let go.
 _ABLE = all([hasattr(os, "posix_fallocate"), hasattr(mmap, "MADV_DONTNEED")])
+# What Dask counts for an array in a file.
+_SIZE = 200
 _numbers = itertools.count()
 
 
@@ -90,6 +94,11 @@ class MappedArray(np.ndarray):
 
 # All arrays of this process that are in use, by their notes.
 _arrays: WeakValueDictionary[tuple[int, int], MappedArray] = WeakValueDictionary()
+
+
+@sizeof.register(MappedArray)
+def _size(array: MappedArray) -> int:
+    return array.nbytes if array._map is None else _SIZE
 
 
 @dask_serialize.register(MappedArray)
@@ -148,10 +157,11 @@ class Disk:
 
     def _fits(self, size: int) -> bool:
         """Whether Dask would neither spill an array of so many bytes nor others because of it."""
-        data, limits = self._worker.data, self._worker.memory_manager
+        data: Any = self._worker.data
+        limits: Any = self._worker.memory_manager
         if not _ABLE or not isinstance(data, SpillBuffer):
             return True
-        size += sum(self._filling.values())
+        size += sum(tuple(self._filling.values()))
         if data.fast.total_weight + size > data.n:
             return False
         if not limits.memory_spill_fraction:
@@ -160,25 +170,25 @@ class Disk:
         return resident + size <= limits.memory_spill_fraction * limits.memory_limit
 
     def _may_spill(self, size: int) -> bool:
+        data: Any = self._worker.data
         most = self._worker.memory_manager.max_spill
         if most is False:
             return True
-        mapped = {id(array): array.nbytes for array in self._kept.values()}
-        return sum(mapped.values()) + self._worker.data.spilled_total.disk + size <= most
+        mapped = {id(array): array.nbytes for array in tuple(self._kept.values())}
+        return sum(mapped.values()) + data.spilled_total.disk + size <= most
 
     def keep(self, key: Key, array: Any) -> Any:
         """Keep the result of a task until Dask releases its key, if it is in a file; return it."""
         if isinstance(array, MappedArray):
             array.release()
-            with self._lock:
-                self._kept[key] = array
+            self._kept[key] = array
             self._worker.loop.add_callback(self._trim_from_now_on)
         return array
 
     def held(self, key: Key) -> Any:
         """Return an array that this worker holds, in memory or on the disk; None if it does not.
 
-        Arrays in files are not read through ``worker.data``, because that would spill others.
+        Arrays in files are not looked up in ``worker.data``, which would read their notes.
         """
         found = self._kept.get(key)
         return self._worker.data.get(key) if found is None else found
@@ -191,10 +201,9 @@ class Disk:
     def moved(self, key: Key, state: str) -> None:
         """Take note that a task of the worker is in another state."""
         if state in ("memory", "error", "released", "forgotten"):
-            with self._lock:
-                self._filling.pop(key, None)
-                if state != "memory":
-                    self._kept.pop(key, None)
+            self._filling.pop(key, None)
+            if state != "memory":
+                self._kept.pop(key, None)
 
     def close(self) -> None:
         """Keep nothing."""
@@ -211,10 +220,10 @@ class Disk:
             self._trimming.start()
 
     def _trim(self) -> None:
-        limits = self._worker.memory_manager
+        limits: Any = self._worker.memory_manager
         target = limits.memory_target_fraction or limits.memory_spill_fraction
         if target and self._worker.monitor.get_process_memory() > target * limits.memory_limit:
-            for array in self._kept.values():
+            for array in tuple(self._kept.values()):
                 array.release()
 
 

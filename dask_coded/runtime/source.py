@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
@@ -161,24 +161,26 @@ class Tally:
         self._last = PiecesMade(0, pieces, 0)
         callback(self._last)
 
-    async def add(self, client: Client, piece: Future) -> None:
-        """Count a piece."""
-        scheduler: Any = client.scheduler
-        (nbytes,) = (await scheduler.nbytes(keys=[piece.key], summary=False)).values()
+    def add(self, nbytes: int) -> None:
+        """Count a piece of so many bytes."""
         made, all_bytes = self._last.made + 1, self._last.nbytes + nbytes
         self._last = replace(self._last, made=made, nbytes=all_bytes)
         self._callback(self._last)
 
 
-async def settled(client: Client, futures: Sequence[Future], tally: Tally | None = None) -> None:
+async def settled(
+    client: Client,
+    futures: Sequence[Future],
+    count: Callable[[Future], Awaitable[None]] | None = None,
+) -> None:
     """Wait for all futures and count them, then raise the first error, if any."""
     with client.as_current():
-        if tally is None:
+        if count is None:
             await wait(list(futures))
         else:
             async for future in as_completed(list(futures)):
                 if future.status == "finished":
-                    await tally.add(client, future)
+                    await count(future)
     for future in futures:
         if future.status != "finished":
             await future

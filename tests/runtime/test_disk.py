@@ -13,6 +13,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from dask.sizeof import sizeof
+from distributed import Nanny
 from distributed.protocol import deserialize_bytes, serialize_bytes
 from distributed.protocol.serialize import deserialize, serialize
 from distributed.spill import SpillBuffer
@@ -107,7 +108,9 @@ def test_products_keep_one_range_of_rows_in_memory(tmp_path):
     array = mapped(tmp_path, 1000, 500)
     array.release()
     few, most = resident(), 0
-    bound = streamed(lambda piece, rows, x: lambda a, b, out: piece[a:b] @ x, array, 0, np.ones(500))
+    bound = streamed(
+        lambda piece, rows, x: lambda a, b, out: piece[a:b] @ x, array, 0, np.ones(500)
+    )
     expected = [rows.sum() for rows in np.array(array)]
     array.release()
     for a in range(0, 1000, 100):
@@ -119,7 +122,8 @@ def test_products_keep_one_range_of_rows_in_memory(tmp_path):
 def test_on_the_disk_it_is_a_note_of_its_mapping(tmp_path):
     array = mapped(tmp_path)
     data = serialize_bytes(array, on_error="raise")
-    assert len(data) < 1000 < array.nbytes == sizeof(array)
+    assert len(data) < 1000
+    assert sizeof(array) < 1000 < array.nbytes == sizeof(array[:])
     assert deserialize_bytes(data) is array
     del array
     gc.collect()
@@ -143,14 +147,14 @@ def test_views_and_results_are_ordinary_on_the_disk(tmp_path):
 def test_spilled_again_and_again_it_is_neither_copied_nor_lost(tmp_path):
     array = mapped(tmp_path)
     expected, kept = np.array(array), {"a": array}
-    for target in (array.nbytes // 2, array.nbytes * 2):
-        buffer = SpillBuffer(str(tmp_path / str(target)), target=target)
-        buffer["a"] = array
-        for i in range(3):
-            buffer[f"b{i}"] = np.ones(target // 8 - 8)
-            assert "a" in buffer.slow
-            assert buffer.spilled_total.disk < array.nbytes + target * i
-            assert buffer["a"] is kept["a"]
+    buffer = SpillBuffer(str(tmp_path), target=10_000)
+    buffer["a"] = array
+    for i in range(3):
+        buffer[f"b{i}"] = np.ones(1240)
+        assert "a" in buffer.slow
+        assert buffer.spilled_total.disk < 1000 + 10_000 * i
+        assert buffer["a"] is kept["a"]
+        assert "a" in buffer.fast
     np.testing.assert_array_equal(array, expected)
 
 
@@ -271,3 +275,28 @@ async def test_several_arrays_at_once(c, s, *workers):
 async def test_pairs_larger_than_memory(c, s, *workers):
     P = await coded.encode_pair(A, A, coded.Polynomial(4, 1, 2), c)
     np.testing.assert_allclose(await c.compute(P.product()), A.T @ A)
+
+
+@pytest.mark.slow
+@gen_cluster(
+    client=True,
+    Worker=Nanny,
+    nthreads=[("127.0.0.1", 1)] * 3,
+    worker_kwargs={"memory_limit": 400 * 2**20},
+    timeout=120,
+)
+async def test_workers_whose_piece_and_process_exceed_the_limit(c, s, *nannies):
+    """A piece has 256 MiB and the process at least 150, so that its nanny would kill the worker."""
+    processes = await c.run(os.getpid)
+    source = da.random.default_rng(0).random((2**16, 1024), chunks=(2**11, 1024))
+    operand = np.random.default_rng(1).random(1024)
+    C = await coded.encode(source, coded.MDS(3, 2), c)
+    expected = (source @ operand).compute(scheduler="sync")
+
+    def loop(C):
+        return [C @ operand for _ in range(3)]
+
+    for found in await coded.submit(loop, C, client=c):
+        np.testing.assert_allclose(found, expected)
+    assert await c.run(os.getpid) == processes
+    assert {ws.status.name for ws in s.workers.values()} == {"running"}

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 # Files that may be removed while they are open, and whose pages a process can let go.
 _ABLE = all([hasattr(os, "posix_fallocate"), hasattr(mmap, "MADV_DONTNEED")])
+# How often pages are let go if the process needs more memory than Dask's target. The nanny looks
+# every 100 ms, in which a sum over an array may read half a gigabyte.
+_TRIM_SECONDS = 0.02
 # What Dask counts for an array in a file.
 _SIZE = 200
 _numbers = itertools.count()
@@ -212,11 +215,9 @@ class Disk:
         self._kept.clear()
 
     def _trim_from_now_on(self) -> None:
-        # Tasks of users may read any part of an array, and Dask may send it as a whole.
-        if self._trimming is None and (
-            seconds := self._worker.memory_manager.memory_monitor_interval
-        ):
-            self._trimming = PeriodicCallback(self._trim, seconds * 1000)
+        # Other tasks may read any part of an array, and Dask may send it as a whole.
+        if self._trimming is None:
+            self._trimming = PeriodicCallback(self._trim, _TRIM_SECONDS * 1000)
             self._trimming.start()
 
     def _trim(self) -> None:

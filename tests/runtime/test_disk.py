@@ -6,6 +6,7 @@ import asyncio
 import gc
 import mmap
 import os
+import re
 import weakref
 from pathlib import Path
 
@@ -50,10 +51,13 @@ def mapped(tmp_path: Path, rows: int = 100, columns: int = 50) -> MappedArray:
     return array
 
 
-def resident() -> int:
-    """Return the bytes of files that are in the memory of this process."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssFile"):
+def resident(array: MappedArray) -> int:
+    """Return how many bytes of an array are in the memory of this process."""
+    here = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            here = int(found[1], 16) <= array.ctypes.data < int(found[2], 16)
+        elif here and line.startswith("Rss:"):
             return int(line.split()[1]) * 1024
     raise AssertionError
 
@@ -94,11 +98,11 @@ def test_released_rows_are_still_there(tmp_path):
     array = mapped(tmp_path, 1000, 500)
     before = np.array(array)
     array.release()
-    few = resident()
+    assert resident(array) == 0
     array.sum()
-    assert resident() >= few + 0.9 * array.nbytes
+    assert resident(array) >= array.nbytes
     array.release(0, 1000)
-    assert resident() <= few + 0.1 * array.nbytes
+    assert resident(array) == 0
     np.testing.assert_array_equal(array, before)
     np.testing.assert_array_equal(array.read(7, 70), before[7:70])
     assert not isinstance(array.read(7, 70).base, MappedArray)
@@ -106,8 +110,7 @@ def test_released_rows_are_still_there(tmp_path):
 
 def test_products_keep_one_range_of_rows_in_memory(tmp_path):
     array = mapped(tmp_path, 1000, 500)
-    array.release()
-    few, most = resident(), 0
+    most = 0
     bound = streamed(
         lambda piece, rows, x: lambda a, b, out: piece[a:b] @ x, array, 0, np.ones(500)
     )
@@ -115,7 +118,7 @@ def test_products_keep_one_range_of_rows_in_memory(tmp_path):
     array.release()
     for a in range(0, 1000, 100):
         np.testing.assert_allclose(bound(a, a + 100, None), expected[a : a + 100])
-        most = max(most, resident() - few)
+        most = max(most, resident(array))
     assert most <= 0.3 * array.nbytes  # the system maps some pages around those that are read
 
 
@@ -261,6 +264,19 @@ async def test_pieces_larger_than_memory_are_rebuilt_and_extended(c, s, *workers
     held = [worker_plugin(w).piece(key) for w in left for key in C.encoded.spec.keys]
     assert sum(isinstance(piece, MappedArray) for piece in held) >= 4
     np.testing.assert_allclose(await c.compute(C @ x), A @ x)
+
+
+@gen_cluster(**FOUR)
+async def test_other_tasks_leave_nothing_in_memory(c, s, *workers):
+    C = await coded.encode(da.from_array(A, chunks=(90, 50)), coded.MDS(4, 3), c)
+    for array in in_files(workers):
+        array.sum()
+        assert resident(array) >= array.nbytes
+    for w in workers:
+        w.monitor.get_process_memory = lambda: 10**6
+        Disk.of(w)._trim()
+    assert not any(map(resident, in_files(workers)))
+    np.testing.assert_allclose(await c.compute(C.sum(axis=1)), A.sum(axis=1))
 
 
 @gen_cluster(**FOUR)

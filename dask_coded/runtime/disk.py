@@ -10,11 +10,16 @@ The file has no name: the system frees it with the last mapping, also when the w
 Dask the array is a small object, because Dask refuses tasks whose data are larger than the memory.
 What Dask spills of it is a note that names the mapping. The worker keeps the mapping until Dask
 releases the key.
+
+Pieces are in memory as long as they alone fit there, because other data are not used in each
+round. A piece that Dask has spilled nevertheless is copied to a file when a round needs it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import logging
 import mmap
 import os
 import tempfile
@@ -43,7 +48,11 @@ _ABLE = all([hasattr(os, "posix_fallocate"), hasattr(mmap, "MADV_DONTNEED")])
 _TRIM_SECONDS = 0.02
 # What Dask counts for an array in a file.
 _SIZE = 200
+# Bytes that are copied at once.
+_SLICE = 2**24
 _numbers = itertools.count()
+
+logger = logging.getLogger("distributed.dask_coded")
 
 
 class MappedArray(np.ndarray):
@@ -133,8 +142,11 @@ class Disk:
         self._worker = worker
         self._lock = threading.Lock()
         self._kept: dict[Key, MappedArray] = {}
-        # Bytes of arrays in memory that tasks are filling, by task.
+        # Bytes of arrays in memory, by task: those that are being filled, and results with the
+        # identity of the array, because a block may be a piece as well.
         self._filling: dict[Key, int] = {}
+        self._in_memory: dict[Key, tuple[int, int]] = {}
+        self._copying: dict[Key, asyncio.Task[None]] = {}
         self._trimming: PeriodicCallback | None = None
 
     @classmethod
@@ -155,22 +167,25 @@ class Disk:
                 return np.zeros(shape, dtype)
         try:
             return MappedArray.zeros(shape, dtype, self._worker.local_directory)
-        except OSError:  # the disk is full
+        except OSError as exc:
+            logger.warning("An array that does not fit into memory is not made in a file: %s", exc)
             return np.zeros(shape, dtype)
 
     def _fits(self, size: int) -> bool:
-        """Whether Dask would neither spill an array of so many bytes nor others because of it."""
+        """Whether an array and those that are here stay in memory if other data are spilled."""
         data: Any = self._worker.data
         limits: Any = self._worker.memory_manager
         if not _ABLE or not isinstance(data, SpillBuffer):
             return True
         size += sum(tuple(self._filling.values()))
-        if data.fast.total_weight + size > data.n:
+        size += sum(dict(tuple(self._in_memory.values())).values())
+        if size > data.n:
             return False
         if not limits.memory_spill_fraction:
             return True
-        resident = self._worker.monitor.get_process_memory()
-        return resident + size <= limits.memory_spill_fraction * limits.memory_limit
+        # What Dask cannot spill, such as the modules of the process.
+        other = max(self._worker.monitor.get_process_memory() - data.fast.total_weight, 0)
+        return other + size <= limits.memory_spill_fraction * limits.memory_limit
 
     def _may_spill(self, size: int) -> bool:
         data: Any = self._worker.data
@@ -186,6 +201,8 @@ class Disk:
             array.release()
             self._kept[key] = array
             self._worker.loop.add_callback(self._trim_from_now_on)
+        elif isinstance(array, np.ndarray):
+            self._in_memory[key] = id(array), array.nbytes
         return array
 
     def held(self, key: Key) -> Any:
@@ -195,6 +212,34 @@ class Disk:
         """
         found = self._kept.get(key)
         return self._worker.data.get(key) if found is None else found
+
+    def unspill(self, key: Key) -> Any:
+        """Return what :meth:`held` does; what Dask has to read for that, it does not read again."""
+        spilled = self.is_spilled(key)
+        found = self.held(key)
+        if spilled and isinstance(found, np.ndarray) and key not in self._copying:
+            self._copying[key] = asyncio.create_task(self._copy(key, found))
+        return found
+
+    async def _copy(self, key: Key, array: Rows) -> None:
+        def copied() -> MappedArray:
+            copy = MappedArray.zeros(array.shape, array.dtype, self._worker.local_directory)
+            step = max(1, _SLICE // max(array[:1].nbytes, 1))
+            for first in range(0, len(array), step):
+                copy[first : first + step] = array[first : first + step]
+                copy.release(first, min(first + step, len(array)))
+            return copy
+
+        try:
+            if _ABLE and self._may_spill(array.nbytes):
+                copy = await asyncio.get_running_loop().run_in_executor(None, copied)
+                if key in self._worker.data:
+                    self._in_memory.pop(key, None)
+                    self._worker.data[key] = self.keep(key, copy)
+        except OSError as exc:
+            logger.warning("A piece that Dask has spilled is not copied to a file: %s", exc)
+        finally:
+            del self._copying[key]
 
     def is_spilled(self, key: Key) -> bool:
         """Whether data are on the disk in Dask's way, to be read as a whole."""
@@ -206,12 +251,15 @@ class Disk:
         if state in ("memory", "error", "released", "forgotten"):
             self._filling.pop(key, None)
             if state != "memory":
+                self._in_memory.pop(key, None)
                 self._kept.pop(key, None)
 
     def close(self) -> None:
-        """Keep nothing."""
+        """Keep nothing. The worker calls this when it closes."""
         if self._trimming is not None:
             self._trimming.stop()
+        for task in tuple(self._copying.values()):
+            task.cancel()
         self._kept.clear()
 
     def _trim_from_now_on(self) -> None:
@@ -239,10 +287,11 @@ def zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Rows:
 
 def keep(array: Any) -> Any:
     """Keep the result of the task that runs here, as :meth:`Disk.keep` does."""
-    if isinstance(array, MappedArray):
+    try:
         worker = get_worker()
-        return Disk.of(worker).keep(worker.get_current_task(), array)
-    return array
+    except ValueError:  # not a task of a worker
+        return array
+    return Disk.of(worker).keep(worker.get_current_task(), array)
 
 
 def streamed(kernel: Kernel, piece: Any, rows: int, operand: Any) -> Product:

@@ -127,7 +127,6 @@ class CodedWorkerPlugin(WorkerPlugin):
         for checks in self.checks.values():
             checks.close()
         await self.exchange.close()
-        self.disk.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def transition(self, key: Key, start: str, finish: str, **kwargs: Any) -> None:
@@ -276,7 +275,7 @@ class CodedWorkerPlugin(WorkerPlugin):
 
     def piece(self, key: Key) -> Any:
         """Return a piece, aligned in memory; None if this worker does not hold it any more."""
-        data = self.disk.held(key)
+        data = self.disk.unspill(key)
         if isinstance(data, np.ndarray) and not (data.flags.aligned and data.flags.c_contiguous):
             # Arrays that came over a comm may be unaligned, which makes a product several times
             # slower. Copy it once; the copy replaces the original.

@@ -238,6 +238,31 @@ def test_rounds_over_pieces_larger_than_memory(source, verify):
     test()
 
 
+@gen_cluster(**FOUR | {"worker_kwargs": {"memory_limit": 5 * 10**6}})
+async def test_pieces_that_dask_has_spilled(c, s, *workers):
+    C = await coded.encode(da.from_array(A, chunks=(90, 50)), coded.MDS(4, 3), c)
+    assert not in_files(workers)
+    for w in workers:
+        while w.data.fast:
+            w.data.evict()
+    for _ in range(3):
+        np.testing.assert_allclose(await c.compute(C @ x), A @ x)
+    await async_poll_for(lambda: len(in_files(workers)) == 4)
+    assert not any(Disk.of(w)._in_memory for w in workers)
+    np.testing.assert_allclose(await c.compute(C @ x), A @ x)
+    assert all(w.data.spilled_total.disk < 1000 for w in workers)
+    np.testing.assert_allclose(await c.compute(C), A, atol=1e-12)
+
+
+@gen_cluster(**FOUR | {"worker_kwargs": {"memory_limit": 5 * 10**6}})
+async def test_other_data_make_room_for_pieces(c, s, *workers):
+    others = c.map(np.ones, [(1, 10_000 + i) for i in range(4)], workers=[workers[0].address])
+    await c.gather(others)
+    C = await coded.encode(da.from_array(A, chunks=(90, 50)), coded.MDS(4, 3), c)
+    assert not in_files(workers)
+    np.testing.assert_allclose(await c.compute(C @ x), A @ x)
+
+
 @gen_cluster(**FOUR)
 async def test_released_pieces_free_the_disk(c, s, *workers):
     C = await coded.encode(da.from_array(A, chunks=(90, 50)), coded.MDS(4, 3), c)

@@ -41,10 +41,10 @@ from benchmarks.lab import Kind, Throttle
 
 
 @contextmanager
-def local_workers(count: int) -> Iterator[tuple[Client, list[str]]]:
-    """Start a scheduler in this process, and one-thread worker processes.
+def local_workers(count: int, memory_limit: int = 0) -> Iterator[tuple[Client, list[str]]]:
+    """Start a scheduler in this process, and one-thread worker processes, each under a nanny.
 
-    No worker has a memory limit, so nothing is spilled or paused during a benchmark.
+    By default no worker has a memory limit, so nothing is spilled or paused during a benchmark.
 
     Yields
     ------
@@ -58,7 +58,7 @@ def local_workers(count: int) -> Iterator[tuple[Client, list[str]]]:
             threads_per_worker=1,
             processes=True,
             dashboard_address=None,
-            memory_limit=0,
+            memory_limit=memory_limit,
         ) as cluster,
         Client(cluster) as client,
     ):

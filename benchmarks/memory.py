@@ -1,19 +1,37 @@
-"""Measure the peak memory of a worker while an array is encoded.
+"""Measure the memory of workers: while an array is encoded, and in rounds larger than memory.
 
-The bound is the worker's piece, plus two blocks, plus a constant. The peak is the high-water mark
-of resident memory that the operating system reports, minus the memory in use before.
+The bound of encoding is the worker's piece, plus two blocks, plus a constant. The peak is the
+high-water mark of resident memory that the operating system reports, minus the memory in use
+before.
+
+In the second half the memory limit of each worker is half of its piece, and includes the process
+itself, some 150 MiB. A lazy array that fits into no process is encoded. Then rounds take turns with
+a plain read of as many bytes from files on the same disk, by the same workers at once, and with the
+product of a stock dask array on a second cluster, whose chunks Dask spills. Stock Dask stores only
+the blocks, k / n as much. Before each of them the files of all workers are dropped from the page
+cache, except in warm rounds.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
+import dask
 import dask.array as da
+import numpy as np
+from distributed import Client, wait
 
 import dask_coded as coded
 from benchmarks.cluster import local_workers
-from benchmarks.report import Report, options
+from benchmarks.report import Report, options, side_by_side
+
+_COLUMNS = 1_000
+_MIB = 2**20
 
 
 def _memory_mib(field: str) -> float:
@@ -30,21 +48,17 @@ def _reset_peak() -> float:
     return _memory_mib("VmRSS")
 
 
-@click.command()
-@options
-def main(json_file: Path | None, png_file: Path | None, smoke: bool) -> None:
-    """Measure the peak memory per worker while encoding, over the size of its piece."""
+def report_encoding(report: Report, smoke: bool) -> None:
+    """Add the peak memory of each worker while encoding, over the size of its piece."""
     n, k, megabytes = (3, 2, 4) if smoke else (6, 4, 800)
-    report = Report("memory")
     with local_workers(n) as (client, _):
-        columns = 1_000
-        rows = megabytes * 2**20 // (8 * columns)
+        rows = megabytes * _MIB // (8 * _COLUMNS)
         small = coded.encode(da.ones((100, 10), chunks=10), coded.MDS(n, k))
         before = client.run(_reset_peak)
-        A = da.random.random((rows, columns), chunks=(-(-rows // (2 * k)), columns))
+        A = da.random.random((rows, _COLUMNS), chunks=(-(-rows // (2 * k)), _COLUMNS))
         C = coded.encode(A, coded.MDS(n, k))
         peak = client.run(_memory_mib, "VmHWM")
-        piece = C.encoded.nbytes / C.code.pieces / 2**20
+        piece = C.encoded.nbytes / C.code.pieces / _MIB
         for worker in before:
             report.add(
                 f"MDS({n}, {k}), pieces of {piece:.0f} MiB",
@@ -55,6 +69,133 @@ def main(json_file: Path | None, png_file: Path | None, smoke: bool) -> None:
                 constant_mib=peak[worker] - before[worker] - 3 * piece,
             )
         del small
+
+
+# ------------------------------------------------------------------------------ larger than memory
+
+
+def _files(folder: str) -> Iterator[int]:
+    """Yield a descriptor of each file in a folder, with or without a name."""
+    for entry in os.scandir("/proc/self/fd"):
+        try:
+            target = os.readlink(entry.path)
+        except OSError:  # the descriptor with which the folder was read
+            continue
+        if target.startswith(folder) and target.endswith("(deleted)"):
+            yield int(entry.name)
+    for path in Path(folder).rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                yield file.fileno()
+
+
+def _drop_cache(dask_worker: Any) -> None:
+    """Write the files of a worker to the disk, and drop them from the page cache."""
+    for file in _files(dask_worker.local_directory):
+        os.fsync(file)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _write(size: int, dask_worker: Any) -> None:
+    """Write a file of some bytes, for :func:`_read`."""
+    part = np.random.default_rng(0).bytes(_MIB)
+    with (Path(dask_worker.local_directory) / "plain").open("wb") as file:
+        for start in range(0, size, _MIB):
+            file.write(part[: size - start])
+
+
+def _read(size: int, dask_worker: Any) -> None:
+    """Read some bytes of the file in order."""
+    room = bytearray(4 * _MIB)
+    with (Path(dask_worker.local_directory) / "plain").open("rb", buffering=0) as file:
+        while size > 0 and (read := file.readinto(room)):
+            size -= read
+
+
+class Watch:
+    """What happens to the workers of a cluster from now on."""
+
+    def __init__(self, client: Client, limit: int) -> None:
+        self._client, self._limit = client, limit / _MIB
+        self._processes = client.run(os.getpid)
+        client.run(_reset_peak)
+
+    def report(self, report: Report, case: str, **keys: Any) -> None:
+        """Add pauses, restarts by nannies, and the largest memory over the limit."""
+        client = self._client
+        processes = client.run(os.getpid)
+        events = [event for w in self._processes for _, event in client.get_events(w)]
+        paused = [e for e in events if isinstance(e, dict) and e.get("status") == "paused"]
+        restarts = len(set(self._processes.values()) - set(processes.values()))
+        info = client.scheduler_info(n_workers=-1)["workers"].values()
+        peak = max(client.run(_memory_mib, "VmHWM").values())
+        report.add(case, "pauses", len(paused), "pauses", **keys)
+        still = sum(worker["status"] == "paused" for worker in info)
+        report.add(case, "paused_at_the_end", still, "workers", **keys)
+        report.add(case, "restarts", restarts, "restarts", **keys)
+        report.add(case, "peak_over_limit", peak / self._limit, **keys)
+
+
+def report_rounds(report: Report, smoke: bool) -> None:
+    """Add the time of rounds over pieces of twice the memory, over the time to read them."""
+    n, k, megabytes = (3, 2, 4) if smoke else (4, 3, 1024)
+    rows = k * megabytes * _MIB // (8 * _COLUMNS)
+    limit = 1024 * _MIB if smoke else megabytes * _MIB // 2
+    A: Any = da.random.default_rng(0).random((rows, _COLUMNS), chunks=(-(-rows // (16 * k)), -1))
+    x = np.random.default_rng(1).random(_COLUMNS)
+    expected = (A @ x).compute(scheduler="sync")
+    computed = _MIB * megabytes * k // n
+    wrong = 0
+
+    def right(product: Any) -> None:
+        nonlocal wrong
+        wrong += not np.allclose(product, expected)
+
+    # A smoke run's pieces are smaller than the process of a worker: it spills them early.
+    target = {"distributed.worker.memory.target": 0.002} if smoke else {}
+    with (
+        dask.config.set(target),
+        local_workers(n, limit) as (stock, _),
+        local_workers(n, limit) as (client, workers),
+    ):
+        watches = {"coded": Watch(client, limit), "Dask": Watch(stock, limit)}
+        C = coded.encode(A, coded.MDS(n, k), client, workers=workers)
+        case = f"MDS({n}, {k}), pieces of {megabytes} MiB, memory limit {limit // _MIB} MiB"
+        watches["coded"].report(report, f"{case}: encoding", way="coded", phase="encoding")
+        B = stock.persist(A)
+        wait(B)
+        watches["Dask"].report(report, f"{case}: persist", way="Dask", phase="encoding")
+        client.run(_write, megabytes * _MIB)
+
+        def drop() -> None:
+            client.run(_drop_cache)
+            stock.run(_drop_cache)
+
+        ways: dict[str, Callable[[], object]] = {
+            "read": partial(client.run, _read, computed),
+            "coded": lambda: right(client.compute(C @ x).result()),
+            "Dask": lambda: right(stock.compute(B @ x).result()),
+        }
+        timings = side_by_side(ways, 1 if smoke else 10, before=drop)
+        warm = side_by_side({name: ways[name] for name in ("read", "coded")}, 1 if smoke else 10)
+        for name, watch in watches.items():
+            watch.report(report, f"{case}: {name}", way=name, phase="rounds")
+        report.add(case, "wrong_results", wrong, "results", goal=0)
+        report.add(case, "round_over_reading", timings.ratio("coded", over="read"))
+        report.add(f"{case}: Dask", "round_over_reading", timings.ratio("Dask", over="read"))
+        report.add(case, "round_over_dask", timings.ratio("coded", over="Dask"))
+        report.add(f"{case}, warm", "round_over_reading", warm.ratio("coded", over="read"))
+        for name in timings.seconds:
+            report.add(f"{case}: {name}", "seconds", timings.summary(name), "s")
+
+
+@click.command()
+@options
+def main(json_file: Path | None, png_file: Path | None, smoke: bool) -> None:
+    """Measure the memory of workers while encoding, and rounds over pieces larger than it."""
+    report = Report("memory")
+    report_encoding(report, smoke)
+    report_rounds(report, smoke)
     report.finish(json_file)
 
 

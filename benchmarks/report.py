@@ -128,6 +128,7 @@ def side_by_side(
     repeats: int,
     warmup: int = 1,
     *,
+    before: Callable[[], object] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Timings:
     """Run the cases in turns, A B C A B C ..., and time every run.
@@ -140,6 +141,8 @@ def side_by_side(
         Timed turns.
     warmup
         Turns beforehand that are not counted.
+    before
+        Called before each run, outside of its time.
     clock
         Seconds since some fixed moment.
 
@@ -164,6 +167,7 @@ def side_by_side(
     results: dict[str, object] = {}
     for turn in range(-warmup, repeats):
         for name, run in cases.items():
+            before()
             start = clock()
             results[name] = run()
             elapsed = clock() - start

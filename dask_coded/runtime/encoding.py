@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -175,6 +175,11 @@ async def _encode(
             pass
     futures: list[Future] = []
     checks: list[Future] = []
+
+    async def count(piece: Future) -> None:
+        if tally is not None:
+            tally.add(*await _sizes(scheduler, spec, [spec.keys.index(piece.key)]))
+
     try:
         homes = iter(spec.homes)
         held = [
@@ -183,7 +188,7 @@ async def _encode(
         ]
         tasks = {key: PieceTask(key, make_piece, spec.id, i) for i, key in enumerate(spec.keys)}
         futures += client.get(tasks, list(spec.keys), sync=False)
-        await settled(client, futures, tally)
+        await settled(client, futures, count if tally is not None else None)
         received = await scheduler.coded_sealed(array=spec.id)
         if spec.check_keys:
             makers = {
@@ -204,10 +209,17 @@ async def _encode(
     for blocks in sources:
         blocks.futures.clear()
     del held
-    sizes = await scheduler.nbytes(keys=list(spec.keys), summary=False)
-    return Encoded(
-        spec, tuple(futures), tuple(placed), sum(sizes.values()), received, tuple(checks)
-    )
+    sizes = await _sizes(scheduler, spec, range(len(spec.keys)))
+    return Encoded(spec, tuple(futures), tuple(placed), sum(sizes), received, tuple(checks))
+
+
+async def _sizes(scheduler: Any, spec: CodedSpec, pieces: Iterable[int]) -> list[int]:
+    """Return the bytes of pieces. Dask does not know those of pieces in files."""
+    if spec.sparse_type:
+        keys = [spec.keys[piece] for piece in pieces]
+        return list((await scheduler.nbytes(keys=keys, summary=False)).values())
+    row = spec.columns * spec.dtype.itemsize
+    return [spec.piece_rows(piece) * row for piece in pieces]
 
 
 async def extend(encoded: Encoded, workers: Sequence[str] | None) -> Encoded:
@@ -240,13 +252,13 @@ async def extend(encoded: Encoded, workers: Sequence[str] | None) -> Encoded:
         for future in futures:
             future.release()
         raise
-    sizes = await scheduler.nbytes(keys=keys, summary=False)
+    sizes = await _sizes(scheduler, spec, pieces)
     return replace(
         encoded,
         spec=spec,
         futures=(*encoded.futures, *futures),
         workers=(*encoded.workers, *added),
-        nbytes=encoded.nbytes + sum(sizes.values()),
+        nbytes=encoded.nbytes + sum(sizes),
         bytes_moved=await scheduler.coded_sealed(array=spec.id),
     )
 

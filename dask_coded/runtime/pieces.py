@@ -8,7 +8,7 @@ workers that hold them, and accumulates them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,7 @@ from dask_coded.rounds.scaling import (
     scaled,
 )
 from dask_coded.runtime.answers import Lost, Recipe, Source, Waiting, ask
+from dask_coded.runtime.disk import MappedArray
 from dask_coded.runtime.spec import CodedDataLostError, CodedSpec, as_key
 from dask_coded.runtime.worker import CodedWorkerPlugin, worker_plugin
 from dask_coded.transport.backoff import Backoff
@@ -99,7 +100,7 @@ async def _make(plugin: CodedWorkerPlugin, array_id: str, piece: int) -> Any:
                         footprint=mixer.footprint,
                         growth=growth,
                     )
-                    return data
+                    return plugin.disk.keep(spec.keys[piece], data)
         await backoff.wait()
 
 
@@ -179,19 +180,33 @@ class _Mixer:
                 data = spec.footprints.within(data, spec.blocks_of([self.piece]))
             elif self._block >= 0 and spec.reporters[self._block] == self.piece:
                 self.footprint = footprint_of(data)
-            values = data.data
-        else:
-            data = values = np.require(np.asarray(data, dtype=spec.dtype), requirements=["C", "A"])
+        elif not isinstance(data, MappedArray):
+            data = np.require(np.asarray(data, dtype=spec.dtype), requirements=["C", "A"])
         finite = True
         if self._block in self._found:
-            found = self._found[self._block] = exponents_of(data)
+            found = np.concatenate([exponents_of(part) for part in self._parts(data)])
+            self._found[self._block] = found
             finite = not (found == NOT_FINITE).any()
-        elif spec.exponents is None and values.dtype.kind in "fc":
-            finite = bool(np.isfinite(values).all())
+        elif spec.exponents is None and spec.dtype.kind in "fc":
+            values = (p.data if spec.sparse_type else p for p in self._parts(data))
+            finite = all(np.isfinite(part).all() for part in values)
         # What is rebuilt was checked when the array was encoded.
         if spec.check_finite and not finite:
             raise ValueError(_BAD)
         return data
+
+    def _parts(self, data: Any) -> Iterator[Any]:
+        """Yield the rows of a piece, of a dense one a slice at a time."""
+        rows = data.shape[0]
+        if self.spec.sparse_type:
+            yield data
+            return
+        step = slice_rows(self.spec)
+        for first in range(0, max(rows, 1), step):
+            last = min(first + step, rows)
+            yield np.asarray(data[first:last])
+            if isinstance(data, MappedArray):
+                data.release(first, last)
 
     def report(self) -> dict[int, Exponents]:
         """Return the exponents that the maker of this piece reports."""
@@ -217,13 +232,17 @@ async def _combine(
     spec, rows = mixer.spec, mixer.rows
     copy = len(sources) == 1 and sources[0].weight == 1
     if copy and plugin.worker.address in sources[0].holders:
-        data = _unmasked(plugin.worker.data[as_key(sources[0].key)])
-        return await loop.run_in_executor(None, mixer.finished, data)
+        key = as_key(sources[0].key)
+        if (data := plugin.disk.held(key)) is None:
+            raise RowsGoneError(plugin.worker.address, silent=False)
+        if not plugin.disk.is_spilled(key) or spec.sparse_type:
+            return await loop.run_in_executor(None, mixer.finished, _unmasked(data))
+        # Its rows are copied to where a round can read them stripe by stripe, while it is in use.
     if spec.sparse_type:
         data = await _combine_sparse(plugin, mixer, sources, meter, copy)
         return await loop.run_in_executor(None, mixer.finished, data)
     reader = RowReader(plugin.worker, plugin.exchange.readable_memory)
-    out = np.zeros((rows, spec.columns), dtype=spec.dtype)
+    out = plugin.disk.zeros(spec.keys[mixer.piece], (rows, spec.columns), spec.dtype)
     wide = spec.dtype if copy else np.result_type(spec.dtype, np.float64)
     direct = wide == spec.dtype and not (mixer.restores and not copy)
     # Each worker starts with another source, so that they do not all ask one holder at once.
@@ -231,7 +250,7 @@ async def _combine(
     turns = (*sources[shift:], *sources[:shift])
     step = slice_rows(spec)
     for first in range(0, rows, step):
-        total = out[first : first + step]
+        total = np.asarray(out[first : first + step])
         if not direct:
             total = np.zeros(total.shape, dtype=wide)
         for source in turns:
@@ -258,6 +277,8 @@ async def _combine(
 
         if not direct:
             await loop.run_in_executor(None, store)
+        if isinstance(out, MappedArray):
+            out.release(first, first + len(total))
     return await loop.run_in_executor(None, mixer.finished, out)
 
 
@@ -309,9 +330,12 @@ async def rows_from(
         If that worker no longer holds them, or does not answer.
     """
     key, begin, end = as_key(source.key), source.start + begin, source.start + end
-    if plugin.worker.address in source.holders and key in plugin.worker.data:
-        data: Any = plugin.worker.data[key]
-        return _unmasked(data[begin:end])
+    if plugin.worker.address in source.holders:
+        data: Any = plugin.disk.held(key)
+        if isinstance(data, MappedArray):
+            return data.read(begin, end)
+        if data is not None:
+            return _unmasked(data[begin:end])
     row = 0 if spec.sparse_type else spec.columns * spec.dtype.itemsize
     part = await reader.read(source.holders[0], key, begin, end, row)
     if meter is not None:

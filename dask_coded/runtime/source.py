@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from distributed import as_completed, futures_of, wait
 from dask_coded.arguments import check_unmasked
 from dask_coded.codes import Code, Polynomial
 from dask_coded.loop import PiecesMade
+from dask_coded.runtime.disk import keep, zeros
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -160,24 +161,26 @@ class Tally:
         self._last = PiecesMade(0, pieces, 0)
         callback(self._last)
 
-    async def add(self, client: Client, piece: Future) -> None:
-        """Count a piece."""
-        scheduler: Any = client.scheduler
-        (nbytes,) = (await scheduler.nbytes(keys=[piece.key], summary=False)).values()
+    def add(self, nbytes: int) -> None:
+        """Count a piece of so many bytes."""
         made, all_bytes = self._last.made + 1, self._last.nbytes + nbytes
         self._last = replace(self._last, made=made, nbytes=all_bytes)
         self._callback(self._last)
 
 
-async def settled(client: Client, futures: Sequence[Future], tally: Tally | None = None) -> None:
+async def settled(
+    client: Client,
+    futures: Sequence[Future],
+    count: Callable[[Future], Awaitable[None]] | None = None,
+) -> None:
     """Wait for all futures and count them, then raise the first error, if any."""
     with client.as_current():
-        if tally is None:
+        if count is None:
             await wait(list(futures))
         else:
             async for future in as_completed(list(futures)):
                 if future.status == "finished":
-                    await tally.add(client, future)
+                    await count(future)
     for future in futures:
         if future.status != "finished":
             await future
@@ -275,8 +278,12 @@ def _fill(
 ) -> np.ndarray[Any, Any]:
     """Copy a part of a chunk to its place in a block, or in a new block of a shape."""
     check_unmasked("A chunk of the matrix to encode", chunk)
-    block = np.empty(so_far, dtype) if isinstance(so_far, tuple) else so_far
-    if not block.flags.writeable:  # it may have been on the disk, or on another worker
-        block = block.copy()
+    if isinstance(so_far, tuple):
+        block = zeros(so_far, dtype)
+    elif so_far.flags.writeable:
+        block = so_far
+    else:  # it may have been on the disk, or on another worker
+        block = zeros(so_far.shape, dtype)
+        block[...] = so_far
     block[place] = chunk[taken]
-    return block
+    return keep(block)

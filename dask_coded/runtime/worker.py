@@ -19,6 +19,7 @@ from dask_coded._version import __version__
 from dask_coded.rounds import Reporting, StripeRange
 from dask_coded.rounds.kernels import KERNELS
 from dask_coded.runtime.checkpoints import StateKeeper
+from dask_coded.runtime.disk import Disk, MappedArray, streamed
 from dask_coded.runtime.jobs import Job
 from dask_coded.runtime.operands import Operands
 from dask_coded.runtime.output import Output
@@ -70,6 +71,8 @@ class CodedWorkerPlugin(WorkerPlugin):
         The worker's channels.
     operands : Operands
         Those of rounds that this worker takes part in.
+    disk : Disk
+        Holds the pieces that do not fit into memory.
     keeper : StateKeeper
         Keeps states of loops that run elsewhere.
     checks : dict
@@ -84,6 +87,7 @@ class CodedWorkerPlugin(WorkerPlugin):
     async def setup(self, worker: Worker) -> None:
         self.worker = worker
         self.exchange = Exchange.of(worker)
+        self.disk = Disk.of(worker)
         self.keeper = StateKeeper(worker, self.exchange)
         self._specs: dict[str, CodedSpec] = {}
         self.checks: dict[str, Any] = {}
@@ -126,6 +130,10 @@ class CodedWorkerPlugin(WorkerPlugin):
             checks.close()
         await self.exchange.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def transition(self, key: Key, start: str, finish: str, **kwargs: Any) -> None:
+        """Hook: a task of the worker has changed its state."""
+        self.disk.moved(key, finish)
 
     # -- the coordinator's side ----------------------------------------------------------------
 
@@ -242,7 +250,9 @@ class CodedWorkerPlugin(WorkerPlugin):
             kernel = KERNELS[message.kernel]
             try:
                 x = None if x is None else np.require(x, requirements=["C", "A"])
-                bound = {piece: kernel(data, rows, x) for piece, (data, rows) in held.items()}
+                bound = {
+                    piece: streamed(kernel, data, rows, x) for piece, (data, rows) in held.items()
+                }
             except Exception as exc:
                 # The operand may have come from another worker, whose channel is not to blame.
                 answer(ShareFailed(message.run_id, f"{type(exc).__name__}: {exc}"))
@@ -277,7 +287,7 @@ class CodedWorkerPlugin(WorkerPlugin):
 
     def piece(self, key: Key) -> Any:
         """Return a piece, aligned in memory; None if this worker does not hold it any more."""
-        data = self.worker.data.get(key)
+        data = self.disk.unspill(key)
         if isinstance(data, np.ndarray) and not (data.flags.aligned and data.flags.c_contiguous):
             # Arrays that came over a comm may be unaligned, which makes a product several times
             # slower. Copy it once; the copy replaces the original.
@@ -286,7 +296,7 @@ class CodedWorkerPlugin(WorkerPlugin):
 
     async def _rows(self, key: Any, start: int, stop: int, room: Any = None) -> Any:
         """Handler: hand rows of an array on this worker to a worker that makes a piece."""
-        data: Any = self.worker.data.get(as_key(key))
+        data: Any = self.disk.held(as_key(key))
         if data is None or self._closed:
             return NO_ROWS
         # Not in the threads of rounds: these may be busy for as long as a round takes, and whoever
@@ -294,6 +304,8 @@ class CodedWorkerPlugin(WorkerPlugin):
         if scipy.sparse.issparse(data):
             return sent_rows(await asyncio.to_thread(lambda: data.tocsr()[start:stop]))
         self._forget_later()
+        if isinstance(data, MappedArray):
+            return await asyncio.to_thread(lambda: dense_rows(data.read(start, stop), room))
         return await asyncio.to_thread(dense_rows, data[start:stop], room)
 
     def _forget_later(self) -> None:

@@ -36,7 +36,11 @@ needs_traces = pytest.mark.skipif(
             [],
             {"checking_over_computing", "verified_round_over_unverified"},
         ),
-        ("memory", [], {"peak_over_piece"}),
+        (
+            "memory",
+            [],
+            {"peak_over_piece", "pauses", "restarts", "wrong_results", "round_over_reading"},
+        ),
         ("aggregation", [], {"step", "step_over_reference"}),
         ("clusters", [], {"step_over_reference"}),
         (

@@ -1,0 +1,308 @@
+"""Arrays in files: rounds over pieces that do not fit into the memory of their worker.
+
+Dask spills data as a whole and reads it back as a whole, on the worker's event loop, and writes
+other data to the disk to make room for it. But a round needs a piece once, stripe after stripe. A
+piece that does not fit is therefore made in a file that is mapped into memory. The system reads
+its pages when they are used, as fast as it reads any file, and the worker releases them after each
+stripe. Dask's monitor counts the pages in use as memory of the process; they are one stripe.
+
+The file has no name: the system frees it with the last mapping, also when the worker is killed. To
+Dask the array is a small object, because Dask refuses tasks whose data are larger than the memory.
+What Dask spills of it is a note that names the mapping. The worker keeps the mapping until Dask
+releases the key.
+
+Pieces are in memory as long as they alone fit there, because other data are not used in each
+round. A piece that Dask has spilled nevertheless is copied to a file when a round needs it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import mmap
+import os
+import tempfile
+import threading
+from typing import TYPE_CHECKING, Any, Self
+from weakref import WeakValueDictionary
+
+import numpy as np
+from dask.sizeof import sizeof
+from dask.typing import Key
+from distributed import get_worker
+from distributed.protocol.numpy import deserialize_numpy_ndarray, serialize_numpy_ndarray
+from distributed.protocol.serialize import dask_deserialize, dask_serialize
+from distributed.spill import SpillBuffer
+from tornado.ioloop import PeriodicCallback
+
+from dask_coded.rounds.kernels import Kernel, Product, Rows
+
+if TYPE_CHECKING:
+    from distributed.worker import Worker
+
+# Files that may be removed while they are open, and whose pages a process can let go.
+_ABLE = all([hasattr(os, "posix_fallocate"), hasattr(mmap, "MADV_DONTNEED")])
+# How often pages are let go if the process needs more memory than Dask's target. The nanny looks
+# every 100 ms, in which a sum over an array may read half a gigabyte.
+_TRIM_SECONDS = 0.02
+# What Dask counts for an array in a file.
+_SIZE = 200
+# Bytes that are copied at once.
+_SLICE = 2**24
+_numbers = itertools.count()
+
+logger = logging.getLogger("distributed.dask_coded")
+
+
+class MappedArray(np.ndarray):
+    """An array in a file without a name, mapped into memory.
+
+    Make one by :meth:`zeros`. Views and results of it are ordinary arrays, of which nothing is
+    released.
+    """
+
+    _map: mmap.mmap | None = None
+    _note: tuple[int, int] | None = None
+
+    @classmethod
+    def zeros(cls, shape: tuple[int, ...], dtype: np.dtype[Any], folder: str) -> Self:
+        """Make an array of zeros in a folder.
+
+        Raises
+        ------
+        OSError
+            If the disk is full.
+        """
+        size = max(int(np.prod(shape)) * dtype.itemsize, 1)
+        with tempfile.TemporaryFile(dir=folder, prefix="dask-coded-") as file:
+            # Without space for a page that is written later, the system would kill the process.
+            os.posix_fallocate(file.fileno(), 0, size)
+            mapped = mmap.mmap(file.fileno(), size)
+        mapped.madvise(mmap.MADV_SEQUENTIAL)
+        array = cls(shape, dtype, mapped)
+        array._map, array._note = mapped, (os.getpid(), next(_numbers))
+        _arrays[array._note] = array
+        return array
+
+    def release(self, first: int = 0, last: int | None = None) -> None:
+        """Let go of the memory of rows ``first … last - 1``. They remain in the file."""
+        start, size = self.pages(first, len(self) if last is None else last)
+        if self._map is not None and size:
+            self._map.madvise(mmap.MADV_DONTNEED, start, size)
+
+    def pages(self, first: int, last: int) -> tuple[int, int]:
+        """Return first byte and number of bytes of the pages that hold any of some rows."""
+        row = self.strides[0]
+        start = first * row // mmap.PAGESIZE * mmap.PAGESIZE
+        return start, -(-(last * row - start) // mmap.PAGESIZE) * mmap.PAGESIZE
+
+    def read(self, first: int, last: int) -> Rows:
+        """Return a copy of rows ``first … last - 1``, the only memory that they use."""
+        rows = np.array(self[first:last])
+        self.release(first, last)
+        return rows
+
+
+# All arrays of this process that are in use, by their notes.
+_arrays: WeakValueDictionary[tuple[int, int], MappedArray] = WeakValueDictionary()
+
+
+@sizeof.register(MappedArray)
+def _size(array: MappedArray) -> int:
+    return array.nbytes if array._map is None else _SIZE
+
+
+@dask_serialize.register(MappedArray)
+def _dump(array: MappedArray, context: Any = None) -> tuple[dict[str, Any], list[Any]]:
+    # Messages have a context, spilled data do not.
+    if array._note is None or context is not None:
+        return serialize_numpy_ndarray(np.asarray(array), context)
+    array.release()  # memory is short
+    return {"note": array._note}, []
+
+
+@dask_deserialize.register(MappedArray)
+def _load(header: dict[str, Any], frames: list[Any]) -> Any:
+    if "note" not in header:
+        return deserialize_numpy_ndarray(header, frames)
+    return _arrays[tuple(header["note"])]
+
+
+class Disk:
+    """Decides which arrays of a worker are made in files, and keeps them.
+
+    Parameters
+    ----------
+    worker : Worker
+        Without a memory limit, or if it spills nothing, no array is made in a file.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._lock = threading.Lock()
+        self._kept: dict[Key, MappedArray] = {}
+        # Bytes of arrays in memory, by task: those that are being filled, and results with the
+        # identity of the array, because a block may be a piece as well.
+        self._filling: dict[Key, int] = {}
+        self._in_memory: dict[Key, tuple[int, int]] = {}
+        self._copying: dict[Key, asyncio.Task[None]] = {}
+        self._trimming: PeriodicCallback | None = None
+
+    @classmethod
+    def of(cls, worker: Worker) -> Disk:
+        """Return the disk of a worker; the first call creates it."""
+        found = worker.extensions.get("coded-disk")
+        if found is None:
+            found = worker.extensions["coded-disk"] = cls(worker)
+        assert isinstance(found, Disk)
+        return found
+
+    def zeros(self, key: Key, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Rows:
+        """Make an array for the result of a task, in a file if it does not fit into memory."""
+        size = int(np.prod(shape)) * dtype.itemsize
+        with self._lock:
+            if self._fits(size) or not self._may_spill(size):
+                self._filling[key] = size
+                return np.zeros(shape, dtype)
+        try:
+            return MappedArray.zeros(shape, dtype, self._worker.local_directory)
+        except OSError as exc:
+            logger.warning("An array that does not fit into memory is not made in a file: %s", exc)
+            return np.zeros(shape, dtype)
+
+    def _fits(self, size: int) -> bool:
+        """Whether an array and those that are here stay in memory if other data are spilled."""
+        data: Any = self._worker.data
+        limits: Any = self._worker.memory_manager
+        if not _ABLE or not isinstance(data, SpillBuffer):
+            return True
+        size += sum(tuple(self._filling.values()))
+        size += sum(dict(tuple(self._in_memory.values())).values())
+        if size > data.n:
+            return False
+        if not limits.memory_spill_fraction:
+            return True
+        # What Dask cannot spill, such as the modules of the process.
+        other = max(self._worker.monitor.get_process_memory() - data.fast.total_weight, 0)
+        return other + size <= limits.memory_spill_fraction * limits.memory_limit
+
+    def _may_spill(self, size: int) -> bool:
+        data: Any = self._worker.data
+        most = self._worker.memory_manager.max_spill
+        if most is False:
+            return True
+        mapped = {id(array): array.nbytes for array in tuple(self._kept.values())}
+        return sum(mapped.values()) + data.spilled_total.disk + size <= most
+
+    def keep(self, key: Key, array: Any) -> Any:
+        """Keep the result of a task until Dask releases its key, if it is in a file; return it."""
+        if isinstance(array, MappedArray):
+            array.release()
+            self._kept[key] = array
+            self._worker.loop.add_callback(self._trim_from_now_on)
+        elif isinstance(array, np.ndarray):
+            self._in_memory[key] = id(array), array.nbytes
+        return array
+
+    def held(self, key: Key) -> Any:
+        """Return an array that this worker holds, in memory or on the disk; None if it does not.
+
+        Arrays in files are not looked up in ``worker.data``, which would read their notes.
+        """
+        found = self._kept.get(key)
+        return self._worker.data.get(key) if found is None else found
+
+    def unspill(self, key: Key) -> Any:
+        """Return what :meth:`held` does; what Dask has to read for that, it does not read again."""
+        spilled = self.is_spilled(key)
+        found = self.held(key)
+        if spilled and isinstance(found, np.ndarray) and key not in self._copying:
+            self._copying[key] = asyncio.create_task(self._copy(key, found))
+        return found
+
+    async def _copy(self, key: Key, array: Rows) -> None:
+        def copied() -> MappedArray:
+            copy = MappedArray.zeros(array.shape, array.dtype, self._worker.local_directory)
+            step = max(1, _SLICE // max(array[:1].nbytes, 1))
+            for first in range(0, len(array), step):
+                copy[first : first + step] = array[first : first + step]
+                copy.release(first, min(first + step, len(array)))
+            return copy
+
+        try:
+            if _ABLE and self._may_spill(array.nbytes):
+                copy = await asyncio.get_running_loop().run_in_executor(None, copied)
+                if key in self._worker.data:
+                    self._in_memory.pop(key, None)
+                    self._worker.data[key] = self.keep(key, copy)
+        except OSError as exc:
+            logger.warning("A piece that Dask has spilled is not copied to a file: %s", exc)
+        finally:
+            del self._copying[key]
+
+    def is_spilled(self, key: Key) -> bool:
+        """Whether data are on the disk in Dask's way, to be read as a whole."""
+        data = self._worker.data
+        return key not in self._kept and isinstance(data, SpillBuffer) and key in data.slow
+
+    def moved(self, key: Key, state: str) -> None:
+        """Take note that a task of the worker is in another state."""
+        if state in ("memory", "error", "released", "forgotten"):
+            self._filling.pop(key, None)
+            if state != "memory":
+                self._in_memory.pop(key, None)
+                self._kept.pop(key, None)
+
+    def close(self) -> None:
+        """Keep nothing. The worker calls this when it closes."""
+        if self._trimming is not None:
+            self._trimming.stop()
+        for task in tuple(self._copying.values()):
+            task.cancel()
+        self._kept.clear()
+
+    def _trim_from_now_on(self) -> None:
+        # Other tasks may read any part of an array, and Dask may send it as a whole.
+        if self._trimming is None:
+            self._trimming = PeriodicCallback(self._trim, _TRIM_SECONDS * 1000)
+            self._trimming.start()
+
+    def _trim(self) -> None:
+        limits: Any = self._worker.memory_manager
+        target = limits.memory_target_fraction or limits.memory_spill_fraction
+        if target and self._worker.monitor.get_process_memory() > target * limits.memory_limit:
+            for array in tuple(self._kept.values()):
+                array.release()
+
+
+def zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Rows:
+    """Make an array for the result of the task that runs here, as :meth:`Disk.zeros` does."""
+    try:
+        worker = get_worker()
+    except ValueError:  # not a task of a worker
+        return np.zeros(shape, dtype)
+    return Disk.of(worker).zeros(worker.get_current_task(), shape, dtype)
+
+
+def keep(array: Any) -> Any:
+    """Keep the result of the task that runs here, as :meth:`Disk.keep` does."""
+    try:
+        worker = get_worker()
+    except ValueError:  # not a task of a worker
+        return array
+    return Disk.of(worker).keep(worker.get_current_task(), array)
+
+
+def streamed(kernel: Kernel, piece: Any, rows: int, operand: Any) -> Product:
+    """Bind a kernel; of a piece in a file, the rows of one product at a time are in memory."""
+    if not isinstance(piece, MappedArray):
+        return kernel(piece, rows, operand)
+    product = kernel(np.asarray(piece), rows, operand)
+
+    def computed(a: int, b: int, out: Rows | None) -> Rows:
+        found = product(a, b, out)
+        piece.release(a, b)
+        return found
+
+    return computed

@@ -30,6 +30,8 @@ import dask_coded as coded
 from benchmarks.cluster import local_workers
 from benchmarks.report import Report, options, side_by_side
 
+#: Of rounds larger than memory: n and k of the code, and MiB of a piece.
+SIZES = (4, 3, 1024)
 _COLUMNS = 1_000
 _MIB = 2**20
 
@@ -113,35 +115,41 @@ def _read(size: int, dask_worker: Any) -> None:
 
 
 class Watch:
-    """What happens to the workers of a cluster from now on."""
+    """What happens to the workers of a cluster from one report to the next."""
 
     def __init__(self, client: Client, limit: int) -> None:
         self._client, self._limit = client, limit / _MIB
-        self._processes = client.run(os.getpid)
-        client.run(_reset_peak)
+        self._paused = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._processes = self._client.run(os.getpid)
+        self._client.run(_reset_peak)
 
     def report(self, report: Report, case: str, **keys: Any) -> None:
         """Add pauses, restarts by nannies, and the largest memory over the limit."""
         client = self._client
         processes = client.run(os.getpid)
-        events = [event for w in self._processes for _, event in client.get_events(w)]
+        events = [event for w in processes for _, event in client.get_events(w)]
         paused = [e for e in events if isinstance(e, dict) and e.get("status") == "paused"]
         restarts = len(set(self._processes.values()) - set(processes.values()))
         info = client.scheduler_info(n_workers=-1)["workers"].values()
         peak = max(client.run(_memory_mib, "VmHWM").values())
-        report.add(case, "pauses", len(paused), "pauses", **keys)
+        report.add(case, "pauses", len(paused) - self._paused, "pauses", **keys)
+        self._paused = len(paused)
         still = sum(worker["status"] == "paused" for worker in info)
         report.add(case, "paused_at_the_end", still, "workers", **keys)
         report.add(case, "restarts", restarts, "restarts", **keys)
         report.add(case, "peak_over_limit", peak / self._limit, **keys)
+        self._begin()
 
 
 def report_rounds(report: Report, smoke: bool) -> None:
     """Add the time of rounds over pieces of twice the memory, over the time to read them."""
-    n, k, megabytes = (3, 2, 4) if smoke else (4, 3, 1024)
+    n, k, megabytes = (3, 2, 4) if smoke else SIZES
     rows = k * megabytes * _MIB // (8 * _COLUMNS)
     limit = 1024 * _MIB if smoke else megabytes * _MIB // 2
-    A: Any = da.random.default_rng(0).random((rows, _COLUMNS), chunks=(-(-rows // (16 * k)), -1))
+    A: Any = da.random.default_rng(0).random((rows, _COLUMNS), chunks=(-(-rows // (32 * k)), -1))
     x = np.random.default_rng(1).random(_COLUMNS)
     expected = (A @ x).compute(scheduler="sync")
     computed = _MIB * megabytes * k // n
@@ -176,8 +184,8 @@ def report_rounds(report: Report, smoke: bool) -> None:
             "coded": lambda: right(client.compute(C @ x).result()),
             "Dask": lambda: right(stock.compute(B @ x).result()),
         }
-        timings = side_by_side(ways, 1 if smoke else 10, before=drop)
-        warm = side_by_side({name: ways[name] for name in ("read", "coded")}, 1 if smoke else 10)
+        timings = side_by_side(ways, 1 if smoke else 5, before=drop)
+        warm = side_by_side({name: ways[name] for name in ("read", "coded")}, 1 if smoke else 5)
         for name, watch in watches.items():
             watch.report(report, f"{case}: {name}", way=name, phase="rounds")
         report.add(case, "wrong_results", wrong, "results", goal=0)

@@ -14,12 +14,10 @@ import dask_coded as coded
 from dask_coded.rounds import footprint
 from dask_coded.runtime.delivery import Delivery
 from dask_coded.runtime.operands import _Coming
-from dask_coded.runtime.worker import worker_plugin
-from dask_coded.transport.channels import Channel
 from dask_coded.transport.messages import LendOperand, OperandChunk, OperandShared, Part
 
 from .loops import check_rounds_through_faults
-from .test_operands import APART, nothing_is_left, spy
+from .test_operands import APART, distant_coordinator, nothing_is_left, refuse, spy
 
 SIZE, WIDTH, ROUNDS = 20_000, 30, 3  # operands of 4.8 MB
 # Every worker takes part in every round.
@@ -115,12 +113,9 @@ async def test_workers_of_a_distant_host_share_what_they_need_together(c, s, *wo
     A = banded()
     C = await coded.encode(A, coded.Repetition(5, 2), c)
     seen = spy(workers)
-    usual, Channel._probed = Channel._probed, lambda *_: None  # the coordinator is on another host
-    try:
+    with distant_coordinator():
         # The memory that the receiver shares has NaN where nothing came.
         await check_rounds(c, C, A, workers=workers[0].address)
-    finally:
-        Channel._probed = usual
     assert all(message.part[4][0] < SIZE / 2 for _, message in chunks_of(seen))
     assert any(isinstance(message, OperandShared) for _, message in seen)
     await nothing_is_left(workers)
@@ -130,17 +125,10 @@ async def test_workers_of_a_distant_host_share_what_they_need_together(c, s, *wo
 async def test_workers_that_cannot_read_what_their_receiver_shares_get_entries(c, s, *workers):
     A = banded()
     C = await coded.encode(A, coded.Repetition(5, 2), c)
-
-    def view(shared):
-        raise FileNotFoundError(2, "No such file or directory")
-
-    for worker in workers:
-        worker_plugin(worker).operands._mappings.view = view
-    usual, Channel._probed = Channel._probed, lambda *_: None
-    try:
+    refused = refuse(workers)
+    with distant_coordinator():
         await check_rounds(c, C, A, workers=workers[0].address)
-    finally:
-        Channel._probed = usual
+    assert refused
     await nothing_is_left(workers)
 
 

@@ -142,7 +142,7 @@ def _work(
 
 def _settled(client: Client, before: Counts | None) -> Counts:
     """Return what is left, once it is no more than before, or after some seconds."""
-    for _ in range(50):
+    for _ in range(200):  # chunks of an operand whose round never came are kept for 30 s
         gc.collect()
         left = residue(client)
         if before is None and left["scheduler"]["tasks"] == 0:

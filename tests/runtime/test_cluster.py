@@ -7,6 +7,7 @@ import gc
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -16,11 +17,13 @@ from distributed.utils_test import async_poll_for, captured_logger, gen_cluster
 
 import dask_coded as coded
 from dask_coded.preload import dask_setup
+from dask_coded.runtime import coordinator
 from dask_coded.runtime import worker as worker_module
 from dask_coded.runtime.extension import SchedulerExtension
 from dask_coded.runtime.install import install
 from dask_coded.runtime.scheduler import CodedSchedulerPlugin
 from dask_coded.runtime.worker import CodedWorkerPlugin, worker_plugin
+from dask_coded.transport.backoff import Backoff
 from dask_coded.transport.messages import (
     AddStripes,
     DropRound,
@@ -407,7 +410,7 @@ async def test_workers_out_of_reach_of_the_coordinator_alone(c, s, *workers):
     C = await coded.encode(A, coded.MDS(4, 3), c)
     first, *others = C.encoded.workers
     unreachable = [w for w in workers if w.address in others[:2]]
-    asked, plan = [], s.handlers["coded_plan"]
+    asked, waited, plan = [], [], s.handlers["coded_plan"]
 
     async def counted(**arguments):
         asked.append(arguments)
@@ -416,16 +419,22 @@ async def test_workers_out_of_reach_of_the_coordinator_alone(c, s, *workers):
     async def broken(comm, protocol):
         raise OSError
 
+    class Counted(Backoff):
+        async def wait(self):
+            waited.append(self.attempts)
+            await super().wait()
+
     s.handlers["coded_plan"] = counted
     for worker in unreachable:
         worker.handlers["coded_channel"] = broken
-    future = coded.submit(lambda operator: operator @ x, C, client=c, workers=first)
-    await async_poll_for(lambda: asked, timeout=30)
-    await asyncio.sleep(0.5)
-    assert len(asked) < 20
-    for worker in unreachable:
-        worker.handlers["coded_channel"] = worker_plugin(worker).exchange._serve
-    np.testing.assert_allclose(await future, A @ x)
+    with patch.object(coordinator, "Backoff", Counted):
+        future = coded.submit(lambda operator: operator @ x, C, client=c, workers=first)
+        await async_poll_for(lambda: len(asked) >= 6, timeout=30)
+        # It asks a second time at once, and waits ever longer before each further time.
+        assert waited == list(range(len(asked) - 2)) or waited == list(range(len(asked) - 1))
+        for worker in unreachable:
+            worker.handlers["coded_channel"] = worker_plugin(worker).exchange._serve
+        np.testing.assert_allclose(await future, A @ x)
 
 
 @gen_cluster(client=True, nthreads=FOUR[:3])

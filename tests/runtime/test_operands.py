@@ -52,7 +52,7 @@ def spy(workers) -> list[tuple[str, object]]:
 
 @contextmanager
 def distant_coordinator():
-    """Have coordinators share memory with nobody else, as if they were on other hosts."""
+    """Let no coordinator share memory with other workers, as if it were on another host."""
     with patch.object(Channel, "_probed", lambda *_: None):
         with patch.object(Channel, "may_share", False):
             yield

@@ -107,7 +107,7 @@ def test_lack_of_memory_is_reported_once(monkeypatch):
 @gen_cluster(nthreads=[("127.0.0.1", 1)] * 2)
 async def test_workers_find_out_whether_they_share_memory(s, a, b):
     here, there = Exchange.of(a), Exchange.of(b)
-    assert here.shares_memory and there.shares_memory  # nobody has tried
+    assert here.shares_memory and there.shares_memory  # assumed until a peer has tried
     channel = here.channel(b.address)
     assert channel.shared is None
     assert channel.may_share

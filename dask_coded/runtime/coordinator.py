@@ -112,6 +112,8 @@ class Coordinator:
             except BaseException as exc:
                 ended.set_exception(exc)
             finally:
+                # Until they hear that it is over, participants hold the pieces of a round.
+                self._plugin.round_over()
                 steps.put(None)
 
         loop = self._plugin.worker.loop

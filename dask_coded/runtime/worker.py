@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -98,8 +98,10 @@ class CodedWorkerPlugin(WorkerPlugin):
         self._series: dict[str, str] = {}
         self.mappings = Mappings(most=_MAPPED)
         self._closed = False
-        # When to let go of memory that is kept in case it is needed again.
-        self._idle: asyncio.TimerHandle | None = None
+        # Memory is kept for a while in case it is needed again. Rounds must not prolong the life of
+        # memory that rows were left in, which other workers have freed when a piece is made.
+        self._idle = _Idle(self._forget)
+        self._idle_rooms = _Idle(forget)
         self.operands = Operands(self.exchange)
         # The rounds that this worker coordinates, by task.
         self._rounds: dict[Key, set[asyncio.Task[Any]]] = {}
@@ -120,9 +122,8 @@ class CodedWorkerPlugin(WorkerPlugin):
 
     async def teardown(self, worker: Worker) -> None:
         self._closed = True
-        if self._idle is not None:
-            self._idle.cancel()
-            self._forget()
+        for idle in (self._idle, self._idle_rooms):
+            idle.end()
         for job in self._jobs.values():
             job.stop()
         self._jobs.clear()
@@ -155,7 +156,10 @@ class CodedWorkerPlugin(WorkerPlugin):
         """Let the next round of an array continue a series, because all rows have been read."""
         self._series[array_id] = series
         _keep_last(self._series, _OUTPUTS)
-        self._forget_later()
+
+    def round_over(self) -> None:
+        """Let go of what rounds keep for the next one, unless that follows soon."""
+        self._idle.begin()
 
     @contextmanager
     def coordinating(self, task: Key | None) -> Iterator[None]:
@@ -277,7 +281,7 @@ class CodedWorkerPlugin(WorkerPlugin):
         if job and (output := job.stop()) and over:
             self._outputs[job.series] = output
             _keep_last(self._outputs, _OUTPUTS)
-            self._forget_later()
+            self.round_over()
         self.operands.drop(run_id, over)
 
     def _coordinator_gone(self, answer: Answer) -> None:
@@ -303,15 +307,10 @@ class CodedWorkerPlugin(WorkerPlugin):
         # waits for an answer would believe that this worker is stopped.
         if scipy.sparse.issparse(data):
             return sent_rows(await asyncio.to_thread(lambda: data.tocsr()[start:stop]))
-        self._forget_later()
+        self._idle_rooms.begin()
         if isinstance(data, MappedArray):
             return await asyncio.to_thread(lambda: dense_rows(data.read(start, stop), room))
         return await asyncio.to_thread(dense_rows, data[start:stop], room)
-
-    def _forget_later(self) -> None:
-        if self._idle is not None:
-            self._idle.cancel()
-        self._idle = asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._forget)
 
     def _forget(self) -> None:
         # Until they hear of the end, participants hold the pieces of the last round of each array.
@@ -319,7 +318,26 @@ class CodedWorkerPlugin(WorkerPlugin):
         self._outputs.clear()
         self._series.clear()
         self.mappings.clear()
-        forget()
+
+
+class _Idle:
+    """Calls a function a few seconds after the last time it was asked to."""
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self._function = function
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        """Begin to wait, from now on."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._function)
+
+    def end(self) -> None:
+        """Call the function now, if it has ever been asked for."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._function()
 
 
 def _keep_last(found: dict[Any, Any], most: int) -> None:

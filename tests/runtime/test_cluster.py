@@ -7,7 +7,7 @@ import gc
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -228,6 +228,16 @@ async def test_nothing_holds_the_pieces_of_a_released_array(c, s, *workers, monk
 
     del C
     await async_poll_for(gone, timeout=10)
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_nothing_holds_the_pieces_after_a_round_that_failed(c, s, *workers, monkeypatch):
+    monkeypatch.setattr(worker_module, "_IDLE_SECONDS", 0.1)
+    monkeypatch.setattr(worker_module, "streamed", Mock(side_effect=ValueError("no product")))
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    with pytest.raises(RuntimeError, match="no product"):
+        await c.compute(C @ x)
+    await async_poll_for(lambda: not any(worker_plugin(w)._jobs for w in workers), timeout=10)
 
 
 def gated(operator, name):

@@ -75,8 +75,10 @@ def test_workers_killed_and_stopped_while_they_share_memory(code, processes, tmp
     progress(5)
     processes.kill(killed)
     progress(20)
-    after = segments(client)
-    assert max(after.values()) <= max(before.values()) + 6, (before, after)
+
+    # Rounds go on meanwhile. The killed worker's pieces were made again of rows that workers left
+    # in the memory of others; that memory is let go of a few seconds later.
+    poll_for(lambda: max(segments(client).values()) <= max(before.values()) + 6, timeout=30)
     over.touch()
     assert future.result(timeout=60) > 30
     # Of its probe and of a spare operand a process has two descriptors and a mapping; of the

@@ -1,18 +1,20 @@
 """Histories of worker speeds and lags, from which the next round is planned.
 
 Speeds are relative, because rounds of different arrays measure them in different units. Each round
-is scaled so that its speeds add up to those predicted. Newcomers do not count for that, nor does a
-worker whose speed has just changed: the others would seem to change with it.
+is scaled so that most of its workers have their usual speeds, which are running medians. Newcomers
+do not count for that, nor does a worker whose speed has just changed: the others would seem to
+change with it. If usual speeds were means, each burst of a worker would raise them, and with them
+the scale of all later rounds. Numbers would overflow after some thousand rounds.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from dask_coded.prediction.predictors import PREDICTORS
-from dask_coded.prediction.predictors._adaptive import adaptive
 from dask_coded.prediction.records import CHANGED, FORGETTING, Records
 from dask_coded.typing import Floats, Ints
 
@@ -73,7 +75,9 @@ class SpeedHistory:
             self._free.append(row)
 
     def predict(self, workers: Sequence[str], predictor: str = "adaptive") -> Floats:
-        """Return the predicted speeds, shape (workers,); 1.0 for a worker without a history.
+        """Return the predicted speeds, shape (workers,).
+
+        A worker without a history counts as the average of the others.
 
         Parameters
         ----------
@@ -86,6 +90,7 @@ class SpeedHistory:
         speeds = np.ones(len(rows))
         if known.any():
             speeds[known] = PREDICTORS[predictor](self._records, rows[known])
+            speeds[~known] = speeds[known].mean()
         return speeds
 
     def assured(self, workers: Sequence[str]) -> Floats:
@@ -132,19 +137,16 @@ class SpeedHistory:
         return np.array([get(worker, -1) for worker in workers], dtype=np.intp)
 
     def _scale(self, rows: Ints, speeds: Floats) -> float:
-        """Return the factor that puts measured speeds on the scale of the predicted ones."""
-        known = rows >= 0
-        expected, found = adaptive(self._records, rows[known]), speeds[known]
-        usable = (expected > 0) & (found > 0)
-        expected, found = expected[usable], found[usable]
-        if not len(found):
+        """Return the factor that puts measured speeds on the scale of the recorded ones."""
+        known = (rows >= 0) & (speeds > 0)
+        off = self._records.middle(rows[known]) - np.log(speeds[known])
+        off = off[~np.isnan(off)]
+        if not len(off):
             return len(speeds) / float(speeds.sum())
-        ratio = expected / found
-        typical = np.median(ratio)
-        usual = np.abs(ratio - typical) <= CHANGED * typical
+        usual = np.abs(off - np.median(off)) <= math.log1p(CHANGED)
         if not usual.any():  # as many have changed as not
             usual[:] = True
-        return float(expected[usual].sum() / found[usual].sum())
+        return math.exp(off[usual].mean())
 
 
 class LagHistory:

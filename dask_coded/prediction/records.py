@@ -17,10 +17,14 @@ fast means  0.8, 0.3, 0.1          a speed that drifts, quickly or slowly
 
 A speed has changed if it is off the recent mean by more than 30 %, and by more than five times the
 root mean square error of the best mean. The recent mean then starts again.
+
+Besides, each worker has a running median of the logarithms of its speeds. It takes a step of a
+fixed size up or down, so bursts and stalls do not move it any further than other speeds do.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Self
 
@@ -37,6 +41,10 @@ CHANGED = 0.3
 _BEYOND = 5.0
 # A worker without work for so many rounds is due for a trial.
 _TRIED_AFTER = 32
+# Step of running medians. A shorter one follows a lasting change too late.
+_STEP = 0.02
+# All speeds are scaled anew if their average leaves this range, so that no number overflows.
+_LOW, _HIGH = 1e-3, 1e3
 # Gains of the means that forget at a fixed rate.
 _GAINS = np.array([[0.8], [0.3], [0.1]])
 # Rounds over which the other means and all errors are averaged.
@@ -70,6 +78,7 @@ class Records:
         self._window: Floats = np.empty((length, 0))
         self._means: Floats = np.empty((_MEANS, 0))
         self._errors: Floats = np.empty((_MEANS, 0))
+        self._middle: Floats = np.empty(0)
         # The last speed, and the lowest and the highest ever.
         self._latest: Floats = np.empty(0)
         self._range: Floats = np.empty((2, 0))
@@ -111,6 +120,7 @@ class Records:
     def clear(self, row: int) -> None:
         """Forget what a row holds, so that another worker can have it."""
         self._window[:, row] = self._means[:, row] = self._range[:, row] = np.nan
+        self._middle[row] = np.nan
         self._count[row] = self._tried[row] = 0
 
     def record(self, rows: Ints, speeds: Floats) -> None:
@@ -142,6 +152,27 @@ class Records:
         self._since[rows] = since
         self._latest[rows] = speeds
         self._last[rows] = self.rounds
+        self._move_middle(rows[speeds > 0], np.log(speeds[speeds > 0]))
+        if not self.rounds % len(self._window):
+            self._rescale()
+
+    def _move_middle(self, rows: Ints, logs: Floats) -> None:
+        middle = self._middle[rows]
+        steps = np.maximum(1 / self._count[rows], _STEP) * np.sign(logs - middle)
+        self._middle[rows] = np.where(np.isnan(middle), logs, middle + steps)
+
+    def _rescale(self) -> None:
+        levels = self._means[LEVEL][self._count > 0]
+        if not levels.any() or _LOW < (average := float(levels.mean())) < _HIGH:
+            return
+        for table in (self._window, self._means, self._latest, self._range):
+            table /= average
+        self._errors /= average**2
+        self._middle -= math.log(average)
+
+    def middle(self, rows: Ints) -> Floats:
+        """Return the running medians of the logarithms of speeds, shape (rows,); NaN: none yet."""
+        return np.asarray(self._middle[rows])
 
     def window(self, rows: Ints) -> Floats:
         """Return the last speeds, shape (rows, rounds), oldest first; NaN: took no part."""

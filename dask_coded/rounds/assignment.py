@@ -36,6 +36,9 @@ from dask_coded.codes import Code
 from dask_coded.rounds.layout import Layout, StripeRange, ranges_of
 from dask_coded.typing import Bools, Floats, Ints
 
+# A worker counts as at least this share of the fastest. Otherwise sums of loads would lose digits,
+# and the shares of slow workers with them.
+_SLOWEST = 1e-6
 # A worker that is needed but not expected to make progress counts as this share of the fastest.
 _LEAST_SPEED = 1e-3
 
@@ -129,6 +132,8 @@ def deal(layout: Layout, speeds: Floats, lags: Floats | None = None) -> list[lis
         If too few pieces are on workers with a speed above zero.
     """
     shared = np.bincount(layout.host[layout.host >= 0], minlength=layout.workers).clip(1)
+    slowest = _SLOWEST * speeds.max(initial=0.0)
+    speeds = np.where(speeds > 0, np.maximum(speeds, slowest), 0.0)
     speed = np.where(layout.host >= 0, speeds[layout.host] / shared[layout.host], 0.0)
     lag = np.zeros(layout.pieces) if lags is None else lags[layout.host]
     moving = np.bincount(layout.group[speed > 0], minlength=len(layout.need))

@@ -189,7 +189,7 @@ def test_a_worker_that_was_slow_when_last_measured_is_not_relied_on() -> None:
         history.record({"a": 1.0, "b": 1.0})
     a, _, c, new = history.assured(["a", "b", "c", "new"])
     assert c < 0.4 * a
-    assert new == 1.0
+    assert new == history.predict(["a", "b", "c"]).mean()
 
 
 def test_a_worker_without_work_is_tried_now_and_then() -> None:
@@ -238,6 +238,37 @@ def test_unknown_and_departed_workers_are_average() -> None:
     history.record({"a": 3.0, "b": 1.0})
     history.forget("b")
     assert history.predict(["b", "new"]).tolist() == [1.0, 1.0]
+
+
+NOISES = {
+    "bursts": lambda rng: np.where(rng.random(7) < 0.2, 10.0, 1.0) * rng.lognormal(0, 0.1, 7),
+    "stalls": lambda rng: np.where(rng.random(7) < 0.2, 0.1, 1.0) * rng.lognormal(0, 0.1, 7),
+    "wild": lambda rng: rng.lognormal(0, 1, 7),
+    "units": lambda rng: 10 ** rng.uniform(-3, 3) * rng.lognormal(0, 0.5, 7),
+}
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_noise_does_not_change_the_scale(noise: str) -> None:
+    """A worker without work keeps its place, and a newcomer counts as one of the others."""
+    history, rng = SpeedHistory(), np.random.default_rng(0)
+    workers = list("abcdefg")
+    for i in range(500):
+        speeds = dict(zip(workers, NOISES[noise](rng).tolist(), strict=True))
+        history.record(speeds if i < 400 else {w: s for w, s in speeds.items() if w != "g"})
+    *others, idle, new = history.predict([*workers, "new"])
+    assert 0.4 < idle / np.median(others) < 2.5
+    assert min(others) < new < max(others)
+
+
+def test_speeds_stay_finite_whatever_happens() -> None:
+    """Bursts of two of three workers, so that a mean would grow in nearly each round."""
+    history = SpeedHistory()
+    for i in range(3000):
+        history.record({"a": 2.0 ** (i % 200), "b": 2.0 ** (-i % 200), "c": 1.0})
+    speeds = history.predict(["a", "b", "c"])
+    assert np.isfinite(speeds).all()
+    assert (speeds > 0).all()
 
 
 def test_useless_measurements_are_ignored() -> None:

@@ -45,6 +45,19 @@ def test_no_load_overlaps_itself_if_loads_end_within_a_stripe() -> None:
     check_ring(np.array([0.25, 0.25, 1.0, 1.0, 0.25, 0.25]), k=3, stripes=1)
 
 
+@given(st.data(), st.integers(1, 6), st.integers(1, 40))
+def test_speeds_of_any_size(data: st.DataObject, need: int, stripes: int) -> None:
+    powers = st.one_of(st.none(), st.integers(-300, 300))
+    found = data.draw(st.lists(powers, min_size=need, max_size=9))
+    u = np.array([0.0 if power is None else 10.0**power for power in found])
+    assume((u > 0).sum() >= need)
+    for code in [MDS(len(u), need), Repetition(len(u), len(u))]:
+        layout = Layout.of(code, range(len(u)), np.ones((1, stripes)))
+        ranges = deal(layout, u)
+        assert (covered(layout, ranges) == (need if isinstance(code, MDS) else 1)).all()
+        assert not any(mine for mine, speed in zip(ranges, u, strict=True) if not speed)
+
+
 def check_ring(u: np.ndarray, k: int, stripes: int) -> None:
     code = MDS(len(u), k)
     layout = Layout.of(code, range(len(u)), np.ones((1, stripes)))

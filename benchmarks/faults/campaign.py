@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import heapq
 import itertools
 import sys
@@ -330,13 +331,15 @@ class Campaign:
         print("\n".join(lines), file=sys.stderr, flush=True)
         roles = self.roles()
         for i, address in self.cluster.addresses().items():
-            if roles.get(i) in ("coordinator", "leader") and not any(
-                fault.lasts and fault.worker == i and fault.down for fault in self.faults
+            if any(fault.lasts and fault.worker == i and fault.down for fault in self.faults):
+                continue
+            for look in (
+                (rounds, stacks) if roles.get(i) in ("coordinator", "leader") else (rounds,)
             ):
-                self._pool.submit(self._guarded, partial(self._print_stacks, address))
+                self._pool.submit(self._guarded, partial(self._print, look, address))
 
-    def _print_stacks(self, address: str) -> None:
-        found = self.cluster.client.run(stacks, workers=[address])
+    def _print(self, look: Callable[..., str], address: str) -> None:
+        found = self.cluster.client.run(look, workers=[address])
         print(f"{address}: {found[address]}", file=sys.stderr, flush=True)
 
 
@@ -367,6 +370,26 @@ def set_paused(paused: bool, dask_worker: Any = None) -> None:
     # The monitor would end the pause at once otherwise.
     manager.memory_pause_fraction = 1e-9 if paused and manager.memory_limit else 0.8
     dask_worker.status = Status.paused if paused else Status.running
+
+
+def rounds(dask_worker: Any = None) -> str:
+    """Return what a worker waits for in its rounds, as coordinator and as participant."""
+    from dask_coded.runtime.live_round import LiveRound
+
+    lines = []
+    for live in [found for found in gc.get_objects() if isinstance(found, LiveRound)]:
+        state, channels = live.round.state, live._channels
+        lines.append(f"runs round {live.run_id} of {live._spec.code}:")
+        lines += [
+            f"    {channel.address} owes {owed:g}, asked {channel.asked is not None}, "
+            f"silent {channel.silent}, closed {channel.closed}"
+            for channel, owed in zip(channels, state.workers.todo.tolist(), strict=True)
+        ]
+    plugin = dask_worker.extensions["dask-coded"]
+    for run_id, job in plugin._jobs.items():
+        begun = bool(job._kernels)
+        lines.append(f"takes part in {run_id}: begun {begun}, active {job._active}, {job._queue}")
+    return "\n".join(lines)
 
 
 def stacks() -> str:

@@ -69,8 +69,21 @@ class Coordinator:
 
     @classmethod
     def of(cls, array_id: str, options: RoundOptions) -> Self:
-        """Return the coordinator of a registered array, in a task."""
-        plugin = worker_plugin(get_worker())
+        """Return the coordinator of a registered array, in a task.
+
+        Raises
+        ------
+        RuntimeError
+            If the task does not run on a worker of the cluster.
+        """
+        try:
+            plugin = worker_plugin(get_worker())
+        except ValueError:
+            raise RuntimeError(
+                "A product of a coded array must be computed by the cluster that holds its pieces, "
+                "not by a scheduler in this process: call `compute` while the array's client is "
+                "the current one, or `client.compute`."
+            ) from None
         return cls(plugin, array_id, options, getattr(thread_state, "key", None))
 
     def other(self, array_id: str) -> Coordinator:
@@ -179,6 +192,7 @@ class Coordinator:
                 self._plugin.exchange.attempt(self._task),
                 self._plugin.mappings,
                 series,
+                self._replan,
                 verifier,
             )
             try:
@@ -229,6 +243,11 @@ class Coordinator:
                     self._current = asking.result()
             if (current := self._current) is not None:
                 return current
+
+    async def _replan(self) -> tuple[RoundPlan, Layout]:
+        """Ask for a new plan during a round."""
+        current = await self._ask()
+        return current.plan, current.layout
 
     async def _ask(self) -> _Current:
         """Send measurements to the scheduler plugin, and return its plan."""

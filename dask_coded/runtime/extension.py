@@ -7,11 +7,18 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from distributed.diagnostics.plugin import SchedulerPlugin
+from distributed.metrics import time
 from distributed.protocol.pickle import dumps
+from distributed.scheduler import heartbeat_interval
+
+from dask_coded.transport.backoff import Backoff
 
 if TYPE_CHECKING:
     from distributed.diagnostics.plugin import WorkerPlugin
     from distributed.scheduler import Scheduler
+
+# Seconds without a heartbeat after which nobody waits for a worker any more.
+_PATIENCE = 5.0
 
 
 class SchedulerExtension(SchedulerPlugin, ABC):
@@ -24,19 +31,22 @@ class SchedulerExtension(SchedulerPlugin, ABC):
     name: str
     idempotent = True
     _ready: asyncio.Event
+    # One for each worker that has not answered yet.
+    _giving: set[asyncio.Task[None]]
 
     async def start(self, scheduler: Scheduler) -> None:
         while isinstance(first := scheduler.extensions.get(self.name), SchedulerExtension):
             await first._ready.wait()
             if scheduler.extensions.get(self.name) is first:
                 return
-        self._ready = asyncio.Event()
+        self._ready, self._giving = asyncio.Event(), set()
         scheduler.extensions[self.name] = self
         try:
             await self.set_up(scheduler)
         except BaseException:
             # Otherwise the scheduler would register the next one, which has not been set up.
             del scheduler.extensions[self.name]
+            await self.close()
             raise
         finally:
             self._ready.set()
@@ -45,12 +55,38 @@ class SchedulerExtension(SchedulerPlugin, ABC):
     async def set_up(self, scheduler: Scheduler) -> None:
         """Install the plugin: handlers on the scheduler, and a plugin on the workers."""
 
-    @staticmethod
-    async def give(scheduler: Scheduler, name: str, plugin: WorkerPlugin) -> None:
+    async def give(self, scheduler: Scheduler, name: str, plugin: WorkerPlugin) -> None:
         """Install a plugin on all workers, also on those that join later.
 
-        ``Scheduler.register_worker_plugin`` fails if any worker is lost meanwhile.
+        A worker that is stopped gets it when it goes on; nobody waits for that.
+        ``Scheduler.register_worker_plugin`` would wait, and fail if any worker is lost meanwhile.
         """
         scheduler.worker_plugins[name] = packed = dumps(plugin)
         message = {"op": "plugin-add", "plugin": packed, "name": name}
-        await scheduler.broadcast(msg=message, on_error="return")
+        began = time()
+
+        def answers(address: str) -> bool:
+            ws = scheduler.workers.get(address)
+            if ws is None:
+                return False
+            patience = max(_PATIENCE, 3 * heartbeat_interval(len(scheduler.workers)))
+            return time() - max(ws.last_seen, began) < patience
+
+        async def install(address: str) -> None:
+            backoff = Backoff()
+            while address in scheduler.workers:
+                found = await scheduler.broadcast(msg=message, workers=[address], on_error="return")
+                if not isinstance(found[address], OSError):
+                    break
+                await backoff.wait()  # a connection broke
+
+        tasks = {asyncio.create_task(install(address)): address for address in scheduler.workers}
+        self._giving = set(tasks)
+        for task in tasks:
+            task.add_done_callback(self._giving.discard)
+        while any(answers(tasks[task]) for task in self._giving):
+            await asyncio.wait(self._giving, timeout=_PATIENCE / 5)
+
+    async def close(self) -> None:
+        for task in self._giving:
+            task.cancel()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
@@ -28,7 +28,7 @@ from dask_coded.rounds import (
 from dask_coded.rounds.assignment import all_tried
 from dask_coded.runtime.answers import RoundPlan
 from dask_coded.runtime.delivery import Delivery
-from dask_coded.runtime.spec import CodedSpec
+from dask_coded.runtime.spec import CodedDataLostError, CodedSpec
 from dask_coded.transport import Exchange
 from dask_coded.transport.memory import LEAST_BYTES, Mappings, SharedArray
 from dask_coded.transport.messages import (
@@ -45,15 +45,19 @@ from dask_coded.transport.messages import (
     StartRound,
     WithdrawStripes,
 )
+from dask_coded.typing import Bools
 
 # Bytes of shares that are decoded together while the rest is computed. Waking up the algorithm's
 # thread takes time from the event loop, which small rounds cannot spare.
 _DECODE_BYTES = 1 << 19
 # Seconds between two looks at workers that take no part: reserves, and those that were silent.
 _LOOK = 0.25
+# Seconds between two looks at whether the round waits only for workers that are silent.
+_STUCK = 0.5
 
 #: Schedules a call in the algorithm's thread.
 InThread = Callable[[Callable[[], None]], None]
+Replan = Callable[[], Awaitable[tuple[RoundPlan, Layout]]]
 
 
 class RoundUnfinishableError(Exception):
@@ -106,6 +110,8 @@ class LiveRound:
         Memory of participants, as the last rounds have mapped it.
     series : str
         Rounds of the array that run one after another, this one among them.
+    replan : callable
+        Asks the scheduler for the plan of a new round, and returns it with its layout.
     verifier : callable, optional
         Prepares what checks the shares, in that thread; by default they are not checked.
 
@@ -130,12 +136,14 @@ class LiveRound:
         attempt: Attempt | None,
         mappings: Mappings,
         series: str,
+        replan: Replan,
         verifier: Callable[[], Verifier] | None = None,
     ) -> None:
         self.corrupt: set[str] = set()
         self.run_id = uuid.uuid4().hex
         self.report = RoundReport()
         self.began = monotonic()
+        self._exchange = exchange
         self._spec = spec
         self._plan = plan
         self._layout = layout
@@ -158,6 +166,9 @@ class LiveRound:
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[None] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
+        self._replan = replan
+        self._watch: asyncio.TimerHandle | None = None
+        self._asking: asyncio.Task[None] | None = None
         # Assign nothing to a worker that still owes an answer: messages would only pile up there.
         self._silent = {w for w, channel in enumerate(self._channels) if channel.silent}
         speeds = plan.speed
@@ -211,6 +222,7 @@ class LiveRound:
             self._delivery.plan(c.worker for c in commands if isinstance(c, Assign))
             self._carry_out(commands)
             self._delivery.begin()
+            self._watch = self._loop.call_later(_STUCK, self._look_elsewhere)
             await self._done
         finally:
             self._end()
@@ -239,6 +251,33 @@ class LiveRound:
             for worker in self._reserve:
                 self.round.expect(worker, min(usual, default=1.0))
             self._reserve.clear()
+
+    def _look_elsewhere(self) -> None:
+        """Ask for a new plan if only workers that are silent could finish the round.
+
+        What they hold may have been rebuilt, or moved from workers that have left meanwhile.
+        """
+        self._watch = self._loop.call_later(_STUCK, self._look_elsewhere)
+        state = self.round.state
+        reachable = state.available & self._usable(self._layout, self._plan)
+        lacks = (self._layout.lacking(reachable[:, None] | state.computed) > 0).any()
+        if lacks and (self._asking is None or self._asking.done()):
+            self._asking = asyncio.create_task(self._end_if_possible_elsewhere())
+
+    async def _end_if_possible_elsewhere(self) -> None:
+        try:
+            plan, layout = await self._replan()
+        except (CodedDataLostError, OSError):
+            return  # those that are silent may still answer
+        lacks = (layout.lacking(self._usable(layout, plan)[:, None]) > 0).any()
+        if not lacks and not self._done.done():
+            message = "Workers that hold what is lacking are silent; others hold it, too."
+            self._done.set_exception(RoundUnfinishableError(message))
+
+    def _usable(self, layout: Layout, plan: RoundPlan) -> Bools:
+        """Return which pieces are on workers that answer, shape (pieces,)."""
+        usable = [self._exchange.is_usable(address) for address in plan.addresses]
+        return np.array([host >= 0 and usable[host] for host in layout.host.tolist()])
 
     # -- commands to messages ------------------------------------------------------------------
 
@@ -401,8 +440,9 @@ class LiveRound:
             begin = until
 
     def _end(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        for pending in (self._timer, self._watch, self._asking):
+            if pending is not None:
+                pending.cancel()
         # For the next round: one segment of each participant, but nothing of a dead one.
         usual = self.round.finished and self.round.state.available.all()
         self._mappings.trim(len(self._plan.addresses) if usual else 0)

@@ -12,12 +12,13 @@ from unittest.mock import Mock, patch
 import numpy as np
 import pytest
 from distributed import Client, Event, Worker, wait
+from distributed.comm import CommClosedError
 from distributed.security import Security
 from distributed.utils_test import async_poll_for, captured_logger, gen_cluster
 
 import dask_coded as coded
 from dask_coded.preload import dask_setup
-from dask_coded.runtime import coordinator
+from dask_coded.runtime import coordinator, extension
 from dask_coded.runtime import worker as worker_module
 from dask_coded.runtime.extension import SchedulerExtension
 from dask_coded.runtime.install import install
@@ -238,6 +239,51 @@ async def test_nothing_holds_the_pieces_after_a_round_that_failed(c, s, *workers
     with pytest.raises(RuntimeError, match="no product"):
         await c.compute(C @ x)
     await async_poll_for(lambda: not any(worker_plugin(w)._jobs for w in workers), timeout=10)
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_worker_that_is_stopped_when_plugins_are_installed(c, s, *workers, monkeypatch):
+    monkeypatch.setattr(extension, "_PATIENCE", 0.2)
+    monkeypatch.setattr(extension, "heartbeat_interval", lambda workers: 0.01)
+    stopped, answer, goes_on = workers[0], workers[0].handlers["plugin-add"], asyncio.Event()
+
+    async def wait_and_answer(**kwargs):
+        await goes_on.wait()
+        return await answer(**kwargs)
+
+    stopped.handlers["plugin-add"] = wait_and_answer
+    stopped.periodic_callbacks["heartbeat"].stop()
+    C = await coded.encode(A, coded.MDS(3, 2), c)
+    assert stopped.address not in C.encoded.workers
+    await check(c, C)
+    goes_on.set()
+    await async_poll_for(lambda: stopped.address in plugin_of(s).versions)
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    await check(c, C)
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_connection_that_breaks_while_plugins_are_installed(c, s, *workers):
+    answer, broken = workers[0].handlers["plugin-add"], []
+
+    async def break_once(**kwargs):
+        if not broken:
+            broken.append(True)
+            raise CommClosedError
+        return await answer(**kwargs)
+
+    workers[0].handlers["plugin-add"] = break_once
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    assert broken
+    await check(c, C)
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_product_computed_outside_of_the_cluster(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    product = C @ x
+    with pytest.raises(RuntimeError, match="computed by the cluster that holds its pieces"):
+        await asyncio.to_thread(product.compute, scheduler="sync")
 
 
 def gated(operator, name):
@@ -644,6 +690,22 @@ async def test_worker_that_answers_again_takes_the_place_of_another_that_is_sile
     future = coded.submit(lambda operator: operator @ x, C, client=c, workers=first)
     await started.wait()
     channel.receive(RoundStopped("earlier"))
+    np.testing.assert_allclose(await future, A @ x)
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_piece_moved_while_a_round_waits_for_a_silent_worker(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(3, 2), c)
+    silent, leaving, _ = C.encoded.workers
+    (spare,) = set(s.workers) - set(C.encoded.workers)
+    asked = set()
+    for worker in workers:
+        if worker.address in (silent, leaving):
+            handlers = worker_plugin(worker).exchange._handlers
+            handlers[StartRound] = lambda message, answer, to=worker.address: asked.add(to)
+    future = coded.submit(lambda operator: operator @ x, C, client=c, workers=spare)
+    await async_poll_for(lambda: asked == {silent, leaving})
+    await c.retire_workers([leaving])
     np.testing.assert_allclose(await future, A @ x)
 
 

@@ -324,7 +324,7 @@ async def test_pairs_larger_than_memory(c, s, *workers):
     Worker=Nanny,
     nthreads=[("127.0.0.1", 1)] * 3,
     worker_kwargs={"memory_limit": 400 * 2**20},
-    timeout=120,
+    timeout=400,
 )
 async def test_workers_whose_piece_and_process_exceed_the_limit(c, s, *nannies):
     """A piece has 256 MiB and the process at least 150, so that its nanny would kill the worker."""

@@ -12,8 +12,8 @@ from dask_coded.codes import CODES, MDS, Code, Polynomial, RandomLinear, Repetit
 from dask_coded.display import Display
 from dask_coded.loop import Loop, PiecesMade, Progress
 from dask_coded.pair import CodedPair, encode_pair, gram
-from dask_coded.runtime.install import ClusterUnfitError
-from dask_coded.runtime.operators import Operator, PairOperator
+from dask_coded.runtime.client.install import ClusterUnfitError
+from dask_coded.runtime.coordinator.operators import Operator, PairOperator
 from dask_coded.runtime.spec import CodedDataLostError, CorruptSharesError
 from dask_coded.submission import submit
 from dask_coded.uncoded import UncodedWarning

@@ -35,17 +35,23 @@ from dask_coded.products import (
     as_factor,
     dispatch_products,
 )
-from dask_coded.runtime.encoding import Encoded, encode_source, extend, new_id
-from dask_coded.runtime.operators import (
+from dask_coded.runtime.client.encoding import Encoded, encode_source, extend, new_id
+from dask_coded.runtime.client.source import (
+    Tally,
+    check_code,
+    is_verified,
+    matrix_source,
+    sparse_type,
+)
+from dask_coded.runtime.client.waiting import current_client, outside_pool
+from dask_coded.runtime.coordinator.operators import (
     RoundOperator,
     check_operand,
     check_right,
     refuse_transpose,
 )
-from dask_coded.runtime.source import Tally, check_code, is_verified, matrix_source, sparse_type
+from dask_coded.runtime.coordinator.tasks import run_round
 from dask_coded.runtime.spec import CodedTask, round_options
-from dask_coded.runtime.tasks import run_round
-from dask_coded.runtime.waiting import current_client, outside_pool
 from dask_coded.uncoded import TRANSPOSED
 
 

@@ -21,12 +21,12 @@ from distributed import Client
 from dask_coded.arguments import check_dense, check_unmasked, check_workers
 from dask_coded.array import RoundLayer, cluster_size
 from dask_coded.codes import Polynomial
-from dask_coded.runtime.encoding import Encoded, encode_factors
-from dask_coded.runtime.operators import check_weights
-from dask_coded.runtime.source import check_dtype, matrix_source, sparse_type
+from dask_coded.runtime.client.encoding import Encoded, encode_factors
+from dask_coded.runtime.client.source import check_dtype, matrix_source, sparse_type
+from dask_coded.runtime.client.waiting import current_client, outside_pool
+from dask_coded.runtime.coordinator.operators import check_weights
+from dask_coded.runtime.coordinator.tasks import run_round
 from dask_coded.runtime.spec import CodedTask, round_options
-from dask_coded.runtime.tasks import run_round
-from dask_coded.runtime.waiting import current_client, outside_pool
 
 
 def encode_pair(

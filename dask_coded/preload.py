@@ -10,7 +10,7 @@ from typing import Any
 
 from distributed.scheduler import Scheduler
 
-from dask_coded.runtime.scheduler import CodedSchedulerPlugin
+from dask_coded.runtime.scheduler.plugin import CodedSchedulerPlugin
 from dask_coded.runtime.spec import NAME
 
 

@@ -23,15 +23,15 @@ from dask_coded.array import CodedArray, encode
 from dask_coded.loop import QUIET, Loop, PiecesMade, Progress
 from dask_coded.pair import CodedPair
 from dask_coded.products import ProductArray
-from dask_coded.runtime.spec import CodedTask, round_options
-from dask_coded.runtime.tasks import DataSlot, LoopSlot, OperatorSlot, run_loop
-from dask_coded.runtime.waiting import (
+from dask_coded.runtime.client.waiting import (
     TaskFuture,
     current_client,
     in_task,
     outside_pool,
     waiting_client,
 )
+from dask_coded.runtime.coordinator.tasks import DataSlot, LoopSlot, OperatorSlot, run_loop
+from dask_coded.runtime.spec import CodedTask, round_options
 from dask_coded.uncoded import say_uncoded
 
 

@@ -11,7 +11,7 @@ from distributed import Client, Event
 import dask_coded as coded
 from dask_coded import submission
 from dask_coded.loop import QUIET, Progress
-from dask_coded.runtime.tasks import LoopSlot
+from dask_coded.runtime.coordinator.tasks import LoopSlot
 
 
 @pytest.fixture(scope="module")

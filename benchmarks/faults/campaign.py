@@ -374,7 +374,7 @@ def set_paused(paused: bool, dask_worker: Any = None) -> None:
 
 def rounds(dask_worker: Any = None) -> str:
     """Return what a worker waits for in its rounds, as coordinator and as participant."""
-    from dask_coded.runtime.live_round import LiveRound
+    from dask_coded.runtime.coordinator.live_round import LiveRound
 
     lines = []
     for live in [found for found in gc.get_objects() if isinstance(found, LiveRound)]:

@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from dask_coded.arguments import check_whole
 from dask_coded.loop import QUIET, Loop, Progress
-from dask_coded.runtime.waiting import waiting_client
+from dask_coded.runtime.client.waiting import waiting_client
 from dask_coded.submission import as_coded, run
 
 Matrix = npt.NDArray[Any]

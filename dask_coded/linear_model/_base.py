@@ -23,7 +23,7 @@ from dask_coded.linear_model.families import Family
 from dask_coded.linear_model.penalties import Penalty
 from dask_coded.linear_model.solvers import Solution
 from dask_coded.loop import Progress
-from dask_coded.runtime.waiting import outside_pool, waiting_client
+from dask_coded.runtime.client.waiting import outside_pool, waiting_client
 
 # scikit-learn's solvers whose steps, or at least whose minimum, one of ours has.
 _NAMES = {

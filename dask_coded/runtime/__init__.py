@@ -1,6 +1,14 @@
-"""Coded rounds on a Dask cluster.
+"""Coded rounds on a Dask cluster, divided by where the code runs.
 
 Like distributed's P2P shuffle, this is a pair of plugins with a data plane of their own: the
 scheduler plugin places pieces and plans rounds, the worker plugin computes, and a coordinator in a
 task drives each round over channels from worker to worker.
+
+- :mod:`~dask_coded.runtime.client` runs where the user's code runs: it encodes arrays and waits.
+- :mod:`~dask_coded.runtime.scheduler` runs in the scheduler.
+- :mod:`~dask_coded.runtime.worker` runs in every worker.
+- :mod:`~dask_coded.runtime.coordinator` runs in the worker to which Dask has assigned a task that
+  needs rounds.
+- ``spec`` says what a coded array is, and ``answers`` what the scheduler plugin answers. All four
+  import them.
 """

@@ -28,8 +28,8 @@ from dask_coded.arguments import check_whole, from_tensor
 from dask_coded.compression import EXACT, Compression
 from dask_coded.display import Display
 from dask_coded.loop import Progress
-from dask_coded.runtime.install import install
-from dask_coded.runtime.waiting import outside_pool, waiting_client
+from dask_coded.runtime.client.install import install
+from dask_coded.runtime.client.waiting import outside_pool, waiting_client
 from dask_coded.submission import run
 from dask_coded.training.aggregations import choose_aggregation
 from dask_coded.training.batches import Batches

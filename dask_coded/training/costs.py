@@ -12,7 +12,7 @@ from distributed import Client
 
 from dask_coded.aggregation import Ring
 from dask_coded.aggregation.timing import Costs
-from dask_coded.runtime.waiting import waiting_client
+from dask_coded.runtime.client.waiting import waiting_client
 from dask_coded.training._train import train
 
 

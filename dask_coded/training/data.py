@@ -13,8 +13,8 @@ from dask.base import is_dask_collection
 from distributed import Client, Future, futures_of
 
 from dask_coded.arguments import check_unmasked, from_tensor
-from dask_coded.runtime.source import settled
-from dask_coded.runtime.waiting import outside_pool
+from dask_coded.runtime.client.source import settled
+from dask_coded.runtime.client.waiting import outside_pool
 from dask_coded.training.runtime.spec import Blocks
 
 

@@ -22,8 +22,8 @@ from distributed import Event, utils_test
 from distributed.utils_test import async_poll_for, gen_cluster
 
 import dask_coded as coded
-from dask_coded.runtime.coordinator import Coordinator
-from dask_coded.runtime.worker import CodedWorkerPlugin, worker_plugin
+from dask_coded.runtime.coordinator.rounds import Coordinator
+from dask_coded.runtime.worker.plugin import CodedWorkerPlugin, worker_plugin
 from dask_coded.transport import Channel
 from dask_coded.transport.messages import Message, StartRound
 

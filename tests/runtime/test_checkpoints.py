@@ -11,9 +11,9 @@ from distributed.utils_test import async_poll_for, gen_cluster, poll_for
 
 import dask_coded as coded
 from dask_coded.loop import Progress
-from dask_coded.runtime.checkpoints import KeptLoop
-from dask_coded.runtime.directory import choose_keepers
-from dask_coded.runtime.worker import worker_plugin
+from dask_coded.runtime.coordinator.loop import KeptLoop
+from dask_coded.runtime.scheduler.loops import choose_keepers
+from dask_coded.runtime.worker.plugin import worker_plugin
 from dask_coded.transport.messages import KeepState
 
 KILLED_AFTER = 5

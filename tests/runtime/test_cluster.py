@@ -18,12 +18,13 @@ from distributed.utils_test import async_poll_for, captured_logger, gen_cluster
 
 import dask_coded as coded
 from dask_coded.preload import dask_setup
-from dask_coded.runtime import coordinator, extension
-from dask_coded.runtime import worker as worker_module
-from dask_coded.runtime.extension import SchedulerExtension
-from dask_coded.runtime.install import install
-from dask_coded.runtime.scheduler import CodedSchedulerPlugin
-from dask_coded.runtime.worker import CodedWorkerPlugin, worker_plugin
+from dask_coded.runtime.client.install import install
+from dask_coded.runtime.coordinator import rounds as coordinator_module
+from dask_coded.runtime.scheduler import extension
+from dask_coded.runtime.scheduler.extension import SchedulerExtension
+from dask_coded.runtime.scheduler.plugin import CodedSchedulerPlugin
+from dask_coded.runtime.worker import plugin as worker_module
+from dask_coded.runtime.worker.plugin import CodedWorkerPlugin, worker_plugin
 from dask_coded.transport.backoff import Backoff
 from dask_coded.transport.messages import (
     AddStripes,
@@ -134,7 +135,7 @@ def test_array_of_a_client_that_leaves_while_it_encodes_is_forgotten(where, monk
             reached.set()
             await never.wait()
 
-        monkeypatch.setattr(f"dask_coded.runtime.{where}", wait_there)
+        monkeypatch.setattr(f"dask_coded.runtime.client.{where}", wait_there)
         async with Client(s.address, asynchronous=True, set_as_default=False) as d:
             encoding = asyncio.ensure_future(coded.encode(A, coded.MDS(4, 2), d, verify=True))
             await reached.wait()
@@ -483,7 +484,7 @@ async def test_workers_out_of_reach_of_the_coordinator_alone(c, s, *workers):
     s.handlers["coded_plan"] = counted
     for worker in unreachable:
         worker.handlers["coded_channel"] = broken
-    with patch.object(coordinator, "Backoff", Counted):
+    with patch.object(coordinator_module, "Backoff", Counted):
         future = coded.submit(lambda operator: operator @ x, C, client=c, workers=first)
         await async_poll_for(lambda: len(asked) >= 6, timeout=30)
         # It asks a second time at once, and waits ever longer before each further time.
@@ -663,7 +664,7 @@ async def test_worker_of_another_version(c, s, *workers):
 
 @gen_cluster(client=True, nthreads=FOUR[:2])
 async def test_client_of_another_version(c, s, *workers, monkeypatch):
-    monkeypatch.setattr("dask_coded.runtime.encoding.__version__", "0.0.7")
+    monkeypatch.setattr("dask_coded.runtime.client.encoding.__version__", "0.0.7")
     with pytest.raises(coded.ClusterUnfitError, match=r"client has dask_coded 0\.0\.7, the sch"):
         await coded.encode(A, coded.MDS(2, 1), c)
 

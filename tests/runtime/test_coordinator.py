@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from dask_coded.rounds import RoundOptions
-from dask_coded.runtime import probe
-from dask_coded.runtime.coordinator import Coordinator
+from dask_coded.runtime.coordinator.rounds import Coordinator
 from dask_coded.runtime.spec import CodedDataLostError
+from dask_coded.runtime.worker import probe
 
 
 def coordinator(*answers):

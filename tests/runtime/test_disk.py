@@ -21,9 +21,9 @@ from distributed.spill import SpillBuffer
 from distributed.utils_test import async_poll_for, gen_cluster
 
 import dask_coded as coded
-from dask_coded.runtime import disk as module
-from dask_coded.runtime.disk import Disk, MappedArray, streamed
-from dask_coded.runtime.worker import worker_plugin
+from dask_coded.runtime.worker import disk as module
+from dask_coded.runtime.worker.disk import Disk, MappedArray, streamed
+from dask_coded.runtime.worker.plugin import worker_plugin
 
 pytestmark = pytest.mark.skipif(not module._ABLE, reason="needs files without a name")
 

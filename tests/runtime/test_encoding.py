@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import dask_coded as coded
 from dask_coded.rounds.scaling import exponents_of, scaled
-from dask_coded.runtime.source import _filled, block_rows
+from dask_coded.runtime.client.source import _filled, block_rows
 
 FIVE = [("127.0.0.1", 1)] * 5
 SIX = [("127.0.0.1", 1)] * 6

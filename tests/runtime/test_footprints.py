@@ -12,8 +12,8 @@ from distributed.utils_test import async_poll_for, gen_cluster
 
 import dask_coded as coded
 from dask_coded.rounds import footprint
-from dask_coded.runtime.delivery import Delivery
-from dask_coded.runtime.operands import _Coming
+from dask_coded.runtime.coordinator.delivery import Delivery
+from dask_coded.runtime.worker.operands import _Coming
 from dask_coded.transport.messages import LendOperand, OperandChunk, OperandShared, Part
 
 from .loops import check_rounds_through_faults

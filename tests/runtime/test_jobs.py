@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from dask_coded.rounds import Reporting, StripeRange
-from dask_coded.runtime.jobs import Job
-from dask_coded.runtime.output import Output
+from dask_coded.runtime.worker.jobs import Job
+from dask_coded.runtime.worker.output import Output
 from dask_coded.transport.memory import Mappings, Memory
 from dask_coded.transport.messages import Message, Share, ShareFailed
 

@@ -12,8 +12,8 @@ import pytest
 from distributed.utils_test import async_poll_for, gen_cluster
 
 import dask_coded as coded
-from dask_coded.runtime.delivery import Delivery
-from dask_coded.runtime.worker import worker_plugin
+from dask_coded.runtime.coordinator.delivery import Delivery
+from dask_coded.runtime.worker.plugin import worker_plugin
 from dask_coded.transport.channels import Channel
 from dask_coded.transport.messages import (
     ChunkConfirmed,
@@ -273,7 +273,7 @@ async def test_an_operand_that_cannot_be_used_ends_the_round_with_an_error(c, s,
     C = await coded.encode(A, coded.MDS(5, 5), c)
 
     def rounds(operator):
-        import dask_coded.runtime.worker as module
+        import dask_coded.runtime.worker.plugin as module
 
         def fail(*args):
             raise MemoryError("no room")

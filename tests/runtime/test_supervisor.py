@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 import dask_coded as coded
 from dask_coded.loop import Progress
 from dask_coded.rounds.placement import not_slow
+from dask_coded.runtime.scheduler.supervisor import Watch
 from dask_coded.runtime.spec import CodedTask
-from dask_coded.runtime.supervisor import Watch
-from dask_coded.runtime.worker import worker_plugin
+from dask_coded.runtime.worker.plugin import worker_plugin
 from dask_coded.transport.messages import KeepState, StartRound, StateKept
 
 FOUR = {

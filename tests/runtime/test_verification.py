@@ -13,8 +13,8 @@ from distributed.utils_test import async_poll_for, captured_logger, gen_cluster
 
 import dask_coded as coded
 from dask_coded.rounds.policies import POLICIES
-from dask_coded.runtime import checks
-from dask_coded.runtime.worker import worker_plugin
+from dask_coded.runtime.coordinator import checks
+from dask_coded.runtime.worker.plugin import worker_plugin
 from dask_coded.transport import rows
 
 SIX = [("127.0.0.1", 1)] * 6

@@ -10,7 +10,7 @@ import scipy.sparse
 from distributed.utils_test import gen_cluster
 
 import dask_coded as coded
-from dask_coded.runtime.worker import worker_plugin
+from dask_coded.runtime.worker.plugin import worker_plugin
 from dask_coded.transport import rows as module
 from dask_coded.transport.rows import RowReader, RowsGoneError
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from dask.typing import Key
 
 from dask_coded.runtime.answers import Holders, Lost, Reply, reply
-from dask_coded.runtime.extension import SchedulerExtension
-from dask_coded.runtime.scheduler import CodedSchedulerPlugin
+from dask_coded.runtime.scheduler.extension import SchedulerExtension
+from dask_coded.runtime.scheduler.plugin import CodedSchedulerPlugin
 from dask_coded.runtime.spec import as_key
 from dask_coded.training.runtime.memberships import NAME, TrainingWorkerPlugin
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class TrainingSchedulerPlugin(SchedulerExtension):
     """Names the workers for each training, and tells them when its leader's task has ended.
 
-    It builds on :class:`~dask_coded.runtime.scheduler.CodedSchedulerPlugin`, which is registered
-    before it.
+    It builds on :class:`~dask_coded.runtime.scheduler.plugin.CodedSchedulerPlugin`, which is
+    registered before it.
     """
 
     name = NAME

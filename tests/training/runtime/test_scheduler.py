@@ -20,7 +20,7 @@ import dask_coded as coded
 from dask_coded.aggregation import Star
 from dask_coded.compression import EXACT
 from dask_coded.runtime.answers import Holders, reply
-from dask_coded.runtime.install import install
+from dask_coded.runtime.client.install import install
 from dask_coded.training import SGD, Synchronous
 from dask_coded.training.batches import Batches
 from dask_coded.training.replica import Model

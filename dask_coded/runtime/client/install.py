@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dask_coded._version import __version__
-from dask_coded.runtime.scheduler import CodedSchedulerPlugin
+from dask_coded.runtime.scheduler.plugin import CodedSchedulerPlugin
 
 if TYPE_CHECKING:
     from distributed import Client

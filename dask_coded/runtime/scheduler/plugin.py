@@ -2,8 +2,8 @@
 
 It remembers how fast every worker has been, and plans each round so that the part of every worker
 fits its predicted speed. It prevents the release of pieces that a running round needs.
-:class:`~dask_coded.runtime.arrays.ArrayDirectory` knows where pieces are, and
-:class:`~dask_coded.runtime.supervisor.Supervisor` looks after coordinators.
+:class:`~dask_coded.runtime.scheduler.arrays.ArrayDirectory` knows where pieces are, and
+:class:`~dask_coded.runtime.scheduler.supervisor.Supervisor` looks after coordinators.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from dask_coded.prediction import SpeedHistory, in_seconds
 from dask_coded.rounds import POLICIES, InfeasibleError, Layout
 from dask_coded.rounds.assignment import all_tried
 from dask_coded.runtime.answers import Lost, Reply, RoundPlan, Waiting, reply
-from dask_coded.runtime.arrays import RELEASED, ArrayDirectory
-from dask_coded.runtime.directory import LoopDirectory
-from dask_coded.runtime.extension import SchedulerExtension
+from dask_coded.runtime.scheduler.arrays import RELEASED, ArrayDirectory
+from dask_coded.runtime.scheduler.extension import SchedulerExtension
+from dask_coded.runtime.scheduler.loops import LoopDirectory
+from dask_coded.runtime.scheduler.supervisor import Supervisor
 from dask_coded.runtime.spec import NAME, CodedTask, as_key
-from dask_coded.runtime.supervisor import Supervisor
-from dask_coded.runtime.worker import CodedWorkerPlugin
+from dask_coded.runtime.worker.plugin import CodedWorkerPlugin
 from dask_coded.typing import Floats
 
 if TYPE_CHECKING:

@@ -18,13 +18,13 @@ from distributed.diagnostics.plugin import WorkerPlugin
 from dask_coded._version import __version__
 from dask_coded.rounds import Reporting, StripeRange
 from dask_coded.rounds.kernels import KERNELS
-from dask_coded.runtime.checkpoints import StateKeeper
-from dask_coded.runtime.disk import Disk, MappedArray, streamed
-from dask_coded.runtime.jobs import Job
-from dask_coded.runtime.operands import Operands
-from dask_coded.runtime.output import Output
-from dask_coded.runtime.probe import Probe
 from dask_coded.runtime.spec import NAME, CodedSpec, as_key
+from dask_coded.runtime.worker.disk import Disk, MappedArray, streamed
+from dask_coded.runtime.worker.jobs import Job
+from dask_coded.runtime.worker.keeper import StateKeeper
+from dask_coded.runtime.worker.operands import Operands
+from dask_coded.runtime.worker.output import Output
+from dask_coded.runtime.worker.probe import Probe
 from dask_coded.transport import Answer, Exchange
 from dask_coded.transport.memory import Mappings, forget
 from dask_coded.transport.messages import (
@@ -76,7 +76,8 @@ class CodedWorkerPlugin(WorkerPlugin):
     keeper : StateKeeper
         Keeps states of loops that run elsewhere.
     checks : dict
-        The :class:`~dask_coded.runtime.checks.Checks` of arrays whose rounds it coordinates.
+        The :class:`~dask_coded.runtime.coordinator.checks.Checks` of arrays whose rounds it
+        coordinates.
     mappings : Mappings
         Memory where participants of these rounds have left rows.
     """

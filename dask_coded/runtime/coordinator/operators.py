@@ -8,8 +8,8 @@ import numpy as np
 from scipy.sparse.linalg import LinearOperator
 
 from dask_coded.arguments import check_dense, check_unmasked, from_tensor, to_tensor
-from dask_coded.runtime.coordinator import Coordinator
-from dask_coded.runtime.live_round import RoundReport
+from dask_coded.runtime.coordinator.live_round import RoundReport
+from dask_coded.runtime.coordinator.rounds import Coordinator
 from dask_coded.runtime.spec import ArraySpec
 
 

@@ -1,4 +1,4 @@
-"""Loops that outlive their worker: after a round the state goes to a few other workers.
+"""A loop that outlives its worker: after a round the state goes to a few other workers.
 
 They keep it in memory until the task has ended. A round sends its operand to every worker anyway,
 so a state of a few vectors costs little more. The scheduler names the keepers when a loop starts:
@@ -17,49 +17,15 @@ from distributed import get_worker
 from distributed.utils import sync
 
 from dask_coded.loop import Loop, Progress, State
-from dask_coded.transport import ANSWER_SECONDS, Answer, Exchange
-from dask_coded.transport.fences import Fences
-from dask_coded.transport.messages import KeepState, Message, StateKept
+from dask_coded.runtime.worker.keeper import StateKeeper
+from dask_coded.transport import ANSWER_SECONDS, Exchange
+from dask_coded.transport.messages import KeepState
 
 if TYPE_CHECKING:
     from distributed.worker import Worker
 
 # Pickling and sending states may take at most this fraction of the loop's time.
 _SHARE = 0.05
-
-
-class StateKeeper:
-    """Keeps, on one worker, the states of loops that run on others.
-
-    Attributes
-    ----------
-    kept : dict of Key to (int, bytes)
-        By the key of the loop's task: the last round, and the pickled state after it.
-    """
-
-    def __init__(self, worker: Worker, exchange: Exchange) -> None:
-        self.kept: dict[Key, tuple[int, bytes]] = {}
-        # Runs of loops that have ended, to refuse states that come late. A loop whose result was
-        # lost runs again, and its states are to be kept again.
-        self._ended = Fences()
-        exchange.register(self._keep, [KeepState])
-        worker.handlers["coded_kept"] = self.state
-        worker.stream_handlers["coded-forget"] = self._forget
-
-    def _keep(self, message: Message, answer: Answer) -> None:
-        assert isinstance(message, KeepState)
-        if self._ended.admits(message.attempt):
-            self.kept[message.run_id] = message.round, message.state
-        answer(StateKept(message.run_id))
-
-    def state(self, key: Key) -> tuple[int, bytes] | None:
-        """Handler: send the state that is kept of a loop."""
-        return self.kept.get(key)
-
-    def _forget(self, key: Key, run: int) -> None:
-        """Stream handler: a run of the loop has ended."""
-        self.kept.pop(key, None)
-        self._ended.put((key, run))
 
 
 class KeptLoop(Loop):

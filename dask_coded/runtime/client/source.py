@@ -20,7 +20,7 @@ from distributed import as_completed, futures_of, wait
 from dask_coded.arguments import check_unmasked
 from dask_coded.codes import Code, Polynomial
 from dask_coded.loop import PiecesMade
-from dask_coded.runtime.disk import keep, zeros
+from dask_coded.runtime.worker.disk import keep, zeros
 
 if TYPE_CHECKING:
     from distributed import Client, Future

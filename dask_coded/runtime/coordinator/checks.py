@@ -1,8 +1,7 @@
-"""Checks of blocks: made when an array is encoded, fetched by the workers that verify its shares.
+"""Checks of blocks, fetched by a worker that coordinates rounds and verifies their shares.
 
-The check of a block is made and kept by another worker than the block, so that a worker whose
-memory or arithmetic is broken cannot spoil both. A worker that coordinates rounds fetches the
-checks of all blocks once.
+It fetches the checks of all blocks once, from the workers that made them: see
+:mod:`dask_coded.runtime.worker.checks`.
 """
 
 from __future__ import annotations
@@ -15,19 +14,15 @@ from time import monotonic
 from typing import Any, Self
 
 import numpy as np
-from distributed import get_worker, secede
-from distributed.utils import sync
 
 from dask_coded.rounds import Verifier
-from dask_coded.rounds.scaling import scaled
-from dask_coded.rounds.verification import Verification, add_rows, empty_check, random_weights
-from dask_coded.runtime.answers import Lost, Recipe, RoundPlan, Waiting, ask
-from dask_coded.runtime.pieces import rows_from, slice_rows
-from dask_coded.runtime.spec import NAME, CodedDataLostError, CodedSpec
-from dask_coded.runtime.worker import CodedWorkerPlugin, worker_plugin
+from dask_coded.rounds.verification import Verification
+from dask_coded.runtime.answers import Recipe, RoundPlan, ask
+from dask_coded.runtime.spec import NAME, CodedSpec
+from dask_coded.runtime.worker.checks import check_of, weights_of
+from dask_coded.runtime.worker.plugin import CodedWorkerPlugin
 from dask_coded.transport import ANSWER_SECONDS
-from dask_coded.transport.backoff import Backoff
-from dask_coded.transport.rows import RowReader, RowsGoneError, rows_of
+from dask_coded.transport.rows import RowsGoneError, rows_of
 
 logger = logging.getLogger("distributed.dask_coded")
 
@@ -35,57 +30,6 @@ logger = logging.getLogger("distributed.dask_coded")
 _PATIENCE = 2 * ANSWER_SECONDS
 # Arrays whose checks a worker keeps for the next rounds that it coordinates.
 _KEPT = 8
-
-
-def make_check(array_id: str, block: int) -> Any:
-    """Make the check of one block on this worker, as a task."""
-    # The block may have been lost as well, and the task that rebuilds it may need this thread.
-    secede()
-    plugin = worker_plugin(get_worker())
-    return sync(plugin.worker.loop, _make, plugin, array_id, block)
-
-
-async def _make(plugin: CodedWorkerPlugin, array_id: str, block: int) -> Any:
-    avoid: list[str] = []
-    backoff = Backoff()
-    scheduler = plugin.worker.scheduler
-    while True:
-        match await ask(scheduler.coded_block, array=array_id, block=block, avoid=avoid):
-            case Lost(message):
-                raise CodedDataLostError(message)
-            case Waiting():
-                avoid.clear()  # these workers may answer by now
-            case Recipe() as recipe:
-                try:
-                    return await _sum(plugin, recipe, block)
-                except RowsGoneError as gone:
-                    if gone.silent:
-                        avoid.append(gone.address)
-        await backoff.wait()
-
-
-async def _sum(plugin: CodedWorkerPlugin, recipe: Recipe, block: int) -> Any:
-    spec, (source,) = recipe.spec, recipe.sources
-    assert spec.exponents is not None
-    exponents = spec.exponents[block]
-    check = empty_check(spec.geometry.stripes, spec.columns, spec.dtype)
-    weights, edges = _weights(spec), spec.geometry.edges(block)
-    loop, step = asyncio.get_running_loop(), slice_rows(spec)
-    reader = RowReader(plugin.worker, plugin.exchange.readable_memory)
-    for first in range(0, source.rows, step):
-        last = min(first + step, source.rows)
-        rows = await rows_from(plugin, reader, source, first, last, spec)
-
-        def add(rows: Any = rows, first: int = first) -> None:
-            part = scaled(rows, exponents[first : first + len(rows)])
-            add_rows(check, weights, edges, first, part)
-
-        await loop.run_in_executor(None, add)
-    return check
-
-
-def _weights(spec: CodedSpec) -> Any:
-    return random_weights(spec.id, max(spec.geometry.rows))
 
 
 class Checks:
@@ -169,7 +113,7 @@ class Checks:
             )
             with contextlib.suppress(RowsGoneError):
                 if isinstance(recipe := await asked, Recipe):
-                    self._found[block] = await _sum(plugin, recipe, block)
+                    self._found[block] = await check_of(plugin, recipe, block)
 
     def verifier(
         self, spec: CodedSpec, plan: RoundPlan, operand: np.ndarray[Any, Any]
@@ -182,7 +126,7 @@ class Checks:
                 assert exponents is not None
                 checks = [self._found[j] for j in range(spec.code.k)]
                 self._verification = Verification(
-                    spec.code, spec.geometry, exponents, _weights(spec), checks, spec.dtype
+                    spec.code, spec.geometry, exponents, weights_of(spec), checks, spec.dtype
                 )
             return self._verification.verifier(operand, plan.growth)
 

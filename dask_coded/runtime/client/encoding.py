@@ -15,12 +15,19 @@ from dask_coded._version import __version__
 from dask_coded.codes import Code, Polynomial
 from dask_coded.rounds import Geometry
 from dask_coded.runtime.answers import Extended, Lost, Placed, Unfit, ask
-from dask_coded.runtime.checks import make_check
-from dask_coded.runtime.install import ClusterUnfitError, install
-from dask_coded.runtime.pieces import make_piece
-from dask_coded.runtime.source import Blocks, Tally, block_rows, settled, sparse_type, stripes_of
+from dask_coded.runtime.client.install import ClusterUnfitError, install
+from dask_coded.runtime.client.source import (
+    Blocks,
+    Tally,
+    block_rows,
+    settled,
+    sparse_type,
+    stripes_of,
+)
+from dask_coded.runtime.client.waiting import current_client
 from dask_coded.runtime.spec import ArraySpec, CodedDataLostError, CodedSpec, PairSpec, PieceTask
-from dask_coded.runtime.waiting import current_client
+from dask_coded.runtime.worker.checks import make_check
+from dask_coded.runtime.worker.pieces import make_piece
 
 if TYPE_CHECKING:
     from distributed import Client, Future

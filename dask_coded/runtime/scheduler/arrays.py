@@ -31,7 +31,7 @@ from dask_coded.runtime.answers import (
     Waiting,
     reply,
 )
-from dask_coded.runtime.replicas import keep_home
+from dask_coded.runtime.scheduler.replicas import keep_home
 from dask_coded.runtime.spec import NAME, ArraySpec, CodedSpec, as_key
 from dask_coded.typing import Floats
 

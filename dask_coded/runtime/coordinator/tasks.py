@@ -13,11 +13,11 @@ from distributed import Reschedule, get_worker, secede
 from distributed.worker import thread_state
 
 from dask_coded.rounds import RoundOptions
-from dask_coded.runtime.checkpoints import KeptLoop
-from dask_coded.runtime.coordinator import Coordinator
-from dask_coded.runtime.operators import Operator, PairOperator
+from dask_coded.runtime.coordinator.loop import KeptLoop
+from dask_coded.runtime.coordinator.operators import Operator, PairOperator
+from dask_coded.runtime.coordinator.rounds import Coordinator
 from dask_coded.runtime.spec import PairSpec
-from dask_coded.runtime.worker import worker_plugin
+from dask_coded.runtime.worker.plugin import worker_plugin
 from dask_coded.transport.fences import RunOverError
 
 

@@ -27,7 +27,7 @@ from dask_coded.rounds import (
 )
 from dask_coded.rounds.assignment import all_tried
 from dask_coded.runtime.answers import RoundPlan
-from dask_coded.runtime.delivery import Delivery
+from dask_coded.runtime.coordinator.delivery import Delivery
 from dask_coded.runtime.spec import CodedDataLostError, CodedSpec
 from dask_coded.transport import Exchange
 from dask_coded.transport.memory import LEAST_BYTES, Mappings, SharedArray

@@ -3,7 +3,7 @@
 Each ``operator @ x`` of an algorithm is one round. The operand goes to the workers that hold
 pieces, shares come back, and the task's thread decodes them while the rest is computed. The state
 machine of :mod:`dask_coded.rounds` decides what happens. This module asks the scheduler plugin for
-a plan, and :mod:`dask_coded.runtime.live_round` carries it out.
+a plan, and :mod:`dask_coded.runtime.coordinator.live_round` carries it out.
 """
 
 from __future__ import annotations
@@ -24,10 +24,15 @@ from distributed.worker import thread_state
 
 from dask_coded.rounds import Layout, LoopHistory, RoundOptions
 from dask_coded.runtime.answers import Lost, RoundPlan, ask
-from dask_coded.runtime.checks import Checks
-from dask_coded.runtime.live_round import InThread, LiveRound, RoundReport, RoundUnfinishableError
+from dask_coded.runtime.coordinator.checks import Checks
+from dask_coded.runtime.coordinator.live_round import (
+    InThread,
+    LiveRound,
+    RoundReport,
+    RoundUnfinishableError,
+)
 from dask_coded.runtime.spec import CodedDataLostError, CodedSpec, CorruptSharesError
-from dask_coded.runtime.worker import CodedWorkerPlugin, worker_plugin
+from dask_coded.runtime.worker.plugin import CodedWorkerPlugin, worker_plugin
 from dask_coded.transport.backoff import Backoff
 from dask_coded.transport.fences import RunOverError
 from dask_coded.transport.memory import LEAST_BYTES, Segment, SharedArray

@@ -13,7 +13,7 @@ from dask.typing import Key
 
 from dask_coded.rounds import Reporting, StripeRange, without
 from dask_coded.rounds.kernels import Product, Rows
-from dask_coded.runtime.output import Output
+from dask_coded.runtime.worker.output import Output
 from dask_coded.transport import Answer
 from dask_coded.transport.memory import Memory
 from dask_coded.transport.messages import Attempt, Message, Share, ShareFailed

@@ -31,9 +31,9 @@ from dask_coded.rounds.scaling import (
     scaled,
 )
 from dask_coded.runtime.answers import Lost, Recipe, Source, Waiting, ask
-from dask_coded.runtime.disk import MappedArray
 from dask_coded.runtime.spec import CodedDataLostError, CodedSpec, as_key
-from dask_coded.runtime.worker import CodedWorkerPlugin, worker_plugin
+from dask_coded.runtime.worker.disk import MappedArray
+from dask_coded.runtime.worker.plugin import CodedWorkerPlugin, worker_plugin
 from dask_coded.transport.backoff import Backoff
 from dask_coded.transport.rows import RowReader, RowsGoneError
 

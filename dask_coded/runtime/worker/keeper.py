@@ -1,0 +1,48 @@
+"""The states of loops that run on other workers, kept in memory until the loops have ended."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dask.typing import Key
+
+from dask_coded.transport import Answer, Exchange
+from dask_coded.transport.fences import Fences
+from dask_coded.transport.messages import KeepState, Message, StateKept
+
+if TYPE_CHECKING:
+    from distributed.worker import Worker
+
+
+class StateKeeper:
+    """Keeps, on one worker, the states of loops that run on others.
+
+    Attributes
+    ----------
+    kept : dict of Key to (int, bytes)
+        By the key of the loop's task: the last round, and the pickled state after it.
+    """
+
+    def __init__(self, worker: Worker, exchange: Exchange) -> None:
+        self.kept: dict[Key, tuple[int, bytes]] = {}
+        # Runs of loops that have ended, to refuse states that come late. A loop whose result was
+        # lost runs again, and its states are to be kept again.
+        self._ended = Fences()
+        exchange.register(self._keep, [KeepState])
+        worker.handlers["coded_kept"] = self.state
+        worker.stream_handlers["coded-forget"] = self._forget
+
+    def _keep(self, message: Message, answer: Answer) -> None:
+        assert isinstance(message, KeepState)
+        if self._ended.admits(message.attempt):
+            self.kept[message.run_id] = message.round, message.state
+        answer(StateKept(message.run_id))
+
+    def state(self, key: Key) -> tuple[int, bytes] | None:
+        """Handler: send the state that is kept of a loop."""
+        return self.kept.get(key)
+
+    def _forget(self, key: Key, run: int) -> None:
+        """Stream handler: a run of the loop has ended."""
+        self.kept.pop(key, None)
+        self._ended.put((key, run))

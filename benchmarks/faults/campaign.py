@@ -173,7 +173,7 @@ class Campaign:
         with suppress(RuntimeError):  # changed while it is read
             for state in list(plugin.arrays.values()):
                 code, keys = state.spec.code, state.spec.keys
-                homes = [plugin.arrays.holder_of(key) for key in keys]
+                homes = [plugin.homes.holder_of(key) for key in keys]
                 due = code.pieces // code.n
                 if None in homes or max(homes.count(home) for home in homes) > due:
                     return False
@@ -324,8 +324,8 @@ class Campaign:
                 if ts.state not in ("memory", "processing", "released"):
                     lines.append(f"    {str(ts.key)[:60]} {ts.state} {ts.worker_restrictions}")
             for state in list(plugin.arrays.values()):
-                holders = [plugin.arrays.holders(key) for key in state.spec.keys]
-                pins = [plugin.arrays._pins.get(key) for key in state.spec.keys]
+                holders = [plugin.homes.holders(key) for key in state.spec.keys]
+                pins = [plugin.homes.home(key) for key in state.spec.keys]
                 lines.append(f"    {state.spec.code}: {holders} pins {pins}")
         self.troubles.append(what)
         print("\n".join(lines), file=sys.stderr, flush=True)

@@ -163,8 +163,8 @@ async def test_more_loops_than_threads(c, s, *workers):
 def forgotten(scheduler):
     """Return whether the scheduler plugin has forgotten all arrays."""
     plugin = plugin_of(scheduler)
-    arrays = plugin.arrays
-    state = (arrays, arrays._piece_keys, arrays._pins, plugin._holding)
+    arrays, homes = plugin.arrays, plugin.homes
+    state = (arrays, homes._arrays, homes._pins, plugin._holding)
     return not any(state) and not scheduler.tasks
 
 
@@ -191,7 +191,7 @@ async def test_array_with_transpose_is_forgotten(c, s, *workers):
 async def test_source_is_released_after_encoding(c, s, *workers):
     C = await coded.encode(A, coded.MDS(4, 3), c)
     await async_poll_for(lambda: set(s.tasks) == set(C.encoded.spec.keys))
-    assert set(plugin_of(s).arrays._pins) == set(C.encoded.spec.keys)
+    assert set(plugin_of(s).homes._pins) == set(C.encoded.spec.keys)
 
 
 @gen_cluster(client=True, nthreads=FOUR)
@@ -554,8 +554,8 @@ async def test_restart_clears_the_plugin(c, s, *workers):
     plugin = plugin_of(s)
     await s.restart(stimulus_id="test", wait_for_workers=False)
     assert plugin_of(s) is plugin
-    arrays = plugin.arrays
-    assert not any((arrays, arrays._piece_keys, arrays._pins, plugin._holding))
+    arrays, homes = plugin.arrays, plugin.homes
+    assert not any((arrays, homes._arrays, homes._pins, plugin._holding))
     await async_poll_for(lambda: all(f.status == "cancelled" for f in C.encoded.futures))
     async with Worker(s.address), Worker(s.address):
         D = await coded.encode(A, coded.MDS(2, 1), c)

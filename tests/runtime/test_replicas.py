@@ -157,9 +157,9 @@ async def test_no_block_to_encode_waits_for_a_worker_that_is_paused(c, s, *worke
     encoding = asyncio.ensure_future(coded.encode(source, coded.MDS(4, 3), c))
     await async_poll_for(lambda: any(ts.processing_on for ts in s.tasks.values()))
     busy = {ts.processing_on.address for ts in s.tasks.values() if ts.processing_on}
-    arrays = s.extensions["dask-coded"].arrays
-    (state,) = arrays.values()
-    pin = next(pin for key in state.sources if (pin := arrays._pins[key]) not in busy)
+    plugin = s.extensions["dask-coded"]
+    (state,) = plugin.arrays.values()
+    pin = next(pin for key in state.sources if (pin := plugin.homes.home(key)) not in busy)
     paused = next(w for w in workers if w.address == pin)
     paused.periodic_callbacks["memory_monitor"].stop()  # it would end the pause
     paused.status = Status.paused

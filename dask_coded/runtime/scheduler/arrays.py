@@ -1,24 +1,22 @@
-"""The coded arrays that the scheduler knows: where their pieces are, and where they go."""
+"""The coded arrays that the scheduler knows, from their registration to their release."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from dask.typing import Key
-from distributed.metrics import time
 from distributed.utils import offload
 
 from dask_coded._version import __version__
 from dask_coded.codes import DecodeError
 from dask_coded.rounds.footprint import Footprint, Footprints, worth_parts
-from dask_coded.rounds.placement import WorkerInfo, not_slow, place, relief, spare
+from dask_coded.rounds.placement import WorkerInfo, place
 from dask_coded.rounds.scaling import Exponents
 from dask_coded.runtime.answers import (
     Extended,
@@ -31,12 +29,13 @@ from dask_coded.runtime.answers import (
     Waiting,
     reply,
 )
-from dask_coded.runtime.scheduler.replicas import keep_home
+from dask_coded.runtime.scheduler.homes import Homes
+from dask_coded.runtime.scheduler.state import ArrayState
 from dask_coded.runtime.spec import NAME, ArraySpec, CodedSpec, as_key
 from dask_coded.typing import Floats
 
 if TYPE_CHECKING:
-    from distributed.scheduler import Scheduler, TaskState, WorkerState
+    from distributed.scheduler import Scheduler
 
 logger = logging.getLogger("distributed.dask_coded")
 
@@ -45,44 +44,8 @@ _VAGUE = 1e-3
 RELEASED = "The coded array has been released."
 
 
-@dataclass
-class ArrayState:
-    """What the scheduler knows of one coded array."""
-
-    spec: CodedSpec
-    #: While the array is being encoded, keys of the source blocks, then those of their steps.
-    sources: tuple[Key, ...] | None
-    #: The client that encodes it.
-    client: str
-    work: Floats | None = None
-    #: Bytes that workers have fetched from each other to make pieces.
-    received: int = 0
-    #: Exponents of the rows of source blocks, as far as they have been reported.
-    exponents: dict[int, Exponents] = field(default_factory=dict)
-    #: Footprints of source blocks, as far as they have been reported.
-    footprints: dict[int, Footprint] = field(default_factory=dict)
-    #: For each rebuilt piece, see :attr:`RoundPlan.growth`.
-    growth: dict[int, float] = field(default_factory=dict)
-    #: Keys of pieces that a client or a task still wants.
-    alive: set[Key] = field(default_factory=set)
-    #: The workers that the user named for it; None for all.
-    allowed: set[str] | None = None
-
-    def lost_message(self, held: int) -> str:
-        """Say that the pieces that are left do not suffice."""
-        code = self.spec.code
-        return (
-            f"{code!r} can lose {code.tolerance} workers; {held} of its {code.pieces} pieces are "
-            f"left, which do not suffice: encode the array again, with more redundancy if workers "
-            f"come and go."
-        )
-
-
 class ArrayDirectory(Mapping[str, ArrayState]):
-    """The coded arrays by id; places their pieces, and has lost pieces rebuilt.
-
-    Each piece is pinned to a worker. The scheduler's own state says which workers hold it, so
-    retirement and rebalancing need no bookkeeping here.
+    """The coded arrays by id; says where to make their pieces, and from what.
 
     Parameters
     ----------
@@ -91,6 +54,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         Version of the package on every worker that has the plugin; changes as workers come and go.
     predict : callable(addresses) -> ndarray
         Predicted speeds.
+    homes : Homes
     """
 
     def __init__(
@@ -98,14 +62,13 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         scheduler: Scheduler,
         versions: Mapping[str, str],
         predict: Callable[[Sequence[str]], Floats],
+        homes: Homes,
     ) -> None:
-        self.scheduler = scheduler
+        self._scheduler = scheduler
         self._arrays: dict[str, ArrayState] = {}
         self._versions = versions
         self._predict = predict
-        self._piece_keys: dict[Key, str] = {}
-        self._pins: dict[Key, str] = {}
-        self._bring_home = keep_home(scheduler, self._rescue, self._homes, self._piece_keys)
+        self._homes = homes
         scheduler.handlers.update(
             coded_register=self.register,
             coded_sealed=self.sealed,
@@ -141,22 +104,22 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         if message := self._unfit(version):
             return reply(Unfit(message))
         workers = [
-            WorkerInfo(ws.address, ws.host, self._pieces_on(ws))
-            for ws in self.scheduler.running
+            WorkerInfo(ws.address, ws.host, self._homes.pieces_on(ws))
+            for ws in self._scheduler.running
             if ws.address in self._versions and (allowed is None or ws.address in allowed)
         ]
         speeds = self._predict([w.address for w in workers])
         homes = spec.homes
         known = [
-            (int(spec.code.place[piece]), self._located(key))
+            (int(spec.code.place[piece]), next(iter(self._homes.holders(as_key(key))), None))
             for piece, key in zip(homes, sources, strict=True)
         ]
         try:
             places = place(spec.code, workers, speeds, known, oversubscribe=oversubscribe)
         except ValueError as exc:
-            lacking = len(self.scheduler.running) - len(workers) if allowed is None else 0
+            lacking = len(self._scheduler.running) - len(workers) if allowed is None else 0
             extra = f" {lacking} more lack the package dask_coded." * (lacking > 0)
-            if unknown := set(allowed or ()) - set(self.scheduler.workers):
+            if unknown := set(allowed or ()) - set(self._scheduler.workers):
                 extra += f" These addresses in 'workers' are not in the cluster: {sorted(unknown)}."
             return reply(Unfit(f"{exc}{extra}"))
         worker_of = [places[p] for p in spec.code.place.tolist()]
@@ -164,17 +127,16 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         filling = [tuple(map(as_key, keys)) for keys in steps]
         named = None if allowed is None else set(allowed)
         alive = {*spec.keys, *spec.check_keys}
-        self._arrays[spec.id] = ArrayState(
+        self._arrays[spec.id] = state = ArrayState(
             spec, (*sources, *chain(*filling)), client, alive=alive, allowed=named
         )
-        self._piece_keys |= dict.fromkeys(alive, spec.id)
-        self._pins |= dict(zip(spec.keys, worker_of, strict=True))
+        self._homes.add(state, dict(zip(spec.keys, worker_of, strict=True)))
         for piece, key in zip(homes, spec.check_keys, strict=False):
             # On another worker than the block, the next one in the order of the pieces.
             others = (w for w in worker_of[piece:] + worker_of[:piece] if w != worker_of[piece])
-            self._pins[key] = next(others, worker_of[piece])
+            self._homes.add(state, {key: next(others, worker_of[piece])})
         for piece, key, before in zip(homes, sources, filling, strict=True):
-            self._pins |= dict.fromkeys([key, *before], worker_of[piece])
+            self._homes.add_sources(dict.fromkeys([key, *before], worker_of[piece]))
         self._log("register", array=spec.id, code=repr(spec.code), workers=worker_of)
         return reply(Placed(tuple(worker_of)))
 
@@ -192,9 +154,6 @@ class ArrayDirectory(Mapping[str, ArrayState]):
             )
         return None
 
-    def _pieces_on(self, ws: WorkerState) -> int:
-        return sum(ts.key in self._piece_keys for ts in ws.has_what)
-
     def sealed(self, array: str) -> int:
         """Handler: all pieces are made, so the source blocks are not needed any more.
 
@@ -202,8 +161,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         """
         if (state := self._arrays.get(array)) is None:
             return 0
-        for key in state.sources or ():
-            self._pins.pop(key, None)
+        self._homes.drop(state.sources or ())
         state.sources = None
         blocks = range(len(state.spec.reporters))
         found, state.footprints = state.footprints, {}
@@ -223,11 +181,11 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         """
         if (state := self._arrays.get(array)) is None:
             return reply(Lost(RELEASED))
-        taken = {self._pins.get(key) for key in state.spec.keys}
+        taken = {self._homes.home(key) for key in state.spec.keys}
         new = [
             address
             for address in self._versions
-            if address in self.scheduler.workers
+            if address in self._scheduler.workers
             and address not in taken
             and (allowed is None or address in allowed)
         ]
@@ -240,19 +198,16 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         state.spec = spec = state.spec.extended(len(new))
         if state.work is not None:
             state.work = np.concatenate([state.work, spec.uniform_work[-len(new) :]])
-        for key, worker in zip(spec.keys[-len(new) :], new, strict=True):
-            state.alive.add(key)
-            self._piece_keys[key] = array
-            self._pins[key] = worker
+        made = dict(zip(spec.keys[-len(new) :], new, strict=True))
+        state.alive.update(made)
+        self._homes.add(state, made)
         self._log("extend", array=array, code=repr(spec.code), workers=new)
         return reply(Extended(spec, tuple(new)))
 
     def abandon(self, array: str) -> None:
         """Handler: encoding has failed, so forget the array."""
         if state := self._arrays.pop(array, None):
-            for key in (*state.spec.keys, *state.spec.check_keys, *(state.sources or ())):
-                self._pins.pop(key, None)
-                self._piece_keys.pop(key, None)
+            self._homes.drop((*state.spec.keys, *state.spec.check_keys, *(state.sources or ())))
 
     def remove_client(self, client: str) -> None:
         """Forget the arrays that a client was encoding: some may have no task yet to forget."""
@@ -309,8 +264,10 @@ class ArrayDirectory(Mapping[str, ArrayState]):
             ingredients = spec.from_sources(piece)
         else:
             keys = spec.keys
-            others = [i for i, key in enumerate(keys) if i != piece and self.holders(key, avoid)]
-            slow = self._slow_holders(keys[i] for i in others)
+            others = [
+                i for i, key in enumerate(keys) if i != piece and self._homes.holders(key, avoid)
+            ]
+            slow = self._homes.slow_holders(keys[i] for i in others)
             # Without slow holders, if the others suffice.
             for some in ([i for i in others if keys[i] not in slow], others):
                 with contextlib.suppress(DecodeError, ValueError):
@@ -318,15 +275,17 @@ class ArrayDirectory(Mapping[str, ArrayState]):
                     break
             else:
                 # Those that do not answer may do so later.
-                unknown = any(self.holders(key) for key in keys if not self.holders(key, avoid))
+                unknown = any(
+                    self._homes.holders(key) for key in keys if not self._homes.holders(key, avoid)
+                )
                 return reply(Waiting() if unknown else Lost(self.lost_message(state)))
         found, growth = [], 0.0
         for source, weight, rows, start, at, block in ingredients:
             key = keys[source]
-            ts = self.scheduler.tasks.get(key)
+            ts = self._scheduler.tasks.get(key)
             if ts is None or ts.state == "erred":
                 return reply(Lost(self.lost_message(state)))
-            if not (holders := self.holders(key, avoid)):
+            if not (holders := self._homes.holders(key, avoid)):
                 return reply(Waiting())
             found.append(Source(key, tuple(holders), weight, rows, start, at, block))
             if spec.exponents is not None:
@@ -343,153 +302,45 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         if (state := self._arrays.get(array)) is None:
             return reply(Lost(RELEASED))
         key = state.spec.keys[state.spec.code.systematic_pieces[block]]
-        if not (holders := self.holders(key, avoid)):
-            coming = self.holders(key) or self.is_coming(state)
+        if not (holders := self._homes.holders(key, avoid)):
+            coming = self._homes.holders(key) or self.is_coming(state)
             return reply(Waiting() if coming else Lost(self.lost_message(state)))
         rows = state.spec.geometry.rows[block]
         return reply(Recipe(state.spec, (Source(key, tuple(holders), 1.0, rows, 0, 0, block),)))
 
-    # -- where pieces are ----------------------------------------------------------------------
-
-    def holders(self, key: Key, avoid: Collection[str] = ()) -> list[str]:
-        """Return the addresses of the workers that hold a key."""
-        ts = self.scheduler.tasks.get(key)
-        return [ws.address for ws in (ts and ts.who_has) or () if ws.address not in avoid]
-
-    def holder_of(self, key: Key) -> str | None:
-        """Return the worker that computes on a piece: its own, even if others have copies."""
-        holders = self.holders(key)
-        pin = self._pins.get(key)
-        return pin if pin in holders else next(iter(holders), None)
-
-    def _slow_holders(self, keys: Iterable[Key]) -> set[Key]:
-        """Return those of some keys that only slow or silent workers hold."""
-        holders = {key: self.holders(key) for key in keys}
-        addresses = sorted(set().union(*holders.values()))
-        fast = set(np.array(addresses)[not_slow(self._predict(addresses))].tolist())
-        return {key for key, found in holders.items() if fast.isdisjoint(found)}
-
-    def _homes(self) -> Iterator[tuple[TaskState, WorkerState]]:
-        """Yield the pieces and checks in memory, each with the worker that it belongs to."""
-        for key in self._piece_keys:
-            ts = self.scheduler.tasks.get(key)
-            home = self.scheduler.workers.get(self._pins.get(key, ""))
-            if ts is not None and ts.who_has and home is not None:
-                yield ts, home
-
-    def _located(self, key: Key) -> str | None:
-        return next(iter(self.holders(as_key(key))), None)
+    # -- what is left of arrays ----------------------------------------------------------------
 
     def lost_message(self, state: ArrayState) -> str:
         """Say that the pieces that are left of an array do not suffice."""
-        return state.lost_message(sum(bool(self.holders(key)) for key in state.spec.keys))
+        return state.lost_message(sum(bool(self._homes.holders(key)) for key in state.spec.keys))
 
     def is_coming(self, state: ArrayState) -> bool:
         """Whether a piece of an array is being made, or will be."""
         return any(
             ts.state in ("processing", "waiting", "no-worker", "queued", "released")
             for key in state.spec.keys
-            if (ts := self.scheduler.tasks.get(key))
+            if (ts := self._scheduler.tasks.get(key))
         )
-
-    # -- pieces that come and go ---------------------------------------------------------------
-
-    def pin(self, key: Key) -> bool:
-        """Restrict a task that makes a piece or a block to its worker; return whether it does."""
-        if not (pin := self._pins.get(key)) or self.scheduler.tasks[key].who_has:
-            return False
-        there = pin in self.scheduler.workers
-        self.scheduler.set_restrictions({key: {pin} if there else None})
-        return True
 
     def forget(self, key: Key) -> None:
         """Forget a piece that no client or task wants any more."""
-        if array := self._piece_keys.pop(key, None):
-            self._pins.pop(key, None)
-            if state := self._arrays.get(array):
-                state.alive.discard(key)
-                # The others may never have been made, because a client has left.
-                if not any(other in self.scheduler.tasks for other in state.alive):
-                    self._log("release", array=array)
-                    self.abandon(array)
-
-    def remove_worker(self, worker: str, stimulus_id: str) -> None:
-        """Have lost pieces rebuilt elsewhere: tasks pinned to a lost worker would wait forever."""
-        self._settle([key for key, pin in self._pins.items() if pin == worker], stimulus_id)
-
-    def _settle(self, keys: Iterable[Key], stimulus_id: str) -> None:
-        """Give data another worker, and have those that wait for one made there."""
-        stranded: dict[Key, Any] = {}
-        for key in keys:
-            if (ts := self.scheduler.tasks.get(key)) is None:
-                continue
-            if array := self._piece_keys.get(key):
-                self._pin(key, self._spare(self._arrays[array], key))
-            else:  # a source block, or a step on the way to one: any worker will do
-                del self._pins[key]
-                self.scheduler.set_restrictions({key: None})
-            if ts.state == "no-worker":
-                stranded[key] = "processing"
-        if stranded:
-            self._log("repair", keys=list(map(str, stranded)))
-            self.scheduler.transitions(stranded, stimulus_id=stimulus_id)
-
-    def _rescue(self) -> None:
-        """Have elsewhere made what a paused worker was to make: Dask would wait for it."""
-        running = {ws.address for ws in self.scheduler.running} & self._versions.keys()
-        waiting = [
-            key
-            for key, pin in self._pins.items()
-            if pin not in running
-            and (ts := self.scheduler.tasks.get(key))
-            and ts.state == "no-worker"
-        ]
-        if running and waiting:
-            self._settle(waiting, f"coded-rescue-{time()}")
-
-    def _pin(self, key: Key, address: str) -> None:
-        """Have a piece or a check belong to a worker: it is moved there, or rebuilt there."""
-        self._pins[key] = address
-        self.scheduler.set_restrictions({key: {address} if address else None})
-        self._bring_home()
-
-    def _spare(self, state: ArrayState, key: Key) -> str:
-        """Choose where to rebuild a piece or a check."""
-        known = self.scheduler.workers
-        addresses = [a for a in self._versions if a in known]
-        # A worker that is paused would make it only later.
-        addresses = [a for a in addresses if known[a] in self.scheduler.running] or addresses
-        # Among the workers that were named for it, unless none of them is left.
-        addresses = [a for a in addresses if a in (state.allowed or addresses)] or addresses
-        speeds = dict(zip(addresses, self._predict(addresses), strict=True))
-        # A worker that has it already is as good as any with as few pieces.
-        speeds |= dict.fromkeys(speeds.keys() & self.holders(key), math.inf)
-        keys = state.spec.keys
-        homes = [self._pins.get(key, "") for key in keys]
-        return spare(state.spec.code, homes, speeds, keys.index(key) if key in keys else None)
+        if state := self._homes.array_of(key):
+            self._homes.drop([key])
+            state.alive.discard(key)
+            # The others may never have been made, because a client has left.
+            if not any(other in self._scheduler.tasks for other in state.alive):
+                self._log("release", array=state.spec.id)
+                self.abandon(state.spec.id)
 
     def relieve(self, newcomer: str) -> None:
         """Have a new worker take over pieces from workers that hold several of one array."""
         for state in self._arrays.values():
-            self._relieve(state, newcomer)
-
-    def _relieve(self, state: ArrayState, newcomer: str) -> None:
-        if state.sources is not None or newcomer not in (state.allowed or {newcomer}):
-            return
-        keys, code = state.spec.keys, state.spec.code
-        while True:
-            homes = [self._pins.get(key, "") for key in keys]
-            piece = relief(homes, code.pieces // code.n, newcomer)
-            if piece is None:
-                break
-            self._pin(keys[piece], newcomer)
-            self._log("relieve", array=state.spec.id, piece=piece, workers=[newcomer])
+            self._homes.relieve(state, newcomer)
 
     def clear(self) -> None:
         """Forget all arrays."""
         self._arrays.clear()
-        self._piece_keys.clear()
-        self._pins.clear()
+        self._homes.clear()
 
     def _log(self, action: str, **fields: Any) -> None:
-        self.scheduler.log_event(NAME, {"action": action, **fields})
+        self._scheduler.log_event(NAME, {"action": action, **fields})

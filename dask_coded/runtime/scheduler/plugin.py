@@ -2,7 +2,8 @@
 
 It remembers how fast every worker has been, and plans each round so that the part of every worker
 fits its predicted speed. It prevents the release of pieces that a running round needs.
-:class:`~dask_coded.runtime.scheduler.arrays.ArrayDirectory` knows where pieces are, and
+:class:`~dask_coded.runtime.scheduler.arrays.ArrayDirectory` knows the arrays,
+:class:`~dask_coded.runtime.scheduler.homes.Homes` knows where pieces are, and
 :class:`~dask_coded.runtime.scheduler.supervisor.Supervisor` looks after coordinators.
 """
 
@@ -22,6 +23,7 @@ from dask_coded.rounds.assignment import all_tried
 from dask_coded.runtime.answers import Lost, Reply, RoundPlan, Waiting, reply
 from dask_coded.runtime.scheduler.arrays import RELEASED, ArrayDirectory
 from dask_coded.runtime.scheduler.extension import SchedulerExtension
+from dask_coded.runtime.scheduler.homes import Homes
 from dask_coded.runtime.scheduler.loops import LoopDirectory
 from dask_coded.runtime.scheduler.supervisor import Supervisor
 from dask_coded.runtime.spec import NAME, CodedTask, as_key
@@ -43,6 +45,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
     Attributes
     ----------
     arrays : ArrayDirectory
+    homes : Homes
     loops : LoopDirectory
     supervisor : Supervisor
     speeds : SpeedHistory
@@ -56,7 +59,8 @@ class CodedSchedulerPlugin(SchedulerExtension):
         self.scheduler = scheduler
         self.speeds = SpeedHistory()
         self.versions: dict[str, str] = {}
-        self.arrays = ArrayDirectory(scheduler, self.versions, self._predict)
+        self.homes = Homes(scheduler, self.versions, self._predict)
+        self.arrays = ArrayDirectory(scheduler, self.versions, self._predict, self.homes)
         self.loops = LoopDirectory(scheduler, self.versions, self.best)
         self.supervisor = Supervisor(
             scheduler, self.versions, self._predict, self._silence, self.loops.keeps
@@ -108,7 +112,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
         if (state := self.arrays.get(array)) is None:
             return reply(Lost(RELEASED))
         spec = state.spec
-        holder = [self.arrays.holder_of(key) for key in spec.keys]
+        holder = [self.homes.holder_of(key) for key in spec.keys]
         addresses = sorted({address for address in holder if address})
         number = {address: i for i, address in enumerate(addresses)}
         host = [number.get(address or "", -1) for address in holder]
@@ -143,7 +147,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
                 first=first,
                 work=state.work,
                 spec=None if known == len(state.spec.keys) else state.spec,
-                checks=tuple(self.arrays.holder_of(key) or "" for key in spec.check_keys),
+                checks=tuple(self.homes.holder_of(key) or "" for key in spec.check_keys),
                 growth=tuple(state.growth.get(i, 0.0) for i in range(len(spec.keys)))
                 * bool(spec.check_keys),
             )
@@ -207,7 +211,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
     def update_graph(self, scheduler: Scheduler, *, tasks: list[Key], **kwargs: Any) -> None:
         for key in tasks:
             ts = scheduler.tasks.get(key)
-            if ts is None or self.arrays.pin(key):
+            if ts is None or self.homes.pin(key):
                 continue
             if isinstance(ts.run_spec, CodedTask):
                 self.supervisor.add(ts)
@@ -249,7 +253,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
         self._silent.pop(worker, None)
         self._corrupt.pop(worker, None)
         self.supervisor.remove_worker(worker)
-        self.arrays.remove_worker(worker, stimulus_id)
+        self.homes.remove_worker(worker, stimulus_id)
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         self.arrays.remove_client(client)

@@ -85,12 +85,12 @@ class TrainingSchedulerPlugin(SchedulerExtension):
                 )
             )
         supervisor = self._coded.supervisor
-        found = self._coded.arrays.holders(key, supervisor.absent.union(avoid))
+        found = self._coded.homes.holders(key, supervisor.absent.union(avoid))
         if ts.who_has and not found:
             if ts.run_spec is not None:
                 supervisor.run_again([ts])  # whoever asks will ask again
             else:
-                found = self._coded.arrays.holders(key)  # they may answer later
+                found = self._coded.homes.holders(key)  # they may answer later
         return reply(Holders(tuple(found)))
 
     def transition(

@@ -1,0 +1,198 @@
+"""Where pieces are, and on which workers they belong.
+
+Each piece belongs to one worker, and so does each check of a block. A task that makes one is
+restricted to its worker. If that worker is lost, the piece gets another home and is made there. A
+worker that joins becomes the home of pieces of workers that have several.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from dask.typing import Key
+from distributed.metrics import time
+
+from dask_coded.rounds.placement import not_slow, relief, spare
+from dask_coded.runtime.scheduler.replicas import keep_home
+from dask_coded.runtime.scheduler.state import ArrayState
+from dask_coded.runtime.spec import NAME
+from dask_coded.typing import Floats
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler, TaskState, WorkerState
+
+
+class Homes:
+    """The homes of all pieces and checks, and of source blocks while an array is encoded.
+
+    Which workers hold a piece is known from the scheduler's own state, so retirement and
+    rebalancing need no bookkeeping here.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+    able : collection of str
+        Addresses of workers that have the plugin; it changes as workers come and go.
+    predict : callable(addresses) -> ndarray
+        Predicted speeds.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        able: Collection[str],
+        predict: Callable[[Sequence[str]], Floats],
+    ) -> None:
+        self._scheduler = scheduler
+        self._able = able
+        self._predict = predict
+        #: By the key of a piece or a check.
+        self._arrays: dict[Key, ArrayState] = {}
+        self._pins: dict[Key, str] = {}
+        self._bring_home = keep_home(scheduler, self._rescue, self._homes, self._arrays)
+
+    # -- what belongs where --------------------------------------------------------------------
+
+    def add(self, state: ArrayState, homes: Mapping[Key, str]) -> None:
+        """Record the homes of pieces and checks of an array, before there are tasks for them."""
+        self._arrays |= dict.fromkeys(homes, state)
+        self._pins |= homes
+
+    def add_sources(self, homes: Mapping[Key, str]) -> None:
+        """Record where source blocks, and the steps on the way to them, are to be made."""
+        self._pins |= homes
+
+    def home(self, key: Key) -> str | None:
+        """Return the worker that a piece or a block belongs to."""
+        return self._pins.get(key)
+
+    def drop(self, keys: Iterable[Key]) -> None:
+        """Forget the homes of pieces, checks and blocks."""
+        for key in keys:
+            self._pins.pop(key, None)
+            self._arrays.pop(key, None)
+
+    def array_of(self, key: Key) -> ArrayState | None:
+        """Return the array that a piece or a check is of."""
+        return self._arrays.get(key)
+
+    def pin(self, key: Key) -> bool:
+        """Restrict a task that makes a piece or a block to its worker; return whether it does."""
+        if not (pin := self._pins.get(key)) or self._scheduler.tasks[key].who_has:
+            return False
+        there = pin in self._scheduler.workers
+        self._scheduler.set_restrictions({key: {pin} if there else None})
+        return True
+
+    def clear(self) -> None:
+        """Forget all homes."""
+        self._arrays.clear()
+        self._pins.clear()
+
+    # -- where pieces are ----------------------------------------------------------------------
+
+    def holders(self, key: Key, avoid: Collection[str] = ()) -> list[str]:
+        """Return the addresses of the workers that hold a key."""
+        ts = self._scheduler.tasks.get(key)
+        return [ws.address for ws in (ts and ts.who_has) or () if ws.address not in avoid]
+
+    def holder_of(self, key: Key) -> str | None:
+        """Return the worker that computes on a piece: its own, even if others have copies."""
+        holders = self.holders(key)
+        pin = self._pins.get(key)
+        return pin if pin in holders else next(iter(holders), None)
+
+    def slow_holders(self, keys: Iterable[Key]) -> set[Key]:
+        """Return those of some keys that only slow or silent workers hold."""
+        holders = {key: self.holders(key) for key in keys}
+        addresses = sorted(set().union(*holders.values()))
+        fast = set(np.array(addresses)[not_slow(self._predict(addresses))].tolist())
+        return {key for key, found in holders.items() if fast.isdisjoint(found)}
+
+    def pieces_on(self, ws: WorkerState) -> int:
+        """Return how many pieces and checks a worker holds."""
+        return sum(ts.key in self._arrays for ts in ws.has_what)
+
+    # -- data that is made elsewhere, or moved -------------------------------------------------
+
+    def remove_worker(self, worker: str, stimulus_id: str) -> None:
+        """Have lost pieces rebuilt elsewhere: tasks pinned to a lost worker would wait forever."""
+        self._settle([key for key, pin in self._pins.items() if pin == worker], stimulus_id)
+
+    def _settle(self, keys: Iterable[Key], stimulus_id: str) -> None:
+        """Give data another worker, and have those that wait for one made there."""
+        stranded: dict[Key, Any] = {}
+        for key in keys:
+            if (ts := self._scheduler.tasks.get(key)) is None:
+                continue
+            if state := self._arrays.get(key):
+                self._pin(key, self._spare(state, key))
+            else:  # a source block, or a step on the way to one: any worker will do
+                del self._pins[key]
+                self._scheduler.set_restrictions({key: None})
+            if ts.state == "no-worker":
+                stranded[key] = "processing"
+        if stranded:
+            self._log("repair", keys=list(map(str, stranded)))
+            self._scheduler.transitions(stranded, stimulus_id=stimulus_id)
+
+    def _homes(self) -> Iterator[tuple[TaskState, WorkerState]]:
+        """Yield the pieces and checks in memory, each with the worker that it belongs to."""
+        for key in self._arrays:
+            ts = self._scheduler.tasks.get(key)
+            home = self._scheduler.workers.get(self._pins.get(key, ""))
+            if ts is not None and ts.who_has and home is not None:
+                yield ts, home
+
+    def _rescue(self) -> None:
+        """Have elsewhere made what a paused worker was to make: Dask would wait for it."""
+        running = {ws.address for ws in self._scheduler.running}.intersection(self._able)
+        waiting = [
+            key
+            for key, pin in self._pins.items()
+            if pin not in running
+            and (ts := self._scheduler.tasks.get(key))
+            and ts.state == "no-worker"
+        ]
+        if running and waiting:
+            self._settle(waiting, f"coded-rescue-{time()}")
+
+    def _pin(self, key: Key, address: str) -> None:
+        """Have a piece or a check belong to a worker: it is moved there, or rebuilt there."""
+        self._pins[key] = address
+        self._scheduler.set_restrictions({key: {address} if address else None})
+        self._bring_home()
+
+    def _spare(self, state: ArrayState, key: Key) -> str:
+        """Choose where to rebuild a piece or a check."""
+        known = self._scheduler.workers
+        addresses = [a for a in self._able if a in known]
+        # A worker that is paused would make it only later.
+        addresses = [a for a in addresses if known[a] in self._scheduler.running] or addresses
+        # Among the workers that were named for it, unless none of them is left.
+        addresses = [a for a in addresses if a in (state.allowed or addresses)] or addresses
+        speeds = dict(zip(addresses, self._predict(addresses), strict=True))
+        # A worker that has it already is as good as any with as few pieces.
+        speeds |= dict.fromkeys(speeds.keys() & self.holders(key), math.inf)
+        keys = state.spec.keys
+        homes = [self._pins.get(key, "") for key in keys]
+        return spare(state.spec.code, homes, speeds, keys.index(key) if key in keys else None)
+
+    def relieve(self, state: ArrayState, newcomer: str) -> None:
+        """Have a new worker take over pieces of an array from workers that hold several."""
+        if state.sources is not None or newcomer not in (state.allowed or {newcomer}):
+            return
+        keys, code = state.spec.keys, state.spec.code
+        while True:
+            homes = [self._pins.get(key, "") for key in keys]
+            piece = relief(homes, code.pieces // code.n, newcomer)
+            if piece is None:
+                break
+            self._pin(keys[piece], newcomer)
+            self._log("relieve", array=state.spec.id, piece=piece, workers=[newcomer])
+
+    def _log(self, action: str, **fields: Any) -> None:
+        self._scheduler.log_event(NAME, {"action": action, **fields})

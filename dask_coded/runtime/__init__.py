@@ -4,11 +4,11 @@ Like distributed's P2P shuffle, this is a pair of plugins with a data plane of t
 scheduler plugin places pieces and plans rounds, the worker plugin computes, and a coordinator in a
 task drives each round over channels from worker to worker.
 
-- :mod:`~dask_coded.runtime.client` runs where the user's code runs: it encodes arrays and waits.
+- :mod:`~dask_coded.runtime.client` runs in the user's process, and encodes arrays.
 - :mod:`~dask_coded.runtime.scheduler` runs in the scheduler.
 - :mod:`~dask_coded.runtime.worker` runs in every worker.
-- :mod:`~dask_coded.runtime.coordinator` runs in the worker to which Dask has assigned a task that
-  needs rounds.
-- ``spec`` says what a coded array is, and ``answers`` what the scheduler plugin answers. All four
-  import them.
+- :mod:`~dask_coded.runtime.coordinator` runs in the worker that has a task which needs rounds.
+
+All of them use two more modules: ``spec`` says what a coded array is, and ``answers`` what the
+scheduler plugin answers.
 """

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import dask_coded as coded
 from dask_coded.loop import Progress
 from dask_coded.rounds.placement import not_slow
-from dask_coded.runtime.scheduler.supervisor import Watch
+from dask_coded.runtime.scheduler.watch import Watch
 from dask_coded.runtime.spec import CodedTask
 from dask_coded.runtime.worker.plugin import worker_plugin
 from dask_coded.transport.messages import KeepState, StartRound, StateKept
@@ -189,7 +189,7 @@ async def test_an_operand_that_only_a_silent_worker_holds_is_computed_again(c, s
             held.append((handle, *m))
         )
     # The coordinator runs where its operand is.
-    plugin_of(s).supervisor._fast_workers = lambda: set(s.workers)
+    plugin_of(s).placing._fast_workers = lambda: set(s.workers)
     operand = da.from_array(x, chunks=-1).map_blocks(np.sin)
     future = c.compute(C @ operand)
     await async_poll_for(lambda: len(held) >= 3, timeout=30)
@@ -311,12 +311,12 @@ async def test_a_round_that_waits_on_a_worker_which_pauses_is_taken_over(c, s, *
     (worker,) = [w for w in workers if w.address == old]
     blocker = c.submit(lambda: Event("free").wait(), workers=[old])
     await async_poll_for(lambda: worker.state.executing_count, timeout=30)
-    plugin_of(s).supervisor._fast_workers = lambda: {old}
+    plugin_of(s).placing._fast_workers = lambda: {old}
     future = c.compute(C @ x)
     await async_poll_for(lambda: worker.state.ready, timeout=30)
     worker.periodic_callbacks["memory_monitor"].stop()  # it would end the pause
     worker.status = Status.paused
-    del plugin_of(s).supervisor._fast_workers
+    del plugin_of(s).placing._fast_workers
     await async_poll_for(lambda: s.workers[old].status == Status.paused)
     await Event("free", client=c).set()
     for _ in range(6):
@@ -426,7 +426,7 @@ def crawl(s, address):
     speeds = {a: 0.05 if a == address else 1.0 for a in s.workers}
     for _ in range(5):
         plugin_of(s).speeds.record(speeds)
-    plugin_of(s).supervisor.changed()
+    plugin_of(s).placing.changed()
 
 
 @gen_cluster(**FOUR)
@@ -462,7 +462,7 @@ async def test_no_loop_is_placed_on_a_worker_that_was_slow_when_last_measured(c,
     speeds.record({slow: 0.4, **dict.fromkeys(fast, 1.0)})
     for _ in range(200):
         speeds.record(dict.fromkeys(fast, 1.0))
-    plugin_of(s).supervisor.changed()
+    plugin_of(s).placing.changed()
     futures = [coded.submit(place, C, 0, client=c) for _ in range(20)]
     for address in (slow, *fast):
         await Event(f"go-{address}", client=c).set()
@@ -526,9 +526,8 @@ async def test_the_only_fast_worker_leaves(c, s, *workers):
     C = await coded.encode(A, coded.Repetition(4, 4), c)
     future = coded.submit(place, C, 1, client=c)
     old = await started(c, s, future)
-    supervisor = plugin_of(s).supervisor
-    # The supervisor still believes so when the scheduler moves the tasks of the lost worker.
-    supervisor._fast = {old}
+    # The plugin still believes so when the scheduler moves the tasks of the lost worker.
+    plugin_of(s).placing._fast = {old}
     (worker,) = [w for w in workers if w.address == old]
     for w in workers:
         await Event(f"go-{w.address}", client=c).set()

@@ -1,6 +1,7 @@
-"""What runs in the client's process: an array becomes pieces on the workers of a cluster.
+"""What runs in the client's process: it turns a matrix into pieces on the workers of a cluster.
 
-``encoding`` has the pieces of an array made and holds them. ``source`` checks the user's matrix,
-cuts it into row blocks and brings these into the cluster. ``install`` registers the plugins.
-``waiting`` is for all code that waits for the cluster, which may itself run in a task.
+- ``encoding`` has the pieces made, and holds them.
+- ``source`` checks the matrix, cuts it into row blocks, and brings these into the cluster.
+- ``install`` registers the plugins on the cluster.
+- ``waiting`` is for all code that waits for a cluster; such code may itself run in a task.
 """

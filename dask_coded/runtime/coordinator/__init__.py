@@ -1,8 +1,10 @@
-"""What runs in the worker of a task that needs rounds: the task coordinates them.
+"""What runs in the worker that has a task which needs rounds: the task coordinates them.
 
-``tasks`` are what Dask runs: one round, or an algorithm. The algorithm sees ``operators``, and each
-of their products is a round. ``rounds`` runs the rounds of one array by the scheduler's plans, and
-``live_round`` carries out one of them: commands become messages, messages become events.
-``delivery`` sends the operand, ``checks`` verify the shares, and ``loop`` has other workers keep
-the state of the algorithm.
+- ``tasks`` is what Dask runs: one round, or a whole algorithm.
+- ``operators`` is what the algorithm sees of a coded array: each product is a round.
+- ``loop`` sends the state of the algorithm to other workers, and resumes it from there.
+- ``rounds`` runs the rounds of one array, by plans of the scheduler plugin.
+- ``live_round`` carries out one round: commands become messages, messages become events.
+- ``delivery`` sends the operand to the workers.
+- ``checks`` fetches what shares are verified by.
 """

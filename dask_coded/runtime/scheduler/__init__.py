@@ -1,8 +1,12 @@
-"""What runs in the scheduler: the knowledge of all workers, arrays and coordinators.
+"""What runs in the scheduler: it knows all arrays, all workers and all coordinators.
 
-``plugin`` is the scheduler plugin; it predicts speeds and plans rounds. ``arrays`` says how to make
-the pieces of an array, whose ``state`` it knows. ``homes`` knows where pieces are and belong, and
-``replicas`` keeps them there while Dask moves data. ``supervisor`` places coordinators and has
-others take over when one is silent. ``loops`` names the workers that keep the states of loops.
-``extension`` installs the package's scheduler plugins.
+- ``plugin`` is the scheduler plugin: it predicts speeds and plans rounds.
+- ``extension`` is its base class, and installs it only once.
+- ``arrays`` says how to make the pieces of each array; ``state`` is what it knows of one.
+- ``homes`` knows where pieces are, and on which workers they belong.
+- ``replicas`` keeps pieces there while Dask moves and copies data.
+- ``supervisor`` has another worker take over when that of a coordinator is silent.
+- ``placing`` chooses the workers that coordinators may run on.
+- ``watch`` counts for how long a worker has owed a sign of life.
+- ``loops`` names the workers that keep the states of loops.
 """

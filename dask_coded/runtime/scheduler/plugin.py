@@ -25,6 +25,7 @@ from dask_coded.runtime.scheduler.arrays import RELEASED, ArrayDirectory
 from dask_coded.runtime.scheduler.extension import SchedulerExtension
 from dask_coded.runtime.scheduler.homes import Homes
 from dask_coded.runtime.scheduler.loops import LoopDirectory
+from dask_coded.runtime.scheduler.placing import Placing
 from dask_coded.runtime.scheduler.supervisor import Supervisor
 from dask_coded.runtime.spec import NAME, CodedTask, as_key
 from dask_coded.runtime.worker.plugin import CodedWorkerPlugin
@@ -47,6 +48,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
     arrays : ArrayDirectory
     homes : Homes
     loops : LoopDirectory
+    placing : Placing
     supervisor : Supervisor
     speeds : SpeedHistory
     versions : dict of str to str
@@ -62,8 +64,9 @@ class CodedSchedulerPlugin(SchedulerExtension):
         self.homes = Homes(scheduler, self.versions, self._predict)
         self.arrays = ArrayDirectory(scheduler, self.versions, self._predict, self.homes)
         self.loops = LoopDirectory(scheduler, self.versions, self.best)
+        self.placing = Placing(scheduler, self.versions, self._predict)
         self.supervisor = Supervisor(
-            scheduler, self.versions, self._predict, self._silence, self.loops.keeps
+            scheduler, self.versions, self.placing, self._silence, self.loops.keeps
         )
         self._holding: dict[Key, str] = {}
         self._silent: dict[str, float] = {}
@@ -81,7 +84,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
         if worker not in self.scheduler.workers:
             return  # it has left meanwhile, and nothing would ever remove it from here
         self.versions[worker] = version
-        self.supervisor.measured(worker, product)
+        self.placing.measured(worker, product)
         self.supervisor.available(worker)
         self.arrays.relieve(worker)
 
@@ -107,7 +110,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
         self.speeds.record({w: s for w, s in measured.items() if w in self.scheduler.workers})
         for address in silent:
             self._silence(address)
-        self.supervisor.changed()
+        self.placing.changed()
         self._suspect(array, corrupt)
         if (state := self.arrays.get(array)) is None:
             return reply(Lost(RELEASED))
@@ -199,7 +202,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
 
     def heartbeat(self, ws: WorkerState, data: float) -> None:
         """Take what a worker's plugin adds to its heartbeat: the seconds of a small product."""
-        self.supervisor.measured(ws.address, data)
+        self.placing.measured(ws.address, data)
 
     def best(self, addresses: Sequence[str]) -> list[str]:
         """Sort workers by predicted speed, the fastest first."""
@@ -252,6 +255,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
         self.speeds.forget(worker)
         self._silent.pop(worker, None)
         self._corrupt.pop(worker, None)
+        self.placing.remove_worker(worker)
         self.supervisor.remove_worker(worker)
         self.homes.remove_worker(worker, stimulus_id)
 

@@ -3,8 +3,8 @@
 To Dask a coordinator is a task like any other: it may be placed on, or stolen by, a worker that is
 known to be slow, and if its worker is stopped, it waits for `worker-ttl`, five minutes. Here
 
-- a coordinator is restricted to workers that are not known to be slow whenever Dask is about to
-  choose one. The restrictions are strict, because work stealing ignores loose ones;
+- a coordinator is restricted to workers that are not known to be slow, see
+  :mod:`dask_coded.runtime.scheduler.placing`;
 - a worker that runs one is asked several times a second for a sign of life, which its event loop
   gives. If none comes for `coded.coordinator.timeout`, the coordinator is taken over: its task goes
   from ``processing`` to ``released`` in the scheduler, as after the loss of a worker, and from
@@ -28,12 +28,12 @@ import dask
 import numpy as np
 from dask.typing import Key
 from dask.utils import parse_timedelta
-from distributed.comm import get_address_host
 from distributed.core import Status
 from distributed.metrics import time
 from tornado.ioloop import PeriodicCallback
 
-from dask_coded.rounds.placement import not_slow
+from dask_coded.runtime.scheduler.placing import Limits, Placing
+from dask_coded.runtime.scheduler.watch import Watch
 from dask_coded.runtime.spec import NAME, CodedTask, as_key
 from dask_coded.transport.messages import Attempt
 from dask_coded.typing import Floats
@@ -66,15 +66,12 @@ _GATHER = 5.0
 class _Run:
     """A task that coordinates."""
 
-    #: The restrictions that its user gave.
-    workers: set[str] | None
-    hosts: set[str] | None
+    limits: Limits
     #: Where it is, and since when.
     worker: str = ""
     since: float = 0.0
-    #: How often it was taken over, and from which worker last.
+    #: How often it was taken over.
     takeovers: int = 0
-    avoid: str = ""
     #: When it was first there; how often it was taken over since it got further than before, and
     #: from which round it went on last.
     born: float = field(default_factory=time)
@@ -88,15 +85,14 @@ class _Run:
 
 
 class Supervisor:
-    """Places and watches the tasks that coordinate rounds or trainings.
+    """Has the tasks that coordinate rounds or trainings placed, watches them, and moves them.
 
     Parameters
     ----------
     scheduler : Scheduler
     able : collection of str
         Addresses of workers that have the plugin; it changes as workers come and go.
-    predict : callable(addresses) -> ndarray
-        Predicted speeds; 0 for a silent worker.
+    placing : Placing
     silence : callable(address)
         Called with the address of a worker that is silent.
     resumes : callable(Key) -> bool
@@ -107,13 +103,13 @@ class Supervisor:
         self,
         scheduler: Scheduler,
         able: Collection[str],
-        predict: Callable[[Sequence[str]], Floats],
+        placing: Placing,
         silence: Callable[[str], None],
         resumes: Callable[[Key], bool],
     ) -> None:
         self._scheduler = scheduler
         self._able = able
-        self._predict = predict
+        self._placing = placing
         self._silence = silence
         self._resumes = resumes
         self._timeout = parse_timedelta(dask.config.get("coded.coordinator.timeout"))
@@ -125,12 +121,8 @@ class Supervisor:
         # For how many ticks workers of coordinators have been paused.
         self._paused: dict[str, int] = {}
         self._given_up: list[Attempt] = []
-        self._fast: set[str] | None = None
-        self._running = 0  # workers when that was found
         #: Silent workers, which the scheduler has been told to treat as paused.
         self.absent: set[str] = set()
-        #: How long a small product takes on each worker, in seconds.
-        self._products: dict[str, float] = {}
         clock = PeriodicCallback(self._tick, 1000 * self._timeout / _TICKS)
         self._clock = scheduler.periodic_callbacks[f"{NAME}-supervisor"] = clock
         self._ticks = 0
@@ -143,7 +135,8 @@ class Supervisor:
         The same goes for a task that makes the client's result of it, as ``compute`` adds.
         """
         for new in (ts, *(other for other in ts.dependents if other.who_wants)):
-            self._runs.setdefault(new.key, _Run(new.worker_restrictions, new.host_restrictions))
+            limits = Limits(new.worker_restrictions, new.host_restrictions)
+            self._runs.setdefault(new.key, _Run(limits))
 
     def clear(self) -> None:
         """Forget all tasks."""
@@ -159,7 +152,7 @@ class Supervisor:
             for dependent in ts.dependents:
                 ready = dependent.state == "waiting" and not dependent.waiting_on
                 if ready and dependent.key in self._runs:
-                    self._place(dependent)
+                    self._placing.place(dependent, self._runs[dependent.key].limits)
         if key not in self._runs:
             return
         self._processing.discard(key)
@@ -169,7 +162,7 @@ class Supervisor:
             case "waiting":
                 if ts.run_id is not None:
                     self._give_up((key, ts.run_id))
-                self._place(ts)
+                self._placing.place(ts, run.limits)
             case "processing":
                 assert ts.processing_on is not None
                 run.worker, run.since = ts.processing_on.address, time()
@@ -194,59 +187,8 @@ class Supervisor:
         attempts, self._given_up = self._given_up, []
         self._send(self._able, op="coded-fence", attempts=attempts)
 
-    # -- placing -------------------------------------------------------------------------------
-
-    def _place(self, ts: TaskState) -> None:
-        """Restrict a task to workers that are not known to be slow, among those its user named."""
-        run = self._runs[ts.key]
-        chosen = self._choice(ts)
-        ts.worker_restrictions = chosen or run.workers
-        # The scheduler would allow the workers on these hosts in addition to those named.
-        ts.host_restrictions = None if chosen else run.hosts
-
-    def _choice(self, ts: TaskState) -> set[str]:
-        """Return the workers to choose from; not the last one that a task was taken from."""
-        run = self._runs[ts.key]
-        fast = self._fast_workers() - {run.avoid}
-        if run.avoid:
-            # All of a host may be cut off, and only workers of coordinators are watched.
-            host = get_address_host(run.avoid)
-            fast = {address for address in fast if get_address_host(address) != host} or fast
-        if fast and not (run.workers or run.hosts or ts.resource_restrictions):
-            return fast
-        ts.worker_restrictions, ts.host_restrictions = run.workers, run.hosts
-        valid = self._scheduler.valid_workers(ts)
-        found = self._scheduler.running if valid is None else valid
-        allowed = {ws.address for ws in found if ws.address in self._able} - {run.avoid}
-        return (allowed & fast) or allowed
-
-    def _fast_workers(self) -> set[str]:
-        # The scheduler moves the tasks of a worker that has left before it tells its plugins.
-        if self._fast is None or len(self._scheduler.running) != self._running:
-            self._running = len(self._scheduler.running)
-            running = [ws for ws in self._scheduler.running if ws.address in self._able]
-            addresses = [ws.address for ws in running]
-            mask = not_slow(
-                self._predict(addresses),
-                np.array([ws.metrics.get("event_loop_interval", np.nan) for ws in running]),
-                np.array([self._products.get(address, np.nan) for address in addresses]),
-            )
-            self._fast = {address for address, fast in zip(addresses, mask, strict=True) if fast}
-        return self._fast
-
-    def changed(self) -> None:
-        """Forget which workers are fast, because something about a worker has changed."""
-        self._fast = None
-
-    def measured(self, address: str, seconds: float) -> None:
-        """Record how long a small product takes on a worker."""
-        self.changed()
-        self._products[address] = seconds
-
     def remove_worker(self, address: str) -> None:
         """Forget a worker that has left."""
-        self.changed()
-        self._products.pop(address, None)
         self._watch.heard(address)
         self.absent.discard(address)
 
@@ -376,7 +318,7 @@ class Supervisor:
 
     def _set_status(self, address: str, status: str) -> None:
         self._scheduler.handle_worker_status_change(status, address, f"coded-watch-{time()}")
-        self.changed()
+        self._placing.changed()
 
     def _patience(self, ts: TaskState) -> float:
         """Return how many seconds the worker of a task may be silent.
@@ -396,17 +338,17 @@ class Supervisor:
 
     def _take_over(self, tasks: Sequence[TaskState], address: str, reason: str) -> None:
         """Have tasks run again on another worker, where there is one."""
-        self.changed()
+        self._placing.changed()
         moved: list[TaskState] = []
         for ts in tasks:
             run = self._runs[ts.key]
-            before, run.avoid = run.avoid, address
-            if self._choice(ts):
+            before, run.limits.avoid = run.limits.avoid, address
+            if self._placing.choice(ts, run.limits):
                 run.takeovers += 1
                 run.setbacks += 1
                 moved.append(ts)
             else:
-                run.avoid = before
+                run.limits.avoid = before
         if any(ts.state == "memory" for ts in moved):
             # A client may be waiting for a result that it has asked this worker for.
             self._scheduler.rpc.remove(address)
@@ -453,44 +395,3 @@ def _stranded(tasks: Iterable[TaskState], address: str) -> list[TaskState]:
             found[ts] = None
             unseen += ts.dependencies
     return list(found)
-
-
-class Watch:
-    """Which workers owe a sign of life, and for how many ticks of a clock.
-
-    Ticks are counted instead of seconds, so that workers are not blamed when the clock itself
-    stands still for a while. A worker that owes an answer is not asked again.
-
-    Examples
-    --------
-    >>> watch = Watch()
-    >>> watch.tick(["a", "b"])
-    ['a', 'b']
-    >>> watch.heard("a")
-    >>> watch.tick(["a", "b"])
-    ['a']
-    >>> watch.silent(1)
-    [('b', 1)]
-    """
-
-    def __init__(self) -> None:
-        self._owed: dict[str, int] = {}
-
-    def tick(self, workers: Collection[str]) -> list[str]:
-        """Begin a tick; return which of the workers that are watched now are to be asked."""
-        self._owed = {a: ticks + 1 for a, ticks in self._owed.items() if a in workers}
-        asked = [address for address in workers if address not in self._owed]
-        self._owed.update(dict.fromkeys(asked, 0))
-        return asked
-
-    def owes(self, worker: str) -> bool:
-        """Return whether a worker has yet to answer."""
-        return worker in self._owed
-
-    def heard(self, worker: str) -> None:
-        """Record a sign of life."""
-        self._owed.pop(worker, None)
-
-    def silent(self, ticks: int) -> list[tuple[str, int]]:
-        """Return the workers that have owed an answer for that long or longer."""
-        return [(address, owed) for address, owed in self._owed.items() if owed >= ticks]

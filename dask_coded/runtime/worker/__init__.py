@@ -1,8 +1,11 @@
 """What runs in every worker: it makes pieces, holds them, and computes stripes of them.
 
-``plugin`` is the worker plugin; it takes the messages of coordinators. ``operands`` gets the
-operand of a round, ``jobs`` computes the stripes, and ``output`` has room for their rows. ``disk``
-holds pieces that do not fit into memory. ``pieces`` and ``checks`` are the tasks that make pieces
-and the checks of blocks. ``keeper`` keeps states of loops that run on other workers. ``probe``
-measures the worker's speed before any round.
+- ``plugin`` is the worker plugin: it acts on the messages of coordinators.
+- ``operands`` gets the operand of a round, and passes it on to other workers.
+- ``jobs`` computes the stripes that a coordinator asks for.
+- ``output`` is the memory that it computes them into.
+- ``disk`` has pieces in files if they do not fit into memory.
+- ``pieces`` and ``checks`` are the tasks that make pieces, and the checks of blocks.
+- ``keeper`` keeps the states of loops that run on other workers.
+- ``probe`` measures how fast the worker is before any round.
 """

@@ -1,0 +1,108 @@
+"""Where coordinators may run: on workers that are not known to be slow.
+
+A coordinator is restricted to these workers whenever Dask is about to choose one. The restrictions
+are strict, because work stealing ignores loose ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from distributed.comm import get_address_host
+
+from dask_coded.rounds.placement import not_slow
+from dask_coded.typing import Floats
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler, TaskState
+
+
+@dataclass
+class Limits:
+    """Where a task may run, apart from speeds."""
+
+    #: The restrictions that its user gave.
+    workers: set[str] | None
+    hosts: set[str] | None
+    #: The worker that it was taken from last.
+    avoid: str = ""
+
+
+class Placing:
+    """Restricts tasks that coordinate rounds or trainings to fast workers.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+    able : collection of str
+        Addresses of workers that have the plugin; it changes as workers come and go.
+    predict : callable(addresses) -> ndarray
+        Predicted speeds; 0 for a silent worker.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        able: Collection[str],
+        predict: Callable[[Sequence[str]], Floats],
+    ) -> None:
+        self._scheduler = scheduler
+        self._able = able
+        self._predict = predict
+        self._fast: set[str] | None = None
+        self._running = 0  # workers when that was found
+        #: How long a small product takes on each worker, in seconds.
+        self._products: dict[str, float] = {}
+
+    def place(self, ts: TaskState, limits: Limits) -> None:
+        """Restrict a task to workers that are not known to be slow, among those its user named."""
+        chosen = self.choice(ts, limits)
+        ts.worker_restrictions = chosen or limits.workers
+        # The scheduler would allow the workers on these hosts in addition to those named.
+        ts.host_restrictions = None if chosen else limits.hosts
+
+    def choice(self, ts: TaskState, limits: Limits) -> set[str]:
+        """Return the workers to choose from; not the last one that a task was taken from."""
+        fast = self._fast_workers() - {limits.avoid}
+        if limits.avoid:
+            # All of a host may be cut off, and only workers of coordinators are watched.
+            host = get_address_host(limits.avoid)
+            fast = {address for address in fast if get_address_host(address) != host} or fast
+        if fast and not (limits.workers or limits.hosts or ts.resource_restrictions):
+            return fast
+        ts.worker_restrictions, ts.host_restrictions = limits.workers, limits.hosts
+        valid = self._scheduler.valid_workers(ts)
+        found = self._scheduler.running if valid is None else valid
+        allowed = {ws.address for ws in found if ws.address in self._able} - {limits.avoid}
+        return (allowed & fast) or allowed
+
+    def _fast_workers(self) -> set[str]:
+        # The scheduler moves the tasks of a worker that has left before it tells its plugins.
+        if self._fast is None or len(self._scheduler.running) != self._running:
+            self._running = len(self._scheduler.running)
+            running = [ws for ws in self._scheduler.running if ws.address in self._able]
+            addresses = [ws.address for ws in running]
+            mask = not_slow(
+                self._predict(addresses),
+                np.array([ws.metrics.get("event_loop_interval", np.nan) for ws in running]),
+                np.array([self._products.get(address, np.nan) for address in addresses]),
+            )
+            self._fast = {address for address, fast in zip(addresses, mask, strict=True) if fast}
+        return self._fast
+
+    def changed(self) -> None:
+        """Forget which workers are fast, because something about a worker has changed."""
+        self._fast = None
+
+    def measured(self, address: str, seconds: float) -> None:
+        """Record how long a small product takes on a worker."""
+        self.changed()
+        self._products[address] = seconds
+
+    def remove_worker(self, address: str) -> None:
+        """Forget a worker that has left."""
+        self.changed()
+        self._products.pop(address, None)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dask_coded.transport.channels import Answer, Channel, Exchange
+from dask_coded.transport.channels import Answer, Channel
+from dask_coded.transport.exchange import Exchange
 from dask_coded.transport.rows import ANSWER_SECONDS
 
 __all__ = ["ANSWER_SECONDS", "Answer", "Channel", "Exchange"]

@@ -1,4 +1,4 @@
-"""Long-lived two-way channels between the workers of a cluster.
+"""Both ends of a long-lived two-way channel from one worker of a cluster to another.
 
 A worker opens one channel to each peer, for all runs and all arrays. When the peer dies, the
 channel closes at once, long before the scheduler misses a heartbeat. Messages from a worker to
@@ -11,29 +11,23 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import dask
-import numpy as np
 from dask.typing import Key
 from distributed.comm import connect, get_address_host
 from distributed.core import Status
 
-from dask_coded.transport.fences import Fences
-from dask_coded.transport.memory import Mappings, Memory, SharedArray
-from dask_coded.transport.messages import (
+from dask_coded.transport.memory import SharedArray, is_readable
+from dask_coded.transport.messages.message import (
     PROTOCOL,
-    Attempt,
     Closed,
-    DropRound,
     MemoryProbed,
     Message,
-    OperandChunk,
     ProbeMemory,
-    StopRound,
 )
+from dask_coded.transport.messages.rounds import DropRound, OperandChunk, StopRound
 from dask_coded.transport.wire import pack, unpack
 
 if TYPE_CHECKING:
@@ -49,10 +43,8 @@ Handler = Callable[[Message, Answer], None]
 #: Receives the messages of a run at the coordinator's end.
 Listener = Callable[[Message], None]
 
-# The run id of messages about shared memory.
-_PROBE = "memory"
-# How many peers that are gone a worker remembers; workers may come and go for months.
-_GONE = 100
+#: The run id of messages about shared memory.
+PROBE = "memory"
 # It answers `StopRound` at once, but a throttled worker may stall for this many seconds.
 _SILENCE = 1.0
 # What a worker owed when its channel closed says nothing after this many seconds: another one may
@@ -176,8 +168,8 @@ class Channel:
         self._outbox = _Outbox()
         if probe is not None and not self.near:
             self.shared = None
-            self.listen(_PROBE, self._probed)
-            self.post(ProbeMemory(_PROBE, probe))
+            self.listen(PROBE, self._probed)
+            self.post(ProbeMemory(PROBE, probe))
         self._task = None if local else asyncio.create_task(self._connect_and_read())
 
     def listen(self, run_id: Key, listener: Listener) -> None:
@@ -257,7 +249,7 @@ class Channel:
 
     def receive(self, message: Message) -> None:
         """Hand a message from the peer to the listener of its run."""
-        if message.run_id != _PROBE:
+        if message.run_id != PROBE:
             self.asked = None
         if listener := self._listeners.get(message.run_id):
             listener(message)
@@ -265,7 +257,7 @@ class Channel:
     def _probed(self, message: Message) -> None:
         if isinstance(message, MemoryProbed):
             found = message.segment
-            self.shared = found is not None and _readable(SharedArray(*found))
+            self.shared = found is not None and is_readable(SharedArray(*found))
 
     async def _connect_and_read(self) -> None:
         comm = None
@@ -294,186 +286,6 @@ class Channel:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         self.closed = True
-
-
-def _readable(segment: SharedArray) -> bool:
-    try:
-        Mappings(most=0).view(segment)
-    except OSError:
-        return False
-    return True
-
-
-class Exchange:
-    """The channels of a worker, and the parts of the package that handle messages on it.
-
-    Each part registers the messages that it handles; this class knows none of them.
-
-    Attributes
-    ----------
-    memory : Memory
-        What this worker shares with others on its host.
-    """
-
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-        self._channels: dict[str, Channel] = {}
-        self._handlers: dict[type[Message], Handler] = {}
-        self._on_closed: list[Callable[[Answer], None]] = []
-        self._on_fenced: list[Callable[[Attempt], None]] = []
-        self._fences = Fences()
-        self.memory = Memory()
-        self._probe: SharedArray | None = None
-        wanted = dask.config.get("coded.shared-memory")
-        if wanted and (segment := self.memory.new(len(_PROBE))) is not None:
-            self._segment = segment  # as long as this lives, peers can open it
-            self._probe = segment.place(segment.array(np.dtype(np.uint8), (len(_PROBE),)))
-        self.register(self._probe_memory, [ProbeMemory])
-        worker.handlers["coded_channel"] = self._serve
-        worker.stream_handlers["coded-fence"] = self._fence
-
-    @classmethod
-    def of(cls, worker: Any) -> Exchange:
-        """Return the exchange of a worker; the first call creates it."""
-        found = worker.extensions.get("coded-exchange")
-        if found is None:
-            found = worker.extensions["coded-exchange"] = cls(worker)
-        assert isinstance(found, Exchange)
-        return found
-
-    def register(
-        self,
-        handler: Handler,
-        kinds: Iterable[type[Message]],
-        on_closed: Callable[[Answer], None] | None = None,
-        on_fenced: Callable[[Attempt], None] | None = None,
-    ) -> None:
-        """Hand messages of some kinds to ``handler`` from now on.
-
-        Parameters
-        ----------
-        handler : callable(Message, Answer)
-            Runs on the event loop.
-        kinds : iterable of type
-        on_closed : callable(Answer), optional
-            Called when a channel has closed, with the ``Answer`` that its messages came with.
-        on_fenced : callable(Attempt), optional
-            Called when the scheduler has given up a run of a task, on this worker or elsewhere.
-        """
-        for kind in kinds:
-            self._handlers[kind] = handler
-        if on_closed is not None:
-            self._on_closed.append(on_closed)
-        if on_fenced is not None:
-            self._on_fenced.append(on_fenced)
-
-    # -- runs of tasks -------------------------------------------------------------------------
-
-    def attempt(self, task: Key | None) -> Attempt | None:
-        """Return the present run of a task on this worker; None outside of tasks."""
-        ts = None if task is None else self._worker.state.tasks.get(task)
-        return None if ts is None else (ts.key, ts.run_id)
-
-    def is_over(self, task: Key) -> bool:
-        """Whether a task on this worker is cancelled or taken over.
-
-        Its thread runs on until it checks this.
-        """
-        ts = self._worker.state.tasks.get(task)
-        if ts is None:
-            return False
-        return ts.state == "cancelled" or not self._fences.admits((ts.key, ts.run_id))
-
-    def _fence(self, attempts: Iterable[Attempt]) -> None:
-        """Stream handler: the scheduler has given up some runs of tasks."""
-        for attempt in attempts:
-            self._fences.put(attempt)
-            for told in self._on_fenced:
-                told(attempt)
-
-    # -- channels ------------------------------------------------------------------------------
-
-    def channel(self, address: str) -> Channel:
-        """Return the channel to another worker, or to this one; open it if need be."""
-        channel = self._channels.get(address)
-        if channel is None or channel.closed:
-            gone = [known for known, other in self._channels.items() if other.closed]
-            for known in gone[:-_GONE]:
-                del self._channels[known]
-            local = self._receive_own if address == self._worker.address else None
-            channel = self._channels[address] = Channel(self._worker, address, local, self._probe)
-        return channel
-
-    def flush(self) -> None:
-        """Tell all peers of the rounds that are over."""
-        for channel in self._channels.values():
-            channel.flush()
-
-    def is_usable(self, address: str) -> bool:
-        """Whether nothing is known against sending to a worker: not closed, not silent."""
-        channel = self._channels.get(address)
-        return channel is None or not (channel.closed or channel.silent)
-
-    @property
-    def silent(self) -> list[str]:
-        """Addresses of the peers that have owed an answer for too long."""
-        return [address for address, channel in self._channels.items() if channel.silent]
-
-    @property
-    def has_memory(self) -> bool:
-        """Whether this worker can let others on its host read its memory."""
-        return self._probe is not None
-
-    @property
-    def readable_memory(self) -> Memory | None:
-        """This worker's memory, if it can let others on its host use it."""
-        return self.memory if self.has_memory else None
-
-    @property
-    def shares_memory(self) -> bool:
-        """Whether any peer can read this worker's memory, as far as is known."""
-        # A copy, because algorithms ask from their own threads.
-        channels = list(self._channels.values())
-        if not channels:  # none has tried
-            return self.has_memory
-        return any(channel.may_share and not channel.closed for channel in channels)
-
-    def _probe_memory(self, message: Message, answer: Answer) -> None:
-        assert isinstance(message, ProbeMemory)
-        readable = _readable(SharedArray(*message.segment))
-        answer(MemoryProbed(message.run_id, self._probe if readable else None))
-
-    async def close(self) -> None:
-        await asyncio.gather(*(channel.close() for channel in self._channels.values()))
-        self.memory.close()
-
-    def _receive_own(self, message: Message) -> None:
-        self._handle(message, self._answer_self)
-
-    def _answer_self(self, message: Message) -> None:
-        if channel := self._channels.get(self._worker.address):
-            self._worker.loop.add_callback(channel.receive, message)
-
-    def _handle(self, message: Message, answer: Answer) -> None:
-        handler = self._handlers.get(type(message))
-        if handler and self._fences.admits(getattr(message, "attempt", None)):
-            handler(message, answer)
-
-    async def _serve(self, comm: Comm, protocol: int = 0) -> Status:
-        if protocol != PROTOCOL:
-            refused = (
-                f"Worker {self._worker.address} has version {PROTOCOL} of dask-coded's protocol, "
-                f"{comm.peer_address} version {protocol}: install the same dask-coded on both."
-            )
-            logger.error("%s", refused)
-            await comm.write({"refused": refused})
-            return Status.dont_reply
-
-        def closed(answer: Answer) -> None:
-            for told in self._on_closed:
-                told(answer)
-
-        return await serve(comm, self._handle, closed)
 
 
 async def serve(comm: Comm, handle: Handler, closed: Callable[[Answer], None]) -> Status:

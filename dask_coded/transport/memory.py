@@ -151,6 +151,15 @@ class Mappings:
         self._mapped.clear()
 
 
+def is_readable(segment: SharedArray) -> bool:
+    """Return whether this process can read an array of another one."""
+    try:
+        Mappings(most=0).view(segment)
+    except OSError:
+        return False
+    return True
+
+
 class Memory:
     """The segments that a process shares. Its methods may be called from any thread."""
 

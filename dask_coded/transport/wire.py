@@ -15,7 +15,16 @@ import msgpack
 import numpy as np
 from distributed.protocol import Serialize, to_serialize
 
-from dask_coded.transport.messages import KINDS, Message
+from dask_coded.transport.messages import message, rounds, trainings
+from dask_coded.transport.messages.message import Message
+
+#: Messages by the name under which they travel.
+KINDS: dict[str, type[Message]] = {
+    name: kind
+    for module in (message, rounds, trainings)
+    for name, kind in vars(module).items()
+    if isinstance(kind, type) and issubclass(kind, Message) and kind is not Message
+}
 
 # Bytes up to which copying an array is cheaper than a frame.
 _SMALL = 1 << 16

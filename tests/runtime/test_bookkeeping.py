@@ -25,7 +25,8 @@ import dask_coded as coded
 from dask_coded.runtime.coordinator.rounds import Coordinator
 from dask_coded.runtime.worker.plugin import CodedWorkerPlugin, worker_plugin
 from dask_coded.transport import Channel
-from dask_coded.transport.messages import Message, StartRound
+from dask_coded.transport.messages.message import Message
+from dask_coded.transport.messages.rounds import StartRound
 
 FOUR = [("127.0.0.1", 1)] * 4
 A = np.random.default_rng(0).standard_normal((24, 6))

@@ -14,7 +14,7 @@ from dask_coded.loop import Progress
 from dask_coded.runtime.coordinator.loop import KeptLoop
 from dask_coded.runtime.scheduler.loops import choose_keepers
 from dask_coded.runtime.worker.plugin import worker_plugin
-from dask_coded.transport.messages import KeepState
+from dask_coded.transport.messages.rounds import KeepState
 
 KILLED_AFTER = 5
 

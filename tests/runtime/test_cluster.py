@@ -26,7 +26,7 @@ from dask_coded.runtime.scheduler.plugin import CodedSchedulerPlugin
 from dask_coded.runtime.worker import plugin as worker_module
 from dask_coded.runtime.worker.plugin import CodedWorkerPlugin, worker_plugin
 from dask_coded.transport.backoff import Backoff
-from dask_coded.transport.messages import (
+from dask_coded.transport.messages.rounds import (
     AddStripes,
     DropRound,
     PiecesAbsent,

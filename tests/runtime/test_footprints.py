@@ -14,7 +14,7 @@ import dask_coded as coded
 from dask_coded.rounds import footprint
 from dask_coded.runtime.coordinator.delivery import Delivery
 from dask_coded.runtime.worker.operands import _Coming
-from dask_coded.transport.messages import LendOperand, OperandChunk, OperandShared, Part
+from dask_coded.transport.messages.rounds import LendOperand, OperandChunk, OperandShared, Part
 
 from .loops import check_rounds_through_faults
 from .test_operands import APART, distant_coordinator, nothing_is_left, refuse, spy

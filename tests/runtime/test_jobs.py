@@ -12,7 +12,8 @@ from dask_coded.rounds import Reporting, StripeRange
 from dask_coded.runtime.worker.jobs import Job
 from dask_coded.runtime.worker.output import Output
 from dask_coded.transport.memory import Mappings, Memory
-from dask_coded.transport.messages import Message, Share, ShareFailed
+from dask_coded.transport.messages.message import Message
+from dask_coded.transport.messages.rounds import Share, ShareFailed
 
 
 class Executor:

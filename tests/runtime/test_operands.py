@@ -15,7 +15,7 @@ import dask_coded as coded
 from dask_coded.runtime.coordinator.delivery import Delivery
 from dask_coded.runtime.worker.plugin import worker_plugin
 from dask_coded.transport.channels import Channel
-from dask_coded.transport.messages import (
+from dask_coded.transport.messages.rounds import (
     ChunkConfirmed,
     ChunksLacking,
     LendOperand,

@@ -10,7 +10,7 @@ from distributed.utils_test import async_poll_for, gen_cluster, poll_for
 
 import dask_coded as coded
 from dask_coded.runtime.worker.plugin import worker_plugin
-from dask_coded.transport.messages import Share, StartRound
+from dask_coded.transport.messages.rounds import Share, StartRound
 
 from .loops import checked_loop, wait_for_rounds
 

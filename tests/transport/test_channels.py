@@ -6,14 +6,10 @@ import pytest
 from distributed.comm import CommClosedError, connect, listen
 from distributed.utils_test import async_poll_for, captured_logger, gen_cluster, gen_test
 
-from dask_coded.transport import Exchange, channels, messages
-from dask_coded.transport.messages import (
-    Closed,
-    DropRound,
-    RoundStopped,
-    StopRound,
-    WithdrawStripes,
-)
+from dask_coded.transport import Exchange, channels
+from dask_coded.transport import exchange as exchange_module
+from dask_coded.transport.messages.message import PROTOCOL, Closed
+from dask_coded.transport.messages.rounds import DropRound, RoundStopped, StopRound, WithdrawStripes
 
 
 @gen_test()
@@ -57,7 +53,7 @@ async def test_another_version_of_the_protocol_is_refused(s, a, b, monkeypatch):
     received = []
     here, there = Exchange.of(a), Exchange.of(b)
     there.register(lambda message, answer: received.append(message), [StopRound])
-    monkeypatch.setattr(channels, "PROTOCOL", messages.PROTOCOL)
+    monkeypatch.setattr(channels, "PROTOCOL", PROTOCOL)
     serve = b.handlers["coded_channel"]
 
     async def newer(comm, protocol):
@@ -104,7 +100,7 @@ async def test_a_message_of_no_registered_kind_is_dropped(s, a):
 
 @gen_cluster(nthreads=[("127.0.0.1", 1)])
 async def test_a_worker_forgets_most_of_the_peers_that_are_gone(s, a, monkeypatch):
-    monkeypatch.setattr(channels, "_GONE", 3)
+    monkeypatch.setattr(exchange_module, "_GONE", 3)
     exchange = Exchange.of(a)
     for port in range(1, 9):
         await exchange.channel(f"tcp://127.0.0.1:{port}").close()

@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as hnp
 
 from dask_coded.transport import Exchange, memory
 from dask_coded.transport.memory import Mappings, Memory, Segment, SharedArray, aligned
-from dask_coded.transport.messages import StopRound
+from dask_coded.transport.messages.rounds import StopRound
 
 DTYPES = st.sampled_from(["f4", "f8", ">f8", "c16", "i8", "u1", "?"])
 ARRAYS = DTYPES.flatmap(lambda d: hnp.arrays(d, hnp.array_shapes(max_dims=3, min_side=0)))

@@ -13,9 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dask_coded.transport import messages
-from dask_coded.transport.messages import KINDS, Message, NodeMessage, ReplicaState, Share
-from dask_coded.transport.wire import pack, unpack
+from dask_coded.transport.messages import message, rounds, trainings
+from dask_coded.transport.messages.message import Message
+from dask_coded.transport.messages.rounds import Share
+from dask_coded.transport.messages.trainings import NodeMessage, ReplicaState
+from dask_coded.transport.wire import KINDS, pack, unpack
 
 SCALARS = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text(max_size=5)
 DTYPES = st.sampled_from(["f4", "f8", ">f8", "c16", "i8", "u1", "?"])
@@ -36,7 +38,9 @@ def test_messages_of_every_kind(data):
 
 
 def test_every_message_is_documented_and_frozen():
-    found = [v for v in vars(messages).values() if isinstance(v, type) and issubclass(v, Message)]
+    modules = (message, rounds, trainings)
+    values = [value for module in modules for value in vars(module).values()]
+    found = [v for v in values if isinstance(v, type) and issubclass(v, Message)]
     assert set(found) == {Message, *KINDS.values()}
     for kind in KINDS.values():
         assert kind.__doc__ and not kind.__doc__.startswith(f"{kind.__name__}(")

@@ -31,14 +31,12 @@ from dask_coded.runtime.coordinator.delivery import Delivery
 from dask_coded.runtime.spec import CodedDataLostError, CodedSpec
 from dask_coded.transport import Exchange
 from dask_coded.transport.memory import LEAST_BYTES, Mappings, SharedArray
-from dask_coded.transport.messages import (
+from dask_coded.transport.messages.message import Attempt, Closed, Message
+from dask_coded.transport.messages.rounds import (
     AddStripes,
-    Attempt,
     ChunkConfirmed,
     ChunksLacking,
-    Closed,
     MemoryLost,
-    Message,
     PiecesAbsent,
     Share,
     ShareFailed,

@@ -19,7 +19,7 @@ from distributed.utils import sync
 from dask_coded.loop import Loop, Progress, State
 from dask_coded.runtime.worker.keeper import StateKeeper
 from dask_coded.transport import ANSWER_SECONDS, Exchange
-from dask_coded.transport.messages import KeepState
+from dask_coded.transport.messages.rounds import KeepState
 
 if TYPE_CHECKING:
     from distributed.worker import Worker

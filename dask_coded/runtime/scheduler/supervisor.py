@@ -35,7 +35,7 @@ from tornado.ioloop import PeriodicCallback
 from dask_coded.runtime.scheduler.placing import Limits, Placing
 from dask_coded.runtime.scheduler.watch import Watch
 from dask_coded.runtime.spec import NAME, CodedTask, as_key
-from dask_coded.transport.messages import Attempt
+from dask_coded.transport.messages.message import Attempt
 from dask_coded.typing import Floats
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from dask_coded.rounds.kernels import Product, Rows
 from dask_coded.runtime.worker.output import Output
 from dask_coded.transport import Answer
 from dask_coded.transport.memory import Memory
-from dask_coded.transport.messages import Attempt, Message, Share, ShareFailed
+from dask_coded.transport.messages.message import Attempt, Message
+from dask_coded.transport.messages.rounds import Share, ShareFailed
 
 # Stripes are computed in batches of about this long: short enough to stop between two of them, long
 # enough that the Python code between them is negligible.

@@ -8,7 +8,8 @@ from dask.typing import Key
 
 from dask_coded.transport import Answer, Exchange
 from dask_coded.transport.fences import Fences
-from dask_coded.transport.messages import KeepState, Message, StateKept
+from dask_coded.transport.messages.message import Message
+from dask_coded.transport.messages.rounds import KeepState, StateKept
 
 if TYPE_CHECKING:
     from distributed.worker import Worker

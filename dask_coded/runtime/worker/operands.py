@@ -17,13 +17,12 @@ from dask_coded.rounds.broadcast import Confirm, PassOn, Relay, ReportLacking
 from dask_coded.rounds.footprint import indices_of
 from dask_coded.transport import Answer, Channel, Exchange
 from dask_coded.transport.memory import Mappings, Segment, SharedArray
-from dask_coded.transport.messages import (
+from dask_coded.transport.messages.message import Closed, Message
+from dask_coded.transport.messages.rounds import (
     ChunkConfirmed,
     ChunksLacking,
-    Closed,
     LendOperand,
     MemoryLost,
-    Message,
     OperandChunk,
     OperandShared,
     Part,

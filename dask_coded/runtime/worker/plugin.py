@@ -27,12 +27,11 @@ from dask_coded.runtime.worker.output import Output
 from dask_coded.runtime.worker.probe import Probe
 from dask_coded.transport import Answer, Exchange
 from dask_coded.transport.memory import Mappings, forget
-from dask_coded.transport.messages import (
+from dask_coded.transport.messages.message import Attempt, Message
+from dask_coded.transport.messages.rounds import (
     AddStripes,
-    Attempt,
     DropRound,
     MemoryLost,
-    Message,
     Part,
     PiecesAbsent,
     RoundStopped,

@@ -21,13 +21,12 @@ from dask_coded.training.runtime.spec import Group, Outcome, Step
 from dask_coded.training.runtime.storage import write
 from dask_coded.training.runtime.trainer import READ_EVERY, node_message
 from dask_coded.transport import ANSWER_SECONDS
-from dask_coded.transport.messages import (
+from dask_coded.transport.messages.message import Closed, Message
+from dask_coded.transport.messages.trainings import (
     BeginSteps,
-    Closed,
     Enlisted,
     GradientComputed,
     HaltTraining,
-    Message,
     NodeMessage,
     ReplicaState,
     SendState,

@@ -31,8 +31,8 @@ from dask_coded.training.runtime.memberships import Silent, TrainingWorkerPlugin
 from dask_coded.training.runtime.spec import Group, Outcome, Step, Training
 from dask_coded.training.runtime.storage import check_folder
 from dask_coded.transport import ANSWER_SECONDS
-from dask_coded.transport.messages import (
-    Closed,
+from dask_coded.transport.messages.message import Closed
+from dask_coded.transport.messages.trainings import (
     Enlisted,
     Joined,
     Joining,

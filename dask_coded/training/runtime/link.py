@@ -21,7 +21,8 @@ from dask_coded.training.runtime.memberships import (
 from dask_coded.training.runtime.spec import Group, Training
 from dask_coded.transport import Channel
 from dask_coded.transport.fences import RunOverError
-from dask_coded.transport.messages import Enlist, Enlisted, Join, Message, StopRequested
+from dask_coded.transport.messages.message import Message
+from dask_coded.transport.messages.trainings import Enlist, Enlisted, Join, StopRequested
 
 
 class Event(NamedTuple):

@@ -17,8 +17,8 @@ from dask_coded.training.runtime.spec import Group, Replica
 from dask_coded.training.runtime.trainer import Trainer, portable
 from dask_coded.transport import Answer, Exchange
 from dask_coded.transport.fences import Fences
-from dask_coded.transport.messages import (
-    Attempt,
+from dask_coded.transport.messages.message import Attempt, Message
+from dask_coded.transport.messages.trainings import (
     BeginSteps,
     Enlist,
     Enlisted,
@@ -26,7 +26,6 @@ from dask_coded.transport.messages import (
     Join,
     Joined,
     Joining,
-    Message,
     NodeMessage,
     SendState,
     SkipNode,

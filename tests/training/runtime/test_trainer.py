@@ -25,14 +25,13 @@ from dask_coded.training.runtime.memberships import (
 )
 from dask_coded.training.runtime.spec import Group, Step
 from dask_coded.training.runtime.trainer import Trainer
-from dask_coded.transport.messages import (
-    Closed,
+from dask_coded.transport.messages.message import Closed, Message
+from dask_coded.transport.messages.trainings import (
     Enlist,
     Enlisted,
     Join,
     Joined,
     Joining,
-    Message,
     NodeMessage,
     ReplicaState,
     SendState,

@@ -1,0 +1,200 @@
+"""Messages of trainings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dask.typing import Key
+
+from dask_coded.transport.messages.message import Attempt, Message
+
+# -- of trainings: leader to participant -----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Enlist(Message):
+    """A group is being formed. The leader asks all candidates how far along they are.
+
+    A worker that takes part in an earlier group of the training leaves it, then answers with
+    :class:`Enlisted`.
+
+    Parameters
+    ----------
+    training : str
+    attempt : Attempt or None
+        The run of the leader's task.
+    """
+
+    training: str
+    attempt: Attempt | None = None
+
+
+@dataclass(frozen=True)
+class Join(Message):
+    """The worker is in the group. It creates its replica, in the most advanced state.
+
+    It answers at once with :class:`Joining`, then with :class:`Joined`, or with
+    :class:`Unreachable` or :class:`TrainingFailed`.
+
+    Parameters
+    ----------
+    task : Key
+        Of the leader.
+    node : int
+        The number of this worker in the group's plan.
+    group : Group
+    attempt : Attempt or None
+        The run of the leader's task.
+    """
+
+    task: Key
+    node: int
+    group: Any
+    attempt: Attempt | None = None
+
+
+@dataclass(frozen=True)
+class BeginSteps(Message):
+    """All workers of the group have joined. The leader sends this to all of them."""
+
+
+@dataclass(frozen=True)
+class SendState(Message):
+    """The participant, which has finished, answers with :class:`ReplicaState`."""
+
+
+@dataclass(frozen=True)
+class HaltTraining(Message):
+    """End the training after ``version`` updates. The leader sends this to all workers."""
+
+    version: int
+
+
+@dataclass(frozen=True)
+class SkipNode(Message):
+    """Send nothing more to a node that does not read. The leader sends this to all workers."""
+
+    node: int
+
+
+# -- of trainings: participant to leader -----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Enlisted(Message):
+    """The answer to :class:`Enlist`.
+
+    Parameters
+    ----------
+    state : (int, str) or None
+        How many updates the worker's replica has seen, and the run id of its last group. Replicas
+        with the same pair are the same, bit for bit. None for a worker without a replica.
+    """
+
+    state: tuple[int, str] | None
+
+
+@dataclass(frozen=True)
+class Joining(Message):
+    """The first answer to :class:`Join`: the worker is alive and is creating its replica."""
+
+
+@dataclass(frozen=True)
+class Joined(Message):
+    """The last answer to :class:`Join`: the worker's replica is ready."""
+
+
+@dataclass(frozen=True)
+class Unreachable(Message):
+    """A participant cannot reach another worker of the group."""
+
+    address: str
+
+
+@dataclass(frozen=True)
+class TrainingFailed(Message):
+    """A participant cannot go on; ``error`` is the pickled exception."""
+
+    error: bytes
+
+
+@dataclass(frozen=True)
+class GradientComputed(Message):
+    """A participant has computed its part of a step, which took ``seconds``."""
+
+    step: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class SumsRead(Message):
+    """A participant has read all sums up to a step. It sends this every few steps."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class StepSummed(Message):
+    """A sum is made, in a plan without a root. The participant at node 0 sends this.
+
+    Parameters
+    ----------
+    step : int
+    loss : float
+        The sum over the samples.
+    norm : float
+        Of the summed gradient.
+    """
+
+    step: int
+    loss: float
+    norm: float
+
+
+@dataclass(frozen=True)
+class ReplicaState(Message):
+    """The pickled state of a replica: for the checkpoint, from node 0, or on :class:`SendState`."""
+
+    state: bytes
+
+
+@dataclass(frozen=True)
+class StepsFinished(Message):
+    """A participant has applied update ``version``, the last; ``digest`` is of its parameters."""
+
+    version: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class StopRequested(Message):
+    """The client wants the training to end soon. A participant passes it on to the leader."""
+
+
+# -- of trainings: between nodes -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NodeMessage(Message):
+    """From the machine of one node of the plan to that of another, for one step.
+
+    Parameters
+    ----------
+    step : int
+    sender : int
+        The node.
+    tag : (str, int, int)
+        As in :class:`dask_coded.aggregation.Tag`.
+    payload : object
+        As the codec packed it.
+    choice : tuple of int or None
+        What the root chose for the steps that start from this step's update. It travels with
+        the sum.
+    """
+
+    step: int
+    sender: int
+    tag: tuple[str, int, int]
+    payload: Any
+    choice: tuple[int, ...] | None

@@ -26,15 +26,10 @@ from scipy.sparse.linalg import LinearOperator
 
 from dask_coded.arguments import check_redundancy, check_workers
 from dask_coded.codes import CODES, MDS, Code, RandomLinear, Repetition
+from dask_coded.dispatch import dispatch_products
 from dask_coded.display import Display
 from dask_coded.loop import PiecesMade
-from dask_coded.products import (
-    CodedView,
-    ProductArray,
-    UncodedArray,
-    as_factor,
-    dispatch_products,
-)
+from dask_coded.products import CodedView, ProductArray, UncodedArray, as_factor
 from dask_coded.runtime.client.encoding import Encoded, encode_source, extend, new_id
 from dask_coded.runtime.client.source import (
     Tally,

@@ -8,9 +8,6 @@ A :class:`ProductArray` is a dask array of two dimensions that decides itself ho
 - :class:`dask_coded.CodedArray`: by rounds.
 - :class:`CodedView`, which is ``factor * C[rows]``: as ``factor * (C @ x)[rows]``.
 - :class:`UncodedArray`: by dask.array. It says so, because such a product waits for all workers.
-
-Functions of dask.array do not dispatch on their arguments. Therefore :func:`dispatch_products` has
-five of them ask first, as soon as there is a coded array in the process.
 """
 
 from __future__ import annotations
@@ -30,6 +27,8 @@ from dask.array.core import elemwise
 from dask_coded.arguments import from_tensor
 from dask_coded.uncoded import COLUMNS, ROWS, TRANSPOSED, elementwise, say_uncoded
 
+# Before :mod:`dask_coded.dispatch` replaces it.
+_einsum_of_dask = da.einsum
 # Smaller factors are rounded to fewer digits.
 _TINY = np.finfo(np.float64).tiny
 
@@ -415,7 +414,7 @@ def _einsum(*operands: Any, **kwargs: Any) -> Any:
             (i,) = summed
             found = _contract(arrays[0], a.index(i), arrays[1], b.index(i))
             return found if list(output) == free_a + free_b else found.T
-    return _plainly("einsum", _ORIGINALS["einsum"], *operands, **kwargs)
+    return _plainly("einsum", _einsum_of_dask, *operands, **kwargs)
 
 
 def _plainly(name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -462,38 +461,11 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.tensordot: _tensordot,
     np.transpose: _transpose,
 }
-
-
-# -- functions of dask.array -------------------------------------------------------------------
-
-_SPELLINGS: dict[str, Callable[..., Any]] = {
+#: By the names of functions of dask.array.
+SPELLINGS: dict[str, Callable[..., Any]] = {
     "dot": _dot,
     "einsum": _einsum,
     "matmul": matmul,
     "tensordot": _tensordot,
     "transpose": _transpose,
 }
-_ORIGINALS: dict[str, Callable[..., Any]] = {name: getattr(da, name) for name in _SPELLINGS}
-
-
-def dispatch_products() -> None:
-    """Have functions of dask.array, such as ``da.dot`` and ``da.einsum``, see coded arrays."""
-    for name, original in _ORIGINALS.items():
-        if getattr(da, name) is original:
-            home = einsumfuncs if name == "einsum" else routines
-            # In both, so that it is pickled by its name, as the original is.
-            setattr(da, name, seeing := _seeing(original, _SPELLINGS[name]))
-            setattr(home, name, seeing)
-
-
-def _seeing(original: Callable[..., Any], product: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def seeing(*args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(arg, ProductArray) for arg in args):
-            result = product(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
-            args = tuple(map(as_plain, args))
-        return original(*args, **kwargs)
-
-    return seeing

@@ -13,7 +13,7 @@ import pytest
 from distributed import Client
 
 import dask_coded as coded
-from dask_coded.products import _ORIGINALS, _seeing
+from dask_coded.dispatch import _ORIGINALS, _seeing
 
 ROWS, COLUMNS = 12, 5
 rng = np.random.default_rng(0)

@@ -70,7 +70,6 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         self._predict = predict
         self._homes = homes
         scheduler.handlers.update(
-            coded_register=self.register,
             coded_sealed=self.sealed,
             coded_abandon=self.abandon,
             coded_extend=self.extend,
@@ -100,7 +99,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         oversubscribe: bool,
         client: str,
     ) -> Reply:
-        """Handler: a new array is to be encoded; answers :class:`Placed` or :class:`Unfit`."""
+        """A new array is to be encoded: answer :class:`Placed` or :class:`Unfit`."""
         if message := self._unfit(version):
             return reply(Unfit(message))
         workers = [

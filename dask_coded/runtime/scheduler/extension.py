@@ -31,15 +31,15 @@ class SchedulerExtension(SchedulerPlugin, ABC):
     name: str
     idempotent = True
     _ready: asyncio.Event
-    # One for each worker that has not answered yet.
-    _giving: set[asyncio.Task[None]]
+    #: Installs the plugin on the workers that have not answered yet; one task for each.
+    giving: set[asyncio.Task[None]]
 
     async def start(self, scheduler: Scheduler) -> None:
         while isinstance(first := scheduler.extensions.get(self.name), SchedulerExtension):
             await first._ready.wait()
             if scheduler.extensions.get(self.name) is first:
                 return
-        self._ready, self._giving = asyncio.Event(), set()
+        self._ready, self.giving = asyncio.Event(), set()
         scheduler.extensions[self.name] = self
         try:
             await self.set_up(scheduler)
@@ -58,7 +58,7 @@ class SchedulerExtension(SchedulerPlugin, ABC):
     async def give(self, scheduler: Scheduler, name: str, plugin: WorkerPlugin) -> None:
         """Install a plugin on all workers, also on those that join later.
 
-        A worker that is stopped gets it when it goes on; nobody waits for that.
+        A worker that is silent gets it when it goes on; this does not wait for that.
         ``Scheduler.register_worker_plugin`` would wait, and fail if any worker is lost meanwhile.
         """
         scheduler.worker_plugins[name] = packed = dumps(plugin)
@@ -81,12 +81,12 @@ class SchedulerExtension(SchedulerPlugin, ABC):
                 await backoff.wait()  # a connection broke
 
         tasks = {asyncio.create_task(install(address)): address for address in scheduler.workers}
-        self._giving = set(tasks)
+        self.giving = set(tasks)
         for task in tasks:
-            task.add_done_callback(self._giving.discard)
-        while any(answers(tasks[task]) for task in self._giving):
-            await asyncio.wait(self._giving, timeout=_PATIENCE / 5)
+            task.add_done_callback(self.giving.discard)
+        while any(answers(tasks[task]) for task in self.giving):
+            await asyncio.wait(self.giving, timeout=_PATIENCE / 5)
 
     async def close(self) -> None:
-        for task in self._giving:
+        for task in self.giving:
             task.cancel()

@@ -9,6 +9,7 @@ fits its predicted speed. It prevents the release of pieces that a running round
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ from dask_coded.runtime.scheduler.homes import Homes
 from dask_coded.runtime.scheduler.loops import LoopDirectory
 from dask_coded.runtime.scheduler.placing import Placing
 from dask_coded.runtime.scheduler.supervisor import Supervisor
-from dask_coded.runtime.spec import NAME, CodedTask, as_key
+from dask_coded.runtime.spec import NAME, CodedSpec, CodedTask, as_key
 from dask_coded.runtime.worker.plugin import CodedWorkerPlugin
 from dask_coded.typing import Floats
 
@@ -76,6 +77,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
             coded_hello=self.hello,
             coded_keepers=self.loops.keepers,
             coded_plan=self.plan,
+            coded_register=self.register,
         )
         await self.give(scheduler, NAME, CodedWorkerPlugin())
 
@@ -87,6 +89,29 @@ class CodedSchedulerPlugin(SchedulerExtension):
         self.placing.measured(worker, product)
         self.supervisor.available(worker)
         self.arrays.relieve(worker)
+
+    async def register(
+        self,
+        spec: CodedSpec,
+        allowed: Sequence[str] | None,
+        oversubscribe: bool,
+        **more: Any,
+    ) -> Reply:
+        """Handler: a new array is to be encoded; answers :class:`Placed` or :class:`Unfit`.
+
+        Workers that are silent while they get the plugin are waited for only if they are needed.
+        """
+        needed = 1 if oversubscribe else spec.code.n
+
+        def waits() -> bool:
+            there = self.versions.keys() & (self.versions if allowed is None else allowed)
+            return len(there) < needed <= len(there) + len(self.giving)
+
+        while waits():
+            await asyncio.wait(self.giving, return_when=asyncio.FIRST_COMPLETED)
+        return await self.arrays.register(
+            spec, allowed=allowed, oversubscribe=oversubscribe, **more
+        )
 
     # -- rounds --------------------------------------------------------------------------------
 

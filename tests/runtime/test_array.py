@@ -106,6 +106,17 @@ def test_numpy_of_any_layout(order, client):
     check(coded.encode(A, coded.MDS(5, 3), client) @ np.ones(COLUMNS), A.sum(1), client)
 
 
+@pytest.mark.parametrize("code", CODES, ids=repr)
+@pytest.mark.parametrize("make", [np.array, scipy.sparse.csr_array, scipy.sparse.csr_matrix])
+def test_the_source_may_be_changed_afterwards(make, code, A, client):
+    source = make(A)
+    C = coded.encode(source, code, client, transpose=True)
+    (source if make is np.array else source.data)[...] = 0
+    x, y = numbers(COLUMNS), numbers(ROWS)
+    check(C @ x, A @ x, client)
+    check(y @ C, y @ A, client)
+
+
 @pytest.mark.parametrize(
     "chunks",
     [(ROWS, COLUMNS), (5, COLUMNS), (ROWS, 4), (4, 3), ((20, 1, 2), (1, 10)), (1, 1)],

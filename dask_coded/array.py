@@ -33,6 +33,7 @@ from dask_coded.products import (
     ProductArray,
     UncodedArray,
     as_factor,
+    as_plain,
     dispatch_products,
 )
 from dask_coded.runtime.encoding import Encoded, encode_source, extend, new_id
@@ -128,7 +129,7 @@ def encode(
     """
     client = current_client(client)
     workers = check_workers(workers)
-    source = matrix_source(A)
+    source = matrix_source(as_plain(A))
     if redundancy is not None and isinstance(code, Code):
         raise TypeError("Pass either a code or a redundancy, not both: a code defines its own.")
 

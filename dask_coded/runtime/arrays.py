@@ -174,7 +174,8 @@ class ArrayDirectory(Mapping[str, ArrayState]):
             others = (w for w in worker_of[piece:] + worker_of[:piece] if w != worker_of[piece])
             self._pins[key] = next(others, worker_of[piece])
         for piece, key, before in zip(homes, sources, filling, strict=True):
-            self._pins |= dict.fromkeys([key, *before], worker_of[piece])
+            if key not in self._piece_keys:  # it is no piece of an array that is encoded again
+                self._pins |= dict.fromkeys([key, *before], worker_of[piece])
         self._log("register", array=spec.id, code=repr(spec.code), workers=worker_of)
         return reply(Placed(tuple(worker_of)))
 
@@ -202,9 +203,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         """
         if (state := self._arrays.get(array)) is None:
             return 0
-        for key in state.sources or ():
-            self._pins.pop(key, None)
-        state.sources = None
+        self._drop_sources(state)
         blocks = range(len(state.spec.reporters))
         found, state.footprints = state.footprints, {}
         touched = [footprint.touched for footprint in found.values()]
@@ -250,9 +249,16 @@ class ArrayDirectory(Mapping[str, ArrayState]):
     def abandon(self, array: str) -> None:
         """Handler: encoding has failed, so forget the array."""
         if state := self._arrays.pop(array, None):
-            for key in (*state.spec.keys, *state.spec.check_keys, *(state.sources or ())):
+            for key in (*state.spec.keys, *state.spec.check_keys):
                 self._pins.pop(key, None)
                 self._piece_keys.pop(key, None)
+            self._drop_sources(state)
+
+    def _drop_sources(self, state: ArrayState) -> None:
+        for key in state.sources or ():
+            if key not in self._piece_keys:
+                self._pins.pop(key, None)
+        state.sources = None
 
     def remove_client(self, client: str) -> None:
         """Forget the arrays that a client was encoding: some may have no task yet to forget."""

@@ -181,6 +181,28 @@ def test_least_squares(rows, targets, fit_intercept):
         assert ours.score(X, y) == pytest.approx(theirs.score(X, y))
 
 
+@pytest.mark.parametrize("unit", [1e-5, 1e5])
+@pytest.mark.parametrize("weights", [None, np.linspace(1, 2, 50)])
+@pytest.mark.parametrize(
+    "model",
+    [LinearRegression(tol=1e-4), Ridge(1e-9, tol=1e-4), Lasso(1e-12, tol=1e-4)],
+    ids=lambda model: type(model).__name__,
+)
+def test_targets_in_different_units(model, weights, unit):
+    q, _ = np.linalg.qr(np.random.default_rng(0).standard_normal((50, 2)))
+    X = q * [10.0, 1.0]
+    # The first step fits the first target, and the second one not at all.
+    model.set_params(fit_intercept=False).fit(X, X * [1.0, unit], weights)
+    np.testing.assert_allclose(model.coef_ / [[1.0], [unit]], np.eye(2), atol=1e-3)
+
+
+@pytest.mark.parametrize("model", [LinearRegression(), Ridge(), Lasso()], ids=repr)
+def test_targets_whose_squares_overflow_are_rejected(rows, model):
+    X, _, z = rows
+    with pytest.raises(ValueError, match="loss overflows: scale the targets"):
+        model.fit(X, 1e200 * z)
+
+
 @pytest.mark.parametrize("fit_intercept", [True, False])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("targets", [1, 2])

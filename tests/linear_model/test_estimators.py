@@ -286,6 +286,8 @@ def test_history_and_callback_get_each_iteration_and_verbose_prints_a_summary(ro
         (LogisticRegression(penalty="l1", solver="newton"), "'newton' needs a smooth penalty"),
         (LogisticRegression(solver="magic"), "'solver' must be"),
         (LogisticRegression(max_iter=0), "'max_iter' must be a whole number of at least 1"),
+        (LogisticRegression(class_weight={0: -1}), "'class_weight' must be finite, not negative"),
+        (LinearSVC(class_weight=dict.fromkeys(range(3), 0)), "must be .* not all zero"),
         (LinearSVC(C=np.inf), "'C' must be a positive number, it is inf"),
         (LinearSVC(loss="square"), "'loss' must be one of .*, it is 'square'"),
         (LinearSVC(penalty=None), "'penalty' must be one of .*, it is None"),
@@ -314,6 +316,8 @@ def test_invalid_data_are_rejected(rows):
         LinearSVC().fit(X, np.ones(300, dtype=int))
     with pytest.raises(ValueError, match="'sample_weight' must have one value for each of the 300"):
         LogisticRegression().fit(X, y, np.ones(3))
+    with pytest.raises(ValueError, match="'sample_weight' and 'class_weight' is zero for all rows"):
+        LogisticRegression(class_weight={1: 0}).fit(X, y, y == 1)
 
 
 def test_the_package_works_without_scikit_learn():

@@ -707,6 +707,18 @@ def test_running_result_outlives_its_array(A, client):
     np.testing.assert_allclose(loop.result(), A.sum(1))
 
 
+def test_an_algorithm_outlives_its_array_and_the_transpose(A, client):
+    def alternate(C):
+        for _ in range(20):
+            y = C @ np.ones(COLUMNS)
+        return C.T @ y
+
+    loop = coded.submit(
+        alternate, coded.encode(A, coded.MDS(5, 3), client, transpose=True), client=client
+    )
+    np.testing.assert_allclose(loop.result(), A.T @ A.sum(1))
+
+
 # -- submit ------------------------------------------------------------------------------------
 
 

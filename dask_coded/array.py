@@ -29,7 +29,7 @@ from dask_coded.codes import CODES, MDS, Code, RandomLinear, Repetition
 from dask_coded.dispatch import dispatch_products
 from dask_coded.display import Display
 from dask_coded.loop import PiecesMade
-from dask_coded.products import CodedView, ProductArray, UncodedArray, as_factor
+from dask_coded.products import CodedView, ProductArray, UncodedArray, as_factor, as_plain
 from dask_coded.runtime.client.encoding import Encoded, encode_source, extend, new_id
 from dask_coded.runtime.client.source import (
     Tally,
@@ -129,7 +129,7 @@ def encode(
     """
     client = current_client(client)
     workers = check_workers(workers)
-    source = matrix_source(A)
+    source = matrix_source(as_plain(A))
     if redundancy is not None and isinstance(code, Code):
         raise TypeError("Pass either a code or a redundancy, not both: a code defines its own.")
 

@@ -21,6 +21,7 @@ from distributed import Client
 from dask_coded.arguments import check_dense, check_unmasked, check_workers
 from dask_coded.array import RoundLayer, cluster_size
 from dask_coded.codes import Polynomial
+from dask_coded.products import as_plain
 from dask_coded.runtime.client.encoding import Encoded, encode_factors
 from dask_coded.runtime.client.source import check_dtype, matrix_source, sparse_type
 from dask_coded.runtime.client.waiting import current_client, outside_pool
@@ -288,6 +289,7 @@ async def _encode(
 
 def _factors(A: Any, B: Any) -> tuple[Any, Any]:
     """Return two dense matrices with equal numbers of rows, the same object if A is B."""
+    A, B = as_plain(A), as_plain(B)
     same = A is B or (isinstance(A, da.Array) and isinstance(B, da.Array) and A.name == B.name)
     left = matrix_source(A)
     right = left if same else matrix_source(B)

@@ -372,7 +372,8 @@ def matmul(a: Any, b: Any) -> Any:
 def _dot(a: Any, b: Any) -> Any:
     if not (np.ndim(a) and np.ndim(b)):
         return np.multiply(a, b)
-    return matmul(a, b)
+    # Of more than two dimensions, `dot` and `matmul` are different products.
+    return _contract(a, -1, b, -2) if np.ndim(b) > 2 else matmul(a, b)
 
 
 def _tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
@@ -388,7 +389,7 @@ def _tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
 def _contract(a: Any, of_a: int, b: Any, of_b: int) -> Any:
     """Sum over one axis of each factor."""
     a, b = as_factor(a), as_factor(b)
-    of_a, of_b = of_a % a.ndim, of_b % b.ndim
+    of_a, of_b = range(a.ndim)[of_a], range(b.ndim)[of_b]
     if max(a.ndim, b.ndim) > 2:
         return _plainly("tensordot", routines.tensordot, a, b, axes=((of_a,), (of_b,)))
     left = a if of_a == a.ndim - 1 else a.T
@@ -411,8 +412,7 @@ def _einsum(*operands: Any, **kwargs: Any) -> Any:
         summed = set(a + b) - set(output)
         single = len(summed) == 1 and all(len(set(t)) == len(t) <= 2 for t in (a, b))
         if single and summed <= set(a) & set(b) and len(output) == len(free_a) + len(free_b):
-            (i,) = summed
-            found = _contract(arrays[0], a.index(i), arrays[1], b.index(i))
+            found = _contract(arrays[0], a.index(*summed), arrays[1], b.index(*summed))
             return found if list(output) == free_a + free_b else found.T
     return _plainly("einsum", _einsum_of_dask, *operands, **kwargs)
 

@@ -20,6 +20,7 @@ rng = np.random.default_rng(0)
 A = rng.standard_normal((ROWS, COLUMNS))
 B = rng.standard_normal((ROWS, COLUMNS))
 x, X = rng.standard_normal(COLUMNS), rng.standard_normal((COLUMNS, 3))
+CUBE = rng.standard_normal((2, COLUMNS, 3))
 y, Y = rng.standard_normal(ROWS), rng.standard_normal((2, ROWS))
 
 
@@ -136,6 +137,9 @@ UNCODED = {
     "copy": lambda m, C: C.copy() @ x,
     "three factors": lambda m, C: m.einsum("ij,j,i->i", C, x, y),
     "three dimensions": lambda m, C: m.tensordot(C, np.ones((COLUMNS, 2, 2)), axes=1),
+    "dot of three dimensions": lambda m, C: m.dot(C, CUBE),
+    "dot of three dimensions from the left": lambda m, C: m.dot(CUBE.transpose(2, 0, 1), C.T),
+    "dot of a sum and three dimensions": lambda m, C: (C + 1).dot(CUBE),
 }
 # No product with a matrix: reductions, single rows, shapes.
 WITHOUT_A_CODE = {
@@ -210,6 +214,16 @@ def test_products_that_cannot_be_coded_say_so(both, client, module, name):
 @pytest.mark.parametrize("name", WITHOUT_A_CODE)
 def test_what_needs_no_code_says_nothing(alone, client, module, name):
     same(WITHOUT_A_CODE[name](module, alone), WITHOUT_A_CODE[name](np, A), client)
+
+
+def test_tensordot_refuses_axes_that_do_not_exist(alone):
+    for axes in ((5, 0), (1, 3), (-3, 0)):
+        with pytest.raises(IndexError):
+            np.tensordot(A, X, axes=axes)
+        with pytest.raises(IndexError):
+            np.tensordot(alone, X, axes=axes)
+    with pytest.raises(IndexError):
+        np.tensordot(alone, 2.0, axes=1)
 
 
 def test_on_uncoded(alone, client):

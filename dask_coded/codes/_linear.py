@@ -74,8 +74,9 @@ class Code:
         Whether encoding and decoding only copy. If so, every dtype, sparsity and non-finite value
         survives bit for bit.
     threshold : bool
-        Whether any ``need`` pieces of a group suffice, so that counting them is enough. If a
-        subclass sets it to False, rounds call :meth:`span` for every set of pieces instead.
+        Whether any ``need`` pieces of a group suffice, so that counting them is enough. Otherwise
+        rounds call :meth:`span` for every set of pieces. It is found from ``G`` if there is one
+        group, by a sample of the sets if there are many. A subclass may set it to False.
 
     Raises
     ------
@@ -95,7 +96,9 @@ class Code:
     """
 
     exact: ClassVar[bool] = False
-    threshold: ClassVar[bool] = True
+    threshold: bool = True
+    #: Whether a class need not examine ``G`` to know that.
+    _proven: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -136,6 +139,9 @@ class Code:
         self.block_of = np.where(unit, generator.argmax(axis=1), -1)
         self._factors: dict[tuple[int, ...], tuple[list[int], npt.NDArray[np.float64]]] = {}
         self._spans: dict[bytes, Span] = {}
+        if self.threshold and not self._proven and len(self.need) == 1:
+            sets = k_subsets(pieces, k)
+            self.threshold = bool((np.linalg.matrix_rank(generator[np.array(sets)]) == k).all())
 
     @classmethod
     def with_redundancy(cls, n: int, redundancy: int) -> Code:

@@ -55,6 +55,8 @@ class MDS(Code):
     True
     """
 
+    _proven = True
+
     def __init__(self, n: int, k: int) -> None:
         n, k = check_whole("n", n, None), check_whole("k", k)
         if n < k:

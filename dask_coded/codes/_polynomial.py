@@ -105,6 +105,8 @@ class Polynomial(Code):
     True
     """
 
+    _proven = True
+
     def __init__(self, n: int, a: int, b: int, points: str = "circle") -> None:
         n, a, b = check_whole("n", n, None), check_whole("a", a, None), check_whole("b", b, None)
         for name, value in (("a", a), ("b", b)):

@@ -51,6 +51,8 @@ class Repetition(Code):
 
     exact = True
 
+    _proven = True
+
     def __init__(self, n: int, r: int) -> None:
         n, r = check_whole("n", n, None), check_whole("r", r, None)
         if not 1 <= r <= n:

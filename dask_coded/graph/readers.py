@@ -188,8 +188,13 @@ def _from_edge_list(edges: Iterable[Any]) -> Graph:
 
 def _names(given: Any) -> Array:
     names = np.asarray(given)
-    if names.dtype.kind == "f" and np.isfinite(names).all() and (names == np.trunc(names)).all():
-        return names.astype(np.int64)  # from an array of floats, whose third column is weights
+    if names.dtype.kind == "f":
+        integers = isinstance(given, list) and all(isinstance(n, int | np.integer) for n in given)
+        if integers and min(given) >= 0:
+            # Some do not fit into int64, and NumPy's compromise would round them.
+            names = np.array(given, dtype=np.uint64)
+        elif (names == np.trunc(names)).all() and (np.abs(names) <= 2**53).all():
+            return names.astype(np.int64)  # from an array of floats, whose third column is weights
     mixed = names.dtype.kind == "U" and not all(isinstance(name, str) for name in given)
     if names.dtype.kind not in "iuU" or names.ndim != 1 or mixed:
         raise ValueError("expected node names that are all integers (of 64 bits) or all strings.")
@@ -344,6 +349,8 @@ def _parse_edges(
     names = np.array(ends)
     values = np.array(weights) if width == 3 else None
     for edges in (slice(None), slice(1, None)):  # all lines, or all below a header
+        if np.char.find(names[edges], "_").max(initial=-1) >= 0:
+            continue  # a name, although Python reads 1_0 as 10
         try:
             numbers = names[edges].astype(np.int64)
         except (ValueError, OverflowError):

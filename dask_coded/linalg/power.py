@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.linalg import norm
 
 from dask_coded.arguments import check_stopping
 from dask_coded.loop import QUIET, ConvergenceError, Loop, Progress
@@ -77,7 +78,8 @@ def power_rounds(
     Raises
     ------
     ConvergenceError
-        If ``tol`` is positive and not reached within ``max_iter`` rounds.
+        If ``tol`` is positive and not reached within ``max_iter`` rounds, or a product is not
+        finite.
     ValueError
         If an argument is out of range, or the operator is not square.
 
@@ -91,24 +93,24 @@ def power_rounds(
     _check(operator.shape, tol, max_iter)
     n = operator.shape[0]
     x = np.random.default_rng(seed).standard_normal(n) if start is None else _start(start, n)
-    first, x = loop.resume((1, x / np.linalg.norm(x)))
+    first, x = loop.resume((1, _unit(x)))
     for i in range(first, max_iter + 1):
         y = operator @ x
         value = np.vdot(x, y)
-        residual = float(np.linalg.norm(y - value * x))
+        residual = _norm(y - value * x)
         converged = residual <= tol * abs(value)
-        last = converged or i == max_iter
+        last = converged or i == max_iter or not np.isfinite(residual)
         progress = Progress.of(operator, i, residual)
         if last:
             loop.report(progress, last=True)
             break
         # y is not zero here: a zero y is an exact eigenpair of value 0, which ends the loop.
-        x = y / np.linalg.norm(y)
+        x = _unit(y)
         loop.report(progress, state=(i + 1, x))
-    if tol > 0 and not converged:
+    if not np.isfinite(residual) or (tol > 0 and not converged):
         raise ConvergenceError(
-            f"Power iteration did not reach a residual of tol={tol:g} times the eigenvalue within "
-            f"max_iter={max_iter} rounds: the residual is {residual:.3g}, the eigenvalue "
+            f"Power iteration did not reach a residual of tol={tol:g} times the eigenvalue in {i} "
+            f"of max_iter={max_iter} rounds: the residual is {residual:.3g}, the eigenvalue "
             f"{value:.3g}. Raise max_iter or tol, or use `scipy.sparse.linalg.eigs` if two "
             f"eigenvalues may have equal modulus."
         )
@@ -199,6 +201,17 @@ def power_iteration(
         client=client,
         callback=callback,
     )
+
+
+def _norm(x: npt.NDArray[Any]) -> float:
+    # Unlike NumPy's, this norm does not square its entries, which could overflow or underflow.
+    return float(norm(x, check_finite=False))
+
+
+def _unit(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    # Scaled first, because the norm of the largest numbers overflows.
+    x = x / np.abs(x).max()
+    return x / _norm(x)
 
 
 def _check(shape: tuple[int, ...], tol: float, max_iter: int) -> None:

@@ -64,6 +64,8 @@ class LinearModel(BaseEstimator):
                 y = check_array(y, ensure_2d=False, dtype=None, input_name="y")
                 check_consistent_length(range(X.shape[0]), y)
                 self.n_features_in_ = X.shape[1]
+                if hasattr(self, "feature_names_in_"):  # of an earlier fit
+                    del self.feature_names_in_
                 return X, y
             X = here(X)
         return validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, **checks)

@@ -167,7 +167,7 @@ class Objective:
         return float(loss + self.penalty.l2 * np.vdot(self._costly(w), self._costly(d)))
 
     def residual(self, point: Point) -> float:
-        """Return the largest absolute entry of the least subgradient, in units of y."""
+        """Return the largest absolute entry of the least subgradient, in units of y's columns."""
         g = point.gradient
         if self.penalty.l1:
             w, g = self._costly(point.w), g.copy()
@@ -177,7 +177,7 @@ class Objective:
                 costly + self.penalty.l1 * np.sign(w),
                 np.sign(costly) * np.maximum(np.abs(costly) - self.penalty.l1, 0),
             )
-        return float(np.abs(g).max()) / self.family.scale(self.y, self.weights)
+        return float((np.abs(g) / self.family.scale(self.y, self.weights)).max())
 
     def shrink(self, w: Floats, step: float) -> Floats:
         """Apply the proximal map of the penalty's corner; free coefficients stay unchanged."""

@@ -48,7 +48,12 @@ class _Classifier(ClassifierMixin, LinearModel):
             factors = compute_class_weight(
                 self.class_weight, classes=self.classes_, y=y, sample_weight=weights
             )
-            weights = factors[codes] * (1.0 if weights is None else weights)
+            factors = check_weights("class_weight", factors, len(self.classes_))[codes]
+            weights = factors * (1.0 if weights is None else weights)
+            if not weights.any():
+                raise ValueError(
+                    "The product of 'sample_weight' and 'class_weight' is zero for all rows."
+                )
         return X, codes, weights
 
     def _signs(self, codes: Any) -> Any:

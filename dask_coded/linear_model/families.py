@@ -61,8 +61,8 @@ class Family(ABC):
     def bend(self, z: Floats, y: Floats, direction: Floats) -> Floats:
         """Return the second derivative times a direction, shape of ``z``."""
 
-    def scale(self, y: Floats, weights: Floats) -> float:
-        """Return the unit of the gradient, 1 if the targets have none."""
+    def scale(self, y: Floats, weights: Floats) -> Floats | float:
+        """Return the unit of the gradient of each column, 1 if the targets have none."""
         return 1.0
 
     def exact(self) -> Family:
@@ -105,10 +105,12 @@ class SquaredError(SeparateFamily):
     def curvature(self, z: Floats, y: Floats) -> Floats:
         return np.ones_like(z)
 
-    def scale(self, y: Floats, weights: Floats) -> float:
-        # Root mean square, so that convergence does not depend on the unit of y.
-        square = float(np.average(np.square(y).reshape(len(y), -1).max(axis=1), weights=weights))
-        return square**0.5 or 1.0
+    def scale(self, y: Floats, weights: Floats) -> Floats | float:
+        # Root mean square, so that convergence does not depend on the unit of any column of y.
+        largest = np.abs(y).max(axis=0)
+        largest = np.where(largest > 0, largest, 1.0)  # whose square may overflow
+        size = largest * np.sqrt(weights @ np.square(y / largest) / weights.sum())
+        return np.where(size > 0, size, 1.0)
 
 
 @dataclass(frozen=True)

@@ -119,8 +119,9 @@ def minimize(
         penalty is smooth.
     tol : float
         Stop when the largest absolute entry of the gradient (or least subgradient) of the mean loss
-        plus penalty is at most this; for least squares, in units of the root mean square of ``y``.
-        For the hinge loss, the objective must also be within a relative ``tol`` of its minimum.
+        plus penalty is at most this; for least squares, in units of the root mean square of each
+        column of ``y``. For the hinge loss, the objective must also be within a relative ``tol`` of
+        its minimum.
     max_iter : int
         Maximum number of iterations.
     loop : Loop
@@ -176,6 +177,9 @@ def minimize(
         point = objective.point(objective.inside(coefficients, shift))
         if not np.isfinite(point.gradient).all():
             raise ValueError("The data must hold finite numbers, they have NaN or infinity.")
+        with np.errstate(over="ignore"):
+            if not np.isfinite(objective.value(point.w, point.z)):
+                raise ValueError("The loss overflows: scale the targets, or the start.")
     for i in range(first, max_iter + 1):
         # A warm start may be at the minimum already.
         if i > 1 or objective.residual(point) > tol:

@@ -197,7 +197,7 @@ class Verifier:
         x = operand[:, None] if operand.ndim == 1 else operand
         x = x.astype(np.result_type(x.dtype, np.float64), copy=False)
         n = len(x)
-        blocks = (array.checks @ x).reshape(code.k, -1, x.shape[1])
+        blocks = (array.checks @ x).reshape(code.k, len(array.checks) // code.k, x.shape[1])
         self._expected = np.empty((code.pieces, *blocks.shape[1:]), blocks.dtype)
         self._expected[plain] = blocks[code.block_of[plain]]
         self._expected[~plain] = np.tensordot(code.G[~plain], blocks, axes=1)

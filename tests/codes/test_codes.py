@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dask_coded.codes import CODES, MDS, Code, DecodeError, Repetition
+from dask_coded.rounds.layout import Layout
 
 
 @st.composite
@@ -125,6 +126,24 @@ def test_custom_code() -> None:
         del CODES["single-parity"]
     with pytest.raises(TypeError, match="pass an instance"):
         Single.with_redundancy(4, 1)
+
+
+@given(st.integers(1, 3), st.data())
+@settings(deadline=None)
+def test_custom_codes_of_which_some_sets_do_not_decode(k: int, data: st.DataObject) -> None:
+    row = st.lists(st.integers(-1, 2), min_size=k, max_size=k)
+    parity = data.draw(st.lists(row, max_size=4))
+    code = Code([*np.eye(k), *parity])
+    sets = list(itertools.combinations(range(code.n), k))
+    assert code.threshold == all(code.decodable(pieces) for pieces in sets)
+    lost = itertools.combinations(range(code.n), code.tolerance + 1)
+    assert not all(map(code.survives, lost))
+    assert all(map(code.survives, itertools.combinations(range(code.n), code.tolerance)))
+    # A round that has one of these sets needs more pieces if and only if it does not decode.
+    layout = Layout.of(code, range(code.n), [[1.0]])
+    for pieces in sets:
+        have = np.isin(np.arange(code.n), pieces)[:, np.newaxis]
+        assert (layout.lacking(have).sum() == 0) == code.decodable(pieces)
 
 
 def test_a_lost_piece_is_a_combination_of_any_k_others() -> None:

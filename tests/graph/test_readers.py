@@ -81,6 +81,16 @@ def test_integers_beyond_64_bits_are_names(write):
     assert edges(read_graph(write("g.txt", f"{big} 1\n"))) == {(big, "1"): 1.0}
 
 
+def test_names_with_underscores_are_no_integers(write):
+    graph = read_graph(write("g.txt", "1_1 11\n1_10 11_0\n"))
+    assert edges(graph) == {("1_1", "11"): 1.0, ("1_10", "11_0"): 1.0}
+
+
+def test_integers_of_64_bits_are_kept_apart():
+    pairs = [(2**64 - 1, 1), (1, 2**64 - 2), (2**53 + 1, 2**53)]
+    assert edges(as_graph(pairs)) == dict.fromkeys(pairs, 1.0)
+
+
 def test_names_between_tabs_may_contain_blanks(write):
     assert edges(read_graph(write("g.tsv", "New York\tBonn\n"))) == {("New York", "Bonn"): 1.0}
 
@@ -274,6 +284,9 @@ def test_a_missing_file_and_a_folder(tmp_path):
         ([(1, "a")], "all integers"),
         ([(1, None)], "all integers"),
         (np.array([[1.5, 2.0]]), "all integers"),
+        (np.array([[2.0**63, 1.0]]), "all integers"),
+        ([(2**63, -1)], "all integers"),
+        ([(2**64, 1)], "all integers"),
         ([(1, 2, {"weight": 3})], "third entry must be a number"),
         ([(1, 2, -1)], "edge 1 -> 2 has -1.0"),
         (sp.csr_array(np.ones((2, 3))), "this one is 2 x 3"),

@@ -44,6 +44,20 @@ def test_dominant_pair_of_hermitian_matrices(seed, n, kind, scale):
     )
 
 
+@given(exponent=st.integers(-1000, 1020), start=st.integers(-1000, 1020))
+def test_squares_of_numbers_may_overflow_or_underflow(exponent, start):
+    A = np.array([[2.0, 1.0], [1.0, 2.0]])
+    pair = power_rounds(np.ldexp(A, exponent), start=np.ldexp([1.0, 0.5], start))
+    assert np.ldexp(pair.value, -exponent) == pytest.approx(3)
+    np.testing.assert_allclose(pair.vector, [0.5**0.5] * 2, rtol=1e-6)
+
+
+@pytest.mark.parametrize("tol", [0, 1e-8])
+def test_products_that_are_not_finite_end_the_iteration(tol):
+    with pytest.raises(ConvergenceError, match="in 1 of max_iter=1000 rounds"):
+        power_rounds(np.array([[np.nan, 1.0], [1.0, 2.0]]), tol=tol)
+
+
 @given(seed=st.integers(0, 2**32 - 1), n=st.integers(2, 10))
 def test_matrices_need_not_be_symmetric(seed, n):
     # In a positive matrix one real eigenvalue is larger than all others (Perron-Frobenius).

@@ -124,6 +124,15 @@ def test_predictions_for_dask_arrays_are_dask_arrays(client, models):
         assert model.score(D, da.from_array(y, chunks=60)) == pytest.approx(model.score(X, y))
 
 
+def test_names_of_columns_are_those_of_the_last_fit(client, models):
+    pandas = pytest.importorskip("pandas")
+    model = models.Ridge().fit(pandas.DataFrame(X).rename(columns=str), Z)
+    assert len(model.feature_names_in_) == P
+    model.fit(da.from_array(X, chunks=(60, 3)), Z, client=client)
+    assert not hasattr(model, "feature_names_in_")
+    model.predict(X)  # warned that X has no names
+
+
 def test_invalid_dask_data_are_rejected(client, models):
     D = da.from_array(X, chunks=(60, 3))
     with pytest.raises(ValueError, match="inconsistent numbers of samples"):

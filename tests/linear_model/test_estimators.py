@@ -181,6 +181,28 @@ def test_least_squares(rows, targets, fit_intercept):
         assert ours.score(X, y) == pytest.approx(theirs.score(X, y))
 
 
+@pytest.mark.parametrize("unit", [1e-5, 1e5])
+@pytest.mark.parametrize("weights", [None, np.linspace(1, 2, 50)])
+@pytest.mark.parametrize(
+    "model",
+    [LinearRegression(tol=1e-4), Ridge(1e-9, tol=1e-4), Lasso(1e-12, tol=1e-4)],
+    ids=lambda model: type(model).__name__,
+)
+def test_targets_in_different_units(model, weights, unit):
+    q, _ = np.linalg.qr(np.random.default_rng(0).standard_normal((50, 2)))
+    X = q * [10.0, 1.0]
+    # The first step fits the first target, and the second one not at all.
+    model.set_params(fit_intercept=False).fit(X, X * [1.0, unit], weights)
+    np.testing.assert_allclose(model.coef_ / [[1.0], [unit]], np.eye(2), atol=1e-3)
+
+
+@pytest.mark.parametrize("model", [LinearRegression(), Ridge(), Lasso()], ids=repr)
+def test_targets_whose_squares_overflow_are_rejected(rows, model):
+    X, _, z = rows
+    with pytest.raises(ValueError, match="loss overflows: scale the targets"):
+        model.fit(X, 1e200 * z)
+
+
 @pytest.mark.parametrize("fit_intercept", [True, False])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("targets", [1, 2])
@@ -264,6 +286,8 @@ def test_history_and_callback_get_each_iteration_and_verbose_prints_a_summary(ro
         (LogisticRegression(penalty="l1", solver="newton"), "'newton' needs a smooth penalty"),
         (LogisticRegression(solver="magic"), "'solver' must be"),
         (LogisticRegression(max_iter=0), "'max_iter' must be a whole number of at least 1"),
+        (LogisticRegression(class_weight={0: -1}), "'class_weight' must be finite, not negative"),
+        (LinearSVC(class_weight=dict.fromkeys(range(3), 0)), "must be .* not all zero"),
         (LinearSVC(C=np.inf), "'C' must be a positive number, it is inf"),
         (LinearSVC(loss="square"), "'loss' must be one of .*, it is 'square'"),
         (LinearSVC(penalty=None), "'penalty' must be one of .*, it is None"),
@@ -292,6 +316,8 @@ def test_invalid_data_are_rejected(rows):
         LinearSVC().fit(X, np.ones(300, dtype=int))
     with pytest.raises(ValueError, match="'sample_weight' must have one value for each of the 300"):
         LogisticRegression().fit(X, y, np.ones(3))
+    with pytest.raises(ValueError, match="'sample_weight' and 'class_weight' is zero for all rows"):
+        LogisticRegression(class_weight={1: 0}).fit(X, y, y == 1)
 
 
 def test_the_package_works_without_scikit_learn():

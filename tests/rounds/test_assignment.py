@@ -52,7 +52,7 @@ def test_speeds_of_any_size(data: st.DataObject, need: int, stripes: int) -> Non
     u = np.array([0.0 if power is None else 10.0**power for power in found])
     assume((u > 0).sum() >= need)
     for code in [MDS(len(u), need), Repetition(len(u), len(u))]:
-        layout = Layout.of(code, range(len(u)), np.ones((1, stripes)))
+        layout = Layout.of(code, code.place.tolist(), np.ones((1, stripes)))
         ranges = deal(layout, u)
         assert (covered(layout, ranges) == (need if isinstance(code, MDS) else 1)).all()
         assert not any(mine for mine, speed in zip(ranges, u, strict=True) if not speed)

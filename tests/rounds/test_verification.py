@@ -77,7 +77,7 @@ def test_right_shares_are_accepted_at_every_scale(data: st.DataObject) -> None:
         if kind == "sparse":
             out *= rng.random(shape) < 0.1
         if kind == "huge column" and len(shape) == 2:
-            out[:, 0] *= 1e6
+            out[:, :1] *= 1e6
         return out + 1j * out[::-1] if dtype.kind == "c" else out
 
     scale = data.draw(st.floats(-reach, reach))
@@ -86,7 +86,7 @@ def test_right_shares_are_accepted_at_every_scale(data: st.DataObject) -> None:
         for r in rows
     ]
     array = Array(code, blocks, stripes)
-    shape = (columns,) if data.draw(st.booleans()) else (columns, 3)
+    shape = (columns, *data.draw(st.sampled_from([(), (3,), (0,)])))
     x = (numbers(*shape) * 10.0 ** data.draw(st.floats(-reach, reach))).astype(dtype)
     verifier = array.verifier(x)
     with np.errstate(all="ignore"):

@@ -106,6 +106,17 @@ def test_numpy_of_any_layout(order, client):
     check(coded.encode(A, coded.MDS(5, 3), client) @ np.ones(COLUMNS), A.sum(1), client)
 
 
+@pytest.mark.parametrize("code", CODES, ids=repr)
+@pytest.mark.parametrize("make", [np.array, scipy.sparse.csr_array, scipy.sparse.csr_matrix])
+def test_the_source_may_be_changed_afterwards(make, code, A, client):
+    source = make(A)
+    C = coded.encode(source, code, client, transpose=True)
+    (source if make is np.array else source.data)[...] = 0
+    x, y = numbers(COLUMNS), numbers(ROWS)
+    check(C @ x, A @ x, client)
+    check(y @ C, y @ A, client)
+
+
 @pytest.mark.parametrize(
     "chunks",
     [(ROWS, COLUMNS), (5, COLUMNS), (ROWS, 4), (4, 3), ((20, 1, 2), (1, 10)), (1, 1)],
@@ -694,6 +705,18 @@ def test_running_result_outlives_its_array(A, client):
     del C
     np.testing.assert_allclose(future.result(), A.sum(1))
     np.testing.assert_allclose(loop.result(), A.sum(1))
+
+
+def test_an_algorithm_outlives_its_array_and_the_transpose(A, client):
+    def alternate(C):
+        for _ in range(20):
+            y = C @ np.ones(COLUMNS)
+        return C.T @ y
+
+    loop = coded.submit(
+        alternate, coded.encode(A, coded.MDS(5, 3), client, transpose=True), client=client
+    )
+    np.testing.assert_allclose(loop.result(), A.T @ A.sum(1))
 
 
 # -- submit ------------------------------------------------------------------------------------

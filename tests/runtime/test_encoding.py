@@ -240,6 +240,37 @@ async def test_loss_beyond_the_tolerance_that_leaves_enough_independent_pieces(c
     await check(c, C)
 
 
+@pytest.mark.parametrize("transpose", [False, True])
+def test_an_array_that_is_encoded_again_is_still_rebuilt(transpose):
+    @gen_cluster(client=True, nthreads=FIVE)
+    async def test(c, s, *workers):
+        C = await coded.encode(A, coded.MDS(5, 3), c, transpose=transpose)
+        D = await coded.encode(C, coded.MDS(5, 3), c, transpose=transpose)
+        for i in range(2):
+            await close(workers, C.encoded.workers[i])
+            await check(c, C)
+            await check(c, D)
+            await async_poll_for(lambda: all(homes(s, C)) and all(homes(s, D)))
+
+    test()
+
+
+@gen_cluster(client=True, nthreads=FIVE)
+async def test_an_array_that_cannot_be_encoded_again_is_unchanged(c, s, *workers):
+    bad = A.copy()
+    bad[3, 2] = np.nan
+    C = await coded.encode(bad, coded.MDS(5, 3), c, check_finite=False, transpose=True)
+    for again in (
+        coded.encode(C, C.code, c),
+        coded.encode_pair(C, C, coded.Polynomial(5, 3, 1), c),
+    ):
+        with pytest.raises(ValueError, match="holds NaN or infinity"):
+            await again
+        np.testing.assert_allclose(await c.compute(C @ x), bad @ x)
+    await close(workers, C.encoded.workers[4])
+    await async_poll_for(lambda: all(homes(s, C)))
+
+
 # -- workers that join -------------------------------------------------------------------------
 
 

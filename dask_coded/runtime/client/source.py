@@ -216,6 +216,9 @@ class Blocks:
         ends = np.cumsum(self._rows)
         for key, end, size, worker in zip(self.keys, ends, self._rows, workers, strict=True):
             block = self._source[end - size : end]
+            if worker.startswith("inproc://"):
+                # It gets the caller's memory as it is, which the caller may change later.
+                block = block.copy()
             scattered = await client.scatter({key: block}, workers=[worker], hash=False)
             self.futures.append(scattered[key])
         return self.futures

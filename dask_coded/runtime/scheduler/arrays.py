@@ -135,7 +135,8 @@ class ArrayDirectory(Mapping[str, ArrayState]):
             others = (w for w in worker_of[piece:] + worker_of[:piece] if w != worker_of[piece])
             self._homes.add(state, {key: next(others, worker_of[piece])})
         for piece, key, before in zip(homes, sources, filling, strict=True):
-            self._homes.add_sources(dict.fromkeys([key, *before], worker_of[piece]))
+            if self._homes.array_of(key) is None:  # no piece of an array that is encoded again
+                self._homes.add_sources(dict.fromkeys([key, *before], worker_of[piece]))
         self._log("register", array=spec.id, code=repr(spec.code), workers=worker_of)
         return reply(Placed(tuple(worker_of)))
 
@@ -160,8 +161,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         """
         if (state := self._arrays.get(array)) is None:
             return 0
-        self._homes.drop(state.sources or ())
-        state.sources = None
+        self._drop_sources(state)
         blocks = range(len(state.spec.reporters))
         found, state.footprints = state.footprints, {}
         touched = [footprint.touched for footprint in found.values()]
@@ -206,7 +206,12 @@ class ArrayDirectory(Mapping[str, ArrayState]):
     def abandon(self, array: str) -> None:
         """Handler: encoding has failed, so forget the array."""
         if state := self._arrays.pop(array, None):
-            self._homes.drop((*state.spec.keys, *state.spec.check_keys, *(state.sources or ())))
+            self._homes.drop((*state.spec.keys, *state.spec.check_keys))
+            self._drop_sources(state)
+
+    def _drop_sources(self, state: ArrayState) -> None:
+        self._homes.drop(key for key in state.sources or () if not self._homes.array_of(key))
+        state.sources = None
 
     def remove_client(self, client: str) -> None:
         """Forget the arrays that a client was encoding: some may have no task yet to forget."""

@@ -252,7 +252,11 @@ class CodedSchedulerPlugin(SchedulerExtension):
         holder = f"coded-{ts.key}"
         for array in task.array_ids:
             if state := self.arrays.get(array):
-                self.scheduler.client_desires_keys(list(state.alive), client=holder)
+                keys = list(state.alive)
+                # Algorithms may also multiply with the transpose.
+                if back := self.arrays.get(getattr(state.spec, "transposed", None) or ""):
+                    keys += back.alive
+                self.scheduler.client_desires_keys(keys, client=holder)
                 self._holding[ts.key] = holder
 
     def transition(

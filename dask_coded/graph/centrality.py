@@ -29,7 +29,7 @@ import scipy.sparse as sp
 from dask_coded.arguments import check_stopping
 from dask_coded.graph.iteration import Vector, iterate
 from dask_coded.graph.readers import as_graph
-from dask_coded.graph.values import PerNode, distribution, named, vector
+from dask_coded.graph.values import PerNode, by_node, distribution, named, vector
 from dask_coded.loop import QUIET, Loop, Progress
 from dask_coded.submission import as_coded, run
 
@@ -237,7 +237,7 @@ def katz_centrality(
     if isinstance(graph, nx.Graph) and len(graph) == 0:
         return {}
     found = as_graph(graph, weight=weight)
-    own = np.full(len(found.nodes), beta) if np.isscalar(beta) else beta
+    own = np.full(len(found.nodes), beta) if np.isscalar(beta) else by_node(beta)
     if isinstance(own, Mapping) and (missing := set(found.nodes.tolist()) - set(own)):
         raise ValueError(f"Argument 'beta' must have all nodes, {missing.pop()!r} is missing.")
     coded = as_coded(_transposed(found.adjacency), code, client)

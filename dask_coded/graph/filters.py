@@ -35,7 +35,7 @@ from dask_coded.array import CodedArray
 from dask_coded.graph.kernels import Hops, Kernel, PolynomialKernel, chebyshev_coefficients
 from dask_coded.graph.laplacian import check_laplacian, greatest_eigenvalue_rounds, laplacian
 from dask_coded.graph.readers import Graph, as_graph
-from dask_coded.graph.values import named, vector
+from dask_coded.graph.values import by_node, named, vector
 from dask_coded.loop import QUIET, Loop, Progress
 from dask_coded.submission import as_coded, run
 
@@ -208,6 +208,7 @@ def filter(
     if lmax is not None:
         check_positive("lmax", lmax)
     operand, nodes = _operand(graph, normalized, weight)
+    signal = by_node(signal)
     x = _signal(signal, nodes)
     coded = as_coded(operand, code, client)
     on_cluster: dict[str, Any] = {"client": client, "callback": callback}

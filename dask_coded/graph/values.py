@@ -16,6 +16,12 @@ from dask_coded.graph.readers import Graph
 PerNode = Mapping[Any, float] | npt.ArrayLike
 
 
+def by_node(values: Any) -> Any:
+    """Return a pandas Series as a mapping from its index, and anything else as it is."""
+    series = hasattr(values, "to_dict") and getattr(values, "ndim", 0) == 1
+    return values.to_dict() if series else values
+
+
 def vector(name: str, values: PerNode, graph: Graph) -> Vector:
     """Return values as a vector in the order of the nodes.
 
@@ -24,7 +30,7 @@ def vector(name: str, values: PerNode, graph: Graph) -> Vector:
     name : str
         Name of the argument, for the error message.
     values : mapping node -> number, or array_like of shape (n,)
-        Nodes that a mapping leaves out get zero.
+        Nodes that a mapping leaves out get zero. A pandas Series is a mapping from its index.
     graph : Graph
 
     Returns
@@ -43,6 +49,7 @@ def vector(name: str, values: PerNode, graph: Graph) -> Vector:
     >>> vector("start", {"b": 2.0}, as_graph([("a", "b")]))
     array([0., 2.])
     """
+    values = by_node(values)
     if not isinstance(values, Mapping):
         return _finite(name, np.asarray(values, dtype=np.float64), len(graph.nodes))
     place = {node: i for i, node in enumerate(graph.nodes.tolist())}

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from dask_coded.codes import MDS
 from dask_coded.graph import (
     ConvergenceError,
+    as_graph,
     eigenvector_centrality,
+    filters,
     hits,
     katz_centrality,
     read_graph,
@@ -19,6 +21,7 @@ from dask_coded.graph import (
 from dask_coded.graph.centrality import eigenvector_rounds, katz_rounds
 from dask_coded.graph.hits import hits_rounds
 from dask_coded.graph.pagerank import pagerank_rounds, transition_matrix
+from dask_coded.graph.values import by_node, vector
 from dask_coded.simulation import SimulatedOperator, Simulation, constant
 
 
@@ -189,6 +192,19 @@ def test_agrees_with_networkx_on_a_cluster(client, friends, code):
         )
     for found, expected in zip(hits(friends, **options), nx.hits(friends, tol=1e-14)):
         assert found == pytest.approx(expected, rel=1e-7)
+
+
+@pytest.mark.extras
+def test_a_series_is_matched_by_its_index():
+    pandas = pytest.importorskip("pandas")
+    graph = as_graph([("a", "b"), ("b", "c")])
+    values = {"c": 3.0, "a": 1.0}
+    series = pandas.Series(values)
+    assert (vector("start", series, graph) == [1.0, 0.0, 3.0]).all()
+    signal = {**values, "b": 2.0}
+    assert filters._signal(by_node(pandas.Series(signal)), graph).tolist() == [1.0, 2.0, 3.0]
+    frame = pandas.DataFrame(np.eye(3))
+    assert filters._signal(by_node(frame), graph).shape == (3, 3)
 
 
 @pytest.mark.slow

@@ -124,6 +124,7 @@ def test_predictions_for_dask_arrays_are_dask_arrays(client, models):
         assert model.score(D, da.from_array(y, chunks=60)) == pytest.approx(model.score(X, y))
 
 
+@pytest.mark.extras
 def test_names_of_columns_are_those_of_the_last_fit(client, models):
     pandas = pytest.importorskip("pandas")
     model = models.Ridge().fit(pandas.DataFrame(X).rename(columns=str), Z)

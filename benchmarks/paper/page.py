@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.paper import storage
-from benchmarks.paper.algorithms import PARTS
+from benchmarks.paper.algorithms import COPIES, PARTS
 from benchmarks.paper.cases import OVER
 from benchmarks.paper.claims import MARGIN, summary
 from benchmarks.paper.sections import CODED, Results
@@ -129,7 +129,9 @@ def _algorithms(results: Results) -> Iterator[str]:
         "of a trace by the clock; the differences between the machines are kept. Medians of runs "
         "in turns, and in parentheses the range. Over-decomposition is plain Dask with "
         f"{PARTS} tasks a worker, which fetches the blocks that it moves. The predictor is "
-        f"`{PREDICTOR}`."
+        f"`{PREDICTOR}`. All columns with a code have an MDS code, except for `{COPIES.name}`: "
+        "that is `continuous` with the code that `encode` chooses for sparse matrices, which has "
+        "two copies of each block. The parity pieces of an MDS code are dense."
     )
     names = list(dict.fromkeys(row["policy"] for row in rows))
     lines = []

@@ -93,6 +93,23 @@ async def test_a_worker_that_computes_wrongly_again_and_again_gets_no_more_work(
     assert is_right(await c.compute(C @ x))
 
 
+@gen_cluster(client=True, nthreads=SIX)
+async def test_a_worker_stops_beside_one_that_is_left_out(c, s, *workers):
+    """Shares of this array are not verified, so the worker takes part only if it is needed."""
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    wrong, stopped, *_ = C.encoded.workers
+    for _ in range(3):
+        s.extensions["dask-coded"]._suspect(C.encoded.spec.id, [wrong])
+    (worker,) = [w for w in workers if w.address == stopped]
+    exchange = worker_plugin(worker).exchange
+    before = dict(exchange._handlers)
+    exchange._handlers.clear()  # it does not answer any more
+    (free, *_) = set(s.workers) - set(C.encoded.workers)
+    result = await coded.submit(lambda operator: operator @ np.ones(7), C, client=c, workers=free)
+    np.testing.assert_allclose(result, A @ np.ones(7), rtol=1e-9)
+    exchange._handlers.update(before)
+
+
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_a_worker_stops_beside_workers_that_have_computed_wrongly(policy):
     @gen_cluster(client=True, nthreads=SIX, config={"coded.policy": policy})

@@ -146,18 +146,20 @@ class CodedSchedulerPlugin(SchedulerExtension):
         host = [number.get(address or "", -1) for address in holder]
         work = spec.uniform_work if state.work is None else state.work
         layout = Layout.of(spec.code, host, work)
-        # Workers that have computed wrongly take part only if the others do not suffice. If shares
-        # are verified, that may also turn out during the round: they are predicted to do nothing.
+        speeds = self._predict(addresses, predictor)
+        # Workers that have computed wrongly take part only if those that answer do not suffice. If
+        # shares are verified, that may also turn out during the round: they are predicted to do
+        # nothing.
         trusted = [w if w < 0 or self._trusts(addresses[w]) else -1 for w in host]
         if trusted != host and not spec.check_keys:
             without = Layout.of(spec.code, trusted, work, len(addresses))
-            if not without.lacking((without.host >= 0)[:, None]).any():
+            usable = np.array([w >= 0 and addresses[w] not in self._silent for w in trusted])
+            if not without.lacking(usable[:, None]).any():
                 host, layout = trusted, without
         if layout.lacking((layout.host >= 0)[:, None]).any():
             if not addresses or not self.arrays.is_coming(state):
                 return reply(Lost(self.arrays.lost_message(state)))
             return reply(Waiting())
-        speeds = self._predict(addresses, predictor)
         if measured and task is not None:
             self.supervisor.reconsider(as_key(task), addresses, speeds)
         speeds = self.speeds.with_trials(addresses, speeds, layout.even_share)

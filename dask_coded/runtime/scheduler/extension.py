@@ -31,15 +31,15 @@ class SchedulerExtension(SchedulerPlugin, ABC):
     name: str
     idempotent = True
     _ready: asyncio.Event
-    #: Installs the plugin on the workers that have not answered yet; one task for each.
-    giving: set[asyncio.Task[None]]
+    #: By the address of each worker that has not answered yet, what installs the plugin there.
+    giving: dict[str, asyncio.Task[None]]
 
     async def start(self, scheduler: Scheduler) -> None:
         while isinstance(first := scheduler.extensions.get(self.name), SchedulerExtension):
             await first._ready.wait()
             if scheduler.extensions.get(self.name) is first:
                 return
-        self._ready, self.giving = asyncio.Event(), set()
+        self._ready, self.giving = asyncio.Event(), {}
         scheduler.extensions[self.name] = self
         try:
             await self.set_up(scheduler)
@@ -74,19 +74,21 @@ class SchedulerExtension(SchedulerPlugin, ABC):
 
         async def install(address: str) -> None:
             backoff = Backoff()
-            while address in scheduler.workers:
-                found = await scheduler.broadcast(msg=message, workers=[address], on_error="return")
-                if not isinstance(found[address], OSError):
-                    break
-                await backoff.wait()  # a connection broke
+            try:
+                while address in scheduler.workers:
+                    found = await scheduler.broadcast(
+                        msg=message, workers=[address], on_error="return"
+                    )
+                    if not isinstance(found[address], OSError):
+                        break
+                    await backoff.wait()  # a connection broke
+            finally:
+                del self.giving[address]
 
-        tasks = {asyncio.create_task(install(address)): address for address in scheduler.workers}
-        self.giving = set(tasks)
-        for task in tasks:
-            task.add_done_callback(self.giving.discard)
-        while any(answers(tasks[task]) for task in self.giving):
-            await asyncio.wait(self.giving, timeout=_PATIENCE / 5)
+        self.giving = {a: asyncio.create_task(install(a)) for a in scheduler.workers}
+        while any(map(answers, self.giving)):
+            await asyncio.wait(self.giving.values(), timeout=_PATIENCE / 5)
 
     async def close(self) -> None:
-        for task in self.giving:
+        for task in self.giving.values():
             task.cancel()

@@ -108,7 +108,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
             return len(there) < needed <= len(there) + len(self.giving)
 
         while waits():
-            await asyncio.wait(self.giving, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(self.giving.values(), return_when=asyncio.FIRST_COMPLETED)
         return await self.arrays.register(
             spec, allowed=allowed, oversubscribe=oversubscribe, **more
         )

@@ -51,7 +51,9 @@ class TrainingSchedulerPlugin(SchedulerExtension):
         able = [
             ws.address
             for ws in self.scheduler.running
-            if ws.address in self._coded.versions and (allowed is None or ws.address in allowed)
+            if ws.address in self._coded.versions
+            and ws.address not in self.giving  # it has the first plugin, but not this one's
+            and (allowed is None or ws.address in allowed)
         ]
         involved = self._involved.setdefault(key, [])
         involved += [address for address in (*able, worker) if address not in involved]

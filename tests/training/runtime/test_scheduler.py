@@ -21,6 +21,7 @@ from dask_coded.aggregation import Star
 from dask_coded.compression import EXACT
 from dask_coded.runtime.answers import Holders, reply
 from dask_coded.runtime.client.install import install
+from dask_coded.runtime.scheduler import extension
 from dask_coded.training import SGD, Synchronous
 from dask_coded.training.batches import Batches
 from dask_coded.training.replica import Model
@@ -135,6 +136,32 @@ async def test_no_worker_takes_part_in_a_training_that_was_cancelled_before_it_b
     plugin = s.extensions["dask-coded-training"]
     assert plugin.candidates("cancelled", workers[0].address, None, 0) == []
     assert not plugin._involved
+
+
+@gen_cluster(**THREE)
+async def test_a_worker_that_is_stopped_before_it_has_the_plugin_takes_no_part(
+    c, s, *workers, monkeypatch
+):
+    monkeypatch.setattr(extension, "_PATIENCE", 0.2)
+    monkeypatch.setattr(extension, "heartbeat_interval", lambda workers: 0.01)
+    await install(c)
+    stopped, answer, goes_on = workers[0], workers[0].handlers["plugin-add"], asyncio.Event()
+
+    async def wait_and_answer(**kwargs):
+        await goes_on.wait()
+        return await answer(**kwargs)
+
+    stopped.handlers["plugin-add"] = wait_and_answer
+    stopped.periodic_callbacks["heartbeat"].stop()
+    await install(c, TrainingSchedulerPlugin())
+    plugin, others = s.extensions["dask-coded-training"], {w.address for w in workers[1:]}
+    future = c.submit(int)
+    await future
+    assert set(plugin.candidates(future.key, workers[1].address, None, 0)) == others
+    goes_on.set()
+    await async_poll_for(
+        lambda: len(plugin.candidates(future.key, workers[1].address, None, 0)) == len(workers)
+    )
 
 
 @gen_cluster(**THREE)

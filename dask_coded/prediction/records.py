@@ -43,7 +43,7 @@ _BEYOND = 5.0
 _TRIED_AFTER = 32
 # Step of running medians. A shorter one follows a lasting change too late.
 _STEP = 0.02
-# All speeds are scaled anew if their average leaves this range, so that no number overflows.
+# Speeds are divided by their average if it leaves this range, so that no number overflows.
 _LOW, _HIGH = 1e-3, 1e3
 # Gains of the means that forget at a fixed rate.
 _GAINS = np.array([[0.8], [0.3], [0.1]])

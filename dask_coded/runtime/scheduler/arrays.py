@@ -312,7 +312,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         rows = state.spec.geometry.rows[block]
         return reply(Recipe(state.spec, (Source(key, tuple(holders), 1.0, rows, 0, 0, block),)))
 
-    # -- what is left of arrays ----------------------------------------------------------------
+    # -- lost pieces ---------------------------------------------------------------------------
 
     def lost_message(self, state: ArrayState) -> str:
         """Say that the pieces that are left of an array do not suffice."""

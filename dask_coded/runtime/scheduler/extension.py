@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from distributed.diagnostics.plugin import WorkerPlugin
     from distributed.scheduler import Scheduler
 
-# Seconds without a heartbeat after which nobody waits for a worker any more.
+# The installation stops waiting for a worker that has sent no heartbeat for this many seconds.
 _PATIENCE = 5.0
 
 

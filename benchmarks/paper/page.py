@@ -160,8 +160,8 @@ def _algorithms(results: Results) -> Iterator[str]:
         f"disturbed them. In {len(keys)} of {len(lines)} rows another method is faster than "
         "`continuous` by more than 3 %. `continuous` sends the most messages, but they alone are "
         "not the reason: with a fifth fewer, logistic regression took longer. Of sparse matrices, "
-        "parity has more non-zeros than the blocks, so all coded methods compute more than uncoded; "
-        "by default sparse matrices are stored twice instead."
+        "parity has more non-zeros than the blocks, so all coded methods compute more than "
+        "uncoded; by default sparse matrices are stored twice instead."
     )
 
 

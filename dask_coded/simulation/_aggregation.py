@@ -282,8 +282,8 @@ class TrainingSimulation:
         node = self._nodes[number]
         self._messages += 1
         kind = command.tag.kind
-        packed = isinstance(command.payload, Partial)
-        size = EXACT.nbytes(command.payload) * self._scale if packed else 0.0
+        asks = kind == "redo" and number == ROOT
+        size = 0.0 if asks else EXACT.nbytes(command.payload) * self._scale
         begins = max(self._now, node.sending)
         node.sending = begins + size / self._bandwidth[number]
         enters = begins + self._costs.latency

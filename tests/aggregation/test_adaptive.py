@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dask_coded.aggregation import ROOT, Compute, DynamicClusters, Speculation, Tag
-from dask_coded.compression import Partial
+from dask_coded.compression import EXACT, Partial
 
 from .driver import Group, agree
 from .test_exact import gradients, nodes
@@ -81,7 +81,7 @@ def test_parts_of_stopped_workers_are_computed_again() -> None:
 def test_no_worker_is_asked_before_most_have_delivered() -> None:
     plan = Speculation(share=0.75).plan(4)
     root = plan.machine(ROOT)
-    part = Partial(np.ones(2))
+    part = EXACT.pack(Partial(np.ones(2)))
     assert root.received(0, Tag("part"), part) == []
     assert root.received(1, Tag("part"), part) == []
     # Worker 2 has delivered, so it can help worker 3.
@@ -96,5 +96,5 @@ def test_a_helper_computes_once_and_only_while_the_sum_is_missing() -> None:
     assert worker.received(ROOT, Tag("redo"), (2,)) == [Compute((2,), (1.0,))]
     assert worker.received(ROOT, Tag("redo"), (2,)) == []
     late = Speculation().plan(4).machine(1)
-    late.received(ROOT, Tag("sum"), Partial(np.ones(2)))
+    late.received(ROOT, Tag("sum"), EXACT.pack(Partial(np.ones(2))))
     assert late.received(ROOT, Tag("redo"), (2,)) == []

@@ -1,4 +1,4 @@
-"""Smoke runs of the benchmarks of compressed and pipelined training, and their network."""
+"""Smoke runs of the benchmarks of training with PyTorch, and their network."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ pytestmark = pytest.mark.extras
             {"accuracy", "accuracy_difference"},
             {"step_over_longer", "step_over_synchronous", "step_over_server"},
         ),
+        ("pytorch", {"over_one_thread", "over_all_cores", "coded"}, set()),
     ],
 )
 def test_smoke_sized_run(

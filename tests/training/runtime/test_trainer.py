@@ -88,7 +88,7 @@ def trainer(plan, replica, fetching=False, **options):
 
 
 def message(step, sender, tag=("sum", 0, 0)):
-    return NodeMessage("run", step, sender, tag, Partial(np.ones(1)), None)
+    return NodeMessage("run", step, sender, tag, EXACT.pack(Partial(np.ones(1))), None)
 
 
 def test_messages_that_arrive_while_the_update_of_their_step_is_applied_are_dropped():

@@ -1,7 +1,7 @@
 """Functions of dask.array that compute products, made to see coded arrays.
 
 Functions of dask.array do not dispatch on their arguments. Therefore :func:`dispatch_products` has
-five of them ask first, as soon as there is a coded array in the process.
+six of them ask first, as soon as there is a coded array in the process.
 """
 
 from __future__ import annotations

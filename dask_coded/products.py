@@ -23,6 +23,7 @@ import dask.array as da
 import numpy as np
 from dask.array import einsumfuncs, routines
 from dask.array.core import elemwise
+from numpy.lib.array_utils import normalize_axis_index
 
 from dask_coded.arguments import from_tensor
 from dask_coded.uncoded import COLUMNS, ROWS, TRANSPOSED, elementwise, say_uncoded
@@ -76,6 +77,10 @@ class ProductArray(da.Array, ABC):
         """Return the transposed array; its products are coded if it was encoded, too."""
         plain = as_plain(self).transpose(*axes)
         return self if plain.name == self.name else self._transposed(plain)
+
+    def swapaxes(self, axis1: int, axis2: int) -> da.Array:
+        """Return the array with two axes exchanged, as ``transpose`` does."""
+        return _swapaxes(self, axis1, axis2)
 
     def __array_ufunc__(self, numpy_ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         if any(isinstance(out, ProductArray) for out in kwargs.get("out", ())):
@@ -426,6 +431,11 @@ def _transpose(a: Any, axes: Any = None) -> Any:
     return a.transpose() if axes is None else a.transpose(axes)
 
 
+def _swapaxes(a: Any, axis1: int, axis2: int) -> Any:
+    first, second = (normalize_axis_index(axis, 2) for axis in (axis1, axis2))
+    return a if first == second else a.transpose()
+
+
 def _matvec(a: Any, b: Any) -> Any:
     return matmul(a, b) if np.ndim(b) == 1 else NotImplemented
 
@@ -458,6 +468,7 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.linalg.matmul: matmul,
     np.linalg.tensordot: _tensordot,
     np.matrix_transpose: _transpose,
+    np.swapaxes: _swapaxes,
     np.tensordot: _tensordot,
     np.transpose: _transpose,
 }
@@ -466,6 +477,7 @@ SPELLINGS: dict[str, Callable[..., Any]] = {
     "dot": _dot,
     "einsum": _einsum,
     "matmul": matmul,
+    "swapaxes": _swapaxes,
     "tensordot": _tensordot,
     "transpose": _transpose,
 }

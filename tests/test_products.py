@@ -85,12 +85,15 @@ FORWARD = {
     "list of rows": lambda m, C: C[[3, 1]] @ x,
     "mask of rows": lambda m, C: C[A[:, 0] > 0] @ X,
     "rows of a multiple of rows": lambda m, C: (2 * C[2:])[1:4] @ x,
+    "axis exchanged with itself": lambda m, C: m.swapaxes(C, 0, -2) @ x,
     "transpose of the transpose": lambda m, C: C.T.T @ x,
     "transposed twice": lambda m, C: (x @ C.T).T,
 }
 BACKWARD = {
     "transpose": lambda m, C: C.T @ y,
     "transposed by a function": lambda m, C: m.transpose(C) @ y,
+    "axes exchanged": lambda m, C: C.swapaxes(0, -1) @ y,
+    "axes exchanged by a function": lambda m, C: m.swapaxes(C, 0, 1) @ y,
     "from the left": lambda m, C: y @ C,
     "from the left, a matrix": lambda m, C: Y @ C,
     "from the left, a dask vector": lambda m, C: m.asarray(y) @ C,

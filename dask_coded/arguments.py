@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Sequence
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,7 @@ def check_positive(
         ...
     ValueError: Argument 'tol' must be 0 or a positive number, it is -1.
     """
-    above = value >= 0 if or_zero else value > 0
+    above = isinstance(value, Real) and (value >= 0 if or_zero else value > 0)
     if not above or (value == math.inf and not or_infinite):
         wanted = "0 or a positive number" if or_zero else "a positive number"
         raise ValueError(f"Argument {name!r} must be {wanted}, it is {value}.")

@@ -30,7 +30,13 @@ from dask_coded.runtime.client.waiting import (
     outside_pool,
     waiting_client,
 )
-from dask_coded.runtime.coordinator.tasks import DataSlot, LoopSlot, OperatorSlot, run_loop
+from dask_coded.runtime.coordinator.tasks import (
+    DataSlot,
+    LoopSlot,
+    OperatorSlot,
+    map_nested,
+    run_loop,
+)
 from dask_coded.runtime.spec import CodedTask, round_options
 from dask_coded.uncoded import say_uncoded
 
@@ -45,8 +51,9 @@ def submit(
     """Run an algorithm inside the cluster, as one task.
 
     The function is ordinary NumPy code over operators with ``@``. Each :class:`CodedArray` among
-    its arguments becomes such an operator (see :class:`dask_coded.Operator`), and each
-    ``operator @ x`` is one coded round of a few milliseconds. A :class:`CodedPair` becomes an
+    its arguments, also in lists, tuples and dicts, becomes such an operator (see
+    :class:`dask_coded.Operator`), and each ``operator @ x`` is one coded round of a few
+    milliseconds. A :class:`CodedPair` becomes an
     operator with ``product`` (see :class:`dask_coded.PairOperator`). Other dask collections become
     their values, also arrays such as ``2 * C``, which emit an :class:`UncodedWarning`. A
     :class:`Loop` becomes a loop whose state other workers keep: if its worker is lost, the function
@@ -106,7 +113,7 @@ def submit(
         if is_dask_collection(value):
             data.append(client.compute(value))
             return DataSlot(len(data) - 1)
-        return value
+        return map_nested(slot, value)
 
     places = tuple(slot(value) for value in args)
     named = {name: slot(value) for name, value in kwargs.items()}

@@ -106,3 +106,17 @@ def test_what_cannot_be_called_is_refused(client):
     C = coded.encode(np.eye(4), coded.MDS(3, 2), client=client)
     with pytest.raises(TypeError, match=r"'function' must be callable, it is coded\.CodedArray"):
         coded.submit(C, client=client)
+
+
+def test_arguments_in_lists_and_dicts_become_operators(client):
+    A = np.arange(12.0).reshape(4, 3)
+    C = coded.encode(A, coded.MDS(3, 2), client=client)
+    x = client.scatter(np.ones(3))
+
+    def products(arrays, named):
+        return [arrays[0] @ named["x"][0], named["x"][1]]
+
+    future = coded.submit(products, [C, None], named={"x": (x, "as it is")}, client=client)
+    product, other = future.result()
+    np.testing.assert_allclose(product, A.sum(axis=1))
+    assert other == "as it is"

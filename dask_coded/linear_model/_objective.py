@@ -224,7 +224,7 @@ class Objective:
 
 
 def check_weights(name: str, weights: npt.ArrayLike, rows: int) -> Floats:
-    """Return the weights of rows as an array, shape (rows,).
+    """Return the weights of rows as an array, shape (rows,); one number is that of all rows.
 
     Raises
     ------
@@ -232,6 +232,8 @@ def check_weights(name: str, weights: npt.ArrayLike, rows: int) -> Floats:
         If there is not one for each row, or they are negative, not finite or all zero.
     """
     found = np.asarray(weights, dtype=np.float64)
+    if not found.ndim:
+        found = np.full(rows, found)
     if found.shape != (rows,):
         raise ValueError(
             f"Argument {name!r} must have one value for each of the {rows} rows, "

@@ -221,7 +221,7 @@ class LogisticRegression(_Classifier):
         X : array, sparse matrix, dask array or CodedArray, shape (n, p)
         y : array_like, shape (n,)
             Classes, of any type.
-        sample_weight : array_like, shape (n,), optional
+        sample_weight : array_like, shape (n,), or float, optional
             Not negative.
         client : distributed.Client, optional
             The cluster. Default: the current client. Without one, or if the data are smaller than

@@ -292,6 +292,7 @@ def test_history_and_callback_get_each_iteration_and_verbose_prints_a_summary(ro
         (LinearSVC(loss="square"), "'loss' must be one of .*, it is 'square'"),
         (LinearSVC(penalty=None), "'penalty' must be one of .*, it is None"),
         (LinearSVC(intercept_scaling=0), "'intercept_scaling' must be a positive number"),
+        (Ridge(alpha=[1, 2]), "'alpha' must be 0 or a positive number, it is .1, 2"),
         (Ridge(alpha=-1), "'alpha' must be 0 or a positive number, it is -1"),
         (Lasso(alpha=-1), "'alpha' must be 0 or a positive number, it is -1"),
         (Lasso(positive=True), "'positive' must be False: the signs .* cannot be restricted"),
@@ -304,6 +305,14 @@ def test_parameters_out_of_range(rows, model, complaint):
     X, y, _ = rows
     with pytest.raises(ValueError, match=complaint):
         model.fit(X, y)
+
+
+@pytest.mark.parametrize("kind", [Ridge, LogisticRegression])
+def test_one_sample_weight_is_that_of_all_rows(kind):
+    X = np.random.default_rng(0).standard_normal((50, 4))
+    y = (X[:, 0] > 0).astype(int)
+    one = kind().fit(X, y, sample_weight=2.0)
+    np.testing.assert_array_equal(one.coef_, kind().fit(X, y, np.full(50, 2.0)).coef_)
 
 
 def test_invalid_data_are_rejected(rows):

@@ -58,6 +58,15 @@ def operator(array_id: str, options: RoundOptions) -> Operator | PairOperator:
     return PairOperator(coordinator) if pair else Operator(coordinator)
 
 
+def map_nested(function: Callable[[Any], Any], value: Any) -> Any:
+    """Apply a function to what lists, tuples and dicts hold, and return anything else unchanged."""
+    if type(value) in (list, tuple):
+        return type(value)(map(function, value))
+    if type(value) is dict:
+        return {name: function(item) for name, item in value.items()}
+    return value
+
+
 @contextmanager
 def _ending_quietly() -> Iterator[None]:
     """End a run that is over without a result.
@@ -112,7 +121,7 @@ def run_loop(
                 value.interval,
                 next(loops),
             )
-        return value
+        return map_nested(fill, value)
 
     with _ending_quietly():
         return function(*map(fill, args), **{name: fill(value) for name, value in kwargs.items()})

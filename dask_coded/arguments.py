@@ -128,8 +128,8 @@ def check_dense(what: str, array: Any) -> Any:
     return array
 
 
-def from_tensor(x: Any) -> Any:
-    """Return a PyTorch tensor as a NumPy array, and anything else unchanged.
+def unwrapped(x: Any) -> Any:
+    """Return the array in a PyTorch tensor or in an xarray object, and anything else unchanged.
 
     The array shares the tensor's memory, unless that is a GPU's.
 
@@ -138,9 +138,12 @@ def from_tensor(x: Any) -> Any:
     RuntimeError
         If the tensor requires a gradient, which would silently miss what is done with the array.
     """
-    # A tensor can only be here if PyTorch has been imported.
+    # These can only be here if their libraries have been imported.
     torch: Any = sys.modules.get("torch")
-    return x.cpu().numpy() if torch and isinstance(x, torch.Tensor) else x
+    if torch and isinstance(x, torch.Tensor):
+        return x.cpu().numpy()
+    xarray: Any = sys.modules.get("xarray")
+    return x.data if xarray and isinstance(x, xarray.DataArray | xarray.Variable) else x
 
 
 def to_tensor(array: np.ndarray[Any, Any], like: Any) -> Any:

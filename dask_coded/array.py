@@ -24,7 +24,7 @@ from dask.utils import format_bytes
 from distributed import Client
 from scipy.sparse.linalg import LinearOperator
 
-from dask_coded.arguments import check_redundancy, check_workers
+from dask_coded.arguments import check_redundancy, check_workers, unwrapped
 from dask_coded.codes import CODES, MDS, Code, RandomLinear, Repetition
 from dask_coded.dispatch import dispatch_products
 from dask_coded.display import Display
@@ -71,7 +71,7 @@ def encode(
 
     Parameters
     ----------
-    A : dask array, NumPy array or SciPy sparse matrix, shape (rows, columns)
+    A : dask array, NumPy array, SciPy sparse matrix or xarray DataArray, shape (rows, columns)
         Dask arrays may be chunked in any way, with NumPy or SciPy sparse chunks.
     code : Code or str, optional
         :class:`MDS`, :class:`RandomLinear`, :class:`Repetition`, a code of your own, or the name of
@@ -129,7 +129,7 @@ def encode(
     """
     client = current_client(client)
     workers = check_workers(workers)
-    source = matrix_source(as_plain(A))
+    source = matrix_source(as_plain(unwrapped(A)))
     if redundancy is not None and isinstance(code, Code):
         raise TypeError("Pass either a code or a redundancy, not both: a code defines its own.")
 

@@ -18,7 +18,7 @@ from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 from distributed import Client
 
-from dask_coded.arguments import check_dense, check_unmasked, check_workers
+from dask_coded.arguments import check_dense, check_unmasked, check_workers, unwrapped
 from dask_coded.array import RoundLayer, cluster_size
 from dask_coded.codes import Polynomial
 from dask_coded.products import as_plain
@@ -289,7 +289,7 @@ async def _encode(
 
 def _factors(A: Any, B: Any) -> tuple[Any, Any]:
     """Return two dense matrices with equal numbers of rows, the same object if A is B."""
-    A, B = as_plain(A), as_plain(B)
+    A, B = as_plain(unwrapped(A)), as_plain(unwrapped(B))
     same = A is B or (isinstance(A, da.Array) and isinstance(B, da.Array) and A.name == B.name)
     left = matrix_source(A)
     right = left if same else matrix_source(B)

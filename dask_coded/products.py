@@ -25,7 +25,7 @@ from dask.array import einsumfuncs, routines
 from dask.array.core import elemwise
 from numpy.lib.array_utils import normalize_axis_index
 
-from dask_coded.arguments import from_tensor
+from dask_coded.arguments import unwrapped
 from dask_coded.uncoded import COLUMNS, ROWS, TRANSPOSED, elementwise, say_uncoded
 
 # Before :mod:`dask_coded.dispatch` replaces it.
@@ -287,7 +287,7 @@ def as_plain(x: Any) -> Any:
 
 def as_factor(x: Any) -> Any:
     """Return numbers, sequences and tensors as a NumPy array, and anything else unchanged."""
-    x = from_tensor(x)
+    x = unwrapped(x)
     return np.asarray(x) if isinstance(x, list | tuple) or np.isscalar(x) else x
 
 

@@ -19,6 +19,7 @@ from dask._task_spec import TaskRef
 from dask.base import is_dask_collection
 from distributed import Client, Future
 
+from dask_coded.arguments import unwrapped
 from dask_coded.array import CodedArray, encode
 from dask_coded.loop import QUIET, Loop, PiecesMade, Progress
 from dask_coded.pair import CodedPair
@@ -197,6 +198,7 @@ def as_coded(
     RuntimeError
         If this is the thread of the client's event loop.
     """
+    A = unwrapped(A)
     if not isinstance(A, CodedArray):
         client = waiting_client(client)
         if isinstance(A, ProductArray):

@@ -15,6 +15,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_array, check_consistent_length
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from dask_coded.arguments import unwrapped
 from dask_coded.array import CodedArray
 from dask_coded.display import Display
 from dask_coded.linear_model._fit import Callback, check_dask, current_cluster, fit
@@ -58,7 +59,7 @@ class LinearModel(BaseEstimator):
 
     def _data(self, X: Any, y: Any, client: Client | None, **checks: Any) -> tuple[Any, Any]:
         """Return ``X`` in a form that can be encoded or multiplied, and ``y`` as a NumPy array."""
-        y = here(y, client)
+        X, y = unwrapped(X), here(y, client)
         if check_dask(X):
             if client is not None or isinstance(X, CodedArray):
                 y = check_array(y, ensure_2d=False, dtype=None, input_name="y")
@@ -139,6 +140,7 @@ class LinearModel(BaseEstimator):
     def _predictions(self, X: Any) -> Any:
         """Return ``X @ coef_.T + intercept_``, as a dask array if X is one."""
         check_is_fitted(self)
+        X = unwrapped(X)
         if not check_dask(X):
             X = validate_data(self, X, accept_sparse="csr", dtype=np.float64, reset=False)
             return np.asarray(X @ self.coef_.T) + self.intercept_
@@ -177,6 +179,7 @@ def rowwise(
 
 def here(values: Any, client: Client | None = None) -> Any:
     """Compute a dask array; return anything else unchanged."""
+    values = unwrapped(values)
     if not isinstance(values, da.Array):
         return values
     if client is None:

@@ -28,6 +28,7 @@ import scipy.sparse as sp
 from sklearn import kernel_approximation
 from sklearn.utils.validation import check_is_fitted
 
+from dask_coded.arguments import unwrapped
 from dask_coded.linear_model._base import rowwise
 from dask_coded.linear_model._fit import check_dask
 
@@ -83,6 +84,7 @@ class RBFSampler(kernel_approximation.RBFSampler):
         y
             Not used.
         """
+        X = unwrapped(X)
         if check_dask(X):
             # Two rows with the same variance as all of X; the draws depend on nothing else.
             spread = _deviation(X) if self.gamma == "scale" else 1.0
@@ -102,6 +104,7 @@ class RBFSampler(kernel_approximation.RBFSampler):
         dask array or ndarray, shape (n_samples, n_components)
         """
         check_is_fitted(self)
+        X = unwrapped(X)
         if not check_dask(X):
             return super().transform(X)
         if X.shape[1] != self.n_features_in_:

@@ -24,7 +24,7 @@ from distributed import Client
 from distributed.protocol.pickle import dumps
 
 from dask_coded.aggregation import Aggregation
-from dask_coded.arguments import check_whole, from_tensor
+from dask_coded.arguments import check_whole, unwrapped
 from dask_coded.compression import EXACT, Compression
 from dask_coded.display import Display
 from dask_coded.loop import Progress
@@ -302,7 +302,7 @@ def _named(client: Client, workers: str | Sequence[str]) -> tuple[str, ...]:
 
 def _start(parameters: npt.ArrayLike) -> Vector:
     """Return the initial parameters as a flat array of floating-point numbers."""
-    start = np.array(from_tensor(parameters))
+    start = np.array(unwrapped(parameters))
     if start.ndim != 1 or not start.size or start.dtype.kind not in "fiub":
         raise ValueError(
             f"Argument 'parameters' must be a flat array of real numbers, it has shape "

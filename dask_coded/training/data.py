@@ -12,7 +12,7 @@ import scipy.sparse
 from dask.base import is_dask_collection
 from distributed import Client, Future, futures_of
 
-from dask_coded.arguments import check_unmasked, from_tensor
+from dask_coded.arguments import check_unmasked, unwrapped
 from dask_coded.runtime.client.source import settled
 from dask_coded.runtime.client.waiting import outside_pool
 from dask_coded.training.runtime.spec import Blocks
@@ -66,7 +66,7 @@ def _joined(batches: Iterable[Any]) -> list[np.ndarray[Any, Any]]:
     """Return all samples and all targets of some batches."""
     pairs = []
     for batch in batches:
-        pair = [from_tensor(a) for a in batch] if isinstance(batch, tuple | list) else []
+        pair = [unwrapped(a) for a in batch] if isinstance(batch, tuple | list) else []
         if len(pair) != 2 or not all(isinstance(a, np.ndarray) and a.ndim for a in pair):
             raise TypeError(
                 "Each batch must be a pair of arrays or tensors, samples and targets: pass a pair "
@@ -79,7 +79,7 @@ def _joined(batches: Iterable[Any]) -> list[np.ndarray[Any, Any]]:
 
 
 def _load(client: Client, name: str, values: Any) -> tuple[Blocks, list[Future]]:
-    values = from_tensor(values)
+    values = unwrapped(values)
     check_unmasked(f"The {name}", values)
     if isinstance(values, da.Array):
         return _array(client, name, values)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dask_coded.arguments import from_tensor
+from dask_coded.arguments import unwrapped
 from dask_coded.training.optimizers import Decay, Optimizer, Vector
 
 
@@ -82,7 +82,7 @@ class TorchModule:
 
     def gradient(self, parameters: Vector, samples: Any, targets: Any) -> tuple[float, Vector]:
         """Return the loss and its gradient, summed over samples, as :func:`train` expects."""
-        parameters, samples = from_tensor(parameters), from_tensor(samples)
+        parameters, samples = unwrapped(parameters), unwrapped(samples)
         self.load(parameters)
         self.module.zero_grad(set_to_none=True)
         seed = zlib.crc32(samples[:1].tobytes(), zlib.crc32(parameters[:1024].tobytes()))
@@ -95,7 +95,7 @@ class TorchModule:
     def load(self, parameters: Vector) -> torch.nn.Module:
         """Copy a flat array or tensor into the module's parameters and return the module."""
         # Copied because PyTorch expects a writable array.
-        flat = torch.from_numpy(np.array(from_tensor(parameters)))
+        flat = torch.from_numpy(np.array(unwrapped(parameters)))
         with torch.no_grad():
             start = 0
             for parameter in self._wanted:

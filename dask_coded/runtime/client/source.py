@@ -43,6 +43,11 @@ def matrix_source(A: Any) -> Any:
         )
     if scipy.sparse.issparse(A):
         A = A.tocsr()
+    elif hasattr(A, "to_dask_array"):
+        raise TypeError(
+            f"The matrix to encode must be an array, it is a {type(A).__name__}: pass "
+            "`A.to_dask_array(lengths=True)`."
+        )
     elif not isinstance(A, da.Array):
         A = np.asarray(A)
     if A.ndim != 2:

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import numpy as np
 from scipy.sparse.linalg import LinearOperator
 
-from dask_coded.arguments import check_dense, check_unmasked, from_tensor, to_tensor
+from dask_coded.arguments import check_dense, check_unmasked, to_tensor, unwrapped
 from dask_coded.runtime.coordinator.live_round import RoundReport
 from dask_coded.runtime.coordinator.rounds import Coordinator
 from dask_coded.runtime.spec import ArraySpec
@@ -142,7 +142,7 @@ def as_operand(x: Any) -> np.ndarray[Any, Any]:
     TypeError
         If it is masked or sparse.
     """
-    return np.asarray(check_right(from_tensor(x)))
+    return np.asarray(check_right(unwrapped(x)))
 
 
 def check_right(x: Any) -> Any:

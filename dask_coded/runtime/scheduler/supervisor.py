@@ -369,6 +369,20 @@ class Supervisor:
             {ts.key: "released" for ts in tasks}, stimulus_id=f"coded-run-again-{time()}"
         )
 
+    def unblock(self, ts: TaskState, silent: Collection[str]) -> None:
+        """Have a task run elsewhere, or what it needs, if only silent workers run or hold that."""
+        found: dict[TaskState, None] = {}
+        unseen, seen = [ts], {ts}
+        while unseen:
+            ts = unseen.pop()
+            places = ts.who_has or ([ts.processing_on] if ts.processing_on else [])
+            if places and ts.run_spec and all(ws.address in silent for ws in places):
+                found[ts] = None
+            if not ts.who_has or ts in found:
+                unseen += ts.dependencies - seen
+                seen |= ts.dependencies
+        self.run_again(found)
+
     def _send(self, addresses: Iterable[str], **message: Any) -> None:
         for address in addresses:
             if address in self._scheduler.stream_comms:

@@ -87,11 +87,11 @@ class TrainingSchedulerPlugin(SchedulerExtension):
                 )
             )
         supervisor = self._coded.supervisor
-        found = self._coded.homes.holders(key, supervisor.absent.union(avoid))
-        if ts.who_has and not found:
-            if ts.run_spec is not None:
-                supervisor.run_again([ts])  # whoever asks will ask again
-            else:
+        silent = supervisor.absent.union(avoid)
+        found = self._coded.homes.holders(key, silent)
+        if not found:
+            supervisor.unblock(ts, silent)  # whoever asks will ask again
+            if ts.run_spec is None:
                 found = self._coded.homes.holders(key)  # they may answer later
         return reply(Holders(tuple(found)))
 

@@ -181,6 +181,33 @@ async def test_a_block_that_only_a_silent_worker_holds_is_computed_again(c, s, *
     np.testing.assert_array_equal(await c.compute(block), np.ones((4, 2)))
 
 
+def block_of(name, *needed):
+    """Return a block once an event of this name is set."""
+    Event(name).wait()
+    return np.ones((4, 2))
+
+
+@gen_cluster(**THREE)
+async def test_a_block_that_a_silent_worker_computes_is_computed_elsewhere(c, s, a, *others):
+    await install(c, TrainingSchedulerPlugin())
+    plugin = s.extensions["dask-coded-training"]
+    needed = c.submit(block_of, "needed", workers=[a.address], allow_other_workers=True, key="n")
+    block = c.submit(block_of, "block", needed, workers=[a.address], allow_other_workers=True)
+    await async_poll_for(lambda: "n" in s.tasks and s.tasks["n"].state == "processing")
+    for name in ("needed", "block"):
+        (on,) = [ws for ws in s.workers.values() if ws.processing]
+        plugin._coded.supervisor._set_aside(on.address)
+        assert plugin.holders(block.key)["answer"].data.addresses == ()
+        (elsewhere,) = [ws for ws in s.workers.values() if ws.processing]
+        assert elsewhere is not on
+        await Event(name).set()
+        if name == "needed":
+            await async_poll_for(lambda: s.tasks[block.key].state == "processing")
+            # A new run begins where all workers answer.
+            plugin._coded.supervisor._heard(on.address, "running")
+    np.testing.assert_array_equal(await block, np.ones((4, 2)))
+
+
 @gen_cluster(**THREE)
 async def test_blocks_are_computed_again_while_the_worker_that_holds_them_is_stopped(
     c, s, a, b, *others, monkeypatch

@@ -1,16 +1,14 @@
 """Checks of blocks, fetched by a worker that coordinates rounds and verifies their shares.
 
 It fetches the checks of all blocks once, from the workers that made them: see
-:mod:`dask_coded.runtime.worker.checks`.
+:mod:`dask_coded.runtime.worker.checks`. It makes those that it cannot have, from any pieces that
+suffice. So rounds can be verified whenever they can be finished at all.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
 from collections.abc import Callable, Sequence
-from time import monotonic
 from typing import Any, Self
 
 import numpy as np
@@ -18,16 +16,12 @@ import numpy as np
 from dask_coded.rounds import Verifier
 from dask_coded.rounds.verification import Verification
 from dask_coded.runtime.answers import Recipe, RoundPlan, ask
-from dask_coded.runtime.spec import NAME, CodedSpec
+from dask_coded.runtime.spec import CodedSpec
 from dask_coded.runtime.worker.checks import check_of, weights_of
 from dask_coded.runtime.worker.plugin import CodedWorkerPlugin
 from dask_coded.transport import ANSWER_SECONDS
 from dask_coded.transport.rows import RowsGoneError, rows_of
 
-logger = logging.getLogger("distributed.dask_coded")
-
-# Seconds for which rounds wait for checks.
-_PATIENCE = 2 * ANSWER_SECONDS
 # Arrays whose checks a worker keeps for the next rounds that it coordinates.
 _KEPT = 8
 
@@ -38,12 +32,11 @@ class Checks:
     def __init__(self, plugin: CodedWorkerPlugin, array_id: str) -> None:
         self._plugin = plugin
         self._id = array_id
+        # By block; with how many roundings a check differs by, if its block was decoded.
         self._found: dict[int, Any] = {}
+        self._growth: dict[int, float] = {}
         self._verification: Verification | None = None
-        # By block; and since when some check is missing.
         self._fetching: dict[int, asyncio.Task[None]] = {}
-        self._since: float | None = None
-        self._warned = False
 
     @classmethod
     def of(cls, plugin: CodedWorkerPlugin, array_id: str) -> Self:
@@ -55,11 +48,9 @@ class Checks:
         return found
 
     async def fetch(self, spec: CodedSpec, holders: Sequence[str]) -> bool:
-        """Fetch the checks that are not here yet; return whether rounds can go on.
+        """Fetch the checks that are not here yet; return whether all are here.
 
-        They can with all checks, or after a few seconds in which some could not be had, because the
-        workers that hold a check and its block do not answer. Then rounds are not verified until
-        these checks are here, which are fetched meanwhile. The worker logs a warning.
+        If not, there may be other holders after a few seconds, so the scheduler is to be asked.
         """
         for block in range(spec.code.k):
             task = self._fetching.get(block)
@@ -68,32 +59,12 @@ class Checks:
                     self._fetch(spec, block, holders[block])
                 )
         if fetching := [task for task in self._fetching.values() if not task.done()]:
-            if self._since is None:
-                self._since = monotonic()
-            left = max(self._since + _PATIENCE - monotonic(), 0.0)
-            for task in (await asyncio.wait(fetching, timeout=left))[0]:
+            for task in (await asyncio.wait(fetching, timeout=2 * ANSWER_SECONDS))[0]:
                 task.result()
-        if self.complete(spec):
-            self._since = None
-            self._fetching.clear()
-            return True
-        if self._since is None or monotonic() < self._since + _PATIENCE:
+        if len(self._found) < spec.code.k:
             return False
-        if not self._warned:
-            self._warned = True
-            missing = [j for j in range(spec.code.k) if j not in self._found]
-            logger.warning(
-                "Rounds are not verified until the checks of blocks %s are here: no worker that "
-                "holds one of them, or the block, answers.",
-                missing,
-            )
-            event = {"action": "unverified", "array": self._id, "blocks": missing}
-            self._plugin.worker.log_event(NAME, event)
+        self._fetching.clear()
         return True
-
-    def complete(self, spec: CodedSpec) -> bool:
-        """Whether all checks are here."""
-        return len(self._found) == spec.code.k
 
     def close(self) -> None:
         """Stop fetching."""
@@ -107,13 +78,25 @@ class Checks:
                 raise RowsGoneError(holder, silent=True)
             self._found[block] = await rows_of(plugin.worker, holder, key, 0, spec.geometry.stripes)
         except RowsGoneError:
-            # Its holder is lost or stopped: make it here, if the block can be read.
-            asked = ask(
-                plugin.worker.scheduler.coded_block, array=self._id, block=block, avoid=[holder]
-            )
-            with contextlib.suppress(RowsGoneError):
-                if isinstance(recipe := await asked, Recipe):
-                    self._found[block] = await check_of(plugin, recipe, block)
+            await self._make(spec, block, [holder, *plugin.exchange.silent])
+
+    async def _make(self, spec: CodedSpec, block: int, avoid: list[str]) -> None:
+        """Make a check here, because its holder is lost or stopped, if that is possible now."""
+        scheduler, array = self._plugin.worker.scheduler, self._id
+        piece = int(spec.code.systematic_pieces[block])
+        while True:
+            answer = await ask(scheduler.coded_block, array=array, block=block, avoid=avoid)
+            if not isinstance(answer, Recipe):
+                # No worker that answers has the block. Others have what it can be decoded from.
+                answer = await ask(scheduler.coded_sources, array=array, piece=piece, avoid=avoid)
+            if not isinstance(answer, Recipe):
+                return
+            try:
+                self._found[block] = await check_of(self._plugin, answer, block)
+                self._growth[block] = answer.growth
+                return
+            except RowsGoneError as gone:
+                avoid.append(gone.address)
 
     def verifier(
         self, spec: CodedSpec, plan: RoundPlan, operand: np.ndarray[Any, Any]
@@ -128,6 +111,8 @@ class Checks:
                 self._verification = Verification(
                     spec.code, spec.geometry, exponents, weights_of(spec), checks, spec.dtype
                 )
-            return self._verification.verifier(operand, plan.growth)
+            inexact = [self._growth.get(j, 0.0) for j in range(spec.code.k)]
+            growth = np.asarray(plan.growth) + np.abs(spec.code.G) @ inexact
+            return self._verification.verifier(operand, growth.tolist())
 
         return prepare

@@ -290,7 +290,6 @@ class Coordinator:
                         return _Current(spec, answer, answer.layout(spec), None)
                     checks = Checks.of(plugin, self._id)
                     if await checks.fetch(spec, answer.checks):
-                        ready = checks if checks.complete(spec) else None
-                        return _Current(spec, answer, answer.layout(spec), ready)
+                        return _Current(spec, answer, answer.layout(spec), checks)
             measured, corrupt = {}, []
             await backoff.wait()

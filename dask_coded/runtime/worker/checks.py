@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import numpy as np
 from distributed import get_worker, secede
 from distributed.utils import sync
 
 from dask_coded.rounds.scaling import scaled
 from dask_coded.rounds.verification import add_rows, empty_check, random_weights
-from dask_coded.runtime.answers import Lost, Recipe, Waiting, ask
+from dask_coded.runtime.answers import Lost, Recipe, Source, Waiting, ask
 from dask_coded.runtime.spec import CodedDataLostError, CodedSpec
 from dask_coded.runtime.worker.pieces import rows_from, slice_rows
 from dask_coded.runtime.worker.plugin import CodedWorkerPlugin, worker_plugin
@@ -50,30 +51,38 @@ async def _make(plugin: CodedWorkerPlugin, array_id: str, block: int) -> Any:
 
 
 async def check_of(plugin: CodedWorkerPlugin, recipe: Recipe, block: int) -> Any:
-    """Return the check of a block, whose rows are read from the worker that the recipe names.
+    """Return the check of a block, from the block itself or from pieces that determine it.
 
     Raises
     ------
     RowsGoneError
-        If that worker no longer holds them, or does not answer.
+        If a worker that the recipe names no longer holds its rows, or does not answer.
     """
-    spec, (source,) = recipe.spec, recipe.sources
-    assert spec.exponents is not None
-    exponents = spec.exponents[block]
+    spec = recipe.spec
+    rows = spec.geometry.rows[block]
     check = empty_check(spec.geometry.stripes, spec.columns, spec.dtype)
     weights, edges = weights_of(spec), spec.geometry.edges(block)
     loop, step = asyncio.get_running_loop(), slice_rows(spec)
     reader = RowReader(plugin.worker, plugin.exchange.readable_memory)
-    for first in range(0, source.rows, step):
-        last = min(first + step, source.rows)
-        rows = await rows_from(plugin, reader, source, first, last, spec)
-
-        def add(rows: Any = rows, first: int = first) -> None:
-            part = scaled(rows, exponents[first : first + len(rows)])
-            add_rows(check, weights, edges, first, part)
-
-        await loop.run_in_executor(None, add)
+    for first in range(0, rows, step):
+        total = np.zeros((min(step, rows - first), spec.columns), check.dtype)
+        for source in recipe.sources:
+            begin = max(first - source.at, 0)
+            end = min(first + len(total) - source.at, source.rows)
+            if begin < end:
+                part = await rows_from(plugin, reader, source, begin, end, spec)
+                into = total[source.at + begin - first : source.at + end - first]
+                await loop.run_in_executor(None, _add, spec, into, part, source, begin)
+        await loop.run_in_executor(None, add_rows, check, weights, edges, first, total)
     return check
+
+
+def _add(spec: CodedSpec, into: Any, part: Any, source: Source, first: int) -> None:
+    """Add rows of a source, from row ``first`` on, scaled as the rows of blocks are."""
+    if source.block >= 0:
+        assert spec.exponents is not None
+        part = scaled(part, spec.exponents[source.block][first : first + len(part)])
+    into += source.weight * part
 
 
 def weights_of(spec: CodedSpec) -> Any:

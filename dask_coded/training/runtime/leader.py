@@ -6,9 +6,10 @@ worker, another leader asks all workers how far along they are, and goes on with
 
 A worker whose channel closes is lost. If the code can do without it, the others first end the
 steps in flight. Then a new group is formed, without the lost worker and with those that have joined
-the cluster meanwhile. A worker that is only slow, or stopped, stays in the group, because the sums
-wait for it until it reads them. If the steps cannot end without a stopped worker, which the
-scheduler's supervisor reports, a new group is formed without it, until it answers again.
+the cluster meanwhile. The lost worker is asked once more, because perhaps only a connection has
+broken. A worker that is only slow, or stopped, stays in the group, because the sums wait for it
+until it reads them. If the steps cannot end without a stopped worker, which the scheduler's
+supervisor reports, a new group is formed without it, until it answers again.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ class Leader:
             )
             self._link.call(group)
             if self._all_joined(addresses):
-                self._link.formed()
+                self._link.ask_lost()
                 return group
 
     def _enlisted(self, candidates: list[str]) -> dict[str, tuple[int, str] | None]:
@@ -160,6 +161,7 @@ class Leader:
                     found[event.sender] = state
                     waiting.discard(event.sender)
                 case Closed():
+                    self._link.lose(event.sender)
                     waiting.discard(event.sender)
                     found.pop(event.sender, None)
                 case Silent(_, address):

@@ -186,13 +186,16 @@ class Link:
         workers = sorted(set(candidates) - self._lost, key=candidates.index)
         workers.sort(key=lambda address: address != own)
         await self._leave()
-        self.run_id = run_id = uuid.uuid4().hex
-        attempt = plugin.exchange.attempt(self._task)
-        for address in workers:
-            channel = self._channels[address] = plugin.exchange.channel(address)
-            channel.listen(run_id, partial(self._hear, address))
-            channel.send(Enlist(run_id, self._training.id, attempt))
+        self.run_id = uuid.uuid4().hex
+        self._enlist(workers)
         return workers
+
+    def _enlist(self, addresses: Iterable[str]) -> None:
+        attempt = self._plugin.exchange.attempt(self._task)
+        for address in addresses:
+            channel = self._channels[address] = self._plugin.exchange.channel(address)
+            channel.listen(self.run_id, partial(self._hear, address))
+            channel.send(Enlist(self.run_id, self._training.id, attempt))
 
     def call(self, group: Group) -> None:
         """Tell the workers of a group that they are in it.
@@ -204,14 +207,21 @@ class Link:
         """
         sync(self._loop, self._call, group)
 
-    def formed(self) -> None:
-        """Record that all workers of the group have joined."""
-        self._lost.clear()
+    def ask_lost(self) -> None:
+        """Ask the workers that were lost once more.
 
-    async def _call(self, group: Group) -> None:
+        Perhaps only a connection has broken. Then the worker answers, and can be in the next group.
+        """
+        lost, self._lost = self._lost, set()
+        self._loop.add_callback(self._enlist, lost)
+
+    def _check(self) -> None:
         # If a task is cancelled before the scheduler names its workers, they never learn of that.
         if self._plugin.exchange.is_over(self._task):
             raise RunOverError(f"This run of {self._task!r} is over.")
+
+    async def _call(self, group: Group) -> None:
+        self._check()
         attempt = self._plugin.exchange.attempt(self._task)
         for node, address in enumerate(group.addresses):
             self._channels[address].send(Join(group.run_id, self._task, node, group, attempt))

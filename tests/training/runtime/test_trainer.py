@@ -213,9 +213,21 @@ def test_worker_killed_while_another_fetches_its_state_is_lost_and_not_an_error(
     assert found._link._lost == {"b"}
 
 
+class Unheard:
+    """A channel to a worker that does not answer."""
+
+    def listen(self, run_id, listener):
+        pass
+
+    def send(self, message):
+        pass
+
+
 def leader(*events):
     """Return a leader that has received these events, and waits for no others."""
-    plugin = SimpleNamespace(worker=SimpleNamespace(loop=None))
+    loop = SimpleNamespace(add_callback=lambda callback, *args: callback(*args))
+    plugin = SimpleNamespace(worker=SimpleNamespace(loop=loop))
+    plugin.exchange = SimpleNamespace(channel=lambda address: Unheard(), attempt=lambda task: None)
     found = Leader(plugin, training=None, task="t", loop=None)
     found._link.run_id = "run"
     for sender, event in events:
@@ -248,6 +260,35 @@ def test_all_workers_are_asked_again_if_none_answers_in_time(monkeypatch):
     monkeypatch.setattr("dask_coded.training.runtime.leader.ANSWER_SECONDS", 0.01)
     assert found._form(0).addresses == ("a",)
     assert invited == [0, 0]
+
+
+def test_a_lost_worker_that_answers_can_join_the_next_group():
+    asked = {}
+
+    class Sent:
+        def __init__(self, address):
+            self._address = address
+
+        def listen(self, run_id, listener):
+            asked[self._address] = listener
+
+        def send(self, message):
+            assert message == Enlist("run", "training", ("t", 1))
+
+    found = leader(("c", Closed("run")), ("a", Enlisted("run", None)))
+    link = found._link
+    link._training = group(Star().plan(1)).training
+    link._plugin.exchange = SimpleNamespace(channel=Sent, attempt=lambda task: (task, 1))
+    assert set(found._enlisted(["a", "c"])) == {"a"}
+    link.lose("b")
+    link.ask_lost()
+    assert asked.keys() == {"b", "c"}
+    live = LiveGroup(link, group(Star().plan(1)), 0.0, None, None)
+    asked["b"](Enlisted("run", (3, "old")))
+    asked["c"](Closed("run"))
+    for _ in range(2):
+        live._react(link.next_event())
+    assert live._joinable == {"b"}
 
 
 def test_worker_lost_after_it_was_enlisted_is_not_called():

@@ -233,6 +233,23 @@ def test_worker_that_joins_takes_part(processes):
     run.finish(replicas=3)
 
 
+def test_worker_whose_channel_breaks_comes_back(processes):
+    def break_channel(address, dask_worker):
+        dask_worker.extensions["coded-exchange"].channel(address).abort()
+
+    def group(dask_worker):
+        (trainer,) = dask_worker.extensions["dask-coded-training"].trainers.values()
+        return trainer.group.run_id
+
+    leader, _, other = processes.add(3)
+    run = Ongoing(processes.client, Star(), leader=leader)
+    run.progress()
+    before = processes.client.run(group)[other]
+    processes.client.run(break_channel, other, workers=[leader])
+    poll_for(lambda: processes.client.run(group)[other] != before, timeout=JOINING)
+    run.finish(replicas=3)
+
+
 def test_worker_that_joins_takes_part_when_another_is_killed(processes):
     leader, killed = processes.add(2)
     run = Ongoing(processes.client, Star(), leader=leader)

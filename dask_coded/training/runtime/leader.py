@@ -130,8 +130,13 @@ class Leader:
         while True:
             candidates = self._link.invite(steps)
             found = self._enlisted(candidates)
-            if candidates and not found:
-                continue  # all of them are late, the leader's own among them: ask again
+            if not found:
+                # All of them are late, the leader's own among them, or all are paused or lost: ask
+                # again. Lost workers may be there after all.
+                if not candidates:
+                    self._link.ask_lost()
+                    self._link.next_event(ANSWER_SECONDS)
+                continue
             workers = [address for address in candidates if address in found]
             plan, addresses = form(training.aggregation, workers)
             if training.remembers:

@@ -183,6 +183,7 @@ class Link:
         candidates: Sequence[str] = await plugin.worker.scheduler.coded_candidates(
             key=self._task, worker=own, allowed=self._training.workers, round=step
         )
+        self._check()
         workers = sorted(set(candidates) - self._lost, key=candidates.index)
         workers.sort(key=lambda address: address != own)
         await self._leave()

@@ -262,6 +262,29 @@ def test_all_workers_are_asked_again_if_none_answers_in_time(monkeypatch):
     assert invited == [0, 0]
 
 
+def test_a_leader_without_any_worker_waits_for_one(monkeypatch):
+    found, invited = leader(), []
+    found._training = found._link._training = group(Star().plan(1)).training
+    found._training.aggregation, found._training.remembers = Star(), False
+    found._training.first = 0
+
+    def invite(steps):
+        invited.append(steps)
+        if len(invited) == 1:
+            return []
+        assert not found._link._lost
+        for message in (Enlisted("run", None), Joining("run"), Joined("run")):
+            found._link._hear("a", message)
+        return ["a"]
+
+    found._link.lose("a")
+    found._link.invite = invite
+    found._link.call = lambda group: None
+    monkeypatch.setattr("dask_coded.training.runtime.leader.ANSWER_SECONDS", 0.01)
+    assert found._form(0).addresses == ("a",)
+    assert invited == [0, 0]
+
+
 def test_a_lost_worker_that_answers_can_join_the_next_group():
     asked = {}
 

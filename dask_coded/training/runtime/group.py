@@ -16,7 +16,7 @@ from dask_coded.aggregation import ROOT, Command, Finished, Machine, Send, Tag
 from dask_coded.aggregation.formation import can_finish, form
 from dask_coded.compression import Partial
 from dask_coded.training.runtime.link import Event, Link
-from dask_coded.training.runtime.memberships import Available, Silent
+from dask_coded.training.runtime.memberships import Available, Silent, StopRequested
 from dask_coded.training.runtime.spec import Group, Outcome, Step
 from dask_coded.training.runtime.storage import write
 from dask_coded.training.runtime.trainer import READ_EVERY, node_message
@@ -33,7 +33,6 @@ from dask_coded.transport.messages.trainings import (
     SkipNode,
     StepsFinished,
     StepSummed,
-    StopRequested,
     SumsRead,
     TrainingFailed,
     Unreachable,

@@ -16,13 +16,14 @@ from dask_coded.training.runtime.memberships import (
     Available,
     Cancelled,
     Silent,
+    StopRequested,
     TrainingWorkerPlugin,
 )
 from dask_coded.training.runtime.spec import Group, Training
 from dask_coded.transport import Channel
 from dask_coded.transport.fences import RunOverError
 from dask_coded.transport.messages.message import Message
-from dask_coded.transport.messages.trainings import Enlist, Enlisted, Join, StopRequested
+from dask_coded.transport.messages.trainings import Enlist, Enlisted, Join
 
 
 class Event(NamedTuple):
@@ -101,7 +102,9 @@ class Link:
             match event.message:
                 case Cancelled():
                     raise RunOverError(f"This run of {self._task!r} is over.")
-                case StopRequested():
+                case StopRequested(_, training):
+                    if training != self._training.id:
+                        continue
                     self.enough = True
                 case Available(_, address):
                     self.available.add(address)

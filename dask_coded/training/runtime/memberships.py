@@ -29,7 +29,6 @@ from dask_coded.transport.messages.trainings import (
     NodeMessage,
     SendState,
     SkipNode,
-    StopRequested,
     TrainingFailed,
     Unreachable,
 )
@@ -61,6 +60,13 @@ class Available(Message):
     """A worker has joined the cluster, or a silent worker answers again."""
 
     address: str
+
+
+@dataclass(frozen=True)
+class StopRequested(Message):
+    """The client wants a training to end soon; leaders of other trainings do not care."""
+
+    training: str
 
 
 class TrainingWorkerPlugin(WorkerPlugin):
@@ -237,9 +243,9 @@ class TrainingWorkerPlugin(WorkerPlugin):
 
     def _enough(self, training: str) -> None:
         """Stream handler: the client wants a training to end soon."""
-        for trainer in self.trainers.values():
-            if trainer.group.training.id == training:
-                trainer.answer(StopRequested(trainer.group.run_id))
+        # Not by way of the workers, whose answers count for nothing while a group is formed.
+        for task, tell in self.leaders.items():
+            tell(StopRequested(task, training))
 
 
 def training_plugin(worker: Worker) -> TrainingWorkerPlugin:

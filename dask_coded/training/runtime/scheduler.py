@@ -66,7 +66,7 @@ class TrainingSchedulerPlugin(SchedulerExtension):
         return ts is not None and ts.state == "processing" and ts.run_id == run
 
     def enough(self, training: str) -> None:
-        """Handler: the client wants a training to end soon; its participants pass that on."""
+        """Handler: the client wants a training to end soon; its leader is told."""
         for address in self._coded.versions:
             self._send(address, "coded-enough", training=training)
 

@@ -167,11 +167,6 @@ class StepsFinished(Message):
     digest: str
 
 
-@dataclass(frozen=True)
-class StopRequested(Message):
-    """The client wants the training to end soon. A participant passes it on to the leader."""
-
-
 # -- of trainings: between nodes -------------------------------------------------------------------
 
 

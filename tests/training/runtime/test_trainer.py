@@ -29,6 +29,7 @@ from dask_coded.transport.messages.message import Closed, Message
 from dask_coded.transport.messages.trainings import (
     Enlist,
     Enlisted,
+    HaltTraining,
     Join,
     Joined,
     Joining,
@@ -312,6 +313,29 @@ def test_a_lost_worker_that_answers_can_join_the_next_group():
     for _ in range(2):
         live._react(link.next_event())
     assert live._joinable == {"b"}
+
+
+def test_a_stop_that_is_requested_while_a_group_is_formed_is_not_lost():
+    worker = SimpleNamespace(address="a", handlers={}, stream_handlers={}, extensions={})
+    plugin = TrainingWorkerPlugin()
+    plugin.setup(worker)
+    found = leader()
+    link, sent = found._link, []
+    link._training = group(Star().plan(1)).training
+    plugin.leaders["t"] = lambda message: link._hear("a", message)
+    plugin._enough("another")
+    assert link.next_event(0) is None
+    assert not link.enough
+    plugin._enough("training")
+    for message in (Joining("run"), Joined("run")):
+        link._hear("a", message)
+    assert found._all_joined(("a",))
+    assert link.enough
+    link.send = lambda messages: sent.extend(messages)
+    link._hear("a", Closed("run"))
+    with pytest.raises(GroupOverError):
+        LiveGroup(link, group(Star().plan(1)), 0.0, None, None).run()
+    assert HaltTraining("run", 1) in [message for _, message in sent]
 
 
 def test_worker_lost_after_it_was_enlisted_is_not_called():

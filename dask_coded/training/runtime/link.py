@@ -10,6 +10,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from dask.typing import Key
+from distributed.protocol.pickle import dumps
 from distributed.utils import sync
 
 from dask_coded.training.runtime.memberships import (
@@ -209,7 +210,8 @@ class Link:
         RunOverError
             If the training is cancelled, or another worker has taken over its leader.
         """
-        sync(self._loop, self._call, group)
+        # Once for all workers, and in this thread: a large model would hold up the event loop.
+        sync(self._loop, self._call, group, dumps(group))
 
     def ask_lost(self) -> None:
         """Ask the workers that were lost once more.
@@ -224,11 +226,12 @@ class Link:
         if self._plugin.exchange.is_over(self._task):
             raise RunOverError(f"This run of {self._task!r} is over.")
 
-    async def _call(self, group: Group) -> None:
+    async def _call(self, group: Group, packed: bytes) -> None:
         self._check()
         attempt = self._plugin.exchange.attempt(self._task)
         for node, address in enumerate(group.addresses):
-            self._channels[address].send(Join(group.run_id, self._task, node, group, attempt))
+            join = Join(group.run_id, self._task, node, group.training.id, packed, attempt)
+            self._channels[address].send(join)
 
     async def _leave(self) -> None:
         """Stop listening to the previous group."""

@@ -127,7 +127,7 @@ class TrainingWorkerPlugin(WorkerPlugin):
                 self._enlist(run_id, training, answer)
             case Join():
                 task = asyncio.create_task(self._join(message, answer))
-                self._joining[task] = message.group.training.id
+                self._joining[task] = message.training
                 task.add_done_callback(self._joining.pop)
                 answer(Joining(message.run_id))
             case NodeMessage():
@@ -167,19 +167,19 @@ class TrainingWorkerPlugin(WorkerPlugin):
         member.retire(retired)
 
     async def _join(self, message: Join, answer: Answer) -> None:
-        group: Group = message.group
-        run_id, training = group.run_id, group.training
-        previous = self.trainers.get(training.id)
+        run_id, training = message.run_id, message.training
+        previous = self.trainers.get(training)
         own = self.worker.address
         state = None
         try:
+            group: Group = await asyncio.to_thread(pickle.loads, message.group)
             if own in group.sources:
-                state = await self._packed(training.id)
+                state = await self._packed(training)
             elif group.sources:
                 source = group.sources[0]
                 try:
                     rpc = self.worker.rpc(source)
-                    state = (await rpc.coded_trained(training=training.id))["state"]
+                    state = (await rpc.coded_trained(training=training))["state"]
                 except OSError:
                     answer(Unreachable(run_id, source))
                     return
@@ -192,10 +192,10 @@ class TrainingWorkerPlugin(WorkerPlugin):
             return
         if previous is not None:
             previous.stop()
-        self.trainers[training.id] = Trainer(
+        self.trainers[training] = Trainer(
             self.worker, self.exchange, group, message.node, replica, answer, previous
         )
-        self._led[training.id] = led
+        self._led[training] = led
         answer(Joined(run_id))
 
     async def state(self, training: str) -> dict[str, Any]:

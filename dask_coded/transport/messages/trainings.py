@@ -43,14 +43,17 @@ class Join(Message):
         Of the leader.
     node : int
         The number of this worker in the group's plan.
-    group : Group
+    training : str
+    group : bytes
+        The pickled :class:`~dask_coded.training.runtime.spec.Group`.
     attempt : Attempt or None
         The run of the leader's task.
     """
 
     task: Key
     node: int
-    group: Any
+    training: str
+    group: bytes
     attempt: Attempt | None = None
 
 

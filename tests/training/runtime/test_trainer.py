@@ -179,7 +179,7 @@ def join(peer, sources, before=None):
         plugin.trainers["training"] = before
     answers: list[Message] = []
     wanted = group(Star().plan(2), version=3, sources=sources)
-    asyncio.run(plugin._join(Join("run", "t", 0, wanted), answers.append))
+    asyncio.run(plugin._join(Join("run", "t", 0, "training", dumps(wanted)), answers.append))
     return answers, plugin.trainers.get("training")
 
 
@@ -196,7 +196,9 @@ def test_the_end_of_an_earlier_run_of_a_leader_may_come_late():
     plugin = TrainingWorkerPlugin()
     plugin.setup(worker)
     plugin.leaders["t"] = told.append
-    asyncio.run(plugin._join(Join("run", "t", 0, wanted, ("t", 8)), answers.append))
+    asyncio.run(
+        plugin._join(Join("run", "t", 0, "training", dumps(wanted), ("t", 8)), answers.append)
+    )
     plugin._forget("t", 7)
     assert answers == [Joined("run")]
     assert plugin.trainers
@@ -338,6 +340,20 @@ def test_a_stop_that_is_requested_while_a_group_is_formed_is_not_lost():
     assert HaltTraining("run", 1) in [message for _, message in sent]
 
 
+def test_a_group_is_pickled_once_for_all_its_workers(monkeypatch):
+    run_now = "dask_coded.training.runtime.link.sync"
+    monkeypatch.setattr(run_now, lambda loop, call, *args: asyncio.run(call(*args)))
+    link, sent = leader()._link, []
+    link._plugin.exchange.is_over = lambda task: False
+    link._channels = dict.fromkeys("ab", SimpleNamespace(send=sent.append))
+    link.call(group(Star().plan(2)))
+    first, second = sent
+    assert (first.node, second.node) == (0, 1)
+    assert type(first.group) is bytes
+    assert first.group is second.group
+    assert pickle.loads(first.group).addresses == ("a", "b")
+
+
 def test_worker_lost_after_it_was_enlisted_is_not_called():
     events = [("a", Enlisted("run", None)), ("a", Closed("run")), ("b", Enlisted("run", None))]
     assert set(leader(*events)._enlisted(["a", "b"])) == {"b"}
@@ -361,11 +377,12 @@ def test_worker_stopped_while_another_fetches_its_state_and_joins_the_next_group
 
     async def run():
         plugin.setup(worker)
-        plugin._handle(Join("old", "t", 0, group(Star().plan(2), 3, sources=("b",))), answer)
+        first, second = group(Star().plan(2), 3, sources=("b",)), group(Star().plan(1), 3)
+        plugin._handle(Join("old", "t", 0, "training", dumps(first)), answer)
         await asked.wait()
         plugin._handle(Enlist("run", "training"), answer)
         assert answers[1:] == [Enlisted("run", None)]
-        plugin._handle(Join("run", "t", 0, group(Star().plan(1), 3)), answer)
+        plugin._handle(Join("run", "t", 0, "training", dumps(second)), answer)
         await asyncio.gather(*plugin._joining, return_exceptions=True)
         assert answers[2:] == [Joining("run"), Joined("run")]
         assert not plugin._joining

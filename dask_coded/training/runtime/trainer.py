@@ -83,7 +83,10 @@ class Trainer:
         self._worker = worker
         self._exchange = exchange
         self._node = node
-        self._previous = previous
+        # A group that was never begun computes nothing, but the one before it may still compute.
+        while previous is not None and previous._threads[0].ident is None:
+            previous = previous._previous
+        self._previous: Trainer | None = previous
         self._channels: dict[int, Channel] = {}
         self._skipped: set[int] = set()
         # Not the group's run id, because a leader on this worker listens to that on this channel.
@@ -105,7 +108,7 @@ class Trainer:
         self._fetching = True
         # The number of updates at which the training ends.
         self._end = group.training.steps
-        self._threads = [
+        self._threads: list[threading.Thread] = [
             threading.Thread(target=self._guarded, args=(target,), name=name, daemon=True)
             for target, name in (
                 (self._compute, "Coded-train-computation"),

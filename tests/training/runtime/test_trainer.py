@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -125,6 +126,23 @@ def test_sums_do_not_accumulate_while_data_are_fetched(schedule, behind):
         worker._received(message(step, ROOT))
     assert worker.replica.version == 5 - behind
     assert len(worker._totals) == behind
+
+
+def test_a_worker_waits_for_its_last_gradient_of_the_last_group_that_was_begun():
+    def next_trainer(previous):
+        worker = SimpleNamespace(address="a", loop=None)
+        wanted = group(Star().plan(1))
+        return Trainer(worker, None, wanted, 0, Counter(), lambda message: None, previous)
+
+    first = next_trainer(None)
+    release = threading.Event()
+    first._threads[0] = threading.Thread(target=release.wait)
+    first._threads[0].start()
+    never_begun = next_trainer(first)
+    never_begun.stop()
+    last = next_trainer(never_begun)
+    release.set()
+    assert last._previous is first
 
 
 def test_the_last_step_is_reported_before_the_end():

@@ -146,12 +146,14 @@ class Replica:
                 f"The gradient must be as long as the parameters, a flat array of "
                 f"{wanted.size} elements; its shape is {vector.shape}."
             )
+        with np.errstate(over="ignore"):  # what the parameters' dtype cannot hold becomes infinite
+            vector = vector.astype(wanted.dtype)
         if not np.isfinite(vector).all():
             raise FloatingPointError(
                 f"The gradient of step {step} contains NaN or infinity: lower the learning rate, "
                 f"or check the gradient function and the data."
             )
-        return vector.astype(wanted.dtype)
+        return vector
 
     def compress(self, step: int, segment: int, vector: Vector) -> Vector:
         """Return this worker's contribution to the sum: its gradient segment, compressed."""

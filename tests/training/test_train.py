@@ -318,6 +318,12 @@ def test_wrong_gradients(client, gradient, error, message):
         train(gradient, np.zeros(5), blocks(), client=client)
 
 
+def test_gradients_beyond_the_range_of_the_parameters_are_not_finite(client):
+    start = np.zeros(5, dtype=np.float32)
+    with pytest.raises(FloatingPointError, match="lower the learning rate"):
+        train(lambda w, X, y: np.full(5, 1e39), start, blocks(), steps=1, client=client)
+
+
 class Frame:
     """Looks like a data frame."""
 

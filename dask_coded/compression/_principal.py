@@ -22,6 +22,9 @@ Matrix = npt.NDArray[np.float64]
 #: Integers up to 2 to this power are exact in float64, also as sums and products of integers.
 _SIGNIFICANT_BITS = 53
 
+#: The least float64 above 0 is 2 to this power.
+_LEAST = -1074
+
 #: Rounds of orthogonal iteration.
 _ROUNDS = 8
 
@@ -56,14 +59,22 @@ def order_free_product(A: npt.ArrayLike, B: npt.ArrayLike) -> Matrix:
     """
     left, right = np.asarray(A, dtype=np.float64), np.asarray(B, dtype=np.float64)
     bits = (_SIGNIFICANT_BITS - (left.shape[1] - 1).bit_length()) // 2
-    product: Matrix = _on_grid(left, bits) @ _on_grid(right, bits)
+    first = max(_grid(left, bits), _LEAST)
+    # Not finer, because products below the least float64 would be rounded.
+    second = max(_grid(right, bits), _LEAST - first)
+    product: Matrix = _on_grid(left, first) @ _on_grid(right, second)
     return product
 
 
-def _on_grid(matrix: Matrix, bits: int) -> Matrix:
+def _grid(matrix: Matrix, bits: int) -> int:
+    """Return the power of 2 that is the step of a matrix's grid."""
     greatest = max(matrix.max(initial=0.0), -matrix.min(initial=0.0))
     # 0 has no power of 2 above it, and NaN stays NaN on any grid.
-    step = np.ldexp(1.0, int(np.frexp(greatest)[1]) - bits) if greatest > 0 else 1.0
+    return int(np.frexp(greatest)[1]) - bits if greatest > 0 else 0
+
+
+def _on_grid(matrix: Matrix, power: int) -> Matrix:
+    step = np.ldexp(1.0, power)
     on_grid: Matrix = np.rint(matrix / step)
     on_grid *= step
     return on_grid

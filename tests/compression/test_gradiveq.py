@@ -78,6 +78,16 @@ def test_product_does_not_depend_on_the_order_of_its_terms(rows, inner, columns,
     assert np.abs(product - A @ B).max() <= inner * 2.0**-bits * 2 * largest
 
 
+def test_products_of_tiny_numbers_are_neither_nan_nor_rounded():
+    least = np.nextafter(0.0, 1.0)
+    assert order_free_product([[least]], [[1.0]]).tolist() == [[least]]
+    assert np.isfinite(principal_directions(np.diag([1e-320, 1e-319]), 1)).all()
+    rng = np.random.default_rng(0)
+    A, order = 1e-160 * rng.standard_normal((3, 300)), rng.permutation(300)
+    product = order_free_product(A, A.T)
+    np.testing.assert_array_equal(product, order_free_product(A[:, order], A[:, order].T))
+
+
 def test_product_of_zeros_of_empty_matrices_and_of_nan():
     assert order_free_product(np.zeros((2, 3)), np.ones((3, 2))).tolist() == [[0, 0], [0, 0]]
     assert order_free_product(np.ones((2, 0)), np.ones((0, 2))).tolist() == [[0, 0], [0, 0]]

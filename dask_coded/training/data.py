@@ -144,8 +144,12 @@ def _rows(values: Any) -> int | None:
 
 def _scattered(client: Client, values: Any) -> tuple[Blocks, list[Future]]:
     """Scatter equal blocks, as many as there are workers."""
-    count = max(min(len(client.scheduler_info(n_workers=-1)["workers"]), values.shape[0]), 1)
+    workers = client.scheduler_info(n_workers=-1)["workers"]
+    count = max(min(len(workers), values.shape[0]), 1)
     edges = [i * values.shape[0] // count for i in range(count + 1)]
     blocks = [values[a:b] for a, b in itertools.pairwise(edges)]
+    if any(address.startswith("inproc://") for address in workers):
+        # They get the caller's memory as it is, which the caller may change during the training.
+        blocks = [block.copy() for block in blocks]
     futures = client.scatter(blocks, hash=False)
     return Blocks(tuple(f.key for f in futures), tuple(b.shape[0] for b in blocks)), futures

@@ -36,6 +36,7 @@ from dask_coded.training import (
     WorkerReport,
     train,
 )
+from dask_coded.training.data import load
 from dask_coded.training.runtime.link import Link
 
 STEPS = 30
@@ -141,6 +142,15 @@ def test_data_may_come_in_any_form(client):
     for data in [(X, Y), partitions, (scipy.sparse.csr_array(X), Y), batches]:
         found = train(squares, np.zeros(5), data, steps=STEPS, client=client)
         np.testing.assert_allclose(found.parameters, in_one_process(), rtol=1e-10)
+
+
+def test_scattered_data_do_not_change_with_the_arrays_of_the_caller(client):
+    samples, targets = X.copy(), Y.copy()
+    *_, held = load(client, (samples, targets))
+    samples[:], targets[:] = 0, 0
+    found = client.gather(held)
+    np.testing.assert_array_equal(np.concatenate([a for a in found if a.ndim == 2]), X)
+    np.testing.assert_array_equal(np.concatenate([a for a in found if a.ndim == 1]), Y)
 
 
 def test_epochs_are_passes_over_the_data(client):

@@ -144,6 +144,8 @@ def _rows(values: Any) -> int | None:
 
 def _scattered(client: Client, values: Any) -> tuple[Blocks, list[Future]]:
     """Scatter equal blocks, as many as there are workers."""
+    if scipy.sparse.issparse(values):
+        values = values.tocsr()  # rows of some other formats cannot be selected
     workers = client.scheduler_info(n_workers=-1)["workers"]
     count = max(min(len(workers), values.shape[0]), 1)
     edges = [i * values.shape[0] // count for i in range(count + 1)]

@@ -139,7 +139,8 @@ def test_all_holders_of_a_part_draw_the_same_mini_batches(client):
 def test_data_may_come_in_any_form(client):
     partitions = ([delayed(X[:50]), delayed(X[50:])], client.scatter([Y[:9], Y[9:]]))
     batches = ((X[i : i + 20], Y[i : i + 20]) for i in range(0, len(X), 20))
-    for data in [(X, Y), partitions, (scipy.sparse.csr_array(X), Y), batches]:
+    formats = [(scipy.sparse.csr_array(X).asformat(f), Y) for f in ("csr", "coo", "bsr")]
+    for data in [(X, Y), partitions, *formats, batches]:
         found = train(squares, np.zeros(5), data, steps=STEPS, client=client)
         np.testing.assert_allclose(found.parameters, in_one_process(), rtol=1e-10)
 

@@ -190,6 +190,7 @@ def train(
         batch_size = getattr(data, "batch_size", None)
     if batch_size is not None:
         check_whole("batch_size", batch_size)
+    check_whole("seed", seed, least=0)
     if layers is None:
         layers = [start.shape]
     elif (size := sum(int(np.prod(shape)) for shape in layers)) != start.size:

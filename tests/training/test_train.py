@@ -372,6 +372,7 @@ class Frame:
         (iter([]), {}, ValueError, "must yield at least one batch"),
         ((X, Y), {"epochs": 0}, ValueError, "'epochs' must be a whole number of at least 1"),
         ((X, Y), {"epochs": 2, "steps": 2}, TypeError, "either 'steps' or 'epochs', not both"),
+        ((X, Y), {"seed": None}, ValueError, "'seed' must be a whole number of at least 0"),
         ((X, Y), {"steps": 0}, ValueError, "'steps' must be a whole number of at least 1"),
         ((X, Y), {"workers": ["b"]}, ValueError, "'workers' must contain the address of a worker"),
         ((X, Y), {"layers": [(2, 2)]}, ValueError, "as many elements as the parameters, 5; it"),

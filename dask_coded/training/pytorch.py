@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -164,14 +165,10 @@ class TorchModule:
 
     def prediction(self, parameters: Vector, samples: Any) -> Any:
         """Return the module's output for samples: a tensor if they are one, else a NumPy array."""
-        self.load(parameters)
-        training = self.module.training
-        self.module.eval()
-        try:
-            with torch.no_grad():
-                found = self.module(_tensor(samples))
-        finally:
-            self.module.train(training)
+        # In a copy, because other threads may be using the module, in this mode or for training.
+        module = copy.deepcopy(self).load(parameters).eval()
+        with torch.no_grad():
+            found = module(_tensor(samples))
         return found if isinstance(samples, torch.Tensor) else found.cpu().numpy()
 
 

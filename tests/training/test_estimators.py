@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import dask.array as da
 import numpy as np
@@ -76,6 +79,38 @@ def test_dropout_depends_only_on_parameters_and_samples():
     second = other.gradient(one.parameters, SAMPLES, LABELS)
     assert first[0] == second[0]
     np.testing.assert_array_equal(first[1], second[1])
+
+
+class Waiting(torch.nn.Module):
+    """Tells in which mode it predicts, after others may have changed that."""
+
+    begun = threading.Semaphore(0)
+    go_on = (threading.Event(), threading.Event())
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, samples):
+        self.begun.release()
+        self.go_on[int(samples[0])].wait()
+        return torch.tensor([self.training])
+
+
+def test_predictions_in_several_threads_do_not_change_each_others_mode():
+    model = training.TorchModule(Waiting(), torch.nn.MSELoss(reduction="sum"))
+    predict = partial(model.prediction, np.zeros(1, dtype=np.float32))
+    with ThreadPoolExecutor(2) as pool:
+        futures = []
+        for number in range(2):
+            futures.append(pool.submit(predict, np.array([number])))
+            Waiting.begun.acquire()
+        trains = []
+        for future, event in zip(futures, Waiting.go_on, strict=True):
+            event.set()
+            trains += future.result().tolist()
+    assert trains == [False, False]
+    assert model.module.training
 
 
 def updated(flat, optimizer, steps, state=None, first=0, parameters=None):

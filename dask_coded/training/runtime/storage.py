@@ -26,8 +26,13 @@ def check_folder(path: str, address: str) -> None:
 def write(path: str, data: bytes) -> None:
     """Write a file atomically: a reader finds all of it, or the previous content."""
     folder = Path(path).absolute().parent
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=".coded-", delete=False) as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(file.name, path)
+    descriptor, name = tempfile.mkstemp(dir=folder, prefix=".coded-")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(name, path)
+    except OSError:
+        os.unlink(name)  # the disk may be full
+        raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,9 @@ import torch
 
 from dask_coded.arguments import unwrapped
 from dask_coded.training.optimizers import Decay, Optimizer, Vector
+
+# All threads of a process draw from the same random numbers, also those of workers in one process.
+_RANDOM = threading.Lock()
 
 
 class TorchModule:
@@ -248,15 +252,16 @@ def _state(optimizer: torch.optim.Optimizer, tensors: Sequence[torch.Tensor]) ->
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
     """Seed PyTorch's random numbers, and continue with the usual ones afterwards."""
-    # `torch.manual_seed` does the same for every device, and takes longer than a small gradient.
-    state = torch.get_rng_state()
-    torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():
-        torch.cuda.manual_seed_all(seed)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(state)
+    with _RANDOM:
+        # `torch.manual_seed`, for every device, takes longer than a small gradient.
+        state = torch.get_rng_state()
+        torch.default_generator.manual_seed(seed)
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(seed)
+        try:
+            yield
+        finally:
+            torch.set_rng_state(state)
 
 
 def _tensor(array: Any) -> torch.Tensor:

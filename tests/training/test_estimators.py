@@ -17,6 +17,7 @@ from dask_coded.training import SGD, GradientEstimator
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.extras
+pytorch = pytest.importorskip("dask_coded.training.pytorch")
 
 RNG = np.random.default_rng(3)
 SAMPLES = RNG.normal(size=(60, 4)).astype(np.float32)
@@ -79,6 +80,24 @@ def test_dropout_depends_only_on_parameters_and_samples():
     second = other.gradient(one.parameters, SAMPLES, LABELS)
     assert first[0] == second[0]
     np.testing.assert_array_equal(first[1], second[1])
+
+
+class Alone(torch.nn.Module):
+    """Checks that no other thread may seed PyTorch's random numbers while it draws some."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(4))
+
+    def forward(self, samples):
+        assert not pytorch._RANDOM.acquire(blocking=False)
+        return torch.nn.functional.dropout(samples @ self.weight, 0.5)
+
+
+def test_threads_of_a_process_do_not_share_seeded_random_numbers():
+    flat = training.TorchModule(Alone(), torch.nn.MSELoss(reduction="sum"))
+    flat.gradient(flat.parameters, SAMPLES, SAMPLES[:, 0])
+    assert not pytorch._RANDOM.locked()
 
 
 class Waiting(torch.nn.Module):

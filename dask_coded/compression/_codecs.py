@@ -137,8 +137,10 @@ class Quantization(Codec, Compression):
             raise ValueError(f"Argument 'block' must be at least 1, it is {self.block}.")
 
     def pack(self, partial: Partial) -> Any:
-        """Return ``(levels, scales, loss)``: integers, and per block a scale of the same dtype."""
+        """Return ``(levels, scales, dtype, loss)``: integers, and a scale per block."""
         blocks = self._blocks(partial.vector)
+        if blocks.dtype == np.float16:  # has too few digits for levels of 16 bits
+            blocks = blocks.astype(np.float32)
         kind = blocks.dtype.type
         top = 2 ** (self.bits - 1) - 1
         # Slightly less than 1 / top, so that top * scale is finite if the largest number is.
@@ -151,18 +153,19 @@ class Quantization(Codec, Compression):
             scaled = blocks * inverse[:, None]
             np.rint(scaled, out=scaled)
             levels = scaled.astype(np.dtype(f"i{self.bits // 8}"))
-        return levels.ravel()[: len(partial.vector)], scales, partial.loss
+        levels = levels.ravel()[: len(partial.vector)]
+        return levels, scales, partial.vector.dtype.str, partial.loss
 
     def unpack(self, packed: Any) -> Partial:
         """Return a partial sum of the dtype that was packed."""
-        levels, scales, loss = packed
+        levels, scales, dtype, loss = packed
         blocks = self._blocks(levels.astype(scales.dtype))
         blocks *= scales[:, None]
-        return Partial(blocks.ravel()[: len(levels)], loss)
+        return Partial(blocks.ravel()[: len(levels)].astype(dtype, copy=False), loss)
 
     def nbytes(self, packed: Any) -> int:
         """Return the packed size in bytes: 1 or 2 per number, plus the scales."""
-        levels, scales, _ = packed
+        levels, scales, *_ = packed
         return int(levels.nbytes + scales.nbytes)
 
     def _blocks(self, vector: Vector) -> Vector:

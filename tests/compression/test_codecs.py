@@ -115,6 +115,13 @@ def test_quantization_is_off_by_half_a_scale_at_most(dtype, bits, data):
             assert error <= greatest / top * (0.5 + 4 * top * eps)
 
 
+def test_quantization_of_half_precision_keeps_signs():
+    vector = np.array([65504.0, -65504.0, 1000.0, -3.0], dtype=np.float16)
+    found = back(Quantization(bits=16), vector)
+    assert found.dtype == np.float16
+    np.testing.assert_allclose(found, vector, atol=1.01)
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_quantization_of_a_block_that_is_not_finite_is_nan(value):
     vector = np.array([1, value, 2, 0, 1, 2, 4], dtype=np.float32)

@@ -137,7 +137,8 @@ def train(
         A file to resume from if the cluster is lost.
     resume : path, optional
         Such a file, as the client sees it. The training continues as if it had not been
-        interrupted, except that a :class:`Pipelined` schedule fills its pipeline again.
+        interrupted, except that a :class:`Pipelined` schedule fills its pipeline again, and that
+        what :class:`~dask_coded.compression.GradiVeQ` keeps as residuals is dropped.
     callback : callable, optional
         Called in the client's event loop with a :class:`~dask_coded.Progress`, at most ten times a
         second and after the last step. Its objective is the mean loss; its residual is the norm of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import uuid
 from pathlib import Path
 
 
@@ -25,14 +25,15 @@ def check_folder(path: str, address: str) -> None:
 
 def write(path: str, data: bytes) -> None:
     """Write a file atomically: a reader finds all of it, or the previous content."""
-    folder = Path(path).absolute().parent
-    descriptor, name = tempfile.mkstemp(dir=folder, prefix=".coded-")
+    whole = Path(path).absolute()
+    # Not by `tempfile`, whose files only their owner can read.
+    part = whole.with_name(f".coded-{uuid.uuid4().hex}")
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with part.open("xb") as file:
             file.write(data)
             file.flush()
-            os.fsync(descriptor)
-        os.replace(name, path)
+            os.fsync(file.fileno())
+        part.replace(whole)
     except OSError:
-        os.unlink(name)  # the disk may be full
+        part.unlink(missing_ok=True)  # the disk may be full
         raise

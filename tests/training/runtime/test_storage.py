@@ -20,3 +20,9 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_previous_one_alone(tmp_p
         write(str(path), b"second")
     assert list(tmp_path.iterdir()) == [path]
     assert path.read_bytes() == b"first"
+
+
+def test_a_checkpoint_has_the_permissions_of_any_new_file(tmp_path):
+    write(str(tmp_path / "state"), b"state")
+    (tmp_path / "other").touch()
+    assert (tmp_path / "state").stat().st_mode == (tmp_path / "other").stat().st_mode

@@ -54,11 +54,10 @@ def submit(
     The function is ordinary NumPy code over operators with ``@``. Each :class:`CodedArray` among
     its arguments, also in lists, tuples and dicts, becomes such an operator (see
     :class:`dask_coded.Operator`), and each ``operator @ x`` is one coded round of a few
-    milliseconds. A :class:`CodedPair` becomes an
-    operator with ``product`` (see :class:`dask_coded.PairOperator`). Other dask collections become
-    their values, also arrays such as ``2 * C``, which emit an :class:`UncodedWarning`. A
-    :class:`Loop` becomes a loop whose state other workers keep: if its worker is lost, the function
-    runs again and resumes from that state.
+    milliseconds. A :class:`CodedPair` becomes an operator with ``product`` (see
+    :class:`dask_coded.PairOperator`). Other dask collections become their values, also arrays such
+    as ``2 * C``, which emit an :class:`UncodedWarning`. A :class:`Loop` becomes a loop whose state
+    other workers keep: if its worker is lost, the function runs again and resumes from that state.
 
     Parameters
     ----------

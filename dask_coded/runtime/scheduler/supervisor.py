@@ -370,7 +370,7 @@ class Supervisor:
         )
 
     def unblock(self, ts: TaskState, silent: Collection[str]) -> None:
-        """Have a task run elsewhere, or what it needs, if only silent workers run or hold that."""
+        """Compute a task, and what it needs, elsewhere where only silent workers have it."""
         found: dict[TaskState, None] = {}
         unseen, seen = [ts], {ts}
         while unseen:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -132,6 +133,33 @@ async def test_a_first_operand_that_cannot_be_read_is_sent(c, s, *workers):
     # Each of the others once; then once more, but for one of them, in a receiver's memory.
     assert 4 <= len(refused) <= 4 + 3
     assert any(isinstance(m, OperandChunk) for _, m in seen)
+    await nothing_is_left(workers)
+
+
+@gen_cluster(client=True, timeout=120, nthreads=[("127.0.0.1", 1)] * 5)
+async def test_an_operand_that_came_another_way_is_not_looked_for_any_more(c, s, *workers):
+    A = matrix()
+    C = await coded.encode(A, coded.MDS(5, 5), c)  # every worker is needed
+    refused = refuse(workers)
+    late: list[object] = []
+    for worker in workers:
+        operands = worker_plugin(worker).operands
+        handlers = worker_plugin(worker).exchange._handlers
+
+        def handle(message, answer, operands=operands, usual=handlers[OperandShared]):
+            """Wait until the coordinator has sent the operand, because its receiver is slow."""
+            coming = operands._coming.get(message.run_id)
+            if coming is not None and coming._operand is None:
+                asyncio.get_running_loop().call_later(0.01, handle, message, answer)
+            else:
+                late.append(message)
+                usual(message, answer)
+
+        handlers[OperandShared] = handle
+    with distant_coordinator():
+        await check_rounds(c, C, A, workers=workers[0].address)
+    await async_poll_for(lambda: late, timeout=30)
+    assert not refused
     await nothing_is_left(workers)
 
 

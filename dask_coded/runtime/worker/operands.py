@@ -249,6 +249,8 @@ class _Coming:
 
     def found(self, shared: SharedArray, mappings: Mappings) -> None:
         """Record where the receiver of this host has left the operand."""
+        if self._operand is not None:
+            return  # it came another way meanwhile
         try:
             self._operand = mappings.view(shared)
         except OSError:

@@ -271,9 +271,12 @@ class Report:
         }
 
     def write_json(self, file: Path) -> None:
-        """Write the report to a file."""
-        text = json.dumps(self.as_dict(), indent=2, allow_nan=False)
-        file.write_text(text + "\n", encoding="utf-8")
+        """Write the report to a file, each row on one line."""
+        report = self.as_dict()
+        lines = [json.dumps(row, allow_nan=False) for row in report.pop("rows")]
+        head = json.dumps(report, indent=2, allow_nan=False).removesuffix("\n}")
+        rows = ",\n    ".join(lines)
+        file.write_text(f'{head},\n  "rows": [\n    {rows}\n  ]\n}}\n', encoding="utf-8")
 
     def print_table(self, file: TextIO | None = None) -> None:
         """Print the rows as a table, with rich if it is installed, otherwise as plain text.

@@ -95,7 +95,8 @@ def run(
     keys: dict[str, Any] = {"seed": seed, "cluster": kind.__name__}
     case = f"seed {seed}"
     events = campaign.events(loads)
-    report.add(case, "faults", len(events), unit="faults", events=events, **keys)
+    names = [load.name for load in loads]
+    report.add(case, "faults", len(events), unit="faults", loads=names, events=events, **keys)
     for load in loads:
         gap = float(np.diff(load.times).max()) if len(load.times) > 1 else 0.0
         ours = load.name != "Dask alone"

@@ -289,14 +289,14 @@ class Campaign:
     # -- what it does to the loads ---------------------------------------------------------------
 
     def events(self, loads: list[Load]) -> list[dict[str, Any]]:
-        """Return the faults, each with the longest time without a result of each load around it."""
+        """Return the faults, each with the longest times without a result around it, by load."""
         found = []
         for fault in self.faults:
-            gaps = {}
+            gaps = []
             for load in loads:
                 times = np.array(load.times)
                 near = (times[1:] >= fault.begin) & (times[:-1] <= fault.end + _AFTER)
-                gaps[load.name] = round(float(np.diff(times)[near].max(initial=0.0)), 2)
+                gaps.append(round(float(np.diff(times)[near].max(initial=0.0)), 2))
             seconds = round(fault.end - fault.begin, 2)
             found.append({"kind": fault.kind, "role": fault.role, "seconds": seconds, "gaps": gaps})
         return found

@@ -32,7 +32,11 @@ def table(rows: Iterable[dict[str, Any]]) -> str:
     this package waited longest.
     """
     rows = list(rows)
-    events = [event for row in rows for event in row.get("events", ())]
+    events = [
+        event | {"gaps": dict(zip(row["loads"], event["gaps"], strict=True))}
+        for row in rows
+        for event in row.get("events", ())
+    ]
     headings = [f"{name}: {what}" for name in _COLUMNS for what in ("median", "longest")]
     lines = [
         f"| fault | {' | '.join((*_ROLES, *headings))} |",

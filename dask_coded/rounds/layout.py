@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dask_coded.codes import Code
-from dask_coded.typing import Bools, Floats, Ints, Words
+from dask_coded.typing import Bools, Floats, Ints
 
 
 class StripeRange(NamedTuple):
@@ -50,20 +50,6 @@ def ranges_of(piece: int, mask: Bools, offset: int = 0) -> list[StripeRange]:
         StripeRange(piece, a + offset, b + offset)
         for a, b in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
     ]
-
-
-def packed(mask: Bools) -> Words:
-    """Return marks of stripes as bits of 64-bit words, the first stripe as the lowest bit.
-
-    Examples
-    --------
-    >>> packed(np.array([True, True, False, True]))
-    array([11], dtype=uint64)
-    """
-    words = np.zeros(-(-len(mask) // 64), dtype=np.uint64)
-    bits = np.packbits(mask, bitorder="little")
-    words.view(np.uint8)[: len(bits)] = bits
-    return words
 
 
 @dataclass(frozen=True, eq=False)

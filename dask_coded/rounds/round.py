@@ -148,5 +148,5 @@ class Round:
     def _unreachable(self) -> Bools:
         """Stripes that no assignment can finish any more, shape (groups, stripes)."""
         state = self.state
-        possible = state.available[:, None] | state.computed
+        possible = state.available[:, None] | state.computed.array()
         return np.asarray(self.layout.lacking(possible) > 0)

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from dask_coded.rounds.layout import Layout, StripeRange, ranges_of, without
+from dask_coded.rounds.marks import Marks, bits_of, ranges_of_bits
 from dask_coded.rounds.reporting import Reporting
 from dask_coded.rounds.workers import Estimate, Workers
-from dask_coded.typing import Bools, Floats, Ints, Words
+from dask_coded.typing import Bools, Floats, Ints
 
 # Keeps divisions by speeds finite; far below any speed that a worker can have.
 _SLOWEST = 1e-12
-_WORD = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
@@ -52,15 +52,16 @@ class RoundState:
     ----------
     workers : Workers
         What each worker owes and has done.
-    computed : ndarray of bool, shape (pieces, stripes)
+    computed : Marks
         Stripes that have come back.
-    held : ndarray of bool, shape (pieces, stripes)
+    held : Marks
         Stripes that have come back, or were assigned and not withdrawn. They must not be assigned
         again.
-    movable : ndarray of uint64, shape (words, pieces)
+    movable : Marks
         Stripes under way that another worker can take over: all but the first that a worker owes,
-        which it is believed to be computing. Stripes are bits, as in :func:`packed`, so that a
-        search over thousands of pieces takes microseconds.
+        which it is believed to be computing.
+    open : list of int
+        Stripes of each group that have not come back often enough, as bits.
     missing, short : ndarray of int, shape (groups, stripes)
         How many more pieces each stripe needs, at least, in addition to those computed and to those
         held. Zero or less if these suffice.
@@ -80,18 +81,16 @@ class RoundState:
         reporting: Reporting | None = None,
         lags: Floats | None = None,
     ) -> None:
-        # The pieces of a stripe lie next to each other in memory, because most searches are for
-        # pieces: transposes of (stripes, pieces).
-        shape = layout.stripes, layout.pieces
         self.layout = layout
         self.started = now
         self.reporting = reporting or Reporting()
-        self.computed: Bools = np.zeros(shape, dtype=bool).T
-        self.held: Bools = np.zeros(shape, dtype=bool).T
-        self.movable: Words = np.zeros((-(-layout.stripes // 64), layout.pieces), dtype=np.uint64)
+        self.computed = Marks(layout.pieces, layout.stripes)
+        self.held = Marks(layout.pieces, layout.stripes)
+        self.movable = Marks(layout.pieces, layout.stripes)
         self.missing: Ints = np.repeat(layout.need[:, None], layout.stripes, axis=1)
         self.short = self.missing.copy()
-        self._open = int((self.missing > 0).sum())
+        self._all = (1 << layout.stripes) - 1
+        self.open = [self._all if need > 0 else 0 for need in layout.need.tolist()]
         self.queues: list[deque[StripeRange]] = [deque() for _ in range(layout.workers)]
         self.available: Bools = layout.host >= 0
         self._pieces = np.bincount(layout.host[self.available], minlength=layout.workers)
@@ -112,7 +111,7 @@ class RoundState:
         if not ranges:
             return
         for part in ranges:
-            self._hold(part, True)
+            self._hold(part)
         self.queues[worker].extend(ranges)
         self.workers.assign(worker, self._owed(worker), self.now)
         self.commands.append(Assign(worker, tuple(ranges)))
@@ -123,7 +122,7 @@ class RoundState:
             return
         for part in ranges:
             self._drop(worker, part)
-            self._hold(part, self.computed[part.piece, part.start : part.stop])
+            self._release(part)
         self.workers.owe(worker, self._owed(worker))
         self.commands.append(Withdraw(worker, tuple(ranges)))
 
@@ -154,7 +153,7 @@ class RoundState:
 
     @property
     def unfinished(self) -> bool:
-        return self._open > 0
+        return any(self.open)
 
     def secured(self, workers: Bools, stripes: slice | list[int] = slice(None)) -> Bools:
         """Return what has come back or is under way at some workers, shape (pieces, stripes).
@@ -162,23 +161,29 @@ class RoundState:
         ``workers`` has the shape (workers,); ``stripes`` selects some.
         """
         trusted = workers[self.layout.host] & (self.layout.host >= 0)
-        secured: Bools = self.computed.T[stripes] | (self.held.T[stripes] & trusted)
-        return secured.T
+        under_way = self.held.array(stripes) & trusted[:, None]
+        return self.computed.array(stripes) | under_way
 
-    def replaceable(self, part: StripeRange, piece: int) -> Bools:
-        """Return where ``piece`` can replace a range under way, shape (stripes of the range,).
+    def free(self, piece: int) -> int:
+        """Return the stripes of a piece that are not held, as bits."""
+        return self._all & ~self.held.of[piece]
 
-        That is wherever it is not held, if the number of pieces decides whether they suffice.
+    def replaceable(self, part: StripeRange, piece: int) -> int:
+        """Return the stripes of a range under way that ``piece`` can replace, as bits.
+
+        These are all that it does not hold, if the number of pieces decides whether they suffice.
         Otherwise the code is asked stripe by stripe.
         """
         code = self.layout.code
-        free = ~self.held[piece, part.start : part.stop]
+        free = bits_of(part) & self.free(piece)
         if code is not None:
-            for i in np.flatnonzero(free).tolist():
-                have = self.held[:, part.start + i].copy()
-                if not code.span(have).spare[part.piece]:
-                    have[part.piece] = False
-                    free[i] = code.span(have).adds[piece]
+            for stripe in range(part.start, part.stop):
+                if free >> stripe & 1:
+                    have = self.held.at(stripe)
+                    if not code.span(have).spare[part.piece]:
+                        have[part.piece] = False
+                        if not code.span(have).adds[piece]:
+                            free -= 1 << stripe
         return free
 
     def estimate(self) -> Estimate:
@@ -231,8 +236,7 @@ class RoundState:
         for part in ranges:
             done += self.layout.cost(part)
             self._drop(worker, part)
-            if not self.held[part.piece, part.start : part.stop].all():
-                self._hold(part, True)
+            self._hold(part)
             if self._compute(part):
                 fresh.append(part)
         self.workers.report(worker, done, seconds, self._owed(worker), self.now)
@@ -245,7 +249,7 @@ class RoundState:
                 continue
             worker = int(self.layout.host[piece])
             self.available[piece] = False
-            self._hold(StripeRange(piece, 0, self.layout.stripes), self.computed[piece])
+            self._release(StripeRange(piece, 0, self.layout.stripes))
             self._pieces[worker] -= 1
             self.present[worker] = self._pieces[worker] > 0
             self.queues[worker] = deque(r for r in self.queues[worker] if r.piece != piece)
@@ -256,33 +260,45 @@ class RoundState:
         commands, self.commands = self.commands, []
         return commands
 
-    def _hold(self, part: StripeRange, held: Bools | bool) -> None:
-        """Set which stripes of a range are held."""
-        stripes = slice(part.start, part.stop)
-        before = self.held[part.piece, stripes].astype(np.intp)
-        self.held[part.piece, stripes] = held
-        if self.layout.code is None:
-            self.short[self.layout.group[part.piece], stripes] += before - held
-        else:
-            self.short[:, stripes] = self.layout.lacking(self.held[:, stripes])
+    def _hold(self, part: StripeRange) -> None:
+        """Hold all stripes of a range."""
+        before = self.held.of[part.piece]
+        self.held.set(part.piece, before | bits_of(part))
+        self._count(self.short, self.held, before, part)
+
+    def _release(self, part: StripeRange) -> None:
+        """Hold no more of a range than has come back."""
+        before, computed = self.held.of[part.piece], self.computed.of[part.piece]
+        self.held.set(part.piece, before & ~bits_of(part) | computed)
+        self._count(self.short, self.held, before, part)
 
     def _compute(self, part: StripeRange) -> bool:
         """Set that a range has come back; return whether any of it is new."""
-        stripes = slice(part.start, part.stop)
-        new = ~self.computed[part.piece, stripes]
-        if not np.count_nonzero(new):
+        before = self.computed.of[part.piece]
+        self.computed.set(part.piece, before | bits_of(part))
+        if before == self.computed.of[part.piece]:
             return False
-        self.computed[part.piece, stripes] = True
-        if self.layout.code is None:
-            missing = self.missing[self.layout.group[part.piece], stripes]
-            missing -= new
-            self._open -= int(np.count_nonzero(missing[new] == 0))
-        else:
-            missing = self.missing[:, stripes]
-            before = np.count_nonzero(missing)
-            missing[:] = self.layout.lacking(self.computed[:, stripes])
-            self._open -= int(before - np.count_nonzero(missing))
+        self._count(self.missing, self.computed, before, part)
+        group = self.layout.group[part.piece]
+        for stripe in (self.missing[group, part.start : part.stop] == 0).nonzero()[0].tolist():
+            self.open[group] &= ~(1 << part.start + stripe)
         return True
+
+    def _count(self, lacking: Ints, marks: Marks, before: int, part: StripeRange) -> None:
+        """Update how many marks stripes lack, after a change of one piece within a range."""
+        piece, start, stop = part
+        if not (changed := before ^ marks.of[piece]):
+            return
+        if self.layout.code is not None:
+            lacking[:, start:stop] = self.layout.lacking(marks.array(slice(start, stop)))
+            return
+        change = 1 if changed & before else -1
+        counts = lacking[self.layout.group[piece]]
+        if changed == bits_of(part):
+            counts[start:stop] += change
+        else:
+            for _, first, end in ranges_of_bits(piece, changed):
+                counts[first:end] += change
 
     def _drop(self, worker: int, gone: StripeRange) -> None:
         """Remove the stripes of a range from what a worker owes."""
@@ -300,8 +316,7 @@ class RoundState:
             movable[piece] |= (1 << stop) - (1 << (start + first))
             first = 0
         for piece, stripes in movable.items():
-            for word in range(len(self.movable)):
-                self.movable[word, piece] = stripes >> 64 * word & _WORD
+            self.movable.set(piece, stripes)
         return owed
 
 
@@ -323,7 +338,9 @@ def cover(state: RoundState, eligible: Bools, trusted: Bools | None = None) -> I
     """
     layout = state.layout
     if trusted is None:
-        secured, short = state.held, np.maximum(state.short, 0)
+        if not (state.short > 0).any():
+            return np.zeros_like(state.short)
+        secured, short = state.held.array(), np.maximum(state.short, 0)
     else:
         secured = state.secured(trusted)
         short = layout.lacking(secured)
@@ -335,7 +352,7 @@ def cover(state: RoundState, eligible: Bools, trusted: Bools | None = None) -> I
     usable = state.available & eligible[layout.host] & (layout.host >= 0)
     for g, stripe in np.argwhere(short > 0).tolist():
         have = secured[:, stripe].copy()
-        free = usable & (layout.group == g) & ~state.held[:, stripe]
+        free = usable & (layout.group == g) & ~state.held.at(stripe)
         while short[g, stripe]:
             useful = free if layout.code is None else free & layout.code.span(have).adds
             if not len(holders := np.flatnonzero(useful)):

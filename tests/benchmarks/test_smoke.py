@@ -100,9 +100,16 @@ def test_table_of_faults() -> None:
         {"lazy rounds": 0.5, "training": 1.5, "Dask alone": 3.0},
         {"training": 1.0, "Dask alone": 1.0},
     ]
-    events = [event | {"gaps": found} for found in gaps]
     rows = [
-        {"measure": "faults", "value": 2, "events": events},
+        {
+            "measure": "faults",
+            "value": 1,
+            "loads": list(found),
+            "events": [event | {"gaps": list(found.values())}],
+        }
+        for found in gaps
+    ]
+    rows += [
         {"measure": "results", "value": 10, "load": "pairs"},
         {"measure": "wrong", "value": 1, "load": "pairs"},
         {"measure": "results", "value": 5, "load": "Dask alone"},

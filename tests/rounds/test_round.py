@@ -26,8 +26,12 @@ from dask_coded.rounds import (
     Withdraw,
 )
 from dask_coded.rounds.assignment import InfeasibleError, all_tried
-from dask_coded.rounds.layout import packed
+from dask_coded.rounds.marks import bits_of
 from dask_coded.rounds.policies import POLICIES, Continuous
+
+
+def as_bits(marks: np.ndarray) -> int:
+    return sum(1 << stripe for stripe in marks.nonzero()[0].tolist())
 
 
 @dataclass
@@ -98,7 +102,9 @@ class Cluster:
     def obey(self, commands: list[Command], now: float) -> None:
         state = self.round.state
         if not (self.round.finished or self.round.failed):
-            assert not self.layout.lacking(state.held).any(), "a stripe that nothing will finish"
+            assert not self.layout.lacking(state.held.array()).any(), (
+                "a stripe that nothing will finish"
+            )
         if commands:
             self.check_counts(state)
         for command in commands:
@@ -109,15 +115,15 @@ class Cluster:
                 span = self.dealt[run.piece, run.start : run.stop]
                 if isinstance(command, Assign):
                     assert not span.any(), "dealt twice"
-                    assert not self.round.state.computed[run.piece, run.start : run.stop].any()
+                    assert not self.round.state.computed.of[run.piece] & bits_of(run)
                 span[:] = isinstance(command, Assign)
             self.at(now + self.latency, "message", command.worker, command)
 
     def check_counts(self, state: RoundState) -> None:
         """What the state keeps up to date is what follows from its lists and arrays."""
         layout = self.layout
-        np.testing.assert_array_equal(state.missing.clip(0), layout.lacking(state.computed))
-        np.testing.assert_array_equal(state.short.clip(0), layout.lacking(state.held))
+        np.testing.assert_array_equal(state.missing.clip(0), layout.lacking(state.computed.array()))
+        np.testing.assert_array_equal(state.short.clip(0), layout.lacking(state.held.array()))
         assert state.unfinished != state.complete.all()
         np.testing.assert_array_equal(
             state.present, [state.available[pieces].any() for pieces in layout.pieces_of]
@@ -128,7 +134,10 @@ class Cluster:
             for piece, stripe in owed[1:]:
                 movable[piece, stripe] = True
             assert state.workers.todo[worker] == pytest.approx(sum(layout.work[o] for o in owed))
-        np.testing.assert_array_equal(state.movable.T, [packed(marks) for marks in movable])
+        np.testing.assert_array_equal(state.movable.array(), movable)
+        for marks in (state.computed, state.held, state.movable):
+            assert marks.of == [as_bits(row) for row in marks.array()]
+        assert state.open == [as_bits(row > 0) for row in state.missing]
 
     def message(self, worker: int, command: Assign | Withdraw) -> None:
         stripes = [(run.piece, s) for run in command.ranges for s in range(run.start, run.stop)]
@@ -164,7 +173,7 @@ class Cluster:
             self.shares.append((run, self.results[piece][stripe : stripe + 1]))
         if self.round.finished or len(self.shares) >= self.batch:
             state = self.round.state
-            self.batches.append((self.shares, state.computed.copy(), state.complete))
+            self.batches.append((self.shares, state.computed.array(), state.complete))
             self.shares = []
         self.obey(commands, self.now)
 
@@ -291,7 +300,7 @@ def test_a_round_ends_with_the_first_pieces_that_decode_not_with_the_first_k() -
     for worker in set(range(10)) - set(lost):
         round_.share(worker, [StripeRange(worker, 0, 4)], 1.0, 1.0)
         assert not round_.finished
-    rank = code.span(round_.state.computed[:, 0]).rank
+    rank = code.span(round_.state.computed.at(0)).rank
     assert (round_.state.missing == 7 - rank).all()
     for worker in lost:
         if not round_.finished:
@@ -307,11 +316,11 @@ def test_events_after_the_end_change_nothing(policy: str) -> None:
     )
     round_ = cluster.run()
     assert round_.finished
-    before = round_.state.computed.copy()
+    before = round_.state.computed.array()
     assert round_.share(0, [StripeRange(0, 0, 4)], 1.0, 99.0) == ([], [])
     assert round_.lost([0, 1, 2], 99.0) == []
     assert round_.react(99.0) == []
-    assert (round_.state.computed == before).all()
+    assert (round_.state.computed.array() == before).all()
 
 
 def test_a_move_between_workers_with_several_pieces_leaves_no_stripe_short() -> None:
@@ -323,7 +332,7 @@ def test_a_move_between_workers_with_several_pieces_leaves_no_stripe_short() -> 
     policy = Continuous()
     moved = policy._move(state, donor=0, receiver=1, amount=16.0, most=16.0)
     assert moved == 8
-    assert not layout.lacking(state.held).any()
+    assert not layout.lacking(state.held.array()).any()
     given = [c.ranges for c in state.commands if isinstance(c, Assign) and c.worker == 1]
     assert given == [(StripeRange(2, 0, 8),)]
 
@@ -382,7 +391,7 @@ def test_no_work_is_wasted_if_not_every_k_pieces_decode(slow: float) -> None:
             code, Layout.of(code, range(12), np.ones((1, 64))), "s2c2", speeds, speeds, 1e-6
         )
         round_ = cluster.run()
-        assert round_.state.computed.sum() <= 8 * 64 * 1.02
+        assert round_.state.computed.array().sum() <= 8 * 64 * 1.02
         seconds[type(code)] = cluster.now
     assert seconds[RandomLinear] < 1.1 * seconds[MDS]
 

@@ -21,12 +21,13 @@ from typing import Self
 import numpy as np
 
 from dask_coded.rounds.assignment import deal
-from dask_coded.rounds.layout import Layout, StripeRange, packed, ranges_of
+from dask_coded.rounds.layout import Layout, StripeRange
+from dask_coded.rounds.marks import ranges_of_bits, words_of
 from dask_coded.rounds.options import RoundOptions
 from dask_coded.rounds.policies._policy import POLICIES, Policy
 from dask_coded.rounds.state import RoundState
 from dask_coded.rounds.workers import Estimate
-from dask_coded.typing import Bools, Floats
+from dask_coded.typing import Bools, Floats, Ints
 
 # Work flows before any worker runs dry if a worker would end later than the common end by this
 # share of the time left. Smaller values cost messages and gain nothing.
@@ -118,32 +119,42 @@ class Continuous(Policy):
         # The receiver starts on new work once the message has come and its own work is done.
         start = max(float(outlook.eta[receiver]), float(outlook.lags[receiver]))
         changed: list[int] = []
-        candidates = np.ones(layout.workers, dtype=bool) if only is None else only.copy()
-        spare = outlook.backlog - outlook.speed * level
-        while True:
-            # A move costs a message and a wait on both sides: ignore small differences. This leaves
-            # out nearly all of thousands of donors, more with each move, which delays the receiver.
-            worth = own * (outlook.eta - start) > least
-            if level > start:
-                worth |= spare >= least
-            donor = outlook.donor(state, pieces, start + lead, worth & candidates)
-            if donor is None:
-                break
-            candidates[donor] = False
-            eta, slow = float(outlook.eta[donor]), float(outlook.speed[donor])
-            surplus, room = float(spare[donor]), own * (level - start)
-            if surplus <= 0 or room <= 0:
-                if changed:
+        if not outlook.has_for(own, start, least):
+            return False
+        places = outlook.places(start + lead, only)
+        donors = outlook.donors[places]
+        etas = outlook.eta[donors]
+        spare = outlook.backlog[donors] - outlook.speed[donors] * level
+        with state.together():
+            while len(places):
+                # A move costs a message and a wait on both sides: ignore small differences. This
+                # leaves out nearly all of thousands of donors, more with each move, which delays
+                # the receiver.
+                worth = own * (etas - start) > least
+                if level > start:
+                    worth |= spare >= least
+                worth &= etas > start + lead
+                kept = worth.nonzero()[0]
+                places, donors, etas, spare = places[kept], donors[kept], etas[kept], spare[kept]
+                at = outlook.last(state, pieces, places, etas)
+                if at is None:
                     break
-                # No reachable worker is later than the average. Share evenly with the latest one,
-                # so that work diffuses to this worker through its neighbours.
-                surplus = room = (eta - start) / (1 / own + (1 / slow if slow else 0))
-            else:
-                room += _ROUNDED_UP * layout.mean_stripe
-            moved = self._move(state, donor, receiver, min(surplus, room), own * (eta - start))
-            if moved:
-                changed.append(donor)
-                start += moved / own
+                donor, eta = int(donors[at]), float(etas[at])
+                etas[donors == donor] = -np.inf
+                surplus, room = float(spare[at]), own * (level - start)
+                if surplus <= 0 or room <= 0:
+                    if changed:
+                        break
+                    # No reachable worker is later than the average. Share evenly with the latest
+                    # one, so that work diffuses to this worker through its neighbours.
+                    slow = float(outlook.speed[donor])
+                    surplus = room = (eta - start) / (1 / own + (1 / slow if slow else 0))
+                else:
+                    room += _ROUNDED_UP * layout.mean_stripe
+                moved = self._move(state, donor, receiver, min(surplus, room), own * (eta - start))
+                if moved:
+                    changed.append(donor)
+                    start += moved / own
         if changed:
             outlook.update(state, [receiver, *changed])
         return bool(changed)
@@ -157,34 +168,33 @@ class Continuous(Policy):
         """
         layout = state.layout
         moved = 0.0
-        with state.together():
-            for index, owed in reversed(list(enumerate(state.queues[donor]))):
-                for piece in layout.pieces_of[receiver]:
-                    if layout.group[piece] != layout.group[owed.piece]:
-                        continue
-                    if not state.available[piece]:
-                        continue
-                    free = state.replaceable(owed, piece)
-                    if index == 0:
-                        free[0] = False  # the donor is believed to be computing this stripe
-                    stripes = np.flatnonzero(free)[::-1] + owed.start
-                    sums = moved + np.cumsum(layout.work[piece, stripes])
-                    count = int(np.searchsorted(sums, amount, side="right"))
-                    if not count and not moved and len(sums) and sums[0] < most:
-                        count = 1
-                    if not count:
-                        continue
-                    mask = np.zeros(layout.stripes, dtype=bool)
-                    mask[stripes[:count]] = True
-                    # At once: the donor may owe the same stripe of another of its pieces, and the
-                    # receiver's piece can replace only one of them.
-                    ranges = ranges_of(owed.piece, mask)
-                    state.withdraw(donor, ranges)
-                    state.assign(receiver, [part._replace(piece=piece) for part in ranges])
-                    moved = float(sums[count - 1])
-                    break
-                if moved >= amount:
-                    break
+        for index, owed in reversed(list(enumerate(state.queues[donor]))):
+            for piece in layout.pieces_of[receiver]:
+                if layout.group[piece] != layout.group[owed.piece] or not state.available[piece]:
+                    continue
+                free = state.replaceable(owed, piece)
+                if index == 0:
+                    free &= ~(1 << owed.start)  # the donor is believed to be computing this stripe
+                edges = layout.edges[piece]
+                taken = 0
+                while free:
+                    stripe = free.bit_length() - 1
+                    work = edges[stripe + 1] - edges[stripe]
+                    if moved + work > amount and (moved or work >= most):
+                        break
+                    moved += work
+                    taken += 1 << stripe
+                    free -= 1 << stripe
+                if not taken:
+                    continue
+                # At once: the donor may owe the same stripe of another of its pieces, and the
+                # receiver's piece can replace only one of them.
+                ranges = ranges_of_bits(owed.piece, taken)
+                state.withdraw(donor, ranges)
+                state.assign(receiver, [part._replace(piece=piece) for part in ranges])
+                break
+            if moved >= amount:
+                break
         return moved
 
     @staticmethod
@@ -198,8 +208,10 @@ class Continuous(Policy):
             if not state.available[piece]:
                 continue
             group = int(layout.group[piece])
-            stripes = ((state.missing[group] > 0) & ~state.held[piece]).nonzero()[0].tolist()
-            for stripe in reversed(stripes):
+            stripes = state.open[group] & state.free(piece)
+            while stripes:
+                stripe = stripes.bit_length() - 1
+                stripes -= 1 << stripe
                 if outlook.late(state, piece, stripe, soon):
                     # One stripe at a time, so that the next free worker can take the next one.
                     state.assign(receiver, [StripeRange(piece, stripe, stripe + 1)])
@@ -216,6 +228,8 @@ class _Outlook:
     speed, backlog, latest, eta : ndarray, shape (workers,)
         As in :class:`Estimate`.
     lags : ndarray, shape (workers,)
+    donors : ndarray of int
+        Workers with stripes to pass on, once for each piece.
     """
 
     def __init__(self, state: RoundState, now: Estimate, lead: float) -> None:
@@ -230,9 +244,11 @@ class _Outlook:
         self._pace = max(float(self.speed.sum(where=state.present)), _SLOWEST)
         host = state.layout.host
         # Pieces that have stripes to pass on. Moves only take stripes away from them.
-        self._offered = (state.movable.any(axis=0) & (self.eta[host] > lead)).nonzero()[0]
-        self._donors = host[self._offered]
-        self._stripes = state.movable[:, self._offered]
+        self._offered = (state.movable.words.any(axis=0) & (self.eta[host] > lead)).nonzero()[0]
+        self.donors = host[self._offered]
+        # The latest end of a donor, and the most that one owes beyond the common end.
+        self._extremes: tuple[float, float] | None = None
+        self._stripes = state.movable.words[:, self._offered]
         # When each stripe has all its copies, according to reports; by group and stripe.
         self._complete: dict[tuple[int, int], float] = {}
 
@@ -241,24 +257,56 @@ class _Outlook:
         """Seconds until all workers could end together."""
         return self._work / self._pace
 
-    def donor(self, state: RoundState, pieces: list[int], after: float, worth: Bools) -> int | None:
-        """Return the worker that ends last and has stripes for a piece, None without one.
+    def has_for(self, own: float, start: float, least: float) -> bool:
+        """Whether any donor may be worth a look for a receiver of this speed, from this time on.
 
-        Only among those that end after a time and are ``worth`` a look, shape (workers,).
+        Near the end of a round, thousands of idle workers ask, and nearly all of them in vain.
         """
+        if self._extremes is None:
+            spare = self.backlog[self.donors] - self.speed[self.donors] * self.level
+            etas = self.eta[self.donors]
+            self._extremes = float(etas.max(initial=0.0)), float(spare.max(initial=-np.inf))
+        eta, most = self._extremes
+        if eta <= start + self.lead:
+            return False
+        return own * (eta - start) > least or (self.level > start and most >= least)
+
+    def places(self, after: float, only: Bools | None) -> Ints:
+        """Return the places in :attr:`donors` of workers that end after a time.
+
+        All, or those of ``only`` some, shape (workers,).
+        """
+        late = self.eta > after
+        if only is not None:
+            late &= only
+        return late[self.donors].nonzero()[0]
+
+    def last(self, state: RoundState, pieces: list[int], places: Ints, etas: Floats) -> int | None:
+        """Return which of some places has stripes for a piece and ends last, None without one.
+
+        ``etas`` has the expected ends of the workers at these places.
+        """
+        if not len(places):
+            return None
+        first = int(etas.argmax())
+        # As a rule the worker that ends last has some. Otherwise all are asked at once.
+        if self._useful(state, pieces, places[first : first + 1])[0]:
+            return first
+        useful = self._useful(state, pieces, places).nonzero()[0]
+        return int(useful[etas[useful].argmax()]) if len(useful) else None
+
+    def _useful(self, state: RoundState, pieces: list[int], places: Ints) -> Bools:
+        """Find the places with stripes that one of the pieces can replace, shape of ``places``."""
         layout = state.layout
-        places = worth[self._donors].nonzero()[0]
-        reached: Bools = np.zeros(len(places), dtype=bool)
-        for piece in pieces if len(places) else ():
-            useful = (self._stripes[:, places] & packed(~state.held[piece])[:, None]).any(axis=0)
+        stripes = self._stripes[:, places]
+        found: Bools = np.zeros(len(places), dtype=bool)
+        for piece in pieces:
+            free = words_of(state.free(piece), len(stripes))
+            useful = (stripes & free[:, None]).any(axis=0)
             if len(layout.need) > 1:
                 useful &= layout.group[self._offered[places]] == layout.group[piece]
-            reached |= useful
-        donors = self._donors[places[reached]]
-        if not len(donors):
-            return None
-        donor = int(donors[self.eta[donors].argmax()])
-        return donor if self.eta[donor] > after else None
+            found |= useful
+        return found
 
     def update(self, state: RoundState, workers: list[int], stripe: int | None = None) -> None:
         """Account for what these workers owe now; only ``stripe`` has moved, if that is given."""
@@ -274,7 +322,8 @@ class _Outlook:
             for piece in state.layout.pieces_of[worker]:
                 place = int(self._offered.searchsorted(piece))
                 if place < len(self._offered) and self._offered[place] == piece:
-                    self._stripes[:, place] &= state.movable[:, piece]
+                    self._stripes[:, place] &= state.movable.words[:, piece]
+        self._extremes = None
         if stripe is None:
             self._complete.clear()
         else:
@@ -296,7 +345,7 @@ class _Outlook:
             return bool(layout.lacking(secured)[0, 0] and layout.adds(piece, secured)[0])
         group = int(layout.group[piece])
         if (complete := self._complete.get((group, stripe))) is None:
-            under_way = (state.held[:, stripe] & ~state.computed[:, stripe]).nonzero()[0]
+            under_way = (state.held.at(stripe) & ~state.computed.at(stripe)).nonzero()[0]
             if len(layout.need) > 1:
                 under_way = under_way[layout.group[under_way] == group]
             needed = int(state.missing[group, stripe])

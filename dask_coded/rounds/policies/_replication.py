@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dask_coded.rounds.layout import Layout, StripeRange, ranges_of
+from dask_coded.rounds.layout import Layout, StripeRange
+from dask_coded.rounds.marks import ranges_of_bits
 from dask_coded.rounds.policies._policy import POLICIES, Policy
 from dask_coded.rounds.state import RoundState
 from dask_coded.typing import Bools, Floats
@@ -100,7 +101,7 @@ class Replication(Policy):
                 if left[donor] * fastest[helper] < 1 and not stuck[donor]:
                     continue
                 if (piece := self._copy(state, helper, group, slow)) is not None:
-                    state.assign(helper, ranges_of(piece, ~state.held[piece]))
+                    state.assign(helper, ranges_of_bits(piece, state.free(piece)))
                     self._helpers[donor, group] = helper
                     helping.add((donor, group))
                     break
@@ -116,7 +117,7 @@ class Replication(Policy):
             if (
                 state.layout.group[piece] == group
                 and state.available[piece]
-                and not state.held[piece].all()
+                and state.free(piece)
                 and state.layout.adds(piece, state.secured(~slow)).any()
             ):
                 return piece

@@ -258,7 +258,7 @@ class LiveRound:
         self._watch = self._loop.call_later(_STUCK, self._look_elsewhere)
         state = self.round.state
         reachable = state.available & self._usable(self._layout, self._plan)
-        lacks = (self._layout.lacking(reachable[:, None] | state.computed) > 0).any()
+        lacks = (self._layout.lacking(reachable[:, None] | state.computed.array()) > 0).any()
         if lacks and (self._asking is None or self._asking.done()):
             self._asking = asyncio.create_task(self._end_if_possible_elsewhere())
 
@@ -424,7 +424,7 @@ class LiveRound:
             return
         state = self.round.state
         self._in_thread(
-            partial(self._assembler.add, self._waiting, state.computed.copy(), state.complete)
+            partial(self._assembler.add, self._waiting, state.computed.array(), state.complete)
         )
         self._waiting, self._size = [], 0
 

@@ -38,7 +38,7 @@ from dask_coded.runtime.client.source import (
     matrix_source,
     sparse_type,
 )
-from dask_coded.runtime.client.waiting import current_client, outside_pool
+from dask_coded.runtime.client.waiting import current_client, outside_pool, result_of
 from dask_coded.runtime.coordinator.operators import (
     RoundOperator,
     check_operand,
@@ -391,9 +391,7 @@ class _ClientOperator(RoundOperator):
 
     def _matmat(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         # The client that holds the pieces, even if another one is current.
-        future = self._array.encoded.client.compute(self._array @ x)
-        with outside_pool():
-            return future.result()
+        return result_of(self._array.encoded.client.compute(self._array @ x))
 
     def _transpose(self) -> LinearOperator:
         if self._array._back is None:

@@ -28,7 +28,7 @@ from dask_coded.runtime.client.waiting import (
     TaskFuture,
     current_client,
     in_task,
-    outside_pool,
+    result_of,
     waiting_client,
 )
 from dask_coded.runtime.coordinator.tasks import (
@@ -164,8 +164,7 @@ def run(
     with _watch(callback, client) as loop:
         future = submit(function, *args, client=client, loop=loop, **kwargs)
         try:
-            with outside_pool():
-                return future.result()
+            return result_of(future)
         except KeyboardInterrupt:
             future.cancel()
             raise

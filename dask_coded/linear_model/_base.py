@@ -24,7 +24,7 @@ from dask_coded.linear_model.families import Family
 from dask_coded.linear_model.penalties import Penalty
 from dask_coded.linear_model.solvers import Solution
 from dask_coded.loop import Progress
-from dask_coded.runtime.client.waiting import outside_pool, waiting_client
+from dask_coded.runtime.client.waiting import result_of, waiting_client
 
 # scikit-learn's solvers whose steps, or at least whose minimum, one of ours has.
 _NAMES = {
@@ -184,6 +184,4 @@ def here(values: Any, client: Client | None = None) -> Any:
         return values
     if client is None:
         return values.compute()
-    future = waiting_client(client).compute(values)
-    with outside_pool():
-        return future.result()
+    return result_of(waiting_client(client).compute(values))

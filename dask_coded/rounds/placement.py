@@ -83,9 +83,10 @@ def place(
 def spare(code: Code, homes: Sequence[str], speeds: Mapping[str, float], piece: int | None) -> str:
     """Choose the worker on which a lost piece is rebuilt.
 
-    It is the fastest of the workers that hold the fewest pieces. If the code could not survive its
-    loss, because it holds the other copy of a block, say, it is the next one, up to the eighth. If
-    none of these will do, it is the first one after all.
+    It is the fastest of the workers that hold the fewest pieces. A worker without a copy of the
+    same block comes first, so that the loss of one worker loses no more copies than before. If the
+    code could not survive its loss, it is the next one, up to the eighth. If none of these will do,
+    it is the first one after all.
 
     Parameters
     ----------
@@ -110,7 +111,11 @@ def spare(code: Code, homes: Sequence[str], speeds: Mapping[str, float], piece: 
     'c'
     """
     pieces = Counter(homes)
-    ranked = sorted(speeds, key=lambda a: (pieces[a], -speeds[a]))
+    copies: Counter[str] = Counter()
+    if piece is not None:
+        same = code.group == code.group[piece]
+        copies.update(homes[i] for i in same.nonzero()[0].tolist() if i != piece)
+    ranked = sorted(speeds, key=lambda a: (copies[a], pieces[a], -speeds[a]))
     if piece is not None:
         # This takes the rank of a matrix for some codes, so it is not asked of all workers.
         for address in ranked[:8]:
@@ -119,34 +124,53 @@ def spare(code: Code, homes: Sequence[str], speeds: Mapping[str, float], piece: 
     return ranked[0] if ranked else ""
 
 
-def relief(homes: Sequence[str], due: int, newcomer: str) -> int | None:
-    """Choose a piece for a new worker to take over from the worker that holds the most.
+def relief(code: Code, homes: Sequence[str], newcomer: str) -> int | None:
+    """Choose a piece for a new worker to take over from a worker that holds too much.
+
+    Too much is more pieces than a place of the code has, or more pieces of one group: two copies of
+    a block, say, which would be lost together.
 
     Parameters
     ----------
+    code : Code
     homes : sequence of str
         The worker of each piece.
-    due : int
-        Pieces per worker when there are enough workers.
     newcomer : str
 
     Returns
     -------
     int or None
-        The last piece of the worker that holds the most. None if no worker holds more than ``due``,
-        or if the new worker already holds that many.
+        The last piece of the worker that holds the most, but rather one of two copies. None if no
+        worker holds too much, or if the new worker already has as many pieces as a place.
 
     Examples
     --------
-    >>> relief(["a", "b", "a", "c"], due=1, newcomer="d")
+    >>> from dask_coded.codes import MDS, Repetition
+    >>> relief(MDS(4, 3), ["a", "b", "a", "c"], newcomer="d")
     2
-    >>> relief(["a", "b", "d", "c"], due=1, newcomer="d") is None
+    >>> relief(MDS(4, 3), ["a", "b", "d", "c"], newcomer="d") is None
     True
+    >>> code = Repetition(3, 2)  # pieces 1 and 2 are copies of one block, as are 3 and 4, 5 and 0
+    >>> relief(code, ["a", "b", "b", "c", "a", "c"], newcomer="d")
+    2
     """
-    fullest = max(homes, key=homes.count)
-    if homes.count(newcomer) >= due or homes.count(fullest) <= due:
+    due = code.pieces // code.n
+    groups = code.group.tolist()
+    usual = max(Counter(zip(code.place.tolist(), groups, strict=True)).values())
+    pieces, copies = Counter(homes), Counter(zip(homes, groups, strict=True))
+    if pieces[newcomer] >= due:
         return None
-    return max(i for i, home in enumerate(homes) if home == fullest)
+
+    def excess(piece: int) -> tuple[bool, int, int]:
+        home, group = homes[piece], groups[piece]
+        return copies[home, group] > usual, pieces[home], piece
+
+    given = [
+        i
+        for i, home in enumerate(homes)
+        if copies[newcomer, groups[i]] < usual and (excess(i)[0] or pieces[home] > due)
+    ]
+    return max(given, key=excess, default=None)
 
 
 def not_slow(speeds: Floats, *delays: Floats) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 
 import dask.array as da
@@ -134,6 +135,23 @@ def test_all_holders_of_a_part_draw_the_same_mini_batches(client):
     np.testing.assert_allclose(one.parameters, other.parameters, rtol=1e-10)
     different = train(squares, np.zeros(5), blocks(), aggregation=Star(), seed=1, **options)
     assert np.abs(one.parameters - different.parameters).max() > 1e-3
+
+
+def test_a_training_that_has_failed_holds_nothing(client):
+    data = tuple(client.persist(list(blocks())))
+
+    def fail(w, X, y):
+        raise ZeroDivisionError("on purpose")
+
+    with pytest.raises(ZeroDivisionError, match="on purpose"):
+        train(fail, np.zeros(5), data, steps=STEPS, client=client)
+    del data
+
+    def nothing_is_left():
+        gc.collect()
+        return not client.futures
+
+    poll_for(nothing_is_left, timeout=30)
 
 
 def test_data_may_come_in_any_form(client):

@@ -39,6 +39,19 @@ def outside_pool() -> Iterator[None]:
             rejoin()
 
 
+def result_of(future: Future) -> Any:
+    """Wait for the result of a future that nothing else uses, and let go of it.
+
+    A client keeps the error of a future. Once it is raised, its traceback keeps the future, and
+    what the future depends on would stay in the cluster.
+    """
+    try:
+        with outside_pool():
+            return future.result()
+    finally:
+        future.release()
+
+
 def current_client(client: Client | None) -> Client:
     """Return the given client, or the current one; in a task, that of the worker.
 

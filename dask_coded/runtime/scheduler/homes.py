@@ -188,7 +188,7 @@ class Homes:
         keys, code = state.spec.keys, state.spec.code
         while True:
             homes = [self._pins.get(key, "") for key in keys]
-            piece = relief(homes, code.pieces // code.n, newcomer)
+            piece = relief(code, homes, newcomer)
             if piece is None:
                 break
             self._pin(keys[piece], newcomer)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from distributed.protocol.pickle import dumps
 from distributed.utils import sync
+from distributed.worker import WORKER_ANY_RUNNING
 
 from dask_coded.aggregation import ROOT, Command, Compute, Finished, Machine, Send, Tag
 from dask_coded.compression import Partial
@@ -178,7 +179,8 @@ class Trainer:
         try:
             work()
         except BaseException as exc:  # any exception would leave the other workers waiting forever
-            if not self._stopped:
+            # What fails on a worker that closes is no error: the worker is about to be lost.
+            if not self._stopped and self._worker.status in WORKER_ANY_RUNNING:
                 error = portable(exc, self._worker.address)
                 self.answer(TrainingFailed(self.group.run_id, error))
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from distributed.core import Status
 from distributed.protocol.pickle import dumps
 
 from dask_coded.aggregation import ROOT, CodedReduce, Finished, GradientCoding, Ring, Star
@@ -81,12 +82,25 @@ def group(plan, version=0, sources=(), schedule=Synchronous()):  # noqa: B008
     return Group("run", training, plan, addresses, version, sources)
 
 
-def trainer(plan, replica, fetching=False, **options):
+def trainer(plan, replica, fetching=False, answer=lambda message: None, **options):
     loop = SimpleNamespace(add_callback=lambda callback, *args: None)
-    worker = SimpleNamespace(address="a", loop=loop)
-    found = Trainer(worker, None, group(plan, **options), 0, replica, answer=lambda message: None)
+    worker = SimpleNamespace(address="a", loop=loop, status=Status.running)
+    found = Trainer(worker, None, group(plan, **options), 0, replica, answer=answer)
     found._fetching = fetching
     return found
+
+
+@pytest.mark.parametrize("status, reported", [(Status.running, 1), (Status.closing, 0)])
+def test_an_error_is_reported_unless_its_worker_closes(status, reported):
+    answers = []
+    found = trainer(Star(2).plan(2), Counter(), answer=answers.append)
+    found._worker.status = status
+
+    def fail():
+        raise RuntimeError("ConnectionPool is closed")
+
+    found._guarded(fail)
+    assert [type(a) for a in answers] == [TrainingFailed] * reported
 
 
 def message(step, sender, tag=("sum", 0, 0)):

@@ -1,4 +1,4 @@
-"""Labelled arrays and data frames: what is taken as a matrix, and how."""
+"""Labelled arrays, data frames and stored arrays: what is taken as a matrix, and how."""
 
 from __future__ import annotations
 
@@ -62,6 +62,24 @@ def test_estimators_fit_labelled_data(client, labelled):
     model = Ridge().fit(labelled, xarray.DataArray(A @ x, dims="time"))
     np.testing.assert_allclose(model.coef_, Ridge().fit(A, A @ x).coef_, rtol=1e-5)
     assert model.predict(labelled).shape == (12,)
+
+
+def test_a_stored_array_is_read_by_the_workers(client, tmp_path):
+    pytest.importorskip("zarr")
+    da.from_array(A, chunks=(4, -1)).to_zarr(tmp_path / "array.zarr")
+    C = coded.encode(da.from_zarr(tmp_path / "array.zarr"), coded.MDS(3, 2))
+    np.testing.assert_allclose((C @ x).compute(), A @ x)
+
+
+@pytest.mark.filterwarnings("default:The inplace keyword")  # used by dask itself
+def test_a_stored_data_frame_is_read_by_the_workers(client, tmp_path):
+    pandas = pytest.importorskip("pandas")
+    frames = pytest.importorskip("dask.dataframe")
+    frame = pandas.DataFrame(A, columns=list("abcd"))
+    frames.from_pandas(frame, npartitions=3).to_parquet(tmp_path / "frame")
+    stored = frames.read_parquet(tmp_path / "frame").to_dask_array(lengths=True)
+    C = coded.encode(stored, coded.MDS(3, 2))
+    np.testing.assert_allclose((C @ x).compute(), A @ x)
 
 
 def test_data_frames_of_dask_are_refused_with_a_way_out(client):

@@ -83,6 +83,25 @@ def check_positive(
         raise ValueError(f"Argument {name!r} must be {wanted}, it is {value}.")
 
 
+def check_fraction(name: str, value: float) -> None:
+    """Check that a number is between 0 and 1.
+
+    Raises
+    ------
+    ValueError
+        If it is not.
+
+    Examples
+    --------
+    >>> check_fraction("floor", 2)
+    Traceback (most recent call last):
+        ...
+    ValueError: Argument 'floor' must be between 0 and 1, it is 2.
+    """
+    if not (isinstance(value, Real) and 0 <= value <= 1):
+        raise ValueError(f"Argument {name!r} must be between 0 and 1, it is {value}.")
+
+
 def check_unmasked(what: str, array: Any) -> Any:
     """Return an array, or a dask array, unless its elements are masked.
 

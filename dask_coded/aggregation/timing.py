@@ -40,6 +40,7 @@ from functools import lru_cache
 from typing import Literal
 
 from dask_coded.aggregation import trees
+from dask_coded.arguments import check_fraction, check_positive, check_whole
 
 Kind = Literal["Ring", "Star", "Tree", "GradientCoding", "CodedReduce"]
 
@@ -64,7 +65,7 @@ class Costs:
     Raises
     ------
     ValueError
-        If a cost is negative, or the bandwidth is not positive.
+        If a cost is negative or not finite, or the bandwidth is not positive.
     """
 
     latency: float
@@ -73,8 +74,9 @@ class Costs:
     computation: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.bandwidth > 0 or min(self.latency, self.summation, self.computation) < 0:
-            raise ValueError(f"Costs must be 0 or above, and the bandwidth above 0: {self}.")
+        for name in ("latency", "summation", "computation"):
+            check_positive(name, getattr(self, name), or_zero=True)
+        check_positive("bandwidth", self.bandwidth, or_infinite=True)
 
     def __str__(self) -> str:
         return (
@@ -93,10 +95,19 @@ class Straggling:
         Probability that a worker is late in a step.
     mean : float
         Mean delay of a late worker in seconds; delays are exponentially distributed.
+
+    Raises
+    ------
+    ValueError
+        If the share is not between 0 and 1, or the mean is negative or not finite.
     """
 
     share: float = 0.0
     mean: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_fraction("share", self.share)
+        check_positive("mean", self.mean, or_zero=True)
 
     def delay(self, waited_for: int, copies: int = 1) -> float:
         """Return the mean delay, in seconds, until every group has one member done.
@@ -114,6 +125,8 @@ class Straggling:
         >>> round(straggling.delay(12), 2), round(straggling.delay(6, copies=2), 3)
         (0.53, 0.007)
         """
+        check_whole("waited_for", waited_for, least=0)
+        check_whole("copies", copies)
         alike = self.share**copies
         total = sum((1 - (1 - alike) ** j) / j for j in range(1, waited_for + 1))
         return self.mean / copies * total
@@ -130,11 +143,20 @@ class Packing:
         Factor by which it makes messages smaller.
     seconds : float
         Seconds that it takes a worker in a step.
+
+    Raises
+    ------
+    ValueError
+        If the ratio is not positive, or the seconds are negative.
     """
 
     name: str = "none"
     ratio: float = 1.0
     seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_positive("ratio", self.ratio)
+        check_positive("seconds", self.seconds, or_zero=True)
 
 
 @dataclass(frozen=True)
@@ -268,6 +290,8 @@ def communication(shape: Shape, costs: Costs, workers: int, nbytes: float) -> fl
     >>> [round(communication(shape, costs, 12, 4e3), 4) for shape in (ring, tree)]
     [0.0226, 0.0078]
     """
+    check_whole("workers", workers)
+    check_positive("nbytes", nbytes, or_zero=True)
     a, b, g = costs.latency, 1 / costs.bandwidth, costs.summation
     if shape.kind == "Ring":
         return 2 * (workers - 1) * a + (workers - 1) / workers * nbytes * (2 * b + g)
@@ -310,6 +334,7 @@ def predict(
     >>> print(predict(Shape("Ring"), costs, 12, 1e6, width=2, packing=packing))
     Ring, width 2, GradiVeQ 8x: predicted 40.3 ms a step
     """
+    check_whole("width", width)
     packing = packing or Packing()
     computation = shape.load(workers) * costs.computation + packing.seconds
     if straggling is not None:
@@ -360,11 +385,9 @@ def recommend(
     >>> print(recommend(costs, 12, 40e3, straggling=late))
     GradientCoding(stragglers=1), width 1: predicted 215 ms a step
     """
-    if workers < 1 or not nbytes > 0:
-        raise ValueError(
-            f"A recommendation needs at least 1 worker and gradients of more than 0 bytes, not "
-            f"{workers} workers and {nbytes:g} bytes."
-        )
+    check_positive("nbytes", nbytes)
+    if not widths:
+        raise ValueError("Argument 'widths' must not be empty: pass (1,), which is the default.")
     predictions = [
         predict(shape, costs, workers, nbytes, width=width, packing=packing, straggling=straggling)
         for shape in shapes(workers, stragglers)
@@ -384,10 +407,11 @@ def shapes(workers: int, stragglers: Sequence[int] = (1,)) -> Iterator[Shape]:
     >>> [str(shape) for shape in shapes(12, stragglers=())]
     ['Ring', 'Star', 'Tree(fan_in=3, depth=2)']
     """
+    check_whole("workers", workers)
     yield Shape("Ring")
     yield Shape("Star")
     for late in (0, *stragglers):
-        if late >= workers:
+        if check_whole("stragglers", late, least=0) >= workers:
             continue
         if late:
             yield Shape("GradientCoding", stragglers=late)

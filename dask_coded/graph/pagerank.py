@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from dask_coded.arguments import check_stopping
+from dask_coded.arguments import check_fraction, check_stopping
 from dask_coded.graph.iteration import Ranks, Vector, iterate
 from dask_coded.graph.readers import as_graph
 from dask_coded.graph.values import PerNode, distribution, named, vector
@@ -263,6 +263,5 @@ def pagerank(
 
 
 def _check_numbers(damping: float, tol: float, max_iter: int) -> None:
-    if not 0 <= damping <= 1:
-        raise ValueError(f"Argument 'damping' must be between 0 and 1, it is {damping}.")
+    check_fraction("damping", damping)
     check_stopping(tol, max_iter)

@@ -12,7 +12,7 @@ from sklearn.utils import column_or_1d
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 
-from dask_coded.arguments import check_positive
+from dask_coded.arguments import check_fraction, check_positive
 from dask_coded.linear_model._base import (
     LinearModel,
     here,
@@ -251,8 +251,7 @@ class LogisticRegression(_Classifier):
                 f"Argument 'penalty' must be None or one of {sorted(ratios)}, "
                 f"it is {self.penalty!r}."
             )
-        if not 0 <= (ratio := ratios.get(self.penalty, 0.0)) <= 1:
-            raise ValueError(f"Argument 'l1_ratio' must be between 0 and 1, it is {ratio}.")
+        check_fraction("l1_ratio", ratio := ratios.get(self.penalty, 0.0))
         client = self._cluster(client, X)
         X, codes, weights = self._targets(X, y, sample_weight, client)
         strength = 0.0

@@ -8,7 +8,7 @@ from distributed import Client
 from sklearn.base import RegressorMixin
 from sklearn.metrics import r2_score
 
-from dask_coded.arguments import check_positive
+from dask_coded.arguments import check_fraction, check_positive
 from dask_coded.linear_model._base import LinearModel, here
 from dask_coded.linear_model._fit import Callback
 from dask_coded.linear_model._objective import Intercept, check_weights
@@ -318,8 +318,7 @@ class ElasticNet(_Regressor):
 
     def _check(self) -> None:
         check_positive("alpha", self.alpha, or_zero=True)
-        if not 0 <= self.l1_ratio <= 1:
-            raise ValueError(f"Argument 'l1_ratio' must be between 0 and 1, it is {self.l1_ratio}.")
+        check_fraction("l1_ratio", self.l1_ratio)
         if self.positive:
             raise ValueError(
                 "Argument 'positive' must be False: the signs of coefficients cannot be "

@@ -33,6 +33,7 @@ from dask_coded.aggregation import (
     Tag,
 )
 from dask_coded.aggregation.timing import Costs
+from dask_coded.arguments import check_positive, check_whole
 from dask_coded.compression import EXACT, Partial
 from dask_coded.simulation.delays import Delays, undelayed
 from dask_coded.typing import Floats
@@ -105,7 +106,7 @@ class TrainingSimulation:
     Raises
     ------
     ValueError
-        If delays and plan have different numbers of workers, or the width is below 1.
+        If delays and plan have different numbers of workers, or a number is out of range.
 
     Examples
     --------
@@ -126,8 +127,8 @@ class TrainingSimulation:
         width: int = 1,
         root_bandwidth: float | None = None,
     ) -> None:
-        if width < 1:
-            raise ValueError(f"Argument 'width' must be at least 1, it is {width}.")
+        check_positive("nbytes", nbytes, or_zero=True)
+        check_whole("width", width)
         self._delays = undelayed(plan.workers) if delays is None else delays
         if self._delays.workers != plan.workers:
             raise ValueError(
@@ -138,6 +139,7 @@ class TrainingSimulation:
         self._width = width
         self._bandwidth = np.full(plan.workers + 1, costs.bandwidth)
         if root_bandwidth is not None:
+            check_positive("root_bandwidth", root_bandwidth, or_infinite=True)
             self._bandwidth[ROOT] = root_bandwidth
         # Enough numbers for every chunk of a ring to have one.
         self._numbers = plan.segments * (1 if plan.rooted else plan.workers)
@@ -151,6 +153,7 @@ class TrainingSimulation:
         RuntimeError
             If a step never gets its sum.
         """
+        check_whole("steps", steps, least=0)
         workers = self._plan.workers
         self._now = 0.0
         self._steps = steps

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dask_coded.arguments import check_positive, check_whole
 from dask_coded.rounds.broadcast import (
     Broadcast,
     Confirm,
@@ -98,6 +99,11 @@ def broadcast_times(
     sent : ndarray of int, shape (hosts + 1,)
         Bytes that each link has carried away from its host; the coordinator's comes last.
 
+    Raises
+    ------
+    ValueError
+        If there is no host, or a size, a rate or the latency is out of range.
+
     Examples
     --------
     Four hosts, and links of 100 MB per second. The operand takes 0.2 s on each.
@@ -106,7 +112,15 @@ def broadcast_times(
     >>> times.round(2), sent.max()
     (array([0.23, 0.23, 0.24, 0.24]), np.int64(20000000))
     """
-    run = _VirtualBroadcast(size, np.asarray(rates), latency, delays, dict(outages or {}))
+    check_whole("size", size, least=0)
+    check_positive("latency", latency, or_zero=True)
+    rates = np.asarray(rates)
+    if rates.ndim != 1 or len(rates) < 2 or not (rates > 0).all():
+        raise ValueError(
+            f"Argument 'rates' must hold positive numbers, one for each host and one for the "
+            f"coordinator, it is {rates}."
+        )
+    run = _VirtualBroadcast(size, rates, latency, delays, dict(outages or {}))
     run.run(limit)
     return run.times, run.sent
 

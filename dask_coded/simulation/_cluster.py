@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from dask_coded.arguments import check_positive
 from dask_coded.rounds import (
     Assign,
     Command,
@@ -49,6 +50,11 @@ class Network:
     handling : float
         Seconds of computing that a worker of speed 1 loses for each message that it sends or
         receives.
+
+    Raises
+    ------
+    ValueError
+        If a number is negative or NaN, or the bandwidth is 0.
     """
 
     latency: float = 5e-4
@@ -58,6 +64,11 @@ class Network:
     notice: float = 0.01
     tick: float = 0.0
     handling: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_positive("bandwidth", self.bandwidth, or_infinite=True)
+        for name in ("latency", "operand", "result", "notice", "tick", "handling"):
+            check_positive(name, getattr(self, name), or_zero=True, or_infinite=name == "notice")
 
 
 @dataclass(slots=True)

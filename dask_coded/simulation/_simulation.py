@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from dask_coded.arguments import check_positive, check_whole
 from dask_coded.codes import Code
 from dask_coded.prediction import SpeedHistory, in_seconds
 from dask_coded.rounds import (
@@ -86,7 +87,8 @@ class Simulation:
     Raises
     ------
     ValueError
-        If code and speeds have different numbers of workers.
+        If code and speeds have different numbers of workers, no policy has that name, or a number
+        is out of range.
 
     Examples
     --------
@@ -118,6 +120,13 @@ class Simulation:
             raise ValueError(
                 f"Code {code!r} needs speeds of {places} workers, got those of {speeds.workers}."
             )
+        check_whole("stripes", stripes)
+        check_positive("piece_seconds", piece_seconds)
+        check_positive("decode_seconds", decode_seconds, or_zero=True)
+        if isinstance(policy, str) and policy not in POLICIES:
+            raise ValueError(
+                f"Argument 'policy' must be one of {sorted(POLICIES)}, it is {policy!r}."
+            )
         self.code = code
         self.speeds = speeds
         self.now = 0.0
@@ -140,6 +149,7 @@ class Simulation:
 
     def run(self, rounds: int) -> list[SimulatedRound]:
         """Run ``rounds`` rounds, each started when the previous one has ended."""
+        check_whole("rounds", rounds, least=0)
         return [self.step() for _ in range(rounds)]
 
     def step(self) -> SimulatedRound:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from dask_coded.arguments import check_fraction, check_positive, check_whole
 from dask_coded.typing import Floats
 
 
@@ -61,6 +62,7 @@ class Delays:
 
 def undelayed(workers: int) -> Delays:
     """Return delays under which no worker is ever late."""
+    check_whole("workers", workers)
     return Delays(np.ones((1, workers)), np.zeros((1, workers)))
 
 
@@ -78,7 +80,9 @@ def additive(
         Mean delay in seconds.
     seed : int
     """
-    rng = np.random.default_rng(seed)
+    check_fraction("share", share)
+    check_positive("mean", mean, or_zero=True)
+    rng = _random(workers, steps, seed)
     held_up = rng.random((steps, workers)) < share
     extra = np.where(held_up, rng.exponential(mean, (steps, workers)), 0.0)
     return Delays(np.ones_like(extra), extra)
@@ -86,7 +90,8 @@ def additive(
 
 def proportional(workers: int, steps: int, *, straggling: float = 0.5, seed: int = 0) -> Delays:
     """Multiply work by 1 plus an exponential of mean ``straggling``, redrawn every step."""
-    rng = np.random.default_rng(seed)
+    check_positive("straggling", straggling, or_zero=True)
+    rng = _random(workers, steps, seed)
     factor = 1 + rng.exponential(straggling, (steps, workers))
     return Delays(factor, np.zeros_like(factor))
 
@@ -127,7 +132,11 @@ def markov(
     >>> delays.workers, bool(delays.factor.mean() > 2)
     (20, True)
     """
-    rng = np.random.default_rng(seed)
+    check_fraction("share", share)
+    check_fraction("memory", memory)
+    check_positive("slowdown", slowdown, or_zero=True)
+    check_positive("shift", shift, or_zero=True)
+    rng = _random(workers, steps, seed)
     slow = rng.random(workers) < share
     rows = []
     for change in rng.random((steps, workers)):
@@ -150,3 +159,9 @@ def replayed(seconds: npt.ArrayLike) -> Delays:
     times = np.asarray(seconds, dtype=np.float64)
     factor = times / np.median(times)
     return Delays(factor, np.zeros_like(factor))
+
+
+def _random(workers: int, steps: int, seed: int) -> np.random.Generator:
+    check_whole("workers", workers)
+    check_whole("steps", steps)
+    return np.random.default_rng(seed)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from dask_coded.arguments import check_fraction, check_positive, check_whole
 from dask_coded.typing import Floats
 
 
@@ -28,7 +29,7 @@ class Speeds:
     Raises
     ------
     ValueError
-        If there are no values, or a speed is negative or infinite.
+        If there are no values, a speed is negative or infinite, or the seconds are not positive.
     """
 
     values: Floats
@@ -42,6 +43,8 @@ class Speeds:
             )
         if (self.values < 0).any() or np.isinf(self.values).any():
             raise ValueError("Speeds must be finite and non-negative, or NaN for a lost worker.")
+        if self.seconds is not None:
+            check_positive("seconds", self.seconds)
 
     @property
     def workers(self) -> int:
@@ -73,7 +76,9 @@ def drifting(
     workers: int, rounds: int, *, spread: float = 0.2, memory: float = 0.95, seed: int = 0
 ) -> Speeds:
     """Return speeds whose logarithm is an AR(1) process of standard deviation ``spread``."""
-    rng = np.random.default_rng(seed)
+    check_positive("spread", spread, or_zero=True)
+    check_fraction("memory", memory)
+    rng = _random(workers, rounds, seed)
     noise = rng.standard_normal((rounds, workers)) * spread
     log = noise[0]
     rows = [log]
@@ -91,7 +96,8 @@ def shifted_exponential(
     Times are redrawn every round. This is the usual model of the coded computing literature;
     nothing in it can be predicted.
     """
-    rng = np.random.default_rng(seed)
+    check_positive("straggling", straggling, or_zero=True)
+    rng = _random(workers, rounds, seed)
     return Speeds(1 / (1 + rng.exponential(straggling, (rounds, workers))))
 
 
@@ -105,8 +111,11 @@ def gilbert_elliott(
     seed: int = 0,
 ) -> Speeds:
     """Return two-state Markov speeds: workers turn bad, ``slowdown`` times slower, and recover."""
-    rng = np.random.default_rng(seed)
-    bad = rng.random(workers) < to_bad / (to_bad + to_good)
+    check_positive("slowdown", slowdown)
+    check_fraction("to_bad", to_bad)
+    check_fraction("to_good", to_good)
+    rng = _random(workers, rounds, seed)
+    bad = rng.random(workers) * (to_bad + to_good) < to_bad
     rows = []
     for change in rng.random((rounds, workers)):
         bad = np.where(bad, change >= to_good, change < to_bad)
@@ -124,3 +133,9 @@ def changed(speeds: Speeds, workers: list[int], first: int, last: int, factor: f
     values = np.resize(speeds.values, (rows, speeds.workers))
     values[first:last, workers] *= factor
     return Speeds(values, speeds.seconds)
+
+
+def _random(workers: int, rounds: int, seed: int) -> np.random.Generator:
+    check_whole("workers", workers)
+    check_whole("rounds", rounds)
+    return np.random.default_rng(seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dask_coded.aggregation import AGGREGATIONS, Aggregation
 from dask_coded.aggregation.timing import Costs, recommend
+from dask_coded.arguments import check_positive
 
 #: Machines in one room: a message and its handling take 1 ms, links carry 1 Gbit/s.
 TYPICAL = Costs(latency=1e-3, bandwidth=125e6)
@@ -33,6 +34,7 @@ def choose_aggregation(
     >>> choose_aggregation(workers=8, gradient_bytes=40_000)
     Star(segments=1)
     """
+    check_positive("gradient_bytes", gradient_bytes)
     # A code costs computation even when no worker is late, so it is never the default.
     shape = recommend(costs or TYPICAL, workers, gradient_bytes, stragglers=()).best.shape
     return AGGREGATIONS[shape.kind](**shape.parameters)

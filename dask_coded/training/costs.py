@@ -12,6 +12,7 @@ from distributed import Client
 
 from dask_coded.aggregation import Ring
 from dask_coded.aggregation.timing import Costs
+from dask_coded.arguments import check_whole, check_workers
 from dask_coded.runtime.client.waiting import waiting_client
 from dask_coded.training._train import train
 
@@ -46,6 +47,7 @@ def measure_costs(
     nbytes : int
         Size of the message that measures the bandwidth.
     repetitions : int
+        How often each cost is measured.
 
     Returns
     -------
@@ -53,8 +55,11 @@ def measure_costs(
 
     Raises
     ------
+    TypeError
+        If ``workers`` is not a list of addresses.
     ValueError
-        If there are fewer than two workers.
+        If there are fewer than two workers, ``repetitions`` is less than 1, or ``nbytes`` less
+        than 4.
 
     Examples
     --------
@@ -65,9 +70,12 @@ def measure_costs(
     (True, True, True, True)
     >>> client.close()
     """
+    check_whole("nbytes", nbytes, least=4)  # one number is added
+    check_whole("repetitions", repetitions)
+    addresses = check_workers(workers)
     client = waiting_client(client)
-    there = sorted(client.scheduler_info(n_workers=-1)["workers"])
-    addresses = there if workers is None else list(workers)
+    if addresses is None:
+        addresses = sorted(client.scheduler_info(n_workers=-1)["workers"])
     if len(addresses) < 2:
         raise ValueError(
             f"Measuring costs needs at least 2 workers, there are {len(addresses)}: pass more "

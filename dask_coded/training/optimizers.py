@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dask_coded.arguments import check_positive, check_whole
+from dask_coded.arguments import check_fraction, check_positive, check_whole
 
 Vector = npt.NDArray[np.floating[Any]]
 
@@ -91,8 +91,7 @@ class CosineDecay:
                 f"Argument 'warmup' must be less than 'steps', {self.warmup} is not less than "
                 f"{self.steps}."
             )
-        if not 0 <= self.floor <= 1:
-            raise ValueError(f"Argument 'floor' must be between 0 and 1, it is {self.floor}.")
+        check_fraction("floor", self.floor)
 
     def __call__(self, step: int) -> float:
         if step < self.warmup:

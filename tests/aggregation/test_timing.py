@@ -88,9 +88,26 @@ def test_rings_win_for_large_gradients_and_codes_where_workers_are_late():
 
 
 def test_arguments_are_checked():
-    for costs in ({"latency": -1.0, "bandwidth": 1.0}, {"latency": 0.0, "bandwidth": 0.0}):
-        with pytest.raises(ValueError, match="Costs must be"):
-            Costs(**costs)
-    for workers, nbytes in ((0, 8), (2, 0)):
-        with pytest.raises(ValueError, match="needs at least 1 worker"):
-            recommend(COSTS, workers, nbytes)
+    star = Shape("Star")
+    for name, call in (
+        ("latency", lambda: Costs(-1.0, 1.0)),
+        ("latency", lambda: Costs(np.nan, 1.0)),
+        ("latency", lambda: Costs("1 ms", 1.0)),
+        ("bandwidth", lambda: Costs(0.0, 0.0)),
+        ("share", lambda: Straggling(2.0, 1.0)),
+        ("mean", lambda: Straggling(0.5, -1.0)),
+        ("copies", lambda: Straggling(0.5, 1.0).delay(3, copies=0)),
+        ("ratio", lambda: Packing("none", 0.0)),
+        ("seconds", lambda: Packing("none", 1.0, np.nan)),
+        ("workers", lambda: recommend(COSTS, 0, 8)),
+        ("workers", lambda: recommend(COSTS, 2.5, 8)),
+        ("nbytes", lambda: recommend(COSTS, 2, 0)),
+        ("nbytes", lambda: recommend(COSTS, 2, "8 MB")),
+        ("widths", lambda: recommend(COSTS, 2, 8, widths=())),
+        ("width", lambda: recommend(COSTS, 2, 8, widths=(0,))),
+        ("stragglers", lambda: recommend(COSTS, 2, 8, stragglers=(-1,))),
+        ("workers", lambda: communication(star, COSTS, 0, 8)),
+        ("nbytes", lambda: communication(star, COSTS, 2, -8)),
+    ):
+        with pytest.raises(ValueError, match=f"^Argument '{name}' must "):
+            call()

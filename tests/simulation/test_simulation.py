@@ -16,6 +16,7 @@ from dask_coded.simulation import (
     SimulatedRound,
     Simulation,
     Speeds,
+    broadcast_times,
     changed,
     constant,
     drifting,
@@ -147,6 +148,29 @@ def test_too_many_losses_are_reported() -> None:
 def test_speeds_of_another_number_of_workers_are_refused() -> None:
     with pytest.raises(ValueError, match="needs speeds of 10 workers, got those of 3"):
         Simulation(MDS(10, 7), constant([1.0, 1.0, 1.0]))
+
+
+def test_arguments_are_checked() -> None:
+    code, speeds = MDS(3, 2), constant([1.0] * 3)
+    for name, call in (
+        ("stripes", lambda: Simulation(code, speeds, stripes=0)),
+        ("piece_seconds", lambda: Simulation(code, speeds, piece_seconds=nan)),
+        ("decode_seconds", lambda: Simulation(code, speeds, decode_seconds=-1.0)),
+        ("policy", lambda: Simulation(code, speeds, policy="fast")),
+        ("rounds", lambda: Simulation(code, speeds).run(-1)),
+        ("latency", lambda: Network(latency=-1.0)),
+        ("bandwidth", lambda: Network(bandwidth=0.0)),
+        ("seconds", lambda: Speeds(np.ones((1, 2)), seconds=0.0)),
+        ("rounds", lambda: drifting(3, 0)),
+        ("workers", lambda: drifting(2.5, 3)),  # type: ignore[arg-type]
+        ("to_bad", lambda: gilbert_elliott(3, 3, to_bad=nan)),
+        ("slowdown", lambda: gilbert_elliott(3, 3, slowdown=0)),
+        ("size", lambda: broadcast_times(-1, np.ones(3))),
+        ("rates", lambda: broadcast_times(1, np.ones(1))),
+        ("rates", lambda: broadcast_times(1, np.zeros(3))),
+    ):
+        with pytest.raises(ValueError, match=f"^Argument '{name}' must "):
+            call()
 
 
 @pytest.mark.parametrize("values", [np.ones(3), np.ones((0, 3)), -np.ones((1, 2)), [[np.inf]]])

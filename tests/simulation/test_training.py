@@ -164,8 +164,20 @@ def test_a_markov_chain_has_the_share_and_the_memory_that_are_asked_for():
 
 def test_arguments_are_checked():
     plan = Star().plan(3)
-    with pytest.raises(ValueError, match="'width' must be at least 1"):
-        TrainingSimulation(plan, COSTS, 8, width=0)
+    for name, call in (
+        ("width", lambda: TrainingSimulation(plan, COSTS, 8, width=0)),
+        ("width", lambda: TrainingSimulation(plan, COSTS, 8, width=1.5)),
+        ("nbytes", lambda: TrainingSimulation(plan, COSTS, np.nan)),
+        ("root_bandwidth", lambda: TrainingSimulation(plan, COSTS, 8, root_bandwidth=0)),
+        ("steps", lambda: TrainingSimulation(plan, COSTS, 8).run(-1)),
+        ("workers", lambda: undelayed(-1)),
+        ("steps", lambda: additive(3, 0)),
+        ("share", lambda: additive(3, 3, share=np.nan)),
+        ("straggling", lambda: proportional(3, 3, straggling=-1)),
+        ("memory", lambda: markov(3, 3, memory=2)),
+    ):
+        with pytest.raises(ValueError, match=f"^Argument '{name}' must be "):
+            call()
     with pytest.raises(ValueError, match="The plan has 3 workers, the delays have 4"):
         TrainingSimulation(plan, COSTS, 8, undelayed(4))
     with pytest.raises(ValueError, match="one row per step"):

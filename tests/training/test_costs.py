@@ -29,6 +29,19 @@ def test_costs_are_measured_and_lead_to_a_recommendation(client):
     assert "predicted" in str(recommend(costs, 4, 40_000))
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"repetitions": 0}, "'repetitions' must be a whole number of at least 1, it is 0"),
+        ({"repetitions": 2.5}, "'repetitions' must be a whole number of at least 1, it is 2.5"),
+        ({"nbytes": 0}, "'nbytes' must be a whole number of at least 4, it is 0"),
+    ],
+)
+def test_counts_are_checked(options, expected, client):
+    with pytest.raises(ValueError, match=expected):
+        measure_costs(client=client, **options)
+
+
 def test_measuring_needs_two_workers(client):
     one = list(client.scheduler_info(n_workers=-1)["workers"])[:1]
     with pytest.raises(ValueError, match="needs at least 2 workers, there are 1"):

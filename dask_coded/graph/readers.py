@@ -104,7 +104,8 @@ def as_graph(graph: Any, *, undirected: bool = False, weight: str | None = "weig
     ----------
     graph : Graph, networkx graph, SciPy sparse adjacency, or edge list
         An edge list is a sequence of pairs ``(source, target)`` or of triples ``(source, target,
-        weight)``, or an array of shape (m, 2) or (m, 3). Names are integers or strings.
+        weight)``, or an array of shape (m, 2) or (m, 3). Names are integers or strings. A list is
+        never read as a matrix. A square array of numbers is refused, because it may be either.
     undirected : bool
         Add the reverse of every edge. Undirected networkx graphs always have both directions.
     weight : str or None
@@ -120,7 +121,7 @@ def as_graph(graph: Any, *, undirected: bool = False, weight: str | None = "weig
     Raises
     ------
     ValueError
-        If ``graph`` is none of these, has no nodes, or has invalid weights.
+        If ``graph`` is none of these or may be two of them, has no nodes, or has invalid weights.
 
     Examples
     --------
@@ -174,6 +175,12 @@ def _from_edge_list(edges: Iterable[Any]) -> Graph:
             "adjacency matrix with scipy.sparse.csr_array first."
         )
     if isinstance(edges, np.ndarray):
+        if len(edges) == edges.shape[1] and edges.dtype.kind in "biuf":
+            n = len(edges)
+            raise ValueError(
+                f"{_GRAPHS}; an array of {n} x {n} numbers may be {n} edges or an adjacency "
+                "matrix: pass `edges.tolist()` or `scipy.sparse.csr_array(matrix)`."
+            )
         source, target, *weights = edges.T
         ends = _names(np.concatenate([source, target]))
     else:

@@ -173,6 +173,11 @@ def test_networkx_keeps_order_names_and_weights():
     assert edges(as_graph(given_graph, weight=None)) == {("z", (1, 2)): 1.0, ((1, 2), 7): 1.0}
 
 
+def test_lists_and_arrays_of_names_are_edges_however_many_they_are():
+    assert edges(as_graph([[0, 1], [0, 2]])) == {(0, 1): 1.0, (0, 2): 1.0}
+    assert edges(as_graph(np.array([["a", "b"], ["b", "a"]]))) == {("a", "b"): 1.0, ("b", "a"): 1.0}
+
+
 def test_undirected_networkx_graphs_have_both_directions():
     assert edges(as_graph(nx.path_graph(2))) == {(0, 1): 1.0, (1, 0): 1.0}
 
@@ -281,6 +286,8 @@ def test_a_missing_file_and_a_folder(tmp_path):
         (["ab", "cd"], "2 entries"),
         ([(1, 2), (1, 2, 3)], "2 entries"),
         (np.eye(4), "scipy.sparse.csr_array"),
+        (np.array([[0, 1], [0, 0]]), "2 x 2 numbers may be 2 edges or an adjacency matrix"),
+        (np.ones((3, 3)), "3 x 3 numbers may be 3 edges or an adjacency matrix"),
         ([(1, "a")], "all integers"),
         ([(1, None)], "all integers"),
         (np.array([[1.5, 2.0]]), "all integers"),

@@ -8,9 +8,9 @@ file                          what is read
                               ``indices`` and optionally ``data`` and ``shape`` or ``n``; nodes are
                               row numbers from 0
 ``.txt``, ``.tsv``, ``.csv``  an edge list: source, target and optionally a weight, one edge a line,
-and anything else             separated by blanks, tabs or commas. Lines that begin with ``#`` or
-                              ``%`` are comments; a first line of words above lines of numbers is a
-                              header and is skipped
+and anything else             separated by blanks, tabs or commas. Names in double quotes may hold
+                              tabs or commas. Lines that begin with ``#`` or ``%`` are comments; a
+                              first line of words above lines of numbers is a header and is skipped
 ============================  =====================================================================
 
 All but ``.npz`` may be compressed (``.gz``, ``.bz2``). An edge that is listed several times counts
@@ -20,7 +20,9 @@ once, with its last weight, as in :class:`networkx.DiGraph`.
 from __future__ import annotations
 
 import bz2
+import csv
 import gzip
+import re
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
@@ -270,7 +272,7 @@ def read_graph(path: str | Path) -> Graph:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # from the operating system: no permission, a broken disk
         raise ValueError(f"{path}: the compressed data are damaged ({error}).") from error
-    except (ValueError, KeyError, OverflowError) as error:
+    except (ValueError, KeyError, OverflowError, csv.Error) as error:
         raise ValueError(f"{path}: {error}") from error
 
 
@@ -303,8 +305,9 @@ def _read_edges(path: Path) -> Graph:
         number, line = next(_content(lines), (0, ""))
     if not line:
         raise ValueError("expected one edge a line, the file has none.")
-    separator = next((mark for mark in ",\t" if mark in line), None)
-    width = len(line.split(separator))
+    bare = re.sub('"[^"]*"', "", line)
+    separator = next((mark for mark in ",\t" if mark in bare), None)
+    width = len(_fields(line, separator))
     if width not in (2, 3):
         raise ValueError(
             "expected lines of 2 columns (source, target) or 3 (and a weight), "
@@ -336,7 +339,7 @@ def _parse_edges(
     weights: list[float] = []
     with _open(path) as lines:
         for number, line in _content(lines):
-            row = [field.strip(' "') for field in line.split(separator)]
+            row = _fields(line, separator)
             if len(row) != width:
                 raise ValueError(
                     f"expected {width} columns as in the first line, line {number} has {len(row)}."
@@ -365,6 +368,13 @@ def _parse_edges(
         if len(numbers):
             return numbers.T, None if values is None else values[edges]
     return names.T, values
+
+
+def _fields(line: str, separator: str | None) -> list[str]:
+    if separator is None:
+        return [field.strip('"') for field in line.split()]
+    (row,) = csv.reader([line], delimiter=separator, skipinitialspace=True)
+    return [field.strip() for field in row]
 
 
 def _open(path: Path) -> TextIO:

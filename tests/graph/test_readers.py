@@ -95,6 +95,13 @@ def test_names_between_tabs_may_contain_blanks(write):
     assert edges(read_graph(write("g.tsv", "New York\tBonn\n"))) == {("New York", "Bonn"): 1.0}
 
 
+@pytest.mark.parametrize("mark", [",", "\t", ", "])
+def test_names_in_quotes_may_contain_separators_and_quotes(write, mark):
+    lines = ['"Doe, ""J"""', '"a\tb"', "2"], ['"1"', "5'", "3"]
+    text = "".join(mark.join(line) + "\n" for line in lines)
+    assert edges(read_graph(write("g.csv", text))) == {('Doe, "J"', "a\tb"): 2.0, ("1", "5'"): 3.0}
+
+
 def test_a_single_line_of_words_is_an_edge_and_not_a_header(write):
     assert edges(read_graph(write("g.txt", "a b\n"))) == {("a", "b"): 1.0}
 
@@ -210,6 +217,8 @@ def test_nodes_without_edges_are_kept():
         ("g.txt", "a b\nc\n", "line 2 has 1"),
         ("g.txt", "1 2 0.5\n1 3 heavy\n", "expected a number as weight, line 2 has 'heavy'"),
         ("g.txt", "1 2 0.5\n1 3 -2\n", "edge 1 -> 3 has -2.0"),
+        ("g.csv", '"a,b\nc,d\n', "line 1 has 1"),
+        ("g.csv", "a," + "b" * 2**18 + "\n", "larger than field limit"),
         ("g.txt", "1 2 nan\n", "edge 1 -> 2 has nan"),
         ("g.txt", "1 2 inf\n", "edge 1 -> 2 has inf"),
         ("g.txt", b"\x89PNG\xff\xfe\x00", "expected text in UTF-8"),

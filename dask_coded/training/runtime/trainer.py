@@ -97,7 +97,8 @@ class Trainer:
         self._machines: dict[int, Machine] = {}
         self._segments: dict[int, dict[int, Partial]] = {}
         self._choices = {group.version: group.choice}
-        # Shared by both threads, and by the event loop when it stops them.
+        # Shared by both threads. Updates are applied under its lock and may take long, so the event
+        # loop never takes it.
         self._changed = threading.Condition()
         self._works: deque[tuple[int, Compute]] = deque()
         self._totals: dict[int, list[Partial]] = {}
@@ -136,9 +137,7 @@ class Trainer:
 
     def halt(self, version: int) -> None:
         """End the training after ``version`` updates, or as soon as possible after."""
-        with self._changed:
-            self._end = min(self._end, max(version, self._begun + 1))
-            self._changed.notify_all()
+        self._events.put(lambda: self._halt(version))
 
     def send_state(self) -> None:
         """Send the state of the replica, which has seen its last update, to the leader."""
@@ -150,20 +149,27 @@ class Trainer:
         Parameters
         ----------
         tell : callable(int)
-            Called with the number of updates that have been applied; there will be no more.
+            Called, in a thread, with the number of updates that have been applied; there will be no
+            more.
         """
         if self._stopped or not self._threads[1].is_alive():
-            self.stop()
-            tell(self.replica.version)
+            self.stop(tell)
         else:
             self._events.put(lambda: self._retire(tell))
 
-    def stop(self) -> None:
-        """End both threads soon; from now on the replica does not change."""
-        # Set before the lock is taken, so that at most the present update is waited for.
+    def stop(self, tell: Callable[[int], None] = lambda version: None) -> None:
+        """End both threads soon, at the latest after the present update.
+
+        Parameters
+        ----------
+        tell : callable(int), optional
+            As in :meth:`retire`.
+        """
         self._stopped = True
-        with self._changed:
-            self._changed.notify_all()
+        settle = threading.Thread(
+            target=self._settle, args=(tell,), name="Coded-train-end", daemon=True
+        )
+        settle.start()
         self._events.put(None)
         for channel in self._channels.values():
             channel.unlisten(self._listener)
@@ -173,7 +179,13 @@ class Trainer:
         if self._threads[0].ident is not None:
             self._threads[0].join()
 
-    # -- both threads --------------------------------------------------------------------------
+    # -- threads -------------------------------------------------------------------------------
+
+    def _settle(self, tell: Callable[[int], None]) -> None:
+        """Wake the computation thread of a stopped trainer once no update is being applied."""
+        with self._changed:
+            self._changed.notify_all()
+        tell(self.replica.version)
 
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
@@ -318,6 +330,11 @@ class Trainer:
     def _communicate(self) -> None:
         while (event := self._events.get()) is not None:
             event()
+
+    def _halt(self, version: int) -> None:
+        with self._changed:
+            self._end = min(self._end, max(version, self._begun + 1))
+            self._changed.notify_all()
 
     def _retire(self, tell: Callable[[int], None]) -> None:
         with self._changed:

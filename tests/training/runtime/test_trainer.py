@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import pickle
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -131,6 +133,25 @@ def test_a_retired_worker_applies_no_sum_beyond_the_version_that_it_reported():
     worker._changed.wait = worker.stop  # a wait would never end
     assert worker._next() is None
     assert reported == [worker.replica.version] == [1]
+
+
+def test_the_event_loop_does_not_wait_while_an_update_is_applied():
+    worker, told = trainer(Star().plan(2), Counter()), SimpleQueue()
+    event_loop = ThreadPoolExecutor(1)
+
+    def during():
+        for call, *args in ((worker.halt, 3), (worker.stop,), (worker.retire, told.put)):
+            event_loop.submit(call, *args).result(timeout=10)
+        assert told.empty()
+
+    worker.replica._during = during
+    worker._received(message(0, ROOT))
+    worker._received(message(1, ROOT))
+    with worker._changed:
+        worker._apply(2)
+    assert told.get() == worker.replica.version == 1
+    worker._communicate()
+    assert worker._end == 3
 
 
 @pytest.mark.parametrize(("schedule", "behind"), [(Synchronous(), 0), (Pipelined(2), 1)])

@@ -156,7 +156,7 @@ def train(
     TypeError, ValueError
         If an argument or a computed gradient has a wrong type or value.
     FloatingPointError
-        If a gradient is not finite.
+        If a gradient is not finite, or the parameters are not after an update.
     CodedDataLostError
         If data are lost with a worker and the cluster cannot compute them again.
     Exception

@@ -168,13 +168,25 @@ class Replica:
             The sum of all compressed gradients, one array per segment.
         loss : float
             Sum over the samples.
+
+        Raises
+        ------
+        FloatingPointError
+            If the sum or the new parameters are not finite.
         """
         step = self.version
         segments = [self._compressor.expand(step, i, total) for i, total in enumerate(totals)]
         gradient = segments[0] if len(segments) == 1 else np.concatenate(segments)
         samples = max(self._batches.count(step), 1)
         mean = (gradient / samples).astype(self._parameters.dtype, copy=False)
-        self._model.optimizer.update(self._parameters, mean, self._optimizer_state, step)
+        with np.errstate(over="ignore", invalid="ignore"):
+            self._model.optimizer.update(self._parameters, mean, self._optimizer_state, step)
+        # After the last step no gradient would show it.
+        if not np.isfinite(self._parameters).all():
+            raise FloatingPointError(
+                f"The parameters contain NaN or infinity after step {step}: lower the learning "
+                f"rate, or check the gradient function and the data."
+            )
         self.losses.append(loss / samples)
         self.version += 1
 

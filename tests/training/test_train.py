@@ -353,6 +353,15 @@ def test_gradients_beyond_the_range_of_the_parameters_are_not_finite(client):
         train(lambda w, X, y: np.full(5, 1e39), start, blocks(), steps=1, client=client)
 
 
+@pytest.mark.parametrize("steps", [1, 9])
+def test_parameters_that_overflow_in_a_step_are_an_error_in_the_last_one_too(client, steps):
+    def steep(w, X, y):
+        return np.full(5, 1e100 * len(X))
+
+    with pytest.raises(FloatingPointError, match="after step 0: lower the learning rate"):
+        train(steep, np.zeros(5), blocks(), steps=steps, optimizer=SGD(1e250), client=client)
+
+
 class Frame:
     """Looks like a data frame."""
 

@@ -351,10 +351,14 @@ class _Watch:
         self._client = client
         self._training = training
         self._callback = callback
+        self._enough = False
 
     def __call__(self, progress: Progress) -> None:
         if self.display is not None:
             self.display(progress)
         if self._callback is not None and self._callback(progress) is True:
+            self._enough = True
+        if self._enough:
+            # Again at each report, because the leader may be lost before it ends the training.
             client: Any = self._client
             client.loop.add_callback(client.scheduler.coded_enough, training=self._training)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+from types import SimpleNamespace
 
 import dask.array as da
 import numpy as np
@@ -25,6 +26,7 @@ from dask_coded.aggregation import (
     Tree,
 )
 from dask_coded.compression import GradiVeQ, Quantization, Truncation
+from dask_coded.loop import Progress
 from dask_coded.training import (
     SGD,
     Adam,
@@ -37,6 +39,7 @@ from dask_coded.training import (
     WorkerReport,
     train,
 )
+from dask_coded.training._train import _Watch
 from dask_coded.training.data import load
 from dask_coded.training.runtime.link import Link
 
@@ -230,6 +233,17 @@ def test_a_callback_ends_the_training(client):
     assert len(found.history) == found.steps
     assert heard[0].objective == pytest.approx(squares(np.zeros(5), X, Y)[0] / len(X))
     np.testing.assert_allclose(found.parameters, in_one_process(steps=found.steps), rtol=1e-10)
+
+
+def test_a_training_is_asked_to_end_until_it_has_ended():
+    asked = []
+    scheduler = SimpleNamespace(coded_enough=lambda training: asked.append(training))
+    loop = SimpleNamespace(add_callback=lambda function, **options: function(**options))
+    client = SimpleNamespace(loop=loop, scheduler=scheduler)
+    watch = _Watch(client, "training", lambda progress: progress.round == 2, None)
+    for i in range(4):
+        watch(Progress(i, residual=1.0))
+    assert asked == ["training"] * 2
 
 
 def test_a_cancelled_training_leaves_nothing_behind(client, monkeypatch):

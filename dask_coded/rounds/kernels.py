@@ -30,8 +30,7 @@ def matvec(piece: Any, rows: int, x: Rows) -> Product:
     if scipy.sparse.issparse(piece):
         return _compiled(piece, x) or _sparse(piece, x)
     if np.result_type(piece, x) == np.float16:
-        # Parity is scaled, so its products may overflow where those of the matrix do not.
-        x = x.astype(np.float32)
+        x = x.astype(np.float32)  # pieces are scaled, so their products may overflow
     return lambda a, b, out: np.matmul(piece[a:b], x, out=out)
 
 
@@ -43,6 +42,9 @@ def bilinear(piece: Rows, rows: int, d: Rows | None) -> Product:
     rows of ``L``, so no array of the size of a piece is made.
     """
     left, right = piece[:rows], piece[rows:].T
+    if np.result_type(piece, piece if d is None else d) == np.float16:
+        right = right.astype(np.float32)  # as above
+        d = None if d is None else d.astype(np.float32)
     if d is None:
         return lambda a, b, out: np.matmul(left[a:b], right, out=out)
     return lambda a, b, out: np.matmul(left[a:b] * d, right, out=out)

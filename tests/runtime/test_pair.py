@@ -178,13 +178,28 @@ def test_policies_with_many_stripes(policy, client):
 
 @pytest.mark.parametrize(
     ("left", "right", "weights"),
-    [("f4", "f4", "f4"), ("f4", "f8", "f4"), ("c16", "f8", "f8"), ("f8", "f8", "c16")],
+    [
+        ("f4", "f4", "f4"),
+        ("f4", "f8", "f4"),
+        ("f4", "f4", "f8"),
+        ("f4", "f4", "i8"),
+        ("f4", "f4", "?"),
+        ("c16", "f8", "f8"),
+        ("f8", "f8", "c16"),
+    ],
 )
 def test_dtypes(left, right, weights, client):
     A, B, d = numbers(N, P, dtype=left), numbers(N, Q, dtype=right), numbers(N, dtype=weights)
     pair = coded.encode_pair(A, B, coded.Polynomial(6, 2, 2), client)
     assert pair.dtype == np.result_type(A, B)
     check(pair.product(d), A.T @ (d[:, None] * B), client, rtol=1e-5)
+
+
+def test_products_of_half_precision_do_not_overflow_in_the_pieces(client):
+    A, d = np.full((2000, P), 0.01, "f2"), np.full(2000, 100, "f2")
+    pair = coded.encode_pair(A, A, coded.Polynomial(6, 2, 2), client)
+    check(pair.product(d), A.T @ (d[:, None] * A), client, rtol=1e-2)
+    check(coded.encode_pair(d[:, None], A, client=client).product(), d[None] @ A, client, rtol=1e-2)
 
 
 @pytest.mark.parametrize("chunks", [(N, P), (7, 3), ((1, N - 1), (P - 1, 1))], ids=str)

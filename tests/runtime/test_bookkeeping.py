@@ -121,6 +121,19 @@ async def _rounds(client: Any, scheduler: Any, workers: Any, rounds: list[int], 
     assert last - first == Counter(), f"grown: {last - first}"
 
 
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_workers_forget_arrays_that_are_released(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c, verify=True)
+    for worker in workers:
+        await coded.submit(_once, C, client=c, workers=worker.address)
+    plugins = [worker_plugin(worker) for worker in workers]
+    assert all(plugin._specs and plugin.checks for plugin in plugins)
+    del C
+    await async_poll_for(
+        lambda: not any(p._specs or p.checks or p._series for p in plugins), timeout=60
+    )
+
+
 # -- a participant and its channel alone -------------------------------------------------------
 
 

@@ -208,6 +208,10 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         if state := self._arrays.pop(array, None):
             self._homes.drop((*state.spec.keys, *state.spec.check_keys))
             self._drop_sources(state)
+            for address in self._versions:
+                if address in self._scheduler.stream_comms:
+                    message = {"op": "coded-released", "array": array}
+                    self._scheduler.worker_send(address, message)
 
     def _drop_sources(self, state: ArrayState) -> None:
         self._homes.drop(key for key in state.sources or () if not self._homes.array_of(key))

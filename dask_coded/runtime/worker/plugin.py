@@ -115,6 +115,7 @@ class CodedWorkerPlugin(WorkerPlugin):
         )
         worker.handlers["coded_rows"] = self._rows
         worker.stream_handlers["coded-ping"] = self._alive
+        worker.stream_handlers["coded-released"] = self._released
         worker.extensions[NAME] = self
         await worker.scheduler.coded_hello(
             worker=worker.address, version=__version__, product=await self._probe.start()
@@ -147,6 +148,13 @@ class CodedWorkerPlugin(WorkerPlugin):
         self._specs.pop(array_id, None)
         self._specs[array_id] = spec
         _keep_last(self._specs, _SPECS)
+
+    def _released(self, array: str) -> None:
+        """Stream handler: there will be no more rounds of an array."""
+        self._specs.pop(array, None)
+        self._series.pop(array, None)
+        if checks := self.checks.pop(array, None):
+            checks.close()
 
     def take_series(self, array_id: str) -> str:
         """Return the series that a round of an array belongs to; no other gets it meanwhile."""

@@ -17,7 +17,7 @@ from dask_coded.rounds.scaling import scaled
 from dask_coded.rounds.verification import add_rows, empty_check, random_weights
 from dask_coded.runtime.answers import Lost, Recipe, Source, Waiting, ask
 from dask_coded.runtime.spec import CodedDataLostError, CodedSpec
-from dask_coded.runtime.worker.pieces import rows_from, slice_rows
+from dask_coded.runtime.worker.pieces import parts_from, slice_rows
 from dask_coded.runtime.worker.plugin import CodedWorkerPlugin, worker_plugin
 from dask_coded.transport.backoff import Backoff
 from dask_coded.transport.rows import RowReader, RowsGoneError
@@ -66,13 +66,10 @@ async def check_of(plugin: CodedWorkerPlugin, recipe: Recipe, block: int) -> Any
     reader = RowReader(plugin.worker, plugin.exchange.readable_memory)
     for first in range(0, rows, step):
         total = np.zeros((min(step, rows - first), spec.columns), check.dtype)
-        for source in recipe.sources:
-            begin = max(first - source.at, 0)
-            end = min(first + len(total) - source.at, source.rows)
-            if begin < end:
-                part = await rows_from(plugin, reader, source, begin, end, spec)
-                into = total[source.at + begin - first : source.at + end - first]
-                await loop.run_in_executor(None, _add, spec, into, part, source, begin)
+        async for source, begin, part, into in parts_from(
+            plugin, reader, recipe.sources, total, first, spec
+        ):
+            await loop.run_in_executor(None, _add, spec, into, part, source, begin)
         await loop.run_in_executor(None, add_rows, check, weights, edges, first, total)
     return check
 

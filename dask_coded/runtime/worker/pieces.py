@@ -8,7 +8,7 @@ workers that hold them, and accumulates them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -253,24 +253,13 @@ async def _combine(
         total = np.asarray(out[first : first + step])
         if not direct:
             total = np.zeros(total.shape, dtype=wide)
-        for source in turns:
-            # The rows of this slice that the source has a part in.
-            begin = max(first - source.at, 0)
-            end = min(first + len(total) - source.at, source.rows)
-            if begin >= end:
-                continue
-            part = await rows_from(plugin, reader, source, begin, end, spec, meter)
-            into = total[source.at + begin - first : source.at + end - first]
-
-            def add(
-                into: Any = into, part: Any = part, s: Source = source, at: int = begin
-            ) -> None:
-                if copy:
-                    into[...] = part
-                else:
-                    mixer.add(into, part, s, at)
-
-            await loop.run_in_executor(None, add)
+        async for source, begin, part, into in parts_from(
+            plugin, reader, turns, total, first, spec, meter
+        ):
+            if copy:
+                await loop.run_in_executor(None, into.__setitem__, ..., part)
+            else:
+                await loop.run_in_executor(None, mixer.add, into, part, source, begin)
 
         def store(total: Any = total, first: int = first) -> None:
             out[first : first + len(total)] = mixer.restored(total, first)
@@ -309,6 +298,34 @@ async def _combine_sparse(
 
         total = await loop.run_in_executor(None, add)
     return total if copy else await loop.run_in_executor(None, mixer.restored, total, 0)
+
+
+async def parts_from(
+    plugin: CodedWorkerPlugin,
+    reader: RowReader,
+    sources: Sequence[Source],
+    total: Any,
+    first: int,
+    spec: CodedSpec,
+    meter: _Meter | None = None,
+) -> AsyncIterator[tuple[Source, int, Any, Any]]:
+    """Yield the sources of some rows of a sum: ``total``, from row ``first`` on.
+
+    With each source come the number of its first row, its rows, which are valid until the next
+    source is asked for, and the part of ``total`` that they belong to.
+
+    Raises
+    ------
+    RowsGoneError
+        As :func:`rows_from`.
+    """
+    for source in sources:
+        begin = max(first - source.at, 0)
+        end = min(first + len(total) - source.at, source.rows)
+        if begin < end:
+            part = await rows_from(plugin, reader, source, begin, end, spec, meter)
+            shift = source.at - first
+            yield source, begin, part, total[begin + shift : end + shift]
 
 
 async def rows_from(

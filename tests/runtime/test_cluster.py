@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock, patch
@@ -28,6 +30,8 @@ from dask_coded.runtime.worker.plugin import CodedWorkerPlugin, worker_plugin
 from dask_coded.transport.backoff import Backoff
 from dask_coded.transport.messages.rounds import (
     AddStripes,
+    CallParticipant,
+    ChunksLacking,
     DropRound,
     PiecesAbsent,
     RoundStopped,
@@ -698,16 +702,24 @@ async def test_worker_that_answers_again_takes_the_place_of_another_that_is_sile
     np.testing.assert_allclose(await future, A @ x)
 
 
+@pytest.mark.parametrize("last_word", [[], [ChunksLacking("operand", (0,))]], ids=len)
 @gen_cluster(client=True, nthreads=FOUR)
-async def test_piece_moved_while_a_round_waits_for_a_silent_worker(c, s, *workers):
+async def test_piece_moved_while_a_round_waits_for_a_silent_worker(c, s, *workers, last_word):
     C = await coded.encode(A, coded.MDS(3, 2), c)
     silent, leaving, _ = C.encoded.workers
     (spare,) = set(s.workers) - set(C.encoded.workers)
     asked = set()
+
+    def stop(message, answer, address):
+        asked.add(address)
+        for word in last_word:
+            answer(replace(word, run_id=message.run_id))
+
     for worker in workers:
         if worker.address in (silent, leaving):
             handlers = worker_plugin(worker).exchange._handlers
-            handlers[StartRound] = lambda message, answer, to=worker.address: asked.add(to)
+            handlers[StartRound] = partial(stop, address=worker.address)
+            handlers[CallParticipant] = lambda message, answer: None
     future = coded.submit(lambda operator: operator @ x, C, client=c, workers=spare)
     await async_poll_for(lambda: asked == {silent, leaving})
     await c.retire_workers([leaving])

@@ -34,6 +34,7 @@ from dask_coded.transport.memory import LEAST_BYTES, Mappings, SharedArray
 from dask_coded.transport.messages.message import Attempt, Closed, Message
 from dask_coded.transport.messages.rounds import (
     AddStripes,
+    CallParticipant,
     ChunkConfirmed,
     ChunksLacking,
     MemoryLost,
@@ -256,11 +257,22 @@ class LiveRound:
         What they hold may have been rebuilt, or moved from workers that have left meanwhile.
         """
         self._watch = self._loop.call_later(_STUCK, self._look_elsewhere)
+        self._call_participants()
         state = self.round.state
         reachable = state.available & self._usable(self._layout, self._plan)
         lacks = (self._layout.lacking(reachable[:, None] | state.computed.array()) > 0).any()
         if lacks and (self._asking is None or self._asking.done()):
             self._asking = asyncio.create_task(self._end_if_possible_elsewhere())
+
+    def _call_participants(self) -> None:
+        """Ask workers that owe stripes, but no answer, whether they run.
+
+        One that has confirmed chunks of the operand, say, and was stopped after that would
+        otherwise not count as silent.
+        """
+        for worker in self.round.state.workers.todo.nonzero()[0].tolist():
+            if self._channels[worker].asked is None:
+                self._send(worker, CallParticipant(self.run_id))
 
     async def _end_if_possible_elsewhere(self) -> None:
         try:

@@ -30,9 +30,11 @@ from dask_coded.transport.memory import Mappings, forget
 from dask_coded.transport.messages.message import Attempt, Message
 from dask_coded.transport.messages.rounds import (
     AddStripes,
+    CallParticipant,
     DropRound,
     MemoryLost,
     Part,
+    ParticipantRuns,
     PiecesAbsent,
     RoundStopped,
     ShareFailed,
@@ -109,7 +111,7 @@ class CodedWorkerPlugin(WorkerPlugin):
         self._probe = Probe(self._executor)
         self.exchange.register(
             self._handle,
-            [StartRound, AddStripes, WithdrawStripes, DropRound, StopRound],
+            [StartRound, AddStripes, WithdrawStripes, CallParticipant, DropRound, StopRound],
             on_closed=self._coordinator_gone,
             on_fenced=self._run_over,
         )
@@ -217,6 +219,8 @@ class CodedWorkerPlugin(WorkerPlugin):
             case WithdrawStripes(run_id, ranges):
                 if job := self._jobs.get(run_id):
                     job.withdraw(StripeRange(*part) for part in ranges)
+            case CallParticipant(run_id):
+                answer(ParticipantRuns(run_id))
             case DropRound(run_id):
                 self._drop(run_id, over=True)
             case StopRound(run_id):

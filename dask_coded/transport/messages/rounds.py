@@ -162,6 +162,11 @@ class WithdrawStripes(Message):
 
 
 @dataclass(frozen=True)
+class CallParticipant(Message):
+    """A participant owes stripes and may have stopped: it answers :class:`ParticipantRuns`."""
+
+
+@dataclass(frozen=True)
 class DropRound(Message):
     """A round is over. The coordinator sends this to a participant that owes no answer."""
 
@@ -218,6 +223,11 @@ class ShareFailed(Message):
     """
 
     error: str
+
+
+@dataclass(frozen=True)
+class ParticipantRuns(Message):
+    """The answer to :class:`CallParticipant`."""
 
 
 @dataclass(frozen=True)

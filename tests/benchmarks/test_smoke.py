@@ -39,7 +39,7 @@ needs_traces = pytest.mark.skipif(
         (
             "memory",
             [],
-            {"peak_over_piece", "pauses", "restarts", "wrong_results", "round_over_reading"},
+            {"peak_over_pieces", "pauses", "restarts", "wrong_results", "round_over_reading"},
         ),
         ("aggregation", [], {"step", "step_over_reference"}),
         ("clusters", [], {"step_over_reference"}),

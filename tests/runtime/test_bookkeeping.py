@@ -7,8 +7,10 @@ channel alone, which takes minutes, then as many of a whole cluster in one proce
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import itertools
+import operator
 import sys
 from collections import Counter, deque
 from concurrent.futures import Executor, Future
@@ -99,7 +101,7 @@ async def count(scheduler: Any, workers: Any) -> Counter[str]:
 @pytest.mark.slow
 @gen_cluster(client=True, nthreads=FOUR, timeout=240)
 async def test_no_container_grows_with_the_number_of_rounds(c, s, *workers):
-    await _rounds(c, s, workers, [200, 1500], lazy=[20, 60])
+    await _rounds(c, s, workers, [200, 800, 800], lazy=[20, 40, 40])
 
 
 async def _rounds(client: Any, scheduler: Any, workers: Any, rounds: list[int], lazy: list[int]):
@@ -116,9 +118,12 @@ async def _rounds(client: Any, scheduler: Any, workers: Any, rounds: list[int], 
         counts.append(await count(scheduler, workers))
         await Event(f"go-{batch}").set()
     await future
-    first, last = counts
-    assert len(first) > 20
-    assert last - first == Counter(), f"grown: {last - first}"
+    assert len(counts[0]) > 20
+    # What grows with the rounds grows in each batch. What is known of a worker may come late, if
+    # a busy machine keeps the worker from taking part at first.
+    grown = [after - before for before, after in itertools.pairwise(counts)]
+    always = functools.reduce(operator.and_, grown)
+    assert not always, f"grown: {grown}"
 
 
 @gen_cluster(client=True, nthreads=FOUR)

@@ -40,16 +40,17 @@ def outside_pool() -> Iterator[None]:
 
 
 def result_of(future: Future) -> Any:
-    """Wait for the result of a future that nothing else uses, and let go of it.
+    """Wait for the result of a future that nothing else uses.
 
     A client keeps the error of a future. Once it is raised, its traceback keeps the future, and
-    what the future depends on would stay in the cluster.
+    what the future depends on would stay in the cluster. So the future is released.
     """
     try:
         with outside_pool():
             return future.result()
-    finally:
+    except Exception:
         future.release()
+        raise
 
 
 def current_client(client: Client | None) -> Client:

@@ -260,7 +260,7 @@ class _Outlook:
     def has_for(self, own: float, start: float, least: float) -> bool:
         """Whether any donor may be worth a look for a receiver of this speed, from this time on.
 
-        Near the end of a round, thousands of idle workers ask, and nearly all of them in vain.
+        Near the end of a round thousands of idle workers ask, and almost none of them gets work.
         """
         if self._extremes is None:
             spare = self.backlog[self.donors] - self.speed[self.donors] * self.level

@@ -267,8 +267,7 @@ class LiveRound:
     def _call_participants(self) -> None:
         """Ask workers that owe stripes, but no answer, whether they run.
 
-        One that has confirmed chunks of the operand, say, and was stopped after that would
-        otherwise not count as silent.
+        Otherwise a worker that stops after its first answer would not count as silent.
         """
         for worker in self.round.state.workers.todo.nonzero()[0].tolist():
             if self._channels[worker].asked is None:

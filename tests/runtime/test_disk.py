@@ -245,9 +245,8 @@ async def test_pieces_that_dask_has_spilled(c, s, *workers):
     for w in workers:
         while w.data.fast:
             w.data.evict()
-    for _ in range(3):
+    while len(in_files(workers)) < 4:  # a worker that seems slow takes part only now and then
         np.testing.assert_allclose(await c.compute(C @ x), A @ x)
-    await async_poll_for(lambda: len(in_files(workers)) == 4)
     assert not any(Disk.of(w)._in_memory for w in workers)
     np.testing.assert_allclose(await c.compute(C @ x), A @ x)
     assert all(w.data.spilled_total.disk < 1000 for w in workers)

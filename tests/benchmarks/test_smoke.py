@@ -21,6 +21,7 @@ needs_traces = pytest.mark.skipif(
     [
         ("overhead", [], {"lazy_matmul_over_dask", "loop_round_over_dask"}),
         ("stragglers", [], {"round_over_fluid"}),
+        ("kernels", [], {"striped_over_whole"}),
         ("graphs", [], {"coded_over_stock", "coded_over_scipy"}),
         ("links", [], {"arrival_of_90_percent_over_bound"}),
         ("hessian", [], {"round_over_fluid", "worst_condition"}),

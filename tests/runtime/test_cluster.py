@@ -128,7 +128,7 @@ async def test_arrays_of_a_client_that_closes_are_released(c, s, *workers):
     await async_poll_for(lambda: not plugin_of(s).arrays)
 
 
-@pytest.mark.parametrize("where", ["source.Blocks.load", "encoding.settled"])
+@pytest.mark.parametrize("where", ["blocks.Blocks.load", "encoding.settled"])
 def test_array_of_a_client_that_leaves_while_it_encodes_is_forgotten(where, monkeypatch):
     @gen_cluster(client=True, nthreads=FOUR)
     async def test(c, s, *workers):

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 import dask_coded as coded
 from dask_coded.rounds.scaling import exponents_of, scaled
-from dask_coded.runtime.client.source import _filled, block_rows
+from dask_coded.runtime.client.blocks import _filled
+from dask_coded.runtime.client.source import block_rows
 
 FIVE = [("127.0.0.1", 1)] * 5
 SIX = [("127.0.0.1", 1)] * 6
@@ -53,17 +54,72 @@ async def close(workers, address: str) -> None:
     st.lists(st.integers(1, 5), min_size=1, max_size=6),
     st.lists(st.integers(1, 4), min_size=1, max_size=3),
     st.integers(1, 4),
+    st.integers(1, 3),
 )
 @settings(deadline=None)
-def test_blocks_are_filled_from_chunks_of_any_sizes(heights, widths, k):
+def test_blocks_are_filled_from_chunks_of_any_sizes(heights, widths, k, ahead):
     A = np.random.default_rng(0).random((sum(heights), sum(widths)))
     rows = block_rows(A, coded.MDS(k, k))
     source = da.from_array(A, chunks=(tuple(heights), tuple(widths)))
     if all(rows):
-        filled, steps = _filled(source, rows)
+        filled, steps = _filled(source, rows, ahead)
         np.testing.assert_array_equal(filled.compute(scheduler="sync"), A)
         assert filled.chunks == (rows, (A.shape[1],))
         assert len(steps) == k
+
+
+class Stored:
+    """A file of numbers, for example."""
+
+    shape, dtype, ndim = A.shape, A.dtype, 2
+
+    def __getitem__(self, index):
+        return A[index]
+
+
+def chunks_that_wait(source: da.Array, k: int, ahead: int) -> list[int]:
+    """Return how many chunks of each block wait until another one is copied."""
+    filled, steps = _filled(source, block_rows(source, coded.MDS(k, k)), ahead)
+    graph = dict(filled.dask)
+    name = filled.name
+    waiting = [sorted(key[2] for key in keys if key[0] != name) for keys in steps]
+    for block, found in enumerate(waiting):
+        for i in found:
+            copied = (f"{name}-copied", block, i)
+            left = len(steps[block]) - len(found) - i  # chunks after the one that is copied
+            assert graph[copied].dependencies == {(name, block, left)}
+            assert copied in graph[f"{name}-chunk", block, i + ahead].dependencies
+            assert graph[name, block, left - ahead].dependencies >= {
+                (f"{name}-chunk", block, i + ahead)
+            }
+    np.testing.assert_array_equal(filled.compute(), source.compute())
+    return [len(found) for found in waiting]
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 5])
+def test_only_a_few_chunks_are_computed_before_they_are_copied(ahead):
+    numbers = da.random.default_rng(0).random((24, 5), chunks=(2, 5))
+    # Each block has six chunks, which Dask makes by one task each.
+    stored = da.from_array(Stored(), chunks=(2, 7))
+    for source in (numbers, numbers + 1, stored, 2 * stored):
+        assert chunks_that_wait(source, 2, ahead) == [6 - ahead] * 2
+    # The last chunk of the first block is the first one of the second.
+    uneven = da.random.default_rng(0).random((24, 5), chunks=(5, 5))
+    assert sum(map(len, _filled(uneven, (12, 12), 1)[1])) == 2 + 1 + 2 + 2
+    # Results of other tasks would pile up instead.
+    assert chunks_that_wait(numbers.rechunk((3, 5)), 2, ahead) == [0, 0]
+    assert chunks_that_wait(da.concatenate([numbers, numbers]), 2, ahead) == [0, 0]
+
+
+@gen_cluster(client=True, nthreads=SIX)
+async def test_chunks_that_are_in_memory_need_not_wait(c, s, *workers):
+    for twice in (False, True):
+        source = c.persist(da.from_array(A, chunks=(2, 7)))
+        source = 2 * source if twice else source
+        filled, steps = _filled(source, (12, 12), 2)
+        del source  # and with it the futures, unless the blocks have them
+        assert [len(keys) for keys in steps] == [5, 5]
+        np.testing.assert_array_equal(await c.compute(filled), 2 * A if twice else A)
 
 
 @pytest.mark.parametrize(

@@ -15,15 +15,9 @@ from dask_coded._version import __version__
 from dask_coded.codes import Code, Polynomial
 from dask_coded.rounds import Geometry
 from dask_coded.runtime.answers import Extended, Lost, Placed, Unfit, ask
+from dask_coded.runtime.client.blocks import Blocks, chunks_ahead
 from dask_coded.runtime.client.install import ClusterUnfitError, install
-from dask_coded.runtime.client.source import (
-    Blocks,
-    Tally,
-    block_rows,
-    settled,
-    sparse_type,
-    stripes_of,
-)
+from dask_coded.runtime.client.source import Tally, block_rows, settled, sparse_type, stripes_of
 from dask_coded.runtime.client.waiting import current_client
 from dask_coded.runtime.spec import ArraySpec, CodedDataLostError, CodedSpec, PairSpec, PieceTask
 from dask_coded.runtime.worker.checks import make_check
@@ -111,7 +105,8 @@ async def encode_source(
         check_finite=check_finite,
         check_keys=tuple((f"{array_id}-check", j) for j in range(code.k)) if verify else (),
     )
-    return await _encode(client, spec, [Blocks(source, rows)], oversubscribe, workers, tally)
+    blocks = Blocks(source, rows, await chunks_ahead(client, len(rows)))
+    return await _encode(client, spec, [blocks], oversubscribe, workers, tally)
 
 
 async def encode_factors(
@@ -136,10 +131,11 @@ async def encode_factors(
     rows = tuple(height for height in left_rows for _ in right_rows)
     work = max(left_rows) * A.shape[0] * max(right_rows)
     array_id = new_id()
-    blocks = [Blocks(A.T, left_rows)]
+    ahead = await chunks_ahead(client, len(left_rows))
+    blocks = [Blocks(A.T, left_rows, ahead)]
     # If both factors are one matrix, cut alike, they are one source.
     if B is not A or left_rows != right_rows:
-        blocks.append(Blocks(B.T, right_rows))
+        blocks.append(Blocks(B.T, right_rows, ahead))
     spec = PairSpec(
         id=array_id,
         code=code,

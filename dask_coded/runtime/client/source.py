@@ -1,26 +1,20 @@
-"""Check a matrix to encode, cut it into row blocks, and bring them into the cluster."""
+"""Check a matrix to encode, and decide how it is cut."""
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import dask
 import dask.array as da
 import numpy as np
 import scipy.sparse
-from dask._task_spec import Task, TaskRef
-from dask.highlevelgraph import HighLevelGraph
-from dask.typing import Key
-from distributed import as_completed, futures_of, wait
+from distributed import as_completed, wait
 
 from dask_coded.arguments import check_unmasked
 from dask_coded.codes import Code, Polynomial
 from dask_coded.loop import PiecesMade
-from dask_coded.runtime.worker.disk import keep, zeros
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -189,109 +183,3 @@ async def settled(
     for future in futures:
         if future.status != "finished":
             await future
-
-
-class Blocks:
-    """A matrix as row blocks in the memory of the cluster."""
-
-    def __init__(self, source: Any, rows: tuple[int, ...]) -> None:
-        self._rows = rows
-        self.futures: list[Future] = []
-        #: For each block, the tasks that fill it before the last one.
-        self.steps: list[list[Key]] = [[] for _ in rows]
-        if isinstance(source, da.Array):
-            chunks = (rows, (source.shape[1],))
-            if source.chunks != chunks and sparse_type(source) is None and all(rows):
-                source, self.steps = _filled(source, rows)
-            else:
-                source = source.rechunk(chunks)
-            self.keys = [(source.name, j, 0) for j in range(len(rows))]
-        else:
-            name = f"coded-source-{uuid.uuid4().hex[:16]}"
-            self.keys = [(name, j, 0) for j in range(len(rows))]
-        self._source = source
-
-    async def load(self, client: Client, workers: Sequence[str]) -> Any:
-        """Bring each block to a worker. The blocks live as long as the returned object."""
-        if isinstance(self._source, da.Array):
-            persisted = client.persist(self._source)
-            self.futures += futures_of(persisted, client=client)
-            await settled(client, self.futures)
-            return persisted
-        ends = np.cumsum(self._rows)
-        for key, end, size, worker in zip(self.keys, ends, self._rows, workers, strict=True):
-            block = self._source[end - size : end]
-            if worker.startswith("inproc://"):
-                # It gets the caller's memory as it is, which the caller may change later.
-                block = block.copy()
-            scattered = await client.scatter({key: block}, workers=[worker], hash=False)
-            self.futures.append(scattered[key])
-        return self.futures
-
-
-class _FillTask(Task):
-    """A task that copies a chunk to its place in a block."""
-
-    __slots__ = ()
-
-    @property
-    def block_fusion(self) -> bool:
-        return True
-
-
-def _filled(source: da.Array, rows: tuple[int, ...]) -> tuple[da.Array, list[list[Key]]]:
-    """Cut a dense dask array into row blocks, and return the keys of all steps before the last.
-
-    ``rechunk`` concatenates all chunks of a block at once, so they exist beside the block. Here
-    each chunk is copied to its place by a task of its own, one after the other, and can be released
-    then. All these tasks return the same array, which the first one makes.
-    """
-    name = f"coded-source-{uuid.uuid4().hex[:16]}"
-    columns = source.shape[1]
-    tasks: dict[Key, Task] = {}
-    steps: list[list[Key]] = []
-    for block, (begin, end) in enumerate(pairwise(accumulate(rows, initial=0))):
-        parts = [
-            ((source.name, i, j), (taken, slice(None)), (place, across))
-            for i, taken, place in _overlaps(source.chunks[0], begin, end)
-            for j, _, across in _overlaps(source.chunks[1], 0, columns)
-        ]
-        keys: list[Key] = [(name, block, left) for left in reversed(range(len(parts)))]
-        for before, key, (chunk, taken, place) in zip([None, *keys], keys, parts, strict=False):
-            so_far = (end - begin, columns) if before is None else TaskRef(before)
-            tasks[key] = _FillTask(
-                key, _fill, so_far, TaskRef(chunk), taken, place, dtype=source.dtype
-            )
-        steps.append(keys[:-1])
-    chunks: Any = source
-    graph = HighLevelGraph.from_collections(name, tasks, dependencies=[chunks])
-    filled = da.Array(graph, name, (rows, (columns,)), dtype=source.dtype, meta=source._meta)
-    return filled, steps
-
-
-def _overlaps(sizes: tuple[int, ...], begin: int, end: int) -> Iterator[tuple[int, slice, slice]]:
-    """Yield each chunk with a part in a range: its number, that part, and its place there."""
-    for i, (first, last) in enumerate(pairwise(accumulate(sizes, initial=0))):
-        a, b = max(first, begin), min(last, end)
-        if a < b:
-            yield i, slice(a - first, b - first), slice(a - begin, b - begin)
-
-
-def _fill(
-    so_far: tuple[int, int] | np.ndarray[Any, Any],
-    chunk: np.ndarray[Any, Any],
-    taken: tuple[slice, slice],
-    place: tuple[slice, slice],
-    dtype: np.dtype[Any],
-) -> np.ndarray[Any, Any]:
-    """Copy a part of a chunk to its place in a block, or in a new block of a shape."""
-    check_unmasked("A chunk of the matrix to encode", chunk)
-    if isinstance(so_far, tuple):
-        block = zeros(so_far, dtype)
-    elif so_far.flags.writeable:
-        block = so_far
-    else:  # it may have been on the disk, or on another worker
-        block = zeros(so_far.shape, dtype)
-        block[...] = so_far
-    block[place] = chunk[taken]
-    return keep(block)

@@ -1,0 +1,202 @@
+"""A matrix as row blocks in the memory of the cluster, from which pieces are made.
+
+The chunks of a dense dask array are copied into the blocks one after the other, so that a chunk and
+a block need memory at once, and not two blocks. Dask would compute chunks as fast as it can, which
+is faster than they are copied: they pile up in memory, until workers spill, pause or are killed.
+Therefore only a few chunks of each block are computed ahead of the one that is copied.
+"""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any
+
+import dask
+import dask.array as da
+import numpy as np
+from dask._task_spec import Alias, GraphNode, Task, TaskRef, convert_legacy_graph
+from dask.highlevelgraph import HighLevelGraph
+from dask.typing import Key
+from dask.utils import ensure_dict
+from distributed import futures_of
+
+from dask_coded.arguments import check_unmasked
+from dask_coded.runtime.client.source import settled, sparse_type
+from dask_coded.runtime.worker.disk import keep, zeros
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+
+class Blocks:
+    """A matrix as row blocks in the memory of the cluster.
+
+    Parameters
+    ----------
+    source : dask array, ndarray or sparse array
+    rows : tuple of int
+        Of each block.
+    ahead : int
+        How many chunks of a block are computed ahead of the one that is copied, at most.
+    """
+
+    def __init__(self, source: Any, rows: tuple[int, ...], ahead: int) -> None:
+        self._rows = rows
+        self.futures: list[Future] = []
+        #: For each block, the tasks that fill it before the last one.
+        self.steps: list[list[Key]] = [[] for _ in rows]
+        if isinstance(source, da.Array):
+            chunks = (rows, (source.shape[1],))
+            if source.chunks != chunks and sparse_type(source) is None and all(rows):
+                source, self.steps = _filled(source, rows, ahead)
+            else:
+                source = source.rechunk(chunks)
+            self.keys = [(source.name, j, 0) for j in range(len(rows))]
+        else:
+            name = f"coded-source-{uuid.uuid4().hex[:16]}"
+            self.keys = [(name, j, 0) for j in range(len(rows))]
+        self._source = source
+
+    async def load(self, client: Client, workers: Sequence[str]) -> Any:
+        """Bring each block to a worker. The blocks live as long as the returned object."""
+        if isinstance(self._source, da.Array):
+            persisted = client.persist(self._source)
+            self.futures += futures_of(persisted, client=client)
+            await settled(client, self.futures)
+            return persisted
+        ends = np.cumsum(self._rows)
+        for key, end, size, worker in zip(self.keys, ends, self._rows, workers, strict=True):
+            block = self._source[end - size : end]
+            if worker.startswith("inproc://"):
+                # It gets the caller's memory as it is, which the caller may change later.
+                block = block.copy()
+            scattered = await client.scatter({key: block}, workers=[worker], hash=False)
+            self.futures.append(scattered[key])
+        return self.futures
+
+
+async def chunks_ahead(client: Client, blocks: int) -> int:
+    """Return how many chunks of each block to compute ahead, so that all threads have work."""
+    scheduler: Any = client.scheduler
+    threads = sum((await scheduler.ncores()).values())
+    return max(2, math.ceil(1.5 * threads / blocks))
+
+
+class _FillTask(Task):
+    """A task on the way from chunks to a block, which Dask must not merge with others."""
+
+    __slots__ = ()
+
+    @property
+    def block_fusion(self) -> bool:
+        return True
+
+
+def _filled(
+    source: da.Array, rows: tuple[int, ...], ahead: int
+) -> tuple[da.Array, list[list[Key]]]:
+    """Cut a dense dask array into row blocks, and return the keys of all steps before the last.
+
+    ``rechunk`` concatenates all chunks of a block at once, so they exist beside the block. Here
+    each chunk is copied to its place by a task of its own, one after the other, and can be released
+    then. All these tasks return the same array, which the first one makes.
+
+    After a copy a second, empty task follows, for which the chunk ``ahead`` places later waits.
+    """
+    # Only for a look at the tasks: Dask drops futures from the graph of an optimized collection.
+    (optimized,) = dask.optimize(source)
+    graph = convert_legacy_graph(ensure_dict(optimized.dask))
+    name = f"coded-source-{uuid.uuid4().hex[:16]}"
+    columns = source.shape[1]
+    parts = [
+        [
+            ((source.name, i, j), (taken, slice(None)), (place, across))
+            for i, taken, place in _overlaps(source.chunks[0], begin, end)
+            for j, _, across in _overlaps(source.chunks[1], 0, columns)
+        ]
+        for begin, end in pairwise(accumulate(rows, initial=0))
+    ]
+    users: Counter[Key] = Counter(chunk for found in parts for chunk, _, _ in found)
+    users.update(key for node in graph.values() for key in node.dependencies)
+    tasks: dict[Key, Task] = {}
+    steps: list[list[Key]] = []
+    for block, height in enumerate(rows):
+        found = parts[block]
+        keys: list[Key] = [(name, block, left) for left in reversed(range(len(found)))]
+        steps.append(keys[:-1])
+        for i, (key, (chunk, taken, place)) in enumerate(zip(keys, found, strict=True)):
+            if i >= ahead and (node := _own_task(graph, chunk, users, source)):
+                copied = (f"{name}-copied", block, i - ahead)
+                tasks[copied] = _FillTask(copied, _nothing, TaskRef(keys[i - ahead]))
+                steps[block].append(copied)
+                chunk = (f"{name}-chunk", block, i)
+                tasks[chunk] = _FillTask(chunk, _second, TaskRef(copied), node)
+            so_far = TaskRef(keys[i - 1]) if i else (height, columns)
+            tasks[key] = _FillTask(
+                key, _fill, so_far, TaskRef(chunk), taken, place, dtype=source.dtype
+            )
+    chunks: Any = source
+    layers = HighLevelGraph.from_collections(name, tasks, dependencies=[chunks])
+    filled = da.Array(layers, name, (rows, (columns,)), dtype=source.dtype, meta=source._meta)
+    return filled, steps
+
+
+def _own_task(
+    graph: Mapping[Key, GraphNode], key: Key, users: Counter[Key], source: da.Array
+) -> Task | None:
+    """Return the task that makes a chunk, if it can wait.
+
+    It can if nothing but one step of one block needs the chunk, and if the task itself needs no
+    results that would pile up instead of it, but at most such as the object that all chunks are
+    read from.
+    """
+    node = graph.get(key)
+    while isinstance(node, Alias) and users[key] == 1:
+        key = node.target
+        node = graph.get(key)
+    if not isinstance(node, Task) or users[key] > 1:
+        return None
+    needs = node.dependencies
+    leaves = all(need in graph and not graph[need].dependencies for need in needs)
+    return node if leaves and all(need in source.dask for need in needs) else None
+
+
+def _second(_: None, chunk: Any) -> Any:
+    """Return a chunk that had to wait."""
+    return chunk
+
+
+def _nothing(_: Any) -> None:
+    """Return nothing, once a chunk is copied."""
+
+
+def _overlaps(sizes: tuple[int, ...], begin: int, end: int) -> Iterator[tuple[int, slice, slice]]:
+    """Yield each chunk with a part in a range: its number, that part, and its place there."""
+    for i, (first, last) in enumerate(pairwise(accumulate(sizes, initial=0))):
+        a, b = max(first, begin), min(last, end)
+        if a < b:
+            yield i, slice(a - first, b - first), slice(a - begin, b - begin)
+
+
+def _fill(
+    so_far: tuple[int, int] | np.ndarray[Any, Any],
+    chunk: np.ndarray[Any, Any],
+    taken: tuple[slice, slice],
+    place: tuple[slice, slice],
+    dtype: np.dtype[Any],
+) -> np.ndarray[Any, Any]:
+    """Copy a part of a chunk to its place in a block, or in a new block of a shape."""
+    check_unmasked("A chunk of the matrix to encode", chunk)
+    if isinstance(so_far, tuple):
+        block = zeros(so_far, dtype)
+    elif so_far.flags.writeable:
+        block = so_far
+    else:  # it may have been on the disk, or on another worker
+        block = zeros(so_far.shape, dtype)
+        block[...] = so_far
+    block[place] = chunk[taken]
+    return keep(block)

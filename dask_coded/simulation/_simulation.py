@@ -10,7 +10,7 @@ import numpy as np
 
 from dask_coded.arguments import check_positive, check_whole
 from dask_coded.codes import Code
-from dask_coded.prediction import SpeedHistory, in_seconds
+from dask_coded.prediction import PREDICTORS, SpeedHistory, in_seconds
 from dask_coded.rounds import (
     POLICIES,
     InfeasibleError,
@@ -123,10 +123,14 @@ class Simulation:
         check_whole("stripes", stripes)
         check_positive("piece_seconds", piece_seconds)
         check_positive("decode_seconds", decode_seconds, or_zero=True)
-        if isinstance(policy, str) and policy not in POLICIES:
-            raise ValueError(
-                f"Argument 'policy' must be one of {sorted(POLICIES)}, it is {policy!r}."
-            )
+        for name, value, known in (
+            ("policy", policy, POLICIES),
+            ("predictor", predictor, PREDICTORS),
+        ):
+            if isinstance(value, str) and value not in known:
+                raise ValueError(
+                    f"Argument {name!r} must be one of {sorted(known)}, it is {value!r}."
+                )
         self.code = code
         self.speeds = speeds
         self.now = 0.0

@@ -157,6 +157,7 @@ def test_arguments_are_checked() -> None:
         ("piece_seconds", lambda: Simulation(code, speeds, piece_seconds=nan)),
         ("decode_seconds", lambda: Simulation(code, speeds, decode_seconds=-1.0)),
         ("policy", lambda: Simulation(code, speeds, policy="fast")),
+        ("predictor", lambda: Simulation(code, speeds, predictor="best")),
         ("rounds", lambda: Simulation(code, speeds).run(-1)),
         ("latency", lambda: Network(latency=-1.0)),
         ("bandwidth", lambda: Network(bandwidth=0.0)),

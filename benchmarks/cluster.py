@@ -39,6 +39,14 @@ from numpy.typing import ArrayLike
 import dask_coded as coded
 from benchmarks.lab import Kind, Throttle
 
+# Every process of Dask ticks 50 times a second, to see whether its event loop is late, and looks a
+# hundred times a second at what its threads do. In a profile the ticks were half of the work of
+# event loops. At a tenth of a core both take several percent of a worker, whatever it does.
+_QUIET = {
+    "distributed.admin.tick.interval": "500ms",
+    "distributed.worker.profile.enabled": False,
+}
+
 
 @contextmanager
 def local_workers(count: int, memory_limit: int = 0) -> Iterator[tuple[Client, list[str]]]:
@@ -174,10 +182,7 @@ class Lab:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            # Every process of Dask ticks 50 times a second, to see whether its event loop is late.
-            # In a profile this was half of the work of event loops, and at a tenth of a core it
-            # would take several percent of a worker, whatever the worker does.
-            stack.enter_context(dask.config.set({"distributed.admin.tick.interval": "500ms"}))
+            stack.enter_context(dask.config.set(_QUIET))
             self.client, addresses = stack.enter_context(local_workers(self._count + 1))
             *self.workers, self.free = addresses
             pids = self.client.run(os.getpid, workers=self.workers)

@@ -179,7 +179,7 @@ def main(
     smoke: bool,
 ) -> None:
     """Compare rounds with large sparse matrices: coded, stock Dask futures, SciPy."""
-    rows, workers, repeats = (2_000, 3, 1) if smoke else (rows, workers, 3)
+    rows, workers, repeats = (2_000, 3, 1) if smoke else (rows, workers, 9)
     report = Report("graphs")
     if rows:
         compare(report, "random", random_matrix(rows, entries), workers, slow, repeats)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,9 @@ from dask_coded.codes import Code
 from dask_coded.rounds.layout import StripeRange
 from dask_coded.rounds.scaling import Scales
 from dask_coded.typing import Bools
+
+#: Makes an array of a shape and a dtype, as ``numpy.empty`` does.
+Empty = Callable[[tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
 
 # Numbers stacked up for one solve: half a MiB of float64.
 _STACKED = 1 << 16
@@ -59,6 +62,8 @@ class Assembler:
         Shape of one row of the result.
     scales : Scales, optional
         How rows were scaled before pieces combined them; by default they were not.
+    empty : callable(shape, dtype) -> ndarray
+        Makes the array of the result.
 
     Attributes
     ----------
@@ -73,6 +78,7 @@ class Assembler:
         dtype: npt.DTypeLike,
         columns: tuple[int, ...] = (),
         scales: Scales | None = None,
+        empty: Empty = np.empty,
     ) -> None:
         self._code = code
         self._scales = scales
@@ -80,7 +86,7 @@ class Assembler:
         self._offsets = np.concatenate([[0], np.cumsum(geometry.rows)])
         self._parity: dict[int, npt.NDArray[Any]] = {}
         self._open = np.full(geometry.stripes, not code.exact)
-        self.rows = np.empty((int(self._offsets[-1]), *columns), dtype=dtype)
+        self.rows = empty((int(self._offsets[-1]), *columns), np.dtype(dtype))
 
     def add(
         self, shares: Iterable[tuple[StripeRange, npt.NDArray[Any]]], computed: Bools, ready: Bools

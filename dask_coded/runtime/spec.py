@@ -16,6 +16,7 @@ from dask.utils import parse_timedelta
 from dask_coded.codes import Code, Polynomial, RandomLinear
 from dask_coded.prediction import PREDICTORS
 from dask_coded.rounds import POLICIES, Assembler, Geometry, Reporting, RoundOptions, Scales
+from dask_coded.rounds.decode import Empty
 from dask_coded.rounds.footprint import Footprints
 from dask_coded.rounds.scaling import Exponents
 from dask_coded.typing import Floats
@@ -188,8 +189,11 @@ class CodedSpec(ABC):
         """
 
     @abstractmethod
-    def assembler(self, operand: np.ndarray[Any, Any] | None) -> Assembler:
-        """Return what decodes the shares of a round with this operand."""
+    def assembler(self, operand: np.ndarray[Any, Any] | None, empty: Empty = np.empty) -> Assembler:
+        """Return what decodes the shares of a round with this operand.
+
+        ``empty(shape, dtype)`` makes the array that the rows are decoded into.
+        """
 
     def result(self, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Return the result of a finished round, from the rows of all its blocks."""
@@ -252,11 +256,11 @@ class ArraySpec(CodedSpec):
             if w
         ]
 
-    def assembler(self, operand: np.ndarray[Any, Any] | None) -> Assembler:
+    def assembler(self, operand: np.ndarray[Any, Any] | None, empty: Empty = np.empty) -> Assembler:
         assert operand is not None
         dtype = np.result_type(self.dtype, operand.dtype)
         scales = None if self.exponents is None else Scales(self.exponents)
-        return Assembler(self.code, self.geometry, dtype, operand.shape[1:], scales)
+        return Assembler(self.code, self.geometry, dtype, operand.shape[1:], scales, empty)
 
 
 @dataclass(frozen=True, eq=False)
@@ -326,7 +330,7 @@ class PairSpec(CodedSpec):
             if w
         ]
 
-    def assembler(self, operand: np.ndarray[Any, Any] | None) -> Assembler:
+    def assembler(self, operand: np.ndarray[Any, Any] | None, empty: Empty = np.empty) -> Assembler:
         dtype = self.dtype if operand is None else np.result_type(self.dtype, operand.dtype)
         scales = None
         if (found := self.exponents) is not None:
@@ -335,7 +339,7 @@ class PairSpec(CodedSpec):
                 tuple(found[j // self.code.b] for j in blocks),
                 tuple(found[self.right_source + j % self.code.b] for j in blocks),
             )
-        return Assembler(self.code, self.geometry, dtype, (max(self.right_rows),), scales)
+        return Assembler(self.code, self.geometry, dtype, (max(self.right_rows),), scales, empty)
 
     def result(self, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Return ``A.T @ diag(operand) @ B``, or ``A.T @ B`` without an operand."""

@@ -17,6 +17,7 @@ import mmap
 import os
 import secrets
 import threading
+import weakref
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -34,6 +35,9 @@ _ALIGNED = 64
 _SPARE = 2
 # A segment is used again for an array of this fraction of its size or more.
 _SLACK = 4
+# How many results lie in segments at once: a loop needs its last one and the next. Each takes
+# two file descriptors as long as it lives, and an algorithm may collect thousands.
+_RESULTS = 3
 
 logger = logging.getLogger("distributed.dask_coded")
 
@@ -167,12 +171,39 @@ class Memory:
         self._lock = threading.Lock()
         self._spare: list[Segment] = []
         self._refused = False
+        # By the address of their first byte.
+        self._results: dict[int, Segment] = {}
 
-    def share(self, array: np.ndarray[Any, Any]) -> tuple[Segment, SharedArray] | None:
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+        """Return an array for a result, which can be shared as it is if it is an operand next.
+
+        An ordinary one if it is small or has Python objects, or if there is no memory for it.
+        """
+        size = math.prod(shape) * dtype.itemsize
+        if size < LEAST_BYTES or dtype.hasobject or len(self._results) >= _RESULTS:
+            return np.empty(shape, dtype)
+        if (segment := self.lease(size)) is None:
+            return np.empty(shape, dtype)
+        array: np.ndarray[Any, Any] = segment.array(dtype, shape)
+        address = _address(array)
+        self._results[address] = segment
+        # All views of the array have the same base, and keep that alive.
+        weakref.finalize(array.base, self._released, address).atexit = False
+        return array
+
+    def _released(self, address: int) -> None:
+        # Without the lock, because the garbage collector may call this while it is held.
+        self._spare.append(self._results.pop(address))
+
+    def share(self, array: np.ndarray[Any, Any]) -> tuple[Segment | None, SharedArray] | None:
         """Copy an array into a segment; None if there is no memory for it.
 
-        Give the segment back by :meth:`reuse` when it no longer matters what its readers find.
+        Give the segment back by :meth:`reuse` when it no longer matters what its readers find. A
+        result that lies in a segment is not copied, and there is none to give back.
         """
+        result = self._results.get(_address(array))
+        if result is not None and array.nbytes <= result.size:
+            return None, result.place(array)
         if (segment := self.lease(array.nbytes)) is None:
             return None
         copy = segment.array(array.dtype, array.shape)
@@ -213,6 +244,11 @@ class Memory:
                 self._spare = fits[1:]
                 return fits[0]
         return self.new(size)
+
+
+def _address(array: np.ndarray[Any, Any]) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 def leave(array: np.ndarray[Any, Any], there: SharedArray) -> bool:

@@ -6,6 +6,7 @@ import os
 
 import numpy as np
 import pytest
+import scipy.sparse
 from distributed.utils_test import async_poll_for, gen_cluster, poll_for
 
 import dask_coded as coded
@@ -107,6 +108,30 @@ async def test_large_arrays_do_not_travel_in_messages(c, s, *workers):
         await check_rounds(c, C, A)
         operands = sum(isinstance(m.operand, tuple) for m in seen if isinstance(m, StartRound))
         rows = sum(isinstance(r, tuple) for m in seen if isinstance(m, Share) for r in m.rows)
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 4)
+async def test_results_that_are_operands_next_stay_as_they_are(c, s, *workers):
+    A = scipy.sparse.random_array((20_000, 20_000), density=2e-4, rng=np.random.default_rng(0))
+    A = A.tocsr()
+    C = await coded.encode(A, coded.Repetition(4, 2), c)
+
+    def iterated(C, kept):
+        x, found = np.ones(C.shape[1]), []
+        for _ in range(12):
+            x = C @ x
+            x /= np.abs(x).max()  # in place, where other workers will read it
+            found = [*found, x][-kept:]
+        return found
+
+    expected = iterated(A, 12)
+    for kept in (1, 2, 12):
+        found = await coded.submit(iterated, C, kept, client=c)
+        np.testing.assert_allclose(found, expected[-kept:], rtol=1e-9)
+    # Of the rounds' memory nothing is kept for long.
+    for worker in workers:
+        worker_plugin(worker)._forget()  # as a few seconds after the last round
+    assert not any(worker_plugin(worker).exchange.memory._spare for worker in workers)
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 4)

@@ -40,6 +40,49 @@ def test_a_reader_finds_what_was_shared(arrays):
         shared.reuse(segment)
 
 
+def test_a_result_is_shared_as_it_is():
+    shared, mappings = Memory(), Mappings(most=2)
+    for shape in ((10_000,), (100, 100)):
+        result = shared.empty(shape, np.dtype(float))
+        result[...] = np.arange(10_000.0).reshape(shape)
+        for operand in (result, result[:50], result.view("c16")):
+            segment, place = shared.share(operand)
+            assert segment is None
+            np.testing.assert_array_equal(mappings.view(place), operand)
+        segment, place = shared.share(result[1:].copy())
+        assert segment is not None
+        np.testing.assert_array_equal(mappings.view(place), result[1:])
+
+
+def test_memory_of_a_result_is_used_again_once_nothing_refers_to_it():
+    shared, dtype = Memory(), np.dtype(float)
+    result = shared.empty((10_000,), dtype)
+    address = result.ctypes.data
+    view = result.reshape(100, 100)[3:].T
+    view[...] = 7.0
+    del result
+    other = shared.empty((10_000,), dtype)
+    assert other.ctypes.data != address  # a part of the first one is in use
+    assert (view == 7.0).all()
+    del view
+    assert shared.empty((10_000,), dtype).ctypes.data == address
+    assert other.ctypes.data != address
+
+
+def test_few_results_take_file_descriptors():
+    shared, dtype = Memory(), np.dtype(float)
+    before = len(os.listdir("/proc/self/fd"))
+    results = [shared.empty((10_000,), dtype) for _ in range(20)]
+    # Python's mmap has a descriptor of its own.
+    assert len(os.listdir("/proc/self/fd")) == before + 2 * memory._RESULTS
+    assert shared.share(results[-1])[0] is not None
+    del results
+    shared.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+    small, objects = shared.empty((10,), dtype), shared.empty((100_000,), np.dtype(object))
+    assert small.flags.owndata and objects.flags.owndata
+
+
 def test_another_process_reads_it():
     segment, place = Memory().share(np.arange(100_000.0))
     program = (

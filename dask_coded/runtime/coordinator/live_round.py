@@ -148,7 +148,8 @@ class LiveRound:
         self._layout = layout
         self._mappings = mappings
         self.series = series
-        self._assembler = spec.assembler(operand)
+        empty = exchange.memory.empty if exchange.shares_memory else np.empty
+        self._assembler = spec.assembler(operand, empty)
         self._size_of_operand = 0 if operand is None else operand.nbytes
         self._in_thread = in_thread
         self._attempt = attempt

@@ -40,7 +40,7 @@ from dask_coded.transport.memory import LEAST_BYTES, Segment, SharedArray
 # A round may wait for a new plan for this fraction of the last round's time.
 _PATIENCE = 0.02
 # Least seconds between two requests for a plan, unless a worker is lost; rounds may be far shorter.
-_ASK_SECONDS = 0.03
+_ASK_SECONDS = 0.05
 # Rounds in a row that may fail because shares are wrong.
 _FAILURES = 8
 
@@ -144,7 +144,7 @@ class Coordinator:
                 except BaseException as exc:  # such as a MemoryError
                     failure = exc
                     loop.add_callback(lambda: [task.cancel() for task in running if task])
-        if lease:
+        if lease and lease[0] is not None:
             # A late worker may still read it, for a round whose messages are dropped.
             self._plugin.exchange.memory.reuse(lease[0])
         if failure is not None:
@@ -156,7 +156,9 @@ class Coordinator:
         loop.add_callback(self._plugin.put_series, self._id, live.series)
         return result, live.report
 
-    def _share(self, operand: np.ndarray[Any, Any] | None) -> tuple[Segment, SharedArray] | None:
+    def _share(
+        self, operand: np.ndarray[Any, Any] | None
+    ) -> tuple[Segment | None, SharedArray] | None:
         """Put a large operand where the workers of this host can read it, if there are any."""
         exchange = self._plugin.exchange
         if operand is None or operand.nbytes < LEAST_BYTES or not exchange.shares_memory:

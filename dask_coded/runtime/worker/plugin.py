@@ -330,6 +330,7 @@ class CodedWorkerPlugin(WorkerPlugin):
         self._outputs.clear()
         self._series.clear()
         self.mappings.clear()
+        self.exchange.memory.close()
 
 
 class _Idle:

@@ -27,7 +27,7 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dask_coded.arguments import check_stopping
-from dask_coded.graph.iteration import Vector, iterate
+from dask_coded.graph.iteration import Vector, iterate, product
 from dask_coded.graph.readers import as_graph
 from dask_coded.graph.values import PerNode, by_node, distribution, named, vector
 from dask_coded.loop import QUIET, Loop, Progress
@@ -89,9 +89,16 @@ def katz_rounds(
     # The equation is linear in beta: scaling beta to sum(abs(beta)) == 1 makes tol relative.
     scale = np.abs(own).sum() or 1.0
     own = own / scale
+
+    def step(x: Vector) -> Vector:
+        found = product(operator, x)
+        found *= alpha
+        found += own
+        return found
+
     found = iterate(
         "Katz centrality",
-        lambda x: np.asarray(alpha * (operator @ x) + own),
+        step,
         np.zeros(len(own)) if start is None else np.asarray(start, dtype=np.float64) / scale,
         operator=operator,
         tol=tol,
@@ -148,8 +155,10 @@ def eigenvector_rounds(
     check_stopping(tol, max_iter)
 
     def step(x: Vector) -> Vector:
-        x = x + operator @ x
-        return np.asarray(x / x.sum())
+        found = product(operator, x)
+        found += x
+        found /= found.sum()
+        return found
 
     scores = iterate(
         "Eigenvector centrality",

@@ -32,6 +32,7 @@ import scipy.sparse as sp
 
 from dask_coded.arguments import check_positive, check_whole
 from dask_coded.array import CodedArray
+from dask_coded.graph.iteration import product
 from dask_coded.graph.kernels import Hops, Kernel, PolynomialKernel, chebyshev_coefficients
 from dask_coded.graph.laplacian import check_laplacian, greatest_eigenvalue_rounds, laplacian
 from dask_coded.graph.readers import Graph, as_graph
@@ -82,8 +83,13 @@ def chebyshev_rounds(
     first, before, now, y = loop.resume((1, np.zeros_like(x), x, c[0] * x))
     for k in range(first, len(c)):
         # T_1 is L~ T_0, and T_{k+1} is 2 L~ T_k - T_{k-1}.
-        product = (2 / lmax) * (operator @ now) - now
-        before, now = now, product if k == 1 else 2 * product - before
+        found = product(operator, now)
+        found *= 2 / lmax
+        found -= now
+        if k > 1:
+            found *= 2
+            found -= before
+        before, now = now, found
         y = y + c[k] * now
         loop.report(
             Progress.of(operator, k, to_come[k + 1]),
@@ -123,7 +129,9 @@ def polynomial_rounds(
     degree = len(c) - 1
     first, y = loop.resume((1, c[degree] * x))
     for i in range(first, degree + 1):
-        y = operator @ y + c[degree - i] * x
+        found = product(operator, y)
+        found += c[degree - i] * x
+        y = found
         loop.report(Progress.of(operator, i, degree - i), state=(i + 1, y), last=i == degree)
     return y
 

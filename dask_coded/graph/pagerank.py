@@ -31,7 +31,7 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dask_coded.arguments import check_fraction, check_stopping
-from dask_coded.graph.iteration import Ranks, Vector, iterate
+from dask_coded.graph.iteration import Ranks, Vector, iterate, product
 from dask_coded.graph.readers import as_graph
 from dask_coded.graph.values import PerNode, distribution, named, vector
 from dask_coded.loop import QUIET, Loop, Progress
@@ -104,7 +104,11 @@ def pagerank_rounds(
     landing = jump if from_dangling is None else distribution("dangling", from_dangling, n)
 
     def step(x: Vector) -> Vector:
-        return np.asarray(damping * (operator @ x + (lost @ x) * landing) + (1 - damping) * jump)
+        found = product(operator, x)
+        found += (lost @ x) * landing
+        found *= damping
+        found += (1 - damping) * jump
+        return found
 
     return iterate(
         "PageRank",

@@ -35,9 +35,9 @@ _ALIGNED = 64
 _SPARE = 2
 # A segment is used again for an array of this fraction of its size or more.
 _SLACK = 4
-# How many results lie in segments at once: a loop needs its last one and the next. Each takes
-# two file descriptors as long as it lives, and an algorithm may collect thousands.
-_RESULTS = 3
+#: How many results lie in segments at once: an algorithm needs its last two and the next one. Each
+#: takes two file descriptors as long as it lives, and an algorithm may collect thousands.
+RESULTS = 3
 
 logger = logging.getLogger("distributed.dask_coded")
 
@@ -180,7 +180,7 @@ class Memory:
         An ordinary one if it is small or has Python objects, or if there is no memory for it.
         """
         size = math.prod(shape) * dtype.itemsize
-        if size < LEAST_BYTES or dtype.hasobject or len(self._results) >= _RESULTS:
+        if size < LEAST_BYTES or dtype.hasobject or len(self._results) >= RESULTS:
             return np.empty(shape, dtype)
         if (segment := self.lease(size)) is None:
             return np.empty(shape, dtype)

@@ -74,7 +74,7 @@ def test_few_results_take_file_descriptors():
     before = len(os.listdir("/proc/self/fd"))
     results = [shared.empty((10_000,), dtype) for _ in range(20)]
     # Python's mmap has a descriptor of its own.
-    assert len(os.listdir("/proc/self/fd")) == before + 2 * memory._RESULTS
+    assert len(os.listdir("/proc/self/fd")) == before + 2 * memory.RESULTS
     assert shared.share(results[-1])[0] is not None
     del results
     shared.close()

@@ -16,7 +16,7 @@ from dask.typing import Key
 from dask_coded.rounds.broadcast import Confirm, PassOn, Relay, ReportLacking
 from dask_coded.rounds.footprint import indices_of
 from dask_coded.transport import Answer, Channel, Exchange
-from dask_coded.transport.memory import Mappings, Segment, SharedArray
+from dask_coded.transport.memory import RESULTS, Mappings, Segment, SharedArray
 from dask_coded.transport.messages.message import Closed, Message
 from dask_coded.transport.messages.rounds import (
     ChunkConfirmed,
@@ -52,8 +52,8 @@ class Operands:
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
-        # A coordinator uses the same segment in every round, or two in turn.
-        self._mappings = Mappings(most=2)
+        # A coordinator uses the same segment in every round, or those of its last results in turn.
+        self._mappings = Mappings(most=RESULTS)
         self._coming: dict[Key, _Coming] = {}
         self._ended: dict[Key, None] = {}
         exchange.register(self._handle, [OperandChunk, OperandShared, LendOperand])

@@ -170,6 +170,7 @@ class Memory:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._spare: list[Segment] = []
+        self._keeps = False  # whether a segment may be used again soon
         self._refused = False
         # By the address of their first byte.
         self._results: dict[int, Segment] = {}
@@ -192,8 +193,10 @@ class Memory:
         return array
 
     def _released(self, address: int) -> None:
-        # Without the lock, because the garbage collector may call this while it is held.
-        self._spare.append(self._results.pop(address))
+        segment = self._results.pop(address)
+        if self._keeps:
+            # Without the lock, because the garbage collector may call this while it is held.
+            self._spare.append(segment)
 
     def share(self, array: np.ndarray[Any, Any]) -> tuple[Segment | None, SharedArray] | None:
         """Copy an array into a segment; None if there is no memory for it.
@@ -227,16 +230,19 @@ class Memory:
     def reuse(self, segment: Segment) -> None:
         """Let a segment be overwritten by the next array that is shared."""
         with self._lock:
-            self._spare = [segment, *self._spare][:_SPARE]
+            if self._keeps:
+                self._spare = [segment, *self._spare][:_SPARE]
 
     def close(self) -> None:
-        """Let go of the segments that wait to be used again."""
+        """Let go of the segments that wait to be used again; the next lease starts anew."""
         with self._lock:
+            self._keeps = False
             self._spare.clear()
 
     def lease(self, size: int) -> Segment | None:
         """Return a segment that was given back, or a new one; None if there is no memory for it."""
         with self._lock:
+            self._keeps = True
             spare, self._spare = self._spare, []
             fits = [s for s in spare if size <= s.size <= _SLACK * max(size, LEAST_BYTES)]
             if fits:

@@ -67,6 +67,10 @@ def test_memory_of_a_result_is_used_again_once_nothing_refers_to_it():
     del view
     assert shared.empty((10_000,), dtype).ctypes.data == address
     assert other.ctypes.data != address
+    # Unless there was no use for memory any more when it was released.
+    shared.close()
+    del other
+    assert not shared._spare
 
 
 def test_few_results_take_file_descriptors():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
@@ -109,6 +110,9 @@ def test_only_a_few_chunks_are_computed_before_they_are_copied(ahead):
     # Results of other tasks would pile up instead.
     assert chunks_that_wait(numbers.rechunk((3, 5)), 2, ahead) == [0, 0]
     assert chunks_that_wait(da.concatenate([numbers, numbers]), 2, ahead) == [0, 0]
+    with dask.annotate(retries=3):
+        annotated = numbers.map_blocks(np.negative)
+    assert chunks_that_wait(annotated, 2, ahead) == [0, 0]
 
 
 @gen_cluster(client=True, nthreads=SIX)

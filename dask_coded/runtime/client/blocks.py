@@ -105,11 +105,14 @@ def _filled(
     each chunk is copied to its place by a task of its own, one after the other, and can be released
     then. All these tasks return the same array, which the first one makes.
 
-    After a copy a second, empty task follows, for which the chunk ``ahead`` places later waits.
+    After a copy a second, empty task follows. The chunk ``ahead`` places later waits for that, and
+    gets another key. No chunk of an annotated source waits, as its task would lose its annotations.
     """
-    # Only for a look at the tasks: Dask drops futures from the graph of an optimized collection.
-    (optimized,) = dask.optimize(source)
-    graph = convert_legacy_graph(ensure_dict(optimized.dask))
+    graph: dict[Key, GraphNode] = {}
+    if not any(layer.annotations for layer in source.dask.layers.values()):
+        # Only for a look at the tasks: Dask drops futures from the graphs of optimized collections.
+        (optimized,) = dask.optimize(source)
+        graph = convert_legacy_graph(ensure_dict(optimized.dask))
     name = f"coded-source-{uuid.uuid4().hex[:16]}"
     columns = source.shape[1]
     parts = [

@@ -234,7 +234,7 @@ class Memory:
                 self._spare = [segment, *self._spare][:_SPARE]
 
     def close(self) -> None:
-        """Let go of the segments that wait to be used again; the next lease starts anew."""
+        """Let go of the segments that wait to be used again, and keep none until the next lease."""
         with self._lock:
             self._keeps = False
             self._spare.clear()

@@ -87,7 +87,7 @@ def chunks_that_wait(source: da.Array, k: int, ahead: int) -> list[int]:
     for block, found in enumerate(waiting):
         for i in found:
             copied = (f"{name}-copied", block, i)
-            left = len(steps[block]) - len(found) - i  # chunks after the one that is copied
+            left = len(steps[block]) - len(found) - i  # chunks of the block that come after it
             assert graph[copied].dependencies == {(name, block, left)}
             assert copied in graph[f"{name}-chunk", block, i + ahead].dependencies
             assert graph[name, block, left - ahead].dependencies >= {

@@ -1,9 +1,9 @@
 """A matrix as row blocks in the memory of the cluster, from which pieces are made.
 
-The chunks of a dense dask array are copied into the blocks one after the other, so that a chunk and
-a block need memory at once, and not two blocks. Dask would compute chunks as fast as it can, which
-is faster than they are copied: they pile up in memory, until workers spill, pause or are killed.
-Therefore only a few chunks of each block are computed ahead of the one that is copied.
+The chunks of a dense dask array are copied into the blocks one after the other, so a worker needs
+memory for a block and a chunk, not for two blocks. Dask would compute chunks faster than they can
+be copied. They would pile up, until workers spill, pause or are killed. So a chunk waits until the
+chunk a few places before it is copied.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Blocks:
     rows : tuple of int
         Of each block.
     ahead : int
-        How many chunks of a block are computed ahead of the one that is copied, at most.
+        How many chunks of a block may be computed and not copied yet.
     """
 
     def __init__(self, source: Any, rows: tuple[int, ...], ahead: int) -> None:
@@ -80,7 +80,10 @@ class Blocks:
 
 
 async def chunks_ahead(client: Client, blocks: int) -> int:
-    """Return how many chunks of each block to compute ahead, so that all threads have work."""
+    """Return how many chunks of a block may be computed and not copied yet.
+
+    So many that all threads of the cluster have work.
+    """
     scheduler: Any = client.scheduler
     threads = sum((await scheduler.ncores()).values())
     return max(2, math.ceil(1.5 * threads / blocks))
@@ -153,9 +156,8 @@ def _own_task(
 ) -> Task | None:
     """Return the task that makes a chunk, if it can wait.
 
-    It can if nothing but one step of one block needs the chunk, and if the task itself needs no
-    results that would pile up instead of it, but at most such as the object that all chunks are
-    read from.
+    It can if a single step of one block needs the chunk, and if the task needs no results of other
+    tasks, which would pile up instead. The object that all chunks are read from does no harm.
     """
     node = graph.get(key)
     while isinstance(node, Alias) and users[key] == 1:

@@ -20,8 +20,13 @@ settings.register_profile("search", deadline=None, max_examples=1000)
 settings.load_profile("dask-coded")
 
 
+# Dask's profiler looks at all threads a hundred times a second. If the garbage is collected just
+# then while another thread is started, CPython 3.11.7 deadlocks: see its issue gh-106883.
+os.environ["DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED"] = "False"  # in other processes
+dask.config.set({"distributed.worker.profile.enabled": False})
 # gen_cluster resets the configuration to what it was when its module was imported.
 utils_test.original_config["coded"] = dask.config.get("coded")
+utils_test.original_config["distributed"]["worker"]["profile"]["enabled"] = False
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -50,8 +50,11 @@ def product(operator: Any, x: Vector) -> Vector:
     >>> product(np.array([[0, 2], [1, 0]]), np.ones(2))
     array([2., 1.])
     """
-    found = np.asarray(operator @ x, dtype=np.float64)
-    return found.copy() if np.may_share_memory(found, x) else found
+    found = np.asarray(operator @ x)
+    dtype = np.result_type(found, np.float64)  # a complex Laplacian has complex products
+    # Only of a round's result is it known that nobody else has it.
+    own = getattr(operator, "last_round", None) is not None and found.flags.writeable
+    return found if own and found.dtype == dtype else found.astype(dtype)
 
 
 def iterate(

@@ -8,7 +8,7 @@ import pytest
 import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.sparse.linalg import expm_multiply
+from scipy.sparse.linalg import LinearOperator, expm_multiply
 
 import dask_coded as coded
 from benchmarks.accuracy_graphs import FILTERED, signal_graph
@@ -27,6 +27,9 @@ KERNELS = {
 }
 
 
+KEYWORDS = {chebyshev_rounds: {"lmax": 2.0}, polynomial_rounds: {}}
+
+
 @st.composite
 def undirected(draw):
     n = draw(st.integers(1, 12))
@@ -35,6 +38,29 @@ def undirected(draw):
     weight = st.sampled_from([0.25, 1.0, 3.0])
     graph.add_weighted_edges_from(draw(st.lists(st.tuples(node, node, weight), max_size=40)))
     return graph
+
+
+class Argument(LinearOperator):
+    """The identity, which returns its argument."""
+
+    def _matvec(self, x):
+        return x
+
+
+@pytest.mark.parametrize("rounds", [chebyshev_rounds, polynomial_rounds])
+def test_operators_of_any_kind_keep_the_signal(rounds):
+    magnetic = np.array([[1.0, -1j, 0], [1j, 2, -1], [0, -1, 1]])
+    signal = np.array([1.0, 2.0, 4.0])
+    for operator in (magnetic, magnetic.real.astype(int), Argument(float, (3, 3))):
+        before = signal.copy()
+        found = rounds(operator, signal, [1.0, 0.5, 0.25], **KEYWORDS[rounds])
+        dense = operator @ np.eye(3) if isinstance(operator, np.ndarray) else np.eye(3)
+        shifted = dense - np.eye(3) if rounds is chebyshev_rounds else dense
+        square = shifted @ shifted
+        last = 2 * square - np.eye(3) if rounds is chebyshev_rounds else square
+        expected = (np.eye(3) + 0.5 * shifted + 0.25 * last) @ signal
+        np.testing.assert_allclose(found, expected)
+        np.testing.assert_array_equal(signal, before)
 
 
 def exactly(matrix, kernel, signal):

@@ -90,6 +90,7 @@ def chunks_that_wait(source: da.Array, k: int, ahead: int) -> list[int]:
             left = len(steps[block]) - len(found) - i  # chunks of the block that come after it
             assert graph[copied].dependencies == {(name, block, left)}
             assert copied in graph[f"{name}-chunk", block, i + ahead].dependencies
+            assert copied in graph[name, block, 0].dependencies  # a chunk may be lost till then
             assert graph[name, block, left - ahead].dependencies >= {
                 (f"{name}-chunk", block, i + ahead)
             }

@@ -131,7 +131,8 @@ async def test_results_that_are_operands_next_stay_as_they_are(c, s, *workers):
     # Of the rounds' memory nothing is kept for long.
     for worker in workers:
         worker_plugin(worker)._forget()  # as a few seconds after the last round
-    assert not any(worker_plugin(worker).exchange.memory._spare for worker in workers)
+    plugins = [worker_plugin(worker) for worker in workers]
+    assert not any(p.exchange.memory._spare or p.operands._mappings._mapped for p in plugins)
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 4)

@@ -134,16 +134,21 @@ def _filled(
         found = parts[block]
         keys: list[Key] = [(name, block, left) for left in reversed(range(len(found)))]
         steps.append(keys[:-1])
+        waited_for: list[TaskRef] = []
         for i, (key, (chunk, taken, place)) in enumerate(zip(keys, found, strict=True)):
             if i >= ahead and (node := _own_task(graph, chunk, users, source)):
                 copied = (f"{name}-copied", block, i - ahead)
                 tasks[copied] = _FillTask(copied, _nothing, TaskRef(keys[i - ahead]))
                 steps[block].append(copied)
+                waited_for.append(TaskRef(copied))
                 chunk = (f"{name}-chunk", block, i)
                 tasks[chunk] = _FillTask(chunk, _second, TaskRef(copied), node)
             so_far = TaskRef(keys[i - 1]) if i else (height, columns)
+            # Until the last step. Otherwise a chunk that is lost with its worker would have the
+            # whole block made again, because the step that it waited for is released.
+            kept = waited_for if i == len(found) - 1 else []
             tasks[key] = _FillTask(
-                key, _fill, so_far, TaskRef(chunk), taken, place, dtype=source.dtype
+                key, _fill, so_far, TaskRef(chunk), taken, place, *kept, dtype=source.dtype
             )
     chunks: Any = source
     layers = HighLevelGraph.from_collections(name, tasks, dependencies=[chunks])
@@ -192,6 +197,7 @@ def _fill(
     chunk: np.ndarray[Any, Any],
     taken: tuple[slice, slice],
     place: tuple[slice, slice],
+    *_: None,
     dtype: np.dtype[Any],
 ) -> np.ndarray[Any, Any]:
     """Copy a part of a chunk to its place in a block, or in a new block of a shape."""

@@ -290,9 +290,11 @@ class CodedWorkerPlugin(WorkerPlugin):
     def _drop(self, run_id: Key, over: bool = False) -> None:
         """Drop a round; ``over`` says that it has ended for all workers."""
         job = self._jobs.pop(run_id, None)
-        if job and (output := job.stop()) and over:
-            self._outputs[job.series] = output
-            _keep_last(self._outputs, _OUTPUTS)
+        output = job.stop() if job else None
+        if over:
+            if job and output:
+                self._outputs[job.series] = output
+                _keep_last(self._outputs, _OUTPUTS)
             self.round_over()
         self.operands.drop(run_id, over)
 
@@ -330,6 +332,7 @@ class CodedWorkerPlugin(WorkerPlugin):
         self._outputs.clear()
         self._series.clear()
         self.mappings.clear()
+        self.operands.release()
         self.exchange.memory.close()
 
 

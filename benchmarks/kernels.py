@@ -14,9 +14,9 @@ from typing import Any
 
 import click
 import numpy as np
-import scipy.sparse
 
 from benchmarks.cluster import local_workers
+from benchmarks.graphs import random_matrix
 from benchmarks.report import Report, Summary, options
 from dask_coded.rounds.kernels import KERNELS
 
@@ -29,20 +29,13 @@ DENSE = (10_000, 1_000)
 OPERANDS = (1, 12)
 
 
-def sparse_piece(rows: int, columns: int, entries: int) -> scipy.sparse.csr_array:
-    """Return a matrix with some entries in each row, at random places."""
-    rng = np.random.default_rng(0)
-    indices = np.sort(rng.integers(0, columns, (rows, entries), dtype=np.int32), axis=1).ravel()
-    indptr = np.arange(rows + 1, dtype=np.int32) * entries
-    return scipy.sparse.csr_array((rng.random(len(indices)), indices, indptr), (rows, columns))
-
-
 def striped_over_whole(shape: tuple[int, ...], columns: int, repeats: int) -> list[float]:
     """Return the time of the stripes over that of the whole product, several times."""
     rng = np.random.default_rng(1)
-    piece: Any = sparse_piece(*shape) if len(shape) == 3 else rng.random(shape)
-    rows = shape[0]
-    x = rng.random((shape[1], columns) if columns > 1 else shape[1])
+    rows, width = shape[:2]
+    sparse = len(shape) == 3
+    piece: Any = random_matrix(width, shape[2])[:rows] if sparse else rng.random(shape)
+    x = rng.random((width, columns) if columns > 1 else width)
     edges = [rows * stripe // STRIPES for stripe in range(STRIPES + 1)]
     out = np.empty((rows, *x.shape[1:]))
 

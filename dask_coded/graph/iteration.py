@@ -52,7 +52,7 @@ def product(operator: Any, x: Vector) -> Vector:
     """
     found = np.asarray(operator @ x)
     dtype = np.result_type(found, np.float64)  # a complex Laplacian has complex products
-    # Only of a round's result is it known that nobody else has it.
+    # Other operators may keep the array that they return. The result of a round is ours alone.
     own = getattr(operator, "last_round", None) is not None and found.flags.writeable
     return found if own and found.dtype == dtype else found.astype(dtype)
 

@@ -32,9 +32,6 @@ from dask_coded.typing import Bools, Floats, Ints
 # Work flows before any worker runs dry if a worker would end later than the common end by this
 # share of the time left. Smaller values cost messages and gain nothing.
 _IMBALANCE = 0.25
-# And by what it does in one lag. Reports are that old, more or less: on a host with more workers
-# than cores, workers take turns of tens of milliseconds, and seem late in between. With eight
-# workers on two cores, rounds of 180 ms took 95 messages without this and 80 with it.
 # A worker for which there was no work is tried again after this share of the elapsed time: soon
 # enough to notice lateness, and rarely enough to cost nothing.
 _RETRY = 0.02
@@ -103,6 +100,9 @@ class Continuous(Policy):
         stripe = state.layout.mean_stripe
         # What each worker can do until all could end together.
         able = now.speed * (now.backlog.sum() / max(now.speed.sum(), _SLOWEST))
+        # Reports are about one lag old. On a host with more workers than cores, workers take turns
+        # of tens of milliseconds, and seem late in between: with eight workers on two cores, rounds
+        # of 180 ms took 95 messages without this and 80 with it.
         doubt = stripe + state.workers.lag * now.speed
         late: Bools = now.backlog - doubt > (1 + _IMBALANCE) * able
         if not late.any():

@@ -65,7 +65,7 @@ class Placing:
         ts.host_restrictions = None if chosen else limits.hosts
 
     def choice(self, ts: TaskState, limits: Limits) -> set[str]:
-        """Return the workers that may run a task. The one that it was taken from may not."""
+        """Return the workers that may run a task, without the one that it was taken from."""
         fast = self._fast_workers() - {limits.avoid}
         if limits.avoid:
             # All of a host may be cut off, and only workers of coordinators are watched.

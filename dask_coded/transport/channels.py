@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import threading
 from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -288,16 +289,25 @@ class Channel:
         self.closed = True
 
 
-async def serve(comm: Comm, handle: Handler, closed: Callable[[Answer], None]) -> Status:
-    """Hand each message of a channel, with a way to answer, to ``handle`` until the peer goes."""
-    loop = asyncio.get_running_loop()
-    outbox = _Outbox()
-    outbox.open(comm)
+def from_any_thread(take: Callable[[Message], None]) -> Answer:
+    """Return a function that has the running event loop call ``take``, whoever calls it."""
+    loop, thread = asyncio.get_running_loop(), threading.get_ident()
 
     def answer(message: Message) -> None:
+        if threading.get_ident() == thread:
+            loop.call_soon(take, message)  # need not wake the loop, which takes system calls
+            return
         with contextlib.suppress(RuntimeError):  # the loop is closed: no answer is needed
-            loop.call_soon_threadsafe(outbox.send, message)
+            loop.call_soon_threadsafe(take, message)
 
+    return answer
+
+
+async def serve(comm: Comm, handle: Handler, closed: Callable[[Answer], None]) -> Status:
+    """Hand each message of a channel, with a way to answer, to ``handle`` until the peer goes."""
+    outbox = _Outbox()
+    outbox.open(comm)
+    answer = from_any_thread(outbox.send)
     try:
         while True:
             for message in unpack(await comm.read()):

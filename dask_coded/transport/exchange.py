@@ -12,7 +12,7 @@ import numpy as np
 from dask.typing import Key
 from distributed.core import Status
 
-from dask_coded.transport.channels import PROBE, Answer, Channel, Handler, serve
+from dask_coded.transport.channels import PROBE, Answer, Channel, Handler, from_any_thread, serve
 from dask_coded.transport.fences import Fences
 from dask_coded.transport.memory import Memory, SharedArray, is_readable
 from dask_coded.transport.messages.message import (
@@ -51,6 +51,7 @@ class Exchange:
         self._on_closed: list[Callable[[Answer], None]] = []
         self._on_fenced: list[Callable[[Attempt], None]] = []
         self._fences = Fences()
+        self._answer_self = from_any_thread(self._receive_answer)
         self.memory = Memory()
         self._probe: SharedArray | None = None
         wanted = dask.config.get("coded.shared-memory")
@@ -179,9 +180,9 @@ class Exchange:
     def _receive_own(self, message: Message) -> None:
         self._handle(message, self._answer_self)
 
-    def _answer_self(self, message: Message) -> None:
+    def _receive_answer(self, message: Message) -> None:
         if channel := self._channels.get(self._worker.address):
-            self._worker.loop.add_callback(channel.receive, message)
+            channel.receive(message)
 
     def _handle(self, message: Message, answer: Answer) -> None:
         handler = self._handlers.get(type(message))

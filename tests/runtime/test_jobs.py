@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from dask_coded.rounds import Reporting, StripeRange
+from dask_coded.runtime.worker import jobs
 from dask_coded.runtime.worker.jobs import Job
 from dask_coded.runtime.worker.output import Output
 from dask_coded.transport.memory import Mappings, Memory
@@ -69,10 +72,15 @@ def large_job(answer: Callable[[Message], None], executor: Any, **keywords: Any)
     return found
 
 
-def job(answer: Callable[[Message], None], executor: Any, kernel: Any = product) -> Job:
+def job(
+    answer: Callable[[Message], None],
+    executor: Any,
+    kernel: Any = product,
+    entries: float = math.inf,
+) -> Job:
     edges = {0: np.arange(9)}
     found = Job("run", edges, {0: 8}, answer, executor, 1, Reporting(10, 1), lead=0.0)
-    found.begin({0: kernel})
+    found.begin({0: kernel}, entries)
     return found
 
 
@@ -93,6 +101,33 @@ def test_every_stripe_is_sent_once():
     for message in messages:
         for (_, start, stop), rows in zip(message.ranges, message.rows, strict=True):
             np.testing.assert_allclose(rows, 4.0 * np.arange(start, stop) + 1)
+
+
+@pytest.mark.parametrize(
+    "entries, inline", [(99.0, True), (100.0, False), (math.inf, False)], ids=str
+)
+def test_a_small_job_needs_no_thread(entries, inline, monkeypatch):
+    monkeypatch.setattr(jobs, "_INLINE", 100)
+    messages: list[Message] = []
+    executor = Executor()
+    work = job(messages.append, executor, entries=entries)
+    work.assign([StripeRange(0, 0, 3), StripeRange(0, 5, 8)])
+    assert bool(executor.submitted) != inline
+    assert sorted(sent(messages)) == ([0, 1, 2, 5, 6, 7] if inline else [])
+    executor.run()
+    assert sorted(sent(messages)) == [0, 1, 2, 5, 6, 7]
+
+
+def test_a_job_with_many_columns_is_not_small(monkeypatch):
+    monkeypatch.setattr(jobs, "_INLINE", 100)
+
+    def wide(start: int, stop: int, out: Any) -> Any:
+        return np.zeros((stop - start, 10))
+
+    executor = Executor()
+    work = job(Mock(), executor, wide, entries=16.0)
+    work.assign([StripeRange(0, 0, 3)])
+    assert executor.submitted
 
 
 def test_work_that_arrives_while_the_thread_ends_is_computed():

@@ -84,6 +84,16 @@ def test_sequences_become_tuples_and_other_objects_keep_their_type():
     assert objects.tolist() == ["a", None]
 
 
+def test_a_message_that_cannot_be_packed_leaves_nothing_in_the_next_one():
+    large, small = np.ones(100_000), np.ones(3)
+    with pytest.raises(UnicodeEncodeError):
+        pack([Share("first", (), (large, small, "\ud800"), 0.0)])
+    assert len(pack([Share("second", (), (small,), 0.0)])) == 1
+    (message,) = transported([Share("second", (), (small,), 0.0)])
+    assert message.run_id == "second"
+    np.testing.assert_array_equal(message.rows[0], small)
+
+
 @gen_test()
 async def test_large_arrays_arrive_aligned_whatever_comes_before_them():
     received = []

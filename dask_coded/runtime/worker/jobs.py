@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Iterable
@@ -22,14 +23,18 @@ from dask_coded.transport.messages.rounds import Share, ShareFailed
 # Stripes are computed in batches of about this long: short enough to stop between two of them, long
 # enough that the Python code between them is negligible.
 _BATCH_SECONDS = 0.0005
+# A job of fewer multiplications (about 0.1 ms) is done on the event loop. To hand it to a thread,
+# and its rows back, would take as long.
+_INLINE = 1 << 17
 
 
 class Job:
     """Computes the stripes that one worker is assigned in one round.
 
-    Stripes are computed in threads of the executor; public methods run on the worker's event loop.
-    Between two products caches are cold, so a NumPy call costs tens of microseconds. The code there
-    is therefore plain Python: 60 us for a stripe instead of 150, next to a product of 3 ms.
+    Public methods run on the worker's event loop. Stripes are computed in threads of the executor,
+    unless the whole job is next to nothing. Between two products caches are cold, so a NumPy call
+    costs tens of microseconds. The code there is therefore plain Python: 60 us for a stripe instead
+    of 150, next to a product of 3 ms.
 
     Parameters
     ----------
@@ -86,6 +91,7 @@ class Job:
         self._memory = memory
         self._previous = previous
         self._output: Output | None = None
+        self._inline = False  # whether stripes are computed on the event loop
         self._decided = False  # whether and where there is an output
         self._lock = threading.Lock()
         self._queue: deque[StripeRange] = deque()
@@ -99,9 +105,14 @@ class Job:
         self._stripe = 0.0  # seconds per stripe and thread, of the last batch
         self._hinted = False
 
-    def begin(self, kernels: dict[int, Product]) -> None:
-        """Begin to compute: the operand is here, and each piece has its bound kernel."""
+    def begin(self, kernels: dict[int, Product], entries: float = math.inf) -> None:
+        """Begin to compute: the operand is here, and each piece has its bound kernel.
+
+        ``entries`` says how many numbers a product with one column touches, if they are fast.
+        """
         self._kernels = kernels
+        if kernels and entries < _INLINE:
+            self._inline = entries * math.prod(self._none().shape[1:]) < _INLINE
         self._started = self._reported = perf_counter()
         self.assign([])
 
@@ -114,7 +125,10 @@ class Job:
             missing = max(wanted - self._active, 0)
             self._active += missing
         for _ in range(missing):
-            self._executor.submit(self._work)
+            if self._inline:
+                self._work()
+            else:
+                self._executor.submit(self._work)
 
     def withdraw(self, ranges: Iterable[StripeRange]) -> None:
         """Do not compute these stripes, unless a thread has started on them."""
@@ -173,7 +187,7 @@ class Job:
     def _compute(self, batch: StripeRange) -> Rows:
         piece, start, stop = batch
         first, end = self._row(piece, start), self._row(piece, stop)
-        output = self._output_for(piece)
+        output = self._output_for()
         out = None if output is None else output.rows(piece, first, end - first)
         return self._kernels[piece](first, end, out)
 
@@ -214,14 +228,17 @@ class Job:
         """Return the first row of a stripe; pieces may end within the last stripe."""
         return min(self._edges[piece][stripe], self._lengths[piece])
 
-    def _output_for(self, piece: int) -> Output | None:
+    def _none(self) -> Rows:
+        """Return no rows; they have the type and the width of all rows."""
+        return next(iter(self._kernels.values()))(0, 0, None)
+
+    def _output_for(self) -> Output | None:
         """Return where to compute the job's rows; None if each batch makes its own array."""
         if not self._decided:
             with self._lock:
                 if not self._decided:
                     lengths = {p: self._row(p, len(e) - 1) for p, e in self._edges.items()}
-                    none = self._kernels[piece](0, 0, None)  # it has the type and the width of rows
-                    self._output = Output.of(lengths, none, self._memory, self._previous)
+                    self._output = Output.of(lengths, self._none(), self._memory, self._previous)
                     self._previous = None
                     self._decided = True
         return self._output

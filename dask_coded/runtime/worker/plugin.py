@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -273,7 +274,7 @@ class CodedWorkerPlugin(WorkerPlugin):
                 # The operand may have come from another worker, whose channel is not to blame.
                 answer(ShareFailed(message.run_id, f"{type(exc).__name__}: {exc}"))
             else:
-                job.begin(bound)
+                job.begin(bound, sum(_entries(data) for data, _ in held.values()))
 
         parts = [(Part(*part), footprint) for part, footprint in message.parts]
         if message.operand is not None or not parts:
@@ -334,6 +335,13 @@ class CodedWorkerPlugin(WorkerPlugin):
         self.mappings.clear()
         self.operands.release()
         self.exchange.memory.close()
+
+
+def _entries(piece: Any) -> float:
+    """Return how many numbers a product with a piece touches; infinity if they may be slow."""
+    if isinstance(piece, MappedArray) or piece.dtype.hasobject:
+        return math.inf
+    return float(piece.size + sum(piece.shape))
 
 
 class _Idle:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -74,12 +73,6 @@ def _over_decomposition(n: int) -> Assigner:
     return Stores(n, move_seconds=MOVED_BYTES / (4 * n) / LINK).assign
 
 
-@cache
-def _mds(n: int, k: int) -> Code:
-    """Return a code; the simulator never decodes, so (50, 40) need not be well conditioned."""
-    return MDS(n, k) if n <= 12 else Code(np.vstack([np.eye(k), np.ones((n - k, k))]))
-
-
 CONTENDERS = {
     contender.name: contender
     for contender in (
@@ -88,10 +81,10 @@ CONTENDERS = {
         Contender(
             "over-decomposition", lambda n, k: over_decomposed(n), "static", _over_decomposition
         ),
-        Contender("MDS", _mds, "static"),
-        Contender("S2C2 basic", _mds, "s2c2-basic"),
-        Contender("S2C2", _mds, "s2c2"),
-        Contender("continuous", _mds, "continuous"),
+        Contender("MDS", MDS, "static"),
+        Contender("S2C2 basic", MDS, "s2c2-basic"),
+        Contender("S2C2", MDS, "s2c2"),
+        Contender("continuous", MDS, "continuous"),
     )
 }
 

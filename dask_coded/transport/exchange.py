@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import dask
@@ -51,7 +52,6 @@ class Exchange:
         self._on_closed: list[Callable[[Answer], None]] = []
         self._on_fenced: list[Callable[[Attempt], None]] = []
         self._fences = Fences()
-        self._answer_self = from_any_thread(self._receive_answer)
         self.memory = Memory()
         self._probe: SharedArray | None = None
         wanted = dask.config.get("coded.shared-memory")
@@ -176,6 +176,10 @@ class Exchange:
     async def close(self) -> None:
         await asyncio.gather(*(channel.close() for channel in self._channels.values()))
         self.memory.close()
+
+    @cached_property
+    def _answer_self(self) -> Answer:
+        return from_any_thread(self._receive_answer)
 
     def _receive_own(self, message: Message) -> None:
         self._handle(message, self._answer_self)

@@ -1,11 +1,11 @@
 """A campaign of random faults while everything that the package does runs, and is checked.
 
-Seven workers run lazy rounds whose shares are verified, products of pairs, loops with and without a
-state, and trainings, and beside them products of stock Dask. Meanwhile one worker after another is
-stopped (SIGSTOP), killed (SIGKILL), slowed down, retired, paused, made to compute wrongly or to
-spill its pieces, cut off (all packets are dropped) or put behind a thin link, whatever it is at
-that moment: coordinator, leader of a training, keeper of a loop's state, or only a participant. No
-more workers are lost at once than the codes tolerate.
+Twelve workers run lazy rounds whose shares are verified, products of pairs, loops with and without
+a state, and trainings, and beside them products of stock Dask. Meanwhile workers are stopped
+(SIGSTOP), killed (SIGKILL), slowed down, retired, paused, made to compute wrongly or to spill their
+pieces, cut off (all packets are dropped) or put behind a thin link, whatever they are at that
+moment: coordinator, leader of a training, keeper of a loop's state, or only a participant. Several
+are hit at once, but no more than the codes tolerate.
 
 Seeds with even numbers run on workers on hosts of their own (see `benchmarks.network`), the others
 on workers that share memory, some of them under nannies. With ``--json`` seeds that the file has
@@ -42,7 +42,7 @@ from benchmarks.faults.residue import Counts, grown, residue
 from benchmarks.network import unavailable
 from benchmarks.report import Report, options
 
-_WORKERS, _FEW = 7, 6
+_WORKERS, _FEW = 12, 6
 # Seconds that everything runs before the first fault, and after the last.
 _QUIET = 4.0
 # A process may have grown by this many MiB: memory is not returned to the system at once.
@@ -74,6 +74,7 @@ def run(
     broadcasts
         Whether faults happen during broadcasts only.
     """
+    tolerance = workers // 3
     kind: type[Cluster] = LocalCluster if seed % 2 or unavailable() else NetworkCluster
     causes, kinds = Campaign, LOADS
     if broadcasts:
@@ -85,14 +86,14 @@ def run(
     }
     with dask.config.set(config), kind(workers) as cluster:
         client = cluster.client
-        arrays = partial(Arrays, client, workers, large)
+        arrays = partial(Arrays, client, workers, tolerance, large)
         _work(client, arrays(), kinds, quiet)  # what is made once is there now
         before = _settled(client, None)
-        campaign = causes(cluster, seed, longest)
+        campaign = causes(cluster, seed, tolerance, longest)
         loads = _work(client, arrays(), kinds, quiet, lambda running: campaign.run(faults, running))
         after = _settled(client, before)
     more = grown(before, after)
-    keys: dict[str, Any] = {"seed": seed, "cluster": kind.__name__}
+    keys: dict[str, Any] = {"seed": seed, "cluster": kind.__name__, "workers": workers}
     case = f"seed {seed}"
     events = campaign.events(loads)
     names = [load.name for load in loads]

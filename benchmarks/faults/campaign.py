@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from distributed import Status
 
-from benchmarks.faults.loads import TOLERANCE, Load
+from benchmarks.faults.loads import Load
 from benchmarks.faults.machines import RATE, Cluster, NetworkCluster
 
 #: A load stands still if it has no result for this many seconds.
@@ -71,12 +71,15 @@ class Campaign:
     ----------
     cluster
     seed
+    tolerance
+        How many workers are lost at once at most, including those that are only slow.
     longest
         Seconds that a worker is stopped or cut off at most.
     """
 
-    def __init__(self, cluster: Cluster, seed: int, longest: float = 30.0) -> None:
+    def __init__(self, cluster: Cluster, seed: int, tolerance: int, longest: float = 30.0) -> None:
         self.cluster = cluster
+        self.tolerance = tolerance
         self.faults: list[Fault] = []
         #: What went wrong apart from results: a description of each case.
         self.troubles: list[str] = []
@@ -119,6 +122,12 @@ class Campaign:
             self._end_due(at_once=True)
             self._watch(loads, still)
             self._heal()
+        deadline = time.time() + _REPAIR
+        while not self.whole():
+            if time.time() > deadline:
+                self._trouble("pieces are not where they belong after all faults")
+                break
+            time.sleep(0.1)
 
     def _wait(self, loads: list[Load]) -> None:
         """Wait for the moment of the next fault."""
@@ -131,12 +140,10 @@ class Campaign:
         well = [i for i in there if not any(fault.worker == i for fault in lasting)]
         # Each kind equally often: what must not happen yet is waited for.
         kind = self._next = self._next or str(self._rng.choice(list(self._kinds)))
-        if len(well) < 3 or len(lasting) > TOLERANCE:
+        if len(well) < 3 or len(lasting) > self.tolerance:
             return
-        if kind not in _MILD and (
-            not self.whole()
-            or len(lasting) == TOLERANCE  # a worker that is slow may be as good as none
-        ):
+        # A worker that is slow may be as good as none.
+        if kind not in _MILD and len(lasting) == self.tolerance:
             return
         self._next = ""
         roles = self.roles()
@@ -146,6 +153,8 @@ class Campaign:
             role = self._rng.choice(sorted({roles[i] for i in special}))
             pool = [i for i in special if roles[i] == role]
         victim = int(self._rng.choice(pool))
+        if kind not in _MILD and not self._survives(victim, lasting):
+            return
         cause, takes = self._kinds[kind]
         fault = Fault(kind, roles.get(victim, "other"), victim, takes, time.time())
         self.faults.append(fault)
@@ -158,7 +167,7 @@ class Campaign:
         found: dict[int, str] = {}
         with suppress(RuntimeError, KeyError):  # changed while it is read
             for keepers in list(plugin.loops._keepers.values()):
-                found |= {number[a]: "keeper" for a in keepers[: TOLERANCE + 1] if a in number}
+                found |= {number[a]: "keeper" for a in keepers[: self.tolerance + 1] if a in number}
             for key in list(plugin.supervisor._processing):
                 ws = self.cluster.scheduler.tasks[key].processing_on
                 if ws is None or ws.address not in number:
@@ -166,6 +175,30 @@ class Campaign:
                 what = "leader" if "lead" in str(key) else "coordinator"
                 found[number[ws.address]] = what
         return found
+
+    def _survives(self, victim: int, lasting: list[Fault]) -> bool:
+        """Whether all arrays can still be decoded without a worker and those that are hit now."""
+        there = self.cluster.addresses()
+        hit = [there.get(i, "") for i in (victim, *(fault.worker for fault in lasting))]
+        plugin = self.cluster.scheduler.extensions["dask-coded"]
+        with suppress(RuntimeError):  # changed while it is read
+            return all(
+                state.spec.code.decodable(
+                    [i for i, key in enumerate(state.spec.keys) if plugin.homes.holders(key, hit)]
+                )
+                for state in list(plugin.arrays.values())
+            )
+        return False
+
+    def restored(self, address: str) -> bool:
+        """Whether a worker has a piece of each array."""
+        plugin = self.cluster.scheduler.extensions["dask-coded"]
+        with suppress(RuntimeError):  # changed while it is read
+            return all(
+                any(plugin.homes.holder_of(key) == address for key in state.spec.keys)
+                for state in list(plugin.arrays.values())
+            )
+        return False
 
     def whole(self) -> bool:
         """Whether every piece is on the worker that it belongs to, and no worker has too many."""
@@ -209,7 +242,7 @@ class Campaign:
         self._until(fault, self._seconds(), lambda: self.cluster.slow(i, float("inf")))
 
     def _kill(self, fault: Fault) -> None:
-        # It ends when the worker is back and all pieces are, see `_heal`.
+        # It ends when the worker is back and has its pieces, see `_heal`.
         i = fault.worker
         if self.cluster.has_nanny(i):
             fault.kind = "killed, with a nanny"
@@ -269,7 +302,7 @@ class Campaign:
             print(f"(not done: {exc!r})", file=sys.stderr)
 
     def _heal(self) -> None:
-        """Note the end of losses: the worker is there again, and all pieces are."""
+        """Note the end of losses: the worker is there again, with its pieces."""
         lost = [f for f in self.faults if f.lasts and f.kind.startswith(("killed", "retired"))]
         if not lost:
             return
@@ -278,7 +311,7 @@ class Campaign:
         for fault in lost:
             if time.time() < fault.begin + 0.5 or fault.worker not in there:
                 continue
-            if there[fault.worker] in running and self.whole():
+            if there[fault.worker] in running and self.restored(there[fault.worker]):
                 fault.end = time.time()
             elif time.time() > fault.begin + _REPAIR:
                 others = any(f.lasts and f is not fault for f in self.faults)
@@ -349,8 +382,8 @@ class BroadcastCampaign(Campaign):
     The cluster must be a `NetworkCluster`, and the first load a loop whose operands are large.
     """
 
-    def __init__(self, cluster: Cluster, seed: int, longest: float = 30.0) -> None:
-        super().__init__(cluster, seed, longest)
+    def __init__(self, cluster: Cluster, seed: int, tolerance: int, longest: float = 30.0) -> None:
+        super().__init__(cluster, seed, tolerance, longest)
         self._kinds = {kind: self._kinds[kind] for kind in ("stopped", "killed", "cut off")}
 
     def _wait(self, loads: list[Load]) -> None:

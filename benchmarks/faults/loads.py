@@ -19,9 +19,6 @@ from distributed import Client
 import dask_coded as coded
 from benchmarks.graphs import random_matrix
 
-# Losses that all arrays and trainings tolerate at once.
-TOLERANCE = 2
-
 _ROWS, _COLUMNS = 2100, 300
 _SIDE = 60
 _SAMPLES, _FEATURES, _STEPS, _RATE = 700, 20, 60, 0.1
@@ -32,17 +29,29 @@ _PAUSE = 0.02
 
 
 class Arrays:
-    """What all loads work on: matrices in this process, and the same encoded in the cluster."""
+    """What all loads work on: matrices in this process, and the same encoded in the cluster.
 
-    def __init__(self, client: Client, workers: int, large: int) -> None:
+    Parameters
+    ----------
+    client
+    workers
+        How many there are.
+    tolerance
+        How many workers may be lost at once.
+    large
+        Rows of the sparse matrix.
+    """
+
+    def __init__(self, client: Client, workers: int, tolerance: int, large: int) -> None:
+        self.tolerance = tolerance
         rng = np.random.default_rng(0)
         self.dense = rng.standard_normal((_ROWS, _COLUMNS))
         self.sparse = random_matrix(large)
         self.left, self.right = rng.standard_normal((2, 4 * _SIDE, _SIDE))
         self.verified = coded.encode(
-            self.dense, coded.MDS(workers, workers - TOLERANCE), client, verify=True
+            self.dense, coded.MDS(workers, workers - tolerance), client, verify=True
         )
-        self.copies = coded.encode(self.sparse, coded.Repetition(workers, TOLERANCE + 1), client)
+        self.copies = coded.encode(self.sparse, coded.Repetition(workers, tolerance + 1), client)
         # Any four of the pieces suffice.
         self.pair = coded.encode_pair(
             self.left, self.right, coded.Polynomial(workers, a=2, b=2), client
@@ -270,7 +279,7 @@ class Trainings(Load):
             tuple(self._data),
             optimizer=coded.training.SGD(_RATE),
             steps=_STEPS,
-            aggregation=coded.aggregation.GradientCoding(stragglers=TOLERANCE),
+            aggregation=coded.aggregation.GradientCoding(stragglers=self.arrays.tolerance),
             callback=lambda progress: self.came(True),
             client=self.client,
         )

@@ -296,6 +296,26 @@ def test_the_workers_of_a_check_and_of_its_block_are_stopped():
     test()
 
 
+@gen_cluster(client=True, nthreads=SIX)
+async def test_a_new_coordinator_asks_no_worker_for_checks_that_is_known_to_be_stopped(
+    c, s, *workers
+):
+    C = await coded.encode(A, coded.MDS(6, 4), c, verify=True)
+    stopped = {
+        C.encoded.workers[0],
+        next(iter(s.tasks[C.encoded.spec.check_keys[0]].who_has)).address,
+    }
+    asked = []
+    for worker in workers:
+        if worker.address in stopped:
+            worker.handlers["coded_rows"] = lambda **request: asked.append(request)
+            worker.periodic_callbacks["heartbeat"].stop()
+            s.extensions["dask-coded"]._silence(worker.address)
+    one = next(w.address for w in workers if w.address not in stopped)
+    assert is_right(await c.compute(C @ x, workers=[one]))
+    assert not asked
+
+
 @pytest.mark.usefixtures("impatient")
 def test_a_piece_is_rebuilt_when_its_sources_are_stopped_for_a_while():
     @gen_cluster(client=True, nthreads=SIX)

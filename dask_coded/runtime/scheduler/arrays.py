@@ -310,7 +310,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         if (state := self._arrays.get(array)) is None:
             return reply(Lost(RELEASED))
         key = state.spec.keys[state.spec.code.systematic_pieces[block]]
-        if not (holders := self._homes.holders(key, avoid)):
+        if not (holders := self._homes.answering(key, avoid)):
             coming = self._homes.holders(key) or self.is_coming(state)
             return reply(Waiting() if coming else Lost(self.lost_message(state)))
         rows = state.spec.geometry.rows[block]

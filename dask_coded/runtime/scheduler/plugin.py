@@ -62,7 +62,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
         self.scheduler = scheduler
         self.speeds = SpeedHistory()
         self.versions: dict[str, str] = {}
-        self.homes = Homes(scheduler, self.versions, self._predict)
+        self.homes = Homes(scheduler, self.versions, self._predict, self._is_silent)
         self.arrays = ArrayDirectory(scheduler, self.versions, self._predict, self.homes)
         self.loops = LoopDirectory(scheduler, self.versions, self.best)
         self.placing = Placing(scheduler, self.versions, self._predict)
@@ -153,7 +153,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
         trusted = [w if w < 0 or self._trusts(addresses[w]) else -1 for w in host]
         if trusted != host and not spec.check_keys:
             without = Layout.of(spec.code, trusted, work, len(addresses))
-            usable = np.array([w >= 0 and addresses[w] not in self._silent for w in trusted])
+            usable = np.array([w >= 0 and not self._is_silent(addresses[w]) for w in trusted])
             if not without.lacking(usable[:, None]).any():
                 host, layout = trusted, without
         if layout.lacking((layout.host >= 0)[:, None]).any():
@@ -177,7 +177,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
                 first=first,
                 work=state.work,
                 spec=None if known == len(state.spec.keys) else state.spec,
-                checks=tuple(self.homes.holder_of(key) or "" for key in spec.check_keys),
+                checks=tuple(next(iter(self.homes.answering(k)), "") for k in spec.check_keys),
                 growth=tuple(state.growth.get(i, 0.0) for i in range(len(spec.keys)))
                 * bool(spec.check_keys),
             )
@@ -211,16 +211,20 @@ class CodedSchedulerPlugin(SchedulerExtension):
         else:
             speeds = self.speeds.predict(addresses, predictor)
         for i, address in enumerate(addresses):
-            if not self._trusts(address):
+            if not self._trusts(address) or self._is_silent(address):
                 speeds[i] = 0.0
-            since = self._silent.get(address)
-            ws = self.scheduler.workers.get(address)
-            if since is not None and ws is not None:
-                if ws.last_seen > since:
-                    del self._silent[address]
-                else:
-                    speeds[i] = 0.0
         return speeds
+
+    def _is_silent(self, address: str) -> bool:
+        """Whether a worker was silent and has not reported since."""
+        since = self._silent.get(address)
+        ws = self.scheduler.workers.get(address)
+        if since is None or ws is None:
+            return False
+        if ws.last_seen > since:
+            del self._silent[address]
+            return False
+        return True
 
     def _silence(self, address: str) -> None:
         # Workers that have left are skipped, because nothing would ever remove their addresses.

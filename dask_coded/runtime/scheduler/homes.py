@@ -38,8 +38,8 @@ class Homes:
         Addresses of workers that have the plugin; it changes as workers come and go.
     predict : callable(addresses) -> ndarray
         Predicted speeds.
-    is_silent : callable(address) -> bool
-        Whether a worker is known not to answer at present.
+    silent : collection of str
+        Addresses of workers that are known not to answer at present; it changes, too.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class Homes:
         scheduler: Scheduler,
         able: Collection[str],
         predict: Callable[[Sequence[str]], Floats],
-        is_silent: Callable[[str], bool],
+        silent: Collection[str],
     ) -> None:
         self._scheduler = scheduler
         self._able = able
         self._predict = predict
-        self._is_silent = is_silent
+        self._silent = silent
         #: By the key of a piece or a check.
         self._arrays: dict[Key, ArrayState] = {}
         self._pins: dict[Key, str] = {}
@@ -105,7 +105,7 @@ class Homes:
 
     def answering(self, key: Key, avoid: Collection[str] = ()) -> list[str]:
         """Return the addresses of the workers that hold a key and are not known to be silent."""
-        return [a for a in self.holders(key, avoid) if not self._is_silent(a)]
+        return [a for a in self.holders(key, avoid) if a not in self._silent]
 
     def holder_of(self, key: Key) -> str | None:
         """Return the worker that computes on a piece: its own, even if others have copies."""

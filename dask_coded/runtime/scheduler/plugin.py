@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from dask.typing import Key
-from distributed.metrics import time
 
 from dask_coded.prediction import SpeedHistory, in_seconds
 from dask_coded.rounds import POLICIES, InfeasibleError, Layout
@@ -62,7 +61,9 @@ class CodedSchedulerPlugin(SchedulerExtension):
         self.scheduler = scheduler
         self.speeds = SpeedHistory()
         self.versions: dict[str, str] = {}
-        self.homes = Homes(scheduler, self.versions, self._predict, self._is_silent)
+        # Workers that were silent and have not reported since.
+        self._silent: set[str] = set()
+        self.homes = Homes(scheduler, self.versions, self._predict, self._silent)
         self.arrays = ArrayDirectory(scheduler, self.versions, self._predict, self.homes)
         self.loops = LoopDirectory(scheduler, self.versions, self.best)
         self.placing = Placing(scheduler, self.versions, self._predict)
@@ -70,7 +71,6 @@ class CodedSchedulerPlugin(SchedulerExtension):
             scheduler, self.versions, self.placing, self._silence, self.loops.keeps
         )
         self._holding: dict[Key, str] = {}
-        self._silent: dict[str, float] = {}
         # Rounds in which a worker has sent wrong shares.
         self._corrupt: dict[str, int] = {}
         scheduler.handlers.update(
@@ -153,7 +153,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
         trusted = [w if w < 0 or self._trusts(addresses[w]) else -1 for w in host]
         if trusted != host and not spec.check_keys:
             without = Layout.of(spec.code, trusted, work, len(addresses))
-            usable = np.array([w >= 0 and not self._is_silent(addresses[w]) for w in trusted])
+            usable = np.array([w >= 0 and addresses[w] not in self._silent for w in trusted])
             if not without.lacking(usable[:, None]).any():
                 host, layout = trusted, without
         if layout.lacking((layout.host >= 0)[:, None]).any():
@@ -211,28 +211,18 @@ class CodedSchedulerPlugin(SchedulerExtension):
         else:
             speeds = self.speeds.predict(addresses, predictor)
         for i, address in enumerate(addresses):
-            if not self._trusts(address) or self._is_silent(address):
+            if not self._trusts(address) or address in self._silent:
                 speeds[i] = 0.0
         return speeds
-
-    def _is_silent(self, address: str) -> bool:
-        """Whether a worker was silent and has not reported since."""
-        since = self._silent.get(address)
-        ws = self.scheduler.workers.get(address)
-        if since is None or ws is None:
-            return False
-        if ws.last_seen > since:
-            del self._silent[address]
-            return False
-        return True
 
     def _silence(self, address: str) -> None:
         # Workers that have left are skipped, because nothing would ever remove their addresses.
         if address in self.scheduler.workers:
-            self._silent[address] = time()
+            self._silent.add(address)
 
     def heartbeat(self, ws: WorkerState, data: float) -> None:
         """Take what a worker's plugin adds to its heartbeat: the seconds of a small product."""
+        self._silent.discard(ws.address)
         self.placing.measured(ws.address, data)
 
     def best(self, addresses: Sequence[str]) -> list[str]:
@@ -288,7 +278,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
     ) -> None:
         self.versions.pop(worker, None)
         self.speeds.forget(worker)
-        self._silent.pop(worker, None)
+        self._silent.discard(worker)
         self._corrupt.pop(worker, None)
         self.placing.remove_worker(worker)
         self.supervisor.remove_worker(worker)

@@ -209,15 +209,21 @@ async def test_an_operand_that_only_a_silent_worker_holds_is_computed_again(c, s
 
 
 @gen_cluster(**FOUR)
-async def test_the_result_of_a_long_loop_is_kept_on_a_silent_worker(c, s, *workers):
+async def test_the_result_of_a_long_loop_on_a_silent_worker_is_kept_for_longer(c, s, *workers):
     C = await coded.encode(A, coded.MDS(4, 3), c)
     future = coded.submit(place, C, 0, client=c)
     address = await started(c, s, future)
-    plugin_of(s).supervisor._runs[future.key].since -= 100
-    await Event(f"go-{address}", client=c).set()
+    plugin_of(s).supervisor._runs[future.key].since -= 100 * 24 * 3600.0
+    for w in workers:
+        await Event(f"go-{w.address}", client=c).set()
     await wait(future)
-    fall_silent(s)
+    fall_silent(s)  # for a day
     assert {ws.address for ws in s.tasks[future.key].who_has} == {address}
+    # The seconds in which clients fetch results are over, but the worker still owes an answer.
+    plugin_of(s).supervisor._fresh[future.key] = 0.0
+    for _ in range(5):
+        fall_silent(s)
+    assert address != await future
 
 
 @gen_cluster(**FOUR)

@@ -57,8 +57,8 @@ _AGE = 0.25
 _SLOW = 0.25
 _PLANS = 3
 _BEGUN = 2.0
-# A result that took less than `_BEGUN` seconds is computed again if its worker falls silent while
-# clients fetch it, which they do within this many seconds.
+# Clients fetch a result within this many seconds. If its worker falls silent meanwhile, the result
+# is computed again, after the same patience with which its task would have been taken over.
 _GATHER = 5.0
 
 
@@ -67,9 +67,10 @@ class _Run:
     """A task that coordinates."""
 
     limits: Limits
-    #: Where it is, and since when.
+    #: Where it is, since when, and how many seconds it took once it has ended.
     worker: str = ""
     since: float = 0.0
+    took: float | None = None
     #: How often it was taken over.
     takeovers: int = 0
     #: When it was first there; how often it was taken over since it got further than before, and
@@ -165,11 +166,12 @@ class Supervisor:
                 self._placing.place(ts, run.limits)
             case "processing":
                 assert ts.processing_on is not None
-                run.worker, run.since = ts.processing_on.address, time()
+                run.worker, run.since, run.took = ts.processing_on.address, time(), None
                 self._processing.add(key)
                 if not self._clock.is_running():
                     self._clock.start()
-            case "memory" if time() - run.since < _BEGUN:
+            case "memory":
+                run.took = time() - run.since
                 self._fresh[key] = time()
             case "forgotten":
                 del self._runs[key]
@@ -221,7 +223,11 @@ class Supervisor:
 
     def _tick(self) -> None:
         """Ask the workers of coordinators for a sign of life; take over where none comes."""
-        self._fresh = {key: end for key, end in self._fresh.items() if time() < end + _GATHER}
+        self._fresh = {
+            key: end
+            for key, end in self._fresh.items()
+            if time() < end + _GATHER or self._watch.owes(self._runs[key].worker)
+        }
         if not self._processing and not self._fresh:
             self._clock.stop()
         watched: dict[str, list[TaskState]] = {}
@@ -328,7 +334,8 @@ class Supervisor:
         """
         run, patience, now = self._runs[ts.key], self._timeout, time()
         if not self._resumes(ts.key):
-            patience = max(patience, _STAKE * (now - run.since))
+            took = now - run.since if run.took is None else run.took
+            patience = max(patience, _STAKE * took)
         return float(min(patience * 2**run.setbacks, max(patience, _AGE * (now - run.born))))
 
     def resumed(self, key: Key, round: int) -> None:

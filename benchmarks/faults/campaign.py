@@ -406,10 +406,12 @@ def set_paused(paused: bool, dask_worker: Any = None) -> None:
 
 
 def rounds(dask_worker: Any = None) -> str:
-    """Return what a worker waits for in its rounds, as coordinator and as participant."""
+    """Return what a worker waits for: in Dask, and in its rounds, as coordinator and participant."""
     from dask_coded.runtime.coordinator.live_round import LiveRound
 
-    lines = []
+    states = [f"{str(ts.key)[:40]} {ts.state}" for ts in dask_worker.state.tasks.values()]
+    unfinished = [state for state in states if not state.endswith("memory")]
+    lines = [f"{dask_worker.status.name}, {unfinished}"]
     for live in [found for found in gc.get_objects() if isinstance(found, LiveRound)]:
         state, channels = live.round.state, live._channels
         lines.append(f"runs round {live.run_id} of {live._spec.code}:")

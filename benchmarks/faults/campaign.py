@@ -406,7 +406,7 @@ def set_paused(paused: bool, dask_worker: Any = None) -> None:
 
 
 def rounds(dask_worker: Any = None) -> str:
-    """Return what a worker waits for: in Dask, and in its rounds, as coordinator and participant."""
+    """Return what a worker waits for: Dask, and rounds as coordinator and as participant."""
     from dask_coded.runtime.coordinator.live_round import LiveRound
 
     states = [f"{str(ts.key)[:40]} {ts.state}" for ts in dask_worker.state.tasks.values()]

@@ -32,6 +32,10 @@ from dask_coded.typing import Bools, Floats, Ints
 # Work flows before any worker runs dry if a worker would end later than the common end by this
 # share of the time left. Smaller values cost messages and gain nothing.
 _IMBALANCE = 0.25
+# Moved work must end earlier by this many leads, because each move costs both workers a message.
+# On processes with 0.15 of a core, in rounds of 0.17 s and with the speeds of cloud machines, a
+# round took 0.94 of the time with 2 leads instead of 1, and half as many moves.
+_GAIN = 2
 # A worker for which there was no work is tried again after this share of the elapsed time: soon
 # enough to notice lateness, and rarely enough to cost nothing.
 _RETRY = 0.02
@@ -114,7 +118,7 @@ class Continuous(Policy):
         self, state: RoundState, outlook: _Outlook, receiver: int, only: Bools | None
     ) -> bool:
         """Move tails of others, or ``only`` of some, so that a worker ends together with them."""
-        layout, level, lead = state.layout, outlook.level, outlook.lead
+        layout, level, gain = state.layout, outlook.level, outlook.gain
         pieces = [piece for piece in layout.pieces_of[receiver] if state.available[piece]]
         if not pieces:
             return False
@@ -125,7 +129,7 @@ class Continuous(Policy):
         changed: list[int] = []
         if not outlook.has_for(own, start, least):
             return False
-        places = outlook.places(start + lead, only)
+        places = outlook.places(start + gain, only)
         donors = outlook.donors[places]
         etas = outlook.eta[donors]
         spare = outlook.backlog[donors] - outlook.speed[donors] * level
@@ -137,7 +141,7 @@ class Continuous(Policy):
                 worth = own * (etas - start) > least
                 if level > start:
                     worth |= spare >= least
-                worth &= etas > start + lead
+                worth &= etas > start + gain
                 kept = worth.nonzero()[0]
                 places, donors, etas, spare = places[kept], donors[kept], etas[kept], spare[kept]
                 at = outlook.last(state, pieces, places, etas)
@@ -207,7 +211,7 @@ class Continuous(Policy):
         layout = state.layout
         pieces = layout.pieces_of[receiver]
         smallest = sum(layout.stripe_of[piece] for piece in pieces) / len(pieces)
-        soon = smallest / float(outlook.speed[receiver]) + outlook.lead
+        soon = smallest / float(outlook.speed[receiver]) + outlook.gain
         for piece in pieces:
             if not state.available[piece]:
                 continue
@@ -234,10 +238,12 @@ class _Outlook:
     lags : ndarray, shape (workers,)
     donors : ndarray of int
         Workers with stripes to pass on, once for each piece.
+    gain : float
+        Seconds by which moved work, or a second copy, must end earlier.
     """
 
     def __init__(self, state: RoundState, now: Estimate, lead: float) -> None:
-        self.lead = lead
+        self._lead, self.gain = lead, _GAIN * lead
         self.speed, self.backlog, self.eta = now.speed, now.backlog, now.eta
         self.latest = now.latest.copy()
         self._todo = state.workers.todo.copy()
@@ -271,7 +277,7 @@ class _Outlook:
             etas = self.eta[self.donors]
             self._extremes = float(etas.max(initial=0.0)), float(spare.max(initial=-np.inf))
         eta, most = self._extremes
-        if eta <= start + self.lead:
+        if eta <= start + self.gain:
             return False
         return own * (eta - start) > least or (self.level > start and most >= least)
 
@@ -335,7 +341,7 @@ class _Outlook:
                 self._complete.pop((group, stripe), None)
 
     def _until_dry(self, worker: int) -> float:
-        idle = float(self.lags[worker]) if self.latest[worker] <= self.lead else 0.0
+        idle = float(self.lags[worker]) if self.latest[worker] <= self._lead else 0.0
         return float(self.backlog[worker]) + float(self.speed[worker]) * idle
 
     def late(self, state: RoundState, piece: int, stripe: int, soon: float) -> bool:

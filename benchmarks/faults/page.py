@@ -57,7 +57,7 @@ def table(rows: Iterable[dict[str, Any]]) -> str:
     ours_only = [row for row in results if row["load"] != _STOCK]
     made = sum(row["value"] for row in ours_only if row["measure"] == "results")
     wrong = sum(row["value"] for row in ours_only if row["measure"] == "wrong")
-    lines += ["", f"{len(events)} faults, {made} results, {wrong} of them wrong."]
+    lines += ["", f"{len(events)} faults, {made:.0f} results, {wrong:.0f} of them wrong."]
     return "\n".join(lines) + "\n"
 
 

@@ -201,13 +201,13 @@ class Workers:
     def estimate(self, now: float) -> Estimate:
         """Estimate the state of all workers.
 
-        The speed of a worker is the one measured in this round. A mean of it and of the predicted
+        The speed of a worker is the one measured in this round. (A mean of it and of the predicted
         one, weighted by their variances, was tried on processes with the speeds of cloud machines:
-        messages fell from 12.2 to 9.9 for each worker, but rounds took 1.07 of the time, so most
-        moves answer to real changes of speed. Before its first report it is the
-        predicted one, scaled by what other workers have reported. A worker is believed to go on at
-        that speed until its next report is due. A worker that stays silent for longer is believed
-        to slow down more and more. This distinguishes a stopped worker from a busy one.
+        messages fell from 12.2 to 9.9 for each worker, but rounds took 1.07 of the time.) Before
+        its first report it is the predicted one, scaled by what other workers have reported. A
+        worker is believed to go on at that speed until its next report is due. A worker that stays
+        silent for longer is believed to slow down more and more. This distinguishes a stopped
+        worker from a busy one.
         """
         self._refresh()
         speed, todo, latest = self._speed, self.todo, self._latest

@@ -34,7 +34,7 @@ from dask_coded.typing import Bools, Floats, Ints
 _IMBALANCE = 0.25
 # Moved work must end earlier by this many leads, because each move costs both workers a message.
 # On processes with 0.15 of a core, in rounds of 0.17 s and with the speeds of cloud machines, a
-# round took 0.94 of the time with 2 leads instead of 1, and half as many moves.
+# round took 0.94 to 0.95 of the time with 2 leads instead of 1, and half as many moves.
 _GAIN = 2
 # A worker for which there was no work is tried again after this share of the elapsed time: soon
 # enough to notice lateness, and rarely enough to cost nothing.

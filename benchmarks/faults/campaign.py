@@ -145,7 +145,6 @@ class Campaign:
         # A worker that is slow may be as good as none.
         if kind not in _MILD and len(lasting) == self.tolerance:
             return
-        self._next = ""
         roles = self.roles()
         special = [i for i in well if roles.get(i, "other") != "other"]
         pool = special if special and self._rng.random() < 0.6 else well
@@ -155,6 +154,7 @@ class Campaign:
         victim = int(self._rng.choice(pool))
         if kind not in _MILD and not self._survives(victim, lasting):
             return
+        self._next = ""
         cause, takes = self._kinds[kind]
         fault = Fault(kind, roles.get(victim, "other"), victim, takes, time.time())
         self.faults.append(fault)

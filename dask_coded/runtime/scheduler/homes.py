@@ -104,8 +104,9 @@ class Homes:
         return [ws.address for ws in (ts and ts.who_has) or () if ws.address not in avoid]
 
     def answering(self, key: Key, avoid: Collection[str] = ()) -> list[str]:
-        """Return the addresses of the workers that hold a key and are not known to be silent."""
-        return [a for a in self.holders(key, avoid) if a not in self._silent]
+        """Return the workers that hold a key and are not known to be silent, its home first."""
+        found = [a for a in self.holders(key, avoid) if a not in self._silent]
+        return sorted(found, key=lambda address: address != self._pins.get(key))
 
     def holder_of(self, key: Key) -> str | None:
         """Return the worker that computes on a piece: its own, even if others have copies."""

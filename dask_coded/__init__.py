@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from dask_coded import config as _config  # noqa: F401  defaults first
 
 # isort: split
-from dask_coded import aggregation, compression, graph, linalg, linear_model, training
 from dask_coded._version import __version__
 from dask_coded.array import CodedArray, encode
 from dask_coded.codes import CODES, MDS, Code, Polynomial, RandomLinear, Repetition
@@ -17,6 +19,13 @@ from dask_coded.runtime.coordinator.operators import Operator, PairOperator
 from dask_coded.runtime.spec import CodedDataLostError, CorruptSharesError
 from dask_coded.submission import submit
 from dask_coded.uncoded import UncodedWarning
+
+if TYPE_CHECKING:
+    from dask_coded import aggregation, compression, graph, linalg, linear_model, training
+
+# These are imported when first used: every worker imports this package while it starts, and needs
+# none of them, nor networkx and scipy.optimize.
+_LAZY = ("aggregation", "compression", "graph", "linalg", "linear_model", "training")
 
 __all__ = [
     "CODES",
@@ -49,3 +58,13 @@ __all__ = [
     "submit",
     "training",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return importlib.import_module(f"dask_coded.{name}")
+    raise AttributeError(f"module 'dask_coded' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

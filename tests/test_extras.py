@@ -20,6 +20,18 @@ def test_all_can_be_imported_without_the_extras(package):
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
+def test_workers_import_only_what_they_need():
+    """Each worker imports the package while it starts, and its event loop waits meanwhile."""
+    program = (
+        "import sys, dask_coded\n"
+        "print(*{'networkx', 'scipy.optimize', 'dask_coded.training'} & set(sys.modules))\n"
+        "assert set(dask_coded.__all__) <= set(dir(dask_coded))\n"
+        "assert dask_coded.graph.pagerank and dask_coded.linear_model.Ridge\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+    assert done.stdout.split() == []
+
+
 def test_tests_that_need_extras_are_marked():
     """Those without the mark would be skipped in every environment."""
     here = Path(__file__)

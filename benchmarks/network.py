@@ -41,8 +41,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -52,6 +52,7 @@ from distributed import Client, LocalCluster
 from numpy.typing import ArrayLike, NDArray
 
 from benchmarks.lab import Kind, Throttle
+from benchmarks.nursery import Nursery, nursery
 
 #: Programs that must be installed, and their Debian packages.
 _PROGRAMS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
@@ -63,21 +64,6 @@ ip link add one type veth peer name other &&
 tc qdisc add dev one root tbf rate 1mbit burst 5kb limit 10kb
 """
 _PROBE_DELAY = "ip link set lo up && tc qdisc add dev lo root netem delay 1ms"
-
-# Holds a namespace open, and runs the commands that come through its standard input. All last until
-# the end of this input, which comes when the owner ends, even by SIGKILL. The kernel ends the
-# commands together with this process, the first of its namespace.
-_HOLDER = """
-import json, subprocess, sys
-print("ready", flush=True)
-started = []
-for line in sys.stdin:
-    for process in started:
-        process.poll()
-    for command in json.loads(line):
-        started.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr))
-    print("started", flush=True)
-"""
 
 _UNSHARE = ["unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
 
@@ -226,7 +212,7 @@ class NetworkLab:
             raise OSError(reason)
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="network-lab-")))
-            self._hub = stack.enter_context(_namespace(folder / "hub.log"))
+            self._hub = stack.enter_context(_namespace(folder, "hub"))
             subnet = stack.enter_context(self._network())
             cluster: Any = stack.enter_context(
                 LocalCluster(
@@ -238,13 +224,13 @@ class NetworkLab:
             )
             self.client = stack.enter_context(Client(cluster))
             self._scheduler = cluster.scheduler
-            # All at once, because most of their start-up time is spent on imports.
+            # All before the first is needed, because they spend seconds on imports.
             self._holders = [
-                stack.enter_context(_namespace(folder / f"host-{i}.log"))
+                stack.enter_context(_namespace(folder, f"host-{i}"))
                 for i in range(len(self._on_host))
             ]
-            self._commands = [
-                _worker_command(cluster.scheduler_address, f"{subnet}.{10 + i}", w, folder)
+            self._workers = [
+                _arguments(cluster.scheduler_address, f"{subnet}.{10 + i}", w, folder)
                 for i, there in enumerate(self._on_host)
                 for w in there
             ]
@@ -253,7 +239,7 @@ class NetworkLab:
             self.pids = [
                 pid
                 for holder, there in zip(self._holders, self._on_host)
-                for pid in holder.start([self._commands[w] for w in there])
+                for pid in holder.start([self._workers[w] for w in there])
             ]
             *self.workers, self.free = self._wait_for_workers()
             self._dead: set[int] = set()
@@ -272,7 +258,7 @@ class NetworkLab:
         """Return the bytes that each host's link has carried, from the bridge's interfaces."""
         links = {
             link["ifname"]: link["stats64"]
-            for link in json.loads(self._hub.run("ip -json -stats link show"))
+            for link in json.loads(_run_in(self._hub, "ip -json -stats link show"))
         }
         # What a worker sends is what the bridge receives.
         sent = [links[f"worker{i}"]["rx"]["bytes"] for i in range(len(self._rates))]
@@ -289,7 +275,7 @@ class NetworkLab:
         i = range(len(self._rates))[i]
         for namespace, device in ((self._hub, f"worker{i}"), (self._holders[i], "eth0")):
             if self._rates[i] is not None or self._delay:
-                namespace.run(f"tc qdisc del dev {device} root")
+                _run_in(namespace, f"tc qdisc del dev {device} root")
             self._shape(namespace, device, rate)
         self._rates[i] = rate
 
@@ -324,16 +310,16 @@ class NetworkLab:
     def start(self, i: int) -> None:
         """Start a new worker in the place of worker ``i``, which was killed; do not wait for it."""
         host = next(h for h, there in enumerate(self._on_host) if i in there)
-        (self.pids[i],) = self._holders[host].start([self._commands[i]])
+        (self.pids[i],) = self._holders[host].start([self._workers[i]])
         self._dead.discard(i)
 
     def cut_off(self, i: int) -> None:
         """Drop all packets from and to host ``i``, without a notice to either end."""
-        self._hub.run(f"ip link set worker{i} down")
+        _run_in(self._hub, f"ip link set worker{i} down")
 
     def reconnect(self, i: int) -> None:
         """Let packets pass again after `cut_off`."""
-        self._hub.run(f"ip link set worker{i} up")
+        _run_in(self._hub, f"ip link set worker{i} up")
 
     # -- links ---------------------------------------------------------------------------------
 
@@ -351,9 +337,9 @@ class NetworkLab:
                 break  # no other lab has this name
         try:
             # Without a forward delay a bridge forwards packets from the start.
-            self._hub.run("ip link add bridge type bridge forward_delay 0 mcast_snooping 0")
-            self._hub.run("ip link set bridge up")
-            self._hub.run("ip link set owner master bridge up")
+            _run_in(self._hub, "ip link add bridge type bridge forward_delay 0 mcast_snooping 0")
+            _run_in(self._hub, "ip link set bridge up")
+            _run_in(self._hub, "ip link set owner master bridge up")
             _run(f"ip address add 198.18.{number}.1/24 dev {name}")
             _run(f"ip link set {name} up")
             yield f"198.18.{number}"
@@ -361,33 +347,33 @@ class NetworkLab:
             # The kernel would remove it with the bridge's namespace, but only some time later.
             _run(f"ip link delete {name}")
 
-    def _link(self, i: int, holder: _Holder, address: str) -> None:
+    def _link(self, i: int, holder: Nursery, address: str) -> None:
         """Join a worker's namespace to the bridge."""
         name = f"worker{i}"
-        self._hub.run(f"ip link add {name} type veth peer name eth0 netns {holder.pid}")
-        self._hub.run(f"ip link set {name} master bridge up")
-        holder.run(f"ip address add {address}/24 dev eth0")
-        holder.run("ip link set eth0 up")
-        holder.run("ip link set lo up")
+        _run_in(self._hub, f"ip link add {name} type veth peer name eth0 netns {holder.pid}")
+        _run_in(self._hub, f"ip link set {name} master bridge up")
+        _run_in(holder, f"ip address add {address}/24 dev eth0")
+        _run_in(holder, "ip link set eth0 up")
+        _run_in(holder, "ip link set lo up")
         self._shape(self._hub, name, self._rates[i])
         self._shape(holder, "eth0", self._rates[i])
 
-    def _shape(self, namespace: _Holder, device: str, rate: str | None) -> None:
+    def _shape(self, namespace: Nursery, device: str, rate: str | None) -> None:
         """Limit one end of a link: the packets that leave through a device."""
         where = "root"
         if self._delay:
             microseconds = round(self._delay * 1e6)
             netem = f"handle 1: netem delay {microseconds}us limit 100000"
-            namespace.run(f"tc qdisc add dev {device} root {netem}")
+            _run_in(namespace, f"tc qdisc add dev {device} root {netem}")
             where = "parent 1:1"
         if rate is not None:
             # A burst lasts half a millisecond, so that small messages are limited like large ones.
             burst = max(3 * _PACKET, round(bits_per_second(rate) / 8 * 5e-4))
             # The kernel would cut segments larger than a burst into single packets, each of which
             # costs as much as a segment. With many workers that took longer than the transfers.
-            namespace.run(f"ip link set {device} gso_max_size {min(burst * 3 // 4, 65536)}")
+            _run_in(namespace, f"ip link set {device} gso_max_size {min(burst * 3 // 4, 65536)}")
             tbf = f"tbf rate {rate} burst {burst} limit {self._buffer}"
-            namespace.run(f"tc qdisc add dev {device} {where} {tbf}")
+            _run_in(namespace, f"tc qdisc add dev {device} {where} {tbf}")
 
     def _wait_for_workers(self, timeout: float = 90.0) -> list[str]:
         """Wait for the workers, and return their addresses in the order of their links."""
@@ -407,53 +393,14 @@ class NetworkLab:
         return ""
 
 
-class _Holder:
-    """A process that holds a network namespace, and perhaps runs commands in it."""
-
-    def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
-        self._process = process
-        self.pid = process.pid
-        self.log = log
-
-    def start(self, commands: Sequence[Sequence[str]]) -> list[int]:
-        """Run commands, and return their process ids outside the namespace."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        (first,) = psutil.Process(self.pid).children()
-        before = {child.pid for child in first.children()}
-        self._process.stdin.write(json.dumps(commands) + "\n")
-        self._process.stdin.flush()
-        self._process.stdout.readline()
-        return sorted(child.pid for child in first.children() if child.pid not in before)
-
-    def run(self, command: str) -> str:
-        """Run a short system command in the namespace, and return its output."""
-        return _run(f"nsenter --net=/proc/{self.pid}/ns/net {command}")
+def _namespace(folder: Path, name: str) -> AbstractContextManager[Nursery]:
+    """Create a namespace; it lasts as long as the nursery in it."""
+    return nursery(folder / f"{name}.log", _UNSHARE)
 
 
-@contextmanager
-def _namespace(log: Path) -> Iterator[_Holder]:
-    """Create a namespace."""
-    with (
-        log.open("w") as file,
-        subprocess.Popen(
-            [*_UNSHARE, sys.executable, "-I", "-S", "-c", _HOLDER],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=file,
-            text=True,
-            env=_environment(),
-            # Ctrl-C reaches only this process, which ends the block and then the others in order.
-            start_new_session=True,
-        ) as process,
-    ):
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            if not process.stdout.readline():
-                raise OSError(f"Cannot create a network namespace: {log.read_text().strip()}")
-            yield _Holder(process, log)
-        finally:
-            process.stdin.close()
-            process.wait()
+def _run_in(namespace: Nursery, command: str) -> str:
+    """Run a short system command in a namespace, and return its output."""
+    return _run(f"nsenter --net=/proc/{namespace.pid}/ns/net {command}")
 
 
 def _runs(pid: int) -> bool:
@@ -467,16 +414,9 @@ def _run(command: str) -> str:
     return done.stdout
 
 
-def _worker_command(scheduler: str, host: str, name: int, folder: Path) -> list[str]:
+def _arguments(scheduler: str, host: str, name: int, folder: Path) -> list[str]:
     options = f"--host {host} --name {name} --nthreads 1 --memory-limit 0 --no-nanny --no-dashboard"
     return [
-        *(sys.executable, "-m", "dask", "worker", scheduler, *options.split()),
+        *(scheduler, *options.split()),
         *("--local-directory", str(folder), "--death-timeout", "120"),
     ]
-
-
-def _environment() -> dict[str, str]:
-    """Return an environment with one thread per kernel, as under a nanny, and our modules."""
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    path = os.pathsep.join(filter(None, [os.getcwd(), *sys.path]))
-    return {**os.environ, **threads, "PYTHONPATH": path}

@@ -2,7 +2,7 @@
 
 Both kinds have the scheduler and the client in this process. In a `NetworkCluster` every worker is
 on a host of its own behind a link, see `benchmarks.network`, so large operands go from host to
-host. In a `LocalCluster` all workers are on this host and share memory; every other worker has a
+host. In a `LocalCluster` all workers are on this host and share memory; every third worker has a
 nanny, which starts it again when it dies, and all have a memory limit, so that they can spill.
 """
 
@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
@@ -25,6 +23,7 @@ from distributed import Client
 
 from benchmarks.lab import Throttle
 from benchmarks.network import NetworkLab
+from benchmarks.nursery import nursery
 from benchmarks.stopping import Signals
 
 RATE = "200mbit"
@@ -122,7 +121,7 @@ class NetworkCluster(Cluster):
 
 
 class LocalCluster(Cluster):
-    """Workers on this host, every other one under a nanny."""
+    """Workers on this host, every third one under a nanny."""
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -135,8 +134,8 @@ class LocalCluster(Cluster):
             self._signals = Signals()
             stack.callback(self._signals.close)
             self._throttle = stack.enter_context(Throttle({}))
-            self._processes: dict[int, subprocess.Popen[bytes]] = {}
-            stack.callback(self._end)
+            self._nursery = stack.enter_context(nursery(self._folder / "workers.log"))
+            self._pids: dict[int, int] = {}
             for i in range(self.workers):
                 self.start(i)
             self.client.wait_for_workers(self.workers, timeout=120)
@@ -144,25 +143,20 @@ class LocalCluster(Cluster):
         return self
 
     def has_nanny(self, i: int) -> bool:
-        return i % 2 == 0
+        return i % 3 == 0
 
     def start(self, i: int) -> None:
-        if (last := self._processes.get(i)) is not None:
-            last.wait()
+        while i in self._pids and _runs(self._pids[i]):
+            time.sleep(0.01)
         nanny = "--nanny" if self.has_nanny(i) else "--no-nanny"
         options = f"--name {i} --nthreads 1 --memory-limit {_MEMORY} {nanny} --no-dashboard"
-        command = [sys.executable, "-m", "dask", "worker", self.scheduler.address]
-        with (self._folder / f"worker-{i}.log").open("ab") as log:
-            self._processes[i] = subprocess.Popen(
-                [*command, *options.split(), "--local-directory", str(self._folder)],
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])},
-                start_new_session=True,  # Ctrl-C reaches only this process
-            )
+        arguments = [self.scheduler.address, *options.split()]
+        (self._pids[i],) = self._nursery.start(
+            [[*arguments, "--local-directory", str(self._folder)]]
+        )
 
     def pid(self, i: int) -> int | None:
-        pid = self._processes[i].pid
+        pid = self._pids[i]
         if not _runs(pid):
             return None
         if not self.has_nanny(i):
@@ -172,16 +166,6 @@ class LocalCluster(Cluster):
                 if any("spawn_main" in word for word in child.cmdline()):
                     return child.pid
         return None
-
-    def _end(self) -> None:
-        for i in self._processes:
-            self.resume(i)
-        for process in self._processes.values():
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        for process in self._processes.values():
-            process.wait()
-        time.sleep(0.1)
 
 
 def _runs(pid: int) -> bool:

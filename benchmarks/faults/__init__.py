@@ -38,7 +38,7 @@ from benchmarks.faults.campaign import STILL, BroadcastCampaign, Campaign
 from benchmarks.faults.loads import LOADS, Arrays, KeptLoop, Load, StockProducts, start_all
 from benchmarks.faults.machines import Cluster, LocalCluster, NetworkCluster
 from benchmarks.faults.page import table
-from benchmarks.faults.residue import Counts, grown, residue
+from benchmarks.faults.residue import Counts, grown, residue, unsent
 from benchmarks.network import unavailable
 from benchmarks.report import Report, options
 
@@ -92,6 +92,7 @@ def run(
         campaign = causes(cluster, seed, tolerance, longest)
         loads = _work(client, arrays(), kinds, quiet, lambda running: campaign.run(faults, running))
         after = _settled(client, before)
+        waiting = client.run(unsent)
     more = grown(before, after)
     keys: dict[str, Any] = {"seed": seed, "cluster": kind.__name__, "workers": workers}
     case = f"seed {seed}"
@@ -117,6 +118,8 @@ def run(
     report.add(case, "grown", more.get("MiB", 0.0), unit="MiB", goal=_MIB, **keys)
     if left:
         print(f"{case} leaves {left}")
+        for address, messages in waiting.items():
+            print(*(f"{address} holds {message}" for message in messages), sep="\n")
 
 
 def _work(

@@ -6,6 +6,7 @@ import ctypes
 import gc
 import os
 import threading
+import traceback
 from collections import Counter, deque
 from contextlib import suppress
 from typing import Any
@@ -106,6 +107,22 @@ def residue(client: Client) -> Counts:
     """Return what is left in each process, by address; the scheduler's is ``"scheduler"``."""
     found: Counts = client.run(of_worker)
     found["scheduler"] = client.run_on_scheduler(of_scheduler)
+    return found
+
+
+def unsent(dask_worker: Any) -> list[str]:
+    """Return what waits to be sent from a worker, and where."""
+    exchange = dask_worker.extensions.get("coded-exchange")
+    found = []
+    for channel in list(exchange._channels.values()) if exchange else []:
+        if not channel.closed and (waiting := channel._outbox._waiting):
+            kinds = [type(message).__name__ for message in waiting]
+            awaited: Any = channel._task and channel._task.get_coro()
+            stack: list[str] = []
+            while hasattr(awaited, "cr_frame") and awaited.cr_frame is not None:
+                stack += traceback.format_stack(awaited.cr_frame, 1)
+                awaited = awaited.cr_await
+            found.append(f"{kinds} to {channel.address}:\n{''.join(stack)}{awaited!r}")
     return found
 
 

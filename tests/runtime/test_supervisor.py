@@ -4,12 +4,13 @@ hand, so nothing here depends on time.
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Event, get_worker, wait
+from distributed import Event, futures_of, get_worker, wait
 from distributed.core import Status
 from distributed.utils_test import async_poll_for, gen_cluster
 from hypothesis import given
@@ -206,6 +207,42 @@ async def test_an_operand_that_only_a_silent_worker_holds_is_computed_again(c, s
     for handle, message, answer in held:
         handle(message, answer)
     np.testing.assert_allclose(await future, A @ np.sin(x))
+
+
+@gen_cluster(
+    **FOUR
+    | {"config": FOUR["config"] | {"distributed.scheduler.active-memory-manager.start": False}}
+)
+async def test_a_coordinator_that_fetches_its_operand_from_a_silent_worker(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    operand = c.persist(da.from_array(x, chunks=-1).map_blocks(np.sin))
+    await wait(operand)
+    await c.replicate(futures_of(operand), n=2)
+    (ts,) = (s.tasks[future.key] for future in futures_of(operand))
+    holders = [w for w in workers if s.workers[w.address] in ts.who_has]
+    others = set(workers).difference(holders)
+    plugin_of(s).placing._fast_workers = lambda: {w.address for w in others}
+    asked, over = [], asyncio.Event()
+    for worker in holders:
+
+        async def get_data(comm, worker=worker, get=worker.handlers["get_data"], **kwargs):
+            asked.append(worker.address)
+            if asked[0] == worker.address:
+                await over.wait()
+            return await get(comm, **kwargs)
+
+        worker.handlers["get_data"] = get_data
+    future = c.compute(C @ operand)
+    await async_poll_for(lambda: asked, timeout=30)
+    supervisor = plugin_of(s).supervisor
+    for _ in range(6):
+        supervisor._tick()
+        for w in workers:
+            if w.address != asked[0]:
+                supervisor._heard(w.address, "running")
+    np.testing.assert_allclose(await future, A @ np.sin(x))
+    assert asked[0] != asked[1]
+    over.set()
 
 
 @gen_cluster(**FOUR)

@@ -238,6 +238,9 @@ class Supervisor:
                 if run.worker != ws.address:  # another worker has stolen it
                     run.worker, run.since = ws.address, time()
                 watched.setdefault(ws.address, []).append(ts)
+        fetching = self._fetching()
+        for address in fetching:
+            watched.setdefault(address, [])
         # There may be many members, so they are asked less often.
         self._ticks += 1
         asked = self._ticks % _TICKS == 0
@@ -253,8 +256,26 @@ class Supervisor:
             if late := [ts for ts in watched[address] if seconds >= self._patience(ts)]:
                 self._set_aside(address)
                 silent.append((late, address, f"silent for {seconds:.1f} s"))
+            for ts in fetching.get(address, ()):
+                if seconds >= self._patience(ts) and ts.processing_on:
+                    self._set_aside(address)
+                    reason = f"may wait for an operand from {address}, silent for {seconds:.1f} s"
+                    silent.append(([ts], ts.processing_on.address, reason))
         for late, address, reason in (*silent, *self._paused_for_long(watched)):
             self._take_over(late, address, reason)
+
+    def _fetching(self) -> dict[str, list[TaskState]]:
+        """Return from which workers coordinators may now fetch what they need before they begin."""
+        found: dict[str, list[TaskState]] = {}
+        for ts in (self._scheduler.tasks[key] for key in self._processing):
+            there = ts.processing_on
+            if there is None or ts in there.long_running:
+                continue
+            for dts in ts.dependencies:
+                if dts.who_has and there not in dts.who_has:
+                    for ws in dts.who_has:
+                        found.setdefault(ws.address, []).append(ts)
+        return found
 
     def _paused_for_long(
         self, watched: Mapping[str, list[TaskState]]
@@ -359,7 +380,7 @@ class Supervisor:
         if any(ts.state == "memory" for ts in moved):
             # A client may be waiting for a result that it has asked this worker for.
             self._scheduler.rpc.remove(address)
-        self.run_again([*moved, *(_stranded(moved, address) if address in self.absent else ())])
+        self.run_again([*moved, *self._withdraw(moved)])
         for ts in moved:
             if not isinstance(ts.run_spec, CodedTask):
                 continue
@@ -369,6 +390,29 @@ class Supervisor:
             )
             event = {"worker": address, "reason": reason, "taker": taker}
             self._scheduler.log_event(NAME, {"action": "take-over", "key": str(ts.key), **event})
+
+    def _withdraw(self, tasks: Iterable[TaskState]) -> list[TaskState]:
+        """Have silent workers asked for nothing that tasks need, as Dask asks any that has it.
+
+        Return what only they have, if it is soon computed again.
+        """
+        found: dict[TaskState, None] = {}
+        unseen = [dts for ts in tasks for dts in ts.dependencies]
+        while unseen:
+            ts = unseen.pop()
+            holders = list(ts.who_has or ())
+            silent = [ws for ws in holders if ws.address in self.absent]
+            cheap = ts.run_spec is not None and 0 <= ts.prefix.duration_average < _BEGUN
+            if silent and len(silent) < len(holders):
+                stimulus_id = f"coded-withdraw-{time()}"
+                for ws in silent:
+                    self._scheduler.request_remove_replicas(
+                        ws.address, [ts.key], stimulus_id=stimulus_id
+                    )
+            elif silent and cheap and ts not in found:
+                found[ts] = None
+                unseen += ts.dependencies
+        return list(found)
 
     def run_again(self, tasks: Iterable[TaskState]) -> None:
         """Release tasks that run, or have their only result, on a worker that is not to be used."""
@@ -402,17 +446,3 @@ def _place_of(ts: TaskState) -> WorkerState | None:
     if ts.processing_on is None and needed and ts.who_has and len(ts.who_has) == 1:
         return next(iter(ts.who_has))
     return ts.processing_on
-
-
-def _stranded(tasks: Iterable[TaskState], address: str) -> list[TaskState]:
-    """Return what these tasks need and only a silent worker holds, if it is soon computed again."""
-    found: dict[TaskState, None] = {}
-    unseen = [dts for ts in tasks for dts in ts.dependencies]
-    while unseen:
-        ts = unseen.pop()
-        holders = [ws.address for ws in ts.who_has or ()]
-        cheap = ts.run_spec is not None and 0 <= ts.prefix.duration_average < _BEGUN
-        if holders == [address] and cheap and ts not in found:
-            found[ts] = None
-            unseen += ts.dependencies
-    return list(found)

@@ -45,6 +45,24 @@ def fall_silent(s):
         plugin_of(s).supervisor._tick()
 
 
+def first_does_not_answer(workers):
+    """Have that of the workers that is first asked for data answer only after an event.
+
+    Returns the addresses of those that are asked, and the event.
+    """
+    asked, over = [], asyncio.Event()
+    for worker in workers:
+
+        async def get_data(comm, worker=worker, get=worker.handlers["get_data"], **kwargs):
+            asked.append(worker.address)
+            if asked[0] == worker.address:
+                await over.wait()
+            return await get(comm, **kwargs)
+
+        worker.handlers["get_data"] = get_data
+    return asked, over
+
+
 def place(operator, rounds):
     """Return where the task runs, once the test allows that worker to go on."""
     address = get_worker().address
@@ -213,7 +231,7 @@ async def test_an_operand_that_only_a_silent_worker_holds_is_computed_again(c, s
     **FOUR
     | {"config": FOUR["config"] | {"distributed.scheduler.active-memory-manager.start": False}}
 )
-async def test_a_coordinator_that_fetches_its_operand_from_a_silent_worker(c, s, *workers):
+async def test_a_coordinator_fetches_its_operand_from_a_worker_that_falls_silent(c, s, *workers):
     C = await coded.encode(A, coded.MDS(4, 3), c)
     operand = c.persist(da.from_array(x, chunks=-1).map_blocks(np.sin))
     await wait(operand)
@@ -222,16 +240,7 @@ async def test_a_coordinator_that_fetches_its_operand_from_a_silent_worker(c, s,
     holders = [w for w in workers if s.workers[w.address] in ts.who_has]
     others = set(workers).difference(holders)
     plugin_of(s).placing._fast_workers = lambda: {w.address for w in others}
-    asked, over = [], asyncio.Event()
-    for worker in holders:
-
-        async def get_data(comm, worker=worker, get=worker.handlers["get_data"], **kwargs):
-            asked.append(worker.address)
-            if asked[0] == worker.address:
-                await over.wait()
-            return await get(comm, **kwargs)
-
-        worker.handlers["get_data"] = get_data
+    asked, over = first_does_not_answer(holders)
     future = c.compute(C @ operand)
     await async_poll_for(lambda: asked, timeout=30)
     supervisor = plugin_of(s).supervisor
@@ -242,6 +251,23 @@ async def test_a_coordinator_that_fetches_its_operand_from_a_silent_worker(c, s,
                 supervisor._heard(w.address, "running")
     np.testing.assert_allclose(await future, A @ np.sin(x))
     assert asked[0] != asked[1]
+    over.set()
+
+
+@gen_cluster(**FOUR)
+async def test_a_task_runs_again_where_its_first_result_was_being_fetched(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    future = c.compute(C @ x)
+    await wait(future)
+    (old,) = s.tasks[future.key].who_has
+    asked, over = first_does_not_answer(w for w in workers if w.address == old.address)
+    taker = next(w for w in workers if w.address != old.address)
+    plugin_of(s).placing._fast_workers = lambda: {taker.address}
+    total = c.submit(np.sum, future, workers=[taker.address])
+    await async_poll_for(lambda: asked, timeout=30)
+    fall_silent(s)
+    np.testing.assert_allclose(await total, (A @ x).sum())
+    assert s.tasks[future.key].who_has == {s.workers[taker.address]}
     over.set()
 
 

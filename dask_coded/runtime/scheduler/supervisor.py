@@ -256,24 +256,26 @@ class Supervisor:
             if late := [ts for ts in watched[address] if seconds >= self._patience(ts)]:
                 self._set_aside(address)
                 silent.append((late, address, f"silent for {seconds:.1f} s"))
-            for ts in fetching.get(address, ()):
-                if seconds >= self._patience(ts) and ts.processing_on:
-                    self._set_aside(address)
-                    reason = f"may wait for an operand from {address}, silent for {seconds:.1f} s"
-                    silent.append(([ts], ts.processing_on.address, reason))
+            if late := [ts for ts in fetching.get(address, ()) if seconds >= self._patience(ts)]:
+                self._set_aside(address)
+                self.run_again(self._withdraw(late))
         for late, address, reason in (*silent, *self._paused_for_long(watched)):
             self._take_over(late, address, reason)
 
     def _fetching(self) -> dict[str, list[TaskState]]:
-        """Return from which workers coordinators may now fetch what they need before they begin."""
+        """Return from which workers coordinators may now fetch what they need before they begin.
+
+        Without those that nothing could replace.
+        """
         found: dict[str, list[TaskState]] = {}
         for ts in (self._scheduler.tasks[key] for key in self._processing):
             there = ts.processing_on
             if there is None or ts in there.long_running:
                 continue
             for dts in ts.dependencies:
-                if dts.who_has and there not in dts.who_has:
-                    for ws in dts.who_has:
+                holders = dts.who_has or set()
+                if there not in holders and (len(holders) > 1 or _is_cheap(dts)):
+                    for ws in holders:
                         found.setdefault(ws.address, []).append(ts)
         return found
 
@@ -330,7 +332,13 @@ class Supervisor:
                 self._send([run.worker], op="coded-available", task=key, address=address)
 
     def _set_aside(self, address: str) -> None:
+        """Have a silent worker given no tasks, and have no other worker wait for its data.
+
+        Dask would wait for the data, and would also begin no task on a worker that is still
+        fetching an earlier result of the same task.
+        """
         self._silence(address)
+        self._send(self._able, op="coded-hang-up", address=address)
         self.absent.add(address)
         if self._scheduler.workers[address].status == Status.running:
             self._set_status(address, "paused")
@@ -402,14 +410,13 @@ class Supervisor:
             ts = unseen.pop()
             holders = list(ts.who_has or ())
             silent = [ws for ws in holders if ws.address in self.absent]
-            cheap = ts.run_spec is not None and 0 <= ts.prefix.duration_average < _BEGUN
             if silent and len(silent) < len(holders):
                 stimulus_id = f"coded-withdraw-{time()}"
                 for ws in silent:
                     self._scheduler.request_remove_replicas(
                         ws.address, [ts.key], stimulus_id=stimulus_id
                     )
-            elif silent and cheap and ts not in found:
+            elif silent and _is_cheap(ts) and ts not in found:
                 found[ts] = None
                 unseen += ts.dependencies
         return list(found)
@@ -446,3 +453,8 @@ def _place_of(ts: TaskState) -> WorkerState | None:
     if ts.processing_on is None and needed and ts.who_has and len(ts.who_has) == 1:
         return next(iter(ts.who_has))
     return ts.processing_on
+
+
+def _is_cheap(ts: TaskState) -> bool:
+    """Whether a task can be computed again, and soon."""
+    return ts.run_spec is not None and 0 <= ts.prefix.duration_average < _BEGUN

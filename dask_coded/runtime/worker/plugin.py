@@ -118,6 +118,7 @@ class CodedWorkerPlugin(WorkerPlugin):
         )
         worker.handlers["coded_rows"] = self._rows
         worker.stream_handlers["coded-ping"] = self._alive
+        worker.stream_handlers["coded-hang-up"] = self._hang_up
         worker.stream_handlers["coded-released"] = self._released
         worker.extensions[NAME] = self
         await worker.scheduler.coded_hello(
@@ -206,6 +207,10 @@ class CodedWorkerPlugin(WorkerPlugin):
     def _alive(self) -> None:
         """Stream handler: the scheduler asks whether this worker's event loop runs."""
         self.worker.batched_send({"op": "coded-alive", "status": self.worker.status.name})
+
+    def _hang_up(self, address: str) -> None:
+        """Stream handler: a worker is silent, so have Dask wait for no data from it."""
+        self.worker.rpc.remove(address)
 
     # -- the participant's side ----------------------------------------------------------------
 

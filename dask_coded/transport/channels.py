@@ -54,6 +54,10 @@ _FORGOTTEN = 10.0
 # A worker that cannot be connected to in this time is gone for a round. Dask tries for 30 seconds,
 # even if the worker's process has ended; the scheduler knows earlier.
 _CONNECT = 5.0
+# Whatever listens at the address of a worker that has died may accept a connection and say nothing:
+# an HTTP server of another process, for example. Dask would wait for ever. A worker that is stopped
+# for longer is connected to again in a later round.
+_HANDSHAKE = 30.0
 
 
 class _Outbox:
@@ -263,7 +267,8 @@ class Channel:
     async def _connect_and_read(self) -> None:
         comm = None
         try:
-            comm = await connect(self.address, timeout=_CONNECT, **self._worker.connection_args)
+            async with asyncio.timeout(_HANDSHAKE):
+                comm = await connect(self.address, timeout=_CONNECT, **self._worker.connection_args)
             comm.name = "coded channel"
             await comm.write({"op": "coded_channel", "protocol": PROTOCOL, "reply": False})
             self._outbox.open(comm)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from distributed.comm import CommClosedError, connect, listen
 from distributed.utils_test import async_poll_for, captured_logger, gen_cluster, gen_test
@@ -46,6 +48,24 @@ async def test_a_worker_that_is_lost_is_silent_for_a_while(s, a, b, monkeypatch)
     assert exchange.silent == [b.address]
     monkeypatch.setattr(channels, "_FORGOTTEN", 0.0)
     assert exchange.silent == []
+
+
+@gen_cluster(nthreads=[("127.0.0.1", 1)])
+async def test_what_listens_at_the_address_of_a_lost_worker_says_nothing(s, a, monkeypatch):
+    monkeypatch.setattr(channels, "_HANDSHAKE", 0.1)
+    asked, lost = [], []
+
+    async def serving(reader, writer):
+        asked.append(await reader.read())  # until the other end hangs up
+        writer.close()
+
+    async with await asyncio.start_server(serving, "127.0.0.1") as server:
+        port = server.sockets[0].getsockname()[1]
+        channel = Exchange.of(a).channel(f"tcp://127.0.0.1:{port}")
+        channel.listen("run", lost.append)
+        channel.send(StopRound("run"))
+        await async_poll_for(lambda: lost and asked, timeout=30)
+    assert asked[0] and channel.closed and lost == [Closed("run")]
 
 
 @gen_cluster(nthreads=[("127.0.0.1", 1)] * 2)

@@ -167,6 +167,9 @@ def _settled(client: Client, before: Counts | None) -> Counts:
 @click.option(
     "--page", type=click.Path(dir_okay=False, path_type=Path), help="Write the table of all faults."
 )
+@click.option(
+    "--timed", default=0, show_default=True, help="The first seed whose times the table shows."
+)
 @options
 def main(
     faults: int,
@@ -174,6 +177,7 @@ def main(
     seeds: int,
     broadcasts: bool,
     page: Path | None,
+    timed: int,
     json_file: Path | None,
     png_file: Path | None,
     smoke: bool,
@@ -197,4 +201,4 @@ def main(
                 report.write_json(json_file)
     report.finish(json_file)
     if page is not None:
-        page.write_text(table(report.rows))
+        page.write_text(table(report.rows, timed))

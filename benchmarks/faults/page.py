@@ -24,16 +24,21 @@ _ANY = "any of ours"
 _COLUMNS = ("lazy rounds", _STOCK, _ANY)
 
 
-def table(rows: Iterable[dict[str, Any]]) -> str:
+def table(rows: Iterable[dict[str, Any]], timed: int = 0) -> str:
     """Return the table of the faults in some rows of a report, as Markdown.
 
     For each fault: how often it hit which workers, and the median and the longest time around it
     without a result: of lazy rounds, of the same products with stock Dask, and of whichever load of
-    this package waited longest.
+    this package waited longest. The counts are of all rows, the times of seeds from ``timed`` on.
     """
     rows = list(rows)
     events = [
-        event | {"gaps": dict(zip(row["loads"], event["gaps"], strict=True))}
+        event
+        | {
+            "gaps": dict(zip(row["loads"], event["gaps"], strict=True))
+            if row["seed"] >= timed
+            else {}
+        }
         for row in rows
         for event in row.get("events", ())
     ]

@@ -20,6 +20,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -43,6 +44,8 @@ class Nursery:
         self.log = log
         self._process = process
         self._nested = nested
+        # Which process is new is seen by comparison, so one thread at a time may start some.
+        self._lock = threading.Lock()
 
     def start(self, workers: Sequence[Sequence[str]]) -> list[int]:
         """Start a worker with each of the lists of arguments.
@@ -56,11 +59,12 @@ class Nursery:
         forking = psutil.Process(self.pid)
         if self._nested:
             (forking,) = forking.children()
-        before = {child.pid for child in forking.children()}
-        self._process.stdin.write(json.dumps(workers) + "\n")
-        self._process.stdin.flush()
-        self._process.stdout.readline()
-        return sorted(child.pid for child in forking.children() if child.pid not in before)
+        with self._lock:
+            before = {child.pid for child in forking.children()}
+            self._process.stdin.write(json.dumps(workers) + "\n")
+            self._process.stdin.flush()
+            self._process.stdout.readline()
+            return sorted(child.pid for child in forking.children() if child.pid not in before)
 
 
 @contextmanager

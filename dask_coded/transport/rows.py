@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 #: A worker whose event loop runs answers a question within this many seconds.
 ANSWER_SECONDS = 2.0
+# Rows that take longer than this may be many, or their worker is stopped: so it is asked.
+_SOON = 0.5
 
 
 class RowsGoneError(Exception):
@@ -111,7 +113,7 @@ async def _ask(
     asked = asyncio.ensure_future(rows)
     try:
         async with asyncio.timeout(timeout):
-            while not (await asyncio.wait([asked], timeout=ANSWER_SECONDS))[0]:
+            while not (await asyncio.wait([asked], timeout=_SOON))[0]:
                 question = worker.rpc(address).coded_rows(key=key, start=0, stop=0)
                 await asyncio.wait_for(question, ANSWER_SECONDS)
             answer = asked.result()

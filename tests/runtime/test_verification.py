@@ -296,9 +296,10 @@ def test_the_workers_of_a_check_and_of_its_block_are_stopped():
     test()
 
 
+@pytest.mark.parametrize("known_by", ["a round", "heartbeats"])
 @gen_cluster(client=True, nthreads=SIX)
 async def test_a_new_coordinator_asks_no_worker_for_checks_that_is_known_to_be_stopped(
-    c, s, *workers
+    c, s, *workers, known_by
 ):
     C = await coded.encode(A, coded.MDS(6, 4), c, verify=True)
     stopped = {
@@ -310,7 +311,10 @@ async def test_a_new_coordinator_asks_no_worker_for_checks_that_is_known_to_be_s
         if worker.address in stopped:
             worker.handlers["coded_rows"] = lambda **request: asked.append(request)
             worker.periodic_callbacks["heartbeat"].stop()
-            s.extensions["dask-coded"]._silence(worker.address)
+            if known_by == "a round":
+                s.extensions["dask-coded"]._silence(worker.address)
+            else:
+                s.workers[worker.address].last_seen -= 60
     one = next(w.address for w in workers if w.address not in stopped)
     assert is_right(await c.compute(C @ x, workers=[one]))
     assert not asked

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from dask.typing import Key
+from distributed.metrics import time
+from distributed.scheduler import heartbeat_interval
 
 from dask_coded.prediction import SpeedHistory, in_seconds
 from dask_coded.rounds import POLICIES, InfeasibleError, Layout
@@ -38,6 +40,9 @@ logger = logging.getLogger("distributed.dask_coded")
 
 # A worker that has sent wrong shares in this many rounds gets no more work.
 _DISTRUSTED = 3
+# A worker counts as silent if no heartbeat has come for this many intervals: that is two to four
+# seconds with up to fifty workers. A new coordinator would have to find that out by itself.
+_BEATS = 4
 
 
 class CodedSchedulerPlugin(SchedulerExtension):
@@ -133,7 +138,9 @@ class CodedSchedulerPlugin(SchedulerExtension):
         if the asking worker knows a different number of pieces. ``task`` is the coordinator's.
         """
         self.speeds.record({w: s for w, s in measured.items() if w in self.scheduler.workers})
-        for address in silent:
+        due = time() - _BEATS * heartbeat_interval(len(self.scheduler.workers))
+        late = [ws.address for ws in self.scheduler.workers.values() if ws.last_seen < due]
+        for address in (*silent, *late):
             self._silence(address)
         self.placing.changed()
         self._suspect(array, corrupt)

@@ -63,7 +63,8 @@ class Nursery:
             before = {child.pid for child in forking.children()}
             self._process.stdin.write(json.dumps(workers) + "\n")
             self._process.stdin.flush()
-            self._process.stdout.readline()
+            if not self._process.stdout.readline():
+                raise OSError(f"No worker could be started: {self.log.read_text()[-1000:]}")
             return sorted(child.pid for child in forking.children() if child.pid not in before)
 
 
@@ -120,17 +121,21 @@ def main() -> None:
     for module in ("distributed.cli.dask_worker", "dask_coded"):
         importlib.import_module(module)
     running: list[int] = []
-    for line in sys.stdin:
-        running = [pid for pid in running if not os.waitpid(pid, os.WNOHANG)[0]]
-        for arguments in json.loads(line):
-            pid = os.fork()
-            if not pid:
-                _worker(arguments)
-            running.append(pid)
-        print("started", flush=True)
-    for pid in running:
-        with suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)  # also what a nanny has started
+    try:
+        for line in sys.stdin:
+            running = [pid for pid in running if not os.waitpid(pid, os.WNOHANG)[0]]
+            for arguments in json.loads(line):
+                pid = os.fork()
+                if not pid:
+                    _worker(arguments)
+                running.append(pid)
+            print("started", flush=True)
+    finally:
+        for pid in running:
+            # With what a nanny has started; a new worker may not have its group yet.
+            for kill in (os.killpg, os.kill):
+                with suppress(ProcessLookupError):
+                    kill(pid, signal.SIGKILL)
 
 
 def _worker(arguments: list[str]) -> None:

@@ -60,10 +60,12 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return importlib.import_module(f"dask_coded.{name}")
-    raise AttributeError(f"module 'dask_coded' has no attribute {name!r}")
+if not TYPE_CHECKING:  # it would hide misspelt names from type checkers
+
+    def __getattr__(name: str) -> Any:
+        if name in _LAZY:
+            return importlib.import_module(f"dask_coded.{name}")
+        raise AttributeError(f"module 'dask_coded' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

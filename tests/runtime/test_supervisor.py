@@ -11,6 +11,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from distributed import Event, futures_of, get_worker, wait
+from distributed.comm import CommClosedError
 from distributed.core import Status
 from distributed.utils_test import async_poll_for, gen_cluster
 from hypothesis import given
@@ -71,6 +72,10 @@ def place(operator, rounds):
     for _ in range(rounds):
         operator @ x
     return address
+
+
+def place_with(operator, data):
+    return place(operator, 0)
 
 
 async def started(c, s, future) -> str:
@@ -269,6 +274,84 @@ async def test_a_task_runs_again_where_its_first_result_was_being_fetched(c, s, 
     np.testing.assert_allclose(await total, (A @ x).sum())
     assert s.tasks[future.key].who_has == {s.workers[taker.address]}
     over.set()
+
+
+@gen_cluster(**FOUR)
+async def test_a_silent_worker_keeps_its_copy_of_an_operand(c, s, *workers):
+    """Dask closes a worker that is to drop what a running task of it needs."""
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    operand = c.submit(np.sin, x, workers=[workers[0].address])
+    future = coded.submit(
+        place_with, C, operand, client=c, workers=[w.address for w in workers[1:]]
+    )
+    old = await started(c, s, future)
+    fall_silent(s)
+    assert s.workers[old] in s.tasks[operand.key].who_has
+    for w in workers:
+        await Event(f"go-{w.address}", client=c).set()
+    assert old != await future
+    assert {w.address for w in workers} == set(s.workers)
+
+
+@gen_cluster(**FOUR)
+async def test_an_operand_on_a_worker_without_the_plugin(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(3, 2), c, workers=[w.address for w in workers[1:]])
+    plugin_of(s).versions.pop(workers[0].address)
+    del workers[0].stream_handlers["coded-ping"]
+    operand = c.submit(np.sin, x, workers=[workers[0].address])
+    await wait(operand)
+    asked, over = first_does_not_answer(workers[:1])
+    future = coded.submit(place_with, C, operand, client=c)
+    await async_poll_for(lambda: asked, timeout=30)
+    fall_silent(s)
+    over.set()
+    for w in workers:
+        await Event(f"go-{w.address}", client=c).set()
+    await future
+    assert {w.address for w in workers} == set(s.workers)
+
+
+@gen_cluster(**FOUR)
+async def test_an_operand_whose_source_is_lost_is_waited_for(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    source = await c.scatter(x, workers=[workers[0].address])
+    operand = c.submit(np.sin, source, workers=[workers[0].address])
+    await wait(operand)
+    key = source.key
+    del source
+    await async_poll_for(lambda: key not in s.tasks, timeout=30)
+    asked, over = first_does_not_answer(workers[:1])
+    future = coded.submit(place_with, C, operand, client=c, workers=[workers[1].address])
+    await async_poll_for(lambda: asked, timeout=30)
+    fall_silent(s)
+    assert s.tasks[operand.key].state == "memory"
+    over.set()
+    await Event(f"go-{workers[1].address}", client=c).set()
+    assert await future == workers[1].address
+
+
+@gen_cluster(**FOUR)
+async def test_a_worker_hangs_up_twice_and_is_told_that_the_other_has_left(c, s, *workers):
+    """It has not connected yet; Dask closes a worker that ends such a connection twice."""
+    await coded.encode(A, coded.MDS(4, 3), c)
+    worker, over = workers[0], asyncio.Event()
+
+    async def serving(reader, writer):
+        await over.wait()
+        writer.close()
+
+    async with await asyncio.start_server(serving, "127.0.0.1") as server:
+        address = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        connecting = asyncio.create_task(worker.rpc.connect(address))
+        await async_poll_for(lambda: worker.rpc._connecting, timeout=30)
+        comm = s.stream_comms[worker.address].comm
+        for op in ("coded-hang-up", "coded-hang-up", "remove-worker"):
+            stimulus = {"worker": address, "stimulus_id": "test"}
+            await comm.write([{"op": op, **(stimulus if op[0] == "r" else {"address": address})}])
+        with pytest.raises(CommClosedError):
+            await connecting
+        over.set()
+    assert await c.submit(int, 7, workers=[worker.address]) == 7
 
 
 @gen_cluster(**FOUR)

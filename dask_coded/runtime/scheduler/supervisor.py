@@ -10,6 +10,8 @@ known to be slow, and if its worker is stopped, it waits for `worker-ttl`, five 
   from ``processing`` to ``released`` in the scheduler, as after the loss of a worker, and from
   there to another worker. The worker itself and its data stay, because it may only be busy, but it
   counts as paused until it gives a sign of life, so that the scheduler gives it no other tasks;
+- workers that a coordinator may be fetching its operands from are asked, too, and other workers end
+  what they fetch from a silent one;
 - the workers that take part in a training are asked once within the timeout. Its leader is told
   of those that are silent or have become available, and forms its groups accordingly;
 - the same happens to a coordinator that waits on a worker which pauses, because it has no memory;
@@ -57,6 +59,8 @@ _AGE = 0.25
 _SLOW = 0.25
 _PLANS = 3
 _BEGUN = 2.0
+# A result that takes more tasks than this is not computed again only because a worker is silent.
+_MANY = 1000
 # Clients fetch a result within this many seconds. If its worker falls silent meanwhile, the result
 # is computed again, after the same patience with which its task would have been taken over.
 _GATHER = 5.0
@@ -83,6 +87,8 @@ class _Run:
     silent: set[str] = field(default_factory=set)
     #: In how many plans its worker has been slow, up to the last one.
     slow: int = 0
+    #: From which silent workers its own was told to fetch nothing, and after how many seconds.
+    hung_up: dict[str, float] = field(default_factory=dict)
 
 
 class Supervisor:
@@ -167,6 +173,7 @@ class Supervisor:
             case "processing":
                 assert ts.processing_on is not None
                 run.worker, run.since, run.took = ts.processing_on.address, time(), None
+                run.hung_up.clear()
                 self._processing.add(key)
                 if not self._clock.is_running():
                     self._clock.start()
@@ -253,19 +260,22 @@ class Supervisor:
         owing = {a: ticks * self._timeout / _TICKS for a, ticks in self._watch.silent(_TICKS)}
         self._tell_leaders(owing)
         for address, seconds in owing.items():
-            if late := [ts for ts in watched[address] if seconds >= self._patience(ts)]:
+            late = [ts for ts in watched[address] if seconds >= self._patience(ts)]
+            waiting = [ts for ts in fetching.get(address, ()) if self._waits(ts, address, seconds)]
+            if late or waiting:
                 self._set_aside(address)
+            self._hang_up((ts.processing_on.address for ts in waiting if ts.processing_on), address)
+            self.run_again(self._stranded(waiting))
+            if late:
                 silent.append((late, address, f"silent for {seconds:.1f} s"))
-            if late := [ts for ts in fetching.get(address, ()) if seconds >= self._patience(ts)]:
-                self._set_aside(address)
-                self.run_again(self._withdraw(late))
         for late, address, reason in (*silent, *self._paused_for_long(watched)):
             self._take_over(late, address, reason)
 
     def _fetching(self) -> dict[str, list[TaskState]]:
         """Return from which workers coordinators may now fetch what they need before they begin.
 
-        Without those that nothing could replace.
+        A worker is left out if nothing can be done for what it has: it is nowhere else and takes
+        long to compute.
         """
         found: dict[str, list[TaskState]] = {}
         for ts in (self._scheduler.tasks[key] for key in self._processing):
@@ -276,8 +286,22 @@ class Supervisor:
                 holders = dts.who_has or set()
                 if there not in holders and (len(holders) > 1 or _is_cheap(dts)):
                     for ws in holders:
-                        found.setdefault(ws.address, []).append(ts)
+                        if ws.address in self._able:
+                            found.setdefault(ws.address, []).append(ts)
         return found
+
+    def _waits(self, ts: TaskState, address: str, seconds: float) -> bool:
+        """Whether something is to be done for a task that may be fetching from a silent worker.
+
+        Once, and again when the worker has been silent for twice as long: what its worker had not
+        begun to fetch at first was not ended.
+        """
+        if (run := self._runs.get(ts.key)) is None or seconds < self._patience(ts):
+            return False
+        if address in run.hung_up and seconds < 2 * run.hung_up[address]:
+            return False
+        run.hung_up[address] = seconds
+        return True
 
     def _paused_for_long(
         self, watched: Mapping[str, list[TaskState]]
@@ -332,16 +356,21 @@ class Supervisor:
                 self._send([run.worker], op="coded-available", task=key, address=address)
 
     def _set_aside(self, address: str) -> None:
-        """Have a silent worker given no tasks, and have no other worker wait for its data.
+        """Give a silent worker no tasks, and end what other workers fetch from it."""
+        self._silence(address)
+        if address not in self.absent:
+            self.absent.add(address)
+            self._hang_up(self._able, address)
+        if self._scheduler.workers[address].status == Status.running:
+            self._set_status(address, "paused")
+
+    def _hang_up(self, workers: Iterable[str], address: str) -> None:
+        """Have workers end what Dask fetches from a silent one.
 
         Dask would wait for the data, and would also begin no task on a worker that is still
         fetching an earlier result of the same task.
         """
-        self._silence(address)
-        self._send(self._able, op="coded-hang-up", address=address)
-        self.absent.add(address)
-        if self._scheduler.workers[address].status == Status.running:
-            self._set_status(address, "paused")
+        self._send(workers, op="coded-hang-up", address=address)
 
     def _heard(self, worker: str, status: str) -> None:
         """Stream handler: the event loop of a worker runs; its status, as the worker knows it."""
@@ -388,7 +417,9 @@ class Supervisor:
         if any(ts.state == "memory" for ts in moved):
             # A client may be waiting for a result that it has asked this worker for.
             self._scheduler.rpc.remove(address)
-        self.run_again([*moved, *self._withdraw(moved)])
+        if moved and address in self.absent:
+            self._hang_up(self._able, address)
+        self.run_again([*moved, *self._stranded(moved)])
         for ts in moved:
             if not isinstance(ts.run_spec, CodedTask):
                 continue
@@ -399,24 +430,14 @@ class Supervisor:
             event = {"worker": address, "reason": reason, "taker": taker}
             self._scheduler.log_event(NAME, {"action": "take-over", "key": str(ts.key), **event})
 
-    def _withdraw(self, tasks: Iterable[TaskState]) -> list[TaskState]:
-        """Have silent workers asked for nothing that tasks need, as Dask asks any that has it.
-
-        Return what only they have, if it is soon computed again.
-        """
+    def _stranded(self, tasks: Iterable[TaskState]) -> list[TaskState]:
+        """Return what tasks need and only silent workers have, if it is soon computed again."""
         found: dict[TaskState, None] = {}
         unseen = [dts for ts in tasks for dts in ts.dependencies]
         while unseen:
             ts = unseen.pop()
-            holders = list(ts.who_has or ())
-            silent = [ws for ws in holders if ws.address in self.absent]
-            if silent and len(silent) < len(holders):
-                stimulus_id = f"coded-withdraw-{time()}"
-                for ws in silent:
-                    self._scheduler.request_remove_replicas(
-                        ws.address, [ts.key], stimulus_id=stimulus_id
-                    )
-            elif silent and _is_cheap(ts) and ts not in found:
+            silent = ts.who_has and all(ws.address in self.absent for ws in ts.who_has)
+            if silent and ts not in found and _is_cheap(ts):
                 found[ts] = None
                 unseen += ts.dependencies
         return list(found)
@@ -456,5 +477,17 @@ def _place_of(ts: TaskState) -> WorkerState | None:
 
 
 def _is_cheap(ts: TaskState) -> bool:
-    """Whether a task can be computed again, and soon."""
-    return ts.run_spec is not None and 0 <= ts.prefix.duration_average < _BEGUN
+    """Whether a task, and what it needs for that, can be computed again, and soon."""
+    seconds, unseen, seen = 0.0, [ts], {ts}
+    while unseen:
+        ts = unseen.pop()
+        duration = ts.prefix.duration_average
+        if ts.run_spec is None or ts.has_lost_dependencies or duration < 0:
+            return False
+        seconds += duration
+        if seconds >= _BEGUN or len(seen) > _MANY:
+            return False
+        needed = {dts for dts in ts.dependencies if not dts.who_has} - seen
+        unseen += needed
+        seen |= needed
+    return True

@@ -58,6 +58,8 @@ _IDLE_SECONDS = 5.0
 # Of how many rounds rows are kept: as many as usually run at once. Of how many participants.
 _OUTPUTS = 4
 _MAPPED = 64
+# What Dask calls a connection through which it fetches data for tasks.
+_GATHER = "Ephemeral Worker->Worker for gather"
 
 
 class CodedWorkerPlugin(WorkerPlugin):
@@ -208,9 +210,17 @@ class CodedWorkerPlugin(WorkerPlugin):
         """Stream handler: the scheduler asks whether this worker's event loop runs."""
         self.worker.batched_send({"op": "coded-alive", "status": self.worker.status.name})
 
-    def _hang_up(self, address: str) -> None:
-        """Stream handler: a worker is silent, so have Dask wait for no data from it."""
-        self.worker.rpc.remove(address)
+    async def _hang_up(self, address: str) -> None:
+        """Stream handler: a worker is silent, so end what Dask fetches from it."""
+        await asyncio.sleep(0)  # what Dask has just begun to fetch has reached the pool then
+        pool = self.worker.rpc
+        for comm in tuple(pool.occupied.get(address, ())):
+            if comm.name == _GATHER:  # others may be the user's, for example calls of actors
+                comm.abort()
+        for end in tuple(pool._connecting.get(address, ())):
+            end("The worker is silent.")
+        # To end a connection twice, before it has ended, is an error.
+        await asyncio.sleep(0)
 
     # -- the participant's side ----------------------------------------------------------------
 

@@ -104,6 +104,7 @@ def test_table_of_faults() -> None:
     rows = [
         {
             "measure": "faults",
+            "seed": 1,
             "value": 1,
             "loads": list(found),
             "events": [event | {"gaps": list(found.values())}],

@@ -229,7 +229,7 @@ class NetworkLab:
                 stack.enter_context(_namespace(folder, f"host-{i}"))
                 for i in range(len(self._on_host))
             ]
-            self._workers = [
+            self._arguments = [
                 _arguments(cluster.scheduler_address, f"{subnet}.{10 + i}", w, folder)
                 for i, there in enumerate(self._on_host)
                 for w in there
@@ -239,7 +239,7 @@ class NetworkLab:
             self.pids = [
                 pid
                 for holder, there in zip(self._holders, self._on_host)
-                for pid in holder.start([self._workers[w] for w in there])
+                for pid in holder.start([self._arguments[w] for w in there])
             ]
             *self.workers, self.free = self._wait_for_workers()
             self._dead: set[int] = set()
@@ -310,7 +310,7 @@ class NetworkLab:
     def start(self, i: int) -> None:
         """Start a new worker in the place of worker ``i``, which was killed; do not wait for it."""
         host = next(h for h, there in enumerate(self._on_host) if i in there)
-        (self.pids[i],) = self._holders[host].start([self._workers[i]])
+        (self.pids[i],) = self._holders[host].start([self._arguments[i]])
         self._dead.discard(i)
 
     def cut_off(self, i: int) -> None:

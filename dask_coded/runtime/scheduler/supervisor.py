@@ -34,6 +34,7 @@ from distributed.core import Status
 from distributed.metrics import time
 from tornado.ioloop import PeriodicCallback
 
+from dask_coded.runtime.scheduler import stuck
 from dask_coded.runtime.scheduler.placing import Limits, Placing
 from dask_coded.runtime.scheduler.watch import Watch
 from dask_coded.runtime.spec import NAME, CodedTask, as_key
@@ -59,8 +60,6 @@ _AGE = 0.25
 _SLOW = 0.25
 _PLANS = 3
 _BEGUN = 2.0
-# A result that takes more tasks than this is not computed again only because a worker is silent.
-_MANY = 1000
 # Clients fetch a result within this many seconds. If its worker falls silent meanwhile, the result
 # is computed again, after the same patience with which its task would have been taken over.
 _GATHER = 5.0
@@ -245,9 +244,10 @@ class Supervisor:
                 if run.worker != ws.address:  # another worker has stolen it
                     run.worker, run.since = ws.address, time()
                 watched.setdefault(ws.address, []).append(ts)
-        fetching = self._fetching()
+        fetching = stuck.fetching(self._scheduler.tasks[key] for key in self._processing)
         for address in fetching:
-            watched.setdefault(address, [])
+            if address in self._able:
+                watched.setdefault(address, [])
         # There may be many members, so they are asked less often.
         self._ticks += 1
         asked = self._ticks % _TICKS == 0
@@ -265,30 +265,11 @@ class Supervisor:
             if late or waiting:
                 self._set_aside(address)
             self._hang_up((ts.processing_on.address for ts in waiting if ts.processing_on), address)
-            self.run_again(self._stranded(waiting))
+            self.run_again(stuck.stranded(waiting, self.absent))
             if late:
                 silent.append((late, address, f"silent for {seconds:.1f} s"))
         for late, address, reason in (*silent, *self._paused_for_long(watched)):
             self._take_over(late, address, reason)
-
-    def _fetching(self) -> dict[str, list[TaskState]]:
-        """Return from which workers coordinators may now fetch what they need before they begin.
-
-        A worker is left out if nothing can be done for what it has: it is nowhere else and takes
-        long to compute.
-        """
-        found: dict[str, list[TaskState]] = {}
-        for ts in (self._scheduler.tasks[key] for key in self._processing):
-            there = ts.processing_on
-            if there is None or ts in there.long_running:
-                continue
-            for dts in ts.dependencies:
-                holders = dts.who_has or set()
-                if there not in holders and (len(holders) > 1 or _is_cheap(dts)):
-                    for ws in holders:
-                        if ws.address in self._able:
-                            found.setdefault(ws.address, []).append(ts)
-        return found
 
     def _waits(self, ts: TaskState, address: str, seconds: float) -> bool:
         """Whether something is to be done for a task that may be fetching from a silent worker.
@@ -419,7 +400,7 @@ class Supervisor:
             self._scheduler.rpc.remove(address)
         if moved and address in self.absent:
             self._hang_up(self._able, address)
-        self.run_again([*moved, *self._stranded(moved)])
+        self.run_again([*moved, *stuck.stranded(moved, self.absent)])
         for ts in moved:
             if not isinstance(ts.run_spec, CodedTask):
                 continue
@@ -430,37 +411,11 @@ class Supervisor:
             event = {"worker": address, "reason": reason, "taker": taker}
             self._scheduler.log_event(NAME, {"action": "take-over", "key": str(ts.key), **event})
 
-    def _stranded(self, tasks: Iterable[TaskState]) -> list[TaskState]:
-        """Return what tasks need and only silent workers have, if it is soon computed again."""
-        found: dict[TaskState, None] = {}
-        unseen = [dts for ts in tasks for dts in ts.dependencies]
-        while unseen:
-            ts = unseen.pop()
-            silent = ts.who_has and all(ws.address in self.absent for ws in ts.who_has)
-            if silent and ts not in found and _is_cheap(ts):
-                found[ts] = None
-                unseen += ts.dependencies
-        return list(found)
-
     def run_again(self, tasks: Iterable[TaskState]) -> None:
         """Release tasks that run, or have their only result, on a worker that is not to be used."""
         self._scheduler.transitions(
             {ts.key: "released" for ts in tasks}, stimulus_id=f"coded-run-again-{time()}"
         )
-
-    def unblock(self, ts: TaskState, silent: Collection[str]) -> None:
-        """Compute a task, and what it needs, elsewhere where only silent workers have it."""
-        found: dict[TaskState, None] = {}
-        unseen, seen = [ts], {ts}
-        while unseen:
-            ts = unseen.pop()
-            places = ts.who_has or ([ts.processing_on] if ts.processing_on else [])
-            if places and ts.run_spec and all(ws.address in silent for ws in places):
-                found[ts] = None
-            if not ts.who_has or ts in found:
-                unseen += ts.dependencies - seen
-                seen |= ts.dependencies
-        self.run_again(found)
 
     def _send(self, addresses: Iterable[str], **message: Any) -> None:
         for address in addresses:
@@ -474,20 +429,3 @@ def _place_of(ts: TaskState) -> WorkerState | None:
     if ts.processing_on is None and needed and ts.who_has and len(ts.who_has) == 1:
         return next(iter(ts.who_has))
     return ts.processing_on
-
-
-def _is_cheap(ts: TaskState) -> bool:
-    """Whether a task, and what it needs for that, can be computed again, and soon."""
-    seconds, unseen, seen = 0.0, [ts], {ts}
-    while unseen:
-        ts = unseen.pop()
-        duration = ts.prefix.duration_average
-        if ts.run_spec is None or ts.has_lost_dependencies or duration < 0:
-            return False
-        seconds += duration
-        if seconds >= _BEGUN or len(seen) > _MANY:
-            return False
-        needed = {dts for dts in ts.dependencies if not dts.who_has} - seen
-        unseen += needed
-        seen |= needed
-    return True

@@ -10,6 +10,7 @@ from dask.typing import Key
 from dask_coded.runtime.answers import Holders, Lost, Reply, reply
 from dask_coded.runtime.scheduler.extension import SchedulerExtension
 from dask_coded.runtime.scheduler.plugin import CodedSchedulerPlugin
+from dask_coded.runtime.scheduler.stuck import blocked
 from dask_coded.runtime.spec import as_key
 from dask_coded.training.runtime.memberships import NAME, TrainingWorkerPlugin
 
@@ -90,7 +91,7 @@ class TrainingSchedulerPlugin(SchedulerExtension):
         silent = supervisor.absent.union(avoid)
         found = self._coded.homes.holders(key, silent)
         if not found:
-            supervisor.unblock(ts, silent)  # whoever asks will ask again
+            supervisor.run_again(blocked(ts, silent))  # whoever asks will ask again
             if ts.run_spec is None:
                 found = self._coded.homes.holders(key)  # they may answer later
         return reply(Holders(tuple(found)))

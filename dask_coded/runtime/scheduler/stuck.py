@@ -1,0 +1,81 @@
+"""What tasks fetch before they begin, and what to compute again if a silent worker has it.
+
+Functions of the scheduler's own record, without messages. Dask waits for a worker that does not
+answer, although others have the same data, or could compute it again within a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from distributed.scheduler import TaskState
+
+# Data that takes longer to compute is waited for, in seconds, and so is what takes more tasks.
+_SOON = 2.0
+_MANY = 1000
+
+
+def fetching(tasks: Iterable[TaskState]) -> dict[str, list[TaskState]]:
+    """Return from which workers tasks may now fetch what they need before they begin.
+
+    A worker is left out if nothing can be done for what it has: it is nowhere else and takes long
+    to compute.
+    """
+    found: dict[str, list[TaskState]] = {}
+    for ts in tasks:
+        there = ts.processing_on
+        if there is None or ts in there.long_running:
+            continue
+        for dts in ts.dependencies:
+            holders = dts.who_has or set()
+            if there not in holders and (len(holders) > 1 or _is_cheap(dts)):
+                for ws in holders:
+                    found.setdefault(ws.address, []).append(ts)
+    return found
+
+
+def stranded(tasks: Iterable[TaskState], silent: Collection[str]) -> list[TaskState]:
+    """Return what tasks need and only silent workers have, if it is soon computed again."""
+    found: dict[TaskState, None] = {}
+    unseen = [dts for ts in tasks for dts in ts.dependencies]
+    while unseen:
+        ts = unseen.pop()
+        there = ts.who_has and all(ws.address in silent for ws in ts.who_has)
+        if there and ts not in found and _is_cheap(ts):
+            found[ts] = None
+            unseen += ts.dependencies
+    return list(found)
+
+
+def blocked(ts: TaskState, silent: Collection[str]) -> list[TaskState]:
+    """Return a task, and what it needs, as far as only silent workers have or compute it."""
+    found: dict[TaskState, None] = {}
+    unseen, seen = [ts], {ts}
+    while unseen:
+        ts = unseen.pop()
+        places = ts.who_has or ([ts.processing_on] if ts.processing_on else [])
+        if places and ts.run_spec and all(ws.address in silent for ws in places):
+            found[ts] = None
+        if not ts.who_has or ts in found:
+            unseen += ts.dependencies - seen
+            seen |= ts.dependencies
+    return list(found)
+
+
+def _is_cheap(ts: TaskState) -> bool:
+    """Whether a task, and what it needs for that, can be computed again, and soon."""
+    seconds, unseen, seen = 0.0, [ts], {ts}
+    while unseen:
+        ts = unseen.pop()
+        duration = ts.prefix.duration_average
+        if ts.run_spec is None or ts.has_lost_dependencies or duration < 0:
+            return False
+        seconds += duration
+        if seconds >= _SOON or len(seen) > _MANY:
+            return False
+        needed = {dts for dts in ts.dependencies if not dts.who_has} - seen
+        unseen += needed
+        seen |= needed
+    return True

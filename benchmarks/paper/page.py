@@ -293,8 +293,8 @@ def _traces(results: Results) -> Iterator[str]:
     yield from _table(header, lines)
     yield (
         "On processes, workers share 1.5 cores in proportion to their speeds. Some machines of nab "
-        "have a twentieth of the speed of the others. Their workers run at a hundredth of a core, "
-        "where a message takes tens of milliseconds; hence the longest rounds of the table."
+        "have a tenth of the speed of the others. Their workers have one or two hundredths of a "
+        "core, where a message takes tens of milliseconds; hence the longest rounds of the table."
     )
 
 

@@ -114,8 +114,7 @@ def _array(client: Client, name: str, values: da.Array) -> tuple[Blocks, list[Fu
     whole = values.rechunk(dict.fromkeys(range(1, values.ndim), -1))
     persisted = client.persist(whole)
     futures = futures_of(persisted, client=client)
-    with outside_pool():
-        client.sync(settled, client, futures)
+    _settle(client, futures)
     tail = (0,) * (values.ndim - 1)
     keys = tuple((persisted.name, i, *tail) for i in range(persisted.numblocks[0]))
     return Blocks(keys, persisted.chunks[0]), futures
@@ -123,8 +122,7 @@ def _array(client: Client, name: str, values: da.Array) -> tuple[Blocks, list[Fu
 
 def _partitions(client: Client, name: str, values: Any) -> tuple[Blocks, list[Future]]:
     futures = [v if isinstance(v, Future) else client.compute(v) for v in values]
-    with outside_pool():
-        client.sync(settled, client, futures)
+    _settle(client, futures)
     counted = client.map(_rows, futures, pure=False)
     with outside_pool():
         rows = client.gather(counted)
@@ -134,6 +132,18 @@ def _partitions(client: Client, name: str, values: Any) -> tuple[Blocks, list[Fu
             f"data frames with `to_dask_array(lengths=True)` or `to_numpy()`."
         )
     return Blocks(tuple(future.key for future in futures), tuple(rows)), futures
+
+
+def _settle(client: Client, futures: list[Future]) -> None:
+    """Wait for data, which the cluster may be computing again because a worker was lost."""
+    scheduler: Any = client.scheduler
+
+    async def settle() -> None:
+        await scheduler.coded_expected(keys=[future.key for future in futures])
+        await settled(client, futures)
+
+    with outside_pool():
+        client.sync(settle)
 
 
 def _rows(values: Any) -> int | None:

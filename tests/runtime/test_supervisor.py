@@ -276,6 +276,61 @@ async def test_a_task_runs_again_where_its_first_result_was_being_fetched(c, s, 
     over.set()
 
 
+def held_up(name, *needed):
+    """Return where this runs, once an event of this name is set."""
+    Event(f"begun-{name}").set()
+    Event(name).wait()
+    return get_worker().address
+
+
+@gen_cluster(**FOUR)
+async def test_what_a_client_waits_for_is_computed_elsewhere_if_its_worker_is_silent(
+    c, s, *workers
+):
+    await coded.encode(A, coded.MDS(4, 3), c)
+    supervisor = plugin_of(s).supervisor
+    await Event("known", client=c).set()
+    await c.submit(held_up, "known")  # how long it takes
+    where = {"workers": [workers[0].address], "allow_other_workers": True}
+    needed = c.submit(held_up, "needed", **where)
+    block = c.submit(held_up, "block", needed)
+    supervisor.expect([block.key])
+    for times in (1, 2):  # another worker may fall silent, too, but is then given more time
+        await Event("begun-needed", client=c).wait()
+        await Event("begun-needed", client=c).clear()
+        old = s.tasks[needed.key].processing_on
+        for _ in range(5 * times):
+            supervisor._tick()
+            assert s.tasks[needed.key].processing_on is old
+        supervisor._tick()
+        assert s.tasks[needed.key].processing_on not in (old, None)
+        assert old.status == Status.paused
+        supervisor._heard(old.address, "running")
+    await Event("needed", client=c).set()
+    await Event("block", client=c).set()
+    await block
+    supervisor._tick()
+    assert not supervisor._expected
+    assert not supervisor._moved
+
+
+@gen_cluster(**FOUR)
+async def test_what_takes_long_to_compute_is_waited_for(c, s, *workers):
+    await coded.encode(A, coded.MDS(4, 3), c)
+    await Event("known", client=c).set()
+    block = c.submit(held_up, "block")
+    await Event("begun-block", client=c).wait()
+    ts = s.tasks[block.key]
+    there = ts.processing_on
+    for seconds in (-1, 60):  # unknown, and long
+        ts.prefix.duration_average = seconds
+        plugin_of(s).supervisor.expect([block.key])
+        fall_silent(s)
+        assert ts.processing_on is there
+    await Event("block", client=c).set()
+    assert await block == there.address
+
+
 @gen_cluster(**FOUR)
 async def test_a_silent_worker_keeps_its_copy_of_an_operand(c, s, *workers):
     """Dask closes a worker that is to drop what a running task of it needs."""

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from distributed.scheduler import TaskState
 
-# Data that takes longer to compute is waited for, in seconds, and so is what takes more tasks.
+#: What takes more tasks than this is waited for.
+MANY = 1000
+# So is what takes longer to compute, in seconds.
 _SOON = 2.0
-_MANY = 1000
 
 
 def fetching(tasks: Iterable[TaskState]) -> dict[str, list[TaskState]]:
@@ -33,6 +34,26 @@ def fetching(tasks: Iterable[TaskState]) -> dict[str, list[TaskState]]:
             if there not in holders and (len(holders) > 1 or _is_cheap(dts)):
                 for ws in holders:
                     found.setdefault(ws.address, []).append(ts)
+    return found
+
+
+def computing(tasks: Iterable[TaskState]) -> dict[str, list[TaskState]]:
+    """Return which workers compute tasks without a result, or what these need.
+
+    Only what is soon computed again counts, and nothing does if all of it is many tasks.
+    """
+    found: dict[str, list[TaskState]] = {}
+    unseen = list(tasks)
+    seen = set(unseen)
+    while unseen:
+        if len(seen) > MANY:
+            return {}
+        ts = unseen.pop()
+        if ts.processing_on is not None and _is_cheap(ts):
+            found.setdefault(ts.processing_on.address, []).append(ts)
+        needed = {dts for dts in ts.dependencies if not dts.who_has} - seen
+        unseen += needed
+        seen |= needed
     return found
 
 
@@ -73,7 +94,7 @@ def _is_cheap(ts: TaskState) -> bool:
         if ts.run_spec is None or ts.has_lost_dependencies or duration < 0:
             return False
         seconds += duration
-        if seconds >= _SOON or len(seen) > _MANY:
+        if seconds >= _SOON or len(seen) > MANY:
             return False
         needed = {dts for dts in ts.dependencies if not dts.who_has} - seen
         unseen += needed

@@ -12,6 +12,8 @@ known to be slow, and if its worker is stopped, it waits for `worker-ttl`, five 
   counts as paused until it gives a sign of life, so that the scheduler gives it no other tasks;
 - workers that a coordinator may be fetching its operands from are asked, too, and other workers end
   what they fetch from a silent one;
+- so are workers that compute what a client waits for before it starts a training. What is computed
+  in a moment is computed elsewhere if its worker is silent;
 - the workers that take part in a training are asked once within the timeout. Its leader is told
   of those that are silent or have become available, and forms its groups accordingly;
 - the same happens to a coordinator that waits on a worker which pauses, because it has no memory;
@@ -22,6 +24,7 @@ known to be slow, and if its worker is stopped, it waits for `worker-ttl`, five 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -123,6 +126,9 @@ class Supervisor:
         self._processing: set[Key] = set()
         # When tasks have ended whose results a client is probably fetching.
         self._fresh: dict[Key, float] = {}
+        # Tasks whose results a client waits for; how often a task was computed elsewhere for that.
+        self._expected: set[Key] = set()
+        self._moved: Counter[Key] = Counter()
         self._watch = Watch()
         # For how many ticks workers of coordinators have been paused.
         self._paused: dict[str, int] = {}
@@ -133,6 +139,7 @@ class Supervisor:
         self._clock = scheduler.periodic_callbacks[f"{NAME}-supervisor"] = clock
         self._ticks = 0
         scheduler.handlers["coded_resumed"] = self.resumed
+        scheduler.handlers["coded_expected"] = self.expect
         scheduler.stream_handlers["coded-alive"] = self._heard
 
     def add(self, ts: TaskState) -> None:
@@ -149,6 +156,7 @@ class Supervisor:
         self._runs.clear()
         self._processing.clear()
         self._fresh.clear()
+        self._expected.clear()
 
     def transition(self, key: Key, start: str, finish: str) -> None:
         """Follow a transition of any task; called by the scheduler plugin."""
@@ -174,8 +182,7 @@ class Supervisor:
                 run.worker, run.since, run.took = ts.processing_on.address, time(), None
                 run.hung_up.clear()
                 self._processing.add(key)
-                if not self._clock.is_running():
-                    self._clock.start()
+                self._start_clock()
             case "memory":
                 run.took = time() - run.since
                 self._fresh[key] = time()
@@ -227,6 +234,16 @@ class Supervisor:
             run.members = frozenset(members)
             run.silent.clear()
 
+    def expect(self, keys: Collection[Key]) -> None:
+        """Handler: a client waits for tasks. Unknown ones are ignored, and so are very many."""
+        if len(keys) <= stuck.MANY:
+            self._expected.update(map(as_key, keys))
+            self._start_clock()
+
+    def _start_clock(self) -> None:
+        if not self._clock.is_running():
+            self._clock.start()
+
     def _tick(self) -> None:
         """Ask the workers of coordinators for a sign of life; take over where none comes."""
         self._fresh = {
@@ -234,7 +251,8 @@ class Supervisor:
             for key, end in self._fresh.items()
             if time() < end + _GATHER or self._watch.owes(self._runs[key].worker)
         }
-        if not self._processing and not self._fresh:
+        computing = self._computing()
+        if not self._processing and not self._fresh and not self._expected:
             self._clock.stop()
         watched: dict[str, list[TaskState]] = {}
         for key in (*self._processing, *self._fresh):
@@ -245,7 +263,7 @@ class Supervisor:
                     run.worker, run.since = ws.address, time()
                 watched.setdefault(ws.address, []).append(ts)
         fetching = stuck.fetching(self._scheduler.tasks[key] for key in self._processing)
-        for address in fetching:
+        for address in (*fetching, *computing):
             if address in self._able:
                 watched.setdefault(address, [])
         # There may be many members, so they are asked less often.
@@ -262,14 +280,30 @@ class Supervisor:
         for address, seconds in owing.items():
             late = [ts for ts in watched[address] if seconds >= self._patience(ts)]
             waiting = [ts for ts in fetching.get(address, ()) if self._waits(ts, address, seconds)]
-            if late or waiting:
+            moved = [
+                ts
+                for ts in computing.get(address, ())
+                if seconds >= self._timeout * 2 ** self._moved[ts.key]
+            ]
+            self._moved.update(ts.key for ts in moved)
+            if late or waiting or moved:
                 self._set_aside(address)
             self._hang_up((ts.processing_on.address for ts in waiting if ts.processing_on), address)
-            self.run_again(stuck.stranded(waiting, self.absent))
+            self.run_again([*moved, *stuck.stranded(waiting, self.absent)])
             if late:
                 silent.append((late, address, f"silent for {seconds:.1f} s"))
         for late, address, reason in (*silent, *self._paused_for_long(watched)):
             self._take_over(late, address, reason)
+
+    def _computing(self) -> dict[str, list[TaskState]]:
+        """Return which workers compute what clients wait for, if others soon could."""
+        tasks = [ts for key in self._expected if (ts := self._scheduler.tasks.get(key))]
+        lacking = [ts for ts in tasks if ts.state not in ("memory", "erred")]
+        if not lacking:
+            # Not one by one: while others are computed, a result may be lost again.
+            self._expected.clear()
+            self._moved.clear()
+        return stuck.computing(lacking)
 
     def _waits(self, ts: TaskState, address: str, seconds: float) -> bool:
         """Whether something is to be done for a task that may be fetching from a silent worker.

@@ -124,6 +124,7 @@ def _partitions(client: Client, name: str, values: Any) -> tuple[Blocks, list[Fu
     futures = [v if isinstance(v, Future) else client.compute(v) for v in values]
     _settle(client, futures)
     counted = client.map(_rows, futures, pure=False)
+    _settle(client, counted)
     with outside_pool():
         rows = client.gather(counted)
     if None in rows:
@@ -136,10 +137,11 @@ def _partitions(client: Client, name: str, values: Any) -> tuple[Blocks, list[Fu
 
 def _settle(client: Client, futures: list[Future]) -> None:
     """Wait for data, which the cluster may be computing again because a worker was lost."""
-    scheduler: Any = client.scheduler
 
     async def settle() -> None:
-        await scheduler.coded_expected(keys=[future.key for future in futures])
+        # On the stream on which the graph has been sent, so that the tasks are known by then.
+        keys = [future.key for future in futures]
+        client._send_to_scheduler({"op": "coded-awaited", "keys": keys})
         await settled(client, futures)
 
     with outside_pool():

@@ -283,50 +283,72 @@ def held_up(name, *needed):
     return get_worker().address
 
 
+def turn(s, ticks, silent):
+    """Let some ticks pass in which all workers but some answer."""
+    for _ in range(ticks):
+        plugin_of(s).supervisor._tick()
+        for address in set(s.workers) - silent:
+            plugin_of(s).supervisor._heard(address, "running")
+
+
 @gen_cluster(**FOUR)
 async def test_what_a_client_waits_for_is_computed_elsewhere_if_its_worker_is_silent(
     c, s, *workers
 ):
     await coded.encode(A, coded.MDS(4, 3), c)
     supervisor = plugin_of(s).supervisor
-    await Event("known", client=c).set()
-    await c.submit(held_up, "known")  # how long it takes
-    where = {"workers": [workers[0].address], "allow_other_workers": True}
-    needed = c.submit(held_up, "needed", **where)
+    needed = c.submit(np.sin, 0.5)
+    await wait(needed)
+    s.task_prefixes["sin"].duration_average = 0.01
     block = c.submit(held_up, "block", needed)
     supervisor.expect([block.key])
-    for times in (1, 2):  # another worker may fall silent, too, but is then given more time
-        await Event("begun-needed", client=c).wait()
-        await Event("begun-needed", client=c).clear()
-        old = s.tasks[needed.key].processing_on
-        for _ in range(5 * times):
-            supervisor._tick()
-            assert s.tasks[needed.key].processing_on is old
-        supervisor._tick()
-        assert s.tasks[needed.key].processing_on not in (old, None)
+    silent = set()
+    for times in (1, 2):  # it is given more time on the next worker
+        await Event("begun-block", client=c).wait()
+        await Event("begun-block", client=c).clear()
+        ts = s.tasks[block.key]
+        old = ts.processing_on
+        silent.add(old.address)
+        for w in workers:
+            if w.address == old.address:
+                w.stream_handlers["coded-ping"] = lambda: None
+        s.task_prefixes["held_up"].duration_average = 0.01
+        turn(s, 5 * times, silent)
+        assert ts.processing_on is old
+        turn(s, 1, silent)
         assert old.status == Status.paused
-        supervisor._heard(old.address, "running")
-    await Event("needed", client=c).set()
+        # What it needs was in memory only there.
+        assert s.tasks[needed.key].who_has != {old}
+    await Event("begun-block", client=c).wait()
     await Event("block", client=c).set()
-    await block
+    assert await block not in silent
     supervisor._tick()
-    assert not supervisor._expected
-    assert not supervisor._moved
+    assert not supervisor._awaited
+    assert not supervisor._awaited._times
 
 
 @gen_cluster(**FOUR)
-async def test_what_takes_long_to_compute_is_waited_for(c, s, *workers):
+async def test_what_a_client_waits_for_stays_where_it_must(c, s, *workers):
     await coded.encode(A, coded.MDS(4, 3), c)
-    await Event("known", client=c).set()
-    block = c.submit(held_up, "block")
+    supervisor = plugin_of(s).supervisor
+    block = c.submit(held_up, "block", workers=[workers[0].address])
+    supervisor.expect([block.key])
     await Event("begun-block", client=c).wait()
     ts = s.tasks[block.key]
-    there = ts.processing_on
+    there, prefix = ts.processing_on, ts.prefix
+    prefix.duration_average = 0.01
+    fall_silent(s)  # it can be nowhere else
+    assert ts.processing_on is there
+    ts.worker_restrictions = None
     for seconds in (-1, 60):  # unknown, and long
-        ts.prefix.duration_average = seconds
-        plugin_of(s).supervisor.expect([block.key])
+        prefix.duration_average = seconds
         fall_silent(s)
         assert ts.processing_on is there
+    prefix.duration_average = 0.01
+    there.long_running.add(ts)  # its worker says nothing of how long it takes
+    fall_silent(s)
+    assert ts.processing_on is there
+    there.long_running.discard(ts)
     await Event("block", client=c).set()
     assert await block == there.address
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 from dask import delayed
+from distributed import futures_of
 from distributed.utils_test import poll_for
 
 from dask_coded import submission
@@ -27,6 +28,7 @@ from dask_coded.aggregation import (
 )
 from dask_coded.compression import GradiVeQ, Quantization, Truncation
 from dask_coded.loop import Progress
+from dask_coded.runtime.scheduler.awaited import Awaited
 from dask_coded.training import (
     SGD,
     Adam,
@@ -138,6 +140,16 @@ def test_all_holders_of_a_part_draw_the_same_mini_batches(client):
     np.testing.assert_allclose(one.parameters, other.parameters, rtol=1e-10)
     different = train(squares, np.zeros(5), blocks(), aggregation=Star(), seed=1, **options)
     assert np.abs(one.parameters - different.parameters).max() > 1e-3
+
+
+def test_the_scheduler_knows_which_data_a_training_waits_for(client, monkeypatch):
+    awaited = []
+    monkeypatch.setattr(Awaited, "add", lambda self, keys: awaited.extend(keys))
+    data = client.persist([da.from_array(array, chunks=(40, *array.shape[1:])) for array in (X, Y)])
+    parts = client.map(lambda array: array[:3], [X, Y])
+    train(squares, np.zeros(5), tuple(data), steps=1, client=client)
+    train(squares, np.zeros(5), ([parts[0]], [parts[1]]), steps=1, client=client)
+    assert {future.key for future in [*futures_of(data), *parts]} <= set(awaited)
 
 
 def test_a_training_that_has_failed_holds_nothing(client):

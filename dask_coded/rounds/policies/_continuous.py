@@ -32,11 +32,12 @@ from dask_coded.typing import Bools, Floats, Ints
 # Work flows before any worker runs dry if a worker would end later than the common end by this
 # share of the time left. Smaller values cost messages and gain nothing.
 _IMBALANCE = 0.25
-# Moved work must end earlier by a lead and this many lags, because each move costs both workers a
+# Moved work must end earlier by the lead and this many lags, because each move costs both workers a
 # message. On processes with 0.15 of a core, in rounds of 0.17 s and with the speeds of cloud
-# machines, a lag is 25 ms, and longer than a lead. There, rounds took 0.94 of the time with 2 lags
-# instead of 1, and a third of the moves, if predictions held, and 1.00 otherwise; without any
-# moves, 0.91 and 0.99. In simulated rounds of 36 ms with lags of 2 ms, a third lag costs 1 %.
+# machines, a lag is 25 ms, and so is the lead, which is never shorter. There, rounds took 0.94 of
+# the time with 2 lags instead of 1, and a third of the moves, if predictions held, and 1.00
+# otherwise; without any moves, 0.91 and 0.99. In simulated rounds of 36 ms with lags of 2 ms, a
+# third lag costs 1 %.
 _GAIN_LAGS = 2
 # A worker for which there was no work is tried again after this share of the elapsed time: soon
 # enough to notice lateness, and rarely enough to cost nothing.

@@ -1,7 +1,7 @@
 """What tasks fetch before they begin, and what to compute again if a silent worker has it.
 
 Functions of the scheduler's own record, without messages. Dask waits for a worker that does not
-answer, although others have the same data, or could compute it again within a second.
+answer, although others have the same data, or could soon compute it again.
 """
 
 from __future__ import annotations
@@ -37,23 +37,37 @@ def fetching(tasks: Iterable[TaskState]) -> dict[str, list[TaskState]]:
     return found
 
 
-def computing(tasks: Iterable[TaskState]) -> dict[str, list[TaskState]]:
-    """Return which workers compute tasks without a result, or what these need.
+def under_way(tasks: Iterable[TaskState]) -> list[TaskState]:
+    """Return what workers compute of tasks without a result, and of what these need.
 
-    Only what is soon computed again counts, and nothing does if all of it is many tasks.
+    Nothing if all of it is many tasks.
     """
-    found: dict[str, list[TaskState]] = {}
+    found = []
     unseen = list(tasks)
     seen = set(unseen)
     while unseen:
         if len(seen) > MANY:
-            return {}
+            return []
         ts = unseen.pop()
-        if ts.processing_on is not None and _is_cheap(ts):
-            found.setdefault(ts.processing_on.address, []).append(ts)
+        if ts.processing_on is not None:
+            found.append(ts)
         needed = {dts for dts in ts.dependencies if not dts.who_has} - seen
         unseen += needed
         seen |= needed
+    return found
+
+
+def computing(tasks: Iterable[TaskState]) -> dict[str, list[TaskState]]:
+    """Return which workers compute tasks that could soon be computed again.
+
+    Tasks that have left the thread pool of their worker are left out: nothing is known about how
+    long they take.
+    """
+    found: dict[str, list[TaskState]] = {}
+    for ts in tasks:
+        there = ts.processing_on
+        if there is not None and ts not in there.long_running and _is_cheap(ts):
+            found.setdefault(there.address, []).append(ts)
     return found
 
 

@@ -24,7 +24,6 @@ known to be slow, and if its worker is stopped, it waits for `worker-ttl`, five 
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -38,6 +37,7 @@ from distributed.metrics import time
 from tornado.ioloop import PeriodicCallback
 
 from dask_coded.runtime.scheduler import stuck
+from dask_coded.runtime.scheduler.awaited import Awaited
 from dask_coded.runtime.scheduler.placing import Limits, Placing
 from dask_coded.runtime.scheduler.watch import Watch
 from dask_coded.runtime.spec import NAME, CodedTask, as_key
@@ -126,9 +126,7 @@ class Supervisor:
         self._processing: set[Key] = set()
         # When tasks have ended whose results a client is probably fetching.
         self._fresh: dict[Key, float] = {}
-        # Tasks whose results a client waits for; how often a task was computed elsewhere for that.
-        self._expected: set[Key] = set()
-        self._moved: Counter[Key] = Counter()
+        self._awaited = Awaited(scheduler, self._timeout)
         self._watch = Watch()
         # For how many ticks workers of coordinators have been paused.
         self._paused: dict[str, int] = {}
@@ -139,8 +137,8 @@ class Supervisor:
         self._clock = scheduler.periodic_callbacks[f"{NAME}-supervisor"] = clock
         self._ticks = 0
         scheduler.handlers["coded_resumed"] = self.resumed
-        scheduler.handlers["coded_expected"] = self.expect
         scheduler.stream_handlers["coded-alive"] = self._heard
+        scheduler.stream_handlers["coded-awaited"] = self.expect
 
     def add(self, ts: TaskState) -> None:
         """Place a new task when Dask is about to choose its worker, and watch it from then on.
@@ -156,7 +154,7 @@ class Supervisor:
         self._runs.clear()
         self._processing.clear()
         self._fresh.clear()
-        self._expected.clear()
+        self._awaited.clear()
 
     def transition(self, key: Key, start: str, finish: str) -> None:
         """Follow a transition of any task; called by the scheduler plugin."""
@@ -234,25 +232,24 @@ class Supervisor:
             run.members = frozenset(members)
             run.silent.clear()
 
-    def expect(self, keys: Collection[Key]) -> None:
-        """Handler: a client waits for tasks. Unknown ones are ignored, and so are very many."""
-        if len(keys) <= stuck.MANY:
-            self._expected.update(map(as_key, keys))
-            self._start_clock()
+    def expect(self, keys: Collection[Key], client: str = "") -> None:
+        """Stream handler: a client waits for tasks."""
+        self._awaited.add(keys)
+        self._start_clock()
 
     def _start_clock(self) -> None:
         if not self._clock.is_running():
             self._clock.start()
 
     def _tick(self) -> None:
-        """Ask the workers of coordinators for a sign of life; take over where none comes."""
+        """Ask workers for a sign of life; take over, or compute elsewhere, where none comes."""
         self._fresh = {
             key: end
             for key, end in self._fresh.items()
             if time() < end + _GATHER or self._watch.owes(self._runs[key].worker)
         }
-        computing = self._computing()
-        if not self._processing and not self._fresh and not self._expected:
+        awaited = [ts for ts in self._awaited.under_way() if ts.key not in self._runs]
+        if not self._processing and not self._fresh and not self._awaited:
             self._clock.stop()
         watched: dict[str, list[TaskState]] = {}
         for key in (*self._processing, *self._fresh):
@@ -262,7 +259,9 @@ class Supervisor:
                 if run.worker != ws.address:  # another worker has stolen it
                     run.worker, run.since = ws.address, time()
                 watched.setdefault(ws.address, []).append(ts)
-        fetching = stuck.fetching(self._scheduler.tasks[key] for key in self._processing)
+        coordinators = [self._scheduler.tasks[key] for key in self._processing]
+        fetching = stuck.fetching([*coordinators, *awaited])
+        computing = stuck.computing(awaited)
         for address in (*fetching, *computing):
             if address in self._able:
                 watched.setdefault(address, [])
@@ -274,36 +273,24 @@ class Supervisor:
                 if address in self._able and (asked or self._watch.owes(address)):
                     watched.setdefault(address, [])
         self._send(self._watch.tick(watched), op="coded-ping")
-        silent = []
+        silent, again, stopped = [], [], []
         owing = {a: ticks * self._timeout / _TICKS for a, ticks in self._watch.silent(_TICKS)}
         self._tell_leaders(owing)
         for address, seconds in owing.items():
             late = [ts for ts in watched[address] if seconds >= self._patience(ts)]
             waiting = [ts for ts in fetching.get(address, ()) if self._waits(ts, address, seconds)]
-            moved = [
-                ts
-                for ts in computing.get(address, ())
-                if seconds >= self._timeout * 2 ** self._moved[ts.key]
-            ]
-            self._moved.update(ts.key for ts in moved)
+            moved = [ts for ts in computing.get(address, ()) if self._awaited.moves(ts, seconds)]
             if late or waiting or moved:
                 self._set_aside(address)
             self._hang_up((ts.processing_on.address for ts in waiting if ts.processing_on), address)
-            self.run_again([*moved, *stuck.stranded(waiting, self.absent)])
+            again += moved
+            stopped += [*moved, *waiting]
             if late:
                 silent.append((late, address, f"silent for {seconds:.1f} s"))
+        # Once all silent workers are known, so that nothing moves from one to another.
+        self.run_again([*again, *stuck.stranded(stopped, self.absent)])
         for late, address, reason in (*silent, *self._paused_for_long(watched)):
             self._take_over(late, address, reason)
-
-    def _computing(self) -> dict[str, list[TaskState]]:
-        """Return which workers compute what clients wait for, if others soon could."""
-        tasks = [ts for key in self._expected if (ts := self._scheduler.tasks.get(key))]
-        lacking = [ts for ts in tasks if ts.state not in ("memory", "erred")]
-        if not lacking:
-            # Not one by one: while others are computed, a result may be lost again.
-            self._expected.clear()
-            self._moved.clear()
-        return stuck.computing(lacking)
 
     def _waits(self, ts: TaskState, address: str, seconds: float) -> bool:
         """Whether something is to be done for a task that may be fetching from a silent worker.
@@ -311,7 +298,9 @@ class Supervisor:
         Once, and again when the worker has been silent for twice as long: what its worker had not
         begun to fetch at first was not ended.
         """
-        if (run := self._runs.get(ts.key)) is None or seconds < self._patience(ts):
+        if (run := self._runs.get(ts.key)) is None:
+            return self._awaited.is_late(ts, seconds)
+        if seconds < self._patience(ts):
             return False
         if address in run.hung_up and seconds < 2 * run.hung_up[address]:
             return False

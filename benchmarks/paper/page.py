@@ -55,6 +55,7 @@ _PLAIN = "over-decomposition"
 
 
 def _order(key: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return where a case of the cloud stands in its table: simulations first, then by trace."""
     where, level, _, over, n, _ = key
     return where == "processes", over == "machine", level == "high", n > 12, -n
 

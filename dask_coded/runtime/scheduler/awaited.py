@@ -60,16 +60,16 @@ class Awaited:
             self.clear()
         return stuck.under_way(lacking)
 
-    def is_late(self, ts: TaskState, seconds: float) -> bool:
-        """Whether something is to be done about a task, as a worker has been silent for so long."""
+    def give_up(self, ts: TaskState, seconds: float) -> bool:
+        """Whether to wait no more for a worker that has been silent for so long; counts if so."""
         usual = _DURATIONS * max(ts.prefix.duration_average, 0.0)
         if seconds < max(self._timeout, usual) * 2 ** self._times[ts.key]:
             return False
         self._times[ts.key] += 1
         return True
 
-    def moves(self, ts: TaskState, seconds: float) -> bool:
-        """Whether a task on a worker that has been silent for so long is to be run on another."""
+    def give_up_here(self, ts: TaskState, seconds: float) -> bool:
+        """As :meth:`give_up`, for a task on the silent worker itself: if it can run elsewhere."""
         running, valid = self._scheduler.running, self._scheduler.valid_workers(ts)
         able = running if valid is None or ts.loose_restrictions else valid & running
-        return bool(able - {ts.processing_on}) and self.is_late(ts, seconds)
+        return bool(able - {ts.processing_on}) and self.give_up(ts, seconds)

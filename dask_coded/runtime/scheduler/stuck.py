@@ -6,7 +6,7 @@ answer, although others have the same data, or could soon compute it again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -43,17 +43,11 @@ def under_way(tasks: Iterable[TaskState]) -> list[TaskState]:
     Nothing if all of it is many tasks.
     """
     found = []
-    unseen = list(tasks)
-    seen = set(unseen)
-    while unseen:
-        if len(seen) > MANY:
+    for count, ts in enumerate(_unfinished(tasks)):
+        if count > MANY:
             return []
-        ts = unseen.pop()
         if ts.processing_on is not None:
             found.append(ts)
-        needed = {dts for dts in ts.dependencies if not dts.who_has} - seen
-        unseen += needed
-        seen |= needed
     return found
 
 
@@ -101,16 +95,24 @@ def blocked(ts: TaskState, silent: Collection[str]) -> list[TaskState]:
 
 def _is_cheap(ts: TaskState) -> bool:
     """Whether a task, and what it needs for that, can be computed again, and soon."""
-    seconds, unseen, seen = 0.0, [ts], {ts}
-    while unseen:
-        ts = unseen.pop()
-        duration = ts.prefix.duration_average
-        if ts.run_spec is None or ts.has_lost_dependencies or duration < 0:
+    seconds = 0.0
+    for count, needed in enumerate(_unfinished([ts])):
+        duration = needed.prefix.duration_average
+        if needed.run_spec is None or needed.has_lost_dependencies or duration < 0:
             return False
         seconds += duration
-        if seconds >= _SOON or len(seen) > MANY:
+        if seconds >= _SOON or count > MANY:
             return False
+    return True
+
+
+def _unfinished(tasks: Iterable[TaskState]) -> Iterator[TaskState]:
+    """Yield tasks, and all that they need which has no result."""
+    unseen = list(tasks)
+    seen = set(unseen)
+    while unseen:
+        ts = unseen.pop()
+        yield ts
         needed = {dts for dts in ts.dependencies if not dts.who_has} - seen
         unseen += needed
         seen |= needed
-    return True

@@ -12,8 +12,8 @@ known to be slow, and if its worker is stopped, it waits for `worker-ttl`, five 
   counts as paused until it gives a sign of life, so that the scheduler gives it no other tasks;
 - workers that a coordinator may be fetching its operands from are asked, too, and other workers end
   what they fetch from a silent one;
-- so are workers that compute what a client waits for before it starts a training. What is computed
-  in a moment is computed elsewhere if its worker is silent;
+- while a client waits for the data of a training, the workers that compute these data are asked,
+  too. If one is silent, tasks that usually take less than two seconds run on another worker;
 - the workers that take part in a training are asked once within the timeout. Its leader is told
   of those that are silent or have become available, and forms its groups accordingly;
 - the same happens to a coordinator that waits on a worker which pauses, because it has no memory;
@@ -233,7 +233,7 @@ class Supervisor:
             run.silent.clear()
 
     def expect(self, keys: Collection[Key], client: str = "") -> None:
-        """Stream handler: a client waits for tasks."""
+        """Stream handler: a client, whose name Dask adds, waits for tasks."""
         self._awaited.add(keys)
         self._start_clock()
 
@@ -279,7 +279,9 @@ class Supervisor:
         for address, seconds in owing.items():
             late = [ts for ts in watched[address] if seconds >= self._patience(ts)]
             waiting = [ts for ts in fetching.get(address, ()) if self._waits(ts, address, seconds)]
-            moved = [ts for ts in computing.get(address, ()) if self._awaited.moves(ts, seconds)]
+            moved = [
+                ts for ts in computing.get(address, ()) if self._awaited.give_up_here(ts, seconds)
+            ]
             if late or waiting or moved:
                 self._set_aside(address)
             self._hang_up((ts.processing_on.address for ts in waiting if ts.processing_on), address)
@@ -299,7 +301,7 @@ class Supervisor:
         begun to fetch at first was not ended.
         """
         if (run := self._runs.get(ts.key)) is None:
-            return self._awaited.is_late(ts, seconds)
+            return self._awaited.give_up(ts, seconds)
         if seconds < self._patience(ts):
             return False
         if address in run.hung_up and seconds < 2 * run.hung_up[address]:

@@ -75,6 +75,8 @@ class Pace:
     ----------
     lead, reporting
         Those of the next round.
+    slowed : bool
+        Whether the last round took unusually long, so that its plan should not be used again.
     """
 
     #: Reports in a round, at least: one, when a quarter of the round is left.
@@ -85,12 +87,15 @@ class Pace:
     FOR_ERRORS = 40
     #: Relative error to expect where recent rounds have shown none.
     UNSEEN = 0.075
+    #: A round is unusually long if it takes this many times as long as the shortest recent one.
+    SLOWED = 2.0
     #: Rounds to look back on, so that reports do not become too rare after one unusual round.
     ROUNDS = 3
 
     def __init__(self, lead: float, reporting: Reporting) -> None:
         self.lead = self._least = lead
         self.reporting = self._finest = reporting
+        self.slowed = False
         self._seconds: deque[float] = deque(maxlen=self.ROUNDS)
         self._errors: deque[float] = deque(maxlen=self.ROUNDS)
 
@@ -106,6 +111,7 @@ class Pace:
         error : float
             The mean relative error of the predicted speeds.
         """
+        self.slowed = seconds > self.SLOWED * min(self._seconds, default=seconds)
         self._seconds.append(seconds)
         self._errors.append(error)
         self.lead = max(self._least, lag)

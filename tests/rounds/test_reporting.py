@@ -52,3 +52,12 @@ def test_workers_report_less_in_short_rounds_where_messages_cost_more():
         pace.record(seconds=seconds, lag=0.001, error=0.0)
         reports.append(seconds / pace.reporting.interval)
     assert reports == pytest.approx([7, 3, 1.5, 4 / 3])
+
+
+def test_a_round_is_unusually_long_in_comparison_with_the_last_three():
+    pace = Pace(0.004, Reporting(0.02))
+    slowed = []
+    for seconds in (1.0, 1.9, 2.1, 2.5, 2.5, 4.1):
+        pace.record(seconds, lag=0.001, error=0.0)
+        slowed.append(pace.slowed)
+    assert slowed == [False, False, True, True, False, False]

@@ -20,6 +20,7 @@ from distributed.utils_test import async_poll_for, captured_logger, gen_cluster
 
 import dask_coded as coded
 from dask_coded.preload import dask_setup
+from dask_coded.rounds import Pace
 from dask_coded.runtime.client.install import install
 from dask_coded.runtime.coordinator import rounds as coordinator_module
 from dask_coded.runtime.scheduler import extension
@@ -500,6 +501,28 @@ async def test_workers_out_of_reach_of_the_coordinator_alone(c, s, *workers):
         for worker in unreachable:
             worker.handlers["coded_channel"] = worker_plugin(worker).exchange._serve
         np.testing.assert_allclose(await future, A @ x)
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_no_round_uses_the_plan_of_an_unusually_long_one(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    asked, plan = [], s.handlers["coded_plan"]
+
+    async def counted(**arguments):
+        asked.append(arguments)
+        return await plan(**arguments)
+
+    def rounds(operator):
+        for _ in range(5):
+            operator @ x
+
+    s.handlers["coded_plan"] = counted
+    with patch.object(coordinator_module, "_ASK_SECONDS", 1e6):
+        for factor, plans in ((float("inf"), 1), (0.0, 6)):
+            with patch.object(Pace, "SLOWED", factor):
+                await coded.submit(rounds, C, client=c)
+            await async_poll_for(lambda n=plans: len(asked) == n, timeout=10)
+            asked.clear()
 
 
 @gen_cluster(client=True, nthreads=FOUR[:3])

@@ -224,9 +224,9 @@ class Coordinator:
                 continue
             history.record(live.round, plan.addresses, monotonic() - live.began)
             self._corrupt |= live.corrupt
-            lost = not live.round.state.available.all()
-            if lost or monotonic() - self._asked >= _ASK_SECONDS:
-                self._ask_ahead(fresh=lost)
+            fresh = history.pace.slowed or not live.round.state.available.all()
+            if fresh or monotonic() - self._asked >= _ASK_SECONDS:
+                self._ask_ahead(fresh=fresh)
             return live
 
     def _ask_ahead(self, fresh: bool) -> None:

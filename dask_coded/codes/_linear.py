@@ -283,7 +283,8 @@ class Code:
         Returns
         -------
         ndarray, shape (k, rows, …)
-            In the dtype of the results.
+            In the common dtype of the results. Blocks of integers that had to be solved for are
+            not exact, so the result is then in double precision.
 
         Raises
         ------
@@ -295,17 +296,20 @@ class Code:
                 f"Each piece needs one result, {len(results)} were given for {len(pieces)} pieces."
             )
         first = np.asarray(results[0])
-        out = np.empty((self.k, *first.shape), dtype=first.dtype)
+        missing, weights = self.recovery(pieces)
+        dtype = np.result_type(*results)
+        if missing and dtype.kind in "biu":
+            dtype = np.result_type(dtype, np.float64)
+        out = np.empty((self.k, *first.shape), dtype=dtype)
         have = self.block_of[list(pieces)]
         for block, result in zip(have, results, strict=True):
             if block >= 0:
                 out[block] = result
-        missing, weights = self.recovery(pieces)
         if missing:
             used = np.flatnonzero(weights.any(axis=0))
             stack = np.stack([np.asarray(results[i]) for i in used.tolist()])
-            solved = np.tensordot(weights[:, used], stack.astype(_wide(first.dtype)), axes=1)
-            out[missing] = solved.astype(first.dtype)
+            solved = np.tensordot(weights[:, used], stack.astype(_wide(dtype)), axes=1)
+            out[missing] = solved.astype(dtype)
         return out
 
     def recovery(self, pieces: Sequence[int]) -> tuple[list[int], npt.NDArray[np.float64]]:

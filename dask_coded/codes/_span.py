@@ -106,7 +106,8 @@ def combination(G: Floats, block_of: Ints, row: Floats, pieces: Sequence[int]) -
         small = G[np.ix_(at[parity], missing)]
         used = _independent(small)
         solved = np.linalg.lstsq(small[used].T, row[missing], rcond=None)[0]
-        if not np.allclose(small[used].T @ solved, row[missing], rtol=0, atol=1e-9):
+        error = np.abs(small[used].T @ solved - row[missing]).max()
+        if not error <= 1e-9 * max(1.0, np.abs(row[missing]).max()):
             return None
         weights[parity[used]] = solved
         row = row - solved @ G[at[parity[used]]]

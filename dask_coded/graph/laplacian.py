@@ -158,7 +158,7 @@ def greatest_eigenvalue_rounds(
         w = operator @ q
         if i > 1:
             w = w - off[-1] * before
-        diagonal = np.vstack([diagonal, (q * w).sum(axis=0)])
+        diagonal = np.vstack([diagonal, (q.conj() * w).sum(axis=0).real])
         w = w - diagonal[-1] * q
         # Unlike NumPy's, this norm does not square tiny numbers, which would underflow.
         beta = np.array([norm(column) for column in w.T])

@@ -23,6 +23,7 @@ import bz2
 import csv
 import gzip
 import re
+import warnings
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
@@ -314,16 +315,18 @@ def _read_edges(path: Path) -> Graph:
             f"line {number} has {width}."
         )
     try:
-        table = np.loadtxt(
-            path,
-            dtype=[("source", np.int64), ("target", np.int64), ("weight", np.float64)][:width],
-            comments=_COMMENTS,
-            # Split at any white space, because files mix tabs and blanks.
-            delimiter="," if separator == "," else None,
-            encoding="utf-8-sig",
-            ndmin=1,
-        )
-    except ValueError:
+        with _open(path) as lines, warnings.catch_warnings():
+            # Older versions of NumPy only warn of integers that they have rounded.
+            warnings.simplefilter("error", DeprecationWarning)
+            table = np.loadtxt(
+                (line for _, line in _content(lines)),
+                dtype=[("source", np.int64), ("target", np.int64), ("weight", np.float64)][:width],
+                comments=None,
+                # Split at any white space, because files mix tabs and blanks.
+                delimiter="," if separator == "," else None,
+                ndmin=1,
+            )
+    except (ValueError, DeprecationWarning):
         # Names, a header or a bad line: parse line by line, which takes ten times as long.
         return _from_ends(*_parse_edges(path, separator, width))
     return _from_ends(
@@ -337,6 +340,7 @@ def _parse_edges(
     """Return ends, shape (2, m), and weights; every error gives the line number."""
     ends: list[list[str]] = []
     weights: list[float] = []
+    header = False
     with _open(path) as lines:
         for number, line in _content(lines):
             row = _fields(line, separator)
@@ -348,8 +352,9 @@ def _parse_edges(
                 try:
                     weights.append(float(row[2]))
                 except ValueError:
-                    if not ends:
-                        continue  # a header
+                    if not ends and not header:
+                        header = True
+                        continue
                     raise ValueError(
                         f"expected a number as weight, line {number} has {row[2]!r}."
                     ) from None
@@ -358,7 +363,8 @@ def _parse_edges(
         raise ValueError("expected one edge a line, the file has only a header.")
     names = np.array(ends)
     values = np.array(weights) if width == 3 else None
-    for edges in (slice(None), slice(1, None)):  # all lines, or all below a header
+    # All lines, or all below a header.
+    for edges in (slice(None),) if header else (slice(None), slice(1, None)):
         if np.char.find(names[edges], "_").max(initial=-1) >= 0:
             continue  # a name, although Python reads 1_0 as 10
         try:

@@ -185,3 +185,28 @@ def test_too_few_pieces() -> None:
         MDS(4, 3).decode([np.ones(1), np.ones(1)], [1, 2])
     with pytest.raises(DecodeError, match="do not determine piece 0"):
         MDS(4, 3).combination(0, [1, 2])
+
+
+@pytest.mark.parametrize("order", [[0, 2], [2, 0]])
+def test_solved_integers_are_not_truncated(order: list[int]) -> None:
+    code = MDS(3, 2)
+    blocks = [np.array([[7, 20]]), np.array([[3, -19]])]
+    pieces = code.encode(blocks)
+    found = code.decode([pieces[i] for i in order], order)
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found, blocks, rtol=1e-12)
+    assert code.decode(pieces[:2], [0, 1]).dtype == blocks[0].dtype  # nothing to solve for
+
+
+def test_results_of_several_dtypes_are_decoded_in_their_common_one() -> None:
+    found = MDS(3, 2).decode([np.ones((1, 2)), np.array([[1j, 2j]])], [0, 1])
+    np.testing.assert_array_equal(found, [[[1, 1]], [[1j, 2j]]])
+
+
+def test_pieces_of_codes_with_large_entries_can_be_made_again() -> None:
+    parity = 1e10 * np.random.default_rng(0).standard_normal((4, 3))
+    code = Code(np.vstack([np.eye(3), parity]))
+    for piece in range(3, code.n):
+        others = [i for i in range(3, code.n) if i != piece]
+        weights = code.combination(piece, others)
+        np.testing.assert_allclose(weights @ code.G[others], code.G[piece], rtol=1e-9)

@@ -92,6 +92,12 @@ def test_the_bound_is_above_the_greatest_eigenvalue_and_near_it(graph, normalize
     assert bound <= 1.03 * greatest + 1e-12
 
 
+def test_the_bound_of_a_hermitian_matrix():
+    magnetic = np.array([[1, -1j, 0], [1j, 2, -1], [0, -1, 1]])
+    greatest = np.linalg.eigvalsh(magnetic).max()
+    assert greatest <= greatest_eigenvalue_rounds(magnetic) <= 1.03 * greatest
+
+
 @pytest.mark.parametrize("weight", [1e-286, 1e-3, 1e150])
 def test_weights_may_be_of_any_size(weight):
     path = laplacian(as_graph(nx.path_graph(5)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import io
+import warnings
 
 import networkx as nx
 import numpy as np
@@ -74,6 +75,25 @@ def test_separators_line_ends_comments_and_headers(write, text):
 def test_one_name_that_is_not_an_integer_makes_all_names_strings(write):
     graph = read_graph(write("g.txt", "1 2\n2 c#\n"))
     assert edges(graph) == {("1", "2"): 1.0, ("2", "c#"): 1.0}
+
+
+def test_a_mark_within_a_line_begins_no_comment(write):
+    graph = read_graph(write("g.txt", "1 7#1\n1 7%2\n"))
+    assert edges(graph) == {("1", "7#1"): 1.0, ("1", "7%2"): 1.0}
+
+
+@pytest.mark.parametrize("name", ["1.5", "1e3", str(2**63)])
+def test_numbers_that_are_no_integers_of_64_bits_are_names(write, name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")  # NumPy may only warn
+        assert edges(read_graph(write("g.txt", f"{name} 1\n"))) == {(name, "1"): 1.0}
+
+
+def test_only_the_first_line_may_be_a_header(write):
+    text = "source,target,weight\nA,1,1.0\n2,3,1.0\n"
+    assert edges(read_graph(write("g.csv", text))) == {("A", "1"): 1.0, ("2", "3"): 1.0}
+    with pytest.raises(ValueError, match="expected a number as weight, line 2 has 'y'"):
+        read_graph(write("g.txt", "a b x\nc d y\ne f 1.0\n"))
 
 
 def test_integers_beyond_64_bits_are_names(write):

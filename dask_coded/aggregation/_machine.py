@@ -23,7 +23,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -204,7 +204,15 @@ class Plan(ABC):
 
 
 class Aggregation(ABC):
-    """A user's choice of how the gradients of a step are summed."""
+    """A user's choice of how the gradients of a step are summed.
+
+    Attributes
+    ----------
+    helps : bool
+        Whether a worker that is done with its own part may be asked for a late one of that step.
+    """
+
+    helps: ClassVar[bool] = False
 
     @abstractmethod
     def plan(self, workers: int) -> Plan:

@@ -289,6 +289,18 @@ def _check_choices(
                 f"Argument {name!r} must be an instance of {kind.__name__}, such as {example}, "
                 f"it is {value!r}."
             )
+    if aggregation is not None and aggregation.helps:
+        if schedule is not None and schedule.width > 1:
+            raise ValueError(
+                f"{aggregation!r} needs `schedule=Synchronous()`, it is {schedule!r}: a helper "
+                "must still have the parameters of the step. Use a code or `Star()` instead."
+            )
+        if compression is not None and compression.remembers:
+            raise ValueError(
+                f"{aggregation!r} cannot be used with {compression!r}, which keeps a residual of "
+                "each worker's own gradients: two workers may keep that of one part. Use "
+                "GradiVeQ(residual=False), or another aggregation."
+            )
 
 
 def _named(client: Client, workers: str | Sequence[str]) -> tuple[str, ...]:

@@ -413,6 +413,18 @@ class Frame:
         ((X, Y), {"compression": Truncation}, TypeError, "an instance of Compression"),
         ((X, Y), {"schedule": Pipelined}, TypeError, "an instance of Schedule"),
         ((X, Y), {"checkpoint": "file"}, TypeError, "an instance of Checkpoint"),
+        (
+            (X, Y),
+            {"aggregation": Speculation(), "schedule": Pipelined(2)},
+            ValueError,
+            r"Speculation\(.*\) needs `schedule=Synchronous\(\)`, it is Pipelined\(width=2",
+        ),
+        (
+            (X, Y),
+            {"aggregation": Speculation(), "compression": GradiVeQ()},
+            ValueError,
+            r"cannot be used with GradiVeQ\(.*\), which keeps a residual",
+        ),
         ((X, Y), {"callback": 5}, TypeError, "'callback' must be a function, it is 5"),
         ((X, Y), {"workers": "tcp://nowhere:1"}, ValueError, "'workers' must contain the address"),
         (

@@ -155,8 +155,10 @@ class LiveGroup:
                 self._silent.discard(address)
                 if address not in self._members or self._members.index(address) in self._absent:
                     self._joinable.add(address)
+                self._leave_silent()
             case Enlisted():  # too late to be in this group
                 self._joinable.add(event.sender)
+                self._leave_silent()
 
     def _halt(self) -> None:
         """End the training where all workers can: after the steps that may have been started."""
@@ -248,9 +250,8 @@ class LiveGroup:
             self._ripe = now + _WORTH * (now - self._asked)
         if self._leaving or (self._joinable and now > self._ripe and self._could_grow()):
             raise GroupOverError
-        if self._choice():
-            # It may need workers that the one before did not.
-            self._leave_silent()
+        # The next one may need workers that this one did not.
+        self._leave_silent()
 
     # -- the end, and losses -------------------------------------------------------------------
 
@@ -260,9 +261,10 @@ class LiveGroup:
             return
         self._link.lose(address)
         self._absent.add(node)
-        self._leaving = True
         if not self._can_finish():
             raise GroupOverError
+        # If too few are left for another group, this one goes on as well as it can.
+        self._leaving |= bool(self._other_group())
 
     def _leave_silent(self) -> None:
         """Go on in another group if a step needs silent workers, and other workers suffice."""

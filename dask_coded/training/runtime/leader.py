@@ -14,6 +14,7 @@ supervisor reports, a new group is formed without it, until it answers again.
 
 from __future__ import annotations
 
+import logging
 import math
 import pickle
 from collections import deque
@@ -40,6 +41,8 @@ from dask_coded.transport.messages.trainings import (
     TrainingFailed,
     Unreachable,
 )
+
+logger = logging.getLogger("distributed.dask_coded")
 
 # If the leader is lost, all details of this many recent steps survive; of earlier
 # ones, only the value of the loss function.
@@ -138,7 +141,15 @@ class Leader:
                     self._link.next_event(ANSWER_SECONDS)
                 continue
             workers = [address for address in candidates if address in found]
-            plan, addresses = form(training.aggregation, workers)
+            try:
+                plan, addresses = form(training.aggregation, workers)
+            except ValueError as exc:
+                if not steps:
+                    raise
+                logger.warning("A training waits for more workers: %s", exc)
+                self._link.ask_lost()
+                self._link.next_event(ANSWER_SECONDS)
+                continue
             if training.remembers:
                 check_memory(plan)
             version = training.first

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from distributed.core import Status
 from distributed.protocol.pickle import dumps
+from distributed.utils_test import captured_logger
 
 from dask_coded.aggregation import ROOT, CodedReduce, Finished, GradientCoding, Ring, Star
 from dask_coded.compression import EXACT, Partial
@@ -341,6 +342,34 @@ def test_a_leader_without_any_worker_waits_for_one(monkeypatch):
     assert invited == [0, 0]
 
 
+def test_a_training_that_has_begun_waits_for_enough_workers(monkeypatch):
+    found, invited, aggregation = leader(), [], GradientCoding(stragglers=1)
+    found._training = found._link._training = group(aggregation.plan(2)).training
+    found._training.aggregation, found._training.remembers = aggregation, False
+    found._training.first = 0
+
+    def invite(steps):
+        invited.append("ab"[: len(invited) + 1])
+        messages = [Enlisted("run", None)]
+        if len(invited) == 2:
+            messages += Joining("run"), Joined("run")
+        for message in messages:
+            for address in invited[-1]:
+                found._link._hear(address, message)
+        return list(invited[-1])
+
+    found._link.invite = invite
+    found._link.call = lambda group: None
+    monkeypatch.setattr("dask_coded.training.runtime.leader.ANSWER_SECONDS", 0.01)
+    with captured_logger("distributed.dask_coded") as log:
+        assert found._form(1).addresses == ("a", "b")
+    assert invited == ["a", "ab"]
+    assert "waits for more workers: GradientCoding" in log.getvalue()
+    invited.clear()
+    with pytest.raises(ValueError, match="needs at least 2 workers, there are 1"):
+        found._form(0)
+
+
 def test_a_lost_worker_that_answers_can_join_the_next_group():
     asked = {}
 
@@ -506,6 +535,20 @@ def test_workers_stopped_in_a_step(aggregation, count, stopped, left):
     else:
         fall_silent()
     assert link._lost == set(left)
+
+
+def test_new_workers_replace_those_that_a_step_waits_for():
+    link, aggregation = leader()._link, GradientCoding(stragglers=1)
+    members = group(aggregation.plan(2))
+    members.training.aggregation = aggregation
+    members.training.workers = None
+    live = LiveGroup(link, members, 0.0, None, None)
+    for address in "ab":
+        live._react(Event("x", Silent("t", address)))
+    live._react(Event("x", Available("t", "c")))
+    with pytest.raises(GroupOverError):
+        live._react(Event("x", Available("t", "d")))
+    assert link._lost == {"a", "b"}
 
 
 def test_a_worker_with_the_same_version_but_other_sums_takes_the_state_of_a_source():

@@ -149,6 +149,16 @@ def test_worker_stopped_in_a_step_comes_back_and_another_is_killed(processes, ag
     assert found.workers[stopped].late > 0
 
 
+def test_worker_killed_of_a_group_that_no_other_could_replace(processes):
+    leader, killed = processes.add(2)
+    run = Ongoing(processes.client, GradientCoding(stragglers=1), leader=leader)
+    run.progress()
+    processes.kill(killed)
+    run.progress()
+    run.progress()
+    run.finish(replicas=1)
+
+
 def test_worker_of_a_ring_stopped_and_another_killed_in_a_step(processes):
     leader, _, stopped, killed = processes.add(4)
     run = Ongoing(processes.client, Ring(), leader=leader)

@@ -22,7 +22,9 @@ import dask_coded as coded
 from dask_coded.preload import dask_setup
 from dask_coded.rounds import Pace
 from dask_coded.runtime.client.install import install
+from dask_coded.runtime.coordinator import live_round as live_round_module
 from dask_coded.runtime.coordinator import rounds as coordinator_module
+from dask_coded.runtime.coordinator.live_round import LiveRound
 from dask_coded.runtime.scheduler import extension
 from dask_coded.runtime.scheduler.extension import SchedulerExtension
 from dask_coded.runtime.scheduler.plugin import CodedSchedulerPlugin
@@ -57,6 +59,10 @@ async def check(client, *arrays):
     """Check products of coded arrays of ``A``, all computed at once."""
     for result in await asyncio.gather(*(client.compute(C @ x) for C in arrays)):
         np.testing.assert_allclose(result, A @ x)
+
+
+def plugin_at(workers, address):
+    return worker_plugin(next(w for w in workers if w.address == address))
 
 
 def holders(scheduler, C):
@@ -526,6 +532,89 @@ async def test_no_round_uses_the_plan_of_an_unusually_long_one(c, s, *workers):
 
 
 @gen_cluster(client=True, nthreads=FOUR[:3])
+async def test_loss_of_more_than_the_code_survives_while_rounds_hold_all_threads(c, s, *workers):
+    """The tasks that find out that pieces are lost need the threads of the rounds."""
+    C = await coded.encode(A, coded.MDS(3, 3), c)
+    plan, asked, go = s.handlers["coded_plan"], [], asyncio.Event()
+
+    async def gated(**arguments):
+        asked.append(arguments)
+        await go.wait()
+        return await plan(**arguments)
+
+    s.handlers["coded_plan"] = gated
+    lost, *left = workers
+    futures = [c.compute(C @ (i * x), workers=[w.address]) for i, w in enumerate(left)]
+    await async_poll_for(lambda: len(asked) == 2, timeout=10)
+    with patch.object(coordinator_module, "_LONG", 0.02):
+        await lost.close()
+        go.set()
+        for future in futures:
+            with pytest.raises(coded.CodedDataLostError):
+                await future
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_a_lazy_round_that_is_cancelled_ends(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    started = asyncio.Event()
+    for worker in workers:
+        handlers = worker_plugin(worker).exchange._handlers
+        handlers[StartRound] = lambda message, answer: started.set()
+    one = workers[0]
+    future = c.compute(C @ x, workers=[one.address])
+    await started.wait()
+    assert worker_plugin(one)._rounds
+    await future.cancel()
+    # It has a single thread.
+    assert await c.submit(lambda: 1, workers=[one.address]) == 1
+    assert not worker_plugin(one)._rounds
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_workers_that_answer_while_a_round_is_planned_again_go_on_with_it(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    first, *late, _ = C.encoded.workers
+    channels = {address: plugin_at(workers, first).exchange.channel(address) for address in late}
+    plan, asked, go = s.handlers["coded_plan"], [], asyncio.Event()
+    held, end = [], LiveRound._end_if_possible_elsewhere
+
+    async def gated(**arguments):
+        asked.append(arguments)
+        if len(asked) == 2:  # during the round
+            for channel in channels.values():
+                channel.receive(RoundStopped("earlier"))
+        return await plan(**arguments)
+
+    async def ended(live):
+        await end(live)
+        go.set()
+
+    def hold(address, handle):
+        def start(message, answer):
+            channels[address].asked = 0.0  # as if it had owed an answer for a long time
+            held.append(partial(handle, message, answer))
+
+        return start
+
+    s.handlers["coded_plan"] = gated
+    for address in late:
+        handlers = plugin_at(workers, address).exchange._handlers
+        handlers[StartRound] = hold(address, handlers[StartRound])
+    with (
+        patch.object(live_round_module, "_STUCK", 0.02),
+        patch.object(LiveRound, "_end_if_possible_elsewhere", ended),
+    ):
+        future = coded.submit(lambda operator: operator @ x, C, client=c, workers=first)
+        await go.wait()
+        assert len(held) == 2
+        for start in held:
+            start()
+        np.testing.assert_allclose(await future, A @ x)
+    assert len(held) == 2  # nobody was asked to start another round
+
+
+@gen_cluster(client=True, nthreads=FOUR[:3])
 async def test_loss_of_more_than_the_code_survives(c, s, *workers):
     C = await coded.encode(A, coded.MDS(3, 3), c)
     await workers[0].close()
@@ -544,6 +633,19 @@ async def test_worker_that_joins_later_is_used(c, s, *workers):
         await check(c, C)
         del C
         await async_poll_for(lambda: not plugin_of(s).arrays)
+
+
+@gen_cluster(client=True, nthreads=SIX)
+async def test_worker_that_joins_when_parity_was_released(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(6, 4), c)
+    D, parity = C + 1, C.encoded.spec.keys[4:]  # its graph needs the blocks only
+    del C
+    await async_poll_for(lambda: not any(key in s.tasks for key in parity), timeout=10)
+    with captured_logger("distributed.worker") as log:
+        async with Worker(s.address, nthreads=1) as late:
+            assert late.address in plugin_of(s).versions
+    assert "failed to setup" not in log.getvalue()
+    np.testing.assert_allclose(await c.compute(D), A + 1)
 
 
 @gen_cluster(client=True, nthreads=FOUR)

@@ -31,7 +31,7 @@ def coordinator(*answers):
 
 def test_rounds_that_threads_of_an_algorithm_start_at_once_share_a_plan():
     async def plans():
-        return await asyncio.gather(*(found._plan() for _ in range(3)))
+        return await asyncio.gather(*(found._plan(None) for _ in range(3)))
 
     found = coordinator("plan")
     assert asyncio.run(plans()) == ["plan"] * 3
@@ -40,8 +40,8 @@ def test_rounds_that_threads_of_an_algorithm_start_at_once_share_a_plan():
 def test_a_plan_is_asked_for_again_after_an_error():
     async def plans():
         with pytest.raises(CodedDataLostError):
-            await found._plan()
-        return await found._plan()
+            await found._plan(None)
+        return await found._plan(None)
 
     found = coordinator(CodedDataLostError("for now"), "plan")
     assert asyncio.run(plans()) == "plan"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import Future
+from types import SimpleNamespace
 
 import dask
 import numpy as np
@@ -14,6 +16,7 @@ from distributed.utils_test import async_poll_for, captured_logger, gen_cluster
 import dask_coded as coded
 from dask_coded.rounds.policies import POLICIES
 from dask_coded.runtime.coordinator import checks
+from dask_coded.runtime.coordinator.checks import Checks
 from dask_coded.runtime.worker.plugin import worker_plugin
 from dask_coded.transport import rows
 
@@ -318,6 +321,43 @@ async def test_a_new_coordinator_asks_no_worker_for_checks_that_is_known_to_be_s
     one = next(w.address for w in workers if w.address not in stopped)
     assert is_right(await c.compute(C @ x, workers=[one]))
     assert not asked
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_new_coordinator_waits_once_for_workers_that_are_stopped():
+    """What it has found out about a worker for one check holds for all of them."""
+
+    @gen_cluster(client=True, nthreads=SIX)
+    async def test(c, s, *workers):
+        C = await coded.encode(A, coded.MDS(6, 3), c, verify=True)
+        spec, go, asked = C.encoded.spec, asyncio.Event(), []
+        # One has the check of block 0 and block 1, the other the check of block 1.
+        stopped = [next(iter(s.tasks[key].who_has)).address for key in spec.check_keys[:2]]
+        assert C.encoded.workers[1] == stopped[0]
+        for worker in workers:
+            if worker.address in stopped:
+
+                async def held(address=worker.address, **where):
+                    if where["stop"]:
+                        asked.append((address, where["key"]))
+                    await go.wait()
+
+                worker.handlers["coded_rows"] = held
+        one = next(w.address for w in workers if w.address not in stopped)
+        assert is_right(await c.compute(C @ x, workers=[one]))
+        assert asked == list(zip(stopped, spec.check_keys, strict=False))
+        go.set()
+
+    test()
+
+
+def test_checks_that_are_being_fetched_are_kept():
+    plugin, fetching, idle = SimpleNamespace(checks={}), Future(), Future()
+    idle.set_result(None)
+    for i in range(20):
+        Checks.of(plugin, f"array-{i}")._fetching = {0: idle if i else fetching}
+    assert list(plugin.checks) == ["array-0", *(f"array-{i}" for i in range(12, 20))]
+    assert not fetching.cancelled()
 
 
 @pytest.mark.usefixtures("impatient")

@@ -37,21 +37,30 @@ class Checks:
         self._growth: dict[int, float] = {}
         self._verification: Verification | None = None
         self._fetching: dict[int, asyncio.Task[None]] = {}
+        # Workers that did not answer: what one block has found out, the others need not wait for.
+        self._silent: set[str] = set()
 
     @classmethod
     def of(cls, plugin: CodedWorkerPlugin, array_id: str) -> Self:
         """Return the checks that a worker has of an array; it keeps those of the last arrays."""
         kept = plugin.checks
         found = kept[array_id] = kept.pop(array_id, None) or cls(plugin, array_id)
-        while len(kept) > _KEPT:
-            kept.pop(next(iter(kept))).close()
+        # Those that are being fetched are waited for.
+        for old in [key for key, checks in kept.items() if not checks._is_fetching][:-_KEPT]:
+            del kept[old]
         return found
+
+    @property
+    def _is_fetching(self) -> bool:
+        return not all(task.done() for task in self._fetching.values())
 
     async def fetch(self, spec: CodedSpec, holders: Sequence[str]) -> bool:
         """Fetch the checks that are not here yet; return whether all are here.
 
         If not, there may be other holders after a few seconds, so the scheduler is to be asked.
         """
+        if not self._is_fetching:
+            self._silent.clear()  # they may answer by now
         for block in range(spec.code.k):
             task = self._fetching.get(block)
             if block not in self._found and (task is None or task.done()):
@@ -74,29 +83,37 @@ class Checks:
     async def _fetch(self, spec: CodedSpec, block: int, holder: str) -> None:
         plugin, key = self._plugin, spec.check_keys[block]
         try:
-            if not holder or not plugin.exchange.is_usable(holder):
-                raise RowsGoneError(holder, silent=True)
+            if not plugin.exchange.is_usable(holder) or holder in ("", *self._silent):
+                raise RowsGoneError(holder, silent=False)
             self._found[block] = await rows_of(plugin.worker, holder, key, 0, spec.geometry.stripes)
-        except RowsGoneError:
-            await self._make(spec, block, [holder, *plugin.exchange.silent])
+        except RowsGoneError as gone:
+            await self._make(spec, block, gone)
 
-    async def _make(self, spec: CodedSpec, block: int, avoid: list[str]) -> None:
+    async def _make(self, spec: CodedSpec, block: int, gone: RowsGoneError) -> None:
         """Make a check here, because its holder is lost or stopped, if that is possible now."""
         scheduler, array = self._plugin.worker.scheduler, self._id
         piece = int(spec.code.systematic_pieces[block])
+        without: list[str] = []
         while True:
+            if gone.silent:
+                self._silent.add(gone.address)
+            else:
+                without.append(gone.address)
+            avoid = [*without, *self._silent, *self._plugin.exchange.silent]
             answer = await ask(scheduler.coded_block, array=array, block=block, avoid=avoid)
             if not isinstance(answer, Recipe):
                 # No worker that answers has the block. Others have what it can be decoded from.
                 answer = await ask(scheduler.coded_sources, array=array, piece=piece, avoid=avoid)
             if not isinstance(answer, Recipe):
                 return
+            if any(source.holders[0] in self._silent for source in answer.sources):
+                continue  # found out while the scheduler was asked
             try:
                 self._found[block] = await check_of(self._plugin, answer, block)
                 self._growth[block] = answer.growth
                 return
-            except RowsGoneError as gone:
-                avoid.append(gone.address)
+            except RowsGoneError as exc:
+                gone = exc
 
     def verifier(
         self, spec: CodedSpec, plan: RoundPlan, operand: np.ndarray[Any, Any]

@@ -163,6 +163,8 @@ class LiveRound:
         self._lead, self._reporting = pace.lead, pace.reporting
         self._channels = [exchange.channel(address) for address in plan.addresses]
         self._started: set[int] = set()
+        # Workers that were asked whether they run.
+        self._called: set[int] = set()
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[None] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
@@ -259,19 +261,27 @@ class LiveRound:
         """
         self._watch = self._loop.call_later(_STUCK, self._look_elsewhere)
         self._call_participants()
-        state = self.round.state
-        reachable = state.available & self._usable(self._layout, self._plan)
-        lacks = (self._layout.lacking(reachable[:, None] | state.computed.array()) > 0).any()
-        if lacks and (self._asking is None or self._asking.done()):
+        if self._lacks() and (self._asking is None or self._asking.done()):
             self._asking = asyncio.create_task(self._end_if_possible_elsewhere())
 
-    def _call_participants(self) -> None:
-        """Ask workers that owe stripes, but no answer, whether they run.
+    def _lacks(self) -> bool:
+        """Whether workers that answer cannot finish the round."""
+        state = self.round.state
+        reachable = state.available & self._usable(self._layout, self._plan)
+        lacking = self._layout.lacking(reachable[:, None] | state.computed.array())
+        return bool((lacking > 0).any())
 
-        Otherwise a worker that stops after its first answer would not count as silent.
+    def _call_participants(self) -> None:
+        """Ask workers that owe stripes whether they run.
+
+        Otherwise one that stops after its first answer would not count as silent, and one whose
+        first share takes long would.
         """
         for worker in self.round.state.workers.todo.nonzero()[0].tolist():
-            if self._channels[worker].asked is None:
+            asked = self._channels[worker].asked
+            long_ago = asked is not None and asked <= monotonic() - _STUCK
+            if asked is None or (long_ago and worker not in self._called):
+                self._called.add(worker)
                 self._send(worker, CallParticipant(self.run_id))
 
     async def _end_if_possible_elsewhere(self) -> None:
@@ -279,8 +289,9 @@ class LiveRound:
             plan, layout = await self._replan()
         except (CodedDataLostError, OSError):
             return  # those that are silent may still answer
-        lacks = (layout.lacking(self._usable(layout, plan)[:, None]) > 0).any()
-        if not lacks and not self._done.done():
+        elsewhere = not (layout.lacking(self._usable(layout, plan)[:, None]) > 0).any()
+        # Workers may have answered meanwhile.
+        if elsewhere and self._lacks() and not self._done.done():
             message = "Workers that hold what is lacking are silent; others hold it, too."
             self._done.set_exception(RoundUnfinishableError(message))
 

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
 from time import monotonic
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 from dask.typing import Key
-from distributed import get_worker
-from distributed.utils import sync
+from distributed import get_worker, secede
+from distributed.threadpoolexecutor import thread_state as pool_state
 from distributed.worker import thread_state
 
 from dask_coded.rounds import Layout, LoopHistory, RoundOptions
@@ -41,8 +41,19 @@ from dask_coded.transport.memory import LEAST_BYTES, Segment, SharedArray
 _PATIENCE = 0.02
 # Least seconds between two requests for a plan, unless a worker is lost; rounds may be far shorter.
 _ASK_SECONDS = 0.05
+# A plan that takes longer than this many seconds waits for something.
+_LONG = 1.0
 # Rounds in a row that may fail because shares are wrong.
 _FAILURES = 8
+
+
+T = TypeVar("T")
+
+
+def _leave_pool() -> None:
+    """Leave the thread pool of the worker, if this is the thread of a task in it."""
+    if getattr(pool_state, "proceed", False):
+        secede()
 
 
 class _Current(NamedTuple):
@@ -108,30 +119,47 @@ class Coordinator:
             If the task was cancelled, or another worker has taken it over.
         """
         began = monotonic()
-        # `run_coroutine_threadsafe` does not fit, because this thread decodes meanwhile.
-        steps: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        ended: Future[LiveRound] = Future()
-
         # Here and not on the event loop, because a large operand takes milliseconds to copy.
         if operand is not None:
             operand = np.ascontiguousarray(operand)
         lease = self._share(operand)
 
+        async def round_(in_thread: InThread) -> LiveRound:
+            try:
+                return await self._round(operand, lease[1] if lease else None, in_thread)
+            finally:
+                # Until they hear that it is over, participants hold the pieces of a round.
+                self._plugin.round_over()
+
+        try:
+            live = self._drive(round_)
+        finally:
+            if lease and lease[0] is not None:
+                # A late worker may still read it, for a round whose messages are dropped.
+                self._plugin.exchange.memory.reuse(lease[0])
+        result = live.result()
+        live.report.seconds = self._seconds = monotonic() - began
+        # The thread has decoded all its rows, so another round may overwrite them.
+        self._plugin.worker.loop.add_callback(self._plugin.put_series, self._id, live.series)
+        return result, live.report
+
+    def _drive(self, work: Callable[[InThread], Awaitable[T]]) -> T:
+        """Await something on the event loop; meanwhile this thread does what that schedules."""
+        # `run_coroutine_threadsafe` does not fit, because this thread decodes.
+        steps: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        ended: Future[T] = Future()
         running: list[asyncio.Task[Any] | None] = []
 
         async def run() -> None:
             running.append(asyncio.current_task())
             try:
-                shared = lease[1] if lease else None
                 with self._plugin.coordinating(self._task):
-                    ended.set_result(await self._round(operand, shared, steps.put))
+                    ended.set_result(await work(steps.put))
             except asyncio.CancelledError:
                 ended.set_exception(RunOverError(f"This run of {self._task!r} is over."))
             except BaseException as exc:
                 ended.set_exception(exc)
             finally:
-                # Until they hear that it is over, participants hold the pieces of a round.
-                self._plugin.round_over()
                 steps.put(None)
 
         loop = self._plugin.worker.loop
@@ -144,17 +172,9 @@ class Coordinator:
                 except BaseException as exc:  # such as a MemoryError
                     failure = exc
                     loop.add_callback(lambda: [task.cancel() for task in running if task])
-        if lease and lease[0] is not None:
-            # A late worker may still read it, for a round whose messages are dropped.
-            self._plugin.exchange.memory.reuse(lease[0])
         if failure is not None:
             raise failure
-        live = ended.result()
-        result = live.result()
-        live.report.seconds = self._seconds = monotonic() - began
-        # The thread has decoded all its rows, so another round may overwrite them.
-        loop.add_callback(self._plugin.put_series, self._id, live.series)
-        return result, live.report
+        return ended.result()
 
     def _share(
         self, operand: np.ndarray[Any, Any] | None
@@ -167,8 +187,7 @@ class Coordinator:
 
     def open(self) -> CodedSpec:
         """Return the spec of the array; called from a thread."""
-        current: _Current = sync(self._plugin.worker.loop, self._plan)
-        return current.spec
+        return self._drive(self._plan).spec
 
     async def _round(
         self,
@@ -182,7 +201,7 @@ class Coordinator:
             # The thread of a task that is over keeps running, so it ends where a round starts.
             if self._task and self._plugin.exchange.is_over(self._task):
                 raise RunOverError(f"This run of {self._task!r} is over.")
-            spec, plan, layout, checks = await self._plan()
+            spec, plan, layout, checks = await self._plan(in_thread)
             verifier = None
             if checks is not None and operand is not None:
                 verifier = checks.verifier(spec, plan, operand)
@@ -236,13 +255,16 @@ class Coordinator:
         if fresh:
             self._current = None
 
-    async def _plan(self) -> _Current:
+    async def _plan(self, in_thread: InThread) -> _Current:
         while True:
             if self._current is None and self._asking is None:
                 self._asking = asyncio.create_task(self._ask())
             if (asking := self._asking) is not None:
-                timeout = None if self._current is None else _PATIENCE * self._seconds
+                timeout = _LONG if self._current is None else _PATIENCE * self._seconds
                 await asyncio.wait([asking], timeout=timeout)
+                if self._current is None and not asking.done():
+                    # The task that rebuilds what is lacking may need this thread.
+                    in_thread(_leave_pool)
                 # An algorithm may run rounds in several threads: another one may have taken it.
                 if asking.done() and asking is self._asking:
                     # Before the result, which may be an error: the next round asks again.

@@ -196,7 +196,8 @@ class Homes:
             return
         keys, code = state.spec.keys, state.spec.code
         while True:
-            homes = [self._pins.get(key, "") for key in keys]
+            # Pieces that were released each count as a worker's only one.
+            homes = [self._pins.get(key, f"no worker, {key}") for key in keys]
             piece = relief(code, homes, newcomer)
             if piece is None:
                 break

@@ -64,10 +64,13 @@ async def check_of(plugin: CodedWorkerPlugin, recipe: Recipe, block: int) -> Any
     weights, edges = weights_of(spec), spec.geometry.edges(block)
     loop, step = asyncio.get_running_loop(), slice_rows(spec)
     reader = RowReader(plugin.worker, plugin.exchange.readable_memory)
+    # Each check starts with another source, so that all of them together soon find silent workers.
+    shift = block % len(recipe.sources)
+    turns = (*recipe.sources[shift:], *recipe.sources[:shift])
     for first in range(0, rows, step):
         total = np.zeros((min(step, rows - first), spec.columns), check.dtype)
         async for source, begin, part, into in parts_from(
-            plugin, reader, recipe.sources, total, first, spec
+            plugin, reader, turns, total, first, spec
         ):
             await loop.run_in_executor(None, _add, spec, into, part, source, begin)
         await loop.run_in_executor(None, add_rows, check, weights, edges, first, total)

@@ -136,12 +136,16 @@ class CodedWorkerPlugin(WorkerPlugin):
         self._jobs.clear()
         for checks in self.checks.values():
             checks.close()
+        for task in list(self._rounds):
+            self._end_rounds(task)
         await self.exchange.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def transition(self, key: Key, start: str, finish: str, **kwargs: Any) -> None:
         """Hook: a task of the worker has changed its state."""
         self.disk.moved(key, finish)
+        if finish == "released":
+            self._end_rounds(key)  # it was cancelled
 
     # -- the coordinator's side ----------------------------------------------------------------
 
@@ -195,11 +199,15 @@ class CodedWorkerPlugin(WorkerPlugin):
         """End the rounds of a run that the scheduler has given up, and the jobs for it."""
         task, run = attempt
         if self.exchange.is_over(task):
-            for running in self._rounds.get(task, ()):
-                running.cancel()
+            self._end_rounds(task)
         for run_id, job in list(self._jobs.items()):
             if job.attempt is not None and job.attempt[0] == task and job.attempt[1] <= run:
                 self._drop(run_id)
+
+    def _end_rounds(self, task: Key) -> None:
+        """End the rounds that a task coordinates."""
+        for running in self._rounds.get(task, ()):
+            running.cancel()
 
     def heartbeat(self) -> float:
         """Return what the scheduler plugin gets with each heartbeat: how fast this worker is."""
@@ -219,8 +227,10 @@ class CodedWorkerPlugin(WorkerPlugin):
                 comm.abort()
         for end in tuple(pool._connecting.get(address, ())):
             end("The worker is silent.")
-        # To end a connection twice, before it has ended, is an error.
-        await asyncio.sleep(0)
+        # To end a connection twice, before it has ended, is an error, and the next message may be
+        # that the worker has left. Its task ends in the second turn of the event loop from here.
+        for _ in range(2):
+            await asyncio.sleep(0)
 
     # -- the participant's side ----------------------------------------------------------------
 
@@ -236,7 +246,9 @@ class CodedWorkerPlugin(WorkerPlugin):
                 if job := self._jobs.get(run_id):
                     job.withdraw(StripeRange(*part) for part in ranges)
             case CallParticipant(run_id):
-                answer(ParticipantRuns(run_id))
+                # Otherwise it has none of the round's work, and must not seem to be at it.
+                if run_id in self._jobs:
+                    answer(ParticipantRuns(run_id))
             case DropRound(run_id):
                 self._drop(run_id, over=True)
             case StopRound(run_id):

@@ -91,6 +91,7 @@ class LiveGroup:
         self._machines: dict[int, Machine] = {}
         self._segments: dict[int, dict[int, Partial]] = defaultdict(dict)
         self._choices = {group.version: group.choice}
+        self._chosen = group.choice
         self._seen: dict[int, Step] = {}
         # Steps whose sum is made: all below `_version`, and those in `_done`.
         self._version = group.version
@@ -250,8 +251,10 @@ class LiveGroup:
             self._ripe = now + _WORTH * (now - self._asked)
         if self._leaving or (self._joinable and now > self._ripe and self._could_grow()):
             raise GroupOverError
-        # The next one may need workers that this one did not.
-        self._leave_silent()
+        if (choice := self._choice()) != self._chosen:
+            # It may need workers that the one before did not.
+            self._chosen = choice
+            self._leave_silent()
 
     # -- the end, and losses -------------------------------------------------------------------
 

@@ -270,8 +270,14 @@ class LiveGroup:
         self._leaving |= bool(self._other_group())
 
     def _leave_silent(self) -> None:
-        """Go on in another group if a step needs silent workers, and other workers suffice."""
-        if self._silent and not self._can_finish() and self._other_group():
+        """Go on in another group if silent workers are needed, and other workers suffice.
+
+        A step may need them. The first worker sends the states for checkpoints.
+        """
+        if not self._silent:
+            return
+        writes = self._group.training.checkpoint and self._members[0] in self._silent
+        if (writes or not self._can_finish()) and self._other_group():
             for address in self._silent:
                 self._link.lose(address)
             raise GroupOverError

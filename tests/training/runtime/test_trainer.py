@@ -537,6 +537,19 @@ def test_workers_stopped_in_a_step(aggregation, count, stopped, left):
     assert link._lost == set(left)
 
 
+def test_the_worker_that_sends_states_for_checkpoints_is_replaced_when_it_is_silent():
+    link, aggregation = leader()._link, GradientCoding(stragglers=1)
+    members = group(aggregation.plan(4))
+    members.training.aggregation = aggregation
+    members.training.workers = None
+    live = LiveGroup(link, members, 0.0, None, None)
+    live._react(Event("x", Silent("t", "a")))
+    members.training.checkpoint = "file", 100
+    with pytest.raises(GroupOverError):
+        live._react(Event("x", Silent("t", "a")))
+    assert link._lost == {"a"}
+
+
 def test_new_workers_replace_those_that_a_step_waits_for():
     link, aggregation = leader()._link, GradientCoding(stragglers=1)
     members = group(aggregation.plan(2))

@@ -508,6 +508,13 @@ def test_worker_that_cannot_send_the_final_state_ends_the_training():
         live._outcome("a", StepsFinished("run", 100, "same"))
 
 
+def live_group(aggregation, count):
+    """Return the link of a leader, and the group that it leads."""
+    link, members = leader()._link, group(aggregation.plan(count))
+    members.training.aggregation, members.training.workers = aggregation, None
+    return link, LiveGroup(link, members, 0.0, None, None)
+
+
 @pytest.mark.parametrize(
     ("aggregation", "count", "stopped", "left"),
     [
@@ -519,11 +526,7 @@ def test_worker_that_cannot_send_the_final_state_ends_the_training():
     ids=repr,
 )
 def test_workers_stopped_in_a_step(aggregation, count, stopped, left):
-    link = leader()._link
-    members = group(aggregation.plan(count))
-    members.training.aggregation = aggregation
-    members.training.workers = None
-    live = LiveGroup(link, members, 0.0, None, None)
+    link, live = live_group(aggregation, count)
 
     def fall_silent():
         for address in stopped:
@@ -538,24 +541,16 @@ def test_workers_stopped_in_a_step(aggregation, count, stopped, left):
 
 
 def test_the_worker_that_sends_states_for_checkpoints_is_replaced_when_it_is_silent():
-    link, aggregation = leader()._link, GradientCoding(stragglers=1)
-    members = group(aggregation.plan(4))
-    members.training.aggregation = aggregation
-    members.training.workers = None
-    live = LiveGroup(link, members, 0.0, None, None)
+    link, live = live_group(GradientCoding(stragglers=1), 4)
     live._react(Event("x", Silent("t", "a")))
-    members.training.checkpoint = "file", 100
+    live._group.training.checkpoint = "file", 100
     with pytest.raises(GroupOverError):
         live._react(Event("x", Silent("t", "a")))
     assert link._lost == {"a"}
 
 
 def test_new_workers_replace_those_that_a_step_waits_for():
-    link, aggregation = leader()._link, GradientCoding(stragglers=1)
-    members = group(aggregation.plan(2))
-    members.training.aggregation = aggregation
-    members.training.workers = None
-    live = LiveGroup(link, members, 0.0, None, None)
+    link, live = live_group(GradientCoding(stragglers=1), 2)
     for address in "ab":
         live._react(Event("x", Silent("t", address)))
     live._react(Event("x", Available("t", "c")))

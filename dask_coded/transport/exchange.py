@@ -19,6 +19,7 @@ from dask_coded.transport.memory import Memory, SharedArray, is_readable
 from dask_coded.transport.messages.message import (
     PROTOCOL,
     Attempt,
+    Dropped,
     MemoryProbed,
     Message,
     ProbeMemory,
@@ -192,6 +193,8 @@ class Exchange:
         handler = self._handlers.get(type(message))
         if handler and self._fences.admits(getattr(message, "attempt", None)):
             handler(message, answer)
+        else:
+            answer(Dropped(message.run_id))
 
     async def _serve(self, comm: Comm, protocol: int = 0) -> Status:
         if protocol != PROTOCOL:

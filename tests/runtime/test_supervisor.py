@@ -647,6 +647,20 @@ async def test_states_and_jobs_of_a_run_that_is_over_count_for_nothing(c, s, *wo
         plugin._drop(run_id)
 
 
+@gen_cluster(**FOUR)
+async def test_a_run_that_is_over_takes_no_worker_for_stopped(c, s, *workers):
+    """It may have been stopped itself, and its worker coordinates other rounds afterwards."""
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    one, *others = (worker_plugin(w).exchange for w in workers)
+    for exchange in others:
+        exchange._fence([["loop", 3]])
+        channel = one.channel(exchange._worker.address)
+        channel.send(KeepState("loop", 1, b"state", ("loop", 3)))
+        assert channel.asked is not None
+        await async_poll_for(lambda channel=channel: channel.asked is None, timeout=10)
+    np.testing.assert_allclose(await c.compute(C @ x, workers=[workers[0].address]), A @ x)
+
+
 # -- placed ------------------------------------------------------------------------------------
 
 

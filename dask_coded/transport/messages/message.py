@@ -8,7 +8,7 @@ from typing import Any
 from dask.typing import Key
 
 #: Changes whenever a message does. Both ends of a channel must have the same version.
-PROTOCOL = 9
+PROTOCOL = 10
 
 #: A run of a Dask task: the key of the task, and the scheduler's number of the run.
 Attempt = tuple[Key, int]
@@ -27,6 +27,14 @@ class Message:
 @dataclass(frozen=True)
 class Closed(Message):
     """The channel has closed. A channel hands it to its own listeners; it never travels."""
+
+
+@dataclass(frozen=True)
+class Dropped(Message):
+    """The answer to a message that counts for nothing here, as that of a run that is over.
+
+    Without it, the worker that has sent the message would take this one for stopped.
+    """
 
 
 @dataclass(frozen=True)

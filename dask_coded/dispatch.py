@@ -6,6 +6,7 @@ six of them ask first, as soon as there is a coded array in the process.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -29,9 +30,13 @@ def dispatch_products() -> None:
 
 
 def _seeing(original: Callable[..., Any], product: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
     @wraps(original)
     def seeing(*args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(arg, ProductArray) for arg in args):
+        if any(isinstance(arg, ProductArray) for arg in (*args, *kwargs.values())):
+            bound = signature.bind(*args, **kwargs)
+            args, kwargs = bound.args, bound.kwargs
             result = product(*args, **kwargs)
             if result is not NotImplemented:
                 return result

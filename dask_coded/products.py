@@ -13,6 +13,7 @@ A :class:`ProductArray` is a dask array of two dimensions that decides itself ho
 from __future__ import annotations
 
 import operator
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from copy import copy
@@ -71,7 +72,10 @@ class ProductArray(da.Array, ABC):
 
     def dot(self, other: Any) -> Any:
         """Return the product, as ``@`` does."""
-        return _dot(self, other)
+        if (found := _dot(self, other)) is NotImplemented:
+            kind = type(other).__name__
+            raise TypeError(f"The operand of a product must be an array, it is of type {kind}.")
+        return found
 
     def transpose(self, *axes: Any) -> da.Array:
         """Return the transposed array; its products are coded if it was encoded, too."""
@@ -263,7 +267,7 @@ class UncodedArray(ProductArray):
 
     def _times(self, x: Any) -> Any:
         say_uncoded(self.reason)
-        return as_plain(self) @ as_plain(x)
+        return as_plain(self) @ as_plain(as_factor(x))
 
     def _scaled(self, plain: da.Array, factor: Any) -> ProductArray:
         return UncodedArray(plain, self.reason)
@@ -286,8 +290,14 @@ def as_plain(x: Any) -> Any:
 
 
 def as_factor(x: Any) -> Any:
-    """Return numbers, sequences and tensors as a NumPy array, and anything else unchanged."""
+    """Return numbers, sequences, tensors and pandas objects as a NumPy array.
+
+    Anything else is returned unchanged.
+    """
     x = unwrapped(x)
+    pandas: Any = sys.modules.get("pandas")
+    if pandas and isinstance(x, pandas.Series | pandas.DataFrame):
+        return x.to_numpy()
     return np.asarray(x) if isinstance(x, list | tuple) or np.isscalar(x) else x
 
 

@@ -46,6 +46,22 @@ def test_a_labelled_vector_is_an_operand(client):
         np.testing.assert_allclose(product.compute(), A @ x)
 
 
+def test_a_labelled_vector_is_an_operand_of_a_product_that_is_not_coded(client):
+    C = coded.encode(A, coded.MDS(3, 2))
+    with pytest.warns(coded.UncodedWarning):
+        product = C[:, 1:] @ xarray.DataArray(x[1:], dims="place")
+    np.testing.assert_allclose(product.compute(), A[:, 1:] @ x[1:])
+
+
+def test_a_data_frame_is_an_operand(client):
+    pandas = pytest.importorskip("pandas")
+    C = coded.encode(A, coded.MDS(3, 2))
+    for operand in (pandas.Series(x), pandas.DataFrame({"a": x, "b": x})):
+        for product in (C @ operand, C.dot(operand), da.dot(C, operand), np.dot(C, operand)):
+            assert any(layer.startswith("coded-round") for layer in product.dask.layers)
+            np.testing.assert_allclose(product.compute(), A @ operand.to_numpy())
+
+
 def test_products_of_a_labelled_coded_array_are_coded(client):
     C = coded.encode(A, coded.MDS(3, 2))
     labels = xarray.DataArray(C, dims=("time", "place"))

@@ -219,6 +219,22 @@ def test_what_needs_no_code_says_nothing(alone, client, module, name):
     same(WITHOUT_A_CODE[name](module, alone), WITHOUT_A_CODE[name](np, A), client)
 
 
+def test_factors_may_be_given_by_name(alone, client):
+    C, x = alone, np.ones(alone.shape[1])
+    for product in (
+        da.matmul(a=C, b=x),
+        da.tensordot(lhs=C, rhs=x, axes=1),
+        da.tensordot(C, rhs=x, axes=1),
+    ):
+        assert is_round(product)
+        same(product, A @ x, client)
+
+
+def test_what_is_no_array_is_no_operand(alone):
+    with pytest.raises(TypeError, match="must be an array, it is of type range"):
+        alone.dot(range(5))
+
+
 def test_tensordot_refuses_axes_that_do_not_exist(alone):
     for axes in ((5, 0), (1, 3), (-3, 0)):
         with pytest.raises(IndexError):

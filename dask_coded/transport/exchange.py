@@ -191,7 +191,9 @@ class Exchange:
 
     def _handle(self, message: Message, answer: Answer) -> None:
         handler = self._handlers.get(type(message))
-        if handler and self._fences.admits(getattr(message, "attempt", None)):
+        if handler is None:
+            return
+        if self._fences.admits(getattr(message, "attempt", None)):
             handler(message, answer)
         else:
             answer(Dropped(message.run_id))

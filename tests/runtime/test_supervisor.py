@@ -661,6 +661,24 @@ async def test_a_run_that_is_over_takes_no_worker_for_stopped(c, s, *workers):
     np.testing.assert_allclose(await c.compute(C @ x, workers=[workers[0].address]), A @ x)
 
 
+@gen_cluster(**FOUR)
+async def test_a_round_that_others_know_to_be_over_ends(c, s, *workers):
+    """Its own worker may be cut off from the scheduler."""
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    attempts = []
+
+    def admits(attempt):
+        if attempt is not None:
+            attempts.append(attempt)
+        return attempt is None or attempt != attempts[0]
+
+    for worker in workers[1:]:
+        worker_plugin(worker).exchange._fences.admits = admits
+    result = await c.compute(C @ x, workers=[workers[0].address])
+    np.testing.assert_allclose(result, A @ x)
+    assert len(set(attempts)) == 2
+
+
 # -- placed ------------------------------------------------------------------------------------
 
 

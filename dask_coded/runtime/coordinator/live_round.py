@@ -30,8 +30,9 @@ from dask_coded.runtime.answers import RoundPlan
 from dask_coded.runtime.coordinator.delivery import Delivery
 from dask_coded.runtime.spec import CodedDataLostError, CodedSpec
 from dask_coded.transport import Exchange
+from dask_coded.transport.fences import RunOverError
 from dask_coded.transport.memory import LEAST_BYTES, Mappings, SharedArray
-from dask_coded.transport.messages.message import Attempt, Closed, Message
+from dask_coded.transport.messages.message import Attempt, Closed, Dropped, Message
 from dask_coded.transport.messages.rounds import (
     AddStripes,
     CallParticipant,
@@ -406,6 +407,8 @@ class LiveRound:
                 if not self._delivery.unreadable(worker):
                     self._channels[worker].shared = False
                     self._carry_out(self.round.lost([worker], now))
+            case Dropped():
+                self._done.set_exception(RunOverError("Another worker has taken over this round."))
             case PiecesAbsent(_, pieces):
                 self._carry_out(self.round.lost_pieces(pieces, now))
             case ShareFailed(_, error):

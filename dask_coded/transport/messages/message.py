@@ -31,7 +31,7 @@ class Closed(Message):
 
 @dataclass(frozen=True)
 class Dropped(Message):
-    """The answer to a message that counts for nothing here, as that of a run that is over.
+    """The answer to a message that counts for nothing, because its run of a task is over.
 
     Without it, the worker that has sent the message would take this one for stopped.
     """

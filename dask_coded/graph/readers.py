@@ -353,7 +353,7 @@ def _parse_edges(
                     weights.append(float(row[2]))
                 except ValueError:
                     if not ends and not header:
-                        header = True
+                        header = True  # the first line may be one
                         continue
                     raise ValueError(
                         f"expected a number as weight, line {number} has {row[2]!r}."

@@ -22,10 +22,10 @@ from dask_coded.typing import Floats, Ints
 # takes to get this many stripes: one, with a margin for rounding and for others that are faster.
 _TRIAL = 1 / 16
 _TRIAL_STRIPES = 1.25
-# Share of its lag that a worker loses in each round without it. Trying a worker that still is slow
-# takes about two long rounds. In loops of rounds of 5 ms beside two workers slowed 20 times, the
-# mean round is longer than the median by 25 % with 0.05, by 19 % with 0.02, and by 13 % with 0.01;
-# but one that has recovered from 25 ms is then tried after 30, 80, or 160 rounds.
+# In each round without a worker, its expected lag falls by this share, until the worker is tried
+# again. A trial of a worker that is still slow makes about two rounds long. With shares of 0.05,
+# 0.02 and 0.01, the mean round of 5 ms beside two workers slowed 20 times was 25, 19, 13 % longer
+# than the median. A lag of 25 ms then keeps a worker out of such rounds for 30, 80 or 160 of them.
 _LAG_FORGETTING = 0.02
 
 

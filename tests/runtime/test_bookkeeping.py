@@ -198,12 +198,11 @@ async def _alone(rounds: list[int]) -> None:
     async def run(number: int) -> None:
         """Run one round; it ends in one of the ways in which rounds end."""
         run_id, attempt = f"run-{number}", (f"task-{number // 10}", number)
-        answers: list[Message] = []
-        channel.listen(run_id, answers.append)
+        answered = asyncio.Event()
+        channel.listen(run_id, lambda message: answered.set())
         channel.send(start(run_id, attempt, "gone" if number % 7 == 0 else "piece"))
         if number % 5:
-            while not answers:
-                await asyncio.sleep(0)
+            await answered.wait()
         if number % 11 == 0:
             exchange._fence([attempt])
         if number % 13 == 0:
@@ -216,8 +215,7 @@ async def _alone(rounds: list[int]) -> None:
         for number in itertools.islice(numbers, batch):
             await run(number)
         channel.flush()
-        while plugin._jobs:
-            await asyncio.sleep(0)
+        await async_poll_for(lambda: not plugin._jobs, timeout=30)
         gc.collect()
         counts.append(sizes(plugin, channel))
     first, last = counts

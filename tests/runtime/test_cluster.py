@@ -611,7 +611,7 @@ async def test_workers_that_answer_while_a_round_is_planned_again_go_on_with_it(
         for start in held:
             start()
         np.testing.assert_allclose(await future, A @ x)
-    assert len(held) == 2  # nobody was asked to start another round
+    assert len(held) == 2  # there was no other round
 
 
 @gen_cluster(client=True, nthreads=FOUR[:3])

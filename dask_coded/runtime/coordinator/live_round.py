@@ -275,8 +275,8 @@ class LiveRound:
     def _call_participants(self) -> None:
         """Ask workers that owe stripes whether they run.
 
-        Otherwise one that stops after its first answer would not count as silent, and one whose
-        first share takes long would.
+        A worker may stop after its first answer, and then owes none. A healthy worker may need long
+        for its first share, and must not count as silent meanwhile.
         """
         for worker in self.round.state.workers.todo.nonzero()[0].tolist():
             asked = self._channels[worker].asked

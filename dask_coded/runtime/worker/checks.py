@@ -17,7 +17,7 @@ from dask_coded.rounds.scaling import scaled
 from dask_coded.rounds.verification import add_rows, empty_check, random_weights
 from dask_coded.runtime.answers import Lost, Recipe, Source, Waiting, ask
 from dask_coded.runtime.spec import CodedDataLostError, CodedSpec
-from dask_coded.runtime.worker.pieces import parts_from, slice_rows
+from dask_coded.runtime.worker.pieces import parts_from, rotated, slice_rows
 from dask_coded.runtime.worker.plugin import CodedWorkerPlugin, worker_plugin
 from dask_coded.transport.backoff import Backoff
 from dask_coded.transport.rows import RowReader, RowsGoneError
@@ -65,8 +65,7 @@ async def check_of(plugin: CodedWorkerPlugin, recipe: Recipe, block: int) -> Any
     loop, step = asyncio.get_running_loop(), slice_rows(spec)
     reader = RowReader(plugin.worker, plugin.exchange.readable_memory)
     # Each check starts with another source, so that all of them together soon find silent workers.
-    shift = block % len(recipe.sources)
-    turns = (*recipe.sources[shift:], *recipe.sources[:shift])
+    turns = rotated(recipe.sources, block)
     for first in range(0, rows, step):
         total = np.zeros((min(step, rows - first), spec.columns), check.dtype)
         async for source, begin, part, into in parts_from(

@@ -246,8 +246,7 @@ async def _combine(
     wide = spec.dtype if copy else np.result_type(spec.dtype, np.float64)
     direct = wide == spec.dtype and not (mixer.restores and not copy)
     # Each worker starts with another source, so that they do not all ask one holder at once.
-    shift = mixer.piece % len(sources)
-    turns = (*sources[shift:], *sources[:shift])
+    turns = rotated(sources, mixer.piece)
     step = slice_rows(spec)
     for first in range(0, rows, step):
         total = np.asarray(out[first : first + step])
@@ -298,6 +297,12 @@ async def _combine_sparse(
 
         total = await loop.run_in_executor(None, add)
     return total if copy else await loop.run_in_executor(None, mixer.restored, total, 0)
+
+
+def rotated(sources: Sequence[Source], shift: int) -> tuple[Source, ...]:
+    """Return the sources in the same order, but from another one on."""
+    first = shift % len(sources)
+    return (*sources[first:], *sources[:first])
 
 
 async def parts_from(

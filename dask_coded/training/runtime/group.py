@@ -91,6 +91,7 @@ class LiveGroup:
         self._machines: dict[int, Machine] = {}
         self._segments: dict[int, dict[int, Partial]] = defaultdict(dict)
         self._choices = {group.version: group.choice}
+        # The last choice for which it was asked whether silent workers are needed.
         self._chosen = group.choice
         self._seen: dict[int, Step] = {}
         # Steps whose sum is made: all below `_version`, and those in `_done`.

@@ -48,16 +48,16 @@ class Reporting:
 class Pace:
     """How early to feed workers and how often they report, in the next round of a loop.
 
-    A report costs time: a worker loses most of a millisecond to each message. In long rounds this
-    is nothing, and where predictions hold, a report also says nothing new. So the number of reports
-    follows from the length of a round and from how far recent predictions were off. More than
-    :attr:`MOST` would show noise rather than progress.
+    A report costs a worker time, and where predictions hold, it says nothing new. So the number of
+    reports follows from how far recent predictions were off, and from the length of a round in
+    lags: a worker that is slow to react is also slow to write a report. More than :attr:`MOST`
+    would show noise rather than progress.
 
     In simulation, ten workers with a (10, 7) code replay the speeds of cloud machines in rounds of
-    0.3 s. If a message costs a worker 0, 2, or 5 ms, rounds take 1.025, 1.045, or 1.07 of the fluid
-    bound with 4 messages for each worker, where seven reports in each round take 1.025, 1.06, or
-    1.12 with 6. With noise of 30 % on top, they take 1.07, 1.11, or 1.20 with 9 messages instead of
-    1.05, 1.11, or 1.24 with 11.
+    0.3 s, with noise of 20 % on top. If each message costs a worker 10 ms, and a lag is 10 ms,
+    rounds take 1.26 of the fluid bound with 5 messages for each worker. With as many reports as if
+    a lag were 1 ms, they take 1.36 with 8. At 0.3 ms a message and lags of 1 ms, these many reports
+    are right: rounds take 1.07, and 1.09 with half of them.
 
     Even where predictions hold, each worker reports once in the middle of a round. Without that, 3
     messages a worker would do instead of 4, but the one round in which workers become five times
@@ -83,8 +83,10 @@ class Pace:
     LEAST = 4 / 3
     #: Reports in a round, at most.
     MOST = 7
-    #: Reports in a round of one second for each unit of relative error of the predictions.
-    FOR_ERRORS = 40
+    #: Reports in a round as long as one lag, for each unit of relative error of the predictions.
+    FOR_ERRORS = 1.25
+    #: The shortest lag to count with, in seconds: reports cost a worker time without any lag, too.
+    LEAST_LAG = 0.001
     #: Relative error to expect where recent rounds have shown none.
     UNSEEN = 0.075
     #: A round is unusually long if it takes this many times as long as the shortest recent one.
@@ -116,8 +118,10 @@ class Pace:
         self._errors.append(error)
         self.lead = max(self._least, lag)
         length = min(self._seconds)
-        # The cost of n reports grows as n / length, and what is noticed too late shrinks as 1 / n.
-        wanted = self.FOR_ERRORS * (max(self._errors) + self.UNSEEN) * length**0.5
+        # The cost of n reports grows as n * lag / length, and what is noticed too late shrinks as
+        # 1 / n.
+        lags = length / max(lag, self.LEAST_LAG)
+        wanted = self.FOR_ERRORS * (max(self._errors) + self.UNSEEN) * lags**0.5
         reports = min(max(wanted, self.LEAST), self.MOST)
         interval = max(self._finest.interval, length / reports)
         self.reporting = replace(self._finest, interval=interval)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,16 +41,19 @@ def test_workers_report_less_where_predictions_have_held_for_three_rounds():
     pace = Pace(0.004, Reporting(0.02))
     intervals = []
     for error in (1.0, 0.0, 0.05, 0.0, 0.0, 0.0, 1.0):
-        pace.record(seconds=1.0, lag=0.001, error=error)
+        pace.record(seconds=1.024, lag=0.001, error=error)
         intervals.append(pace.reporting.interval)
-    assert intervals == pytest.approx([1 / 7, 1 / 7, 1 / 7, 1 / 5, 1 / 5, 1 / 3, 1 / 7])
+    expected = [7, 7, 7, 5, 5, 3, 7]
+    assert 1.024 / np.array(intervals) == pytest.approx(expected)
 
 
-def test_workers_report_less_in_short_rounds_where_messages_cost_more():
+@pytest.mark.parametrize("lag", [0.0, 0.001, 0.025])
+def test_workers_report_less_in_rounds_of_few_lags(lag):
     reports = []
-    for seconds in (100.0, 1.0, 0.25, 0.05):
+    for lags in (100_000, 1_024, 256, 50):
+        seconds = lags * max(lag, 0.001)
         pace = Pace(0.004, Reporting(0.001))
-        pace.record(seconds=seconds, lag=0.001, error=0.0)
+        pace.record(seconds, lag=lag, error=0.0)
         reports.append(seconds / pace.reporting.interval)
     assert reports == pytest.approx([7, 3, 1.5, 4 / 3])
 

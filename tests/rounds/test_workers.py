@@ -32,10 +32,12 @@ def from_scratch(
     """Estimate all workers by array operations over all accounts; reports have growth 1."""
     with np.errstate(all="ignore"):
         known = (workers.done > 0) & (workers.busy > 0)
-        measured = workers.done / workers.busy
-        ratios = (measured / workers.prior)[known & (workers.prior > 0)]
+        # A predicted speed counts for two lags.
+        trust = np.where(workers.prior > 0, 2 * np.median(expected_lags), 0.0)
+        mean = (workers.done + trust * workers.prior) / (workers.busy + trust)
+        ratios = (mean / workers.prior)[known & (workers.prior > 0)]
         scale = np.median(ratios) if len(ratios) else 1.0
-        speed = np.where(known, measured, workers.prior * scale)
+        speed = np.where(known, mean, workers.prior * scale)
         lags = np.where(expected_lags > 0, expected_lags, workers.lag)
         lags = np.where(np.isnan(workers.measured_lag), lags, workers.measured_lag)
         stripe, left = 1 / speed, workers.todo / speed
@@ -106,3 +108,19 @@ def test_a_new_prediction_counts_at_once() -> None:
     workers.assign(0, 8.0, 0.0)
     workers.report(0, 4.0, seconds=2.0, todo=4.0, now=2.0)
     assert workers.estimate(2.0).speed == pytest.approx([2.0, 6.0])
+
+
+def test_a_burst_at_the_beginning_changes_the_expected_speed_only_a_little() -> None:
+    workers = Workers(np.full(2, 100.0), np.full(2, 0.02), Reporting(), stripe=1.0)
+    workers.assign(0, 50.0, 0.0)
+    workers.report(0, 1.0, seconds=0.001, todo=49.0, now=0.021)
+    assert 100 < workers.estimate(0.021).speed[0] < 125
+    workers.report(0, 11.0, seconds=0.399, todo=39.0, now=0.42)
+    assert 25 < workers.estimate(0.42).speed[0] < 35
+
+
+def test_predictions_in_an_unknown_unit_do_not_count_once_a_worker_has_reported() -> None:
+    workers = Workers(np.full(2, 100.0), np.zeros(2), Reporting(), stripe=1.0)
+    workers.assign(0, 50.0, 0.0)
+    workers.report(0, 1.0, seconds=0.5, todo=49.0, now=0.6)
+    assert workers.estimate(0.6).speed == pytest.approx([2.0, 2.0])

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from dask_coded.rounds import RoundOptions
-from dask_coded.runtime.coordinator.rounds import Coordinator
+from dask_coded.runtime.answers import RoundPlan
+from dask_coded.runtime.coordinator.rounds import Coordinator, _Current
 from dask_coded.runtime.spec import CodedDataLostError
 from dask_coded.runtime.worker import probe
 
@@ -45,6 +46,14 @@ def test_a_plan_is_asked_for_again_after_an_error():
 
     found = coordinator(CodedDataLostError("for now"), "plan")
     assert asyncio.run(plans()) == "plan"
+
+
+def test_lags_do_not_count_for_an_operand_of_another_width():
+    plan = RoundPlan(("a", "b"), (0, 1), (30.0, 20.0), (0.1, 0.2), None, None, None, (), ())
+    current = _Current(None, plan, None, None, row=(32,))
+    assert current.plan_for((32,)).lags == (0.1, 0.2)
+    assert current.plan_for(()).lags == (0.0, 0.0)
+    assert current.plan_for(()).speeds == (30.0, 20.0)
 
 
 def test_no_measurements_pile_up_while_all_threads_of_a_worker_are_busy(monkeypatch):

@@ -130,6 +130,19 @@ def test_a_job_with_many_columns_is_not_small(monkeypatch):
     assert executor.submitted
 
 
+def test_a_first_batch_does_not_show_that_the_list_is_about_to_end(monkeypatch):
+    now = iter(range(1000))
+    monkeypatch.setattr(jobs, "perf_counter", lambda: 0.001 * next(now))
+    messages: list[Message] = []
+    executor = Executor()
+    work = Job("run", {0: np.arange(9)}, {0: 8}, messages.append, executor, 1, Reporting(10, 1), 1)
+    work.begin({0: product})
+    work.assign([StripeRange(0, 0, 8)])
+    executor.run()
+    assert [len(message.ranges) for message in messages] == [1]
+    assert sorted(sent(messages)) == list(range(8))
+
+
 def test_work_that_arrives_while_the_thread_ends_is_computed():
     for moment in range(12):
         messages: list[Message] = []

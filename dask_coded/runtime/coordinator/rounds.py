@@ -12,6 +12,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from queue import SimpleQueue
 from time import monotonic
 from typing import Any, NamedTuple, Self, TypeVar
@@ -63,6 +64,18 @@ class _Current(NamedTuple):
     plan: RoundPlan
     layout: Layout
     checks: Checks | None
+    #: Shape of a row of the operand for which the plan's speeds are work per second.
+    row: tuple[int, ...]
+
+    def plan_for(self, row: tuple[int, ...]) -> RoundPlan:
+        """Return the plan for an operand with such rows.
+
+        With wider rows, the same stripes are more work, so that lags in seconds do not go with the
+        speeds.
+        """
+        if row == self.row:
+            return self.plan
+        return replace(self.plan, lags=(0.0,) * len(self.plan.lags))
 
 
 class Coordinator:
@@ -79,6 +92,7 @@ class Coordinator:
         self._asking: asyncio.Task[_Current] | None = None
         self._asked = -math.inf
         self._seconds = 0.0  # of the last round
+        self._row: tuple[int, ...] = ()  # of its operand
         self._history = LoopHistory(options.lead, options.reporting)
         # Workers whose shares were wrong, not reported yet.
         self._corrupt: set[str] = set()
@@ -196,12 +210,15 @@ class Coordinator:
         in_thread: InThread,
     ) -> LiveRound:
         history, failed, again, backoff = self._history, 0, False, Backoff()
+        row = () if operand is None else operand.shape[1:]
         series = self._plugin.take_series(self._id)
         while True:
             # The thread of a task that is over keeps running, so it ends where a round starts.
             if self._task and self._plugin.exchange.is_over(self._task):
                 raise RunOverError(f"This run of {self._task!r} is over.")
-            spec, plan, layout, checks = await self._plan(in_thread)
+            current = await self._plan(in_thread)
+            spec, layout, checks = current.spec, current.layout, current.checks
+            plan = current.plan_for(row)
             verifier = None
             if checks is not None and operand is not None:
                 verifier = checks.verifier(spec, plan, operand)
@@ -242,6 +259,7 @@ class Coordinator:
                 again = True
                 continue
             history.record(live.round, plan.addresses, monotonic() - live.began)
+            self._row = row
             self._corrupt |= live.corrupt
             fresh = history.pace.slowed or not live.round.state.available.all()
             if fresh or monotonic() - self._asked >= _ASK_SECONDS:
@@ -281,7 +299,7 @@ class Coordinator:
     async def _ask(self) -> _Current:
         """Send measurements to the scheduler plugin, and return its plan."""
         plugin = self._plugin
-        measured = self._history.take_speeds()
+        measured, row = self._history.take_speeds(), self._row
         corrupt, self._corrupt = sorted(self._corrupt), set()
         self._asked = monotonic()
         backoff = Backoff()
@@ -311,9 +329,9 @@ class Coordinator:
                         plugin.remember(self._id, spec)
                     assert spec is not None
                     if not spec.check_keys:
-                        return _Current(spec, answer, answer.layout(spec), None)
+                        return _Current(spec, answer, answer.layout(spec), None, row)
                     checks = Checks.of(plugin, self._id)
                     if await checks.fetch(spec, answer.checks):
-                        return _Current(spec, answer, answer.layout(spec), checks)
+                        return _Current(spec, answer, answer.layout(spec), checks, row)
             measured, corrupt = {}, []
             await backoff.wait()

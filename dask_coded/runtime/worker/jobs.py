@@ -200,8 +200,9 @@ class Job:
             left = stripes * self._stripe / self._threads
             silent, elapsed = now - self._reported, self._reported - self._started
             due = silent >= self._reporting.gap(elapsed, silent + left)
-            if not self._hinted and left <= self._lead:
-                # Nearly dry: report now, and not again until more work has come.
+            if not self._hinted and left <= self._lead <= now - self._started:
+                # Nearly dry: report now, and not again until more work has come. The first batch
+                # of all may be a burst that says little about the rest.
                 self._hinted = due = True
             message = self._report(now) if due else None
         if message:

@@ -329,9 +329,11 @@ def _traces(results: Results) -> Iterator[str]:
                 f"{row['value']:.3f}",
                 _value(results, quantile=0.99, where="simulation", **key),
                 *_measured(results, where="processes", **key),
+                _value(results, quantile=0.99, where="processes", **key),
             ]
         )
     header = ["", "median, simulated", "99 %, simulated", "median, processes", "quartiles"]
+    header += ["99 %, processes"]
     yield from _table(header, lines)
     yield (
         f"On processes, the workers share {Size().cores:g} core in proportion to their speeds. "

@@ -283,12 +283,12 @@ def every_trace(results: Results) -> None:
         fields["predictor"] = simulated.PREDICTOR
         speeds = cases.replayed(trace, n, results.count(100), over=over)
         case = Case(f"({n},{k}), {trace}{cases.OVER[over]}", n, k, speeds, fields=fields)
-        goals = {} if results.smoke else {0.5: 1.10, 0.99: 1.3}
+        goals = {} if results.smoke else {0.5: 1.05, 0.99: 1.15}
         results.simulate(case, ["continuous"], goals=goals)
         if over == "trace":
             real.append(Case(case.name, n, k, speeds[: results.count(16)], fields=fields))
     if results.processes:
-        goals = {} if results.smoke else {0.5: 1.15}
+        goals = {} if results.smoke else {0.5: 1.10, 0.99: 1.4}
         on_processes(results, real[:1] if results.smoke else real, ["continuous"], goals=goals)
 
 

@@ -332,8 +332,8 @@ def _traces(results: Results) -> Iterator[str]:
                 _value(results, quantile=0.99, where="processes", **key),
             ]
         )
-    header = ["", "median, simulated", "99 %, simulated", "median, processes", "quartiles"]
-    header += ["99 %, processes"]
+    header = ["", "median, simulated", "99 %, simulated"]
+    header += ["median, processes", "quartiles", "99 %, processes"]
     yield from _table(header, lines)
     yield (
         f"On processes, the workers share {Size().cores:g} core in proportion to their speeds. "

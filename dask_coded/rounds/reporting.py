@@ -55,11 +55,11 @@ class Pace:
 
     In simulation, ten workers with a (10, 7) code replay the speeds of cloud machines in rounds of
     0.3 s, with noise of 20 % on top. If each message costs a worker 10 ms, and a lag is 10 ms,
-    rounds take 1.26 of the fluid bound with 5 messages for each worker. With as many reports as if
-    a lag were 1 ms, they take 1.36 with 8. At 0.3 ms a message and lags of 1 ms, these many reports
-    are right: rounds take 1.07, and 1.09 with half of them. On processes with 0.1 of a core,
-    in rounds of several seconds, fewer reports took 0.99 of the time where predictions held, and
-    1.03 where speeds change all the time.
+    rounds take 1.26 of the fluid bound with 5 messages for each worker. They take 1.36 with 8
+    messages, which is the number for lags of 1 ms. If a message costs 0.3 ms, and a lag is 1 ms,
+    rounds take 1.07 with this number of reports and 1.09 with half of it. On processes with 0.1 of
+    a core, in rounds of several seconds, the smaller number takes 0.99 of the time where
+    predictions hold, and 1.03 where speeds change all the time.
 
     Even where predictions hold, each worker reports once in the middle of a round. Without that, 3
     messages a worker would do instead of 4, but the one round in which workers become five times

@@ -33,7 +33,8 @@ class Round:
     reporting : Reporting, optional
         How often workers report.
     lags : ndarray, shape (workers,), optional
-        Seconds that each worker is expected to need to start and to report; by default zero.
+        Seconds that each worker is expected to need to start and to report, if the speeds are work
+        per second; by default neither is known.
 
     Attributes
     ----------

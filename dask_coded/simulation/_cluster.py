@@ -283,7 +283,7 @@ class VirtualRound:
         dry = self.now + (ahead + todo) / rate
         due = reported + self._reporting.gap(reported - begun, dry - reported)
         if not worker.hinted:
-            due = min(due, max(dry, begun + 2 * self._lead) - self._lead)
+            due = min(due, max(dry - self._lead, begun + self._lead))
         # The worker reports after the first stripe that ends when a report is due, or later.
         wanted = min((due - self.now) * rate - ahead - self._sliver, todo)
         until = 0.0

@@ -738,19 +738,25 @@ def test_a_plugin_that_could_not_be_set_up_is_set_up_again():
             self.set = False
 
         async def set_up(self, scheduler) -> None:
-            await asyncio.sleep(0)
+            await all_started.wait()
             if self.fails:
                 raise OSError("on purpose")
             self.set = True
 
-    async def start():
-        return await asyncio.gather(*(p.start(scheduler) for p in plugins), return_exceptions=True)
+    async def let_go() -> None:
+        all_started.set()
 
+    async def start():
+        # Tasks begin in the order in which they were made.
+        starts = [p.start(scheduler) for p in plugins]
+        return await asyncio.gather(*starts, let_go(), return_exceptions=True)
+
+    all_started = asyncio.Event()
     scheduler = SimpleNamespace(extensions={})
     plugins = [Plugin(True), Plugin(False), Plugin(False)]
     failed, *others = asyncio.run(start())
     assert isinstance(failed, OSError)
-    assert others == [None, None]
+    assert others == [None, None, None]
     assert [p.set for p in plugins] == [False, True, False]
     assert scheduler.extensions["plugin"] is plugins[1]
 

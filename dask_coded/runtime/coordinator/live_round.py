@@ -97,6 +97,8 @@ class LiveRound:
     plan : RoundPlan
     layout : Layout
         Of the plan.
+    in_seconds : bool
+        Whether the plan's speeds are work per second with this operand.
     operand : ndarray or None
     shared : SharedArray or None
         The operand in memory that workers of this host can read.
@@ -128,6 +130,7 @@ class LiveRound:
         spec: CodedSpec,
         plan: RoundPlan,
         layout: Layout,
+        in_seconds: bool,
         operand: np.ndarray[Any, Any] | None,
         shared: SharedArray | None,
         options: RoundOptions,
@@ -197,7 +200,7 @@ class LiveRound:
             speeds,
             self.began,
             self._reporting,
-            lags,
+            lags if in_seconds else None,
         )
 
     async def run(self) -> None:

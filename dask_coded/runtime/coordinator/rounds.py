@@ -12,7 +12,6 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from dataclasses import replace
 from queue import SimpleQueue
 from time import monotonic
 from typing import Any, NamedTuple, Self, TypeVar
@@ -64,18 +63,8 @@ class _Current(NamedTuple):
     plan: RoundPlan
     layout: Layout
     checks: Checks | None
-    #: Shape of a row of the operand for which the plan's speeds are work per second.
+    #: Shape of a row of the operand with which the plan's speeds were measured.
     row: tuple[int, ...]
-
-    def plan_for(self, row: tuple[int, ...]) -> RoundPlan:
-        """Return the plan for an operand with such rows.
-
-        With wider rows, the same stripes are more work, so that lags in seconds do not go with the
-        speeds.
-        """
-        if row == self.row:
-            return self.plan
-        return replace(self.plan, lags=(0.0,) * len(self.plan.lags))
 
 
 class Coordinator:
@@ -216,9 +205,7 @@ class Coordinator:
             # The thread of a task that is over keeps running, so it ends where a round starts.
             if self._task and self._plugin.exchange.is_over(self._task):
                 raise RunOverError(f"This run of {self._task!r} is over.")
-            current = await self._plan(in_thread)
-            spec, layout, checks = current.spec, current.layout, current.checks
-            plan = current.plan_for(row)
+            spec, plan, layout, checks, measured_with = await self._plan(in_thread)
             verifier = None
             if checks is not None and operand is not None:
                 verifier = checks.verifier(spec, plan, operand)
@@ -227,6 +214,9 @@ class Coordinator:
                 spec,
                 plan,
                 layout,
+                # A stripe takes longer with wider rows, so speeds measured with others are in
+                # another unit.
+                measured_with == row,
                 operand,
                 shared,
                 self._options,

@@ -201,8 +201,8 @@ class Job:
             silent, elapsed = now - self._reported, self._reported - self._started
             due = silent >= self._reporting.gap(elapsed, silent + left)
             if not self._hinted and left <= self._lead <= now - self._started:
-                # Nearly dry: report now, and not again until more work has come. The first batch
-                # of all may be a burst that says little about the rest.
+                # Nearly dry: report now, and not again until more work has come. The first batches
+                # may be a burst, from which the time of the others does not follow.
                 self._hinted = due = True
             message = self._report(now) if due else None
         if message:

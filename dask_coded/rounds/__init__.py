@@ -7,6 +7,7 @@ react to what comes back, ``round`` is the state machine, and ``decode`` assembl
 from __future__ import annotations
 
 from dask_coded.rounds.assignment import InfeasibleError, deal, fluid_time
+from dask_coded.rounds.batches import batch_size
 from dask_coded.rounds.decode import Assembler, Geometry
 from dask_coded.rounds.history import LoopHistory
 from dask_coded.rounds.layout import Layout, StripeRange, without
@@ -38,6 +39,7 @@ __all__ = [
     "StripeRange",
     "Verifier",
     "Withdraw",
+    "batch_size",
     "deal",
     "fluid_time",
     "without",

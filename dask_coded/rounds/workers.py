@@ -17,11 +17,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dask_coded.rounds.batches import BATCH_SHARE
 from dask_coded.rounds.reporting import Reporting
 from dask_coded.typing import Bools, Floats
 
 # A worker is late once it has been silent for this many times as long as expected. The margin is
-# for a report that is just due, and for the stripe in hand, which the worker has to finish first.
+# for a report that is just due, and for the batch in hand, which the worker has to finish first.
 _LATE = 2
 # Before the first report of a round no duration is known, because predicted speeds may be in any
 # unit. A stripe is then expected to take this many report intervals.
@@ -267,7 +268,8 @@ class Workers:
         left = todo / speed
         self._speed[worker] = speed
         self._latest[worker] = left
-        self._normal[worker] = _LATE * (self._reporting.gap(elapsed, left) + self._stripe / speed)
+        in_hand = max(todo * BATCH_SHARE, self._stripe)
+        self._normal[worker] = _LATE * (self._reporting.gap(elapsed, left) + in_hand / speed)
 
     def _refresh(self) -> None:
         """Derive what follows from the typical ratio and lag, for all workers at once."""
@@ -292,5 +294,6 @@ class Workers:
             if len(self._ratios):
                 # The first report comes after one interval, or at the end of the list.
                 gap = np.minimum(interval, todo / speed)
-                normal = _LATE * (gap + self._stripe / speed)
+                in_hand = np.maximum(todo * BATCH_SHARE, self._stripe)
+                normal = _LATE * (gap + in_hand / speed)
         self._normal[some] = normal

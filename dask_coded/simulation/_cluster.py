@@ -7,7 +7,7 @@ import heapq
 import itertools
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +23,7 @@ from dask_coded.rounds import (
     Reporting,
     Round,
     StripeRange,
+    batch_size,
     without,
 )
 from dask_coded.typing import Floats
@@ -80,6 +81,7 @@ class _Worker:
     begun: float | None = None  # when its first list arrived
     since: float = 0.0  # time up to which its progress is accounted for
     partial: float = 0.0  # work done on the stripe at the head of the list
+    batch: int = 0  # stripes at the head of the list that it computes by one product
     owed: float = 0.0  # work that it will lose to messages not yet handled
     busy: float = 0.0  # seconds at work, not yet reported
     unreported: float = 0.0  # work done, likewise
@@ -87,6 +89,15 @@ class _Worker:
     reported: float = 0.0
     hinted: bool = False
     version: int = 0  # of its next report; those of earlier versions are obsolete
+
+    def split(self) -> tuple[list[StripeRange], list[StripeRange]]:
+        """Return what can no longer be withdrawn, and the rest of the list."""
+        if not self.batch:
+            return [], list(self.queue)
+        (piece, start, stop), *others = self.queue
+        until = start + self.batch
+        rest = [StripeRange(piece, until, stop)] if until < stop else []
+        return [StripeRange(piece, start, until)], rest + others
 
 
 class VirtualRound:
@@ -223,12 +234,10 @@ class VirtualRound:
             worker.queue.extend(command.ranges)
             worker.hinted = False
         else:
+            in_hand, rest = worker.split()
             for gone in command.ranges:
-                if worker.partial:  # a stripe in progress is finished
-                    piece, begun, _ = worker.queue[0]
-                    if piece == gone.piece and gone.start <= begun < gone.stop:
-                        gone = gone._replace(start=begun + 1)
-                worker.queue = deque(without(worker.queue, gone))
+                rest = without(rest, gone)
+            worker.queue = deque(in_hand + rest)
         self._plan_report(number, worker)
 
     def _settle(self, number: int, worker: _Worker) -> None:
@@ -248,18 +257,21 @@ class VirtualRound:
         while queue:
             piece, start, end = queue[0]
             edges = self.layout.edges[piece]
+            if not worker.batch:
+                worker.batch = min(batch_size(_stripes(queue)), end - start)
             reached = edges[start] + have + self._sliver
-            stop = bisect_right(edges, reached, start, end + 1) - 1
+            stop = bisect_right(edges, reached, start, start + worker.batch + 1) - 1
             if stop <= start:
                 break
             done = edges[stop] - edges[start]
             have -= done
+            worker.batch -= stop - start
             worker.unreported += done
             worker.unsent.append(StripeRange(piece, start, stop))
             if stop < end:
                 queue[0] = StripeRange(piece, stop, end)
-                break
-            queue.popleft()
+            else:
+                queue.popleft()
         have = max(have, 0.0)
         idle = have if not queue else 0.0  # its list ran out
         worker.partial = have - idle
@@ -267,7 +279,7 @@ class VirtualRound:
         self.computed += able - idle
 
     def _plan_report(self, number: int, worker: _Worker) -> None:
-        """Schedule the report after the first stripe at which one is due."""
+        """Schedule the report after the first batch at which one is due."""
         worker.version += 1
         rate = self._speeds[number]
         if not worker.queue:
@@ -284,16 +296,19 @@ class VirtualRound:
         due = reported + self._reporting.gap(reported - begun, dry - reported)
         if not worker.hinted:
             due = min(due, max(dry - self._lead, begun + self._lead))
-        # The worker reports after the first stripe that ends when a report is due, or later.
+        # The worker reports after the first batch that ends when a report is due, or later.
         wanted = min((due - self.now) * rate - ahead - self._sliver, todo)
-        until = 0.0
+        until, left, size = 0.0, _stripes(worker.queue), worker.batch
         for piece, start, stop in worker.queue:
             row = self.layout.edges[piece]
-            if until + row[stop] - row[start] >= wanted:
-                stripe = bisect_left(row, wanted - until + row[start], start + 1, stop)
-                until += row[stripe] - row[start]
+            enough = bisect_left(row, wanted - until + row[start], start + 1, stop + 1)
+            end = start
+            while end < min(enough, stop):
+                size = min(size or batch_size(left), stop - end)
+                end, left, size = end + size, left - size, 0
+            until += row[end] - row[start]
+            if enough <= stop:
                 break
-            until += row[stop] - row[start]
         self._at(self.now + (ahead + until) / rate, "report", number, worker.version)
 
     def _todo(self, worker: _Worker) -> float:
@@ -346,6 +361,10 @@ class VirtualRound:
 
     def _at(self, time: float, kind: str, worker: int = -1, what: Any = None) -> None:
         heapq.heappush(self._events, (time, next(self._count), kind, worker, what))
+
+
+def _stripes(ranges: Iterable[StripeRange]) -> int:
+    return sum(stop - start for _, start, stop in ranges)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_coded.rounds import Reporting
+from dask_coded.rounds.batches import BATCH_SHARE
 from dask_coded.rounds.workers import Estimate, Median, Workers
 
 
@@ -40,10 +41,11 @@ def from_scratch(
         speed = np.where(known, mean, workers.prior * scale)
         lags = np.where(expected_lags > 0, expected_lags, workers.lag)
         lags = np.where(np.isnan(workers.measured_lag), lags, workers.measured_lag)
-        stripe, left = 1 / speed, workers.todo / speed
+        left = workers.todo / speed
+        in_hand = np.maximum(workers.todo * BATCH_SHARE, 1.0) / speed
         elapsed = workers.heard - workers.began
         wait = np.where(elapsed > 0, left / 2, 0.0)
-        normal = 2 * (np.minimum(np.maximum(interval, wait), left) + stripe)
+        normal = 2 * (np.minimum(np.maximum(interval, wait), left) + in_hand)
         if not len(ratios):
             normal = np.full(len(speed), 20 * interval)
         quiet = np.nan_to_num(now - asked)

@@ -1,4 +1,4 @@
-"""One worker's part of one round: stripes in, shares out, stoppable between any two stripes."""
+"""One worker's part of one round: stripes in, shares out, stoppable between any two batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from time import perf_counter
 import numpy as np
 from dask.typing import Key
 
-from dask_coded.rounds import Reporting, StripeRange, without
+from dask_coded.rounds import Reporting, StripeRange, batch_size, without
 from dask_coded.rounds.kernels import Product, Rows
 from dask_coded.runtime.worker.output import Output
 from dask_coded.transport import Answer
@@ -20,8 +20,8 @@ from dask_coded.transport.memory import Memory
 from dask_coded.transport.messages.message import Attempt, Message
 from dask_coded.transport.messages.rounds import Share, ShareFailed
 
-# Stripes are computed in batches of about this long: short enough to stop between two of them, long
-# enough that the Python code between them is negligible.
+# A batch takes at least about this long if there are stripes for it: long enough that the Python
+# code between two of them is negligible.
 _BATCH_SECONDS = 0.0005
 # A job of fewer multiplications (about 0.1 ms) is done on the event loop. To hand it to a thread,
 # and its rows back, would take as long.
@@ -60,6 +60,8 @@ class Job:
         As in :class:`StartRound`.
     previous : Output, optional
         The memory of the rows of an earlier round, to use again if the rows are alike.
+    most : dict of int to int, optional
+        Stripes of each piece in a batch of more than half a millisecond, at most.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Job:
         attempt: Attempt | None = None,
         series: str = "",
         previous: Output | None = None,
+        most: dict[int, int] | None = None,
     ) -> None:
         self.series = series
         self.run_id = run_id
@@ -90,6 +93,7 @@ class Job:
         self._lead = lead
         self._memory = memory
         self._previous = previous
+        self._most = most or {}
         self._output: Output | None = None
         self._inline = False  # whether stripes are computed on the event loop
         self._decided = False  # whether and where there is an output
@@ -164,8 +168,11 @@ class Job:
                     start += 1
                 if start == end:
                     continue
-                size = int(_BATCH_SECONDS / self._stripe) if self._stripe else 1
-                stop = min(start + max(size, 1), end)
+                left = end - start + sum(part.stop - part.start for part in self._queue)
+                size = min(batch_size(left, self._threads), self._most.get(piece, left))
+                if self._stripe:
+                    size = max(size, int(_BATCH_SECONDS / self._stripe))
+                stop = min(start + size, end)
                 if (again := taken.find(1, start, stop)) >= 0:
                     stop = again
                 if stop < end:

@@ -430,8 +430,9 @@ def _agreement(results: Results) -> Iterator[str]:
         "workers no time here; `Network(handling=...)` can add a cost. On processes "
         "each message costs most of a millisecond of CPU, which takes ten times as long at a tenth "
         "of a core, and displaces the contents of the worker's caches. The bound on processes "
-        "comes from speeds measured on all workers at once, in a tight loop over stripes, before "
-        "and after each round."
+        "comes from speeds measured on all workers at once, before and after each round, in a "
+        "tight loop over products of three stripes. Rounds have such products at their beginning "
+        "and single stripes at their end."
     )
     lines = [[f"{c}: {name}", f"{v:.2f}", f"{r:.2f}"] for c, name, v, r in pairs]
     yield from _table(["", "simulated", "measured"], lines)

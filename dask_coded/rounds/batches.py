@@ -2,33 +2,44 @@
 
 from __future__ import annotations
 
-#: A worker takes this share of its list at once. Each product costs 0.1 to 0.3 ms for itself: the
-#: code around it, and the copy of the operand that NumPy makes if it has many columns. With 0.1 of
-#: a core, 28 of 40 stripes for each worker and 40 columns, rounds took 0.95 to 0.98 of the time
-#: that they took with one stripe at a time. Shares of 1/4 to 1/10 gave the same; with 1/16 of 70
-#: stripes, or 1/6 of 42, nothing was gained. The larger a batch, the more is stuck when a worker
-#: becomes slow: the one round in which that happens takes up to 5 % longer in simulation.
+#: The share of its list that a worker takes at once. Every product has a cost of its own, 0.1 to
+#: 0.3 ms of CPU: the code around it, and the packing of an operand with many columns. On processes
+#: with 0.1 of a core, with 28 of 40 stripes for each worker and 40 columns, rounds took 0.95 to
+#: 0.98 of the time with this share, and the same with 1/4 and 1/10. Pieces of 60 or 100 stripes
+#: gained nothing more. The larger a batch, the more is stuck when a worker becomes slow.
 BATCH_SHARE = 1 / 8
+# A batch takes at least this many seconds if there are stripes for it, so that the code between two
+# of them is negligible.
+_LEAST = 0.0005
+# A batch of several stripes takes at most this many seconds: longer ones gain nothing, and a worker
+# that is told that the round is over still has to finish its batch.
+_MOST = 0.2
 
 
-def batch_size(left: int, threads: int = 1) -> int:
+def batch_size(left: int, seconds: float, threads: int = 1) -> int:
     """Return how many stripes a worker computes by one product.
 
     Many at first, so that products are few, and single ones at the end of the list, so that workers
-    end together and the list can still be changed. The coordinator uses the same rule to know what
-    a worker has in hand. It is guided self-scheduling (Polychronopoulos and Kuck, IEEE Trans.
-    Computers C-36, 1987), applied to the list of one worker.
+    end together and the list can still be changed. This is guided self-scheduling (Polychronopoulos
+    and Kuck, IEEE Trans. Computers C-36, 1987), applied to the list of one worker.
 
     Parameters
     ----------
     left : int
         Stripes in the list of the worker.
+    seconds : float
+        Seconds that a stripe took last. If that is not known, which is 0, a batch is one stripe.
     threads : int
         Threads of the worker that share the list.
 
     Examples
     --------
-    >>> [batch_size(left) for left in (28, 25, 16, 8, 1)]
+    >>> [batch_size(left, 0.01) for left in (28, 25, 16, 8, 1)]
     [3, 3, 2, 1, 1]
+    >>> batch_size(28, 0.0), batch_size(28, 0.1), batch_size(28, 0.0001)
+    (1, 2, 5)
     """
-    return max(int(left * BATCH_SHARE / threads), 1)
+    if not seconds:
+        return 1
+    size = min(int(left * BATCH_SHARE / threads), int(_MOST / seconds))
+    return max(size, int(_LEAST / seconds), 1)

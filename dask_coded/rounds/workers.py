@@ -268,8 +268,9 @@ class Workers:
         left = todo / speed
         self._speed[worker] = speed
         self._latest[worker] = left
-        in_hand = max(todo * BATCH_SHARE, self._stripe)
-        self._normal[worker] = _LATE * (self._reporting.gap(elapsed, left) + in_hand / speed)
+        gap = self._reporting.gap(elapsed, left)
+        in_hand = max((left - gap) * BATCH_SHARE, self._stripe / speed)
+        self._normal[worker] = _LATE * (gap + in_hand)
 
     def _refresh(self) -> None:
         """Derive what follows from the typical ratio and lag, for all workers at once."""
@@ -294,6 +295,5 @@ class Workers:
             if len(self._ratios):
                 # The first report comes after one interval, or at the end of the list.
                 gap = np.minimum(interval, todo / speed)
-                in_hand = np.maximum(todo * BATCH_SHARE, self._stripe)
-                normal = _LATE * (gap + in_hand / speed)
+                normal = _LATE * (gap + self._stripe / speed)
         self._normal[some] = normal

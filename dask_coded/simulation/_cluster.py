@@ -82,6 +82,7 @@ class _Worker:
     since: float = 0.0  # time up to which its progress is accounted for
     partial: float = 0.0  # work done on the stripe at the head of the list
     batch: int = 0  # stripes at the head of the list that it computes by one product
+    stripe: float = 0.0  # seconds that a stripe took last; 0 before the first one
     owed: float = 0.0  # work that it will lose to messages not yet handled
     busy: float = 0.0  # seconds at work, not yet reported
     unreported: float = 0.0  # work done, likewise
@@ -258,7 +259,7 @@ class VirtualRound:
             piece, start, end = queue[0]
             edges = self.layout.edges[piece]
             if not worker.batch:
-                worker.batch = min(batch_size(_stripes(queue)), end - start)
+                worker.batch = min(batch_size(_stripes(queue), worker.stripe), end - start)
             reached = edges[start] + have + self._sliver
             stop = bisect_right(edges, reached, start, start + worker.batch + 1) - 1
             if stop <= start:
@@ -267,7 +268,12 @@ class VirtualRound:
             have -= done
             worker.batch -= stop - start
             worker.unreported += done
-            worker.unsent.append(StripeRange(piece, start, stop))
+            worker.stripe = self.layout.mean_stripe / rate
+            unsent = worker.unsent
+            if unsent and unsent[-1].piece == piece and unsent[-1].stop == start:
+                unsent[-1] = unsent[-1]._replace(stop=stop)
+            else:
+                unsent.append(StripeRange(piece, start, stop))
             if stop < end:
                 queue[0] = StripeRange(piece, stop, end)
             else:
@@ -298,14 +304,16 @@ class VirtualRound:
             due = min(due, max(dry - self._lead, begun + self._lead))
         # The worker reports after the first batch that ends when a report is due, or later.
         wanted = min((due - self.now) * rate - ahead - self._sliver, todo)
-        until, left, size = 0.0, _stripes(worker.queue), worker.batch
+        until, left, seconds = 0.0, _stripes(worker.queue), worker.stripe
+        size = worker.batch
         for piece, start, stop in worker.queue:
             row = self.layout.edges[piece]
             enough = bisect_left(row, wanted - until + row[start], start + 1, stop + 1)
             end = start
             while end < min(enough, stop):
-                size = min(size or batch_size(left), stop - end)
+                size = min(size or batch_size(left, seconds), stop - end)
                 end, left, size = end + size, left - size, 0
+                seconds = self.layout.mean_stripe / rate
             until += row[end] - row[start]
             if enough <= stop:
                 break

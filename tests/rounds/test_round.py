@@ -406,17 +406,3 @@ def test_continuous_needs_no_prediction_and_s2c2_does(n: int, k: int) -> None:
     assert _ratio("s2c2", n, k, speeds, speeds) < 1.05
     assert _ratio("s2c2", n, k, speeds, uniform) > _ratio("continuous", n, k, speeds, uniform)
     assert _ratio("static", n, k, speeds, uniform) > 1.2
-
-
-def test_stripes_that_a_worker_has_in_hand_stay_with_it() -> None:
-    code = MDS(2, 1)
-    layout = Layout.of(code, code.place, np.ones((1, 16)))
-    round_ = Round(layout, Continuous(lead=0.1), np.array([1.0, 0.0]), 0.0, Reporting(0.01))
-    assert round_.start() == [Assign(0, (StripeRange(0, 0, 16),))]
-    round_.expect(1, 1000.0)
-    commands = round_.react(0.0)
-    # The first worker computes two of its sixteen stripes by its first product.
-    assert commands == [
-        Withdraw(0, (StripeRange(0, 2, 16),)),
-        Assign(1, (StripeRange(1, 2, 16),)),
-    ]

@@ -42,10 +42,12 @@ def from_scratch(
         lags = np.where(expected_lags > 0, expected_lags, workers.lag)
         lags = np.where(np.isnan(workers.measured_lag), lags, workers.measured_lag)
         left = workers.todo / speed
-        in_hand = np.maximum(workers.todo * BATCH_SHARE, 1.0) / speed
         elapsed = workers.heard - workers.began
         wait = np.where(elapsed > 0, left / 2, 0.0)
-        normal = 2 * (np.minimum(np.maximum(interval, wait), left) + in_hand)
+        gap = np.minimum(np.maximum(interval, wait), left)
+        # The first batch is one stripe.
+        in_hand = np.maximum(np.where(known, (left - gap) * BATCH_SHARE, 0.0), 1 / speed)
+        normal = 2 * (gap + in_hand)
         if not len(ratios):
             normal = np.full(len(speed), 20 * interval)
         quiet = np.nan_to_num(now - asked)

@@ -161,9 +161,14 @@ def test_work_that_arrives_while_the_thread_ends_is_computed():
         assert sorted(sent(messages)) == ([0, 6, 7] if came else [0])
 
 
-@pytest.mark.parametrize("bounded", [False, True])
-def test_batches_become_smaller_towards_the_end_of_the_list(bounded, monkeypatch):
-    monkeypatch.setattr(jobs, "_BATCH_SECONDS", 0.0)
+@pytest.mark.parametrize(
+    "threads, most, expected",
+    [(1, 40, [1, 3, 3, 2, 2, 2]), (1, 2, [1, 2, 1, 2, 2, 2, 2, 2]), (2, 40, [1, 1, 1, 1])],
+    ids=["alone", "with little memory", "with another thread"],
+)
+def test_batches_become_smaller_towards_the_end_of_the_list(threads, most, expected, monkeypatch):
+    now = iter(range(1000))
+    monkeypatch.setattr(jobs, "perf_counter", lambda: 0.01 * next(now))
     sizes: list[int] = []
 
     def counted(start: int, stop: int, out: Any) -> Any:
@@ -171,16 +176,13 @@ def test_batches_become_smaller_towards_the_end_of_the_list(bounded, monkeypatch
             sizes.append(stop - start)
         return np.zeros(stop - start)
 
-    executor = Executor()
-    reporting = Reporting(10, 1)
-    most = {0: 2} if bounded else None
-    work = Job("run", {0: np.arange(41)}, {0: 40}, Mock(), executor, 1, reporting, 0.0, most=most)
+    executor, edges, bound = Executor(), {0: np.arange(41)}, {0: most}
+    work = Job("run", edges, {0: 40}, Mock(), executor, threads, Reporting(10, 1), 0.0, most=bound)
     work.begin({0: counted})
     # No batch crosses the end of a range, because its rows would not be neighbours.
     work.assign([StripeRange(0, 30, 34), StripeRange(0, 0, 24)])
     executor.run()
-    first = [2] * 7 if bounded else [3, 1, 3, 2, 2, 2]
-    assert sizes == first + [1] * (28 - sum(first))
+    assert sizes == expected + [1] * (28 - sum(expected))
 
 
 def test_stripes_withdrawn_in_time_are_not_computed():

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dask_coded.codes import MDS, Code, Repetition
-from dask_coded.rounds import fluid_time
+from dask_coded.rounds import Layout, Reporting, Round, StripeRange, fluid_time
 from dask_coded.rounds.policies import POLICIES
 from dask_coded.simulation import (
     Network,
@@ -23,6 +26,7 @@ from dask_coded.simulation import (
     gilbert_elliott,
     shifted_exponential,
 )
+from dask_coded.simulation._cluster import VirtualRound, _Worker
 
 nan = np.nan
 IDEAL = Network(latency=0.0, bandwidth=np.inf)
@@ -233,3 +237,30 @@ def test_nothing_beats_the_bound_and_every_round_ends(data: st.DataObject) -> No
     for round_ in simulation.run(3):
         assert round_.seconds >= round_.bound * (1 - 1e-6)
         assert round_.computed >= 1 - 1e-3
+
+
+def test_simulated_workers_compute_batches_as_real_ones_do() -> None:
+    code = MDS(2, 1)
+    layout = Layout.of(code, code.place, np.ones((1, 32)))
+    often = Reporting(1e-6, growth=0.0)
+    round_ = Round(layout, POLICIES["static"](), np.array([1.0, 0.0]), 0.0, often)
+    sizes: list[int] = []
+    record = round_.record
+
+    def recorded(worker: int, ranges: list[StripeRange], *rest: Any) -> None:
+        sizes.extend(part.stop - part.start for part in ranges)
+        record(worker, ranges, *rest)
+
+    round_.record = recorded  # type: ignore[method-assign, assignment]
+    rates = np.array([100.0, 0.0])
+    VirtualRound(round_, lambda now: (rates, np.inf), IDEAL, often, lead=0.0).run()
+    # As in `test_batches_become_smaller_towards_the_end_of_the_list` of a worker's job.
+    assert sizes == [1, 3, 3, 3, 2, 2, 2, 2] + [1] * 14
+
+
+def test_a_simulated_worker_finishes_the_batch_that_it_has_in_hand() -> None:
+    worker = _Worker(queue=deque([StripeRange(0, 4, 10), StripeRange(0, 0, 2)]), batch=2)
+    in_hand, rest = worker.split()
+    assert in_hand == [StripeRange(0, 4, 6)]
+    assert rest == [StripeRange(0, 6, 10), StripeRange(0, 0, 2)]
+    assert _Worker(queue=deque([StripeRange(0, 4, 10)])).split() == ([], [StripeRange(0, 4, 10)])

@@ -21,7 +21,6 @@ from typing import Self
 import numpy as np
 
 from dask_coded.rounds.assignment import deal
-from dask_coded.rounds.batches import batch_size
 from dask_coded.rounds.layout import Layout, StripeRange
 from dask_coded.rounds.marks import ranges_of_bits, words_of
 from dask_coded.rounds.options import RoundOptions
@@ -187,9 +186,7 @@ class Continuous(Policy):
                     continue
                 free = state.replaceable(owed, piece)
                 if index == 0:
-                    # The donor is believed to be computing these stripes.
-                    left = sum(part.stop - part.start for part in state.queues[donor])
-                    free &= -1 << (owed.start + batch_size(left))
+                    free &= ~(1 << owed.start)  # the donor is believed to be computing this stripe
                 edges = layout.edges[piece]
                 taken = 0
                 while free:

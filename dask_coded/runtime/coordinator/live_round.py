@@ -49,7 +49,7 @@ from dask_coded.typing import Bools
 
 # Bytes of shares that are decoded together while the rest is computed. Waking up the algorithm's
 # thread takes time from the event loop, which small rounds cannot spare. In rounds of 1.2 s with a
-# result of 19 MB, 4 ms of decoding are left after the last share, and with 512 KB they are 9 ms.
+# result of 19 MB, decoding ends 4 ms after the last share, and 9 ms after it with 512 KB.
 _DECODE_BYTES = 1 << 16
 # Seconds between two looks at workers that take no part: reserves, and those that were silent.
 _LOOK = 0.25

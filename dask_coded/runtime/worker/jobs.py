@@ -20,9 +20,6 @@ from dask_coded.transport.memory import Memory
 from dask_coded.transport.messages.message import Attempt, Message
 from dask_coded.transport.messages.rounds import Share, ShareFailed
 
-# A batch takes at least about this long if there are stripes for it: long enough that the Python
-# code between two of them is negligible.
-_BATCH_SECONDS = 0.0005
 # A job of fewer multiplications (about 0.1 ms) is done on the event loop. To hand it to a thread,
 # and its rows back, would take as long.
 _INLINE = 1 << 17
@@ -33,8 +30,8 @@ class Job:
 
     Public methods run on the worker's event loop. Stripes are computed in threads of the executor,
     unless the whole job is next to nothing. Between two products caches are cold, so a NumPy call
-    costs tens of microseconds. The code there is therefore plain Python: 60 us for a stripe instead
-    of 150, next to a product of 3 ms.
+    costs tens of microseconds. The code there is therefore plain Python: 60 us instead of 150, next
+    to a product of 3 ms.
 
     Parameters
     ----------
@@ -61,7 +58,7 @@ class Job:
     previous : Output, optional
         The memory of the rows of an earlier round, to use again if the rows are alike.
     most : dict of int to int, optional
-        Stripes of each piece in a batch of more than half a millisecond, at most.
+        Stripes of each piece in one batch, at most.
     """
 
     def __init__(
@@ -169,9 +166,8 @@ class Job:
                 if start == end:
                     continue
                 left = end - start + sum(part.stop - part.start for part in self._queue)
-                size = min(batch_size(left, self._threads), self._most.get(piece, left))
-                if self._stripe:
-                    size = max(size, int(_BATCH_SECONDS / self._stripe))
+                size = batch_size(left, self._stripe, self._threads)
+                size = min(size, self._most.get(piece, size))
                 stop = min(start + size, end)
                 if (again := taken.find(1, start, stop)) >= 0:
                     stop = again

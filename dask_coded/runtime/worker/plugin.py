@@ -55,8 +55,8 @@ _SPECS = 64
 # Memory is kept this long after its last use: that of other workers where rows were left, and that
 # of the last rounds' rows.
 _IDLE_SECONDS = 5.0
-# A product of several stripes reads at most this much of a piece.
-_BATCH_BYTES = 1 << 26
+# The products of all threads read at most this many entries of a piece, or one stripe each.
+_BATCH_ENTRIES = 1 << 23
 # Of how many rounds rows are kept: as many as usually run at once. Of how many participants.
 _OUTPUTS = 4
 _MAPPED = 64
@@ -289,7 +289,10 @@ class CodedWorkerPlugin(WorkerPlugin):
             message.attempt,
             message.series,
             self._outputs.pop(message.series, None),
-            {piece: _most(data, message.stripes) for piece, (data, _) in held.items()},
+            {
+                piece: _most(data, message.stripes, self.worker.state.nthreads)
+                for piece, (data, _) in held.items()
+            },
         )
         job.assign(StripeRange(*part) for part in message.ranges)
 
@@ -374,16 +377,15 @@ def _entries(piece: Any) -> float:
     return float(piece.size + sum(piece.shape))
 
 
-def _most(piece: Any, stripes: int) -> int:
-    """Return how many stripes of a piece one product may need in memory.
+def _most(piece: Any, stripes: int, threads: int) -> int:
+    """Return how many stripes of a piece one product may take.
 
-    Of a piece in a file, only the rows of one product are in memory. Of others, NumPy copies the
-    rows of a product where their type is not that of the result.
+    Of a piece in a file, only the rows of the present products are in memory. Of others, NumPy and
+    SciPy copy these rows if their type is not that of the result.
     """
-    if isinstance(piece, MappedArray):
+    if isinstance(piece, MappedArray) or piece.dtype.hasobject:
         return 1
-    size = getattr(piece, "nbytes", 0)  # sparse pieces have none
-    return max(_BATCH_BYTES * stripes // size, 1) if size else stripes
+    return max(_BATCH_ENTRIES * stripes // (max(piece.size, 1) * threads), 1)
 
 
 class _Idle:

@@ -58,8 +58,8 @@ class Pace:
     rounds take 1.26 of the fluid bound with 5 messages for each worker. They take 1.36 with 8
     messages, which is the number for lags of 1 ms. If a message costs 0.3 ms, and a lag is 1 ms,
     rounds take 1.07 with this number of reports and 1.09 with half of it. On processes with 0.1 of
-    a core, in rounds of several seconds, the smaller number takes 0.99 of the time where
-    predictions hold, and 1.03 where speeds change all the time.
+    a core, in rounds of 1.3 s whose speeds change all the time, twice and four times as many
+    reports take 0.99 to 1.01 of the time.
 
     Even where predictions hold, each worker reports once in the middle of a round. Without that, 3
     messages a worker would do instead of 4, but the one round in which workers become five times

@@ -10,7 +10,7 @@ from dask_coded.rounds.assignment import InfeasibleError, deal, fluid_time
 from dask_coded.rounds.batches import batch_size
 from dask_coded.rounds.decode import Assembler, Geometry
 from dask_coded.rounds.history import LoopHistory
-from dask_coded.rounds.layout import Layout, StripeRange, without
+from dask_coded.rounds.layout import Layout, StripeRange, stripes_in, without
 from dask_coded.rounds.options import RoundOptions
 from dask_coded.rounds.policies import POLICIES, Policy
 from dask_coded.rounds.reporting import Pace, Reporting
@@ -42,5 +42,6 @@ __all__ = [
     "batch_size",
     "deal",
     "fluid_time",
+    "stripes_in",
     "without",
 ]

@@ -22,6 +22,17 @@ class StripeRange(NamedTuple):
     stop: int
 
 
+def stripes_in(ranges: Iterable[StripeRange]) -> int:
+    """Return the number of stripes of some ranges.
+
+    Examples
+    --------
+    >>> stripes_in([StripeRange(0, 0, 4), StripeRange(1, 6, 8)])
+    6
+    """
+    return sum(stop - start for _, start, stop in ranges)
+
+
 def without(ranges: Iterable[StripeRange], gone: StripeRange) -> list[StripeRange]:
     """Return the ranges without the stripes of ``gone``.
 

@@ -7,7 +7,7 @@ import heapq
 import itertools
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +24,7 @@ from dask_coded.rounds import (
     Round,
     StripeRange,
     batch_size,
+    stripes_in,
     without,
 )
 from dask_coded.typing import Floats
@@ -259,7 +260,7 @@ class VirtualRound:
             piece, start, end = queue[0]
             edges = self.layout.edges[piece]
             if not worker.batch:
-                worker.batch = min(batch_size(_stripes(queue), worker.stripe), end - start)
+                worker.batch = min(batch_size(stripes_in(queue), worker.stripe), end - start)
             reached = edges[start] + have + self._sliver
             stop = bisect_right(edges, reached, start, start + worker.batch + 1) - 1
             if stop <= start:
@@ -304,7 +305,7 @@ class VirtualRound:
             due = min(due, max(dry - self._lead, begun + self._lead))
         # The worker reports after the first batch that ends when a report is due, or later.
         wanted = min((due - self.now) * rate - ahead - self._sliver, todo)
-        until, left, seconds = 0.0, _stripes(worker.queue), worker.stripe
+        until, left, seconds = 0.0, stripes_in(worker.queue), worker.stripe
         size = worker.batch
         for piece, start, stop in worker.queue:
             row = self.layout.edges[piece]
@@ -369,10 +370,6 @@ class VirtualRound:
 
     def _at(self, time: float, kind: str, worker: int = -1, what: Any = None) -> None:
         heapq.heappush(self._events, (time, next(self._count), kind, worker, what))
-
-
-def _stripes(ranges: Iterable[StripeRange]) -> int:
-    return sum(stop - start for _, start, stop in ranges)
 
 
 @contextmanager

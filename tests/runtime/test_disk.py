@@ -23,7 +23,7 @@ from distributed.utils_test import async_poll_for, gen_cluster
 import dask_coded as coded
 from dask_coded.runtime.worker import disk as module
 from dask_coded.runtime.worker.disk import Disk, MappedArray, streamed
-from dask_coded.runtime.worker.plugin import _most, worker_plugin
+from dask_coded.runtime.worker.plugin import _largest_batch, worker_plugin
 
 pytestmark = pytest.mark.skipif(not module._ABLE, reason="needs files without a name")
 
@@ -344,10 +344,12 @@ async def test_workers_whose_piece_and_process_exceed_the_limit(c, s, *nannies):
 
 def test_batches_are_limited_where_products_need_memory(tmp_path):
     large = np.broadcast_to(1.0, (1 << 12, 1 << 12))  # two batches of 64 MiB
-    assert _most(large, stripes=40, threads=1) == 20
-    assert _most(large, stripes=40, threads=4) == 5
-    assert _most(large.astype(np.int8), stripes=40, threads=1) == 20  # its products need float64
-    assert _most(large[:4], stripes=40, threads=1) >= 40
-    assert _most(np.full((4, 4), None), stripes=4, threads=1) == 1
+    assert _largest_batch(large, stripes=40, threads=1) == 20
+    assert _largest_batch(large, stripes=40, threads=4) == 5
+    assert (
+        _largest_batch(large.astype(np.int8), stripes=40, threads=1) == 20
+    )  # its products need float64
+    assert _largest_batch(large[:4], stripes=40, threads=1) >= 40
+    assert _largest_batch(np.full((4, 4), None), stripes=4, threads=1) == 1
     mapped = MappedArray.zeros((4, 4), np.dtype(float), str(tmp_path))
-    assert _most(mapped, stripes=4, threads=1) == 1
+    assert _largest_batch(mapped, stripes=4, threads=1) == 1

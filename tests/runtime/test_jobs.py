@@ -177,7 +177,9 @@ def test_batches_become_smaller_towards_the_end_of_the_list(threads, most, expec
         return np.zeros(stop - start)
 
     executor, edges, bound = Executor(), {0: np.arange(41)}, {0: most}
-    work = Job("run", edges, {0: 40}, Mock(), executor, threads, Reporting(10, 1), 0.0, most=bound)
+    work = Job(
+        "run", edges, {0: 40}, Mock(), executor, threads, Reporting(10, 1), 0.0, largest=bound
+    )
     work.begin({0: counted})
     # No batch crosses the end of a range, because its rows would not be neighbours.
     work.assign([StripeRange(0, 30, 34), StripeRange(0, 0, 24)])

@@ -24,6 +24,7 @@ from dask_coded.rounds import (
     StripeRange,
     Verifier,
     Withdraw,
+    stripes_in,
 )
 from dask_coded.rounds.assignment import all_tried
 from dask_coded.runtime.answers import RoundPlan
@@ -460,7 +461,7 @@ class LiveRound:
 
     def _log(self, worker: int, ranges: list[StripeRange], seconds: float, end: float) -> None:
         address = self._plan.addresses[worker]
-        total = sum(part.stop - part.start for part in ranges)
+        total = stripes_in(ranges)
         begin = end - seconds
         for part in ranges:
             until = begin + seconds * (part.stop - part.start) / total

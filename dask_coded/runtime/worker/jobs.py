@@ -12,7 +12,7 @@ from time import perf_counter
 import numpy as np
 from dask.typing import Key
 
-from dask_coded.rounds import Reporting, StripeRange, batch_size, without
+from dask_coded.rounds import Reporting, StripeRange, batch_size, stripes_in, without
 from dask_coded.rounds.kernels import Product, Rows
 from dask_coded.runtime.worker.output import Output
 from dask_coded.transport import Answer
@@ -57,7 +57,7 @@ class Job:
         As in :class:`StartRound`.
     previous : Output, optional
         The memory of the rows of an earlier round, to use again if the rows are alike.
-    most : dict of int to int, optional
+    largest : dict of int to int, optional
         Stripes of each piece in one batch, at most.
     """
 
@@ -75,7 +75,7 @@ class Job:
         attempt: Attempt | None = None,
         series: str = "",
         previous: Output | None = None,
-        most: dict[int, int] | None = None,
+        largest: dict[int, int] | None = None,
     ) -> None:
         self.series = series
         self.run_id = run_id
@@ -90,7 +90,7 @@ class Job:
         self._lead = lead
         self._memory = memory
         self._previous = previous
-        self._most = most or {}
+        self._largest = largest or {}
         self._output: Output | None = None
         self._inline = False  # whether stripes are computed on the event loop
         self._decided = False  # whether and where there is an output
@@ -165,9 +165,9 @@ class Job:
                     start += 1
                 if start == end:
                     continue
-                left = end - start + sum(part.stop - part.start for part in self._queue)
+                left = end - start + stripes_in(self._queue)
                 size = batch_size(left, self._stripe, self._threads)
-                size = min(size, self._most.get(piece, size))
+                size = min(size, self._largest.get(piece, size))
                 stop = min(start + size, end)
                 if (again := taken.find(1, start, stop)) >= 0:
                     stop = again
@@ -199,8 +199,7 @@ class Job:
             self._shares.append((batch, rows))
             self._stripe = seconds / (batch.stop - batch.start)
             now = perf_counter()
-            stripes = sum(part.stop - part.start for part in self._queue)
-            left = stripes * self._stripe / self._threads
+            left = stripes_in(self._queue) * self._stripe / self._threads
             silent, elapsed = now - self._reported, self._reported - self._started
             due = silent >= self._reporting.gap(elapsed, silent + left)
             if not self._hinted and left <= self._lead <= now - self._started:

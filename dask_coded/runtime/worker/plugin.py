@@ -290,7 +290,7 @@ class CodedWorkerPlugin(WorkerPlugin):
             message.series,
             self._outputs.pop(message.series, None),
             {
-                piece: _most(data, message.stripes, self.worker.state.nthreads)
+                piece: _largest_batch(data, message.stripes, self.worker.state.nthreads)
                 for piece, (data, _) in held.items()
             },
         )
@@ -377,7 +377,7 @@ def _entries(piece: Any) -> float:
     return float(piece.size + sum(piece.shape))
 
 
-def _most(piece: Any, stripes: int, threads: int) -> int:
+def _largest_batch(piece: Any, stripes: int, threads: int) -> int:
     """Return how many stripes of a piece one product may take.
 
     Of a piece in a file, only the rows of the present products are in memory. Of others, NumPy and

@@ -133,7 +133,12 @@ def encode(
     if redundancy is not None and isinstance(code, Code):
         raise TypeError("Pass either a code or a redundancy, not both: a code defines its own.")
 
-    display = Display() if verbose and callback is None else None
+    display = Display() if verbose else None
+    listeners = [listener for listener in (display, callback) if listener is not None]
+
+    def tell(made: PiecesMade) -> None:
+        for listener in listeners:
+            listener(made)
 
     async def shown() -> CodedArray:
         with display or nullcontext():
@@ -144,13 +149,13 @@ def encode(
         if not isinstance(chosen, Code):
             chosen = await _choose(client, source, chosen, redundancy, workers)
         check_code(source, chosen)
-        listener = display or callback
+        made = chosen.pieces * (2 if transpose else 1)
         options: dict[str, Any] = {
             "oversubscribe": oversubscribe,
             "check_finite": check_finite,
             "verify": is_verified(source, verify),
             "workers": workers,
-            "tally": listener and Tally(listener, chosen.pieces * (2 if transpose else 1)),
+            "tally": Tally(tell, made) if listeners else None,
         }
         ids = new_id(), new_id()
         back = None
@@ -163,9 +168,19 @@ def encode(
                 transposed=ids[0],
                 **options,
             )
-        there = await encode_source(
-            client, source, chosen, array_id=ids[0], transposed=ids[1] if back else None, **options
-        )
+        try:
+            there = await encode_source(
+                client,
+                source,
+                chosen,
+                array_id=ids[0],
+                transposed=ids[1] if back else None,
+                **options,
+            )
+        except BaseException:
+            if back is not None:
+                back.release()
+            raise
         return CodedArray(there, back)
 
     with outside_pool():

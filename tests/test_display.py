@@ -94,7 +94,9 @@ def test_the_pieces_of_an_encoding_are_counted(capsys):
         assert heard[0] == PiecesMade(0, 6, 0)
         assert heard[-1].nbytes == C.encoded.nbytes + C.T.encoded.nbytes
         capsys.readouterr()
-        coded.encode(np.eye(6), coded.MDS(3, 2), client, verbose=True)
+        heard.clear()
+        coded.encode(np.eye(6), coded.MDS(3, 2), client, verbose=True, callback=heard.append)
+        assert [p.made for p in heard] == [0, 1, 2, 3]
         lines = capsys.readouterr().err.splitlines()
         assert lines[0] == "Encoding: 0 of 3 pieces, 0 B"
         assert lines[-1].startswith("Encoding: 3 of 3 pieces, ")

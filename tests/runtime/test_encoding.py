@@ -332,6 +332,18 @@ async def test_an_array_that_cannot_be_encoded_again_is_unchanged(c, s, *workers
     await async_poll_for(lambda: all(homes(s, C)))
 
 
+@gen_cluster(client=True, nthreads=FIVE)
+async def test_a_second_encoding_that_fails_leaves_no_pieces_of_the_first(c, s, *workers):
+    def fail(progress):
+        if progress.made == 7:  # five pieces of the transposed matrix, two of the matrix
+            raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough") as error:
+        await coded.encode(A, coded.MDS(5, 3), c, transpose=True, callback=fail)
+    await async_poll_for(lambda: not s.tasks)
+    assert error.value.__traceback__ is not None  # it keeps the pieces' futures
+
+
 # -- workers that join -------------------------------------------------------------------------
 
 

@@ -64,6 +64,11 @@ class Encoded:
         """The client that holds the pieces; in a task that got the array, the worker's."""
         return current_client(self.futures[0].client)
 
+    def release(self) -> None:
+        """Release the pieces at once, because an error's traceback would keep them."""
+        for future in (*self.futures, *self.checks):
+            future.release()
+
 
 async def encode_source(
     client: Client,

@@ -381,5 +381,8 @@ def _draw(
             lanes.tick_params(axis="y", length=0)
         shares.set_ylabel("share of the rows")
     axes.set_xlabel("milliseconds  (black line: a round ends; colour: which rows of the piece)")
-    figure.savefig(path, dpi=150, format="png")
+    try:
+        figure.savefig(path, dpi=150, format="png")
+    except OSError as error:
+        raise click.ClickException(f"--output {path}: {error.strerror}.") from error
     click.echo(f"\nTimelines of plain and coded rounds: {path}")

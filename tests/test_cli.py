@@ -11,6 +11,7 @@ import threading
 from contextlib import contextmanager
 from types import SimpleNamespace
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -275,6 +276,14 @@ def test_plain_and_coded_rounds_are_drawn(tmp_path):
     coded = demo.Panel("coded", bars, [0.1])
     demo._draw([plain, coded], ["a", "b", "c"], ["a"], tmp_path / "rounds.png")
     assert (tmp_path / "rounds.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_that_cannot_be_written_is_one_clear_error(tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / ("x" * 300)
+    panel = demo.Panel("plain", [demo.Bar("a", 0.0, 0.3, 5)], [0.4])
+    with pytest.raises(click.ClickException, match="x: File name too long"):
+        demo._draw([panel, panel], ["a"], [], path)
 
 
 def test_without_matplotlib_the_demo_says_so(tmp_path, monkeypatch, capsys):

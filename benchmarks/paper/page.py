@@ -396,12 +396,12 @@ def _lengths(results: Results) -> Iterator[str]:
     rows = results.rows(section="lengths", measure="round_over_fluid", quantile=0.5)
     if not rows:
         return
-    yield "## Effect of shorter rounds\n"
+    yield "## Effect of the length of a round\n"
     yield (
         "Median round over the fluid bound of `continuous` at (12,10) on processes, with the "
         "speeds of azure2017. An operand with fewer columns means less computation but as many "
         "messages. Each message costs a worker most of a millisecond of CPU, which takes ten times "
-        "as long at a tenth of a core. The other tables use the widest operand of this one."
+        f"as long at a tenth of a core. The other tables use {Size().right} columns."
     )
     header = ["columns of the operand", "over bound", "quartiles"]
     lines = [

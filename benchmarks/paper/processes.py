@@ -33,9 +33,9 @@ class Size:
         round, because workers that were idle start faster than they go on (3 % in a second).
     """
 
-    # The matrix is wide and takes each worker a quarter of a second of a core, so that a round
-    # sends and decodes little compared with what it computes. Section `lengths` shows what shorter
-    # rounds lose.
+    # The matrix is wide and takes each worker more than a tenth of a second of a core, so that
+    # a round sends and decodes little compared with what it computes. Section `lengths` shows what
+    # shorter and longer rounds lose.
     rows: int = 60_000
     columns: int = 10_000
     right: int = 40

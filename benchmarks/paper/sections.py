@@ -370,7 +370,7 @@ def lengths(results: Results) -> None:
     if not results.processes:
         return
     speeds = cases.replayed("azure2017", 12, results.count(12))
-    for right in (2,) if results.smoke else (5, 10, 20, 40):
+    for right in (2,) if results.smoke else (5, 10, 20, 40, 80):
         size = replace(results.size, right=right)
         fields = {"section": "lengths", "trace": "azure2017", "right": right}
         case = Case(f"(12,10), azure2017, {right} columns", 12, 10, speeds, fields=fields)

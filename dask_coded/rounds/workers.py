@@ -32,8 +32,6 @@ _INTERVALS_OF_A_STRIPE = 10
 # factor of 2 either way. On processes with 0.15 of a core, in rounds of 0.2 s and with lags of
 # 25 ms, 8 % of the work was wasted when only measured speeds counted. With two lags, 4 % is wasted,
 # and rounds take 0.87 to 0.93 of the time. With one lag and with six, the results are the same.
-# Bursts of a slower worker are further apart, and so longer lags count for it. With a sixtieth of a
-# core, a first stripe took 10 ms and the others 400.
 _TRUST_LAGS = 2
 # The smallest float: x / 0 is infinite for x > 0, and 0 / 0 is 0.
 _TINY = 5e-324
@@ -141,11 +139,11 @@ class Workers:
         self._stripe = stripe
         self._measured_lags = Median()
         self._typical_lag = float(np.median(expected_lags))
+        # The seconds for which each worker counts as having run at its predicted speed.
+        self._trust = _TRUST_LAGS * self._typical_lag
         # Workers without a measured or an expected lag are expected to have the typical one.
         self._typical = expected_lags <= 0
         self._lags: Floats = np.where(self._typical, self._typical_lag, expected_lags)
-        # The seconds for which each worker counts as having run at its predicted speed.
-        self._trust: Floats = _TRUST_LAGS * np.maximum(self._lags, self._typical_lag)
         # Speeds of this round over predicted ones.
         self._ratio: Floats = np.full(count, np.nan)
         self._ratios = Median()
@@ -255,7 +253,7 @@ class Workers:
             self._stale = True
             return
         todo, prior = float(self.todo[worker]), float(self.prior[worker])
-        trust = float(self._trust[worker]) if prior > 0 else 0.0
+        trust = self._trust if prior > 0 else 0.0
         speed = (done + trust * prior) / (busy + trust)
         if self._unknown[worker]:
             self._unknown[worker] = False

@@ -33,9 +33,8 @@ def from_scratch(
     """Estimate all workers by array operations over all accounts; reports have growth 1."""
     with np.errstate(all="ignore"):
         known = (workers.done > 0) & (workers.busy > 0)
-        # A predicted speed counts for two lags, those of the worker if it is slower than others.
-        lags = np.maximum(expected_lags, np.median(expected_lags))
-        trust = np.where(workers.prior > 0, 2 * lags, 0.0)
+        # A predicted speed counts for two lags.
+        trust = np.where(workers.prior > 0, 2 * np.median(expected_lags), 0.0)
         mean = (workers.done + trust * workers.prior) / (workers.busy + trust)
         ratios = (mean / workers.prior)[known & (workers.prior > 0)]
         scale = np.median(ratios) if len(ratios) else 1.0

@@ -70,7 +70,7 @@ def local_workers(count: int, memory_limit: int = 0) -> Iterator[tuple[Client, l
         ) as cluster,
         Client(cluster) as client,
     ):
-        yield client, sorted(client.scheduler_info(n_workers=-1)["workers"])
+        yield client, sorted(client.nthreads())
 
 
 def run_rounds(operator: Any, x: np.ndarray, rounds: int) -> list[float]:

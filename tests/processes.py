@@ -83,7 +83,7 @@ class Processes:
         self.client.wait_for_workers(
             sum(process.is_alive() for process in self.workers.values()), timeout=120
         )
-        workers = self.client.scheduler_info(n_workers=-1)["workers"]
+        workers = self.client.sync(self.client.scheduler.identity, n_workers=-1)["workers"]
         addresses = {info["name"]: address for address, info in workers.items()}
         self._names |= {addresses[name]: name for name in names}
         return [addresses[name] for name in names]

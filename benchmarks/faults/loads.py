@@ -142,7 +142,7 @@ class StockProducts(Load):
 
     def __init__(self, client: Client, arrays: Arrays) -> None:
         super().__init__(client, arrays)
-        chunks = -(-_ROWS // len(client.scheduler_info(n_workers=-1)["workers"]))
+        chunks = -(-_ROWS // len(client.nthreads()))
         self._array = client.persist(da.from_array(arrays.dense, chunks=(chunks, -1)))
 
     def once(self) -> None:

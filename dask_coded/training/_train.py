@@ -205,7 +205,7 @@ def train(
         client.sync(install, client, TrainingSchedulerPlugin())
     samples, targets, held = load(client, data)
     if aggregation is None:
-        there = client.scheduler_info(n_workers=-1)["workers"]
+        there = client.nthreads()
         count = len(there if allowed is None else set(there) & set(allowed))
         aggregation = choose_aggregation(count, start.nbytes)
     total = sum(samples.rows)
@@ -306,7 +306,7 @@ def _check_choices(
 def _named(client: Client, workers: str | Sequence[str]) -> tuple[str, ...]:
     """Return the given addresses, of which at least one must be in the cluster."""
     addresses = (workers,) if isinstance(workers, str) else tuple(workers)
-    if not set(addresses) & set(client.scheduler_info(n_workers=-1)["workers"]):
+    if not set(addresses) & set(client.nthreads()):
         raise ValueError(
             f"Argument 'workers' must contain the address of a worker in the cluster, as listed by "
             f"`client.nthreads()`, it is {workers!r}."

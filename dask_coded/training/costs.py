@@ -75,7 +75,7 @@ def measure_costs(
     addresses = check_workers(workers)
     client = waiting_client(client)
     if addresses is None:
-        addresses = sorted(client.scheduler_info(n_workers=-1)["workers"])
+        addresses = sorted(client.nthreads())
     if len(addresses) < 2:
         raise ValueError(
             f"Measuring costs needs at least 2 workers, there are {len(addresses)}: pass more "

@@ -158,7 +158,9 @@ def _scattered(client: Client, values: Any) -> tuple[Blocks, list[Future]]:
     """Scatter equal blocks, as many as there are workers."""
     if scipy.sparse.issparse(values):
         values = values.tocsr()  # rows of some other formats cannot be selected
-    workers = client.scheduler_info(n_workers=-1)["workers"]
+    # Not from `scheduler_info`, whose answer may be replaced before it is read: every two seconds
+    # the client asks for one without any worker.
+    workers = client.nthreads()
     count = max(min(len(workers), values.shape[0]), 1)
     edges = [i * values.shape[0] // count for i in range(count + 1)]
     blocks = [values[a:b] for a, b in itertools.pairwise(edges)]

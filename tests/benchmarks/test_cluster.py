@@ -109,7 +109,7 @@ def shares(lab: Lab) -> list[float]:
 def test_all_workers_but_one_are_throttled(lab: Lab):
     assert lab.kind == lab._throttle.kind
     assert len(lab.workers) == 2
-    assert {*lab.workers, lab.free} == set(lab.client.scheduler_info(n_workers=-1)["workers"])
+    assert {*lab.workers, lab.free} == set(lab.client.nthreads())
     free = lab.client.run(os.getpid, workers=[lab.free])[lab.free]
     assert len(lab._throttle.shares) == 2
     assert free not in lab._throttle.shares

@@ -86,7 +86,7 @@ def test_a_lab_moves_bytes_over_its_links_and_loses_workers():
         lab.resume(0)
         assert lab.client.submit(int, 7, workers=[first], pure=False).result() == 7
         lab.kill(1)
-        workers = lab.client.scheduler_info(n_workers=-1)["workers"]
+        workers = lab.client.nthreads()
         assert set(workers) == {first, lab.free}
     wait_until_gone(device)
     assert not any(map(alive, lab.pids))

@@ -373,7 +373,7 @@ def test_places_are_distinct_workers(code, A, client):
 
 
 def test_selected_workers(A, client):
-    workers = sorted(client.scheduler_info(n_workers=-1)["workers"])[1:4]
+    workers = sorted(client.nthreads())[1:4]
     C = coded.encode(A, coded.MDS(3, 2), client, workers=workers)
     assert sorted(C.encoded.workers) == workers
     assert coded.encode(A, client=client, workers=workers).code.n == 3
@@ -801,7 +801,7 @@ def test_submit_to_a_worker(C, client):
 
         return get_worker().address
 
-    address = sorted(client.scheduler_info(n_workers=-1)["workers"])[2]
+    address = sorted(client.nthreads())[2]
     assert coded.submit(where, C, client=client, workers=address).result() == address
 
 

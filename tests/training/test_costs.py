@@ -43,6 +43,6 @@ def test_counts_are_checked(options, expected, client):
 
 
 def test_measuring_needs_two_workers(client):
-    one = list(client.scheduler_info(n_workers=-1)["workers"])[:1]
+    one = list(client.nthreads())[:1]
     with pytest.raises(ValueError, match="needs at least 2 workers, there are 1"):
         measure_costs(client=client, workers=one)

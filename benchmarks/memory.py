@@ -156,7 +156,8 @@ class Watch:
         events = [event for w in processes for _, event in client.get_events(w)]
         paused = [e for e in events if isinstance(e, dict) and e.get("status") == "paused"]
         restarts = len(set(self._processes.values()) - set(processes.values()))
-        info = client.sync(client.scheduler.identity, n_workers=-1)["workers"].values()
+        scheduler: Any = client.scheduler
+        info = client.sync(scheduler.identity, n_workers=-1)["workers"].values()
         peak = max(client.run(_memory_mib, "VmHWM").values())
         report.add(case, "pauses", len(paused) - self._paused, "pauses", **keys)
         self._paused = len(paused)

@@ -136,10 +136,6 @@ def encode(
     display = Display() if verbose else None
     listeners = [listener for listener in (display, callback) if listener is not None]
 
-    def tell(made: PiecesMade) -> None:
-        for listener in listeners:
-            listener(made)
-
     async def shown() -> CodedArray:
         with display or nullcontext():
             return await run()
@@ -149,13 +145,13 @@ def encode(
         if not isinstance(chosen, Code):
             chosen = await _choose(client, source, chosen, redundancy, workers)
         check_code(source, chosen)
-        made = chosen.pieces * (2 if transpose else 1)
+        pieces = chosen.pieces * (2 if transpose else 1)
         options: dict[str, Any] = {
             "oversubscribe": oversubscribe,
             "check_finite": check_finite,
             "verify": is_verified(source, verify),
             "workers": workers,
-            "tally": Tally(tell, made) if listeners else None,
+            "tally": Tally(listeners, pieces) if listeners else None,
         }
         ids = new_id(), new_id()
         back = None

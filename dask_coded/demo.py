@@ -384,5 +384,5 @@ def _draw(
     try:
         figure.savefig(path, dpi=150, format="png")
     except OSError as error:
-        raise click.ClickException(f"--output {path}: {error.strerror}.") from error
+        raise click.ClickException(f"--output {path}: {error.strerror or error}.") from error
     click.echo(f"\nTimelines of plain and coded rounds: {path}")

@@ -346,9 +346,8 @@ def test_batches_are_limited_where_products_need_memory(tmp_path):
     large = np.broadcast_to(1.0, (1 << 12, 1 << 12))  # two batches of 64 MiB
     assert _largest_batch(large, stripes=40, threads=1) == 20
     assert _largest_batch(large, stripes=40, threads=4) == 5
-    assert (
-        _largest_batch(large.astype(np.int8), stripes=40, threads=1) == 20
-    )  # its products need float64
+    # Products with integers need a copy of the rows as float64.
+    assert _largest_batch(large.astype(np.int8), stripes=40, threads=1) == 20
     assert _largest_batch(large[:4], stripes=40, threads=1) >= 40
     assert _largest_batch(np.full((4, 4), None), stripes=4, threads=1) == 1
     mapped = MappedArray.zeros((4, 4), np.dtype(float), str(tmp_path))

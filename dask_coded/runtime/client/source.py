@@ -149,22 +149,25 @@ class Tally:
 
     Parameters
     ----------
-    callback : callable
-        Called with a :class:`PiecesMade`: at once, and after each piece.
+    listeners : sequence of callable
+        Each is called with a :class:`PiecesMade`: at once, and after each piece.
     pieces : int
         Number of pieces of all encodings that this tally counts.
     """
 
-    def __init__(self, callback: Callable[[PiecesMade], object], pieces: int) -> None:
-        self._callback = callback
-        self._last = PiecesMade(0, pieces, 0)
-        callback(self._last)
+    def __init__(self, listeners: Sequence[Callable[[PiecesMade], object]], pieces: int) -> None:
+        self._listeners = listeners
+        self._tell(PiecesMade(0, pieces, 0))
 
     def add(self, nbytes: int) -> None:
         """Count a piece of so many bytes."""
         made, all_bytes = self._last.made + 1, self._last.nbytes + nbytes
-        self._last = replace(self._last, made=made, nbytes=all_bytes)
-        self._callback(self._last)
+        self._tell(replace(self._last, made=made, nbytes=all_bytes))
+
+    def _tell(self, progress: PiecesMade) -> None:
+        self._last = progress
+        for listener in self._listeners:
+            listener(progress)
 
 
 async def settled(

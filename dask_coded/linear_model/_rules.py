@@ -216,6 +216,9 @@ def _search(objective: Objective, point: Point, d: Floats, q: Floats | None = No
     for _ in range(_SEARCHES):
         if abs(at_t) <= flat:
             break
+        if at_high <= at_low:
+            t = low  # rounding hides the slope
+            break
         t = (low * at_high - high * at_low) / (at_high - at_low)
         if not low < t < high:
             t = low  # the bracket is at machine precision; here the slope is still negative

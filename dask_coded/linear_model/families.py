@@ -65,6 +65,10 @@ class Family(ABC):
         """Return the unit of the gradient of each column, 1 if the targets have none."""
         return 1.0
 
+    def center(self, y: Floats, weights: Floats) -> Floats | float:
+        """Return what can be taken from each column of ``y`` and added to a free intercept."""
+        return 0.0
+
     def exact(self) -> Family:
         """Return the family that this one approximates, or this one if it is exact."""
         return self
@@ -111,6 +115,10 @@ class SquaredError(SeparateFamily):
         largest = np.where(largest > 0, largest, 1.0)  # whose square may overflow
         size = largest * np.sqrt(weights @ np.square(y / largest) / weights.sum())
         return np.where(size > 0, size, 1.0)
+
+    def center(self, y: Floats, weights: Floats) -> Floats | float:
+        # Relative to the first row, so that a constant column becomes 0 and not rounding errors.
+        return np.asarray(y[0] + weights / weights.sum() @ (y - y[0]))
 
 
 @dataclass(frozen=True)

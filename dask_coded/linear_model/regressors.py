@@ -121,7 +121,8 @@ class LinearRegression(_Regressor):
     fit_intercept : bool
     tol : float
         Stop when the largest absolute entry of the gradient of half the mean square, in units of
-        the root mean square of each target, is at most this.
+        the standard deviation of each target, is at most this. Without an intercept the unit is the
+        root mean square.
     solver, max_iter, verbose, warm_start, code
         As in :class:`LogisticRegression`.
     copy_X, n_jobs
@@ -178,7 +179,8 @@ class Ridge(_Regressor):
     fit_intercept : bool
     tol : float
         Stop when the largest absolute entry of the gradient of half the objective, divided by the
-        sum of the weights and in units of the root mean square of each target, is at most this.
+        sum of the weights and in units of the standard deviation of each target, is at most this.
+        Without an intercept the unit is the root mean square.
     solver, max_iter, verbose, warm_start, code
         As in :class:`LogisticRegression`.
     copy_X, random_state
@@ -249,7 +251,8 @@ class ElasticNet(_Regressor):
     fit_intercept : bool
     tol : float
         Stop when the largest absolute entry of the objective's least subgradient, in units of the
-        root mean square of each target, is at most this.
+        standard deviation of each target, is at most this. Without an intercept the unit is the
+        root mean square.
     solver : {"auto", "nesterov", "proximal"}
         "auto" is "nesterov". With ``l1_ratio=0`` it is "lbfgs", and the other solvers of
         :class:`LogisticRegression` work as well.

@@ -112,16 +112,16 @@ def minimize(
     intercept : Intercept
         The constant term of the predictions.
     start : (coefficients, intercept), optional
-        Where to start; by default all zero.
+        Where to start; by default zero coefficients, and for least squares the mean of ``y``.
     pair : anything with ``pair.product(d)``, optional
         The same data as a coded pair of ``X`` and ``X``. If ``y`` has one dimension, solver
         "newton" then computes ``X.T @ diag(d) @ X`` in one round, and "auto" is "newton" if the
         penalty is smooth.
     tol : float
         Stop when the largest absolute entry of the gradient (or least subgradient) of the mean loss
-        plus penalty is at most this; for least squares, in units of the root mean square of each
-        column of ``y``. For the hinge loss, the objective must also be within a relative ``tol`` of
-        its minimum.
+        plus penalty is at most this. For least squares the unit is the standard deviation of each
+        column of ``y``, or its root mean square if the intercept is not free. For the hinge loss,
+        the objective must also be within a relative ``tol`` of its minimum.
     max_iter : int
         Maximum number of iterations.
     loop : Loop
@@ -156,14 +156,19 @@ def minimize(
         )
     family.check(y)
     shares = np.ones(len(y)) if weights is None else check_weights("weights", weights, len(y))
-    objective = Objective.of(operator, y, shares / shares.sum(), family, penalty, intercept, pair)
+    # A large mean would be the unit of the gradient, and hide how far the coefficients are off.
+    free = intercept.column and not intercept.penalised
+    center = family.center(y, shares) if free else 0.0
+    objective = Objective.of(
+        operator, y - center, shares / shares.sum(), family, penalty, intercept, pair
+    )
     if solver == "auto":
         with_hessian = pair is not None and y.ndim == 1 and not penalty.l1
         solver = "newton" if with_hessian else solver_for(family, penalty)
     rule: Rule = RULES[solver]()
     width = operator.shape[1], *y.shape[1:]
     if start is None:
-        start = np.zeros(width), np.zeros(width[1:])
+        start = np.zeros(width), np.zeros(width[1:]) + center
     coefficients, shift = (np.asarray(part, dtype=np.float64) for part in start)
     if coefficients.shape != width or shift.shape != width[1:]:
         raise ValueError(
@@ -174,7 +179,7 @@ def minimize(
     first, point, rule, family, history = loop.resume((1, None, rule, family, history))
     objective = replace(objective, family=family)
     if point is None:
-        point = objective.point(objective.inside(coefficients, shift))
+        point = objective.point(objective.inside(coefficients, shift - center))
         if not np.isfinite(point.gradient).all():
             raise ValueError("The data must hold finite numbers, they have NaN or infinity.")
         with np.errstate(over="ignore"):
@@ -199,7 +204,7 @@ def minimize(
         if converged:
             break
     coefficients, shift = objective.outside(point.w)
-    return Solution(coefficients, shift, i, residual, value, converged, history)
+    return Solution(coefficients, shift + center, i, residual, value, converged, history)
 
 
 def solver_for(family: Family, penalty: Penalty) -> str:

@@ -33,6 +33,7 @@ INPUTS = {
     "integers": lambda: np.rint(4 * X).astype(int),
     "sparse": lambda: sp.csr_matrix(np.where(X > 0, X, 0)),
     "dask": lambda: da.from_array(X, chunks=(60, 3)),
+    "dask of float32": lambda: da.from_array(X.astype(np.float32), chunks=(60, 3)),
     "dask of integers": lambda: da.from_array(np.rint(4 * X).astype(int), chunks=(60, 3)),
 }
 

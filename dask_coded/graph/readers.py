@@ -363,8 +363,9 @@ def _parse_edges(
         raise ValueError("expected one edge a line, the file has only a header.")
     names = np.array(ends)
     values = np.array(weights) if width == 3 else None
-    # All lines, or all below a header.
-    for edges in (slice(None),) if header else (slice(None), slice(1, None)):
+    # All lines, or all below a header, which has words only.
+    may_be = width == 2 and not any(map(_is_number, ends[0]))
+    for edges in (slice(None), slice(1, None)) if may_be else (slice(None),):
         if np.char.find(names[edges], "_").max(initial=-1) >= 0:
             continue  # a name, although Python reads 1_0 as 10
         try:
@@ -374,6 +375,14 @@ def _parse_edges(
         if len(numbers):
             return numbers.T, None if values is None else values[edges]
     return names.T, values
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _fields(line: str, separator: str | None) -> list[str]:

@@ -96,6 +96,14 @@ def test_only_the_first_line_may_be_a_header(write):
         read_graph(write("g.txt", "a b x\nc d y\ne f 1.0\n"))
 
 
+@pytest.mark.parametrize("first", ["root 1", "1 root", "1.5 1", "root 1 0.5", f"{2**64} 1 0.5"])
+def test_a_first_line_with_a_number_is_no_header(write, first):
+    below = " 1" if first.count(" ") == 2 else ""
+    graph = read_graph(write("g.txt", f"{first}\n1 2{below}\n2 3{below}\n"))
+    assert len(edges(graph)) == 3
+    assert set(graph.nodes) == {*first.split()[:2], "1", "2", "3"}
+
+
 def test_integers_beyond_64_bits_are_names(write):
     big = str(2**70)
     assert edges(read_graph(write("g.txt", f"{big} 1\n"))) == {(big, "1"): 1.0}

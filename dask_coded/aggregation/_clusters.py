@@ -136,6 +136,7 @@ class DynamicClusters(Aggregation):
     memory: float = 0.1
     code: CodeName = "fractional"
     segments: int = 1
+    moves = True
 
     def __post_init__(self) -> None:
         _check(self.size, self.load, self.code, self.segments)

@@ -210,9 +210,12 @@ class Aggregation(ABC):
     ----------
     helps : bool
         Whether a worker that is done with its own part may be asked for a late one of that step.
+    moves : bool
+        Whether a part may be computed by other workers than in the step before.
     """
 
     helps: ClassVar[bool] = False
+    moves: ClassVar[bool] = False
 
     @abstractmethod
     def plan(self, workers: int) -> Plan:

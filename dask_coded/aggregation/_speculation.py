@@ -56,6 +56,7 @@ class Speculation(Aggregation):
     share: float = 0.75
     segments: int = 1
     helps = True
+    moves = True
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:

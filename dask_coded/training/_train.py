@@ -289,18 +289,19 @@ def _check_choices(
                 f"Argument {name!r} must be an instance of {kind.__name__}, such as {example}, "
                 f"it is {value!r}."
             )
-    if aggregation is not None and aggregation.helps:
-        if schedule is not None and schedule.width > 1:
-            raise ValueError(
-                f"{aggregation!r} needs `schedule=Synchronous()`, it is {schedule!r}: a helper "
-                "must still have the parameters of the step. Use a code or `Star()` instead."
-            )
-        if compression is not None and compression.remembers:
-            raise ValueError(
-                f"{aggregation!r} cannot be used with {compression!r}, which keeps a residual of "
-                "each worker's own gradients: two workers may keep that of one part. Use "
-                "GradiVeQ(residual=False), or another aggregation."
-            )
+    if aggregation is None:
+        return
+    if aggregation.helps and schedule is not None and schedule.width > 1:
+        raise ValueError(
+            f"{aggregation!r} needs `schedule=Synchronous()`, it is {schedule!r}: a helper "
+            "must still have the parameters of the step. Use a code or `Star()` instead."
+        )
+    if aggregation.moves and compression is not None and compression.remembers:
+        raise ValueError(
+            f"{aggregation!r} cannot be used with {compression!r}, which keeps a residual of "
+            "each worker's own gradients: two workers may keep that of one part. Use "
+            "GradiVeQ(residual=False), or another aggregation."
+        )
 
 
 def _named(client: Client, workers: str | Sequence[str]) -> tuple[str, ...]:
@@ -368,8 +369,10 @@ class _Watch:
     def __call__(self, progress: Progress) -> None:
         if self.display is not None:
             self.display(progress)
-        if self._callback is not None and self._callback(progress) is True:
-            self._enough = True
+        if self._callback is not None:
+            answer = self._callback(progress)
+            # Not any true value: a lambda may return what it happens to compute.
+            self._enough |= isinstance(answer, bool | np.bool_) and bool(answer)
         if self._enough:
             # Again at each report, because the leader may be lost before it ends the training.
             client: Any = self._client

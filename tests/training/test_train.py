@@ -249,15 +249,22 @@ def test_a_callback_ends_the_training(client):
     np.testing.assert_allclose(found.parameters, in_one_process(steps=found.steps), rtol=1e-10)
 
 
-def test_a_training_is_asked_to_end_until_it_has_ended():
+@pytest.mark.parametrize("kind", [bool, np.bool_])
+def test_a_training_is_asked_to_end_until_it_has_ended(kind):
     asked = []
     scheduler = SimpleNamespace(coded_enough=lambda training: asked.append(training))
     loop = SimpleNamespace(add_callback=lambda function, **options: function(**options))
     client = SimpleNamespace(loop=loop, scheduler=scheduler)
-    watch = _Watch(client, "training", lambda progress: progress.round == 2, None)
+    watch = _Watch(client, "training", lambda progress: kind(progress.round == 2), None)
     for i in range(4):
         watch(Progress(i, residual=1.0))
     assert asked == ["training"] * 2
+
+
+@pytest.mark.parametrize("answer", [None, False, np.False_, 1, "yes", np.ones(2)])
+def test_no_other_answer_of_a_callback_ends_a_training(answer):
+    watch = _Watch(None, "training", lambda progress: answer, None)
+    watch(Progress(0, residual=1.0))
 
 
 def test_a_cancelled_training_leaves_nothing_behind(client, monkeypatch):
@@ -426,6 +433,12 @@ class Frame:
             {"aggregation": Speculation(), "compression": GradiVeQ()},
             ValueError,
             r"cannot be used with GradiVeQ\(.*\), which keeps a residual",
+        ),
+        (
+            (X, Y),
+            {"aggregation": DynamicClusters(2, 2), "compression": GradiVeQ()},
+            ValueError,
+            r"DynamicClusters\(.*\) cannot be used with GradiVeQ\(.*\), which keeps a residual",
         ),
         ((X, Y), {"callback": 5}, TypeError, "'callback' must be a function, it is 5"),
         ((X, Y), {"workers": "tcp://nowhere:1"}, ValueError, "'workers' must contain the address"),

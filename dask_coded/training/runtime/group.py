@@ -232,9 +232,13 @@ class LiveGroup:
         patience = max(self._backlog / nbytes, 2 * READ_EVERY)
         for node, address in enumerate(self._members):
             if node not in self._absent and step - self._read[address] > patience:
-                self._absent.add(node)
-                self._tell(SkipNode(self._group.run_id, node))
+                self._skip(node)
                 self._link.give_up(address)
+
+    def _skip(self, node: int) -> None:
+        """Go on without a worker; the first of the others sends the states for checkpoints."""
+        self._absent.add(node)
+        self._tell(SkipNode(self._group.run_id, node))
 
     def _end(self, step: Step, norm: float) -> None:
         """End a step. Slow workers may still report how long they have computed for it."""
@@ -264,20 +268,21 @@ class LiveGroup:
         if address not in self._members or (node := self._members.index(address)) in self._absent:
             return
         self._link.lose(address)
-        self._absent.add(node)
+        self._skip(node)
         if not self._can_finish():
             raise GroupOverError
         # If too few are left for another group, this one goes on as well as it can.
         self._leaving |= bool(self._other_group())
 
     def _leave_silent(self) -> None:
-        """Go on in another group if silent workers are needed, and other workers suffice.
+        """Go on in another group if silent or absent workers are needed, and others suffice.
 
         A step may need them. The first worker sends the states for checkpoints.
         """
-        if not self._silent:
+        if not (self._silent or self._absent):
             return
-        writes = self._group.training.checkpoint and self._members[0] in self._silent
+        there = (a for node, a in enumerate(self._members) if node not in self._absent)
+        writes = self._group.training.checkpoint and next(there, None) in self._silent
         if (writes or not self._can_finish()) and self._other_group():
             for address in self._silent:
                 self._link.lose(address)

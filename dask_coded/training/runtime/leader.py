@@ -130,6 +130,7 @@ class Leader:
 
     def _form(self, steps: int) -> Group:
         training = self._training
+        sufficed = bool(steps)
         while True:
             candidates = self._link.invite(steps)
             found = self._enlisted(candidates)
@@ -141,11 +142,12 @@ class Leader:
                     self._link.next_event(ANSWER_SECONDS)
                 continue
             workers = [address for address in candidates if address in found]
+            if not sufficed:
+                form(training.aggregation, candidates)  # raises if the cluster is too small
+                sufficed = True
             try:
                 plan, addresses = form(training.aggregation, workers)
             except ValueError as exc:
-                if not steps:
-                    raise
                 logger.warning("A training waits for more workers: %s", exc)
                 self._link.ask_lost()
                 self._link.next_event(ANSWER_SECONDS)

@@ -130,7 +130,7 @@ class Trainer:
         self._events.put(lambda: self._received(message))
 
     def skip(self, node: int) -> None:
-        """Send nothing more to a node that does not read."""
+        """Send nothing more to a node that does not read or is lost."""
         self._skipped.add(node)
         if channel := self._channels.get(node):
             channel.abort()
@@ -279,10 +279,10 @@ class Trainer:
             self._checkpoint()
 
     def _checkpoint(self) -> None:
-        """Send the state to the leader every few updates, if this is the first worker."""
+        """Send the state to the leader every few updates, if this is the first worker left."""
         every = self.group.training.checkpoint and self.group.training.checkpoint[1]
-        version = self.replica.version
-        if self._node == 0 and every and version % every == 0:
+        first = self._skipped.issuperset(range(self._node))
+        if first and every and self.replica.version % every == 0:
             self._send_state()
 
     def _send_state(self) -> None:

@@ -41,6 +41,7 @@ from dask_coded.transport.messages.trainings import (
     NodeMessage,
     ReplicaState,
     SendState,
+    SkipNode,
     StepsFinished,
     StepSummed,
     TrainingFailed,
@@ -85,10 +86,10 @@ def group(plan, version=0, sources=(), schedule=Synchronous()):  # noqa: B008
     return Group("run", training, plan, addresses, version, sources)
 
 
-def trainer(plan, replica, fetching=False, answer=lambda message: None, **options):
+def trainer(plan, replica, fetching=False, answer=lambda message: None, node=0, **options):
     loop = SimpleNamespace(add_callback=lambda callback, *args: None)
     worker = SimpleNamespace(address="a", loop=loop, status=Status.running)
-    found = Trainer(worker, None, group(plan, **options), 0, replica, answer=answer)
+    found = Trainer(worker, None, group(plan, **options), node, replica, answer=answer)
     found._fetching = fetching
     return found
 
@@ -370,6 +371,29 @@ def test_a_training_that_has_begun_waits_for_enough_workers(monkeypatch):
         found._form(0)
 
 
+def test_a_training_begins_although_a_worker_is_late_at_first(monkeypatch):
+    found, invited, aggregation = leader(), [], GradientCoding(stragglers=1)
+    found._training = found._link._training = group(aggregation.plan(2)).training
+    found._training.aggregation, found._training.remembers = aggregation, False
+    found._training.first = 0
+
+    def invite(steps):
+        invited.append(steps)
+        found._link._hear("a", Enlisted("run", None))
+        if len(invited) == 2:
+            found._link._hear("b", Enlisted("run", None))
+            for address in "ab":
+                found._link._hear(address, Joining("run"))
+                found._link._hear(address, Joined("run"))
+        return ["a", "b"]
+
+    found._link.invite = invite
+    found._link.call = lambda group: None
+    monkeypatch.setattr("dask_coded.training.runtime.leader.ANSWER_SECONDS", 0.01)
+    assert found._form(0).addresses == ("a", "b")
+    assert invited == [0, 0]
+
+
 def test_a_lost_worker_that_answers_can_join_the_next_group():
     asked = {}
 
@@ -549,6 +573,23 @@ def test_the_worker_that_sends_states_for_checkpoints_is_replaced_when_it_is_sil
     assert link._lost == {"a"}
 
 
+def test_the_next_worker_sends_states_for_checkpoints_when_the_first_is_lost():
+    link, live = live_group(GradientCoding(stragglers=1), 2)
+    live._group.training.checkpoint = "file", 1
+    sent = []
+    link.send = sent.extend
+    live._react(Event("a", Closed("run")))
+    assert ("b", SkipNode("run", 0)) in sent
+    answers = []
+    second = trainer(Star().plan(2), Counter(), node=1, answer=answers.append)
+    second.group.training.checkpoint = "file", 1
+    second._checkpoint()
+    assert not answers
+    second.skip(0)
+    second._checkpoint()
+    assert [type(answer) for answer in answers] == [ReplicaState]
+
+
 def test_new_workers_replace_those_that_a_step_waits_for():
     link, live = live_group(GradientCoding(stragglers=1), 2)
     for address in "ab":
@@ -557,6 +598,13 @@ def test_new_workers_replace_those_that_a_step_waits_for():
     with pytest.raises(GroupOverError):
         live._react(Event("x", Available("t", "d")))
     assert link._lost == {"a", "b"}
+
+
+def test_a_step_that_waits_for_workers_that_were_given_up_is_left():
+    _, live = live_group(GradientCoding(stragglers=1), 4)
+    live._absent = {0, 1}  # all that have one part
+    with pytest.raises(GroupOverError):
+        live._react(Event("x", Available("t", "e")))
 
 
 def test_a_worker_with_the_same_version_but_other_sums_takes_the_state_of_a_source():

@@ -265,7 +265,10 @@ def _code(name: str | None, redundancy: int | None, workers: int) -> Code | str 
             f"--redundancy {redundancy} needs at least {redundancy + 1} workers, "
             f"the cluster has {workers}: lower --redundancy or add workers."
         )
-    return CODES[name or "repetition"].with_redundancy(workers, redundancy)
+    try:
+        return CODES[name or "repetition"].with_redundancy(workers, redundancy)
+    except ValueError as error:
+        raise BadInput(str(error)) from error
 
 
 def _compute(graph: Graph, **arguments: Any) -> dict[Any, float]:

@@ -159,6 +159,10 @@ def test_output_is_plain_without_rich(monkeypatch):
         (["--redundancy", "-1"], "Error: Invalid value for '--redundancy'"),
         (["--code", "fountain"], "Error: Invalid value for '--code': 'fountain' is not one of"),
         (["--workers", "2", "--redundancy", "2"], "Error: --redundancy 2 needs at least 3 workers"),
+        (
+            ["--workers", "4", "--code", "random", "--redundancy", "2"],
+            "Error: Argument 'redundancy' must be a whole number from 0 to 1 with 4 workers",
+        ),
         (["--workers", "2", "--scheduler", "tcp://a:1"], "Error: --workers starts a cluster and"),
         (["--output", "/no/such/folder/ranks.csv"], "Error: --output /no/such/folder/ranks.csv: "),
         (["--tol", "nan"], "Error: Argument 'tol' must be 0 or a positive number, it is nan."),

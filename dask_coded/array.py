@@ -38,7 +38,12 @@ from dask_coded.runtime.client.source import (
     matrix_source,
     sparse_type,
 )
-from dask_coded.runtime.client.waiting import current_client, outside_pool, result_of
+from dask_coded.runtime.client.waiting import (
+    current_client,
+    outside_pool,
+    result_of,
+    waiting_client,
+)
 from dask_coded.runtime.coordinator.operators import (
     RoundOperator,
     check_operand,
@@ -205,8 +210,10 @@ class CodedArray(ProductArray):
 
     def __new__(cls, encoded: Encoded, back: Encoded | None = None) -> Self:
         spec = encoded.spec
-        systematic = spec.code.systematic_pieces
-        graph = {spec.keys[i]: encoded.futures[i] for i in systematic}
+        # Whoever holds the graph, such as a published dataset or a lazy result, holds all pieces.
+        held = encoded.futures if back is None else (*encoded.futures, *back.futures)
+        checks = encoded.checks if back is None else (*encoded.checks, *back.checks)
+        graph = {future.key: future for future in (*held, *checks)}
         meta: Any = np.empty((0, 0), dtype=spec.dtype)
         if spec.sparse:
             meta = spec.sparse((0, 0), dtype=spec.dtype)
@@ -400,9 +407,10 @@ class _ClientOperator(RoundOperator):
         super().__init__(array.dtype, array.shape)
         self._array = array
 
-    def _matmat(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def _product(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         # The client that holds the pieces, even if another one is current.
-        return result_of(self._array.encoded.client.compute(self._array @ x))
+        client = waiting_client(self._array.encoded.client)
+        return result_of(client.compute(self._array @ x))
 
     def _transpose(self) -> LinearOperator:
         if self._array._back is None:
@@ -463,6 +471,8 @@ async def _choose(
             redundancy = min(redundancy, 1)
     elif isinstance(name, str) and name in CODES:
         kind = CODES[name]
+        if kind is RandomLinear and not chosen:
+            redundancy = min(redundancy, (n - 1) // 2)  # two parity pieces for each loss
     else:
         raise ValueError(
             f"Argument 'code' must be a Code or one of {sorted(CODES)}, it is {name!r}."

@@ -122,3 +122,23 @@ def test_the_adjoint_without_the_transpose_is_refused(solve, arrays):
 def test_operands_that_do_not_fit_are_refused(solve, arrays):
     with pytest.raises(ValueError, match=r"Shapes \(24, 7\) and \(24,\) do not fit together"):
         solve(lambda operator: operator @ b, arrays["tall"])
+
+
+@pytest.mark.parametrize(
+    "product",
+    [
+        lambda operator, x: operator.matmat(x),
+        lambda operator, x: (2 * operator) @ x,
+        lambda operator, x: (operator + operator) @ x,
+    ],
+)
+def test_sparse_operands_are_refused_in_every_product(solve, arrays, product):
+    with pytest.raises(TypeError, match="sparse"):
+        solve(product, arrays["tall"], sp.eye_array(7).tocsr())
+
+
+def test_masked_operands_are_refused_by_methods_too(solve, arrays):
+    with pytest.raises(TypeError, match="masked"):
+        solve(
+            lambda operator, x: operator.matvec(x), arrays["tall"], np.ma.masked_less(np.ones(7), 0)
+        )

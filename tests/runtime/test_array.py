@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import operator
 import pickle
 import re
@@ -807,3 +808,39 @@ def test_submit_to_a_worker(C, client):
 
 def test_submit_without_arrays(client):
     assert coded.submit(lambda x: x + 1, 2, client=client).result() == 3
+
+
+# -- published ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_a_published_array_keeps_all_pieces(A, verify):
+    options = {"threads_per_worker": 1, "processes": False, "dashboard_address": None}
+    with LocalCluster(n_workers=5, **options) as cluster:
+        with Client(cluster, set_as_default=False) as client:
+            C = coded.encode(A, coded.MDS(5, 3), client, transpose=True, verify=verify)
+            client.publish_dataset(C=C)
+            keys = {f.key for e in (C.encoded, C._back) for f in (*e.futures, *e.checks)}
+            del C
+        with Client(cluster, set_as_default=False) as client:
+            C = client.get_dataset("C")
+            states = cluster.scheduler.tasks
+            assert {states[key].state for key in keys} == {"memory"}
+            np.testing.assert_allclose(
+                client.compute(C.T @ numbers(ROWS)).result(), A.T @ numbers(ROWS)
+            )
+            for address in C.encoded.workers[:2]:
+                cluster.scheduler.close_worker(address)
+            np.testing.assert_allclose(
+                client.compute(C @ numbers(COLUMNS)).result(), A @ numbers(COLUMNS)
+            )
+
+
+def test_a_lazy_result_keeps_the_pieces_that_can_replace_lost_ones(client, A):
+    C = coded.encode(A, coded.MDS(5, 3), client)
+    keys = {future.key for future in C.encoded.futures}
+    total = C.sum(axis=0)
+    del C
+    gc.collect()
+    assert keys <= set(client.futures)
+    np.testing.assert_allclose(client.compute(total).result(), A.sum(axis=0))

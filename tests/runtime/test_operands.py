@@ -300,21 +300,24 @@ async def test_an_operand_that_cannot_be_used_ends_the_round_with_an_error(c, s,
     A = matrix()
     C = await coded.encode(A, coded.MDS(5, 5), c)
 
-    def rounds(operator):
+    def rounds(operator, later, columns):
         import dask_coded.runtime.worker.plugin as module
 
         def fail(*args):
             raise MemoryError("no room")
 
         usual = module.KERNELS["matvec"]
-        module.KERNELS["matvec"] = fail
+        module.KERNELS["matvec"] = (lambda *args: fail) if later else fail
         try:
-            operator @ np.ones((operator.shape[1], 30))
+            operator @ np.ones((operator.shape[1], columns))
         finally:
             module.KERNELS["matvec"] = usual
 
-    with pytest.raises(RuntimeError, match="MemoryError: no room"):
-        await coded.submit(rounds, C, client=c)
+    # As its kernel is bound, or in its products, of which those with one column are small enough
+    # for the event loop.
+    for later, columns in ((False, 30), (True, 30), (True, 1)):
+        with pytest.raises(RuntimeError, match="MemoryError: no room"):
+            await coded.submit(rounds, C, later, columns, client=c)
     await nothing_is_left(workers)
 
 

@@ -172,6 +172,16 @@ async def test_algorithms_refuse_to_wait_on_the_event_loop(c, s, *workers):
             algorithm(c)
 
 
+@gen_cluster(client=True, nthreads=THREE)
+async def test_products_of_an_operator_refuse_to_wait_on_the_event_loop(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(3, 2), c)
+    operator = C.as_linear_operator()
+    with pytest.raises(RuntimeError, match="call it in a thread"):
+        operator @ np.ones(4)
+    found = await asyncio.to_thread(operator.dot, np.ones(4))
+    np.testing.assert_allclose(found, A.sum(axis=1))
+
+
 @gen_cluster(client=True, nthreads=THREE, timeout=120)
 async def test_an_asynchronous_client_serves_threads(c, s, *workers):
     ranks = await asyncio.to_thread(ALGORITHMS["pagerank"], c)

@@ -18,8 +18,15 @@ class RoundOperator(LinearOperator):
 
     SciPy's solvers take it as it is. Products with the adjoint, which some of them also need, are
     one more round each; for these the array must have been encoded with ``transpose=True``. A
-    subclass implements ``_matmat`` and ``_transpose``.
+    subclass implements ``_product`` and ``_transpose``.
     """
+
+    def _product(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        raise NotImplementedError
+
+    def _matmat(self, x: Any) -> Any:
+        # SciPy passes sparse matrices and others that are not arrays, too.
+        return self._product(check_operand(self.shape, as_operand(x)))
 
     def _matvec(self, x: Any) -> Any:
         return self._matmat(x)
@@ -34,7 +41,7 @@ class RoundOperator(LinearOperator):
         """Return the product, as ``@``: an array, or a tensor or an operator if ``x`` is one."""
         if isinstance(x, LinearOperator) or np.isscalar(x):
             return super().dot(x)
-        return to_tensor(self._matmat(check_operand(self.shape, as_operand(x))), like=x)
+        return to_tensor(self._matmat(x), like=x)
 
     def _rdot(self, x: Any) -> Any:
         if isinstance(x, LinearOperator) or np.isscalar(x):
@@ -65,7 +72,7 @@ class Operator(RoundOperator):
         self.last_round: RoundReport | None = None
         self._transposed: Operator | None = None
 
-    def _matmat(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def _product(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         result, self.last_round = self._coordinator.run(x)
         return result
 

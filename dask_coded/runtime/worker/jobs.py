@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Executor
+from contextlib import suppress
 from time import perf_counter
 
 import numpy as np
@@ -113,7 +114,8 @@ class Job:
         """
         self._kernels = kernels
         if kernels and entries < _INLINE:
-            self._inline = entries * math.prod(self._none().shape[1:]) < _INLINE
+            with suppress(Exception):  # the first batch raises it again, and ends the round
+                self._inline = entries * math.prod(self._none().shape[1:]) < _INLINE
         self._started = self._reported = perf_counter()
         self.assign([])
 

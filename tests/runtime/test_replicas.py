@@ -66,6 +66,20 @@ async def test_pieces_of_a_retired_worker_go_to_workers_without_one(c, s, *worke
     np.testing.assert_allclose(await c.compute(C @ x), A @ x)
 
 
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 6)
+async def test_copies_of_pieces_of_a_worker_that_will_close_are_kept(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    gone = C.encoded.workers[:2]
+    await c.retire_workers(list(gone), close_workers=False, remove=False)
+    s.extensions["dask-coded"].homes._bring_home()
+    await c.run(lambda: None)  # workers have dropped what they were told to drop
+    for worker in workers:
+        if worker.address in gone:
+            await worker.close()
+    x = np.arange(10.0)
+    np.testing.assert_allclose(await c.compute(C @ x), A @ x)
+
+
 def hold_rows(workers):
     """Let no worker send rows of its pieces until the event that is returned is set."""
     go = asyncio.Event()

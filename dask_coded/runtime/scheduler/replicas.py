@@ -12,6 +12,7 @@ from collections.abc import Callable, Container, Iterable
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
+from distributed import Status
 from distributed.active_memory_manager import (
     ActiveMemoryManagerExtension,
     ActiveMemoryManagerPolicy,
@@ -52,7 +53,8 @@ class PiecesAtHome(ActiveMemoryManagerPolicy):
             holders = ts.who_has or set()
             if home not in holders:
                 yield Suggestion("replicate", ts, {home})
-            elif not ts.waiters:
+            elif not ts.waiters and home.status == Status.running:
+                # The copies of what a worker has that is about to close are made on purpose.
                 for ws in holders - {home}:
                     yield Suggestion("drop", ts, {ws})
 

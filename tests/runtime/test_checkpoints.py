@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
+import dask
 import numpy as np
 from distributed import Event
 from distributed.utils_test import async_poll_for, gen_cluster, poll_for
@@ -150,6 +151,41 @@ def test_coordinator_and_as_many_workers_as_the_code_allows_killed_between_round
     # With such short rounds not every state is kept, but the first one is.
     assert 1 < first <= KILLED_AFTER + 1
     np.testing.assert_allclose(total, 10.0)
+
+
+def count_rounds(operator, loop):
+    """Run rounds until the event ``go``; return how many."""
+    i = loop.resume(1)
+    while not Event("go").is_set():
+        operator @ np.ones(4)
+        loop.report(Progress(i, residual=0.0), state=i + 1)
+        i += 1
+    return i
+
+
+def test_coordinator_killed_more_often_than_dask_forgives(processes):
+    processes.add(4)
+    client = processes.client
+    C = coded.encode(np.eye(4), coded.MDS(3, 1), client=client)
+    future = coded.submit(count_rounds, C, coded.Loop(), client=client)
+
+    def newest() -> int:
+        def newest_here(dask_worker):
+            return dask_worker.extensions["dask-coded"].keeper.state(future.key)
+
+        states = client.run(newest_here, on_error="ignore").values()
+        return max((state[0] for state in states if state), default=0)
+
+    seen = 0
+    for _ in range(dask.config.get("distributed.scheduler.allowed-failures") + 2):
+        poll_for(lambda: newest() > seen, timeout=60)  # noqa: B023
+        seen = newest()
+        running = next(a for a, tasks in client.processing().items() if future.key in tasks)
+        processes.kill(running)
+        processes.add(1)
+    poll_for(lambda: newest() > seen, timeout=60)
+    Event("go", client=client).set()
+    assert future.result(timeout=120) > seen
 
 
 def test_coordinator_stopped_between_rounds(processes):

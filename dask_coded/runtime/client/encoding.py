@@ -166,21 +166,6 @@ async def _encode(
     """Bring source blocks into the cluster, make the pieces from them, and release the blocks."""
     await install(client)
     scheduler: Any = client.scheduler
-    answer = await ask(
-        scheduler.coded_register,
-        spec=ToPickle(spec),
-        sources=[key for blocks in sources for key in blocks.keys],
-        steps=[keys for blocks in sources for keys in blocks.steps],
-        allowed=None if workers is None else list(workers),
-        version=__version__,
-        oversubscribe=oversubscribe,
-        client=client.id,
-    )
-    match answer:
-        case Unfit(message):
-            raise ClusterUnfitError(message)
-        case Placed(workers=placed):
-            pass
     futures: list[Future] = []
     checks: list[Future] = []
 
@@ -189,6 +174,21 @@ async def _encode(
             tally.add(*await _sizes(scheduler, spec, [spec.keys.index(piece.key)]))
 
     try:
+        answer = await ask(
+            scheduler.coded_register,
+            spec=ToPickle(spec),
+            sources=[key for blocks in sources for key in blocks.keys],
+            steps=[keys for blocks in sources for keys in blocks.steps],
+            allowed=None if workers is None else list(workers),
+            version=__version__,
+            oversubscribe=oversubscribe,
+            client=client.id,
+        )
+        match answer:
+            case Unfit(message):
+                raise ClusterUnfitError(message)
+            case Placed(workers=placed):
+                pass
         homes = iter(spec.homes)
         held = [
             await blocks.load(client, [placed[next(homes)] for _ in blocks.keys])

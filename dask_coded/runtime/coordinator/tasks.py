@@ -80,15 +80,16 @@ def _ending_quietly() -> Iterator[None]:
         raise Reschedule(*exc.args) from exc
 
 
+@_ending_quietly()
 def run_round(
     array_ids: Sequence[str], options: RoundOptions, operand: Any
 ) -> np.ndarray[Any, Any]:
     """Run one round as a task, of an array with its right operand or a pair with its weights."""
-    with _ending_quietly():
-        found = operator(array_ids[0], options)
-        return found.product(operand) if isinstance(found, PairOperator) else found @ operand
+    found = operator(array_ids[0], options)
+    return found.product(operand) if isinstance(found, PairOperator) else found @ operand
 
 
+@_ending_quietly()
 def run_loop(
     array_ids: Sequence[str],
     options: RoundOptions,
@@ -123,5 +124,4 @@ def run_loop(
             )
         return map_nested(fill, value)
 
-    with _ending_quietly():
-        return function(*map(fill, args), **{name: fill(value) for name, value in kwargs.items()})
+    return function(*map(fill, args), **{name: fill(value) for name, value in kwargs.items()})

@@ -240,6 +240,8 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         equals. ``growth`` is that of its recipe.
         """
         if state := self._arrays.get(array):
+            if ts := self._scheduler.tasks.get(state.spec.keys[piece]):
+                ts.suspicious = 0  # Dask gives up a task under which too many workers were lost
             state.received += received
             state.exponents |= exponents
             if footprint is not None and state.sources is not None:

@@ -404,8 +404,11 @@ class Supervisor:
 
     def resumed(self, key: Key, round: int) -> None:
         """Handler: a task goes on from that round. If it has got further, it is as good as new."""
-        if (run := self._runs.get(as_key(key))) and round > run.round:
+        run_key = as_key(key)
+        if (run := self._runs.get(run_key)) and round > run.round:
             run.round, run.setbacks = round, 0
+            if ts := self._scheduler.tasks.get(run_key):
+                ts.suspicious = 0  # Dask gives up a task under which too many workers were lost
 
     def _take_over(self, tasks: Sequence[TaskState], address: str, reason: str) -> None:
         """Have tasks run again on another worker, where there is one."""

@@ -23,7 +23,7 @@ from typing import Any, Self
 import dask.array as da
 import numpy as np
 from dask.array import einsumfuncs, routines
-from dask.array.core import elemwise
+from dask.array.core import elemwise, handle_out
 from numpy.lib.array_utils import normalize_axis_index
 
 from dask_coded.arguments import unwrapped
@@ -80,21 +80,29 @@ class ProductArray(da.Array, ABC):
     def transpose(self, *axes: Any) -> da.Array:
         """Return the transposed array; its products are coded if it was encoded, too."""
         plain = as_plain(self).transpose(*axes)
-        return self if plain.name == self.name else self._transposed(plain)
+        order = axes[0] if len(axes) == 1 else axes
+        # dask.array knows the identity only as a tuple.
+        same = order is not None and [axis % 2 for axis in order] == [0, 1]
+        return self if same else self._transposed(plain)
 
     def swapaxes(self, axis1: int, axis2: int) -> da.Array:
         """Return the array with two axes exchanged, as ``transpose`` does."""
         return _swapaxes(self, axis1, axis2)
 
     def __array_ufunc__(self, numpy_ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        if any(isinstance(out, ProductArray) for out in kwargs.get("out", ())):
+        outs = kwargs.get("out", ())
+        if any(isinstance(out, ProductArray) and out.is_coded for out in outs):
             raise TypeError(_FIXED)
         if method == "__call__" and numpy_ufunc in _UFUNCS and not kwargs:
             result = _UFUNCS[numpy_ufunc](*inputs)
             if result is not NotImplemented:
                 return result
+        if outs:
+            kwargs["out"] = tuple(map(as_plain, outs))
         plain = map(as_plain, inputs)
         result = as_plain(self).__array_ufunc__(numpy_ufunc, method, *plain, **kwargs)
+        if len(outs) == 1 and isinstance(outs[0], ProductArray):
+            return handle_out(outs, result)
         return _derived(numpy_ufunc, inputs, result, kwargs) if method == "__call__" else result
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -303,7 +311,7 @@ def as_factor(x: Any) -> Any:
 
 def _derived(op: Any, args: tuple[Any, ...], plain: Any, kwargs: Any = ()) -> Any:
     """Return the result of an elementwise operation as what it is to products."""
-    if not isinstance(plain, da.Array) or plain.ndim != 2:
+    if not isinstance(plain, da.Array) or isinstance(plain, ProductArray) or plain.ndim != 2:
         return plain
     matrices = [arg for arg in args if isinstance(arg, ProductArray) and arg.shape == plain.shape]
     if not matrices:
@@ -341,15 +349,16 @@ def _factor(op: Any, args: tuple[Any, ...]) -> Any:
     return number if np.isfinite(number) else None
 
 
-def _operator(name: str, op: Any) -> Callable[..., Any]:
-    """Return the method of an operator, which also marks its result."""
+def _operator(name: str, op: Any = None) -> Callable[..., Any]:
+    """Return the method of an operator, which also marks its result unless ``op`` is None."""
     plain = getattr(da.Array, name)
 
     @wraps(plain)
     def method(self: ProductArray, *others: Any) -> Any:
-        args = (*others, self) if name.startswith("__r") else (self, *others)
         # Plain arrays, because dask.array defers to subclasses that are not those of `self`.
-        return _derived(op, args, plain(as_plain(self), *map(as_plain, others)))
+        found = plain(as_plain(self), *map(as_plain, others))
+        args = (*others, self) if name.startswith("__r") else (self, *others)
+        return found if op is None else _derived(op, args, found)
 
     return method
 
@@ -361,6 +370,9 @@ for _op in (operator.add, operator.sub, operator.mul, operator.truediv, operator
 for _name in ("neg", "abs", "invert"):
     _op = getattr(operator, _name)
     setattr(ProductArray, f"__{_name}__", _operator(f"__{_name}__", _op))
+for _name in ("eq", "ne", "lt", "le", "gt", "ge", "divmod", "rdivmod", "lshift", "rlshift",
+              "rshift", "rrshift"):  # fmt: skip
+    setattr(ProductArray, f"__{_name}__", _operator(f"__{_name}__"))
 
 
 # -- spellings of a product --------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 import pickle
 import warnings
 
@@ -340,11 +341,64 @@ def test_coded_arrays_are_no_output(alone, client):
         same(array @ x, expected @ x, client)
 
 
-def test_the_transpose_follows_an_array_that_is_an_output(alone, client):
+@pytest.mark.parametrize("module", [da, np], ids=["dask.array", "numpy"])
+def test_the_transpose_follows_an_array_that_is_an_output(alone, client, module):
     result = alone.T
-    da.add(result, 1, out=result)
+    module.add(result, 1, out=result)
     with pytest.warns(coded.UncodedWarning, match="not coded"):
         same(result.T @ x, (A + 1) @ x, client)
+
+
+@pytest.mark.parametrize("module", [da, np], ids=["dask.array", "numpy"])
+def test_copies_may_be_outputs(alone, client, module):
+    result = alone.copy()
+    module.multiply(alone, 3, out=result)
+    same(result, 3 * A, client)
+
+
+IDENTITIES = {
+    "tuple": lambda m, C: m.transpose(C, (0, 1)),
+    "list": lambda m, C: C.transpose([0, 1]),
+    "mixed signs": lambda m, C: C.transpose(0, -1),
+    "negative list": lambda m, C: m.transpose(C, [-2, 1]),
+    "moved to its place": lambda m, C: m.moveaxis(C, 0, 0),
+    "moved to its place from the end": lambda m, C: m.moveaxis(C, 1, -1),
+}
+
+
+@pytest.mark.parametrize("module", [da, np], ids=["dask.array", "numpy"])
+@pytest.mark.parametrize("name", IDENTITIES)
+def test_axes_that_stay_where_they_are(alone, both, client, module, name):
+    for array, expected in ((alone, A), (both, A), (2 * both, 2 * A), (both.T, A.T)):
+        result = IDENTITIES[name](module, array)
+        same(result, expected, client)
+        operand = np.ones(expected.shape[1])
+        assert is_round(result @ operand)
+        same(result @ operand, expected @ operand, client)
+
+
+COMPARISONS = [operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge]
+
+
+@pytest.mark.parametrize("op", [*COMPARISONS, divmod], ids=lambda op: op.__name__)
+def test_arrays_of_different_kinds_are_compared_by_their_elements(alone, client, op):
+    plain = da.from_array(A, chunks=(5, 2))
+    arrays = [(alone, A), (alone.copy(), A), (2 * alone, 2 * A), (abs(alone), abs(A)), (plain, A)]
+    for left, a in arrays:
+        for right, b in [*arrays, (0.5, 0.5), (A, A)]:
+            found, expected = op(left, right), op(a, b)
+            if op is not divmod:
+                found, expected = [found], [expected]
+            for result, value in zip(found, expected, strict=True):
+                same(result, value, client)
+
+
+def test_integers_of_different_kinds_are_shifted_by_their_elements(client):
+    whole = np.arange(12).reshape(4, 3)
+    C = coded.encode(whole, coded.Repetition(3, 2), client)
+    same(C << C.copy(), whole << whole, client)
+    same((2 * C) >> C, (2 * whole) >> whole, client)
+    same(1 << C, 1 << whole, client)
 
 
 def test_unknown_sizes_of_chunks_may_be_computed(alone, client):

@@ -47,10 +47,17 @@ class InfeasibleError(ValueError):
     """Too few workers with a speed above zero hold the pieces that a round needs."""
 
 
-def fluid_time(rates: Floats, need: float, size: float = 1.0, lags: Floats | None = None) -> float:
+def fluid_time(
+    rates: Floats,
+    need: float,
+    size: float = 1.0,
+    lags: Floats | None = None,
+    pieces: Ints | None = None,
+) -> float:
     """Return the shortest time in which the workers together can do the work needed.
 
-    That is the smallest ``T`` with ``sum_i min(rates_i * max(T - lags_i, 0), size) = need * size``.
+    That is the smallest ``T`` with
+    ``sum_i min(rates_i * max(T - lags_i, 0), pieces_i * size) = need * size``.
 
     Parameters
     ----------
@@ -59,9 +66,11 @@ def fluid_time(rates: Floats, need: float, size: float = 1.0, lags: Floats | Non
     need : float
         How many times each unit has to be computed.
     size : float
-        Units of work that each worker holds.
+        Units of work in a piece.
     lags : ndarray, shape (workers,), optional
         Seconds before each worker starts; by default zero.
+    pieces : ndarray of int, shape (workers,), optional
+        How many pieces each worker holds; by default one.
 
     Returns
     -------
@@ -71,7 +80,7 @@ def fluid_time(rates: Floats, need: float, size: float = 1.0, lags: Floats | Non
     Raises
     ------
     InfeasibleError
-        If fewer than ``need`` rates are above zero.
+        If workers whose rates are above zero hold fewer than ``need`` pieces.
 
     Examples
     --------
@@ -83,12 +92,15 @@ def fluid_time(rates: Floats, need: float, size: float = 1.0, lags: Floats | Non
     80.0
     """
     active = rates > 0
-    if active.sum() < need:
-        raise InfeasibleError(f"At least {need:g} rates must be above zero, {active.sum()} are.")
+    held = np.ones(len(rates), dtype=int) if pieces is None else pieces
+    if (usable := held[active].sum()) < need:
+        raise InfeasibleError(
+            f"Workers with rates above zero must hold at least {need:g} pieces, they hold {usable}."
+        )
     rate = rates[active]
     begin = np.zeros(len(rate)) if lags is None else lags[active]
     # Work done over time is piecewise linear: steeper when a worker starts, flatter when it ends.
-    times = np.concatenate([begin, begin + size / rate])
+    times = np.concatenate([begin, begin + held[active] * size / rate])
     order = np.argsort(times, kind="stable")
     times = times[order]
     steps = np.diff(times)

@@ -30,8 +30,8 @@ Exponents = npt.NDArray[np.int16]
 
 #: Stands for the exponent of a row with NaN or infinity.
 NOT_FINITE = np.int16(np.iinfo(np.int16).max)
-# Both 2**e and 2**-e are normal numbers up to here.
-_LARGEST = 1021
+#: Exponents are at most this, because up to here both 2**e and 2**-e are normal numbers.
+LARGEST = 1021
 
 
 def exponents_of(rows: Any) -> Exponents:
@@ -62,7 +62,7 @@ def exponents_of(rows: Any) -> Exponents:
         largest[filled] = np.maximum.reduceat(sizes, rows.indptr[:-1][filled])
     else:
         largest = _sizes(rows, axis=1)
-    exponents: Exponents = np.clip(np.frexp(largest)[1], -_LARGEST, _LARGEST).astype(np.int16)
+    exponents: Exponents = np.clip(np.frexp(largest)[1], -LARGEST, LARGEST).astype(np.int16)
     exponents[~np.isfinite(largest)] = NOT_FINITE
     return exponents
 
@@ -105,7 +105,7 @@ def scaled(rows: Any, exponents: Exponents, weight: float = 1.0, out: Any = None
 
 
 def restored(rows: Any, exponents: Exponents) -> Any:
-    """Return ``2**exponents * rows``, NaN where a row of the block is not finite.
+    """Return ``2**exponents * rows``; rows of the block that are not finite are all NaN.
 
     Parameters
     ----------
@@ -117,7 +117,14 @@ def restored(rows: Any, exponents: Exponents) -> Any:
         factors[~finite] = np.nan
     if scipy.sparse.issparse(rows):
         data = rows.data * np.repeat(factors, np.diff(rows.indptr))
-        return scipy.sparse.csr_array((data, rows.indices, rows.indptr), shape=rows.shape)
+        found = scipy.sparse.csr_array((data, rows.indices, rows.indptr), shape=rows.shape)
+        if finite is not None:
+            # Also where nothing is stored.
+            gone, width = np.flatnonzero(~finite), rows.shape[1]
+            where = np.repeat(gone, width), np.tile(np.arange(width), len(gone))
+            nan = np.full(len(gone) * width, np.nan)
+            found += scipy.sparse.csr_array((nan, where), shape=rows.shape)
+        return found
     return rows * _along_rows(factors, rows.ndim)
 
 

@@ -47,7 +47,7 @@ import numpy.typing as npt
 from dask_coded.codes import Code
 from dask_coded.rounds.decode import Geometry
 from dask_coded.rounds.layout import StripeRange
-from dask_coded.rounds.scaling import NOT_FINITE, Exponents, scaled
+from dask_coded.rounds.scaling import LARGEST, NOT_FINITE, Exponents, scaled
 from dask_coded.typing import Floats
 
 # Standard deviations of the sum of rounding errors that are accepted.
@@ -170,7 +170,9 @@ class Verification:
                 self.sums[piece, t] = used[first:last].sum()
                 if block >= 0:
                     part = exponents[block][first:last]
-                    self.highest[piece, t] = part[part != NOT_FINITE].max(initial=0)
+                    highest = part[part != NOT_FINITE].max(initial=0)
+                    # The largest exponent also stands for greater ones.
+                    self.highest[piece, t] = math.inf if highest == LARGEST else highest
 
     def verifier(self, operand: npt.NDArray[Any], growth: Sequence[float]) -> Verifier:
         """Return what checks the shares of one round.

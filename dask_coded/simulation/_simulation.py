@@ -205,14 +205,17 @@ class Simulation:
         mixed = len(self.layout.need) == 1
         # For copies, the bound is total work over total speed; it ignores which worker holds what.
         need = int(self.layout.need[0]) if mixed else len(self.layout.need)
-        capacity = size if mixed else np.inf
+        pieces = np.bincount(self.layout.host, minlength=self.speeds.workers)
+        capacity = pieces * size if mixed else np.inf
         done = np.zeros(self.speeds.workers)
         now = time
         while True:
             speeds, until = self.speeds.at(round_, now)
             rates = np.nan_to_num(speeds)
             if np.isinf(until) and not done.any():
-                return _time_to(need * size, rates, capacity)
+                if mixed:
+                    return fluid_time(rates, need, size, pieces=pieces)
+                return need * size / float(rates.sum())
             if np.minimum(done + rates * (until - now), capacity).sum() >= need * size:
                 low, high = 0.0, until - now
                 while high - low > 1e-9 * (now + high - time):
@@ -221,9 +224,3 @@ class Simulation:
                     low, high = (low, middle) if enough else (middle, high)
                 return now + high - time
             done, now = done + rates * (until - now), until
-
-
-def _time_to(work: float, rates: Floats, capacity: float) -> float:
-    if np.isfinite(capacity):
-        return fluid_time(rates, work / capacity, capacity)
-    return work / float(rates.sum())

@@ -84,6 +84,10 @@ def test_fluid_time_is_the_water_level(rates: list, data: st.DataObject) -> None
     time = fluid_time(u, need, 7.0, lags)
     done = np.minimum(u * np.maximum(time - lags, 0.0), 7.0)
     assert done.sum() == pytest.approx(need * 7.0, rel=1e-9)
+    pieces = np.array(data.draw(st.lists(st.integers(1, 3), min_size=len(u), max_size=len(u))))
+    need = data.draw(st.integers(1, int(pieces[u > 0].sum())))
+    time = fluid_time(u, need, 7.0, pieces=pieces)
+    assert np.minimum(u * time, 7.0 * pieces).sum() == pytest.approx(need * 7.0, rel=1e-9)
 
 
 @given(st.data(), st.integers(2, 7), st.integers(1, 40))

@@ -40,8 +40,7 @@ def test_scaling_is_undone_exactly(rows: np.ndarray, sparse: bool) -> None:
     finite = exponents != NOT_FINITE
     np.testing.assert_array_equal(back[finite], rows[finite])
     assert (part[~finite] == 0).all()
-    if not sparse:
-        assert np.isnan(back[~finite]).all()
+    assert np.isnan(back[~finite]).all()
 
 
 def test_the_larger_part_of_complex_numbers_counts() -> None:

@@ -182,6 +182,15 @@ def test_right_shares_of_tall_matrices_are_accepted(columns: int) -> None:
         assert not verifier.accepts(part, rows)
 
 
+def test_rows_at_the_end_of_the_range_of_numbers_may_overflow() -> None:
+    array = Array(Repetition(3, 2), [np.full((4, 2), 1e308) for _ in range(3)], stripes=2)
+    part, x = StripeRange(1, 0, 2), np.ones(2)
+    with np.errstate(all="ignore"):
+        rows = array.share(part, x)
+        assert np.isinf(rows).all()
+        assert array.verifier(x).accepts(part, rows)
+
+
 def test_a_column_that_is_not_a_number_next_to_one_that_overflows() -> None:
     rng = np.random.default_rng(0)
     array = Array(MDS(6, 4), list(rng.random((4, 10, 5)) * 1e300), stripes=2)

@@ -280,6 +280,18 @@ async def test_values_that_are_not_finite_stay_in_their_rows(c, s, *workers):
         await async_poll_for(lambda: all(homes(s, C)))
 
 
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 6)
+async def test_sparse_rows_that_are_not_finite_stay_so_when_their_block_is_rebuilt(c, s, *workers):
+    diagonal = np.arange(1.0, 13.0)
+    diagonal[3] = np.nan
+    D = scipy.sparse.diags_array(diagonal).tocsr()
+    C = await coded.encode(D, coded.MDS(6, 4), c, check_finite=False)
+    await close(workers, C.encoded.workers[1])
+    await async_poll_for(lambda: all(homes(s, C)))
+    found = await c.compute(C @ np.ones(12))
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(diagonal))
+
+
 @gen_cluster(client=True, nthreads=FIVE)
 async def test_loss_that_leaves_enough_pieces_but_too_few_independent_ones(c, s, *workers):
     code = coded.RandomLinear(5, 4, density=0.5)  # one parity piece, made of two blocks

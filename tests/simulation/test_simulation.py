@@ -55,6 +55,15 @@ def test_perfect_prediction_reaches_the_bound(policy: str) -> None:
     assert round_.seconds <= 1.02 * round_.bound
 
 
+@pytest.mark.parametrize("speeds", [constant([1.0, 0.1]), Speeds(np.array([[1.0, 0.1]]), 0.1)])
+@pytest.mark.parametrize(("blocks", "bound"), [(2, 2 / 1.1), (3, 10.0)])
+def test_workers_with_several_pieces(speeds: Speeds, blocks: int, bound: float) -> None:
+    code = Code(MDS(4, blocks).G, place=[0, 0, 1, 1])
+    [round_] = Simulation(code, speeds, network=IDEAL).run(1)
+    assert round_.bound == pytest.approx(bound)
+    assert round_.seconds >= 0.999 * bound
+
+
 @pytest.mark.parametrize("policy", ["s2c2", "continuous"])
 def test_a_worker_that_has_recovered_gets_work_again(policy: str) -> None:
     simulation = Simulation(

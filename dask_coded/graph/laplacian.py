@@ -32,20 +32,21 @@ import scipy.sparse as sp
 from scipy.linalg import eigh_tridiagonal, norm
 
 from dask_coded.graph.iteration import Vector
-from dask_coded.graph.readers import Graph
+from dask_coded.graph.readers import as_graph
 from dask_coded.loop import QUIET, Loop, Progress
 
 # Number of Lanczos iterations that share their rounds.
 _STARTS = 4
 
 
-def laplacian(graph: Graph, *, normalized: bool = False) -> sp.csr_array:
+def laplacian(graph: Any, *, normalized: bool = False) -> sp.csr_array:
     """Return the Laplacian of an undirected graph.
 
     Parameters
     ----------
-    graph : Graph
-        With a symmetric adjacency matrix, see :meth:`Graph.to_undirected`.
+    graph : Graph, or anything that :func:`as_graph` takes
+        With a symmetric adjacency matrix, see :meth:`Graph.to_undirected`. Rows and columns are in
+        the order of ``as_graph(graph).nodes``.
     normalized : bool
         Return the normalised Laplacian instead of the combinatorial one.
 
@@ -60,14 +61,12 @@ def laplacian(graph: Graph, *, normalized: bool = False) -> sp.csr_array:
 
     Examples
     --------
-    >>> from dask_coded.graph.readers import as_graph
-    >>> path = as_graph([("a", "b"), ("b", "c")], undirected=True)
-    >>> laplacian(path).toarray()
+    >>> laplacian(as_graph([("a", "b"), ("b", "c")], undirected=True)).toarray()
     array([[ 1., -1.,  0.],
            [-1.,  2., -1.],
            [ 0., -1.,  1.]])
     """
-    weights = graph.adjacency.astype(np.float64)
+    weights = as_graph(graph).adjacency.astype(np.float64)
     _check_symmetric(
         weights,
         "Graph filters expect an undirected graph, this one has an edge without a reverse edge of "

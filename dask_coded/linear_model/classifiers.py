@@ -153,9 +153,9 @@ class LogisticRegression(_Classifier):
         Start from the result of the previous fit.
     code : Code or str, optional
         Code for the data, see :func:`dask_coded.encode`, which also chooses the default.
-    n_jobs, random_state
-        Accepted for scikit-learn's sake, and ignored: the cluster decides how many workers there
-        are, and nothing is random.
+    dual, intercept_scaling, n_jobs, random_state
+        Accepted for scikit-learn's sake, and ignored: the first two are for its solver "liblinear",
+        the cluster decides how many workers there are, and nothing is random.
 
     Attributes
     ----------
@@ -188,9 +188,13 @@ class LogisticRegression(_Classifier):
         verbose: int = 0,
         warm_start: bool = False,
         code: Any = None,
+        dual: bool = False,
+        intercept_scaling: float = 1.0,
         n_jobs: Any = None,
         random_state: Any = None,
     ) -> None:
+        self.dual = dual
+        self.intercept_scaling = intercept_scaling
         self.n_jobs = n_jobs
         self.random_state = random_state
         self.penalty = penalty
@@ -319,6 +323,8 @@ class LinearSVC(_Classifier):
     class_weight, solver, max_iter, verbose, warm_start, code
         As in :class:`LogisticRegression`. With more than two classes, ``class_weight`` weights a
         row in the problems of all classes; scikit-learn weights it only in that of its own class.
+    multi_class : {"ovr"}
+        Each class is separated from all others.
     dual, random_state
         Accepted for scikit-learn's sake, and ignored: the primal problem is solved, which has the
         same minimum, and nothing is random.
@@ -356,8 +362,10 @@ class LinearSVC(_Classifier):
         warm_start: bool = False,
         code: Any = None,
         dual: Any = "auto",
+        multi_class: str = "ovr",
         random_state: Any = None,
     ) -> None:
+        self.multi_class = multi_class
         self.dual = dual
         self.random_state = random_state
         self.penalty = penalty
@@ -386,7 +394,8 @@ class LinearSVC(_Classifier):
         check_positive("C", self.C)
         check_positive("intercept_scaling", self.intercept_scaling)
         families = {"hinge": Hinge(), "squared_hinge": SquaredHinge()}
-        for name, known in (("loss", families), ("penalty", ("l1", "l2"))):
+        choices = {"loss": families, "penalty": ("l1", "l2"), "multi_class": ("ovr",)}
+        for name, known in choices.items():
             if (value := getattr(self, name)) not in known:
                 raise ValueError(
                     f"Argument {name!r} must be one of {sorted(known)}, it is {value!r}."

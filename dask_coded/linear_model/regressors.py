@@ -75,8 +75,15 @@ class _Regressor(RegressorMixin, LinearModel):
         self.n_iter_ = found.rounds
         return self
 
+    positive: bool
+
     def _check(self) -> None:
         """Raise ValueError if a parameter is out of range."""
+        if self.positive:
+            raise ValueError(
+                "Argument 'positive' must be False: the signs of coefficients cannot be "
+                "restricted. Use scikit-learn's estimator for that."
+            )
 
     def _penalty(self, total: float) -> Penalty:
         """Return what is added to half the mean square, for a sum of the weights."""
@@ -125,6 +132,8 @@ class LinearRegression(_Regressor):
         root mean square.
     solver, max_iter, verbose, warm_start, code
         As in :class:`LogisticRegression`.
+    positive : bool
+        Must be False: the signs of coefficients cannot be restricted.
     copy_X, n_jobs
         Accepted for scikit-learn's sake, and ignored: the data are never changed, and the cluster
         decides how many workers there are.
@@ -155,9 +164,11 @@ class LinearRegression(_Regressor):
         verbose: int = 0,
         warm_start: bool = False,
         code: Any = None,
+        positive: bool = False,
         copy_X: bool = True,
         n_jobs: Any = None,
     ) -> None:
+        self.positive = positive
         self.copy_X = copy_X
         self.n_jobs = n_jobs
         self.fit_intercept = fit_intercept
@@ -183,6 +194,8 @@ class Ridge(_Regressor):
         Without an intercept the unit is the root mean square.
     solver, max_iter, verbose, warm_start, code
         As in :class:`LogisticRegression`.
+    positive : bool
+        Must be False: the signs of coefficients cannot be restricted.
     copy_X, random_state
         Accepted for scikit-learn's sake, and ignored: the data are never changed, and nothing is
         random.
@@ -214,9 +227,11 @@ class Ridge(_Regressor):
         verbose: int = 0,
         warm_start: bool = False,
         code: Any = None,
+        positive: bool = False,
         copy_X: bool = True,
         random_state: Any = None,
     ) -> None:
+        self.positive = positive
         self.copy_X = copy_X
         self.random_state = random_state
         self.alpha = alpha
@@ -229,6 +244,7 @@ class Ridge(_Regressor):
         self.code = code
 
     def _check(self) -> None:
+        super()._check()
         check_positive("alpha", self.alpha, or_zero=True)
 
     def _penalty(self, total: float) -> Penalty:
@@ -320,13 +336,9 @@ class ElasticNet(_Regressor):
         self.code = code
 
     def _check(self) -> None:
+        super()._check()
         check_positive("alpha", self.alpha, or_zero=True)
         check_fraction("l1_ratio", self.l1_ratio)
-        if self.positive:
-            raise ValueError(
-                "Argument 'positive' must be False: the signs of coefficients cannot be "
-                "restricted. Use scikit-learn's estimator for that."
-            )
 
     def _penalty(self, total: float) -> Penalty:
         ratio = float(self.l1_ratio)

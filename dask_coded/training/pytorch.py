@@ -71,7 +71,9 @@ class TorchModule:
                 'pass reduction="sum".'
             )
         for part in module.modules():
-            if isinstance(part, torch.nn.modules.batchnorm._NormBase) and part.track_running_stats:
+            norms = torch.nn.modules.batchnorm
+            running = isinstance(part, norms._NormBase) and part.track_running_stats
+            if running or isinstance(part, norms._BatchNorm):
                 raise ValueError(
                     f"The module contains {part!r}, whose gradient is not a sum over samples: use "
                     f"GroupNorm or LayerNorm."

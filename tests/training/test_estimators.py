@@ -251,5 +251,6 @@ def test_products_take_tensors(client):
 def test_modules_whose_gradients_are_not_sums_are_refused():
     with pytest.raises(ValueError, match='pass reduction="sum"'):
         training.TorchModule(network(), torch.nn.CrossEntropyLoss())
-    with pytest.raises(ValueError, match="use GroupNorm or LayerNorm"):
-        model(torch.nn.BatchNorm1d(6))
+    for tracked in (True, False):
+        with pytest.raises(ValueError, match="use GroupNorm or LayerNorm"):
+            model(torch.nn.BatchNorm1d(6, track_running_stats=tracked))

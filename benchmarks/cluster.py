@@ -32,8 +32,10 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 
 import dask
+import dask.array as da
 import numpy as np
-from distributed import Client, LocalCluster, Queue
+from dask.core import flatten
+from distributed import Client, LocalCluster, Queue, futures_of, wait
 from numpy.typing import ArrayLike
 
 import dask_coded as coded
@@ -117,6 +119,44 @@ class Rounds:
         self._asked.put(False)
         if error[0] is None:
             self._future.result()
+
+
+class PlainRounds:
+    """Products of dask.array, with the operand and the result where :class:`Rounds` has them.
+
+    Parameters
+    ----------
+    client
+        Client of the cluster.
+    data : dask.array.Array
+        A matrix whose chunks are on the workers.
+    x
+        Its operand.
+    workers
+        Addresses of the workers that multiply.
+    worker
+        Address of the worker that has the operand and gets the result.
+    """
+
+    def __init__(
+        self, client: Client, data: da.Array, x: np.ndarray, workers: list[str], worker: str
+    ) -> None:
+        self._client, self._data, self._x = client, data, x
+        self._workers, self._worker = workers, worker
+
+    def run_round(self) -> float:
+        """Run one product and return its seconds."""
+        # Under a new name in every round, so that no result of an earlier one is found.
+        name = f"operand-{uuid.uuid4().hex}"
+        here = self._client.scatter(self._x, workers=[self._worker], hash=False)
+        chunks = tuple((length,) for length in self._x.shape)
+        x = da.Array({(name, 0, 0): here}, name, chunks, dtype=self._x.dtype)
+        began = time.perf_counter()
+        product = self._client.persist(self._data @ x, workers=self._workers)
+        parts = {future.key: future for future in futures_of(product)}
+        ordered = [parts[key] for key in flatten(product.__dask_keys__())]
+        wait(self._client.submit(np.concatenate, ordered, workers=[self._worker], pure=False))
+        return time.perf_counter() - began
 
 
 def _run_on_request(operator: Any, x: np.ndarray, name: str) -> None:

@@ -27,7 +27,7 @@ import numpy as np
 from distributed import wait
 
 import dask_coded as coded
-from benchmarks.cluster import Lab, Rounds
+from benchmarks.cluster import Lab, PlainRounds, Rounds
 from benchmarks.report import Report, Summary, options, picture
 from dask_coded.rounds import fluid_time
 
@@ -119,12 +119,8 @@ class Bench:
     def dask_products(self) -> Iterator[RunRound]:
         """Provide the same product by dask.array."""
 
-        def product() -> float:
-            began = perf_counter()
-            self._lab.client.compute(self.plain @ self.x).result()
-            return perf_counter() - began
-
-        yield product
+        lab = self._lab
+        yield PlainRounds(lab.client, self.plain, self.x, lab.workers, lab.free).run_round
 
     def compare(self, ours: dict[str, Way], plain: dict[str, Way]) -> Result:
         """Run rounds of all methods, and measure the bound before and after each."""

@@ -43,7 +43,7 @@ def main(
     smoke: bool,
 ) -> None:
     """Reproduce the measurements of the S2C2 paper."""
-    results = Results(Report("paper"), smoke=smoke, dates=set())
+    results = Results(Report("paper"), smoke=smoke)
     for name, section in SECTIONS.items():
         file = keep / f"{name}.json" if keep else None
         if not only or name in only:
@@ -51,10 +51,10 @@ def main(
             section(found)
             if file:
                 found.write(file)
-            results.merge(found)
+            results.merge(found, name)
         elif file and file.exists():
             try:
-                results.merge(Results.read(file))
+                results.merge(Results.read(file), name)
             except ValueError as error:
                 raise click.ClickException(f"{file}: {error}") from None
     if page:

@@ -93,11 +93,14 @@ class Algorithm:
         Whether it needs Hessians. Their codes need 9 of 12 workers.
     sparse : bool
         Whether the matrix is sparse.
+    rounds : int
+        How many products it needs, each with the matrix or its transpose, or Hessians.
     """
 
     name: str
     matrix: Callable[[], Any]
     run: Callable[..., np.ndarray]
+    rounds: int
     transpose: bool = False
     hessian: bool = False
     sparse: bool = False
@@ -173,32 +176,36 @@ def newtons_method(size: Size) -> Algorithm:
     labels = np.sign(rng.standard_normal(size.samples))
     run = partial(newton, labels=labels, steps=size.rounds // 2)
     matrix = partial(_normal, size.samples, size.features)
-    return Algorithm("Newton's method", matrix, run, transpose=True, hessian=True)
+    rounds = 3 * (size.rounds // 2)
+    return Algorithm("Newton's method", matrix, run, rounds, transpose=True, hessian=True)
 
 
 def _classifier(name: str, slope: Any, size: Size) -> Algorithm:
     labels = np.sign(np.random.default_rng(0).standard_normal((size.rows, size.labels)))
     step = 1 / (np.sqrt(size.rows) + np.sqrt(size.columns)) ** 2
     run = partial(descend, labels=labels, slope=slope, step=step, rounds=size.rounds)
-    return Algorithm(name, partial(_normal, size.rows, size.columns), run, transpose=True)
+    matrix = partial(_normal, size.rows, size.columns)
+    return Algorithm(name, matrix, run, size.rounds, transpose=True)
 
 
 def dense_pagerank(size: Size) -> Algorithm:
     start = np.random.default_rng(0).random((size.square, size.labels))
     run = partial(rank, start=start, damping=0.85, rounds=size.rounds)
-    return Algorithm("PageRank, dense", partial(_links, size.square), run)
+    return Algorithm("PageRank, dense", partial(_links, size.square), run, size.rounds)
 
 
 def sparse_pagerank(size: Size) -> Algorithm:
     start = np.random.default_rng(0).random((size.nodes, size.signals))
     run = partial(rank, start=start, damping=0.85, rounds=size.rounds)
-    return Algorithm("PageRank, sparse", partial(random_matrix, size.nodes), run, sparse=True)
+    matrix = partial(random_matrix, size.nodes)
+    return Algorithm("PageRank, sparse", matrix, run, size.rounds, sparse=True)
 
 
 def graph_filter(size: Size) -> Algorithm:
     signals = np.random.default_rng(0).random((size.nodes, size.signals))
     run = partial(hops, signals=signals, rounds=size.rounds)
-    return Algorithm("graph filter, sparse", partial(_symmetric, size.nodes), run, sparse=True)
+    matrix = partial(_symmetric, size.nodes)
+    return Algorithm("graph filter, sparse", matrix, run, size.rounds, sparse=True)
 
 
 #: The algorithms of the paper.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from time import perf_counter
 
 import dask
 import dask.array as da
@@ -13,7 +12,7 @@ import numpy as np
 from distributed import wait
 
 import dask_coded as coded
-from benchmarks.cluster import Lab, Rounds
+from benchmarks.cluster import Lab, PlainRounds, Rounds
 from benchmarks.paper.cases import Case, Contender
 from dask_coded.rounds import fluid_time
 
@@ -118,10 +117,5 @@ class Bench:
         self.lab.set_speeds(np.inf)
         data = self.lab.client.persist(self._data(chunks_per_worker), workers=self.lab.workers)
         wait(data)
-
-        def product() -> float:
-            began = perf_counter()
-            self.lab.client.compute(data @ self._x).result()
-            return perf_counter() - began
-
-        return self._ratios(case, list(case.speeds), product)
+        rounds = PlainRounds(self.lab.client, data, self._x, self.lab.workers, self.lab.free)
+        return self._ratios(case, [case.speeds[0], *case.speeds], rounds.run_round)[1:]

@@ -36,6 +36,8 @@ class Results:
         Rounds over the fluid bound by (case, contender, where).
     dates : set of str
         Dates of the measurements.
+    days : dict
+        The same by section, of results that were merged.
     """
 
     report: Report
@@ -43,6 +45,7 @@ class Results:
     processes: bool = True
     rounds: dict[tuple[str, str, str], np.ndarray] = field(default_factory=dict)
     dates: set[str] = field(default_factory=lambda: {datetime.now(UTC).date().isoformat()})
+    days: dict[str, set[str]] = field(default_factory=dict)
 
     @property
     def size(self) -> Size:
@@ -57,8 +60,8 @@ class Results:
             if all(row.get(key) == value for key, value in wanted.items())
         ]
 
-    def merge(self, other: Results) -> None:
-        """Add the results of another run.
+    def merge(self, other: Results, section: str) -> None:
+        """Add the results of another run, of one section.
 
         Raises
         ------
@@ -78,7 +81,7 @@ class Results:
         self.report.rows += other.report.rows
         self.report.machine |= other.report.machine
         self._keep(other.rounds)
-        self.dates |= other.dates
+        self.days[section] = other.dates
 
     def _keep(self, rounds: dict[tuple[str, str, str], np.ndarray]) -> None:
         if taken := self.rounds.keys() & rounds.keys():
@@ -432,7 +435,7 @@ def whole_algorithm(results: Results, name: str) -> None:
                 timings.ratio(contender, over="continuous", spread_of="range"),
                 policy=contender,
                 algorithm=algorithm.name,
-                rounds=size.rounds,
+                rounds=algorithm.rounds,
                 seconds=timings.summary(contender).value,
                 section="algorithms",
                 misprediction=level,

@@ -23,7 +23,7 @@ from benchmarks.paper.cases import (
     replayed,
     stragglers,
 )
-from benchmarks.paper.overdecomposition import Stores
+from benchmarks.paper.overdecomposition import Stores, over_decomposed
 from benchmarks.report import picture
 from dask_coded.codes import Code, Repetition
 from dask_coded.prediction import SpeedHistory
@@ -60,8 +60,10 @@ def regimes(rounds: int) -> Iterator[Regime]:
 def methods() -> Iterator[tuple[str, float, int, Contender]]:
     """Yield name, storage over that of the data, k, and what to run."""
     yield "uncoded", 1.0, WORKERS, CONTENDERS["uncoded"]
-    for copies in (1.0, 1.2, 1.5, 2.0):
-        yield "over-decomposition", copies, WORKERS, _over_decomposition(copies)
+    for parts in (4, 16):
+        for copies in (1.0, 1.2, 1.5, 2.0):
+            contender = _over_decomposition(copies, parts)
+            yield f"over-decomposition, {parts} parts", copies, WORKERS, contender
     for copies in (2, 3):
         for name, policy in (("replication", "replication"), ("copies, continuous", "continuous")):
             yield name, float(copies), WORKERS, Contender(name, _copies(copies), policy)
@@ -74,12 +76,13 @@ def _copies(copies: int) -> Callable[[int, int], Code]:
     return lambda n, k: Repetition(n, copies)
 
 
-def _over_decomposition(copies: float) -> Contender:
+def _over_decomposition(copies: float, parts: int) -> Contender:
     def assigner(n: int) -> Assigner:
-        return Stores(n, copies=copies, move_seconds=MOVED_BYTES / (4 * n) / LINK).assign
+        move = MOVED_BYTES / (parts * n) / LINK
+        return Stores(n, parts, copies=copies, move_seconds=move).assign
 
     plain = CONTENDERS["over-decomposition"]
-    return Contender(plain.name, plain.code, plain.policy, assigner)
+    return Contender(plain.name, lambda n, k: over_decomposed(n, parts), plain.policy, assigner)
 
 
 def over_ideal(regime: Regime, k: int, contender: Contender) -> np.ndarray:

@@ -118,7 +118,7 @@ def test_table_of_faults() -> None:
     ]
     text = table(rows)
     assert "| 0 | 2 | 0 | 0 | 0.5 s | 0.5 s | 3.0 s | 3.0 s | 1.5 s | 1.5 s |" in text
-    assert text.endswith("2 faults, 10 results, 1 of them wrong.\n")
+    assert text.endswith("2 faults, 10 results and 0 steps of trainings, 1 of them wrong.\n")
 
 
 def test_page_and_plots_of_the_comparison(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_rounds_do_not_replace_others_of_the_same_name() -> None:
     with pytest.raises(ValueError, match="already"):
         results.add(case, CONTENDERS["MDS"], "simulation", np.array([1.2, 1.3]))
     with pytest.raises(ValueError, match="already"):
-        results.merge(others)
+        results.merge(others, "traces")
 
 
 @needs_traces

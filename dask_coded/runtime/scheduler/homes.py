@@ -15,6 +15,7 @@ import numpy as np
 from dask.typing import Key
 from distributed.metrics import time
 
+from dask_coded.codes import DecodeError
 from dask_coded.rounds.placement import not_slow, relief, spare
 from dask_coded.runtime.scheduler.replicas import keep_home
 from dask_coded.runtime.scheduler.state import ArrayState
@@ -113,6 +114,27 @@ class Homes:
         holders = self.holders(key)
         pin = self._pins.get(key)
         return pin if pin in holders else next(iter(holders), None)
+
+    def replaceable(self, ts: TaskState, silent: Collection[str]) -> bool:
+        """Whether a piece or a check can be made again without silent workers.
+
+        True for all other data, and while the array is being encoded.
+        """
+        if (state := self.array_of(ts.key)) is None or state.sources is not None:
+            return True
+        spec = state.spec
+        if ts.key in spec.keys:
+            piece = spec.keys.index(ts.key)
+        else:
+            piece = spec.code.systematic_pieces[spec.check_keys.index(ts.key)]
+        there = [i for i, key in enumerate(spec.keys) if self.holders(key, silent)]
+        if piece in there:
+            return True
+        try:
+            spec.from_pieces(piece, there)
+        except (DecodeError, ValueError):
+            return False
+        return True
 
     def slow_holders(self, keys: Iterable[Key]) -> set[Key]:
         """Return those of some keys that only slow or silent workers hold."""

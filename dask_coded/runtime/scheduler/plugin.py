@@ -73,7 +73,12 @@ class CodedSchedulerPlugin(SchedulerExtension):
         self.loops = LoopDirectory(scheduler, self.versions, self.best)
         self.placing = Placing(scheduler, self.versions, self._predict)
         self.supervisor = Supervisor(
-            scheduler, self.versions, self.placing, self._silence, self.loops.keeps
+            scheduler,
+            self.versions,
+            self.placing,
+            self._silence,
+            self.loops.keeps,
+            self.homes.replaceable,
         )
         self._holding: dict[Key, str] = {}
         # Rounds in which a worker has sent wrong shares.

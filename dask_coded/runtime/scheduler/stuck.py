@@ -6,11 +6,14 @@ answer, although others have the same data, or could soon compute it again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from distributed.scheduler import TaskState
+
+#: Whether data that only silent workers have can be made again without these.
+Replaceable = Callable[["TaskState", Collection[str]], bool]
 
 #: What takes more tasks than this is waited for.
 MANY = 1000
@@ -65,27 +68,33 @@ def computing(tasks: Iterable[TaskState]) -> dict[str, list[TaskState]]:
     return found
 
 
-def stranded(tasks: Iterable[TaskState], silent: Collection[str]) -> list[TaskState]:
+def stranded(
+    tasks: Iterable[TaskState], silent: Collection[str], replaceable: Replaceable
+) -> list[TaskState]:
     """Return what tasks need and only silent workers have, if it is soon computed again."""
     found: dict[TaskState, None] = {}
     unseen = [dts for ts in tasks for dts in ts.dependencies]
     while unseen:
         ts = unseen.pop()
         there = ts.who_has and all(ws.address in silent for ws in ts.who_has)
-        if there and ts not in found and _is_cheap(ts):
+        if there and ts not in found and _is_cheap(ts) and replaceable(ts, silent):
             found[ts] = None
             unseen += ts.dependencies
     return list(found)
 
 
-def blocked(ts: TaskState, silent: Collection[str]) -> list[TaskState]:
-    """Return a task, and what it needs, as far as only silent workers have or compute it."""
+def blocked(ts: TaskState, silent: Collection[str], replaceable: Replaceable) -> list[TaskState]:
+    """Return a task, and what it needs, as far as only silent workers have or compute it.
+
+    What cannot be computed again is left out: its worker may answer later.
+    """
     found: dict[TaskState, None] = {}
     unseen, seen = [ts], {ts}
     while unseen:
         ts = unseen.pop()
         places = ts.who_has or ([ts.processing_on] if ts.processing_on else [])
-        if places and ts.run_spec and all(ws.address in silent for ws in places):
+        away = places and all(ws.address in silent for ws in places)
+        if away and ts.run_spec and not ts.has_lost_dependencies and replaceable(ts, silent):
             found[ts] = None
         if not ts.who_has or ts in found:
             unseen += ts.dependencies - seen

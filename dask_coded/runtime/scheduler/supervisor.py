@@ -106,6 +106,8 @@ class Supervisor:
         Called with the address of a worker that is silent.
     resumes : callable(Key) -> bool
         Whether the state of a task is kept elsewhere.
+    replaceable : callable(TaskState, silent) -> bool
+        Whether data that only silent workers have can be made again without these.
     """
 
     def __init__(
@@ -115,12 +117,14 @@ class Supervisor:
         placing: Placing,
         silence: Callable[[str], None],
         resumes: Callable[[Key], bool],
+        replaceable: stuck.Replaceable,
     ) -> None:
         self._scheduler = scheduler
         self._able = able
         self._placing = placing
         self._silence = silence
         self._resumes = resumes
+        self._replaceable = replaceable
         self._timeout = parse_timedelta(dask.config.get("coded.coordinator.timeout"))
         self._runs: dict[Key, _Run] = {}
         self._processing: set[Key] = set()
@@ -290,7 +294,7 @@ class Supervisor:
             if late:
                 silent.append((late, address, f"silent for {seconds:.1f} s"))
         # Once all silent workers are known, so that nothing moves from one to another.
-        self.run_again([*again, *stuck.stranded(stopped, self.absent)])
+        self.run_again([*again, *stuck.stranded(stopped, self.absent, self._replaceable)])
         for late, address, reason in (*silent, *self._paused_for_long(watched)):
             self._take_over(late, address, reason)
 
@@ -428,7 +432,7 @@ class Supervisor:
             self._scheduler.rpc.remove(address)
         if moved and address in self.absent:
             self._hang_up(self._able, address)
-        self.run_again([*moved, *stuck.stranded(moved, self.absent)])
+        self.run_again([*moved, *stuck.stranded(moved, self.absent, self._replaceable)])
         for ts in moved:
             if not isinstance(ts.run_spec, CodedTask):
                 continue

@@ -89,11 +89,13 @@ class TrainingSchedulerPlugin(SchedulerExtension):
             )
         supervisor = self._coded.supervisor
         silent = supervisor.absent.union(avoid)
-        found = self._coded.homes.holders(key, silent)
+        homes = self._coded.homes
+        found = homes.holders(key, silent)
         if not found:
-            supervisor.run_again(blocked(ts, silent))  # whoever asks will ask again
-            if ts.run_spec is None:
-                found = self._coded.homes.holders(key)  # they may answer later
+            again = blocked(ts, silent, homes.replaceable)
+            supervisor.run_again(again)  # whoever asks will ask again
+            if ts not in again:
+                found = homes.holders(key)  # they may answer later
         return reply(Holders(tuple(found)))
 
     def transition(

@@ -181,6 +181,34 @@ async def test_a_block_that_only_a_silent_worker_holds_is_computed_again(c, s, *
     np.testing.assert_array_equal(await c.compute(block), np.ones((4, 2)))
 
 
+@gen_cluster(**THREE)
+async def test_a_block_that_cannot_be_computed_again_is_left_to_its_silent_worker(c, s, a, *others):
+    await install(c, TrainingSchedulerPlugin())
+    source = await c.scatter(np.ones((4, 2)), workers=[a.address])
+    block, gone = c.submit(np.negative, source, workers=[a.address]), source.key
+    await wait(block)
+    del source
+    await async_poll_for(lambda: gone not in s.tasks, timeout=30)
+    plugin = s.extensions["dask-coded-training"]
+    s.extensions["dask-coded"].supervisor._set_aside(a.address)
+    assert plugin.holders(block.key)["answer"].data.addresses == (a.address,)
+    assert s.tasks[block.key].state == "memory"
+
+
+@gen_cluster(**THREE)
+async def test_pieces_on_silent_workers_are_made_again_only_if_the_others_suffice(c, s, *workers):
+    await install(c, TrainingSchedulerPlugin())
+    A = np.arange(24.0).reshape(12, 2)
+    plugin = s.extensions["dask-coded-training"]
+    for k, again in ((3, False), (2, True)):
+        C = await coded.encode(A, coded.MDS(3, k), c)
+        key, holder = C.encoded.spec.keys[0], C.encoded.workers[0]
+        found = plugin.holders(key, avoid=[holder])["answer"].data
+        assert found.addresses == (() if again else (holder,))
+        await async_poll_for(lambda key=key: s.tasks[key].state == "memory", timeout=30)
+        np.testing.assert_allclose(await c.compute(C @ np.ones(2)), A.sum(axis=1))
+
+
 def block_of(name, *needed):
     """Return a block once an event of this name is set."""
     Event(name).wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import dask
@@ -109,21 +110,41 @@ async def _ask(
     room: tuple[Any, ...] | None = None,
 ) -> Any:
     timeout = parse_timedelta(dask.config.get("coded.encode.timeout"))
-    rows = worker.rpc(address).coded_rows(key=key, start=start, stop=stop, room=room)
-    asked = asyncio.ensure_future(rows)
     try:
         async with asyncio.timeout(timeout):
-            while not (await asyncio.wait([asked], timeout=_SOON))[0]:
-                question = worker.rpc(address).coded_rows(key=key, start=0, stop=0)
-                await asyncio.wait_for(question, ANSWER_SECONDS)
-            answer = asked.result()
+            answer = await large_answer(
+                worker.rpc(address).coded_rows(key=key, start=start, stop=stop, room=room),
+                lambda: worker.rpc(address).coded_rows(key=key, start=0, stop=0),
+            )
     except OSError as exc:  # a TimeoutError is one, too
         raise RowsGoneError(address, isinstance(exc, TimeoutError)) from exc
-    finally:
-        asked.cancel()
     if answer["gone"]:
         raise RowsGoneError(address, silent=False)
     return answer
+
+
+async def large_answer(asked: Awaitable[Any], question: Callable[[], Awaitable[Any]]) -> Any:
+    """Await a large answer of a worker, which meanwhile has to answer small questions.
+
+    Parameters
+    ----------
+    asked : awaitable
+        The large answer, which may take long to travel.
+    question : callable() -> awaitable
+        Asks the same worker for something small.
+
+    Raises
+    ------
+    OSError
+        If the connection breaks, or the worker answers no question.
+    """
+    coming = asyncio.ensure_future(asked)
+    try:
+        while not (await asyncio.wait([coming], timeout=_SOON))[0]:
+            await asyncio.wait_for(question(), ANSWER_SECONDS)
+        return coming.result()
+    finally:
+        coming.cancel()
 
 
 def dense_rows(rows: np.ndarray[Any, Any], room: tuple[Any, ...] | None) -> dict[str, Any]:

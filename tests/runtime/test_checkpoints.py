@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from types import SimpleNamespace
 
 import dask
 import numpy as np
+import pytest
 from distributed import Event
 from distributed.utils_test import async_poll_for, gen_cluster, poll_for
 
 import dask_coded as coded
 from dask_coded.loop import Progress
+from dask_coded.runtime.coordinator import loop
 from dask_coded.runtime.coordinator.loop import KeptLoop
 from dask_coded.runtime.scheduler.loops import choose_keepers
 from dask_coded.runtime.worker.plugin import worker_plugin
-from dask_coded.transport.messages.rounds import KeepState
+from dask_coded.transport import rows
+from dask_coded.transport.messages.rounds import KeepState, StateKept
 
 KILLED_AFTER = 5
 
@@ -226,6 +230,69 @@ def test_coordinator_killed_and_a_keeper_stopped(processes):
     np.testing.assert_allclose(total, 10.0)
 
 
+@gen_cluster(client=True, nthreads=[("", 1)] * 3)
+async def test_a_state_may_take_long_to_travel(c, s, a, *others):
+    await coded.encode(np.eye(4), coded.MDS(3, 2), client=c)
+    task = c.submit(lambda: Event("over").wait(), workers=[a.address])
+    await async_poll_for(lambda: a.state.executing, timeout=30)
+    questions = []
+
+    def handler(number):
+        async def state(key, whole=True):
+            if not whole:
+                questions.append(number)
+                return number
+            before = len(questions)
+            while len(questions) < before + 3:  # as long as three questions
+                await asyncio.sleep(0.01)
+            return number, b"state"
+
+        return state
+
+    for number, worker in enumerate(others, 7):
+        worker.handlers["coded_kept"] = handler(number)
+    mine = worker_plugin(a)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows, "_SOON", 0.01)
+        patch.setattr(loop, "ANSWER_SECONDS", 0.5)
+        kept = KeptLoop(a, mine.keeper, mine.exchange, task.key, 2)
+        assert await kept._resume() == b"state"
+    assert set(questions[2:]) == {8}  # the worker with the latest state
+    await Event("over", client=c).set()
+    await task
+
+
+@gen_cluster(client=True, nthreads=[("", 1)] * 3)
+async def test_no_state_is_sent_to_a_keeper_that_has_not_confirmed_the_last(c, s, a, *others):
+    await coded.encode(np.eye(4), coded.MDS(3, 2), client=c)
+    plugins = [worker_plugin(w) for w in others]
+    held, sent = [], []
+
+    def hold(message, answer):
+        sent.append(message.round)
+        held.append(partial(answer, StateKept(message.run_id)))
+
+    for plugin in plugins:
+        plugin.exchange._handlers[KeepState] = hold
+    mine = worker_plugin(a)
+    task = c.submit(lambda: Event("over").wait(), workers=[a.address])
+    await async_poll_for(lambda: a.state.executing, timeout=30)
+    kept = KeptLoop(a, mine.keeper, mine.exchange, task.key, 2)
+    await kept._find_keepers()
+    for round in (1, 2, 3):
+        await asyncio.to_thread(kept.report, Progress(round, residual=0.0), state=round)
+    await async_poll_for(lambda: len(held) == 2, timeout=30)
+    assert sent == [1, 1]
+    for answer in held:
+        answer()
+    await async_poll_for(lambda: not kept._owing, timeout=30)
+    kept._cost = 0.0
+    await asyncio.to_thread(kept.report, Progress(4, residual=0.0), state=4)
+    await async_poll_for(lambda: sent == [1, 1, 4, 4], timeout=30)
+    await Event("over", client=c).set()
+    await task
+
+
 def kept(client) -> set[str]:
     """Return the workers that keep a state."""
     held = client.run(lambda dask_worker: len(dask_worker.extensions["dask-coded"].keeper.kept))
@@ -243,7 +310,7 @@ async def test_a_loop_that_was_cancelled_leaves_no_keepers_behind(c, s, *workers
 
 def test_a_keeper_whose_idle_channel_has_closed_is_used_again():
     sent = []
-    channel = SimpleNamespace(send=sent.append)
+    channel = SimpleNamespace(send=sent.append, listen=lambda key, listener: None)
     exchange = SimpleNamespace(
         is_usable=lambda address: False,
         silent=[],

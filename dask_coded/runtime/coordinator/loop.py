@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+from contextlib import suppress
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +20,10 @@ from distributed.utils import sync
 
 from dask_coded.loop import Loop, Progress, State
 from dask_coded.runtime.worker.keeper import StateKeeper
-from dask_coded.transport import ANSWER_SECONDS, Exchange
-from dask_coded.transport.messages.rounds import KeepState
+from dask_coded.transport import ANSWER_SECONDS, Channel, Exchange
+from dask_coded.transport.messages.message import Message
+from dask_coded.transport.messages.rounds import KeepState, StateKept
+from dask_coded.transport.rows import large_answer
 
 if TYPE_CHECKING:
     from distributed.worker import Worker
@@ -72,6 +76,8 @@ class KeptLoop(Loop):
         # Which loop of the task has a state, and which algorithm, if several use it in turn.
         self._place = number, 0
         self._keepers: list[str] = []
+        # Keepers that have not confirmed the last state that was sent to them.
+        self._owing: set[str] = set()
         self._reported = self._kept = float("-inf")
         self._cost = 0.0
 
@@ -85,24 +91,34 @@ class KeptLoop(Loop):
 
     async def _resume(self) -> bytes | None:
         await self._find_keepers()
-        own = self._keeper.state(self._key)
-        asked = [
-            asyncio.create_task(self._worker.rpc(address).coded_kept(key=self._key))
-            for address in self._keepers
-        ]
+        found = self._keeper.state(self._key)
+        rounds = await asyncio.gather(*map(self._round_kept, self._keepers))
         # A keeper may have just died or stopped; then the others must suffice.
-        done, silent = (
-            await asyncio.wait(asked, timeout=ANSWER_SECONDS) if asked else (set(), set())
-        )
-        for task in silent:
-            task.cancel()
-        found = [own, *(task.result() for task in done if task.exception() is None)]
-        states = [entry for entry in found if entry is not None]
-        if not states:
+        for round, address in sorted(zip(rounds, self._keepers, strict=True), reverse=True):
+            if round <= (found[0] if found else 0):
+                break
+            with suppress(OSError):
+                found = await large_answer(
+                    self._worker.rpc(address).coded_kept(key=self._key),
+                    partial(self._ask_round, address),
+                )
+                break
+        if found is None:
             return None
-        round, state = max(states, key=lambda entry: entry[0])
+        round, state = found
         await self._worker.scheduler.coded_resumed(key=self._key, round=round)
         return state
+
+    async def _round_kept(self, address: str) -> int:
+        """Return the round whose state a worker keeps; 0 if it keeps none or does not answer."""
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return (await self._ask_round(address)) or 0
+        except OSError:
+            return 0
+
+    async def _ask_round(self, address: str) -> int | None:
+        return await self._worker.rpc(address).coded_kept(key=self._key, whole=False)
 
     async def _find_keepers(self) -> None:
         self._keepers = await self._worker.scheduler.coded_keepers(
@@ -118,7 +134,10 @@ class KeptLoop(Loop):
         if self._topic and (last or now >= self._reported + self._interval):
             self._reported = now
             get_worker().log_event(self._topic, vars(progress))
-        if state is not None and not last and now >= self._kept + self._cost / _SHARE:
+        # States would pile up for a keeper that has not received the last one.
+        busy = any(map(self._exchange.is_usable, tuple(self._owing)))
+        due = not busy and now >= self._kept + self._cost / _SHARE
+        if state is not None and not last and due:
             kept = pickle.dumps((self._place, state), protocol=pickle.HIGHEST_PROTOCOL)
             sync(self._worker.loop, self._keep, progress.round, kept)
             self._kept = monotonic()
@@ -131,6 +150,20 @@ class KeptLoop(Loop):
             await self._find_keepers()
             silent = self._exchange.silent
             usable = [address for address in self._keepers if address not in silent]
+        message = KeepState(self._key, round, state, self._exchange.attempt(self._key))
+        began, first = monotonic(), True
+
+        def confirmed(channel: Channel, answer: Message) -> None:
+            nonlocal first
+            channel.unlisten(self._key)
+            self._owing.discard(channel.address)
+            if first and isinstance(answer, StateKept):
+                # Of the others none, because one that was stopped answers at some time.
+                self._cost = max(self._cost, monotonic() - began)
+                first = False
+
         for address in usable:
-            message = KeepState(self._key, round, state, self._exchange.attempt(self._key))
-            self._exchange.channel(address).send(message)
+            channel = self._exchange.channel(address)
+            self._owing.add(address)
+            channel.listen(self._key, partial(confirmed, channel))
+            channel.send(message)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
 
@@ -39,9 +39,10 @@ class StateKeeper:
             self.kept[message.run_id] = message.round, message.state
         answer(StateKept(message.run_id))
 
-    def state(self, key: Key) -> tuple[int, bytes] | None:
-        """Handler: send the state that is kept of a loop."""
-        return self.kept.get(key)
+    def state(self, key: Key, whole: bool = True) -> Any:
+        """Handler: send the round and the state that are kept of a loop, or only the round."""
+        found = self.kept.get(key)
+        return found if whole or found is None else found[0]
 
     def _forget(self, key: Key, run: int) -> None:
         """Stream handler: a run of the loop has ended."""

@@ -76,6 +76,10 @@ class _Outbox:
         self._comm = comm
         self._wake()
 
+    @property
+    def is_open(self) -> bool:
+        return self._comm is not None
+
     def send(self, message: Message) -> None:
         self._waiting.append(message)
         self._wake()
@@ -212,6 +216,11 @@ class Channel:
     def abort(self) -> None:
         """Break the connection, so that listeners receive :class:`Closed`."""
         self._outbox.close()
+
+    @property
+    def connected(self) -> bool:
+        """Whether messages now reach the peer, as far as is known."""
+        return self._local is not None or self._outbox.is_open
 
     @property
     def may_share(self) -> bool:

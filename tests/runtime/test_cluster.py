@@ -858,6 +858,25 @@ async def test_piece_moved_while_a_round_waits_for_a_silent_worker(c, s, *worker
 
 
 @gen_cluster(client=True, nthreads=FOUR)
+async def test_a_worker_whose_channel_has_closed_serves_a_round_that_waits_for_a_silent_one(
+    c, s, *workers
+):
+    C = await coded.encode(A, coded.MDS(3, 2), c)
+    silent, lost, _ = C.encoded.workers
+    (spare,) = set(s.workers) - set(C.encoded.workers)
+    there = {worker.address: worker_plugin(worker).exchange for worker in workers}
+    usual, asked = there[lost]._handlers[StartRound], []
+    there[silent]._handlers[StartRound] = lambda message, answer: asked.append(silent)
+    there[silent]._handlers[CallParticipant] = lambda message, answer: None
+    there[lost]._handlers[StartRound] = lambda message, answer: asked.append(lost)
+    future = coded.submit(lambda operator: operator @ x, C, client=c, workers=spare)
+    await async_poll_for(lambda: {silent, lost} <= set(asked), timeout=30)
+    there[lost]._handlers[StartRound] = usual
+    there[spare].channel(lost).abort()
+    np.testing.assert_allclose(await future, A @ x)
+
+
+@gen_cluster(client=True, nthreads=FOUR)
 async def test_messages_of_an_older_run_are_ignored(c, s, *workers):
     C = await coded.encode(A, coded.MDS(4, 3), c)
     future = coded.submit(gated, C, "old", client=c)

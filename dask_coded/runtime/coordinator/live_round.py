@@ -295,7 +295,11 @@ class LiveRound:
             plan, layout = await self._replan()
         except (CodedDataLostError, OSError):
             return  # those that are silent may still answer
-        elsewhere = not (layout.lacking(self._usable(layout, plan)[:, None]) > 0).any()
+        # A channel that had closed opens again; whether it connects shows when we look again.
+        channels = [self._exchange.channel(address) for address in plan.addresses]
+        connected = np.array([host >= 0 and channels[host].connected for host in layout.host])
+        usable = self._usable(layout, plan) & connected
+        elsewhere = not (layout.lacking(usable[:, None]) > 0).any()
         # Workers may have answered meanwhile.
         if elsewhere and self._lacks() and not self._done.done():
             message = "Workers that hold what is lacking are silent; others hold it, too."

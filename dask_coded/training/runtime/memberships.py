@@ -12,6 +12,7 @@ from dask.typing import Key
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.protocol import to_serialize
 from distributed.protocol.pickle import dumps
+from distributed.worker import WORKER_ANY_RUNNING
 
 from dask_coded.training.runtime.spec import Group, Replica
 from dask_coded.training.runtime.trainer import Trainer, portable
@@ -117,6 +118,8 @@ class TrainingWorkerPlugin(WorkerPlugin):
         for task, tell in list(self.leaders.items()):
             tell(Cancelled(task))
         for trainer in self.trainers.values():
+            # The channel stays open until the worker's tasks have ended.
+            trainer.answer(Unreachable(trainer.group.run_id, worker.address))
             trainer.stop()
         self.trainers.clear()
 
@@ -185,7 +188,10 @@ class TrainingWorkerPlugin(WorkerPlugin):
                     return
             replica = await asyncio.to_thread(_replica, group, state)
         except Exception as exc:
-            answer(TrainingFailed(run_id, portable(exc, own)))
+            if self.worker.status in WORKER_ANY_RUNNING:
+                answer(TrainingFailed(run_id, portable(exc, own)))
+            else:  # what fails is that it closes
+                answer(Unreachable(run_id, own))
             return
         led = message.attempt or (message.task, -1)
         if not self._ended.admits(led):
@@ -204,6 +210,8 @@ class TrainingWorkerPlugin(WorkerPlugin):
         return {"state": to_serialize(await self._packed(training))}
 
     async def _packed(self, training: str) -> bytes:
+        if training not in self.trainers:  # this worker closes
+            raise OSError(f"There is no replica of training {training}.")
         replica = self.trainers[training].replica
         packed: bytes = await asyncio.to_thread(dumps, replica.state())
         return packed
@@ -244,7 +252,7 @@ class TrainingWorkerPlugin(WorkerPlugin):
     def _enough(self, training: str) -> None:
         """Stream handler: the client wants a training to end soon."""
         # Not by way of the workers, whose answers count for nothing while a group is formed.
-        for task, tell in self.leaders.items():
+        for task, tell in list(self.leaders.items()):
             tell(StopRequested(task, training))
 
 

@@ -223,10 +223,15 @@ class Peer:
         return {"state": pickle.dumps(self._state)}
 
 
-def join(peer, sources, before=None):
+def join(peer, sources, before=None, status=Status.running):
     """Return the answers of a worker that joins a group in version 3, and its trainer."""
     worker = SimpleNamespace(
-        address="a", handlers={}, stream_handlers={}, extensions={}, rpc=lambda _: peer
+        address="a",
+        handlers={},
+        stream_handlers={},
+        extensions={},
+        rpc=lambda _: peer,
+        status=status,
     )
     plugin = TrainingWorkerPlugin()
     plugin.setup(worker)
@@ -261,6 +266,30 @@ def test_the_end_of_an_earlier_run_of_a_leader_may_come_late():
     plugin._forget("t", 8)
     assert not plugin.trainers
     assert told == [Cancelled("t")]
+
+
+@pytest.mark.parametrize("sources", [(), ("a",), ("b",)])
+def test_worker_that_closes_while_it_joins_is_lost_and_not_an_error(sources):
+    class Closed:
+        @property
+        def coded_trained(self):
+            raise RuntimeError("ConnectionPool is closed")
+
+    answers, joined = join(Closed(), sources, status=Status.closing)
+    if sources:
+        assert answers == [Unreachable("run", "a")]
+        assert joined is None
+
+
+def test_a_worker_that_closes_leaves_its_group_at_once():
+    answers = []
+    found = trainer(Star().plan(2), Counter(), answer=answers.append)
+    plugin = TrainingWorkerPlugin()
+    plugin.setup(SimpleNamespace(handlers={}, stream_handlers={}, extensions={}))
+    plugin.trainers["training"] = found
+    plugin.teardown(SimpleNamespace(address="a"))
+    assert answers == [Unreachable("run", "a")]
+    assert found._stopped
 
 
 def test_worker_killed_while_another_fetches_its_state_is_lost_and_not_an_error():

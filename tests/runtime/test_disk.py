@@ -197,6 +197,14 @@ async def test_pieces_that_fit_are_in_memory(c, s, *workers):
     np.testing.assert_allclose(await c.compute(C @ x), A @ x)
 
 
+@gen_cluster(**FOUR | {"worker_kwargs": {"memory_limit": 10**9}})
+async def test_a_piece_whose_making_has_failed_does_not_count(c, s, *workers):
+    disk = Disk.of(workers[0])
+    rows = int(0.6 * workers[0].data.n) // 8
+    for _ in range(2):
+        assert type(disk.zeros("again", (rows, 1), np.dtype(float))) is np.ndarray
+
+
 @gen_cluster(**FOUR | {"config": FOUR["config"] | {"distributed.worker.memory.max-spill": 100_000}})
 async def test_no_more_than_dask_may_spill(c, s, *workers):
     disk = Disk.of(workers[0])

@@ -231,6 +231,21 @@ async def test_chunks_without_a_round_are_not_kept(c, s, *workers):
     assert not plugin.operands._coming
 
 
+@gen_cluster(client=True, timeout=120, nthreads=[("127.0.0.1", 1)] * 3, config=APART)
+async def test_a_round_may_begin_long_after_its_first_chunk(c, s, *workers):
+    await coded.encode(np.ones((6, 4)), coded.MDS(3, 2), c)
+    operands, x = worker_plugin(workers[0]).operands, np.arange(32768.0)
+    part = (0, 1, x.nbytes, "<f8", x.shape, len(x))
+    chunk, ready = OperandChunk("late", part, 0, x.view("u1"), ()), []
+    operands._handle(chunk, lambda message: None)
+    operands._expire("late")
+    operands.expect("late", [(Part(*part), None)], [], ready.append, lambda message: None)
+    operands._handle(chunk, lambda message: None)
+    await async_poll_for(lambda: ready)
+    np.testing.assert_array_equal(ready[0], x)
+    operands.drop("late", over=True)
+
+
 @gen_cluster(client=True, timeout=120, nthreads=[("127.0.0.1", 1)] * 3)
 async def test_memory_that_neighbours_may_read_is_not_used_again(c, s, *workers):
     """The coordinator's channel to a receiver breaks, but not those to its neighbours."""

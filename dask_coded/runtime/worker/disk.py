@@ -162,6 +162,7 @@ class Disk:
         """Make an array for the result of a task, in a file if it does not fit into memory."""
         size = int(np.prod(shape)) * dtype.itemsize
         with self._lock:
+            self._filling.pop(key, None)  # of an attempt that has failed
             if self._fits(size) or not self._may_spill(size):
                 self._filling[key] = size
                 return np.zeros(shape, dtype)

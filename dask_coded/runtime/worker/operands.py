@@ -111,7 +111,8 @@ class Operands:
     def _expire(self, run_id: Key) -> None:
         operand = self._coming.get(run_id)
         if operand is not None and not operand.claimed:
-            self.drop(run_id, over=False)
+            # Not as one that is over: the round itself may be late.
+            self._coming.pop(run_id).close(over=False)
 
     def release(self) -> None:
         """Keep no memory of other workers mapped."""

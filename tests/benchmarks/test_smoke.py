@@ -73,7 +73,10 @@ needs_traces = pytest.mark.skipif(
             marks=needs_traces,
         ),
         pytest.param(
-            "constants", [], {"mean_error", "worst_error", "chosen_over_mean"}, marks=needs_traces
+            "constants",
+            [],
+            {"mean_error", "worst_error", "chosen_over_mean"},
+            marks=[needs_traces, pytest.mark.extras],
         ),
     ],
 )
@@ -208,6 +211,7 @@ def test_rounds_do_not_replace_others_of_the_same_name() -> None:
 
 
 @needs_traces
+@pytest.mark.extras
 def test_the_page_about_prediction_is_made_from_json(tmp_path: Path) -> None:
     pytest.importorskip("statsmodels")
     pytest.importorskip("pyarrow")

@@ -280,6 +280,7 @@ async def test_no_state_is_sent_to_a_keeper_that_has_not_confirmed_the_last(c, s
     kept = KeptLoop(a, mine.keeper, mine.exchange, task.key, 2)
     await kept._find_keepers()
     for round in (1, 2, 3):
+        kept._cost = 0.0
         await asyncio.to_thread(kept.report, Progress(round, residual=0.0), state=round)
     await async_poll_for(lambda: len(held) == 2, timeout=30)
     assert sent == [1, 1]
@@ -291,6 +292,22 @@ async def test_no_state_is_sent_to_a_keeper_that_has_not_confirmed_the_last(c, s
     await async_poll_for(lambda: sent == [1, 1, 4, 4], timeout=30)
     await Event("over", client=c).set()
     await task
+
+
+def test_sending_states_takes_a_twentieth_of_the_time_of_a_loop(monkeypatch):
+    now, sent = [0.0], []
+
+    def send(_loop, _keep, round, state):
+        sent.append(round)
+        now[0] += 1.0
+
+    monkeypatch.setattr(loop, "monotonic", lambda: now[0])
+    monkeypatch.setattr(loop, "sync", send)
+    kept = KeptLoop(SimpleNamespace(loop=None), None, SimpleNamespace(is_usable=None), "key", 1)
+    for round in range(1, 61):
+        kept.report(Progress(round, residual=0.0), state=round)
+        now[0] += 1.0
+    assert sent == [1, 21, 41]
 
 
 def kept(client) -> set[str]:

@@ -326,6 +326,7 @@ async def test_pairs_larger_than_memory(c, s, *workers):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(500)
 @gen_cluster(
     client=True,
     Worker=Nanny,

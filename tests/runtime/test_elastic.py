@@ -12,6 +12,9 @@ import dask_coded as coded
 from tests.processes import start_server
 from tests.runtime.test_faults import WHOLE, Log, Loop, check, source
 
+# Longer than the longest of its waits, which end a test by themselves.
+pytestmark = pytest.mark.timeout(900)
+
 N = 4
 CODE = coded.MDS(N, 3)
 

@@ -456,3 +456,13 @@ async def test_other_codes_cannot_grow(c, s, *workers):
     C = await coded.encode(A, coded.MDS(4, 3), c)
     with pytest.raises(TypeError, match=r"MDS\(n=4, k=3\) cannot grow: encode with `coded.Random"):
         await C.extend()
+
+
+def test_sparse_blocks_hold_equally_many_entries():
+    degrees = np.repeat([90, 5], [10, 90])
+    columns = np.concatenate([np.arange(degree) for degree in degrees])
+    ends = np.append(0, np.cumsum(degrees))
+    graph = scipy.sparse.csr_array((np.ones(len(columns)), columns, ends), shape=(100, 90))
+    rows = block_rows(graph, coded.Repetition(4, 2))
+    entries = [part.sum() for part in np.split(degrees + 1, np.cumsum(rows)[:-1])]
+    assert np.ptp(entries) <= 2 * (degrees.max() + 1)  # over 800 with equally many rows

@@ -80,6 +80,19 @@ async def test_copies_of_pieces_of_a_worker_that_will_close_are_kept(c, s, *work
     np.testing.assert_allclose(await c.compute(C @ x), A @ x)
 
 
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 4)
+async def test_a_paused_worker_keeps_its_pieces_and_computes_on_them(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 4), c)  # every piece is needed
+    paused = next(w for w in workers if w.address == C.encoded.workers[0])
+    paused.periodic_callbacks["memory_monitor"].stop()
+    paused.status = Status.paused
+    await async_poll_for(lambda: s.workers[paused.address].status == Status.paused)
+    before, x = holders(s, C), np.arange(10.0)
+    product = await c.compute(C @ x, workers=[C.encoded.workers[1]])
+    np.testing.assert_allclose(product, A @ x)
+    assert holders(s, C) == before
+
+
 def hold_rows(workers):
     """Let no worker send rows of its pieces until the event that is returned is set."""
     go = asyncio.Event()

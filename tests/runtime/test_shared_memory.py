@@ -10,6 +10,7 @@ import scipy.sparse
 from distributed.utils_test import async_poll_for, gen_cluster, poll_for
 
 import dask_coded as coded
+from dask_coded.runtime.worker import plugin as worker_module
 from dask_coded.runtime.worker.plugin import worker_plugin
 from dask_coded.transport.messages.rounds import Share, StartRound
 
@@ -161,12 +162,16 @@ async def test_a_coordinator_that_cannot_map_shares_gets_them_in_messages(c, s, 
     def rounds(operator):
         x = np.ones((operator.shape[1], 30))
         results = [operator @ x]  # the first round opens the channels
+        refused = []
 
         def view(shared):
+            refused.append(shared)
             raise OSError(24, "Too many open files")
 
         operator._coordinator._plugin.mappings.view = view
-        return results + [operator @ x for _ in range(3)]
+        results += [operator @ x for _ in range(3)]
+        assert refused
+        return results
 
     for result in await coded.submit(rounds, C, client=c):
         np.testing.assert_allclose(result, A @ np.ones((COLUMNS, WIDTH)), rtol=1e-9, atol=1e-9)
@@ -180,9 +185,12 @@ async def test_shares_of_a_small_operand_are_not_kept_after_the_last_round(c, s,
     def rounds(operator):
         return [operator @ np.ones(3) for _ in range(5)][-1]
 
-    np.testing.assert_allclose(await coded.submit(rounds, C, client=c), 3.0)
-    plugins = [worker_plugin(worker) for worker in workers]
-    await async_poll_for(lambda: not any(plugin._jobs for plugin in plugins), timeout=30)
+    # Without the clock that drops what is idle.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker_module, "_IDLE_SECONDS", 1e6)
+        np.testing.assert_allclose(await coded.submit(rounds, C, client=c), 3.0)
+        plugins = [worker_plugin(worker) for worker in workers]
+        await async_poll_for(lambda: not any(plugin._jobs for plugin in plugins), timeout=20)
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 4)

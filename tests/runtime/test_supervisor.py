@@ -28,6 +28,7 @@ from dask_coded.transport.messages.rounds import KeepState, StartRound, StateKep
 FOUR = {
     "client": True,
     "nthreads": [("", 1)] * 4,
+    "timeout": 120,
     # The supervisor's own clock stands still.
     "config": {"coded.coordinator.timeout": "1 day"},
 }
@@ -825,3 +826,15 @@ def test_some_worker_is_not_slow(speeds, data):
     mask = not_slow(np.array(speeds), *map(np.array, delays))
     assert mask.any() == (max(speeds) > 0 and (np.array(speeds) >= 0.8 * np.median(speeds)).any())
     assert not mask[np.array(speeds) == 0].any()
+
+
+@gen_cluster(**FOUR)
+async def test_coordinators_avoid_workers_whose_event_loop_is_late(c, s, *workers):
+    await coded.encode(A, coded.MDS(4, 3), c)
+    placing, late = plugin_of(s).placing, workers[0].address
+    # No `await` from here on, so that no heartbeat interferes.
+    placing._products = dict.fromkeys(s.workers, 0.008)
+    for ws in s.workers.values():
+        ws.metrics["event_loop_interval"] = 0.5 if ws.address == late else 0.02
+    placing.changed()
+    assert placing._fast_workers() == set(s.workers) - {late}

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import dask.array as da
 import numpy as np
+import pytest
 from distributed import Event, get_worker, wait
 from distributed.protocol.pickle import dumps
 from distributed.utils import sync
@@ -207,6 +208,16 @@ async def test_pieces_on_silent_workers_are_made_again_only_if_the_others_suffic
         assert found.addresses == (() if again else (holder,))
         await async_poll_for(lambda key=key: s.tasks[key].state == "memory", timeout=30)
         np.testing.assert_allclose(await c.compute(C @ np.ones(2)), A.sum(axis=1))
+
+
+@gen_cluster(**THREE)
+async def test_scattered_data_that_are_lost_end_the_training(c, s, a, b, *others):
+    await install(c, TrainingSchedulerPlugin())
+    held = await c.scatter({"rows": np.eye(4)}, workers=[a.address])
+    assert held["rows"].key == "rows"
+    await a.close()
+    with pytest.raises(coded.CodedDataLostError, match="scattered"):
+        await fetch_rows(b, Blocks(("rows",), (4,)), 0, 4, set())
 
 
 def block_of(name, *needed):

@@ -10,6 +10,7 @@ from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
+import dask
 import numpy as np
 import pytest
 from distributed.core import Status
@@ -29,7 +30,7 @@ from dask_coded.training.runtime.memberships import (
     TrainingWorkerPlugin,
 )
 from dask_coded.training.runtime.spec import Group, Step
-from dask_coded.training.runtime.trainer import Trainer
+from dask_coded.training.runtime.trainer import READ_EVERY, Trainer
 from dask_coded.transport.messages.message import Closed, Message
 from dask_coded.transport.messages.trainings import (
     Enlist,
@@ -44,6 +45,7 @@ from dask_coded.transport.messages.trainings import (
     SkipNode,
     StepsFinished,
     StepSummed,
+    SumsRead,
     TrainingFailed,
     Unreachable,
 )
@@ -617,6 +619,19 @@ def test_the_next_worker_sends_states_for_checkpoints_when_the_first_is_lost():
     second.skip(0)
     second._checkpoint()
     assert [type(answer) for answer in answers] == [ReplicaState]
+
+
+def test_a_worker_that_has_too_many_sums_to_read_is_given_up():
+    with dask.config.set({"coded.train.backlog": "1 kB"}):
+        link, live = live_group(GradientCoding(stragglers=1), 4)
+    given = []
+    link.give_up, link.send = given.append, lambda messages: None
+    for address in "bcd":
+        live._react(Event(address, SumsRead("run", 2 * READ_EVERY)))
+    live._give_up(2 * READ_EVERY, 10**6)
+    assert not given  # however large sums are, a worker may be so many behind
+    live._give_up(2 * READ_EVERY + 1, 10**6)
+    assert given == ["a"]
 
 
 def test_new_workers_replace_those_that_a_step_waits_for():

@@ -13,6 +13,9 @@ from distributed.utils_test import poll_for
 from dask_coded.aggregation import CodedReduce, GradientCoding, Ring, Star
 from dask_coded.training import Checkpoint, train
 
+# Longer than the longest of its waits, which end a test by themselves.
+pytestmark = pytest.mark.timeout(900)
+
 ROWS = 120
 RATE = 0.1  # of SGD, by default
 # A group works five times as long as it took to form it before it takes others in. On a busy

@@ -76,8 +76,6 @@ class KeptLoop(Loop):
         # Which loop of the task has a state, and which algorithm, if several use it in turn.
         self._place = number, 0
         self._keepers: list[str] = []
-        # Keepers that have not confirmed the last state that was sent to them.
-        self._owing: set[str] = set()
         self._reported = self._kept = float("-inf")
         self._cost = 0.0
 
@@ -135,7 +133,8 @@ class KeptLoop(Loop):
             self._reported = now
             get_worker().log_event(self._topic, vars(progress))
         # States would pile up for a keeper that has not received the last one.
-        busy = any(map(self._exchange.is_usable, tuple(self._owing)))
+        owing = tuple(self._keeper.owing.get(self._key, ()))
+        busy = any(map(self._exchange.is_usable, owing))
         due = not busy and now >= self._kept + self._cost / _SHARE
         if state is not None and not last and due:
             kept = pickle.dumps((self._place, state), protocol=pickle.HIGHEST_PROTOCOL)
@@ -152,11 +151,14 @@ class KeptLoop(Loop):
             usable = [address for address in self._keepers if address not in silent]
         message = KeepState(self._key, round, state, self._exchange.attempt(self._key))
         began, first = monotonic(), True
+        owing = self._keeper.owing.setdefault(self._key, set())
 
         def confirmed(channel: Channel, answer: Message) -> None:
             nonlocal first
             channel.unlisten(self._key)
-            self._owing.discard(channel.address)
+            owing.discard(channel.address)
+            if not owing:
+                self._keeper.owing.pop(self._key, None)
             if first and isinstance(answer, StateKept):
                 # Of the others none, because one that was stopped answers at some time.
                 self._cost = max(self._cost, monotonic() - began)
@@ -164,6 +166,6 @@ class KeptLoop(Loop):
 
         for address in usable:
             channel = self._exchange.channel(address)
-            self._owing.add(address)
+            owing.add(address)
             channel.listen(self._key, partial(confirmed, channel))
             channel.send(message)

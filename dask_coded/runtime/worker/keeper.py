@@ -22,10 +22,14 @@ class StateKeeper:
     ----------
     kept : dict of Key to (int, bytes)
         By the key of the loop's task: the last round, and the pickled state after it.
+    owing : dict of Key to set of str
+        By the key of a task on this worker: which keepers have not confirmed the last state of one
+        of its loops.
     """
 
     def __init__(self, worker: Worker, exchange: Exchange) -> None:
         self.kept: dict[Key, tuple[int, bytes]] = {}
+        self.owing: dict[Key, set[str]] = {}
         # Runs of loops that have ended, to refuse states that come late. A loop whose result was
         # lost runs again, and its states are to be kept again.
         self._ended = Fences()

@@ -211,9 +211,8 @@ class CodedArray(ProductArray):
     def __new__(cls, encoded: Encoded, back: Encoded | None = None) -> Self:
         spec = encoded.spec
         # Whoever holds the graph, such as a published dataset or a lazy result, holds all pieces.
-        held = encoded.futures if back is None else (*encoded.futures, *back.futures)
-        checks = encoded.checks if back is None else (*encoded.checks, *back.checks)
-        graph = {future.key: future for future in (*held, *checks)}
+        both = [encoded] if back is None else [encoded, back]
+        graph = {f.key: f for each in both for f in (*each.futures, *each.checks)}
         meta: Any = np.empty((0, 0), dtype=spec.dtype)
         if spec.sparse:
             meta = spec.sparse((0, 0), dtype=spec.dtype)

@@ -124,14 +124,8 @@ class ProductArray(da.Array, ABC):
         if plain is self or not isinstance(plain, da.Array) or plain.ndim != 2:
             return plain
         rows, *rest = index if isinstance(index, tuple) else (index,)
-        if (
-            rows is None
-            or rows is Ellipsis
-            or any(
-                not (part is Ellipsis or (isinstance(part, slice) and part == slice(None)))
-                for part in rest
-            )
-        ):
+        whole = (p is Ellipsis or (isinstance(p, slice) and p == slice(None)) for p in rest)
+        if rows is None or rows is Ellipsis or not all(whole):
             return UncodedArray(plain, COLUMNS)
         # A copy, because the caller may change the indices before the product is computed.
         return self._selected(plain, copy(rows))

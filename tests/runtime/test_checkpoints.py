@@ -235,16 +235,16 @@ async def test_a_state_may_take_long_to_travel(c, s, a, *others):
     await coded.encode(np.eye(4), coded.MDS(3, 2), client=c)
     task = c.submit(lambda: Event("over").wait(), workers=[a.address])
     await async_poll_for(lambda: a.state.executing, timeout=30)
-    questions = []
+    questions, enough = [], asyncio.Event()
 
     def handler(number):
         async def state(key, whole=True):
             if not whole:
                 questions.append(number)
+                if len(questions) == 5:  # one to each keeper, and three meanwhile
+                    enough.set()
                 return number
-            before = len(questions)
-            while len(questions) < before + 3:  # as long as three questions
-                await asyncio.sleep(0.01)
+            await enough.wait()
             return number, b"state"
 
         return state

@@ -160,7 +160,7 @@ class KeptLoop(Loop):
             if not owing:
                 self._keeper.owing.pop(self._key, None)
             if first and isinstance(answer, StateKept):
-                # Of the others none, because one that was stopped answers at some time.
+                # Only the first confirmation counts: a stopped keeper may answer much later.
                 self._cost = max(self._cost, monotonic() - began)
                 first = False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, NoReturn
 
 import numpy as np
@@ -13,7 +14,7 @@ from dask_coded.runtime.coordinator.rounds import Coordinator
 from dask_coded.runtime.spec import ArraySpec
 
 
-class RoundOperator(LinearOperator):
+class RoundOperator(LinearOperator, ABC):
     """A matrix whose every product, with a vector or with a whole block, is one round.
 
     SciPy's solvers take it as it is. Products with the adjoint, which some of them also need, are
@@ -21,8 +22,9 @@ class RoundOperator(LinearOperator):
     subclass implements ``_product`` and ``_transpose``.
     """
 
+    @abstractmethod
     def _product(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        raise NotImplementedError
+        """Return the product with a vector or a matrix that fits."""
 
     def _matmat(self, x: Any) -> Any:
         # SciPy passes sparse matrices and others that are not arrays, too.

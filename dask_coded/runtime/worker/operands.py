@@ -111,7 +111,7 @@ class Operands:
     def _expire(self, run_id: Key) -> None:
         operand = self._coming.get(run_id)
         if operand is not None and not operand.claimed:
-            # Not as one that is over: the round itself may be late.
+            # The round is not over: its first message may still come.
             self._coming.pop(run_id).close(over=False)
 
     def release(self) -> None:

@@ -374,11 +374,17 @@ def test_a_leader_without_any_worker_waits_for_one(monkeypatch):
     assert invited == [0, 0]
 
 
-def test_a_training_that_has_begun_waits_for_enough_workers(monkeypatch):
-    found, invited, aggregation = leader(), [], GradientCoding(stragglers=1)
+def coded_leader():
+    """Return the leader of a training that needs two workers."""
+    found, aggregation = leader(), GradientCoding(stragglers=1)
     found._training = found._link._training = group(aggregation.plan(2)).training
     found._training.aggregation, found._training.remembers = aggregation, False
     found._training.first = 0
+    return found
+
+
+def test_a_training_that_has_begun_waits_for_enough_workers(monkeypatch):
+    found, invited = coded_leader(), []
 
     def invite(steps):
         invited.append("ab"[: len(invited) + 1])
@@ -403,10 +409,7 @@ def test_a_training_that_has_begun_waits_for_enough_workers(monkeypatch):
 
 
 def test_a_training_begins_although_a_worker_is_late_at_first(monkeypatch):
-    found, invited, aggregation = leader(), [], GradientCoding(stragglers=1)
-    found._training = found._link._training = group(aggregation.plan(2)).training
-    found._training.aggregation, found._training.remembers = aggregation, False
-    found._training.first = 0
+    found, invited = coded_leader(), []
 
     def invite(steps):
         invited.append(steps)

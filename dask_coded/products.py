@@ -101,6 +101,8 @@ class ProductArray(da.Array, ABC):
             kwargs["out"] = tuple(map(as_plain, outs))
         plain = map(as_plain, inputs)
         result = as_plain(self).__array_ufunc__(numpy_ufunc, method, *plain, **kwargs)
+        if result is NotImplemented:
+            return result
         if len(outs) == 1 and isinstance(outs[0], ProductArray):
             return handle_out(outs, result)
         return _derived(numpy_ufunc, inputs, result, kwargs) if method == "__call__" else result
@@ -359,8 +361,9 @@ def _operator(name: str, op: Any = None) -> Callable[..., Any]:
 
 for _op in (operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv,
             operator.mod, operator.pow, operator.and_, operator.or_, operator.xor):  # fmt: skip
-    for _name in (f"__{_op.__name__}__", f"__r{_op.__name__}__"):
-        setattr(ProductArray, _name, _operator(_name.replace("___", "__"), _op))
+    _bare = _op.__name__.rstrip("_")  # of `and_` and `or_`
+    for _name in (f"__{_bare}__", f"__r{_bare}__"):
+        setattr(ProductArray, _name, _operator(_name, _op))
 for _name in ("neg", "abs", "invert"):
     _op = getattr(operator, _name)
     setattr(ProductArray, f"__{_name}__", _operator(f"__{_name}__", _op))
@@ -423,6 +426,8 @@ def _inner(a: Any, b: Any) -> Any:
 
 
 def _einsum(*operands: Any, **kwargs: Any) -> Any:
+    if kwargs.get("out") is not None:
+        raise TypeError("Argument 'out' must be None: products of coded arrays are new arrays.")
     terms, output, arrays = einsumfuncs.parse_einsum_input(operands)
     if len(arrays) < 2 or not output:
         # One matrix, or a sum over all elements: what a reduction is to a coded array.

@@ -349,6 +349,14 @@ def test_the_transpose_follows_an_array_that_is_an_output(alone, client, module)
         same(result.T @ x, (A + 1) @ x, client)
 
 
+def test_calls_that_dask_does_not_know_have_no_output_either(alone):
+    copy = alone.copy()
+    with pytest.raises(TypeError):
+        np.add.reduce(alone, out=copy)
+    with pytest.raises(TypeError, match="Argument 'out' must be None"):
+        np.einsum("ij,j->i", alone, x, out=np.zeros(ROWS))
+
+
 @pytest.mark.parametrize("module", [da, np], ids=["dask.array", "numpy"])
 def test_copies_may_be_outputs(alone, client, module):
     result = alone.copy()
@@ -399,6 +407,16 @@ def test_integers_of_different_kinds_are_shifted_by_their_elements(client):
     same(C << C.copy(), whole << whole, client)
     same((2 * C) >> C, (2 * whole) >> whole, client)
     same(1 << C, 1 << whole, client)
+    for op in (operator.and_, operator.or_, operator.xor):
+        for right, b in (
+            (C.copy(), whole),
+            (3 * C, 3 * whole),
+            (C[[2, 1, 0, 3]], whole[[2, 1, 0, 3]]),
+        ):
+            same(op(C, right), op(whole, b), client)
+        same(op(6, C), op(6, whole), client)
+        with pytest.warns(coded.UncodedWarning, match="not coded"):
+            same(op(C, 6) @ np.arange(3), op(whole, 6) @ np.arange(3), client)
 
 
 def test_unknown_sizes_of_chunks_may_be_computed(alone, client):

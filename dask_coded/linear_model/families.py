@@ -117,8 +117,10 @@ class SquaredError(SeparateFamily):
         return np.where(size > 0, size, 1.0)
 
     def center(self, y: Floats, weights: Floats) -> Floats | float:
-        # Relative to the first row, so that a constant column becomes 0 and not rounding errors.
-        return np.asarray(y[0] + weights / weights.sum() @ (y - y[0]))
+        # Relative to the first row that counts, so that a constant column becomes 0, without
+        # rounding errors.
+        first = y[np.argmax(weights > 0)]
+        return np.asarray(first + weights / weights.sum() @ (y - first))
 
 
 @dataclass(frozen=True)

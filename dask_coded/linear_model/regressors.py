@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Self
 
+import numpy as np
 from distributed import Client
 from sklearn.base import RegressorMixin
 from sklearn.metrics import r2_score
@@ -55,6 +56,8 @@ class _Regressor(RegressorMixin, LinearModel):
         client = self._cluster(client, X)
         self._check()
         X, y = self._data(X, y, client, multi_output=True, y_numeric=True)
+        if column := y.shape[1:] == (1,):
+            y = y[:, 0]
         weights = (
             None
             if sample_weight is None
@@ -70,12 +73,15 @@ class _Regressor(RegressorMixin, LinearModel):
             client=client,
             callback=callback,
         )
-        self.coef_ = found.coefficients.T
-        self.intercept_ = found.intercept if found.intercept.ndim else float(found.intercept)
+        coefficients, intercept = found.coefficients.T, found.intercept
+        self.coef_ = coefficients[None] if column and self._keeps_column else coefficients
+        self.intercept_ = np.atleast_1d(intercept) if column or intercept.ndim else float(intercept)
         self.n_iter_ = found.rounds
         return self
 
     positive: bool
+    # Of estimators of scikit-learn, one alone has coefficients of shape (1, p) if y has one column.
+    _keeps_column = False
 
     def _check(self) -> None:
         """Raise ValueError if a parameter is out of range."""
@@ -153,6 +159,8 @@ class LinearRegression(_Regressor):
     >>> model.predict([[10.0]]).round(4)
     array([21.])
     """
+
+    _keeps_column = True
 
     def __init__(
         self,

@@ -42,12 +42,14 @@ INPUTS = {
 def test_a_fit_in_the_cluster_equals_one_in_this_process(client, models, kind):
     data = INPUTS[kind]()
     plain = data.compute() if isinstance(data, da.Array) else data
-    model = models.LogisticRegression(tol=1e-9, max_iter=1000)
+    # Products that are decoded from parity are as exact as the parity.
+    single = data.dtype == np.float32
+    model = models.LogisticRegression(tol=1e-6 if single else 1e-9, max_iter=1000)
     here = model.fit(plain, TWO).coef_
     heard = []
     weights = client.persist(da.ones(N, chunks=50))
     model.fit(data, da.from_array(TWO, chunks=50), weights, client=client, callback=heard.append)
-    np.testing.assert_allclose(model.coef_, here, rtol=1e-5, atol=1e-8)
+    np.testing.assert_allclose(model.coef_, here, rtol=1e-4 if single else 1e-5, atol=1e-8)
     assert heard[-1].workers <= 4
     assert heard[-1].seconds is not None
     assert len(model.history_) == model.n_iter_[0]

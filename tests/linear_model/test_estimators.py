@@ -14,6 +14,7 @@ sklearn = pytest.importorskip("sklearn")
 
 from sklearn import linear_model as reference  # noqa: E402
 from sklearn import svm  # noqa: E402
+from sklearn.base import clone  # noqa: E402
 from sklearn.exceptions import ConvergenceWarning  # noqa: E402
 from sklearn.utils.estimator_checks import parametrize_with_checks  # noqa: E402
 
@@ -180,6 +181,41 @@ def test_least_squares(rows, targets, fit_intercept):
         assert ours.predict(X).shape == theirs.predict(X).shape
         # A constant target is predicted without rounding errors, and then scores 1 instead of 0.
         assert ours.score(X, y) >= theirs.score(X, y) - 1e-9
+
+
+@pytest.mark.parametrize("warm_start", [False, True])
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (LinearRegression(), reference.LinearRegression()),
+        (Ridge(), reference.Ridge()),
+        (Lasso(), reference.Lasso()),
+        (ElasticNet(), reference.ElasticNet()),
+    ],
+    ids=lambda model: type(model).__name__,
+)
+def test_targets_of_one_column(rows, ours, theirs, warm_start):
+    X, _, z = rows
+    ours.set_params(warm_start=warm_start)
+    for _ in range(2):
+        ours.fit(X, z[:, None])
+    theirs.fit(X, z[:, None])
+    for name in ("coef_", "intercept_"):
+        assert getattr(ours, name).shape == getattr(theirs, name).shape
+    assert ours.predict(X).shape == theirs.predict(X).shape
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=1e-3)
+
+
+@pytest.mark.parametrize("model", [LinearRegression(), Ridge(), Lasso(0.01)], ids=repr)
+@pytest.mark.parametrize("row", [0, 7])
+def test_targets_without_weight_do_not_count(rows, model, row):
+    X, _, z = rows
+    weights, filled = np.ones(300), z.copy()
+    weights[row], filled[row] = 0.0, 1e36
+    expected = clone(model).fit(X, z, weights)
+    model.fit(X, filled, weights)
+    np.testing.assert_allclose(model.coef_, expected.coef_, atol=1e-9)
+    np.testing.assert_allclose(model.intercept_, expected.intercept_, atol=1e-9)
 
 
 @pytest.mark.parametrize("unit", [1e-5, 1e5])

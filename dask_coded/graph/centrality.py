@@ -261,8 +261,10 @@ def katz_centrality(
         client=client,
         callback=callback,
     )
-    norm = np.linalg.norm(scores) if normalized else 0.0
-    return named(scores / norm if norm else scores, found, graph)
+    if normalized and (largest := np.abs(scores).max()):
+        scores = scores / largest  # whose squares may overflow
+        scores /= np.linalg.norm(scores)
+    return named(scores, found, graph)
 
 
 def eigenvector_centrality(

@@ -352,7 +352,7 @@ def _parse_edges(
                 try:
                     weights.append(float(row[2]))
                 except ValueError:
-                    if not ends and not header:
+                    if not (ends or header or any(map(_is_number, row[:2]))):
                         header = True  # the first line may be one
                         continue
                     raise ValueError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import networkx as nx
 import numpy as np
 import pytest
+import scipy.sparse as sp
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -44,6 +45,14 @@ def test_authorities_are_the_first_singular_vector(matrix):
     hubs, authorities = hits_rounds(matrix, tol=1e-12, max_iter=5000)
     np.testing.assert_allclose(authorities, np.abs(right[0]), atol=1e-9)
     np.testing.assert_allclose(hubs, matrix @ authorities)
+
+
+def test_katz_of_numbers_whose_squares_cannot_be_represented(client):
+    graph = sp.csr_array(RING)
+    expected = katz_centrality(graph, alpha=0.3, client=client)
+    for beta in (1e200, 1e-200):
+        found = katz_centrality(graph, alpha=0.3, beta=beta, client=client)
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 @given(adjacencies(), st.floats(0.05, 0.9), st.integers(0, 5))

@@ -244,6 +244,8 @@ def test_nodes_without_edges_are_kept():
         ),
         ("g.txt", "a b\nc\n", "line 2 has 1"),
         ("g.txt", "1 2 0.5\n1 3 heavy\n", "expected a number as weight, line 2 has 'heavy'"),
+        ("g.txt", "1 2 n/a\n2 3 0.5\n", "expected a number as weight, line 1 has 'n/a'"),
+        ("g.csv", "a,1,\nb,2,0.5\n", "expected a number as weight, line 1 has ''"),
         ("g.txt", "1 2 0.5\n1 3 -2\n", "edge 1 -> 3 has -2.0"),
         ("g.csv", '"a,b\nc,d\n', "line 1 has 1"),
         ("g.csv", "a," + "b" * 2**18 + "\n", "larger than field limit"),

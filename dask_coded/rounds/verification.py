@@ -111,8 +111,9 @@ def _weighted_sum(weights: Floats, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
     whole = len(rows) // _BLOCK * _BLOCK
     total = weights[whole:] @ rows[whole:]
     if whole:
-        blocks = rows[:whole].reshape(-1, _BLOCK, rows.shape[1])
-        sums = (weights[:whole].reshape(-1, 1, _BLOCK) @ blocks)[:, 0]
+        count = whole // _BLOCK  # not -1, because there may be no columns
+        blocks = rows[:whole].reshape(count, _BLOCK, rows.shape[1])
+        sums = (weights[:whole].reshape(count, 1, _BLOCK) @ blocks)[:, 0]
         # NumPy sums up pairwise along contiguous axes only.
         total = total + np.ascontiguousarray(sums.T).sum(axis=1)
     return np.asarray(total)

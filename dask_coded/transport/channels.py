@@ -180,6 +180,9 @@ class Channel:
             self.listen(PROBE, self._probed)
             self.post(ProbeMemory(PROBE, probe))
         self._task = None if local else asyncio.create_task(self._connect_and_read())
+        if self._task is not None:
+            # Not by the task itself: one that is cancelled at once never begins.
+            self._task.add_done_callback(self._ended)
 
     def listen(self, run_id: Key, listener: Listener) -> None:
         """Hand the messages of a run to ``listener`` from now on."""
@@ -214,8 +217,9 @@ class Channel:
             self._outbox.send(message)
 
     def abort(self) -> None:
-        """Break the connection, so that listeners receive :class:`Closed`."""
-        self._outbox.close()
+        """Break the connection, or end the attempt, so that listeners receive :class:`Closed`."""
+        if self._task is not None:
+            self._task.cancel()
 
     @property
     def connected(self) -> bool:
@@ -291,10 +295,14 @@ class Channel:
         except OSError:
             pass
         finally:
-            self.closed, self._closed_at = True, monotonic()
-            self._outbox.close()
-            for run_id, listener in list(self._listeners.items()):
-                listener(Closed(run_id))
+            if comm is not None:
+                comm.abort()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self.closed, self._closed_at = True, monotonic()
+        self._outbox.close()
+        for run_id, listener in list(self._listeners.items()):
+            listener(Closed(run_id))
 
     async def close(self) -> None:
         if self._task is not None:

@@ -356,6 +356,47 @@ def test_a_new_coordinator_waits_once_for_workers_that_are_stopped():
     test()
 
 
+@gen_cluster(client=True, nthreads=SIX)
+async def test_products_without_columns_are_verified(c, s, *workers):
+    tall = np.random.default_rng(0).standard_normal((3000, 3))
+    C = await coded.encode(tall, coded.MDS(6, 3), c, verify=True)
+    assert (await c.compute(C @ np.ones((3, 0)))).shape == (3000, 0)
+
+
+@gen_cluster(client=True, nthreads=SIX)
+async def test_an_error_in_the_coordinator_ends_the_round(c, s, *workers, monkeypatch):
+    def fail(*args):
+        raise ZeroDivisionError("of the test")
+
+    C = await coded.encode(A, coded.MDS(6, 3), c, verify=True)
+    monkeypatch.setattr("dask_coded.rounds.verification.Verifier.accepts", fail)
+    with pytest.raises(ZeroDivisionError, match="of the test"):
+        await c.compute(C @ x)
+
+
+def test_a_check_is_fetched_from_a_worker_whose_idle_channel_has_closed():
+    @gen_cluster(client=True, nthreads=SIX)
+    async def test(c, s, *workers):
+        C = await coded.encode(A, coded.MDS(6, 4), c, verify=True)
+        key, asked = C.encoded.spec.check_keys[0], []
+        (holder,) = [w for w in workers if w.address in {h.address for h in s.tasks[key].who_has}]
+        one = next(w for w in workers if w is not holder)
+        channel = worker_plugin(one).exchange.channel(holder.address)
+        channel.abort()
+        await async_poll_for(lambda: channel.closed, timeout=30)
+        send = holder.handlers["coded_rows"]
+
+        async def sent(**where):
+            asked.append(where["key"])
+            return await send(**where)
+
+        holder.handlers["coded_rows"] = sent
+        assert is_right(await c.compute(C @ x, workers=[one.address]))
+        assert key in asked
+
+    test()
+
+
 def test_checks_that_are_being_fetched_are_kept():
     plugin, fetching, idle = SimpleNamespace(checks={}), Future(), Future()
     idle.set_result(None)

@@ -69,6 +69,38 @@ async def test_what_listens_at_the_address_of_a_lost_worker_says_nothing(s, a, m
 
 
 @gen_cluster(nthreads=[("127.0.0.1", 1)] * 2)
+async def test_a_channel_that_is_broken_before_it_begins_is_closed(s, a, b):
+    lost, exchange = [], Exchange.of(a)
+    channel = exchange.channel(b.address)
+    channel.listen("run", lost.append)
+    channel.abort()
+    await async_poll_for(lambda: lost, timeout=30)
+    assert channel.closed and lost == [Closed("run")]
+    assert exchange.channel(b.address) is not channel
+
+
+@gen_cluster(nthreads=[("127.0.0.1", 1)])
+async def test_a_channel_that_is_still_connecting_can_be_broken(s, a):
+    """What waited for it is dropped, so listeners must hear of that."""
+    connected, lost = asyncio.Event(), []
+
+    async def serving(reader, writer):
+        connected.set()
+        await reader.read()  # until the other end hangs up
+        writer.close()
+
+    async with await asyncio.start_server(serving, "127.0.0.1") as server:
+        port = server.sockets[0].getsockname()[1]
+        channel = Exchange.of(a).channel(f"tcp://127.0.0.1:{port}")
+        channel.listen("run", lost.append)
+        channel.send(StopRound("run"))
+        await connected.wait()
+        channel.abort()
+        await async_poll_for(lambda: lost, timeout=30)
+    assert channel.closed and lost == [Closed("run")]
+
+
+@gen_cluster(nthreads=[("127.0.0.1", 1)] * 2)
 async def test_another_version_of_the_protocol_is_refused(s, a, b, monkeypatch):
     received = []
     here, there = Exchange.of(a), Exchange.of(b)

@@ -6,7 +6,7 @@ import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from time import monotonic
 from typing import Any
 
@@ -86,6 +86,21 @@ class RoundReport:
     workers: int = 0
     messages: int = 0
     timeline: list[tuple[str, int, int, int, float, float]] = field(default_factory=list)
+
+
+def _ends_round(callback: Callable[..., None]) -> Callable[..., None]:
+    """End the round with the exception of a callback; otherwise the round would wait for ever."""
+
+    @wraps(callback)
+    def call(self: LiveRound, *args: Any) -> None:
+        try:
+            callback(self, *args)
+        except Exception as exc:
+            if self._done.done():
+                raise
+            self._done.set_exception(exc)
+
+    return call
 
 
 class LiveRound:
@@ -260,6 +275,7 @@ class LiveRound:
                 self.round.expect(worker, min(usual, default=1.0))
             self._reserve.clear()
 
+    @_ends_round
     def _look_elsewhere(self) -> None:
         """Ask for a new plan if only workers that are silent could finish the round.
 
@@ -375,6 +391,7 @@ class LiveRound:
 
     # -- messages and time to events -----------------------------------------------------------
 
+    @_ends_round
     def _tick(self) -> None:
         self._timer = None
         self._welcome_back()
@@ -386,12 +403,14 @@ class LiveRound:
         assert self._prepare is not None
         self._loop.call_soon_threadsafe(self._verify_with, self._prepare())
 
+    @_ends_round
     def _verify_with(self, verifier: Verifier) -> None:
         self._prepare, self._verifier = None, verifier
         early, self._early = self._early, []
         for worker, share in early:
             self._receive(worker, share)
 
+    @_ends_round
     def _receive(self, worker: int, message: Message) -> None:
         if self._done.done():
             return

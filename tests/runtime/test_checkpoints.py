@@ -17,6 +17,7 @@ from dask_coded.loop import Progress
 from dask_coded.runtime.coordinator import loop
 from dask_coded.runtime.coordinator.loop import KeptLoop
 from dask_coded.runtime.scheduler.loops import choose_keepers
+from dask_coded.runtime.worker.keeper import StateKeeper
 from dask_coded.runtime.worker.plugin import worker_plugin
 from dask_coded.transport import rows
 from dask_coded.transport.messages.rounds import KeepState, StateKept
@@ -175,7 +176,7 @@ def test_coordinator_killed_more_often_than_dask_forgives(processes):
 
     def newest() -> int:
         def newest_here(dask_worker):
-            return dask_worker.extensions["dask-coded"].keeper.state(future.key)
+            return dask_worker.extensions["dask-coded"].keeper.kept.get(future.key)
 
         states = client.run(newest_here, on_error="ignore").values()
         return max((state[0] for state in states if state), default=0)
@@ -301,6 +302,37 @@ async def test_no_state_is_sent_to_a_keeper_that_has_not_confirmed_the_last(c, s
     await task
 
 
+@gen_cluster(client=True, nthreads=[("", 1)] * 3)
+async def test_a_keeper_is_waited_for_while_it_answers_questions(c, s, a, *others, monkeypatch):
+    """A large state travels long, and meanwhile its channel is silent."""
+    monkeypatch.setattr(rows, "_SOON", 0.01)
+    monkeypatch.setattr(rows, "ANSWER_SECONDS", 0.1)
+    await coded.encode(np.eye(4), coded.MDS(3, 2), client=c)
+    asked, stopped, over = [], [], asyncio.Event()
+    for worker in others:
+        worker_plugin(worker).exchange._handlers[KeepState] = lambda message, answer: None
+
+        async def question(address=worker.address, **what):
+            asked.append(address)
+            if address in stopped:
+                await over.wait()
+
+        worker.handlers["coded_kept"] = question
+    mine = worker_plugin(a)
+    task = c.submit(lambda: Event("over").wait(), workers=[a.address])
+    await async_poll_for(lambda: a.state.executing, timeout=30)
+    kept = KeptLoop(a, mine.keeper, mine.exchange, task.key, 2)
+    await kept._find_keepers()
+    await asyncio.to_thread(kept.report, Progress(1, residual=0.0), state=1)
+    await async_poll_for(lambda: len(asked) > 20, timeout=30)
+    assert len(mine.keeper.owing[task.key]) == 2
+    stopped += [worker.address for worker in others]
+    await async_poll_for(lambda: not mine.keeper.owing, timeout=30)
+    over.set()
+    await Event("over", client=c).set()
+    await task
+
+
 def test_sending_states_takes_a_twentieth_of_the_time_of_a_loop(monkeypatch):
     now, sent = [0.0], []
 
@@ -335,12 +367,18 @@ async def test_a_loop_that_was_cancelled_leaves_no_keepers_behind(c, s, *workers
 
 def test_a_keeper_whose_idle_channel_has_closed_is_used_again():
     sent = []
-    channel = SimpleNamespace(send=sent.append, listen=lambda key, listener: None)
+    channel = SimpleNamespace(
+        address="keeper",
+        send=sent.append,
+        listen=lambda key, listener: listener(StateKept(key)),
+        unlisten=lambda key: None,
+    )
     exchange = SimpleNamespace(
         is_usable=lambda address: False,
         silent=[],
         channel=lambda address: channel,
         attempt=lambda task: (task, 7),
+        register=lambda handler, kinds: None,
     )
 
     async def named(**arguments):
@@ -348,6 +386,7 @@ def test_a_keeper_whose_idle_channel_has_closed_is_used_again():
         return ["keeper"]
 
     worker = SimpleNamespace(address="a", scheduler=SimpleNamespace(coded_keepers=named))
-    loop = KeptLoop(worker, SimpleNamespace(owing={}), exchange, "key", copies=1)
+    keeper = StateKeeper(SimpleNamespace(handlers={}, stream_handlers={}), exchange)
+    loop = KeptLoop(worker, keeper, exchange, "key", copies=1)
     asyncio.run(loop._keep(1, b"state"))
     assert sent == [KeepState("key", 1, b"state", ("key", 7))]

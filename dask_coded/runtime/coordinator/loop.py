@@ -78,6 +78,8 @@ class KeptLoop(Loop):
         self._keepers: list[str] = []
         self._reported = self._kept = float("-inf")
         self._cost = 0.0
+        # When the last state was sent, until a keeper has confirmed it.
+        self._sent: float | None = None
 
     def resume(self, state: State) -> State:
         number, resumed = self._place
@@ -89,7 +91,7 @@ class KeptLoop(Loop):
 
     async def _resume(self) -> bytes | None:
         await self._find_keepers()
-        found = self._keeper.state(self._key)
+        found = self._keeper.kept.get(self._key)
         rounds = await asyncio.gather(*map(self._round_kept, self._keepers))
         # A keeper may have just died or stopped; then the others must suffice.
         for round, address in sorted(zip(rounds, self._keepers, strict=True), reverse=True):
@@ -133,9 +135,7 @@ class KeptLoop(Loop):
             self._reported = now
             get_worker().log_event(self._topic, vars(progress))
         # States would pile up for a keeper that has not received the last one.
-        owing = tuple(self._keeper.owing.get(self._key, ()))
-        busy = any(map(self._exchange.is_usable, owing))
-        due = not busy and now >= self._kept + self._cost / _SHARE
+        due = self._key not in self._keeper.owing and now >= self._kept + self._cost / _SHARE
         if state is not None and not last and due:
             kept = pickle.dumps((self._place, state), protocol=pickle.HIGHEST_PROTOCOL)
             sync(self._worker.loop, self._keep, progress.round, kept)
@@ -150,22 +150,29 @@ class KeptLoop(Loop):
             silent = self._exchange.silent
             usable = [address for address in self._keepers if address not in silent]
         message = KeepState(self._key, round, state, self._exchange.attempt(self._key))
-        began, first = monotonic(), True
-        owing = self._keeper.owing.setdefault(self._key, set())
-
-        def confirmed(channel: Channel, answer: Message) -> None:
-            nonlocal first
-            channel.unlisten(self._key)
-            owing.discard(channel.address)
-            if not owing:
-                self._keeper.owing.pop(self._key, None)
-            if first and isinstance(answer, StateKept):
-                # Only the first confirmation counts: a stopped keeper may answer much later.
-                self._cost = max(self._cost, monotonic() - began)
-                first = False
-
+        self._sent = monotonic()
         for address in usable:
             channel = self._exchange.channel(address)
-            owing.add(address)
-            channel.listen(self._key, partial(confirmed, channel))
+            answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+            channel.listen(self._key, partial(_resolve, answer))
             channel.send(message)
+            self._keeper.owe(self._key, self._confirmed(channel, answer))
+
+    async def _confirmed(self, channel: Channel, answer: asyncio.Future[Message]) -> None:
+        """Wait until a keeper has received the state; no longer if it has stopped or died."""
+        try:
+            # Its channel is silent for as long as a large state travels, so it is asked beside it.
+            message = await large_answer(answer, partial(self._ask_round, channel.address))
+        except OSError:
+            return
+        finally:
+            channel.unlisten(self._key)
+        if isinstance(message, StateKept) and self._sent is not None:
+            # Only the first confirmation counts, because other keepers may be slow.
+            self._cost = max(self._cost, monotonic() - self._sent)
+            self._sent = None
+
+
+def _resolve(answer: asyncio.Future[Message], message: Message) -> None:
+    if not answer.done():
+        answer.set_result(message)

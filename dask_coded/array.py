@@ -9,6 +9,7 @@ round.
 
 from __future__ import annotations
 
+import asyncio
 import html
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -31,6 +32,7 @@ from dask_coded.display import Display
 from dask_coded.loop import PiecesMade
 from dask_coded.products import CodedView, ProductArray, UncodedArray, as_factor, as_plain
 from dask_coded.runtime.client.encoding import Encoded, encode_source, extend, new_id
+from dask_coded.runtime.client.install import ClusterUnfitError
 from dask_coded.runtime.client.source import (
     Tally,
     check_code,
@@ -163,7 +165,7 @@ def encode(
         if transpose:
             back = await encode_source(
                 client,
-                matrix_source(source.T),
+                await asyncio.to_thread(matrix_source, source.T),
                 chosen,
                 array_id=ids[1],
                 transposed=ids[0],
@@ -362,8 +364,22 @@ class CodedArray(ProductArray):
             )
 
         async def run() -> CodedArray:
-            back = self._back and await extend(self._back, workers)
-            return CodedArray(await extend(self.encoded, workers), back)
+            found: list[Encoded | None] = [self._back, self.encoded]
+            unfit = None
+            for i, before in enumerate((self._back, self.encoded)):
+                try:
+                    found[i] = before and await extend(before, workers)
+                except ClusterUnfitError as exc:
+                    unfit = exc  # the other one may lack a piece on a worker
+                except BaseException:
+                    if (back := found[0]) is not None:
+                        back.release(since=self._back)
+                    raise
+            back, there = found
+            if unfit is not None and (back, there) == (self._back, self.encoded):
+                raise unfit
+            assert there is not None
+            return CodedArray(there, back)
 
         with outside_pool():
             return self.encoded.client.sync(run)

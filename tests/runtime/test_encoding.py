@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import dask_coded as coded
 from dask_coded.rounds.scaling import exponents_of, scaled
 from dask_coded.runtime.client.blocks import _filled
+from dask_coded.runtime.client.encoding import extend
 from dask_coded.runtime.client.source import block_rows
 
 FIVE = [("127.0.0.1", 1)] * 5
@@ -406,6 +407,37 @@ async def test_a_worker_that_joins_gets_a_new_piece(c, s, *workers):
 
 
 @gen_cluster(client=True, nthreads=FIVE)
+async def test_only_the_transpose_has_a_piece_on_a_worker_that_joins(c, s, *workers):
+    C = await coded.encode(A, coded.RandomLinear(4, 3), c, transpose=True)
+    back = await extend(C._back, None)
+    assert back.spec.code.n == 5
+    D = await C.extend()
+    assert D.code.n == 5
+    await check(c, D)
+    with pytest.raises(coded.ClusterUnfitError, match="scale the cluster, then extend"):
+        await D.extend()
+
+
+@gen_cluster(client=True, nthreads=FIVE)
+async def test_an_extension_that_fails_leaves_no_pieces(c, s, *workers, monkeypatch):
+    C = await coded.encode(A, coded.RandomLinear(4, 3), c, transpose=True)
+    before, extended = set(s.tasks), []
+
+    async def failing(encoded, workers):
+        if extended:
+            raise ZeroDivisionError("of the test")
+        extended.append(await extend(encoded, workers))
+        return extended[0]
+
+    monkeypatch.setattr("dask_coded.array.extend", failing)
+    with pytest.raises(ZeroDivisionError, match="of the test"):
+        await C.extend()
+    assert len(extended[0].futures) == 5
+    await async_poll_for(lambda: set(s.tasks) <= before, timeout=30)
+    await check(c, C)
+
+
+@gen_cluster(client=True, nthreads=FIVE)
 async def test_an_array_without_parity_grows_to_have_some(c, s, *workers):
     B = A * 10.0 ** np.repeat([-9, 0, 9], 8)[:, None]
     C = await coded.encode(B, coded.RandomLinear(3, 3), c)
@@ -466,3 +498,149 @@ def test_sparse_blocks_hold_equally_many_entries():
     rows = block_rows(graph, coded.Repetition(4, 2))
     entries = [part.sum() for part in np.split(degrees + 1, np.cumsum(rows)[:-1])]
     assert np.ptp(entries) <= 2 * (degrees.max() + 1)  # over 800 with equally many rows
+
+
+# -- workers that come and go while an array is encoded ----------------------------------------
+
+
+def held_back(block):
+    """Return a block once an event is set."""
+    Event("go").wait()
+    return block
+
+
+def pending(client, heights) -> da.Array:
+    """Return chunks that are not computed before the event "go" is set."""
+    return client.persist(da.from_array(A, chunks=(heights, 7)).map_blocks(held_back, dtype=float))
+
+
+async def being_encoded(client, scheduler, source, code, **options):
+    """Return an encoding that waits for its source, once it is registered."""
+    encoding = asyncio.ensure_future(coded.encode(source, code, client, **options))
+    (first, *_) = source.__dask_keys__()[0]
+    homes = lambda: scheduler.extensions["dask-coded"].homes  # noqa: E731
+    await async_poll_for(
+        lambda: "dask-coded" in scheduler.extensions and homes().home(first), timeout=30
+    )
+    return encoding
+
+
+@pytest.mark.parametrize("restricted", [False, True])
+def test_tasks_of_a_source_may_run_where_they_could_before(restricted):
+    """Otherwise they would wait for ever if their worker left later."""
+
+    @gen_cluster(client=True, nthreads=FIVE)
+    async def test(c, s, *workers):
+        source = pending(c, 12)
+        (keys,) = zip(*source.__dask_keys__(), strict=True)
+        allowed = {w.address for w in workers[:4]} if restricted else None
+        await async_poll_for(lambda: all(key in s.tasks for key in keys), timeout=30)
+        s.set_restrictions(dict.fromkeys(keys, allowed))
+        encoding = await being_encoded(c, s, source, coded.MDS(4, 2))
+        await async_poll_for(
+            lambda: all(len(s.tasks[key].worker_restrictions or ()) == 1 for key in keys),
+            timeout=30,
+        )
+        await Event("go", client=c).set()
+        await check(c, await encoding)
+        assert [s.tasks[key].worker_restrictions for key in keys] == [allowed] * 2
+
+    test()
+
+
+@gen_cluster(client=True, nthreads=FIVE)
+async def test_a_source_that_is_encoded_twice_keeps_its_places_until_both_are_done(c, s, *workers):
+    source = pending(c, 12)
+    key = source.__dask_keys__()[0][0]
+    encodings = [await being_encoded(c, s, source, coded.MDS(4, 2)) for _ in range(2)]
+    plugin = s.extensions["dask-coded"]
+    await async_poll_for(lambda: len(plugin.arrays) == 2, timeout=30)
+    first, second = list(plugin.arrays)
+    plugin.arrays._drop_sources(plugin.arrays[first])
+    assert plugin.homes.home(key)
+    plugin.arrays._drop_sources(plugin.arrays[second])
+    assert plugin.homes.home(key) is None
+    for encoding in encodings:
+        encoding.cancel()
+    await Event("go", client=c).set()
+
+
+@pytest.mark.parametrize("place", [0, 3])
+def test_a_worker_that_leaves_before_its_piece_is_begun(place):
+    @gen_cluster(client=True, nthreads=FIVE)
+    async def test(c, s, *workers):
+        encoding = await being_encoded(c, s, pending(c, 12), coded.MDS(4, 2))
+        plugin = s.extensions["dask-coded"]
+        (state,) = plugin.arrays.values()
+        leaving = plugin.homes.home(state.spec.keys[place])
+        # Its thread waits for the event.
+        await next(w for w in workers if w.address == leaving).close(executor_wait=False)
+        await Event("go", client=c).set()
+        C = await encoding
+        assert len(set().union(*homes(s, C))) == 4
+        assert all(plugin.homes.home(key) in s.workers for key in C.encoded.spec.keys)
+        await check(c, C)
+
+    test()
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_a_worker_that_joins_while_an_array_is_encoded_relieves_others(c, s, *workers):
+    encoding = await being_encoded(c, s, pending(c, 12), coded.MDS(3, 2), oversubscribe=True)
+    async with Worker(s.address) as newcomer:
+        await Event("go", client=c).set()
+        C = await encoding
+        await async_poll_for(lambda: newcomer.address in set().union(*homes(s, C)), timeout=30)
+        await async_poll_for(lambda: len(set().union(*homes(s, C))) == 3, timeout=30)
+        await check(c, C)
+
+
+@gen_cluster(client=True, nthreads=FIVE)
+async def test_a_worker_that_leaves_before_it_gets_its_block(c, s, *workers):
+    scatter, left = c.scatter, []
+
+    async def leaving(data, **options):
+        if (named := options.get("workers")) and not left:
+            left.append(named[0])
+            await close(workers, named[0])
+        return await scatter(data, **options)
+
+    c.scatter = leaving
+    C = await coded.encode(A, coded.MDS(4, 2), c)
+    assert left and left[0] not in set().union(*homes(s, C))
+    await check(c, C)
+
+
+@gen_cluster(client=True, nthreads=FIVE)
+async def test_a_worker_that_has_joined_and_has_yet_to_get_the_plugin_is_waited_for(c, s, *workers):
+    C = await coded.encode(A, coded.RandomLinear(4, 2), c)
+    plugin = s.extensions["dask-coded"]
+    newcomer = next(w for w in workers if w.address not in C.encoded.workers)
+    version = plugin.versions.pop(newcomer.address)
+    plugin.add_worker(s, newcomer.address)
+    asked, register = [], s.handlers["coded_register"]
+    s.handlers["coded_register"] = lambda **what: asked.append(what) or register(**what)
+    encoding = asyncio.ensure_future(coded.encode(A, coded.MDS(5, 2), c))
+    extending = asyncio.ensure_future(plugin.extend(C.encoded.spec.id, None))
+    await async_poll_for(lambda: asked, timeout=30)
+    plugin.hello(newcomer.address, version, 0.1)
+    await check(c, await encoding)
+    assert (await extending)["answer"].data.workers == (newcomer.address,)
+    async with Worker(s.address):
+        assert not plugin._joining
+
+
+class Copies(coded.Code):
+    """Each block once, and all pieces in one group."""
+
+    exact = True
+
+    def __init__(self, k):
+        super().__init__(np.eye(k))
+
+
+@gen_cluster(client=True, nthreads=FIVE)
+async def test_an_exact_code_whose_pieces_are_of_one_group(c, s, *workers):
+    for rows in (7, 10, 24):
+        C = await coded.encode(A[:rows], Copies(3), c)
+        np.testing.assert_allclose(await c.compute(C @ x), A[:rows] @ x)

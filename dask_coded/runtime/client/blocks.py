@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
 
+# A worker that is paused for longer than this many seconds does not get its block.
+_PAUSED = 1.0
+
+
 class Blocks:
     """A matrix as row blocks in the memory of the cluster.
 
@@ -74,7 +78,12 @@ class Blocks:
             if worker.startswith("inproc://"):
                 # It gets the caller's memory as it is, which the caller may change later.
                 block = block.copy()
-            scattered = await client.scatter({key: block}, workers=[worker], hash=False)
+            try:
+                scattered = await client.scatter(
+                    {key: block}, workers=[worker], hash=False, timeout=_PAUSED
+                )
+            except (KeyError, OSError):  # it has left, or is paused: any other will do
+                scattered = await client.scatter({key: block}, hash=False)
             self.futures.append(scattered[key])
         return self.futures
 

@@ -64,9 +64,13 @@ class Encoded:
         """The client that holds the pieces; in a task that got the array, the worker's."""
         return current_client(self.futures[0].client)
 
-    def release(self) -> None:
-        """Release the pieces at once, because an error's traceback would keep them."""
-        for future in (*self.futures, *self.checks):
+    def release(self, since: Encoded | None = None) -> None:
+        """Release the pieces at once, because an error's traceback would keep them.
+
+        Or only those that ``since``, before it was extended, did not have.
+        """
+        kept = set() if since is None else {*since.futures, *since.checks}
+        for future in {*self.futures, *self.checks} - kept:
             future.release()
 
 
@@ -92,7 +96,9 @@ async def encode_source(
     """
     rows = block_rows(source, code)
     work = source.nnz if scipy.sparse.issparse(source) else source.shape[0] * source.shape[1]
-    geometry = Geometry(rows, stripes_of(rows, work / code.k), mixed=not code.exact)
+    # Pieces may be as long as their blocks if those that replace each other are of one block.
+    apart = code.exact and np.array_equal(code.group, code.block_of)
+    geometry = Geometry(rows, stripes_of(rows, work / code.k), mixed=not apart)
     array_id = array_id or new_id()
     systematic = {piece: j for j, piece in enumerate(code.systematic_pieces)}
     spec = ArraySpec(

@@ -72,7 +72,6 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         scheduler.handlers.update(
             coded_sealed=self.sealed,
             coded_abandon=self.abandon,
-            coded_extend=self.extend,
             coded_block=self.block,
             coded_made=self.made,
             coded_sources=self.sources,
@@ -162,6 +161,8 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         if (state := self._arrays.get(array)) is None:
             return 0
         self._drop_sources(state)
+        for address in self._versions:  # some may have joined meanwhile
+            self._homes.relieve(state, address)
         blocks = range(len(state.spec.reporters))
         found, state.footprints = state.footprints, {}
         touched = [footprint.touched for footprint in found.values()]
@@ -174,7 +175,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         return state.received
 
     def extend(self, array: str, allowed: Sequence[str] | None) -> Reply:
-        """Handler: workers without a piece of an array are to make new ones for themselves.
+        """Have workers without a piece of an array make new ones for themselves.
 
         Answers :class:`Extended`, :class:`Unfit` or :class:`Lost`.
         """
@@ -214,8 +215,10 @@ class ArrayDirectory(Mapping[str, ArrayState]):
                     self._scheduler.worker_send(address, message)
 
     def _drop_sources(self, state: ArrayState) -> None:
-        self._homes.drop(key for key in state.sources or () if not self._homes.array_of(key))
-        state.sources = None
+        keys, state.sources = set(state.sources or ()), None
+        # The same data may be encoded twice at once.
+        keys.difference_update(*(other.sources or () for other in self._arrays.values()))
+        self._homes.drop(key for key in keys if not self._homes.array_of(key))
 
     def remove_client(self, client: str) -> None:
         """Forget the arrays that a client was encoding: some may have no task yet to forget."""

@@ -57,6 +57,8 @@ class Homes:
         #: By the key of a piece or a check.
         self._arrays: dict[Key, ArrayState] = {}
         self._pins: dict[Key, str] = {}
+        # To which workers source blocks were restricted by others; they may be a user's own data.
+        self._limits: dict[Key, set[str] | None] = {}
         self._bring_home = keep_home(scheduler, self._rescue, self._homes, self._arrays)
 
     # -- what belongs where --------------------------------------------------------------------
@@ -79,6 +81,14 @@ class Homes:
         for key in keys:
             self._pins.pop(key, None)
             self._arrays.pop(key, None)
+            self._free(key)
+
+    def _free(self, key: Key) -> None:
+        """Let a source block be made where it might be made before."""
+        if key in self._limits:
+            limit = self._limits.pop(key)
+            if key in self._scheduler.tasks:
+                self._scheduler.set_restrictions({key: limit})
 
     def array_of(self, key: Key) -> ArrayState | None:
         """Return the array that a piece or a check is of."""
@@ -88,6 +98,8 @@ class Homes:
         """Restrict a task that makes a piece or a block to its worker; return whether it does."""
         if not (pin := self._pins.get(key)) or self._scheduler.tasks[key].who_has:
             return False
+        if key not in self._arrays:
+            self._limits.setdefault(key, self._scheduler.tasks[key].worker_restrictions)
         there = pin in self._scheduler.workers
         self._scheduler.set_restrictions({key: {pin} if there else None})
         return True
@@ -96,6 +108,7 @@ class Homes:
         """Forget all homes."""
         self._arrays.clear()
         self._pins.clear()
+        self._limits.clear()
 
     # -- where pieces are ----------------------------------------------------------------------
 
@@ -157,14 +170,11 @@ class Homes:
         """Give data another worker, and have those that wait for one made there."""
         stranded: dict[Key, Any] = {}
         for key in keys:
-            if (ts := self._scheduler.tasks.get(key)) is None:
-                continue
             if state := self._arrays.get(key):
                 self._pin(key, self._spare(state, key))
             else:  # a source block, or a step on the way to one: any worker will do
-                del self._pins[key]
-                self._scheduler.set_restrictions({key: None})
-            if ts.state == "no-worker":
+                self.drop([key])
+            if (ts := self._scheduler.tasks.get(key)) and ts.state == "no-worker":
                 stranded[key] = "processing"
         if stranded:
             self._log("repair", keys=list(map(str, stranded)))
@@ -194,8 +204,9 @@ class Homes:
     def _pin(self, key: Key, address: str) -> None:
         """Have a piece or a check belong to a worker: it is moved there, or rebuilt there."""
         self._pins[key] = address
-        self._scheduler.set_restrictions({key: {address} if address else None})
-        self._bring_home()
+        if key in self._scheduler.tasks:  # or its task will come
+            self._scheduler.set_restrictions({key: {address} if address else None})
+            self._bring_home()
 
     def _spare(self, state: ArrayState, key: Key) -> str:
         """Choose where to rebuild a piece or a check."""

@@ -22,7 +22,7 @@ from distributed.scheduler import heartbeat_interval
 from dask_coded.prediction import SpeedHistory, in_seconds
 from dask_coded.rounds import POLICIES, InfeasibleError, Layout
 from dask_coded.rounds.assignment import all_tried
-from dask_coded.runtime.answers import Lost, Reply, RoundPlan, Waiting, reply
+from dask_coded.runtime.answers import Lost, Reply, RoundPlan, Unfit, Waiting, reply
 from dask_coded.runtime.scheduler.arrays import RELEASED, ArrayDirectory
 from dask_coded.runtime.scheduler.extension import SchedulerExtension
 from dask_coded.runtime.scheduler.homes import Homes
@@ -43,6 +43,11 @@ _DISTRUSTED = 3
 # A worker counts as silent if no heartbeat has come for this many intervals: that is two to four
 # seconds with up to fifty workers. A new coordinator would have to find that out by itself.
 _BEATS = 4
+# A worker that joins imports the package, which takes seconds on a busy host. It is waited for this
+# many seconds, since it may lack the package.
+_JOINING = 10.0
+# Seconds between two looks at whether it has the plugin.
+_LOOK = 0.02
 
 
 class CodedSchedulerPlugin(SchedulerExtension):
@@ -66,6 +71,8 @@ class CodedSchedulerPlugin(SchedulerExtension):
         self.scheduler = scheduler
         self.speeds = SpeedHistory()
         self.versions: dict[str, str] = {}
+        # Until when to wait for the plugin of each worker that has joined.
+        self._joining: dict[str, float] = {}
         # Workers that were silent and have not reported since.
         self._silent: set[str] = set()
         self.homes = Homes(scheduler, self.versions, self._predict, self._silent)
@@ -86,6 +93,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
         scheduler.handlers.update(
             coded_hello=self.hello,
             coded_keepers=self.loops.keepers,
+            coded_extend=self.extend,
             coded_plan=self.plan,
             coded_register=self.register,
         )
@@ -95,6 +103,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
         """Handler: a worker has the plugin, and a small product takes that many seconds on it."""
         if worker not in self.scheduler.workers:
             return  # it has left meanwhile, and nothing would ever remove it from here
+        self._joining.pop(worker, None)
         self.versions[worker] = version
         self.placing.measured(worker, product)
         self.supervisor.available(worker)
@@ -105,23 +114,41 @@ class CodedSchedulerPlugin(SchedulerExtension):
         spec: CodedSpec,
         allowed: Sequence[str] | None,
         oversubscribe: bool,
+        client: str,
         **more: Any,
     ) -> Reply:
         """Handler: a new array is to be encoded; answers :class:`Placed` or :class:`Unfit`.
 
-        Workers that are silent while they get the plugin are waited for only if they are needed.
+        Workers that have yet to get the plugin are waited for only if they are needed.
         """
         needed = 1 if oversubscribe else spec.code.n
 
         def waits() -> bool:
             there = self.versions.keys() & (self.versions if allowed is None else allowed)
-            return len(there) < needed <= len(there) + len(self.giving)
+            return len(there) < needed <= len(there) + len({*self.giving, *self._coming})
 
         while waits():
-            await asyncio.wait(self.giving.values(), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.sleep(_LOOK)
+        if client not in self.scheduler.clients:
+            return reply(Unfit("The client has left."))  # nobody would release the array
         return await self.arrays.register(
-            spec, allowed=allowed, oversubscribe=oversubscribe, **more
+            spec, allowed=allowed, oversubscribe=oversubscribe, client=client, **more
         )
+
+    async def extend(self, array: str, allowed: Sequence[str] | None) -> Reply:
+        """Handler: workers without a piece of an array are to make new ones for themselves.
+
+        Answers :class:`Extended`, :class:`Unfit` or :class:`Lost`.
+        """
+        while self._coming:
+            await asyncio.sleep(_LOOK)
+        return self.arrays.extend(array, allowed)
+
+    @property
+    def _coming(self) -> list[str]:
+        """Workers that have just joined, and may soon have the plugin."""
+        now = time()
+        return [address for address, until in self._joining.items() if now < until]
 
     # -- rounds --------------------------------------------------------------------------------
 
@@ -285,9 +312,13 @@ class CodedSchedulerPlugin(SchedulerExtension):
             self.scheduler.client_releases_keys(keys=keys, client=holder)
             self.scheduler.clients.pop(holder, None)
 
+    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
+        self._joining[worker] = time() + _JOINING
+
     def remove_worker(
         self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **kwargs: Any
     ) -> None:
+        self._joining.pop(worker, None)
         self.versions.pop(worker, None)
         self.speeds.forget(worker)
         self._silent.discard(worker)

@@ -242,7 +242,10 @@ async def _combine(
         data = await _combine_sparse(plugin, mixer, sources, meter, copy)
         return await loop.run_in_executor(None, mixer.finished, data)
     reader = RowReader(plugin.worker, plugin.exchange.readable_memory)
-    out = plugin.disk.zeros(spec.keys[mixer.piece], (rows, spec.columns), spec.dtype)
+    # In a thread, because space for a large file may take seconds.
+    out = await loop.run_in_executor(
+        None, plugin.disk.zeros, spec.keys[mixer.piece], (rows, spec.columns), spec.dtype
+    )
     wide = spec.dtype if copy else np.result_type(spec.dtype, np.float64)
     direct = wide == spec.dtype and not (mixer.restores and not copy)
     # Each worker starts with another source, so that they do not all ask one holder at once.
@@ -355,7 +358,9 @@ async def rows_from(
     if plugin.worker.address in source.holders:
         data: Any = plugin.disk.held(key)
         if isinstance(data, MappedArray):
-            return data.read(begin, end)
+            return await asyncio.to_thread(data.read, begin, end)
+        if scipy.sparse.issparse(data):
+            return await asyncio.to_thread(lambda: data.tocsr()[begin:end])
         if data is not None:
             return _unmasked(data[begin:end])
     row = 0 if spec.sparse_type else spec.columns * spec.dtype.itemsize

@@ -165,6 +165,8 @@ class CodedWorkerPlugin(WorkerPlugin):
         """Stream handler: there will be no more rounds of an array."""
         self._specs.pop(array, None)
         self._series.pop(array, None)
+        # Until they hear of its end, participants hold the pieces of the last round.
+        self.exchange.flush()
         if checks := self.checks.pop(array, None):
             checks.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -65,7 +66,7 @@ def load(client: Client, data: Any) -> tuple[Blocks, Blocks, list[Future]]:
 def _joined(batches: Iterable[Any]) -> list[np.ndarray[Any, Any]]:
     """Return all samples and all targets of some batches."""
     pairs = []
-    for batch in batches:
+    for batch in _in_order(batches):
         pair = [unwrapped(a) for a in batch] if isinstance(batch, tuple | list) else []
         if len(pair) != 2 or not all(isinstance(a, np.ndarray) and a.ndim for a in pair):
             raise TypeError(
@@ -76,6 +77,29 @@ def _joined(batches: Iterable[Any]) -> list[np.ndarray[Any, Any]]:
     if not pairs:
         raise ValueError("Argument 'data' must yield at least one batch.")
     return [np.concatenate(arrays) for arrays in zip(*pairs, strict=True)]
+
+
+def _in_order(batches: Iterable[Any]) -> Iterable[Any]:
+    """Return a ``DataLoader`` that does not shuffle in place of one that does.
+
+    The training shuffles all samples anyway, reproducibly. A resumed one must find them in the same
+    order.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(batches, torch.utils.data.DataLoader):
+        return batches
+    sampler = batches.sampler
+    whole = type(sampler) is torch.utils.data.RandomSampler and not sampler.replacement
+    if batches.batch_size is None or not whole or len(sampler) != len(batches.dataset):
+        return batches
+    in_order: Iterable[Any] = torch.utils.data.DataLoader(
+        batches.dataset,
+        batches.batch_size,
+        collate_fn=batches.collate_fn,
+        num_workers=batches.num_workers,
+        drop_last=batches.drop_last,
+    )
+    return in_order
 
 
 def _load(client: Client, name: str, values: Any) -> tuple[Blocks, list[Future]]:

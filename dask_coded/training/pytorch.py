@@ -42,7 +42,8 @@ class TorchModule:
     Raises
     ------
     ValueError
-        If the loss is a mean, or the module has batch normalisation.
+        If the loss is a mean, or the module has batch normalisation; when it computes, also if it
+        has changed a buffer, as spectral normalisation does.
 
     Notes
     -----
@@ -92,10 +93,21 @@ class TorchModule:
         parameters, samples = unwrapped(parameters), unwrapped(samples)
         self.load(parameters)
         self.module.zero_grad(set_to_none=True)
-        seed = zlib.crc32(samples[:1].tobytes(), zlib.crc32(parameters[:1024].tobytes()))
+        # All parameters count, because an optimizer may change few of them. This is exact, so all
+        # workers find the same.
+        state = np.bitwise_xor.reduce(parameters.view(f"u{parameters.itemsize}"))
+        seed = zlib.crc32(samples[:1].tobytes(), zlib.crc32(state.tobytes()))
+        buffers = {name: (b, b._version) for name, b in self.module.named_buffers()}
         with _seeded(seed):
             loss = self._loss(self.module(_tensor(samples)), _tensor(targets))
             loss.backward()
+        for name, buffer in self.module.named_buffers():
+            before, version = buffers[name]
+            if buffer is not before or buffer._version != version:
+                raise ValueError(
+                    f"The module must not change its buffers when it computes, it has changed "
+                    f"{name!r}: workers do not share them, so their gradients would differ."
+                )
         found = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._wanted]
         return float(loss.detach()), torch.cat([g.reshape(-1) for g in found]).cpu().numpy()
 

@@ -82,6 +82,43 @@ def test_dropout_depends_only_on_parameters_and_samples():
     np.testing.assert_array_equal(first[1], second[1])
 
 
+def test_dropout_changes_with_any_parameter_that_changes():
+    """An optimizer may have only some of them, such as those of the last layer."""
+    module = torch.nn.Sequential(torch.nn.Linear(4, 600), torch.nn.Dropout(0.5))
+    flat = training.TorchModule(module, torch.nn.MSELoss(reduction="sum"))
+    targets = np.zeros((len(SAMPLES), 600), dtype=np.float32)
+    parameters = flat.parameters
+    masks = []
+    for _ in range(2):
+        masks.append(flat.gradient(parameters, SAMPLES[:1], targets[:1])[1][-600:] == 0)
+        parameters[-1] += 1
+    assert (masks[0] != masks[1]).any()
+
+
+class Counting(torch.nn.Module):
+    """Counts its calls in a buffer."""
+
+    def __init__(self, replaced):
+        super().__init__()
+        self.layer = network()
+        self.replaced = replaced
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, samples):
+        if self.replaced:
+            self.calls = self.calls + 1
+        else:
+            self.calls += 1
+        return self.layer(samples)
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_modules_that_change_their_buffers_are_refused(replaced):
+    flat = training.TorchModule(Counting(replaced), torch.nn.CrossEntropyLoss(reduction="sum"))
+    with pytest.raises(ValueError, match="it has changed 'calls'"):
+        flat.gradient(flat.parameters, SAMPLES, LABELS)
+
+
 class Alone(torch.nn.Module):
     """Checks that no other thread may seed PyTorch's random numbers while it draws some."""
 

@@ -37,4 +37,6 @@ def choose_aggregation(
     check_positive("gradient_bytes", gradient_bytes)
     # A code costs computation even when no worker is late, so it is never the default.
     shape = recommend(costs or TYPICAL, workers, gradient_bytes, stragglers=()).best.shape
-    return AGGREGATIONS[shape.kind](**shape.parameters)
+    # Without the fan-in, which follows from the depth and may grow when workers join.
+    options = {name: value for name, value in shape.parameters.items() if name != "fan_in"}
+    return AGGREGATIONS[shape.kind](**options)

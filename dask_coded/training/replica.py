@@ -159,7 +159,7 @@ class Replica:
         """Return this worker's contribution to the sum: its gradient segment, compressed."""
         return self._compressor.compress(step, segment, vector)
 
-    def apply(self, totals: Sequence[Vector], loss: float) -> None:
+    def apply(self, totals: Sequence[Vector], loss: float, beside: bool = False) -> None:
         """Apply the next update.
 
         Parameters
@@ -168,6 +168,9 @@ class Replica:
             The sum of all compressed gradients, one array per segment.
         loss : float
             Sum over the samples.
+        beside : bool
+            Whether another thread may be computing a gradient with the present parameters, which
+            must not change then.
 
         Raises
         ------
@@ -179,8 +182,10 @@ class Replica:
         gradient = segments[0] if len(segments) == 1 else np.concatenate(segments)
         samples = max(self._batches.count(step), 1)
         mean = (gradient / samples).astype(self._parameters.dtype, copy=False)
+        parameters = self._parameters.copy() if beside else self._parameters
         with np.errstate(over="ignore", invalid="ignore"):
-            self._model.optimizer.update(self._parameters, mean, self._optimizer_state, step)
+            self._model.optimizer.update(parameters, mean, self._optimizer_state, step)
+        self._parameters = parameters
         # After the last step no gradient would show it.
         if not np.isfinite(self._parameters).all():
             raise FloatingPointError(

@@ -19,7 +19,7 @@ from dask_coded.training.runtime.link import Event, Link
 from dask_coded.training.runtime.memberships import Available, Silent, StopRequested
 from dask_coded.training.runtime.spec import Group, Outcome, Step
 from dask_coded.training.runtime.storage import write
-from dask_coded.training.runtime.trainer import READ_EVERY, node_message
+from dask_coded.training.runtime.trainer import READ_EVERY, node_message, norm_of
 from dask_coded.transport import ANSWER_SECONDS
 from dask_coded.transport.messages.message import Closed, Message
 from dask_coded.transport.messages.trainings import (
@@ -219,9 +219,8 @@ class LiveGroup:
                 if node not in self._absent and address not in seen.computing
             )
             del self._machines[step]
-            norm = math.sqrt(sum(float(np.vdot(t.vector, t.vector)) for t in totals))
             self._give_up(step, sum(total.vector.nbytes for total in totals))
-            self._end(seen, norm)
+            self._end(seen, norm_of(totals))
 
     def _give_up(self, step: int, nbytes: int) -> None:
         """Close channels to workers for which too many sums wait: they may be stopped for hours.
@@ -232,13 +231,13 @@ class LiveGroup:
         patience = max(self._backlog / nbytes, 2 * READ_EVERY)
         for node, address in enumerate(self._members):
             if node not in self._absent and step - self._read[address] > patience:
-                self._skip(node)
+                self._skip(node, unread=True)
                 self._link.give_up(address)
 
-    def _skip(self, node: int) -> None:
+    def _skip(self, node: int, unread: bool) -> None:
         """Go on without a worker; the first of the others sends the states for checkpoints."""
         self._absent.add(node)
-        self._tell(SkipNode(self._group.run_id, node))
+        self._tell(SkipNode(self._group.run_id, node, unread))
 
     def _end(self, step: Step, norm: float) -> None:
         """End a step. Slow workers may still report how long they have computed for it."""
@@ -268,7 +267,7 @@ class LiveGroup:
         if address not in self._members or (node := self._members.index(address)) in self._absent:
             return
         self._link.lose(address)
-        self._skip(node)
+        self._skip(node, unread=False)
         if not self._can_finish():
             raise GroupOverError
         # If too few are left for another group, this one goes on as well as it can.
@@ -290,14 +289,17 @@ class LiveGroup:
 
     def _can_finish(self) -> bool:
         """Return whether the steps in flight end without the workers that are gone or silent."""
-        absent = self._absent.union(map(self._members.index, self._silent))
-        return self._plan.rooted and can_finish(self._plan, absent, self._choice())
+        return self._plan.rooted and can_finish(self._plan, self._away(), self._choice())
+
+    def _away(self) -> set[int]:
+        """Return the nodes whose workers are gone or silent."""
+        return self._absent.union(map(self._members.index, self._silent))
 
     def _choice(self) -> tuple[int, ...]:
         return self._choices.get(self._group.begins_with(self._version), ())
 
     def _could_grow(self) -> bool:
-        grown = len(self._other_group()) > len(self._members) - len(self._absent)
+        grown = len(self._other_group()) > len(self._members) - len(self._away())
         if not grown:
             self._joinable.clear()
         return grown
@@ -340,6 +342,9 @@ class LiveGroup:
                 case Silent(_, address):
                     waiting.discard(address)
                     gone.add(address)
+                case Unreachable(_, address) if address == event.sender:  # it closes
+                    waiting.discard(address)
+                    gone.add(address)
                 case GradientComputed() | StepSummed() | ReplicaState():
                     self._react(event)
         packed = self._final_state(gone)
@@ -362,6 +367,8 @@ class LiveGroup:
                         raise pickle.loads(error)
                     case Closed():
                         gone.add(event.sender)
+                    case Unreachable(_, closing) if closing == event.sender:
+                        gone.add(closing)
                     case Silent(_, silent):
                         gone.add(silent)
             self._link.lose(address)

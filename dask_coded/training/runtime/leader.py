@@ -31,7 +31,7 @@ from dask_coded.training.runtime.group import GroupOverError, LiveGroup
 from dask_coded.training.runtime.link import Link
 from dask_coded.training.runtime.memberships import Silent, TrainingWorkerPlugin, training_plugin
 from dask_coded.training.runtime.spec import Group, Outcome, Step, Training
-from dask_coded.training.runtime.storage import check_folder
+from dask_coded.training.runtime.storage import check_folder, saved
 from dask_coded.transport import ANSWER_SECONDS
 from dask_coded.transport.messages.message import Closed
 from dask_coded.transport.messages.trainings import (
@@ -133,7 +133,7 @@ class Leader:
         sufficed = bool(steps)
         while True:
             candidates = self._link.invite(steps)
-            found = self._enlisted(candidates)
+            found, late = self._enlisted(candidates)
             if not found:
                 # All of them are late, the leader's own among them, or all are paused or lost: ask
                 # again. Lost workers may be there after all.
@@ -154,22 +154,31 @@ class Leader:
                 continue
             if training.remembers:
                 check_memory(plan)
-            version = training.first
+            version, state = training.first, None
             sources: tuple[str, ...] = ()
-            if states := [state for state in found.values() if state is not None]:
-                best = max(states)
-                if best[0] > version:
-                    version, sources = best[0], tuple(a for a in found if found[a] == best)
+            best = max((state for state in found.values() if state is not None), default=(0, ""))
+            if late and best[0] < steps:
+                continue  # those that have yet to answer may be further: they may be updating
+            if best[0] > version:
+                version, sources = best[0], tuple(a for a in found if found[a] == best)
+            elif training.checkpoint and (kept := saved(training.checkpoint[0], training.id)):
+                # All workers were lost.
+                version, state = kept
             group = Group(
-                self._link.run_id, training, plan, addresses, version, sources, plan.choose()
+                self._link.run_id, training, plan, addresses, version, sources, plan.choose(), state
             )
             self._link.call(group)
             if self._all_joined(addresses):
                 self._link.ask_lost()
                 return group
 
-    def _enlisted(self, candidates: list[str]) -> dict[str, tuple[int, str] | None]:
-        """Return the workers that answer, each with its number of updates and its last group."""
+    def _enlisted(
+        self, candidates: list[str]
+    ) -> tuple[dict[str, tuple[int, str] | None], set[str]]:
+        """Return the workers that answer, and those that have yet to do so.
+
+        Of each worker that answers, it returns the number of updates and the last group.
+        """
         waiting = set(candidates)
         found: dict[str, tuple[int, str] | None] = {}
         deadline = monotonic() + ANSWER_SECONDS
@@ -185,7 +194,7 @@ class Leader:
                 case Silent(_, address):
                     waiting.discard(address)
                     found.pop(address, None)
-        return found
+        return found, waiting
 
     def _all_joined(self, addresses: tuple[str, ...]) -> bool:
         """Wait until all workers are ready; False if any is gone or silent.

@@ -139,9 +139,9 @@ class TrainingWorkerPlugin(WorkerPlugin):
             case BeginSteps(run_id):
                 for trainer in self._of(run_id):
                     trainer.begin()
-            case SkipNode(run_id, node):
+            case SkipNode(run_id, node, unread):
                 for trainer in self._of(run_id):
-                    trainer.skip(node)
+                    trainer.skip(node, unread)
             case HaltTraining(run_id, version):
                 for trainer in self._of(run_id):
                     trainer.halt(version)
@@ -173,9 +173,9 @@ class TrainingWorkerPlugin(WorkerPlugin):
         run_id, training = message.run_id, message.training
         previous = self.trainers.get(training)
         own = self.worker.address
-        state = None
         try:
             group: Group = await asyncio.to_thread(pickle.loads, message.group)
+            state = group.state
             if own in group.sources:
                 state = await self._packed(training)
             elif group.sources:
@@ -192,6 +192,9 @@ class TrainingWorkerPlugin(WorkerPlugin):
                 answer(TrainingFailed(run_id, portable(exc, own)))
             else:  # what fails is that it closes
                 answer(Unreachable(run_id, own))
+            return
+        if self.worker.status not in WORKER_ANY_RUNNING:
+            answer(Unreachable(run_id, own))
             return
         led = message.attempt or (message.task, -1)
         if not self._ended.admits(led):

@@ -64,7 +64,9 @@ async def _fetch(worker: Worker, key: Key, start: int, stop: int, avoid: set[str
     while True:
         local: Any = worker.data.get(key)
         if local is not None:
-            return await asyncio.to_thread(getitem, local, slice(start, stop))
+            # Rows of some sparse formats cannot be selected.
+            rows = await asyncio.to_thread(local.tocsr) if scipy.sparse.issparse(local) else local
+            return await asyncio.to_thread(getitem, rows, slice(start, stop))
         holders: tuple[str, ...] = ()
         match await ask(worker.scheduler.coded_holders, key=key, avoid=sorted(avoided)):
             case Lost(message):

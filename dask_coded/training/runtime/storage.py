@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import pickle
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -21,6 +23,19 @@ def check_folder(path: str, address: str) -> None:
             f"The checkpoint's folder {str(folder)!r} must exist on the workers, it does not on "
             f"{address}, which leads the training: create it first."
         )
+
+
+def saved(path: str, training: str) -> tuple[int, bytes] | None:
+    """Return how many updates the state in a file has seen, and the state, if a training wrote it.
+
+    None if there is no such file, or another training wrote it.
+    """
+    with suppress(Exception):  # a pickle of something else may fail in any way
+        data = Path(path).read_bytes()
+        state = pickle.loads(data)
+        if state["training"] == training:
+            return state["version"], data
+    return None
 
 
 def write(path: str, data: bytes) -> None:

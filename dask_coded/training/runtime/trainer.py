@@ -11,11 +11,12 @@ come meanwhile, and goes on with the newest step.
 
 from __future__ import annotations
 
+import math
 import pickle
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ import numpy as np
 from distributed.protocol.pickle import dumps
 from distributed.utils import sync
 from distributed.worker import WORKER_ANY_RUNNING
+from scipy.linalg import norm
 
 from dask_coded.aggregation import ROOT, Command, Compute, Finished, Machine, Send, Tag
 from dask_coded.compression import Partial
@@ -106,8 +108,8 @@ class Trainer:
         # Whether the machine has yet to say what to compute in the step that was started.
         self._asked = False
         self._stopped = False
-        # Whether the computation thread is still fetching data.
-        self._fetching = True
+        # Whether the computation thread fetches data or computes a gradient.
+        self._busy = True
         # The number of updates at which the training ends.
         self._end = group.training.steps
         self._threads: list[threading.Thread] = [
@@ -129,11 +131,13 @@ class Trainer:
         """Take a message from another node's machine."""
         self._events.put(lambda: self._received(message))
 
-    def skip(self, node: int) -> None:
-        """Send nothing more to a node that does not read or is lost."""
+    def skip(self, node: int, unread: bool) -> None:
+        """Send nothing more to a node, and break the channel to one that does not read."""
         self._skipped.add(node)
-        if channel := self._channels.get(node):
-            channel.abort()
+        if channel := self._channels.pop(node, None):
+            channel.unlisten(self._listener)
+            if unread:
+                channel.abort()
 
     def halt(self, version: int) -> None:
         """End the training after ``version`` updates, or as soon as possible after."""
@@ -207,8 +211,6 @@ class Trainer:
             self._previous.wait()
             self._previous = None
         data = self._fetch()
-        with self._changed:
-            self._fetching = False
         while (task := self._next()) is not None:
             self._work(*task, data)
 
@@ -231,12 +233,13 @@ class Trainer:
     def _next(self) -> tuple[int, Compute] | None:
         """Return what to compute next; apply updates while waiting for it."""
         with self._changed:
+            self._busy = False
             while not self._stopped:
                 while self._works:
                     step, work = self._works.popleft()
                     # Work of an earlier step is dropped: its parameters are gone.
                     if not self._over(step) and step == self._begun:
-                        self._asked = False
+                        self._asked, self._busy = False, True
                         return step, work
                 if self._advance():
                     # By the other thread, which may still be about to report the last step.
@@ -269,11 +272,13 @@ class Trainer:
             ready += 1
         return ready
 
-    def _apply(self, version: int) -> None:
+    def _apply(self, version: int, beside: bool = False) -> None:
+        """Apply sums; ``beside`` says that a gradient may be computed with the old parameters."""
         while self.replica.version < version and not self._stopped:
             step = self.replica.version
             totals = self._totals[step]
-            self.replica.apply([t.vector for t in totals], sum(t.loss for t in totals))
+            loss = sum(t.loss for t in totals)
+            self.replica.apply([t.vector for t in totals], loss, beside)
             # Not earlier, because without its sum the other thread would consider the step open.
             del self._totals[step]
             self._checkpoint()
@@ -286,7 +291,8 @@ class Trainer:
             self._send_state()
 
     def _send_state(self) -> None:
-        self.answer(ReplicaState(self.group.run_id, dumps(self.replica.state())))
+        state = {**self.replica.state(), "training": self.group.training.id}
+        self.answer(ReplicaState(self.group.run_id, dumps(state)))
 
     def _finish(self) -> None:
         replica = self.replica
@@ -313,7 +319,10 @@ class Trainer:
         for segment, vector in enumerate(np.array_split(total.vector, self.group.plan.segments)):
             # The loss travels with the first segment.
             loss = 0.0 if segment else total.loss
-            vector = self.replica.compress(step, segment, vector)
+            with self._changed:
+                if self._over(step):
+                    return
+                vector = self.replica.compress(step, segment, vector)
             self._events.put(self._contribution(step, work, segment, Partial(vector, loss)))
 
     def _contribution(
@@ -385,9 +394,10 @@ class Trainer:
         totals = [segments[i] for i in range(len(segments))]
         with self._changed:
             self._totals[step] = totals
-            if self._fetching:
-                # No gradient uses the parameters yet, so do not let sums pile up until one does.
-                self._apply(self.group.begins_with(self._ready()))
+            if self._busy and self._over(self._begun):
+                # The gradient that is being computed, if any, is of no use any more. Do not let
+                # sums pile up until it is done.
+                self._apply(self.group.begins_with(self._ready()), beside=True)
             self._changed.notify_all()
         del self._machines[step], self._segments[step]
         if step % READ_EVERY == 0:
@@ -395,8 +405,7 @@ class Trainer:
         self._choices.pop(self.group.begins_with(step + 1) - 1, None)
         if self._node == 0 and not self.group.plan.rooted:
             loss = sum(total.loss for total in totals)
-            norm = float(np.sqrt(sum(np.vdot(t.vector, t.vector) for t in totals)))
-            self.answer(StepSummed(self.group.run_id, step, loss, norm))
+            self.answer(StepSummed(self.group.run_id, step, loss, norm_of(totals)))
 
     def _send(self, step: int, command: Send, choice: Any) -> None:
         message = node_message(self.group.run_id, step, self._node, command, choice)
@@ -417,7 +426,8 @@ class Trainer:
         channel.post(message)
 
     def _lost(self, node: int, message: Message) -> None:
-        if isinstance(message, Closed):
+        # The channels of a worker that closes have closed at its own end.
+        if isinstance(message, Closed) and self._worker.status in WORKER_ANY_RUNNING:
             self.answer(Unreachable(self.group.run_id, self.group.addresses[node]))
 
 
@@ -433,6 +443,14 @@ def portable(exc: BaseException, address: str) -> bytes:
     except Exception:
         pass
     return dumps(RuntimeError(f"{type(exc).__name__}: {exc}\n{exc.__notes__[-1]}"))
+
+
+def norm_of(totals: Iterable[Partial]) -> float:
+    """Return the norm of a gradient in segments; the squares of its elements may overflow."""
+    vectors = (total.vector for total in totals)
+    # BLAS, which does without these squares, has no half precision.
+    wide = (v.astype(np.float32) if v.itemsize < 4 else v for v in vectors if v.size)
+    return math.hypot(*(float(norm(v, check_finite=False)) for v in wide))
 
 
 def node_message(

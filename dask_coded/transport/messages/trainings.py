@@ -76,9 +76,19 @@ class HaltTraining(Message):
 
 @dataclass(frozen=True)
 class SkipNode(Message):
-    """Send nothing more to a node that does not read. The leader sends this to all workers."""
+    """Send nothing more to a node. The leader sends this to all workers.
+
+    Parameters
+    ----------
+    node : int
+    unread : bool
+        Whether it does not read, so that what waits for it must be dropped with the channel.
+        Otherwise it seems to be lost. Its channels may serve others, and close by themselves if it
+        is.
+    """
 
     node: int
+    unread: bool
 
 
 # -- of trainings: participant to leader -----------------------------------------------------------

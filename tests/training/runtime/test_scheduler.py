@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import dask.array as da
 import numpy as np
 import pytest
+import scipy.sparse
 from distributed import Event, get_worker, wait
 from distributed.protocol.pickle import dumps
 from distributed.utils import sync
@@ -197,6 +198,20 @@ async def test_a_block_that_cannot_be_computed_again_is_left_to_its_silent_worke
 
 
 @gen_cluster(**THREE)
+async def test_a_block_whose_source_stays_on_a_silent_worker_is_left_there(c, s, a, b, *others):
+    await install(c, TrainingSchedulerPlugin())
+    source = await c.scatter(np.ones((4, 2)), workers=[b.address])
+    block = c.submit(np.negative, source, workers=[a.address], allow_other_workers=True)
+    await wait(block)
+    s.remove_replica(s.tasks[source.key], s.workers[a.address])
+    plugin = s.extensions["dask-coded-training"]
+    for address in (a.address, b.address):
+        s.extensions["dask-coded"].supervisor._set_aside(address)
+    assert plugin.holders(block.key)["answer"].data.addresses == (a.address,)
+    assert s.tasks[block.key].state == "memory"
+
+
+@gen_cluster(**THREE)
 async def test_pieces_on_silent_workers_are_made_again_only_if_the_others_suffice(c, s, *workers):
     await install(c, TrainingSchedulerPlugin())
     A = np.arange(24.0).reshape(12, 2)
@@ -270,6 +285,14 @@ async def test_blocks_are_computed_again_while_the_worker_that_holds_them_is_sto
     np.testing.assert_array_equal(await fetch_rows(b, blocks, 1, 11, avoid), X[1:11])
     assert avoid == {a.address}
     assert len({where["key"] for where in asked}) == 1  # the other blocks were not asked for there
+
+
+@pytest.mark.parametrize("kind", ["bsr", "coo", "dia"])
+def test_rows_of_a_sparse_block_of_any_format_on_this_worker(kind):
+    block = getattr(scipy.sparse, f"{kind}_matrix")(np.eye(4))
+    worker = SimpleNamespace(data={"rows": block})
+    found = asyncio.run(fetch_rows(worker, Blocks(("rows",), (4,)), 1, 3, set()))
+    np.testing.assert_array_equal(found.toarray(), np.eye(4)[1:3])
 
 
 def test_a_block_that_is_computed_again_on_a_worker_that_was_silent_is_fetched_there(monkeypatch):

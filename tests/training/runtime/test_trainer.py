@@ -6,6 +6,7 @@ import asyncio
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +31,7 @@ from dask_coded.training.runtime.memberships import (
     TrainingWorkerPlugin,
 )
 from dask_coded.training.runtime.spec import Group, Step
-from dask_coded.training.runtime.trainer import READ_EVERY, Trainer
+from dask_coded.training.runtime.trainer import READ_EVERY, Trainer, norm_of
 from dask_coded.transport.messages.message import Closed, Message
 from dask_coded.transport.messages.trainings import (
     Enlist,
@@ -55,12 +56,16 @@ class Counter:
     """A replica that counts its updates."""
 
     def __init__(self, *shape: int, during: Any = lambda: None) -> None:
-        self.version = 0
+        self.version = self.compressed = 0
         self._during = during
 
-    def apply(self, totals: Any, loss: float) -> None:
+    def apply(self, totals: Any, loss: float, beside: bool = False) -> None:
         self._during()
         self.version += 1
+
+    def compress(self, step: int, segment: int, vector: Any) -> Any:
+        self.compressed += 1
+        return vector
 
     def state(self) -> dict[str, Any]:
         return {"version": self.version, "where": "here"}
@@ -88,11 +93,11 @@ def group(plan, version=0, sources=(), schedule=Synchronous()):  # noqa: B008
     return Group("run", training, plan, addresses, version, sources)
 
 
-def trainer(plan, replica, fetching=False, answer=lambda message: None, node=0, **options):
+def trainer(plan, replica, busy=False, answer=lambda message: None, node=0, **options):
     loop = SimpleNamespace(add_callback=lambda callback, *args: None)
     worker = SimpleNamespace(address="a", loop=loop, status=Status.running)
     found = Trainer(worker, None, group(plan, **options), node, replica, answer=answer)
-    found._fetching = fetching
+    found._busy = busy
     return found
 
 
@@ -160,11 +165,27 @@ def test_the_event_loop_does_not_wait_while_an_update_is_applied():
 
 @pytest.mark.parametrize(("schedule", "behind"), [(Synchronous(), 0), (Pipelined(2), 1)])
 def test_sums_do_not_accumulate_while_data_are_fetched(schedule, behind):
-    worker = trainer(Star().plan(2), Counter(), fetching=True, schedule=schedule)
+    worker = trainer(Star().plan(2), Counter(), busy=True, schedule=schedule)
     for step in range(5):
         worker._received(message(step, ROOT))
     assert worker.replica.version == 5 - behind
     assert len(worker._totals) == behind
+
+
+@pytest.mark.parametrize(("schedule", "behind"), [(Synchronous(), 0), (Pipelined(2), 1)])
+def test_sums_do_not_accumulate_while_a_gradient_is_computed_that_comes_too_late(schedule, behind):
+    worker = trainer(Star().plan(2), Counter(), schedule=schedule)
+    worker._advance()
+    worker._events.get()()  # the machine says what to compute
+    step, work = worker._next()
+    for later in range(5):
+        worker._received(message(later, ROOT))
+    assert worker.replica.version == 5 - behind
+    assert len(worker._totals) == behind
+    worker.replica.gradient = lambda step, part, *data: (np.ones(1), 0.0)
+    worker._work(step, work, {0: (None, None)})
+    assert worker._events.empty()
+    assert worker.replica.compressed == 0
 
 
 def test_a_worker_waits_for_its_last_gradient_of_the_last_group_that_was_begun():
@@ -182,6 +203,20 @@ def test_a_worker_waits_for_its_last_gradient_of_the_last_group_that_was_begun()
     last = next_trainer(never_begun)
     release.set()
     assert last._previous is first
+
+
+@pytest.mark.parametrize(
+    ("vector", "expected"),
+    [
+        (np.full(4, 300.0, dtype=np.float16), 600.0),
+        (np.full(4, 1e-30, dtype=np.float32), 2e-30),
+        (np.full(4, 1e200), 2e200),
+        (np.ones(0), 0.0),
+    ],
+)
+def test_norms_whose_squares_cannot_be_represented(vector, expected):
+    totals = [Partial(part) for part in np.array_split(vector, 3)]
+    assert norm_of(totals) == pytest.approx(expected)
 
 
 def test_the_last_step_is_reported_before_the_end():
@@ -225,7 +260,7 @@ class Peer:
         return {"state": pickle.dumps(self._state)}
 
 
-def join(peer, sources, before=None, status=Status.running):
+def join(peer, sources, before=None, status=Status.running, state=None):
     """Return the answers of a worker that joins a group in version 3, and its trainer."""
     worker = SimpleNamespace(
         address="a",
@@ -240,7 +275,7 @@ def join(peer, sources, before=None, status=Status.running):
     if before is not None:
         plugin.trainers["training"] = before
     answers: list[Message] = []
-    wanted = group(Star().plan(2), version=3, sources=sources)
+    wanted = replace(group(Star().plan(2), version=3, sources=sources), state=state)
     asyncio.run(plugin._join(Join("run", "t", 0, "training", dumps(wanted)), answers.append))
     return answers, plugin.trainers.get("training")
 
@@ -254,6 +289,7 @@ def test_the_end_of_an_earlier_run_of_a_leader_may_come_late():
         stream_handlers={},
         extensions={},
         state=SimpleNamespace(tasks={"t": task}),
+        status=Status.running,
     )
     plugin = TrainingWorkerPlugin()
     plugin.setup(worker)
@@ -278,9 +314,8 @@ def test_worker_that_closes_while_it_joins_is_lost_and_not_an_error(sources):
             raise RuntimeError("ConnectionPool is closed")
 
     answers, joined = join(Closed(), sources, status=Status.closing)
-    if sources:
-        assert answers == [Unreachable("run", "a")]
-        assert joined is None
+    assert answers == [Unreachable("run", "a")]
+    assert joined is None
 
 
 def test_a_worker_that_closes_leaves_its_group_at_once():
@@ -292,6 +327,13 @@ def test_a_worker_that_closes_leaves_its_group_at_once():
     plugin.teardown(SimpleNamespace(address="a"))
     assert answers == [Unreachable("run", "a")]
     assert found._stopped
+
+
+def test_a_worker_may_join_with_a_state_that_the_leader_sends():
+    state = dumps({"version": 3, "where": "in the file"})
+    answers, joined = join(None, (), state=state)
+    assert answers == [Joined("run")]
+    assert (joined.replica.version, joined.replica.where) == (3, "in the file")
 
 
 def test_worker_killed_while_another_fetches_its_state_is_lost_and_not_an_error():
@@ -349,6 +391,51 @@ def test_all_workers_are_asked_again_if_none_answers_in_time(monkeypatch):
     monkeypatch.setattr("dask_coded.training.runtime.leader.ANSWER_SECONDS", 0.01)
     assert found._form(0).addresses == ("a",)
     assert invited == [0, 0]
+
+
+def test_workers_that_may_be_further_are_waited_for(monkeypatch):
+    """They may be updating, while a worker that has just come answers at once."""
+    found, invited = leader(), []
+    found._training = group(Star().plan(1)).training
+    found._training.aggregation, found._training.remembers = Star(), False
+    found._training.first = 0
+
+    def invite(steps):
+        invited.append(steps)
+        found._link._hear("new", Enlisted("run", None))
+        if len(invited) > 1:
+            found._link._hear("old", Enlisted("run", (7, "run")))
+            for address in ("old", "new"):
+                found._link._hear(address, Joined("run"))
+        return ["new", "old"]
+
+    found._link.invite = invite
+    found._link.call = lambda group: None
+    monkeypatch.setattr("dask_coded.training.runtime.leader.ANSWER_SECONDS", 0.01)
+    formed = found._form(7)
+    assert (formed.version, formed.sources) == (7, ("old",))
+    assert invited == [7, 7]
+
+
+@pytest.mark.parametrize("training", ["training", "another"])
+def test_a_training_whose_workers_are_all_lost_goes_on_from_its_checkpoint(tmp_path, training):
+    found, path = leader(), tmp_path / "state"
+    found._training = group(Star().plan(1)).training
+    found._training.aggregation, found._training.remembers = Star(), False
+    found._training.first, found._training.checkpoint = 0, (str(path), 100)
+    state = dumps({"version": 300, "training": training})
+    path.write_bytes(state)
+
+    def invite(steps):
+        for message in (Enlisted("run", None), Joined("run")):
+            found._link._hear("a", message)
+        return ["a"]
+
+    found._link.invite = invite
+    found._link.call = lambda group: None
+    formed = found._form(0)
+    own = training == "training"
+    assert (formed.version, formed.state) == ((300, state) if own else (0, None))
 
 
 def test_a_leader_without_any_worker_waits_for_one(monkeypatch):
@@ -445,7 +532,7 @@ def test_a_lost_worker_that_answers_can_join_the_next_group():
     link = found._link
     link._training = group(Star().plan(1)).training
     link._plugin.exchange = SimpleNamespace(channel=Sent, attempt=lambda task: (task, 1))
-    assert set(found._enlisted(["a", "c"])) == {"a"}
+    assert set(found._enlisted(["a", "c"])[0]) == {"a"}
     link.lose("b")
     link.ask_lost()
     assert asked.keys() == {"b", "c"}
@@ -496,14 +583,14 @@ def test_a_group_is_pickled_once_for_all_its_workers(monkeypatch):
 
 def test_worker_lost_after_it_was_enlisted_is_not_called():
     events = [("a", Enlisted("run", None)), ("a", Closed("run")), ("b", Enlisted("run", None))]
-    assert set(leader(*events)._enlisted(["a", "b"])) == {"b"}
+    assert set(leader(*events)._enlisted(["a", "b"])[0]) == {"b"}
 
 
 def test_workers_that_come_while_a_group_is_formed_can_join_the_next_one():
     joined = [("a", Joining("run")), ("a", Joined("run"))]
     late = [("x", Available("t", "b")), ("c", Enlisted("run", None)), ("d", Enlisted("old", None))]
     found = leader(("a", Enlisted("run", None)), ("x", Available("t", "e")), *late, *joined)
-    assert set(found._enlisted(["a"])) == {"a"}
+    assert set(found._enlisted(["a"])[0]) == {"a"}
     assert found._all_joined(("a",))
     live = LiveGroup(found._link, group(Star().plan(1)), 0.0, None, None)
     assert live._joinable == {"b", "c", "e"}
@@ -528,17 +615,23 @@ def test_worker_stopped_while_another_fetches_its_state_and_joins_the_next_group
         assert not plugin._joining
 
     worker = SimpleNamespace(
-        address="a", handlers={}, stream_handlers={}, extensions={}, rpc=lambda _: Stopped()
+        address="a",
+        handlers={},
+        stream_handlers={},
+        extensions={},
+        rpc=lambda _: Stopped(),
+        status=Status.running,
     )
     plugin, answers, asked = TrainingWorkerPlugin(), [], asyncio.Event()
     answer = answers.append
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("event", [("x", Silent("t", "a")), ("a", Unreachable("run", "a"))])
 @pytest.mark.parametrize("others", ["finish", "are lost"])
-def test_worker_stopped_after_the_last_step_before_it_sends_its_state(others):
+def test_worker_gone_after_the_last_step_before_it_sends_its_state(others, event):
     done = [("a", StepsFinished("run", 100, "same"))]
-    events = [("x", Silent("t", "a"))]
+    events = [event]
     if others == "finish":
         events = [("b", StepsFinished("run", 100, "same")), *events]
         events += [("b", ReplicaState("run", pickle.dumps({"losses": [1.0]})))]
@@ -613,13 +706,13 @@ def test_the_next_worker_sends_states_for_checkpoints_when_the_first_is_lost():
     sent = []
     link.send = sent.extend
     live._react(Event("a", Closed("run")))
-    assert ("b", SkipNode("run", 0)) in sent
+    assert ("b", SkipNode("run", 0, unread=False)) in sent
     answers = []
     second = trainer(Star().plan(2), Counter(), node=1, answer=answers.append)
     second.group.training.checkpoint = "file", 1
     second._checkpoint()
     assert not answers
-    second.skip(0)
+    second.skip(0, unread=False)
     second._checkpoint()
     assert [type(answer) for answer in answers] == [ReplicaState]
 
@@ -627,14 +720,52 @@ def test_the_next_worker_sends_states_for_checkpoints_when_the_first_is_lost():
 def test_a_worker_that_has_too_many_sums_to_read_is_given_up():
     with dask.config.set({"coded.train.backlog": "1 kB"}):
         link, live = live_group(GradientCoding(stragglers=1), 4)
-    given = []
-    link.give_up, link.send = given.append, lambda messages: None
+    given, sent = [], []
+    link.give_up, link.send = given.append, sent.extend
     for address in "bcd":
         live._react(Event(address, SumsRead("run", 2 * READ_EVERY)))
     live._give_up(2 * READ_EVERY, 10**6)
     assert not given  # however large sums are, a worker may be so many behind
     live._give_up(2 * READ_EVERY + 1, 10**6)
     assert given == ["a"]
+    assert ("b", SkipNode("run", 0, unread=True)) in sent
+
+
+@pytest.mark.parametrize("unread", [False, True])
+def test_the_channel_to_a_lost_worker_is_broken_only_if_that_does_not_read(unread):
+    """Others may use it, too, and the worker may be well."""
+    calls = []
+    channel = SimpleNamespace(
+        listen=lambda run, listener: calls.append("listen"),
+        unlisten=lambda run: calls.append("unlisten"),
+        abort=lambda: calls.append("abort"),
+        post=lambda message: calls.append("post"),
+    )
+    found = trainer(Star().plan(2), Counter())
+    found._exchange = SimpleNamespace(channel=lambda address: channel)
+    found._post(1, message(0, 0))
+    found.skip(1, unread)
+    found._post(1, message(1, 0))
+    assert calls == ["listen", "post", "unlisten", *["abort"] * unread]
+
+
+@pytest.mark.parametrize("status, told", [(Status.running, 1), (Status.closing, 0)])
+def test_a_worker_that_closes_does_not_say_that_others_are_lost(status, told):
+    """Its own end of their channels closes first."""
+    answers = []
+    found = trainer(Star().plan(2), Counter(), answer=answers.append)
+    found._worker.status = status
+    found._lost(1, Closed("run"))
+    assert answers == [Unreachable("run", "b")] * told
+
+
+def test_a_worker_that_joins_replaces_one_that_is_silent():
+    _, live = live_group(GradientCoding(stragglers=1), 4)
+    live._react(Event("x", Silent("t", "d")))
+    live._react(Event("x", Available("t", "e")))
+    assert live._could_grow()
+    # A member that answers again does so, too, once another one has come in its place.
+    assert live._joinable == {"e"}
 
 
 def test_new_workers_replace_those_that_a_step_waits_for():

@@ -366,6 +366,15 @@ def leader(*events):
     return found
 
 
+def leading(aggregation, count):
+    """Return the leader of a training that has not begun."""
+    found = leader()
+    found._training = found._link._training = group(aggregation.plan(count)).training
+    found._training.aggregation, found._training.remembers = aggregation, False
+    found._training.first = 0
+    return found
+
+
 def test_worker_stopped_while_it_joins():
     events = [("a", Joining("run")), ("b", Joining("run")), ("a", Joined("run"))]
     found = leader(*events, ("a", Silent("t", "b")))
@@ -374,10 +383,7 @@ def test_worker_stopped_while_it_joins():
 
 
 def test_all_workers_are_asked_again_if_none_answers_in_time(monkeypatch):
-    found, invited = leader(), []
-    found._training = group(Star().plan(1)).training
-    found._training.aggregation, found._training.remembers = Star(), False
-    found._training.first = 0
+    found, invited = leading(Star(), 1), []
 
     def invite(steps):
         invited.append(steps)
@@ -395,10 +401,7 @@ def test_all_workers_are_asked_again_if_none_answers_in_time(monkeypatch):
 
 def test_workers_that_may_be_further_are_waited_for(monkeypatch):
     """They may be updating, while a worker that has just come answers at once."""
-    found, invited = leader(), []
-    found._training = group(Star().plan(1)).training
-    found._training.aggregation, found._training.remembers = Star(), False
-    found._training.first = 0
+    found, invited = leading(Star(), 1), []
 
     def invite(steps):
         invited.append(steps)
@@ -419,10 +422,8 @@ def test_workers_that_may_be_further_are_waited_for(monkeypatch):
 
 @pytest.mark.parametrize("training", ["training", "another"])
 def test_a_training_whose_workers_are_all_lost_goes_on_from_its_checkpoint(tmp_path, training):
-    found, path = leader(), tmp_path / "state"
-    found._training = group(Star().plan(1)).training
-    found._training.aggregation, found._training.remembers = Star(), False
-    found._training.first, found._training.checkpoint = 0, (str(path), 100)
+    found, path = leading(Star(), 1), tmp_path / "state"
+    found._training.checkpoint = str(path), 100
     state = dumps({"version": 300, "training": training})
     path.write_bytes(state)
 
@@ -439,10 +440,7 @@ def test_a_training_whose_workers_are_all_lost_goes_on_from_its_checkpoint(tmp_p
 
 
 def test_a_leader_without_any_worker_waits_for_one(monkeypatch):
-    found, invited = leader(), []
-    found._training = found._link._training = group(Star().plan(1)).training
-    found._training.aggregation, found._training.remembers = Star(), False
-    found._training.first = 0
+    found, invited = leading(Star(), 1), []
 
     def invite(steps):
         invited.append(steps)
@@ -461,17 +459,8 @@ def test_a_leader_without_any_worker_waits_for_one(monkeypatch):
     assert invited == [0, 0]
 
 
-def coded_leader():
-    """Return the leader of a training that needs two workers."""
-    found, aggregation = leader(), GradientCoding(stragglers=1)
-    found._training = found._link._training = group(aggregation.plan(2)).training
-    found._training.aggregation, found._training.remembers = aggregation, False
-    found._training.first = 0
-    return found
-
-
 def test_a_training_that_has_begun_waits_for_enough_workers(monkeypatch):
-    found, invited = coded_leader(), []
+    found, invited = leading(GradientCoding(stragglers=1), 2), []
 
     def invite(steps):
         invited.append("ab"[: len(invited) + 1])
@@ -496,7 +485,7 @@ def test_a_training_that_has_begun_waits_for_enough_workers(monkeypatch):
 
 
 def test_a_training_begins_although_a_worker_is_late_at_first(monkeypatch):
-    found, invited = coded_leader(), []
+    found, invited = leading(GradientCoding(stragglers=1), 2), []
 
     def invite(steps):
         invited.append(steps)

@@ -408,12 +408,13 @@ def test_workers_that_may_be_further_are_waited_for(monkeypatch):
         found._link._hear("new", Enlisted("run", None))
         if len(invited) > 1:
             found._link._hear("old", Enlisted("run", (7, "run")))
-            for address in ("old", "new"):
-                found._link._hear(address, Joined("run"))
         return ["new", "old"]
 
-    found._link.invite = invite
-    found._link.call = lambda group: None
+    def call(group):
+        for address in group.addresses:
+            found._link._hear(address, Joined("run"))
+
+    found._link.invite, found._link.call = invite, call
     monkeypatch.setattr("dask_coded.training.runtime.leader.ANSWER_SECONDS", 0.01)
     formed = found._form(7)
     assert (formed.version, formed.sources) == (7, ("old",))

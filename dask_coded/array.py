@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import html
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any, Self
 
 import dask
@@ -364,21 +364,20 @@ class CodedArray(ProductArray):
             )
 
         async def run() -> CodedArray:
-            found: list[Encoded | None] = [self._back, self.encoded]
-            unfit = None
-            for i, before in enumerate((self._back, self.encoded)):
-                try:
-                    found[i] = before and await extend(before, workers)
-                except ClusterUnfitError as exc:
-                    unfit = exc  # the other one may lack a piece on a worker
-                except BaseException:
-                    if (back := found[0]) is not None:
-                        back.release(since=self._back)
+            there, back = self.encoded, self._back
+            if back is not None:
+                # A worker may have a piece of the transposed array, and none of this one.
+                with suppress(ClusterUnfitError):
+                    back = await extend(back, workers)
+            try:
+                there = await extend(there, workers)
+            except ClusterUnfitError:
+                if back is self._back:
                     raise
-            back, there = found
-            if unfit is not None and (back, there) == (self._back, self.encoded):
-                raise unfit
-            assert there is not None
+            except BaseException:
+                if back is not None:
+                    back.release(since=self._back)
+                raise
             return CodedArray(there, back)
 
         with outside_pool():

@@ -101,9 +101,7 @@ class ProductArray(da.Array, ABC):
             kwargs["out"] = tuple(map(as_plain, outs))
         plain = map(as_plain, inputs)
         result = as_plain(self).__array_ufunc__(numpy_ufunc, method, *plain, **kwargs)
-        if result is NotImplemented:
-            return result
-        if len(outs) == 1 and isinstance(outs[0], ProductArray):
+        if len(outs) == 1 and isinstance(outs[0], ProductArray) and result is not NotImplemented:
             return handle_out(outs, result)
         return _derived(numpy_ufunc, inputs, result, kwargs) if method == "__call__" else result
 
@@ -359,14 +357,11 @@ def _operator(name: str, op: Any = None) -> Callable[..., Any]:
     return method
 
 
-for _op in (operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv,
-            operator.mod, operator.pow, operator.and_, operator.or_, operator.xor):  # fmt: skip
-    _bare = _op.__name__.rstrip("_")  # of `and_` and `or_`
-    for _name in (f"__{_bare}__", f"__r{_bare}__"):
-        setattr(ProductArray, _name, _operator(_name, _op))
-for _name in ("neg", "abs", "invert"):
-    _op = getattr(operator, _name)
-    setattr(ProductArray, f"__{_name}__", _operator(f"__{_name}__", _op))
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor",
+              "neg", "abs", "invert"):  # fmt: skip
+    for _method in (f"__{_name}__", f"__r{_name}__"):
+        if hasattr(da.Array, _method):
+            setattr(ProductArray, _method, _operator(_method, getattr(operator, f"__{_name}__")))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge", "divmod", "rdivmod", "lshift", "rlshift",
               "rshift", "rrshift"):  # fmt: skip
     setattr(ProductArray, f"__{_name}__", _operator(f"__{_name}__"))

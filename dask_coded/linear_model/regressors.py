@@ -80,7 +80,7 @@ class _Regressor(RegressorMixin, LinearModel):
         return self
 
     positive: bool
-    # Of estimators of scikit-learn, one alone has coefficients of shape (1, p) if y has one column.
+    # Whether the coefficients have shape (1, p) if y has one column, as scikit-learn's do.
     _keeps_column = False
 
     def _check(self) -> None:

@@ -80,12 +80,12 @@ def _joined(batches: Iterable[Any]) -> list[np.ndarray[Any, Any]]:
 
 
 def _in_order(batches: Iterable[Any]) -> Iterable[Any]:
-    """Return a ``DataLoader`` that does not shuffle in place of one that does.
+    """Replace a ``DataLoader`` that shuffles by one that reads its data set in order.
 
-    The training shuffles all samples anyway, reproducibly. A resumed one must find them in the same
-    order.
+    The training itself shuffles the samples, by its seed. A resumed training must find them in the
+    same order.
     """
-    torch = sys.modules.get("torch")
+    torch: Any = sys.modules.get("torch")
     if torch is None or not isinstance(batches, torch.utils.data.DataLoader):
         return batches
     sampler = batches.sampler

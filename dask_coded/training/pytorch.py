@@ -42,8 +42,7 @@ class TorchModule:
     Raises
     ------
     ValueError
-        If the loss is a mean, or the module has batch normalisation; when it computes, also if it
-        has changed a buffer, as spectral normalisation does.
+        If the loss is a mean, or the module has batch normalisation.
 
     Notes
     -----
@@ -89,7 +88,13 @@ class TorchModule:
         return torch.nn.utils.parameters_to_vector(self._wanted).detach().cpu().numpy().copy()
 
     def gradient(self, parameters: Vector, samples: Any, targets: Any) -> tuple[float, Vector]:
-        """Return the loss and its gradient, summed over samples, as :func:`train` expects."""
+        """Return the loss and its gradient, summed over samples, as :func:`train` expects.
+
+        Raises
+        ------
+        ValueError
+            If the module has changed a buffer, as spectral normalisation does.
+        """
         parameters, samples = unwrapped(parameters), unwrapped(samples)
         self.load(parameters)
         self.module.zero_grad(set_to_none=True)
@@ -102,11 +107,11 @@ class TorchModule:
             loss = self._loss(self.module(_tensor(samples)), _tensor(targets))
             loss.backward()
         for name, buffer in self.module.named_buffers():
-            before, version = buffers[name]
+            before, version = buffers.get(name, (None, 0))
             if buffer is not before or buffer._version != version:
                 raise ValueError(
                     f"The module must not change its buffers when it computes, it has changed "
-                    f"{name!r}: workers do not share them, so their gradients would differ."
+                    f"{name!r}: use a module without such a state, because workers do not share it."
                 )
         found = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._wanted]
         return float(loss.detach()), torch.cat([g.reshape(-1) for g in found]).cpu().numpy()

@@ -181,7 +181,7 @@ class Channel:
             self.post(ProbeMemory(PROBE, probe))
         self._task = None if local else asyncio.create_task(self._connect_and_read())
         if self._task is not None:
-            # Not by the task itself: one that is cancelled at once never begins.
+            # A callback, because a task that is cancelled before its first step runs no `finally`.
             self._task.add_done_callback(self._ended)
 
     def listen(self, run_id: Key, listener: Listener) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 
 import pytest
 from distributed.comm import CommClosedError, connect, listen
@@ -50,18 +51,27 @@ async def test_a_worker_that_is_lost_is_silent_for_a_while(s, a, b, monkeypatch)
     assert exchange.silent == []
 
 
-@gen_cluster(nthreads=[("127.0.0.1", 1)])
-async def test_what_listens_at_the_address_of_a_lost_worker_says_nothing(s, a, monkeypatch):
-    monkeypatch.setattr(channels, "_HANDSHAKE", 0.1)
-    asked, lost = [], []
+@asynccontextmanager
+async def saying_nothing():
+    """Listen, and say nothing; yield the address, when one connects, and what each has sent."""
+    connected, asked = asyncio.Event(), []
 
     async def serving(reader, writer):
+        connected.set()
         asked.append(await reader.read())  # until the other end hangs up
         writer.close()
 
     async with await asyncio.start_server(serving, "127.0.0.1") as server:
         port = server.sockets[0].getsockname()[1]
-        channel = Exchange.of(a).channel(f"tcp://127.0.0.1:{port}")
+        yield f"tcp://127.0.0.1:{port}", connected, asked
+
+
+@gen_cluster(nthreads=[("127.0.0.1", 1)])
+async def test_what_listens_at_the_address_of_a_lost_worker_says_nothing(s, a, monkeypatch):
+    monkeypatch.setattr(channels, "_HANDSHAKE", 0.1)
+    lost = []
+    async with saying_nothing() as (address, _, asked):
+        channel = Exchange.of(a).channel(address)
         channel.listen("run", lost.append)
         channel.send(StopRound("run"))
         await async_poll_for(lambda: lost and asked, timeout=30)
@@ -82,16 +92,9 @@ async def test_a_channel_that_is_broken_before_it_begins_is_closed(s, a, b):
 @gen_cluster(nthreads=[("127.0.0.1", 1)])
 async def test_a_channel_that_is_still_connecting_can_be_broken(s, a):
     """What waited for it is dropped, so listeners must hear of that."""
-    connected, lost = asyncio.Event(), []
-
-    async def serving(reader, writer):
-        connected.set()
-        await reader.read()  # until the other end hangs up
-        writer.close()
-
-    async with await asyncio.start_server(serving, "127.0.0.1") as server:
-        port = server.sockets[0].getsockname()[1]
-        channel = Exchange.of(a).channel(f"tcp://127.0.0.1:{port}")
+    lost = []
+    async with saying_nothing() as (address, connected, _):
+        channel = Exchange.of(a).channel(address)
         channel.listen("run", lost.append)
         channel.send(StopRound("run"))
         await connected.wait()

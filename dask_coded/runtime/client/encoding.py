@@ -67,7 +67,7 @@ class Encoded:
     def release(self, since: Encoded | None = None) -> None:
         """Release the pieces at once, because an error's traceback would keep them.
 
-        Or only those that ``since``, before it was extended, did not have.
+        With ``since``, the array before it was extended, only the new pieces are released.
         """
         kept = set() if since is None else {*since.futures, *since.checks}
         for future in {*self.futures, *self.checks} - kept:

@@ -83,7 +83,7 @@ class Checks:
     async def _fetch(self, spec: CodedSpec, block: int, holder: str) -> None:
         plugin, key = self._plugin, spec.check_keys[block]
         try:
-            # Rows do not come through a channel, so one that is closed says nothing.
+            # A closed channel does not matter: rows have a connection of their own.
             if holder in ("", *self._silent, *plugin.exchange.silent):
                 raise RowsGoneError(holder, silent=False)
             self._found[block] = await rows_of(plugin.worker, holder, key, 0, spec.geometry.stripes)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial, wraps
 from time import monotonic
 from typing import Any
@@ -24,11 +23,11 @@ from dask_coded.rounds import (
     StripeRange,
     Verifier,
     Withdraw,
-    stripes_in,
 )
 from dask_coded.rounds.assignment import all_tried
 from dask_coded.runtime.answers import RoundPlan
 from dask_coded.runtime.coordinator.delivery import Delivery
+from dask_coded.runtime.coordinator.report import RoundReport
 from dask_coded.runtime.spec import CodedDataLostError, CodedSpec
 from dask_coded.transport import Exchange
 from dask_coded.transport.fences import RunOverError
@@ -64,28 +63,6 @@ Replan = Callable[[], Awaitable[tuple[RoundPlan, Layout]]]
 
 class RoundUnfinishableError(Exception):
     """Too many pieces are out of reach, at least for now."""
-
-
-@dataclass
-class RoundReport:
-    """What happened in a round.
-
-    Attributes
-    ----------
-    seconds : float
-        From the operand to the decoded result.
-    workers : int
-        Workers whose shares were used.
-    messages : int
-        Messages sent and received by the coordinator.
-    timeline : list of (address, piece, start stripe, stop stripe, begin, end)
-        Which worker computed which stripes when, in seconds since the round started.
-    """
-
-    seconds: float = 0.0
-    workers: int = 0
-    messages: int = 0
-    timeline: list[tuple[str, int, int, int, float, float]] = field(default_factory=list)
 
 
 def _ends_round(callback: Callable[..., None]) -> Callable[..., None]:
@@ -460,7 +437,8 @@ class LiveRound:
         fresh, commands = self.round.share(worker, ranges, share.seconds, now)
         new = set(fresh)
         self._decode([s for s in zip(ranges, rows, strict=True) if s[0] in new])
-        self._log(worker, ranges, share.seconds, now - self.began)
+        address = self._plan.addresses[worker]
+        self.report.add(address, ranges, share.seconds, now - self.began)
         return commands
 
     def _rows(self, rows: Any) -> np.ndarray[Any, Any]:
@@ -481,15 +459,6 @@ class LiveRound:
             partial(self._assembler.add, self._waiting, state.computed.array(), state.complete)
         )
         self._waiting, self._size = [], 0
-
-    def _log(self, worker: int, ranges: list[StripeRange], seconds: float, end: float) -> None:
-        address = self._plan.addresses[worker]
-        total = stripes_in(ranges)
-        begin = end - seconds
-        for part in ranges:
-            until = begin + seconds * (part.stop - part.start) / total
-            self.report.timeline.append((address, *part, begin, until))
-            begin = until
 
     def _end(self) -> None:
         for pending in (self._timer, self._watch, self._asking):

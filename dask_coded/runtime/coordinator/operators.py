@@ -9,7 +9,7 @@ import numpy as np
 from scipy.sparse.linalg import LinearOperator
 
 from dask_coded.arguments import check_dense, check_unmasked, to_tensor, unwrapped
-from dask_coded.runtime.coordinator.live_round import RoundReport
+from dask_coded.runtime.coordinator.report import RoundReport
 from dask_coded.runtime.coordinator.rounds import Coordinator
 from dask_coded.runtime.spec import ArraySpec
 

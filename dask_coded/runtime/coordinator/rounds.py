@@ -28,9 +28,9 @@ from dask_coded.runtime.coordinator.checks import Checks
 from dask_coded.runtime.coordinator.live_round import (
     InThread,
     LiveRound,
-    RoundReport,
     RoundUnfinishableError,
 )
+from dask_coded.runtime.coordinator.report import RoundReport
 from dask_coded.runtime.spec import CodedDataLostError, CodedSpec, CorruptSharesError
 from dask_coded.runtime.worker.plugin import CodedWorkerPlugin, worker_plugin
 from dask_coded.transport.backoff import Backoff

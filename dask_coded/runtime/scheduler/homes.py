@@ -57,7 +57,7 @@ class Homes:
         #: By the key of a piece or a check.
         self._arrays: dict[Key, ArrayState] = {}
         self._pins: dict[Key, str] = {}
-        # To which workers source blocks were restricted by others; they may be a user's own data.
+        # The restrictions that source blocks had before. Some blocks are chunks of the user's.
         self._limits: dict[Key, set[str] | None] = {}
         self._bring_home = keep_home(scheduler, self._rescue, self._homes, self._arrays)
 
@@ -77,18 +77,14 @@ class Homes:
         return self._pins.get(key)
 
     def drop(self, keys: Iterable[Key]) -> None:
-        """Forget the homes of pieces, checks and blocks."""
+        """Forget the homes of pieces, checks and blocks; the restrictions of before hold again."""
         for key in keys:
             self._pins.pop(key, None)
             self._arrays.pop(key, None)
-            self._free(key)
-
-    def _free(self, key: Key) -> None:
-        """Let a source block be made where it might be made before."""
-        if key in self._limits:
-            limit = self._limits.pop(key)
-            if key in self._scheduler.tasks:
-                self._scheduler.set_restrictions({key: limit})
+            if key in self._limits:
+                limit = self._limits.pop(key)
+                if key in self._scheduler.tasks:
+                    self._scheduler.set_restrictions({key: limit})
 
     def array_of(self, key: Key) -> ArrayState | None:
         """Return the array that a piece or a check is of."""
@@ -204,7 +200,7 @@ class Homes:
     def _pin(self, key: Key, address: str) -> None:
         """Have a piece or a check belong to a worker: it is moved there, or rebuilt there."""
         self._pins[key] = address
-        if key in self._scheduler.tasks:  # or its task will come
+        if key in self._scheduler.tasks:  # otherwise its task will come
             self._scheduler.set_restrictions({key: {address} if address else None})
             self._bring_home()
 

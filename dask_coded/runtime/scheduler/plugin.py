@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,8 +43,8 @@ _DISTRUSTED = 3
 # A worker counts as silent if no heartbeat has come for this many intervals: that is two to four
 # seconds with up to fifty workers. A new coordinator would have to find that out by itself.
 _BEATS = 4
-# A worker that joins imports the package, which takes seconds on a busy host. It is waited for this
-# many seconds, since it may lack the package.
+# A worker that joins imports the package, which takes seconds on a busy host. It may also lack the
+# package, so nothing waits for it longer than this many seconds.
 _JOINING = 10.0
 # Seconds between two looks at whether it has the plugin.
 _LOOK = 0.02
@@ -124,13 +124,17 @@ class CodedSchedulerPlugin(SchedulerExtension):
         needed = 1 if oversubscribe else spec.code.n
 
         def waits() -> bool:
-            there = self.versions.keys() & (self.versions if allowed is None else allowed)
-            return len(there) < needed <= len(there) + len({*self.giving, *self._coming})
+            there = _named(self.versions, allowed)
+            coming = _named((*self.giving, *self._coming()), allowed)
+            return len(there) < needed <= len(there | coming)
 
         while waits():
             await asyncio.sleep(_LOOK)
         if client not in self.scheduler.clients:
-            return reply(Unfit("The client has left."))  # nobody would release the array
+            # Otherwise nobody would ever release the array.
+            return reply(
+                Unfit("The client that encodes the array has disconnected: connect again.")
+            )
         return await self.arrays.register(
             spec, allowed=allowed, oversubscribe=oversubscribe, client=client, **more
         )
@@ -140,13 +144,12 @@ class CodedSchedulerPlugin(SchedulerExtension):
 
         Answers :class:`Extended`, :class:`Unfit` or :class:`Lost`.
         """
-        while self._coming:
+        while _named(self._coming(), allowed):
             await asyncio.sleep(_LOOK)
         return self.arrays.extend(array, allowed)
 
-    @property
     def _coming(self) -> list[str]:
-        """Workers that have just joined, and may soon have the plugin."""
+        """Return the workers that have just joined, and may soon have the plugin."""
         now = time()
         return [address for address, until in self._joining.items() if now < until]
 
@@ -348,3 +351,8 @@ class CodedSchedulerPlugin(SchedulerExtension):
             for ws in ts.who_has or ()
         }
         return [ws for ws in workers if ws not in busy]
+
+
+def _named(addresses: Iterable[str], allowed: Sequence[str] | None) -> set[str]:
+    """Return those of some addresses that the user named, or all if the user named none."""
+    return {address for address in addresses if allowed is None or address in allowed}

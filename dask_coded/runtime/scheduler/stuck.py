@@ -76,8 +76,8 @@ def stranded(
     unseen = [dts for ts in tasks for dts in ts.dependencies]
     while unseen:
         ts = unseen.pop()
-        there = _away([ts], silent) and ts not in found
-        if there and _is_cheap(ts) and replaceable(ts, silent):
+        there = _is_away(ts, silent)
+        if there and ts not in found and _is_cheap(ts) and replaceable(ts, silent):
             found[ts] = None
             unseen += ts.dependencies
     return _replaced(found, silent)
@@ -103,19 +103,20 @@ def blocked(ts: TaskState, silent: Collection[str], replaceable: Replaceable) ->
 
 
 def _replaced(found: dict[TaskState, None], silent: Collection[str]) -> list[TaskState]:
-    """Return the tasks that can be computed again once all of these are released.
-
-    What needs data that stay on silent workers would wait for them, or be lost with them.
-    """
-    while kept := [ts for ts in found if _away(ts.dependencies.difference(found), silent)]:
-        for ts in kept:
+    """Return the tasks that can be computed again without any data that stay on silent workers."""
+    while waiting := [
+        ts
+        for ts in found
+        if any(_is_away(dts, silent) for dts in ts.dependencies.difference(found))
+    ]:
+        for ts in waiting:
             del found[ts]
     return list(found)
 
 
-def _away(tasks: Iterable[TaskState], silent: Collection[str]) -> bool:
-    """Whether only silent workers have the results of any of these tasks."""
-    return any(ts.who_has and all(ws.address in silent for ws in ts.who_has) for ts in tasks)
+def _is_away(ts: TaskState, silent: Collection[str]) -> bool:
+    """Whether only silent workers have the result of a task."""
+    return bool(ts.who_has) and all(ws.address in silent for ws in ts.who_has or ())
 
 
 def _is_cheap(ts: TaskState) -> bool:

@@ -141,6 +141,9 @@ class Leader:
                     self._link.ask_lost()
                     self._link.next_event(ANSWER_SECONDS)
                 continue
+            best = max((state for state in found.values() if state is not None), default=(0, ""))
+            if late and best[0] < steps:
+                continue  # those that have yet to answer may be further: they may be updating
             workers = [address for address in candidates if address in found]
             if not sufficed:
                 form(training.aggregation, candidates)  # raises if the cluster is too small
@@ -156,9 +159,6 @@ class Leader:
                 check_memory(plan)
             version, state = training.first, None
             sources: tuple[str, ...] = ()
-            best = max((state for state in found.values() if state is not None), default=(0, ""))
-            if late and best[0] < steps:
-                continue  # those that have yet to answer may be further: they may be updating
             if best[0] > version:
                 version, sources = best[0], tuple(a for a in found if found[a] == best)
             elif training.checkpoint and (kept := saved(training.checkpoint[0], training.id)):
@@ -175,9 +175,9 @@ class Leader:
     def _enlisted(
         self, candidates: list[str]
     ) -> tuple[dict[str, tuple[int, str] | None], set[str]]:
-        """Return the workers that answer, and those that have yet to do so.
+        """Return which workers answer, and which have yet to do so.
 
-        Of each worker that answers, it returns the number of updates and the last group.
+        Of each worker that answers: the number of updates and the last group.
         """
         waiting = set(candidates)
         found: dict[str, tuple[int, str] | None] = {}

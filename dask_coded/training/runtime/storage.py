@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import uuid
-from contextlib import suppress
 from pathlib import Path
 
 
@@ -26,16 +25,27 @@ def check_folder(path: str, address: str) -> None:
 
 
 def saved(path: str, training: str) -> tuple[int, bytes] | None:
-    """Return how many updates the state in a file has seen, and the state, if a training wrote it.
+    """Return how many updates a training's own checkpoint has seen, and its bytes.
 
-    None if there is no such file, or another training wrote it.
+    None if there is no such file, or another training or program wrote it.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be read. It must not be taken for another one's and overwritten.
+    MemoryError
+        If it is too large.
     """
-    with suppress(Exception):  # a pickle of something else may fail in any way
+    try:
         data = Path(path).read_bytes()
         state = pickle.loads(data)
-        if state["training"] == training:
-            return state["version"], data
-    return None
+        return (state["version"], data) if state["training"] == training else None
+    except FileNotFoundError:
+        return None
+    except (OSError, MemoryError):
+        raise
+    except Exception:  # a pickle of something else may fail in any way
+        return None
 
 
 def write(path: str, data: bytes) -> None:

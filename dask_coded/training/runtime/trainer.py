@@ -132,7 +132,7 @@ class Trainer:
         self._events.put(lambda: self._received(message))
 
     def skip(self, node: int, unread: bool) -> None:
-        """Send nothing more to a node, and break the channel to one that does not read."""
+        """Send nothing more to a node; if it does not read, break the channel to it."""
         self._skipped.add(node)
         if channel := self._channels.pop(node, None):
             channel.unlisten(self._listener)
@@ -426,7 +426,7 @@ class Trainer:
         channel.post(message)
 
     def _lost(self, node: int, message: Message) -> None:
-        # The channels of a worker that closes have closed at its own end.
+        # A worker that closes ends its own channels first, and then says nothing of the others.
         if isinstance(message, Closed) and self._worker.status in WORKER_ANY_RUNNING:
             self.answer(Unreachable(self.group.run_id, self.group.addresses[node]))
 

@@ -82,9 +82,9 @@ class SkipNode(Message):
     ----------
     node : int
     unread : bool
-        Whether it does not read, so that what waits for it must be dropped with the channel.
-        Otherwise it seems to be lost. Its channels may serve others, and close by themselves if it
-        is.
+        Whether the node does not read. Then the channel to it is broken, to drop what waits there.
+        Otherwise the node seems to be lost. If it is, its channels close by themselves. If it is
+        not, other rounds and trainings go on using them.
     """
 
     node: int

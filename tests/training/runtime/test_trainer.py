@@ -31,6 +31,7 @@ from dask_coded.training.runtime.memberships import (
     TrainingWorkerPlugin,
 )
 from dask_coded.training.runtime.spec import Group, Step
+from dask_coded.training.runtime.storage import saved
 from dask_coded.training.runtime.trainer import READ_EVERY, Trainer, norm_of
 from dask_coded.transport.messages.message import Closed, Message
 from dask_coded.transport.messages.trainings import (
@@ -438,6 +439,15 @@ def test_a_training_whose_workers_are_all_lost_goes_on_from_its_checkpoint(tmp_p
     formed = found._form(0)
     own = training == "training"
     assert (formed.version, formed.state) == ((300, state) if own else (0, None))
+
+
+def test_a_checkpoint_that_cannot_be_read_is_not_overwritten(tmp_path):
+    path = tmp_path / "state"
+    assert saved(str(path), "training") is None
+    path.write_bytes(b"of another program")
+    assert saved(str(path), "training") is None
+    with pytest.raises(IsADirectoryError):
+        saved(str(tmp_path), "training")
 
 
 def test_a_leader_without_any_worker_waits_for_one(monkeypatch):

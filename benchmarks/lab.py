@@ -27,8 +27,8 @@ With both methods a share of 0 stops a process. No process stays stopped after t
 stopped it is gone.
 
 Measured on Linux 6.18 (250 Hz): with a period of 10 ms a quota of 0.2 gives 0.203 of a core, in
-runs of a few milliseconds; with the kernel's default period of 100 ms the process stands still for
-80 ms at a time, which is longer than many tasks.
+runs of a millisecond or two (see `benchmarks.ticks`); with the kernel's default period of 100 ms
+the process stands still for 80 ms at a time, which is longer than many tasks.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from typing import Literal, Protocol, Self
 import psutil
 
 from benchmarks.stopping import DutyCycle, Signals
+from benchmarks.ticks import Ticks
 
 Kind = Literal["cgroup quota", "stop/continue duty cycle"]
 
@@ -289,6 +290,7 @@ class QuotaGroups:
         self._controller = controller or Controller.find()
         self._groups: dict[int, Path] = {}
         self._signals = Signals()
+        self._ticks: Ticks | None = None
         self._undo = ExitStack()
         self._undo.callback(self._signals.close)
         remove_stale_groups(self._controller.parent)
@@ -300,6 +302,9 @@ class QuotaGroups:
         if share == 0:  # a quota cannot be 0
             self._signals.stop(pid)
             return
+        if self._ticks is None and math.isfinite(share):
+            self._ticks = Ticks()
+            self._undo.callback(self._ticks.close)
         self._controller.limit(self._groups[pid], share, self._period)
         self._signals.resume(pid)
 

@@ -7,7 +7,7 @@ react to what comes back, ``round`` is the state machine, and ``decode`` assembl
 from __future__ import annotations
 
 from dask_coded.rounds.assignment import InfeasibleError, deal, fluid_time
-from dask_coded.rounds.batches import batch_size
+from dask_coded.rounds.batches import PRODUCT_ROWS, batch_size, least_batch
 from dask_coded.rounds.decode import Assembler, Geometry
 from dask_coded.rounds.history import LoopHistory
 from dask_coded.rounds.layout import Layout, StripeRange, stripes_in, without
@@ -21,6 +21,7 @@ from dask_coded.rounds.verification import Verifier
 
 __all__ = [
     "POLICIES",
+    "PRODUCT_ROWS",
     "Assembler",
     "Assign",
     "Command",
@@ -42,6 +43,7 @@ __all__ = [
     "batch_size",
     "deal",
     "fluid_time",
+    "least_batch",
     "stripes_in",
     "without",
 ]

@@ -104,13 +104,15 @@ def scaled(rows: Any, exponents: Exponents, weight: float = 1.0, out: Any = None
     return out
 
 
-def restored(rows: Any, exponents: Exponents) -> Any:
+def restored(rows: Any, exponents: Exponents, out: Any = None) -> Any:
     """Return ``2**exponents * rows``; rows of the block that are not finite are all NaN.
 
     Parameters
     ----------
     rows : ndarray, shape (rows, ...), or CSR matrix
     exponents : ndarray of int16, shape (rows,)
+    out : ndarray, optional
+        Where to put the result of dense rows.
     """
     finite, factors = _powers(exponents, 1)
     if finite is not None:
@@ -125,7 +127,7 @@ def restored(rows: Any, exponents: Exponents) -> Any:
             nan = np.full(len(gone) * width, np.nan)
             found += scipy.sparse.csr_array((nan, where), shape=rows.shape)
         return found
-    return rows * _along_rows(factors, rows.ndim)
+    return np.multiply(rows, _along_rows(factors, rows.ndim), out=out)
 
 
 def _powers(exponents: Exponents, sign: int) -> tuple[Bools | None, Floats]:
@@ -168,10 +170,13 @@ class Scales:
         scaled(rows, self.rows[block][start : start + len(rows)], out=out)
 
     def up(self, block: int, start: int, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Restore decoded rows of a block, from row ``start`` on."""
-        out: npt.NDArray[Any] = restored(rows, self.rows[block][start : start + len(rows)])
+        """Restore decoded rows of a block, from row ``start`` on, where they are."""
+        out: npt.NDArray[Any] = restored(
+            rows, self.rows[block][start : start + len(rows)], out=rows
+        )
         if self.columns:
             # The last columns of a narrow block are filled up with zeros.
             width = len(self.columns[block])
-            out = restored(out[:, :width].T, self.columns[block]).T
+            out = out[:, :width]
+            restored(out.T, self.columns[block], out=out.T)
         return out

@@ -80,6 +80,7 @@ class RoundState:
         now: float,
         reporting: Reporting | None = None,
         lags: Floats | None = None,
+        batch: int = 1,
     ) -> None:
         self.layout = layout
         self.started = now
@@ -100,6 +101,7 @@ class RoundState:
             np.zeros(layout.workers) if lags is None else lags,
             self.reporting,
             layout.mean_stripe,
+            batch,
         )
         self.commands: list[Command] = []
         self.now = now

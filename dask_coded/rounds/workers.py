@@ -109,6 +109,8 @@ class Workers:
     reporting : Reporting
     stripe : float
         The mean work of a stripe.
+    batch : int
+        Stripes that workers compute at least by one product.
 
     Attributes
     ----------
@@ -121,7 +123,12 @@ class Workers:
     """
 
     def __init__(
-        self, prior: Floats, expected_lags: Floats, reporting: Reporting, stripe: float
+        self,
+        prior: Floats,
+        expected_lags: Floats,
+        reporting: Reporting,
+        stripe: float,
+        batch: int = 1,
     ) -> None:
         count = len(prior)
         self.prior = np.array(prior, dtype=np.float64)
@@ -137,6 +144,7 @@ class Workers:
         self.measured_lag: Floats = np.full(count, np.nan)
         self._reporting = reporting
         self._stripe = stripe
+        self._batch = batch * stripe
         self._measured_lags = Median()
         self._typical_lag = float(np.median(expected_lags))
         # The seconds for which each worker counts as having run at its predicted speed.
@@ -269,7 +277,8 @@ class Workers:
         self._speed[worker] = speed
         self._latest[worker] = left
         gap = self._reporting.gap(elapsed, left)
-        in_hand = max((left - gap) * BATCH_SHARE, self._stripe / speed)
+        least = max(min(self._batch, todo), self._stripe)
+        in_hand = max((left - gap) * BATCH_SHARE, least / speed)
         self._normal[worker] = _LATE * (gap + in_hand)
 
     def _refresh(self) -> None:
@@ -295,5 +304,6 @@ class Workers:
             if len(self._ratios):
                 # The first report comes after one interval, or at the end of the list.
                 gap = np.minimum(interval, todo / speed)
-                normal = _LATE * (gap + self._stripe / speed)
+                least = np.maximum(np.minimum(self._batch, todo), self._stripe)
+                normal = _LATE * (gap + least / speed)
         self._normal[some] = normal

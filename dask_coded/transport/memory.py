@@ -104,7 +104,7 @@ class Segment:
 
     def array(self, dtype: np.dtype[Any], shape: tuple[int, ...], at: int = 0) -> Any:
         """Return the part of the segment that begins at a byte, as an array."""
-        count = int(np.prod(shape))
+        count = math.prod(shape)
         found = np.frombuffer(self._map, dtype, count, _HEADER + at)
         return found.reshape(shape)
 
@@ -142,7 +142,7 @@ class Mappings:
         found = self._mapped.pop(key) if key in self._mapped else _opened(*key)
         self._mapped[key] = found
         self.trim(self._most)
-        count = int(np.prod(shared.shape))
+        count = math.prod(shared.shape)
         return np.frombuffer(found, shared.dtype, count, shared.offset).reshape(shared.shape)
 
     def trim(self, most: int) -> None:

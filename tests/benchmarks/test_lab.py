@@ -254,6 +254,14 @@ def test_process_gets_its_own_group_and_leaves_it(process):
 
 
 @needs_quotas
+def test_ticks_end_with_the_block(process):
+    with Throttle({process.pid: 0.5}, kind="cgroup quota"):
+        ticks = [p for p in psutil.Process().children() if "SCHED_FIFO" in " ".join(p.cmdline())]
+        assert len(ticks) == len(os.sched_getaffinity(0))
+    assert not any(p.is_running() for p in ticks)
+
+
+@needs_quotas
 def test_children_leave_with_the_process(process):
     with Throttle({process.pid: 0.9}):
         group = group_of(process.pid)

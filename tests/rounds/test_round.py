@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from dataclasses import dataclass, field
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -254,6 +255,31 @@ def test_a_round_with_enough_surviving_pieces_ends_and_decodes(cluster: Cluster)
     np.testing.assert_allclose(
         assembler.rows.reshape(code.k, stripes), blocks, rtol=1e-7, atol=1e-7
     )
+
+
+@given(st.permutations(range(8)), st.integers(1, 60), st.integers(1, 3), st.data())
+def test_shares_in_any_parts_are_decoded(
+    order: list[int], stacked: int, width: int, data: st.DataObject
+) -> None:
+    """Also if few rows are solved for at a time, and if blocks end within the last stripe."""
+    code, stripes = MDS(8, 5), 4
+    geometry = Geometry((9, 8, 9, 8, 8), stripes, mixed=True)
+    rng = np.random.default_rng(0)
+    blocks = [rng.standard_normal((rows, width)) for rows in geometry.rows]
+    pieces = [np.pad(b, [(0, 9 - len(b)), (0, 0)]) for b in blocks]
+    pieces = list(code.encode(pieces))
+    assembler = Assembler(code, geometry, "f8", (width,))
+    edges, computed = geometry.edges(0), np.zeros((8, stripes), dtype=bool)
+    with mock.patch("dask_coded.rounds.decode._STACKED", stacked):
+        for piece in order:
+            cut = data.draw(st.integers(0, stripes))
+            for start, stop in ((cut, stripes), (0, cut)):
+                if start < stop:
+                    rows = pieces[piece][edges[start] : edges[stop]]
+                    computed[piece, start:stop] = True
+                    ready = computed.sum(axis=0) >= 5
+                    assembler.add([(StripeRange(piece, start, stop), rows)], computed, ready)
+    np.testing.assert_allclose(assembler.rows, np.concatenate(blocks), atol=1e-9)
 
 
 @given(clusters(doubled=False), st.integers(0, 8))

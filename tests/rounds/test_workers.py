@@ -28,7 +28,12 @@ def test_the_median_of_numbers_that_come_and_go(numbers: list[float], data: st.D
 
 
 def from_scratch(
-    workers: Workers, asked: np.ndarray, expected_lags: np.ndarray, interval: float, now: float
+    workers: Workers,
+    asked: np.ndarray,
+    expected_lags: np.ndarray,
+    interval: float,
+    batch: int,
+    now: float,
 ) -> Estimate:
     """Estimate all workers by array operations over all accounts; reports have growth 1."""
     with np.errstate(all="ignore"):
@@ -45,8 +50,9 @@ def from_scratch(
         elapsed = workers.heard - workers.began
         wait = np.where(elapsed > 0, left / 2, 0.0)
         gap = np.minimum(np.maximum(interval, wait), left)
-        # The first batch is one stripe.
-        in_hand = np.maximum(np.where(known, (left - gap) * BATCH_SHARE, 0.0), 1 / speed)
+        # The first batch is as small as batches may be.
+        least = np.clip(workers.todo, 1.0, batch)
+        in_hand = np.maximum(np.where(known, (left - gap) * BATCH_SHARE, 0.0), least / speed)
         normal = 2 * (gap + in_hand)
         if not len(ratios):
             normal = np.full(len(speed), 20 * interval)
@@ -81,7 +87,8 @@ def test_estimates_are_those_from_all_accounts(
     interval = 0.1
     lags = np.array(data.draw(st.lists(st.sampled_from([0.0, 0.02]), min_size=5, max_size=5)))
     speeds = np.maximum(prior, [1.0, 0.0, 0.0, 0.0, 0.0])
-    workers = Workers(speeds, lags, Reporting(interval, growth=1.0), stripe=1.0)
+    batch = data.draw(st.integers(1, 5))
+    workers = Workers(speeds, lags, Reporting(interval, growth=1.0), stripe=1.0, batch=batch)
     asked = np.full(5, np.nan)
     now = 0.0
     for number, (what, worker, stripes) in enumerate(events):
@@ -99,7 +106,7 @@ def test_estimates_are_those_from_all_accounts(
             workers.report(worker, workers.done[worker] + part, seconds, todo - part, now)
         later = now + 0.05 * stripes
         found = workers.estimate(later)
-        expected = from_scratch(workers, asked, lags, interval, later)
+        expected = from_scratch(workers, asked, lags, interval, batch, later)
         for name, one, other in zip(Estimate._fields, found, expected, strict=True):
             np.testing.assert_array_equal(one, other, err_msg=name)
 

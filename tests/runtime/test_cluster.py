@@ -11,8 +11,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock, patch
 
+import dask
 import numpy as np
 import pytest
+import scipy.sparse
 from distributed import Client, Event, Worker, wait
 from distributed.comm import CommClosedError
 from distributed.security import Security
@@ -78,6 +80,33 @@ async def test_a_stop_is_answered_even_if_its_round_is_gone(c, s, *workers):
     answers = []
     worker_plugin(workers[0])._handle(StopRound("gone"), answers.append)
     assert answers == [RoundStopped("gone")]
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_only_dense_products_with_several_columns_have_a_least_batch(c, s, *workers):
+    found = []
+    dense = np.random.default_rng(0).standard_normal((300, 40))
+    wide = np.ones((40, 3))
+    with dask.config.set({"coded.round.stripes": 10, "coded.round.stripe-work": 1}):
+        C = await coded.encode(dense, coded.MDS(4, 3), c)
+        S = await coded.encode(scipy.sparse.csr_array(dense), coded.MDS(4, 3), c)
+    for worker in workers:
+        handlers = worker_plugin(worker).exchange._handlers
+
+        def spy(message, answer, handle=handlers[StartRound]):
+            found.append(message.batch)
+            handle(message, answer)
+
+        handlers[StartRound] = spy
+    for array, operand, least in (
+        (C, wide, 7),
+        (C, wide[:, :1], 1),
+        (C, wide[:, 0], 1),
+        (S, wide, 1),
+    ):
+        found.clear()
+        np.testing.assert_allclose(await c.compute(array @ operand), dense @ operand)
+        assert set(found) == {least}
 
 
 # -- many at once ------------------------------------------------------------------------------

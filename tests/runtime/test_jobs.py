@@ -77,9 +77,10 @@ def job(
     executor: Any,
     kernel: Any = product,
     entries: float = math.inf,
+    **keywords: Any,
 ) -> Job:
     edges = {0: np.arange(9)}
-    found = Job("run", edges, {0: 8}, answer, executor, 1, Reporting(10, 1), lead=0.0)
+    found = Job("run", edges, {0: 8}, answer, executor, 1, Reporting(10, 1), lead=0.0, **keywords)
     found.begin({0: kernel}, entries)
     return found
 
@@ -101,6 +102,23 @@ def test_every_stripe_is_sent_once():
     for message in messages:
         for (_, start, stop), rows in zip(message.ranges, message.rows, strict=True):
             np.testing.assert_allclose(rows, 4.0 * np.arange(start, stop) + 1)
+
+
+def test_products_are_not_smaller_than_the_least_batch():
+    products = []
+
+    def kernel(start: int, stop: int, out: Any) -> Any:
+        if start < stop:  # a job learns the type of its rows from an empty product
+            products.append(stop - start)
+        return product(start, stop, out)
+
+    messages: list[Message] = []
+    executor = Executor()
+    work = job(messages.append, executor, kernel, least=3)
+    work.assign([StripeRange(0, 0, 8)])
+    executor.run()
+    assert products == [4, 4]
+    assert sorted(sent(messages)) == [*range(8)]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from distributed.protocol.serialize import ToPickle
 
 from dask_coded._version import __version__
 from dask_coded.codes import Code, Polynomial
-from dask_coded.rounds import Geometry
+from dask_coded.rounds import PRODUCT_ROWS, Geometry
 from dask_coded.runtime.answers import Extended, Lost, Placed, Unfit, ask
 from dask_coded.runtime.client.blocks import Blocks, chunks_ahead
 from dask_coded.runtime.client.install import ClusterUnfitError, install
@@ -25,11 +25,6 @@ from dask_coded.runtime.worker.pieces import make_piece
 
 if TYPE_CHECKING:
     from distributed import Client, Future
-
-
-# A product of matrices reads the whole right factor once per stripe. If stripes had fewer rows than
-# this, BLAS would wait for memory.
-_PRODUCT_ROWS = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +145,7 @@ async def encode_factors(
     spec = PairSpec(
         id=array_id,
         code=code,
-        geometry=Geometry(rows, stripes_of(rows, work, _PRODUCT_ROWS), mixed=True),
+        geometry=Geometry(rows, stripes_of(rows, work, PRODUCT_ROWS), mixed=True),
         columns=A.shape[0],
         dtype=np.result_type(A.dtype, B.dtype),
         keys=tuple((array_id, i) for i in range(code.pieces)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial, wraps
@@ -23,6 +24,7 @@ from dask_coded.rounds import (
     StripeRange,
     Verifier,
     Withdraw,
+    least_batch,
 )
 from dask_coded.rounds.assignment import all_tried
 from dask_coded.runtime.answers import RoundPlan
@@ -149,6 +151,10 @@ class LiveRound:
         empty = exchange.memory.empty if exchange.shares_memory else np.empty
         self._assembler = spec.assembler(operand, empty)
         self._size_of_operand = 0 if operand is None else operand.nbytes
+        self._batch = 1
+        if spec.sparse_type is None:
+            rows = max(spec.geometry.rows) / spec.geometry.stripes
+            self._batch = least_batch(rows, math.prod(self._assembler.rows.shape[1:]))
         self._in_thread = in_thread
         self._attempt = attempt
         self._prepare = verifier
@@ -195,6 +201,7 @@ class LiveRound:
             self.began,
             self._reporting,
             lags if in_seconds else None,
+            self._batch,
         )
 
     async def run(self) -> None:
@@ -340,6 +347,7 @@ class LiveRound:
             ),
             neighbours=neighbours,
             ranges=ranges,
+            batch=self._batch,
             interval=self._reporting.interval,
             growth=self._reporting.growth,
             lead=self._lead,

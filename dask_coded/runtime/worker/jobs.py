@@ -60,6 +60,8 @@ class Job:
         The memory of the rows of an earlier round, to use again if the rows are alike.
     largest : dict of int to int, optional
         Stripes of each piece in one batch, at most.
+    least : int
+        Stripes of one batch, at least.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Job:
         series: str = "",
         previous: Output | None = None,
         largest: dict[int, int] | None = None,
+        least: int = 1,
     ) -> None:
         self.series = series
         self.run_id = run_id
@@ -91,7 +94,7 @@ class Job:
         self._lead = lead
         self._memory = memory
         self._previous = previous
-        self._largest = largest or {}
+        self._largest, self._least = largest or {}, least
         self._output: Output | None = None
         self._inline = False  # whether stripes are computed on the event loop
         self._decided = False  # whether and where there is an output
@@ -168,7 +171,7 @@ class Job:
                 if start == end:
                     continue
                 left = end - start + stripes_in(self._queue)
-                size = batch_size(left, self._stripe, self._threads)
+                size = batch_size(left, self._stripe, self._threads, self._least)
                 size = min(size, self._largest.get(piece, size))
                 stop = min(start + size, end)
                 if (again := taken.find(1, start, stop)) >= 0:

@@ -121,6 +121,8 @@ class StartRound(Message):
         Addresses on the same host, to which this participant gives the operand once it is here.
     ranges : Ranges
         What to compute.
+    batch : int
+        Stripes of one product, at least.
     interval, growth : float
         As in :class:`dask_coded.rounds.Reporting`.
     lead : float
@@ -140,6 +142,7 @@ class StartRound(Message):
     pieces: tuple[tuple[int, Key, int], ...]
     neighbours: tuple[str, ...]
     ranges: Ranges
+    batch: int
     interval: float
     growth: float
     lead: float

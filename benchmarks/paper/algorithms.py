@@ -60,17 +60,17 @@ class Size:
     """
 
     rows: int = 60_000
-    columns: int = 1_000
+    columns: int = 2_000
     samples: int = 20_000
     features: int = 900
-    square: int = 10_400
+    square: int = 13_000
     nodes: int = 1_000_000
-    labels: int = 32
+    labels: int = 40
     signals: int = 4
     rounds: int = 20
     cores: float = 1.5
     seconds: float = 1.0
-    repeats: int = 3
+    repeats: int = 5
 
 
 SMOKE = Size(60, 10, 60, 9, 40, 200, 2, 2, rounds=4, seconds=0.2, repeats=1)

@@ -16,8 +16,8 @@ included, as on a busy virtual machine. There are two methods:
 
 cgroup quota
     As root on Linux each process gets its own control group with the CPU controller's bandwidth
-    limit: ``share * period`` of run time per period, all threads together. Version 1 and version 2
-    of control groups are supported.
+    limit: ``share * period`` of run time per period, all threads together. Processes without a
+    group run first. Version 1 and version 2 of control groups are supported.
 stop/continue duty cycle
     Elsewhere a thread stops and continues the processes (``SIGSTOP`` and ``SIGCONT`` on Unix), so
     that each may run for ``share`` of every period. It is a share of time, not of a core: a
@@ -259,6 +259,11 @@ class Controller:
             if "cpu" not in switch.read_text().split():
                 switch.write_text("+cpu")
 
+    def yield_to_others(self, group: Path) -> None:
+        """Let processes without a quota run first, as if they had machines of their own."""
+        file, weight = ("cpu.shares", "51") if self.version == 1 else ("cpu.weight", "5")
+        (group / file).write_text(weight)
+
     def limit(self, group: Path, share: float, period: float) -> None:
         """Set the quota of a group to a share of one core, counted over a period in seconds."""
         if math.isinf(share):
@@ -316,6 +321,7 @@ class QuotaGroups:
         group = self._controller.parent / group_name(pid)
         group.mkdir()
         self._undo.callback(_dissolve, group, origin)
+        self._controller.yield_to_others(group)
         _move(pid, group)
         self._groups[pid] = group
 

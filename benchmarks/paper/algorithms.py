@@ -70,7 +70,7 @@ class Size:
     rounds: int = 20
     cores: float = 1.5
     seconds: float = 1.0
-    repeats: int = 5
+    repeats: int = 3
 
 
 SMOKE = Size(60, 10, 60, 9, 40, 200, 2, 2, rounds=4, seconds=0.2, repeats=1)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-#: Rows of a dense product with several columns, at least. For each product, BLAS copies the right
-#: factor, which takes as long as 6 rows of the product, and longer if many workers share a memory.
-#: Products of single stripes of 4 rows took 2.4 times as long for each row. On processes with 0.15
-#: of a core, rounds with pieces of 143 rows took 0.58 of the time with 32 rows at least, and 0.53
-#: with 64. With stripes of 37 rows they took 0.94 with 64, and 0.98 with 128.
+#: Rows that a dense product with several columns should have at least. For each product, BLAS
+#: copies the right factor, which takes as long as 6 rows of the product, and longer if many workers
+#: share a memory. Products of single stripes of 4 rows took 2.4 times as long for each row. On
+#: processes with 0.15 of a core, rounds with pieces of 143 rows took 0.58 of the time with 32 rows
+#: at least, and 0.53 with 64. With stripes of 37 rows they took 0.94 with 64, and 0.98 with 128.
 PRODUCT_ROWS = 64
 #: The share of its list that a worker takes at once. Every product has a cost of its own, 0.1 to
 #: 0.3 ms of CPU: the code around it, and the packing of an operand with many columns. On processes
@@ -58,7 +58,7 @@ def batch_size(left: int, seconds: float, threads: int = 1, least: int = 1) -> i
     threads : int
         Threads of the worker that share the list.
     least : int
-        Stripes of one product, at least, if as many are left for each thread.
+        Stripes that one product should have at least, if as many are left for each thread.
 
     Examples
     --------
@@ -67,14 +67,14 @@ def batch_size(left: int, seconds: float, threads: int = 1, least: int = 1) -> i
     >>> batch_size(28, 0.0), batch_size(28, 0.1), batch_size(28, 0.0001)
     (1, 2, 5)
 
-    Batches at the least size are alike.
+    A list is divided into equal batches of about the least size.
 
-    >>> [batch_size(left, 0.01, least=8) for left in (28, 18, 9)]
-    [10, 9, 9]
+    >>> [batch_size(left, 0.01, least=18) for left in (28, 14)]
+    [14, 14]
     """
     size = 1
     if seconds:
         size = min(int(left * BATCH_SHARE / threads), int(_MOST / seconds))
         size = max(size, int(_LEAST / seconds))
-    batches = left // min(least, math.ceil(left / threads))
+    batches = max(round(left / min(least, math.ceil(left / threads))), 1)
     return max(size, math.ceil(left / batches))

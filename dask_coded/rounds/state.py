@@ -58,8 +58,8 @@ class RoundState:
         Stripes that have come back, or were assigned and not withdrawn. They must not be assigned
         again.
     movable : Marks
-        Stripes under way that another worker can take over: all but the first that a worker owes,
-        which it is believed to be computing.
+        Stripes under way that another worker can take over: all but the first batch that a worker
+        owes, which it is believed to be computing.
     open : list of int
         Stripes of each group that have not come back often enough, as bits.
     missing, short : ndarray of int, shape (groups, stripes)
@@ -103,6 +103,7 @@ class RoundState:
             layout.mean_stripe,
             batch,
         )
+        self._batch = batch
         self.commands: list[Command] = []
         self.now = now
 
@@ -311,12 +312,13 @@ class RoundState:
         queue = self.queues[worker]
         movable = dict.fromkeys(self.layout.pieces_of[worker], 0)
         # A new sum instead of a difference: the list is short, and an empty one is exactly zero.
-        owed, first = 0.0, 1
+        owed, in_hand = 0.0, self._batch
         for piece, start, stop in queue:
             work = self.layout.edges[piece]
             owed += work[stop] - work[start]
-            movable[piece] |= (1 << stop) - (1 << (start + first))
-            first = 0
+            first = min(start + in_hand, stop)
+            movable[piece] |= (1 << stop) - (1 << first)
+            in_hand -= first - start
         for piece, stripes in movable.items():
             self.movable.set(piece, stripes)
         return owed

@@ -183,6 +183,7 @@ def test_version_1_files(fake_root: Path):
     assert {file.name: file.read_text() for file in group.iterdir()} == {
         "cpu.cfs_period_us": "10000",
         "cpu.cfs_quota_us": "2000",
+        "cpu.shares": "51",
         "cgroup.procs": "7",
     }
     groups.set_share(7, 0.5)
@@ -204,6 +205,7 @@ def test_version_2_files(fake_root: Path):
     groups.set_share(7, 0.2)
     group = fake_root / lab.group_name(7)
     assert (group / "cpu.max").read_text() == "2000 10000"
+    assert (group / "cpu.weight").read_text() == "5"
     groups.set_share(7, math.inf)
     assert (group / "cpu.max").read_text() == "max"
     assert (group / "cgroup.procs").read_text() == "7"

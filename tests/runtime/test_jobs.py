@@ -117,7 +117,7 @@ def test_products_are_not_smaller_than_the_least_batch():
     work = job(messages.append, executor, kernel, least=3)
     work.assign([StripeRange(0, 0, 8)])
     executor.run()
-    assert products == [4, 4]
+    assert products[0] == 3  # later ones are larger if stripes take no time
     assert sorted(sent(messages)) == [*range(8)]
 
 

@@ -130,6 +130,20 @@ def test_segments_are_used_again_if_they_fit():
     assert third is not first
 
 
+def test_segments_of_two_sizes_in_turns_are_used_again():
+    """As with a tall matrix and its transpose, whose operands are each other's results."""
+    shared, small, large = Memory(), np.zeros(10_000), np.zeros(1_000_000)
+    found = []
+    for array in (small, large) * 3:
+        segment, _ = shared.share(array)
+        found.append(segment)
+        shared.reuse(segment)
+    assert len(set(map(id, found))) == 2
+    for _ in range(10):
+        shared.reuse(shared.share(small)[0])
+    assert [segment for _, segment in shared._spare] == [found[0]]
+
+
 def test_parts_of_a_segment_do_not_overlap():
     segment = Segment(aligned(3) + 8)
     segment.array(np.dtype("u1"), (3,))[:] = 1

@@ -33,13 +33,11 @@ from dask_coded.typing import Bools, Floats, Ints
 # share of the time left. Smaller values cost messages and gain nothing.
 _IMBALANCE = 0.25
 # Moved work must end earlier by the lead and this many lags, because each move costs both workers a
-# message. On processes with 0.15 of a core, in rounds of 0.17 s and with the speeds of cloud
-# machines, a lag is 25 ms, and so is the lead, which is never shorter. There, rounds took 0.94 of
-# the time with 2 lags instead of 1, and a third of the moves, if predictions held, and 1.00
-# otherwise; without any moves, 0.91 and 0.99. In simulated rounds of 36 ms with lags of 2 ms, a
-# third lag costs 1 %. With 4 lags, or 2 of the upper quartile, whole runs of PageRank took 0.98 and
-# 1.02, or 0.96 and 1.04 of the time with 2, which is within the noise.
-_GAIN_LAGS = 2
+# message. A lag is the time that a worker needs to react, and the lead is no shorter. On processes
+# with 0.15 of a core, with lags of 10 ms and the speeds of cloud machines, rounds of 0.3 s took
+# 0.97 of the time with 1 lag instead of 2, and 0.99 with none. Rounds of 0.17 s with lags of 25 ms
+# took 1.06. Without any moves, rounds took 0.99 if predictions held, and 1.04 otherwise.
+_GAIN_LAGS = 1
 # A worker for which there was no work is tried again after this share of the elapsed time: soon
 # enough to notice lateness, and rarely enough to cost nothing.
 _RETRY = 0.02
@@ -180,13 +178,11 @@ class Continuous(Policy):
         """
         layout = state.layout
         moved = 0.0
-        for index, owed in reversed(list(enumerate(state.queues[donor]))):
+        for owed in reversed(list(state.queues[donor])):
             for piece in layout.pieces_of[receiver]:
                 if layout.group[piece] != layout.group[owed.piece] or not state.available[piece]:
                     continue
-                free = state.replaceable(owed, piece)
-                if index == 0:
-                    free &= ~(1 << owed.start)  # the donor is believed to be computing this stripe
+                free = state.replaceable(owed, piece) & state.movable.of[owed.piece]
                 edges = layout.edges[piece]
                 taken = 0
                 while free:

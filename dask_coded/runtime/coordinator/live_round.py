@@ -472,9 +472,10 @@ class LiveRound:
         for pending in (self._timer, self._watch, self._asking):
             if pending is not None:
                 pending.cancel()
-        # For the next round: one segment of each participant, but nothing of a dead one.
+        # For the next rounds, perhaps of a matrix and its transpose in turns: two segments of each
+        # participant, but nothing of a dead one.
         usual = self.round.finished and self.round.state.available.all()
-        self._mappings.trim(len(self._plan.addresses) if usual else 0)
+        self._mappings.trim(2 * len(self._plan.addresses) if usual else 0)
         self._delivery.end()
         large = max(self._size_of_operand, self._assembler.rows.nbytes) >= LEAST_BYTES
         for channel in self._channels:

@@ -33,8 +33,8 @@ _NONCE = 16
 _ALIGNED = 64
 # How many segments wait to be used again, at most: the operands and results of two rounds. They may
 # run at once, or be those of a matrix and of its transpose in turns. New memory costs the process
-# that first writes it and each one that reads it: rounds of gradient descent, with operands of 0.6
-# and 19 MB in turns, take 0.9 of the time with this.
+# that first writes it and each one that reads it. In gradient descent, with operands of 0.6 and
+# 19 MB in turns, a coordinator copied its shares in 40 to 60 ms before, and in 3 to 7 with this.
 _SPARE = 4
 # A segment is let go if it was of no use for so many others in turn.
 _UNUSED = 8

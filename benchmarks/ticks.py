@@ -1,10 +1,11 @@
 """Interrupt every core each millisecond, so that the kernel counts CPU quotas finely.
 
 The kernel checks a quota when it interrupts a process, which at 250 Hz is every 4 ms. A process
-with 0.15 of a core and a period of 10 ms therefore runs for up to 4 ms, and then has to make up for
-it: it stands still for 17 ms at a time, and for up to 50 if ten of them share two cores. With these
-interrupts it is 7 ms, and up to 18. A machine of a seventh of the speed does not stand still at
-all, so rounds come closer to what they would be there. It costs 2.5 % of each core.
+with 0.15 of a core and a period of 10 ms therefore runs for up to 4 ms, and then stands still for
+17 ms on average, and for up to 50 ms if ten such processes share two cores. With the interrupts it
+stands still for 7 ms on average, and for up to 18 ms. A machine of a seventh of the speed does not
+stand still at all, so rounds come closer to those on such machines. The interrupts cost 2.5 % of
+each core.
 """
 
 from __future__ import annotations

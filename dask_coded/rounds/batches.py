@@ -39,7 +39,7 @@ def least_batch(rows: float, columns: int) -> int:
     >>> least_batch(3.5, columns=1), least_batch(3.5, columns=32), least_batch(200, columns=32)
     (1, 19, 1)
     """
-    return 1 if columns == 1 else math.ceil(PRODUCT_ROWS / max(rows, 1.0))
+    return 1 if columns <= 1 else math.ceil(PRODUCT_ROWS / max(rows, 1.0))
 
 
 def batch_size(left: int, seconds: float, threads: int = 1, least: int = 1) -> int:
@@ -67,7 +67,7 @@ def batch_size(left: int, seconds: float, threads: int = 1, least: int = 1) -> i
     >>> batch_size(28, 0.0), batch_size(28, 0.1), batch_size(28, 0.0001)
     (1, 2, 5)
 
-    A list is divided into equal batches of about the least size.
+    With a least size, a list is divided into equal batches of about that size.
 
     >>> [batch_size(left, 0.01, least=18) for left in (28, 14)]
     [14, 14]

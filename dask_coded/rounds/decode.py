@@ -84,7 +84,7 @@ class Assembler:
         self._scales = scales
         self._geometry = geometry
         self._offsets = np.concatenate([[0], np.cumsum(geometry.rows)])
-        # Of each parity piece the shares as they came, each with its first row.
+        # The shares of each parity piece, not copied, each with its first row.
         self._parity: dict[int, list[tuple[int, npt.NDArray[Any]]]] = {}
         self._open = np.full(geometry.stripes, not code.exact)
         self.rows = empty((int(self._offsets[-1]), *columns), np.dtype(dtype))
@@ -157,11 +157,11 @@ class Assembler:
                 place[...] = rows
 
     def _room(self, count: int, rows: int) -> npt.NDArray[Any]:
-        """Return memory for some rows of so many pieces and blocks; all calls share it.
+        """Return an array of shape ``(count, rows, *columns)`` in memory that all calls share.
 
-        On workers Dask has freed memory returned to the system at once, and the first use of new
-        memory takes longer than to solve. For a result of 15 MB decoding took 20 ms with new arrays
-        in each call, and takes 6 ms.
+        On workers, Dask has freed memory returned to the system at once, and the first access to
+        new memory takes longer than solving. For a result of 15 MB, decoding takes 6 ms, and took
+        20 ms with new arrays in each call.
         """
         shape = (count, rows, *self.rows.shape[1:])
         size = math.prod(shape)
@@ -170,7 +170,7 @@ class Assembler:
         return self._scratch[:size].reshape(shape)
 
     def _stack(self, piece: int, start: int, stop: int, row: npt.NDArray[Any]) -> None:
-        """Write rows ``start … stop - 1`` of a piece as parity pieces combine them."""
+        """Write rows ``start … stop - 1`` of a piece, scaled like those of parity pieces."""
         block = int(self._code.block_of[piece])
         if block < 0:
             for first, rows in self._parity[piece]:

@@ -35,7 +35,7 @@ class Round:
     lags : ndarray, shape (workers,), optional
         Seconds that each worker is expected to need to start and to report, if the speeds are work
         per second; by default neither is known.
-    batch : int
+    least_batch : int
         Stripes that workers compute at least by one product.
 
     Attributes
@@ -56,11 +56,11 @@ class Round:
         now: float,
         reporting: Reporting | None = None,
         lags: Floats | None = None,
-        batch: int = 1,
+        least_batch: int = 1,
     ) -> None:
         self.layout = layout
         self.policy = policy
-        self.state = RoundState(layout, speeds, now, reporting, lags, batch)
+        self.state = RoundState(layout, speeds, now, reporting, lags, least_batch)
         self.finished = False
         self.failed: str | None = None
         self.wake: float | None = None

@@ -170,7 +170,7 @@ class Scales:
         scaled(rows, self.rows[block][start : start + len(rows)], out=out)
 
     def up(self, block: int, start: int, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Restore decoded rows of a block, from row ``start`` on, where they are."""
+        """Restore decoded rows of a block, from row ``start`` on, in place."""
         out: npt.NDArray[Any] = restored(
             rows, self.rows[block][start : start + len(rows)], out=rows
         )

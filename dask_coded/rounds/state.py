@@ -80,7 +80,7 @@ class RoundState:
         now: float,
         reporting: Reporting | None = None,
         lags: Floats | None = None,
-        batch: int = 1,
+        least_batch: int = 1,
     ) -> None:
         self.layout = layout
         self.started = now
@@ -101,9 +101,9 @@ class RoundState:
             np.zeros(layout.workers) if lags is None else lags,
             self.reporting,
             layout.mean_stripe,
-            batch,
+            least_batch,
         )
-        self._batch = batch
+        self._least_batch = least_batch
         self.commands: list[Command] = []
         self.now = now
 
@@ -312,7 +312,7 @@ class RoundState:
         queue = self.queues[worker]
         movable = dict.fromkeys(self.layout.pieces_of[worker], 0)
         # A new sum instead of a difference: the list is short, and an empty one is exactly zero.
-        owed, in_hand = 0.0, self._batch
+        owed, in_hand = 0.0, self._least_batch
         for piece, start, stop in queue:
             work = self.layout.edges[piece]
             owed += work[stop] - work[start]

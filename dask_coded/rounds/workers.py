@@ -109,7 +109,7 @@ class Workers:
     reporting : Reporting
     stripe : float
         The mean work of a stripe.
-    batch : int
+    least_batch : int
         Stripes that workers compute at least by one product.
 
     Attributes
@@ -128,7 +128,7 @@ class Workers:
         expected_lags: Floats,
         reporting: Reporting,
         stripe: float,
-        batch: int = 1,
+        least_batch: int = 1,
     ) -> None:
         count = len(prior)
         self.prior = np.array(prior, dtype=np.float64)
@@ -144,7 +144,7 @@ class Workers:
         self.measured_lag: Floats = np.full(count, np.nan)
         self._reporting = reporting
         self._stripe = stripe
-        self._batch = batch * stripe
+        self._least_work = least_batch * stripe
         self._measured_lags = Median()
         self._typical_lag = float(np.median(expected_lags))
         # The seconds for which each worker counts as having run at its predicted speed.
@@ -277,7 +277,7 @@ class Workers:
         self._speed[worker] = speed
         self._latest[worker] = left
         gap = self._reporting.gap(elapsed, left)
-        least = max(min(self._batch, todo), self._stripe)
+        least = max(min(self._least_work, todo), self._stripe)
         in_hand = max((left - gap) * BATCH_SHARE, least / speed)
         self._normal[worker] = _LATE * (gap + in_hand)
 
@@ -304,6 +304,6 @@ class Workers:
             if len(self._ratios):
                 # The first report comes after one interval, or at the end of the list.
                 gap = np.minimum(interval, todo / speed)
-                least = np.maximum(np.minimum(self._batch, todo), self._stripe)
+                least = np.maximum(np.minimum(self._least_work, todo), self._stripe)
                 normal = _LATE * (gap + least / speed)
         self._normal[some] = normal

@@ -80,10 +80,10 @@ def _joined(batches: Iterable[Any]) -> list[np.ndarray[Any, Any]]:
 
 
 def _in_order(batches: Iterable[Any]) -> Iterable[Any]:
-    """Replace a ``DataLoader`` that shuffles by one that reads its data set in order.
+    """Return a ``DataLoader`` that does not shuffle, if ``batches`` is one that does.
 
-    The training itself shuffles the samples, by its seed. A resumed training must find them in the
-    same order.
+    The training shuffles the samples itself, with its seed. When it is resumed, it must find the
+    samples in the same order.
     """
     torch: Any = sys.modules.get("torch")
     if torch is None or not isinstance(batches, torch.utils.data.DataLoader):

@@ -31,12 +31,12 @@ _HEADER = mmap.PAGESIZE
 _NONCE = 16
 # Arrays within a segment begin at multiples of this many bytes, the size of a cache line.
 _ALIGNED = 64
-# How many segments wait to be used again, at most: the operands and results of two rounds. They may
-# run at once, or be those of a matrix and of its transpose in turns. New memory costs the process
-# that first writes it and each one that reads it. In gradient descent, with operands of 0.6 and
-# 19 MB in turns, a coordinator copied its shares in 40 to 60 ms before, and in 3 to 7 with this.
+# How many segments wait to be used again, at most: the operands and results of two rounds. They run
+# at once, or alternate because they are of a matrix and of its transpose. The first access to new
+# memory is slow in each process. In gradient descent, where operands of 0.6 and 19 MB alternate, a
+# coordinator copied its shares in 40 to 60 ms with new segments, and in 3 to 7 ms with used ones.
 _SPARE = 4
-# A segment is let go if it was of no use for so many others in turn.
+# A segment is let go if the next leases, as many as this, take others.
 _UNUSED = 8
 # A segment is used again for an array of this fraction of its size or more.
 _SLACK = 4
@@ -174,7 +174,7 @@ class Memory:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # The last one given back is the last; each with the number of leases before it.
+        # In the order in which they were given back, each with the number of leases until then.
         self._spare: list[tuple[int, Segment]] = []
         self._leases = 0
         self._keeps = False  # whether a segment may be used again soon
@@ -252,14 +252,14 @@ class Memory:
             self._keeps = True
             self._leases += 1
             spare, self._spare = self._spare, []
-            spare = [s for s in spare[-_SPARE:] if s[0] >= self._leases - _UNUSED]
-            fits = [s for s in spare if size <= s[1].size <= _SLACK * max(size, LEAST_BYTES)]
-            # Of those alike the last one used, which others have mapped.
-            found = min(reversed(fits), key=lambda s: s[1].size, default=None)
-            self._spare = [s for s in spare if s is not found] + self._spare
-            if found is not None:
-                return found[1]
-        return self.new(size)
+            oldest = self._leases - _UNUSED
+            kept = [(since, segment) for since, segment in spare[-_SPARE:] if since >= oldest]
+            most = _SLACK * max(size, LEAST_BYTES)
+            fits = [segment for _, segment in reversed(kept) if size <= segment.size <= most]
+            # Of those of one size the last one used, because other processes have mapped it.
+            found = min(fits, key=lambda segment: segment.size, default=None)
+            self._spare = [entry for entry in kept if entry[1] is not found] + self._spare
+        return self.new(size) if found is None else found
 
 
 def _address(array: np.ndarray[Any, Any]) -> int:

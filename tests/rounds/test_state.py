@@ -41,7 +41,7 @@ def test_a_worker_is_not_late_before_half_of_its_list_could_be_done() -> None:
 
 def test_the_batch_in_hand_is_not_moved() -> None:
     layout = Layout.of(MDS(2, 1), [0, 1], np.full((1, 8), 100.0))
-    state = RoundState(layout, np.ones(2), 0.0, batch=3)
+    state = RoundState(layout, np.ones(2), 0.0, least_batch=3)
     state.assign(0, [StripeRange(0, 6, 8), StripeRange(0, 0, 4)])
     assert state.movable.array()[0].nonzero()[0].tolist() == [1, 2, 3]
     state.record(0, [StripeRange(0, 6, 8), StripeRange(0, 0, 2)], seconds=1.0)

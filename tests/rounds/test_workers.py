@@ -88,7 +88,7 @@ def test_estimates_are_those_from_all_accounts(
     lags = np.array(data.draw(st.lists(st.sampled_from([0.0, 0.02]), min_size=5, max_size=5)))
     speeds = np.maximum(prior, [1.0, 0.0, 0.0, 0.0, 0.0])
     batch = data.draw(st.integers(1, 5))
-    workers = Workers(speeds, lags, Reporting(interval, growth=1.0), stripe=1.0, batch=batch)
+    workers = Workers(speeds, lags, Reporting(interval, growth=1.0), stripe=1.0, least_batch=batch)
     asked = np.full(5, np.nan)
     now = 0.0
     for number, (what, worker, stripes) in enumerate(events):

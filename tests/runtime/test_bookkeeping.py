@@ -162,7 +162,7 @@ def start(run_id: str, attempt: tuple[str, int], key: str) -> StartRound:
         pieces=((0, key, 24),),
         neighbours=(),
         ranges=((0, 0, 4),),
-        batch=1,
+        least_batch=1,
         interval=1.0,
         growth=1.0,
         lead=0.0,

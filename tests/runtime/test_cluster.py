@@ -94,7 +94,7 @@ async def test_only_dense_products_with_several_columns_have_a_least_batch(c, s,
         handlers = worker_plugin(worker).exchange._handlers
 
         def spy(message, answer, handle=handlers[StartRound]):
-            found.append(message.batch)
+            found.append(message.least_batch)
             handle(message, answer)
 
         handlers[StartRound] = spy

@@ -619,7 +619,7 @@ async def test_states_and_jobs_of_a_run_that_is_over_count_for_nothing(c, s, *wo
             pieces=((piece, key, 8),),
             neighbours=(),
             ranges=ranges,
-            batch=1,
+            least_batch=1,
             interval=1.0,
             growth=1.0,
             lead=0.0,

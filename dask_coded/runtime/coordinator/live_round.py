@@ -151,10 +151,10 @@ class LiveRound:
         empty = exchange.memory.empty if exchange.shares_memory else np.empty
         self._assembler = spec.assembler(operand, empty)
         self._size_of_operand = 0 if operand is None else operand.nbytes
-        self._batch = 1
+        self._least_batch = 1
         if spec.sparse_type is None:
             rows = max(spec.geometry.rows) / spec.geometry.stripes
-            self._batch = least_batch(rows, math.prod(self._assembler.rows.shape[1:]))
+            self._least_batch = least_batch(rows, math.prod(self._assembler.rows.shape[1:]))
         self._in_thread = in_thread
         self._attempt = attempt
         self._prepare = verifier
@@ -201,7 +201,7 @@ class LiveRound:
             self.began,
             self._reporting,
             lags if in_seconds else None,
-            self._batch,
+            self._least_batch,
         )
 
     async def run(self) -> None:
@@ -347,7 +347,7 @@ class LiveRound:
             ),
             neighbours=neighbours,
             ranges=ranges,
-            batch=self._batch,
+            least_batch=self._least_batch,
             interval=self._reporting.interval,
             growth=self._reporting.growth,
             lead=self._lead,

@@ -131,7 +131,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
         while waits():
             await asyncio.sleep(_LOOK)
         if client not in self.scheduler.clients:
-            # Otherwise nobody would ever release the array.
+            # No client would release the array.
             return reply(
                 Unfit("The client that encodes the array has disconnected: connect again.")
             )

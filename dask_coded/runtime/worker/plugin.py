@@ -295,7 +295,7 @@ class CodedWorkerPlugin(WorkerPlugin):
                 piece: _largest_batch(data, message.stripes, self.worker.state.nthreads)
                 for piece, (data, _) in held.items()
             },
-            message.batch,
+            message.least_batch,
         )
         job.assign(StripeRange(*part) for part in message.ranges)
 

@@ -121,7 +121,7 @@ class StartRound(Message):
         Addresses on the same host, to which this participant gives the operand once it is here.
     ranges : Ranges
         What to compute.
-    batch : int
+    least_batch : int
         Stripes of one product, at least.
     interval, growth : float
         As in :class:`dask_coded.rounds.Reporting`.
@@ -142,7 +142,7 @@ class StartRound(Message):
     pieces: tuple[tuple[int, Key, int], ...]
     neighbours: tuple[str, ...]
     ranges: Ranges
-    batch: int
+    least_batch: int
     interval: float
     growth: float
     lead: float

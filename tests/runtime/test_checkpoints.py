@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import dask
 import numpy as np
 import pytest
-from distributed import Event
-from distributed.utils_test import async_poll_for, gen_cluster, poll_for
+from distributed import Client, Event, LocalCluster
+from distributed.utils_test import async_poll_for, gen_cluster, gen_test, poll_for
 
 import dask_coded as coded
 from dask_coded.loop import Progress
@@ -231,6 +231,30 @@ def test_coordinator_killed_and_a_keeper_stopped(processes):
     np.testing.assert_allclose(total, 10.0)
 
 
+@gen_test()
+async def test_workers_of_one_process_resume_a_state():
+    """Within a process a message is not packed, so the state must not stay wrapped."""
+    async with LocalCluster(
+        n_workers=3,
+        processes=False,
+        threads_per_worker=1,
+        asynchronous=True,
+        dashboard_address=":0",
+    ) as cluster:
+        async with Client(cluster, asynchronous=True) as client:
+            await coded.encode(np.eye(4), coded.MDS(3, 2), client=client)
+            a, *others = cluster.workers.values()
+            task = client.submit(lambda: Event("over").wait(), workers=[a.address])
+            await async_poll_for(lambda: a.state.executing, timeout=30)
+            for worker in others:
+                worker_plugin(worker).keeper.kept[task.key] = 7, b"state"
+            mine = worker_plugin(a)
+            kept = KeptLoop(a, mine.keeper, mine.exchange, task.key, 2)
+            assert await kept._resume() == b"state"
+            await Event("over", client=client).set()
+            await task
+
+
 @gen_cluster(client=True, nthreads=[("", 1)] * 3)
 async def test_a_state_may_take_long_to_travel(c, s, a, *others):
     await coded.encode(np.eye(4), coded.MDS(3, 2), client=c)
@@ -246,7 +270,7 @@ async def test_a_state_may_take_long_to_travel(c, s, a, *others):
                     enough.set()
                 return number
             await enough.wait()
-            return number, b"state"
+            return {"round": number, "state": b"state"}
 
         return state
 

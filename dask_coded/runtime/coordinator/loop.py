@@ -98,11 +98,13 @@ class KeptLoop(Loop):
             if round <= (found[0] if found else 0):
                 break
             with suppress(OSError):
-                found = await large_answer(
+                answer = await large_answer(
                     self._worker.rpc(address).coded_kept(key=self._key),
                     partial(self._ask_round, address),
                 )
-                break
+                if answer is not None:  # otherwise the keeper has just been told to forget it
+                    found = answer["round"], answer["state"]
+                    break
         if found is None:
             return None
         round, state = found

@@ -64,8 +64,9 @@ class StateKeeper:
         if (found := self.kept.get(key)) is None:
             return None
         round, state = found
-        # As a frame: plain bytes would be copied on the event loop, and may have 4 GiB at most.
-        return (round, to_serialize(state)) if whole else round
+        # As a frame: plain bytes would be copied on the event loop, and may have 4 GiB at most. In
+        # a dict: between workers of one process, Dask unwraps only what is in dicts and lists.
+        return {"round": round, "state": to_serialize(state)} if whole else round
 
     def _forget(self, key: Key, run: int) -> None:
         """Stream handler: a run of the loop has ended."""

@@ -103,7 +103,7 @@ class Timings:
     Attributes
     ----------
     seconds
-        For each case, an array with one entry per repetition.
+        For each case, an array with one entry per repetition. Some cases may have run more often.
     results
         For each case, the return value of its last run.
     """
@@ -120,7 +120,15 @@ class Timings:
 
         The ratio is taken turn by turn, so a temporary slowdown of the machine affects both cases.
         """
-        return Summary.of(self.seconds[case] / self.seconds[over], spread_of)
+        turns = min(len(self.seconds[case]), len(self.seconds[over]))
+        return Summary.of(self.seconds[case][:turns] / self.seconds[over][:turns], spread_of)
+
+    def extended(self, more: Timings) -> Timings:
+        """Return these timings with further turns of some of the cases."""
+        seconds = {**self.seconds}
+        for case, added in more.seconds.items():
+            seconds[case] = np.concatenate([seconds[case], added])
+        return Timings(seconds, {**self.results, **more.results})
 
 
 def side_by_side(

@@ -158,7 +158,9 @@ def _algorithms(results: Results) -> Iterator[str]:
     yield (
         "Time of an algorithm over that of `continuous`, on processes whose speeds follow "
         "machines of a trace by the clock; the differences between the machines are kept. "
-        f"Medians of runs in turns, and in parentheses the range. The column of Dask has {PARTS} "
+        f"Medians of {' or '.join(map(str, sorted({row['repetitions'] for row in rows})))} runs in "
+        "turns, and in parentheses the range; contenders that differ from `continuous` by less "
+        f"than {algorithms.CLOSE:.0%} run more often. The column of Dask has {PARTS} "
         "tasks a worker, whose blocks are fetched when they are stolen. The client drives it: in "
         "each round it sends the operand to every worker and gathers the results. The others "
         "have a coordinator in the cluster, on a worker that is not slowed. (The simulated tables "

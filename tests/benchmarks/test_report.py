@@ -59,6 +59,16 @@ def test_a_ratio_is_taken_turn_by_turn():
     assert ratio == Summary(0.5, (0.5, 1.0), "range", 3)
 
 
+def test_further_turns_of_one_case_leave_its_ratios_to_others():
+    few = Timings({"A": np.array([1.0]), "B": np.array([2.0]), "C": np.array([4.0])}, {"A": 1})
+    timings = few.extended(Timings({"A": np.array([3.0]), "B": np.array([3.0])}, {"A": 2}))
+    assert timings.ratio("A", over="C", spread_of="range") == Summary(
+        0.25, (0.25, 0.25), "range", 1
+    )
+    assert timings.ratio("A", over="B", spread_of="range") == Summary(0.75, (0.5, 1.0), "range", 2)
+    assert timings.results == {"A": 2}
+
+
 @pytest.mark.parametrize(("cases", "repeats"), [({}, 1), ({"A": int}, 0)])
 def test_nothing_to_run_is_refused(cases, repeats):
     with pytest.raises(ValueError, match="must"):

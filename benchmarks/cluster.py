@@ -41,11 +41,13 @@ from numpy.typing import ArrayLike
 import dask_coded as coded
 from benchmarks.lab import Kind, Throttle
 
-# Every process of Dask ticks 50 times a second, to see whether its event loop is late, and looks a
-# hundred times a second at what its threads do. In a profile the ticks were half of the work of
-# event loops. At a tenth of a core both take several percent of a worker, whatever it does.
+# Every process of Dask ticks 50 times a second, to see whether its event loop is late, looks a
+# hundred times a second at what its threads do, and reads counters of the system twice a second. In
+# profiles the ticks were half of the work of event loops, and without them the counters a quarter.
+# At a tenth of a core each takes several percent of a worker, whatever it does.
 _QUIET = {
     "distributed.admin.tick.interval": "500ms",
+    "distributed.admin.system-monitor.interval": "5s",
     "distributed.worker.profile.enabled": False,
 }
 

@@ -13,6 +13,7 @@ from distributed.utils_test import gen_cluster
 import dask_coded as coded
 from dask_coded.rounds import RoundOptions
 from dask_coded.runtime.coordinator import live_round, rounds
+from dask_coded.runtime.coordinator.calls import Calls
 from dask_coded.runtime.coordinator.rounds import Coordinator
 from dask_coded.runtime.spec import CodedDataLostError
 from dask_coded.runtime.worker import probe
@@ -94,3 +95,24 @@ def test_no_measurements_pile_up_while_all_threads_of_a_worker_are_busy(monkeypa
     waiting[0].set_result(None)
     found.refresh()
     assert len(waiting) == 2
+
+
+def test_participants_that_report_are_not_called():
+    calls = Calls()
+    assert not any(calls.due(0, None, now - 0.4, 0.001, now) for now in np.arange(1, 30, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("lag", "pause"), [(0.0, 0.5), (0.001, 0.5), (0.02, 2), (0.05, 5), (8, 10)]
+)
+def test_a_silent_participant_is_called_the_less_often_the_slower_it_is(lag, pause):
+    calls = Calls()
+    called = [now for now in np.arange(0, 100, 0.25) if calls.due(0, None, 0.0, lag, now)]
+    np.testing.assert_allclose(np.diff([0.0, *called]), pause)
+
+
+def test_a_participant_that_owes_an_answer_is_called_once_for_each():
+    calls = Calls()
+    looks = np.arange(0, 100, 0.25)
+    assert [now for now in looks if now >= 1 and calls.due(0, 1.0, 0.0, 1.0, now)] == [1.5]
+    assert [now for now in looks if now >= 7 and calls.due(0, 7.0, 0.0, 1.0, now)] == [7.5]

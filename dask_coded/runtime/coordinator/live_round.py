@@ -28,6 +28,7 @@ from dask_coded.rounds import (
 )
 from dask_coded.rounds.assignment import all_tried
 from dask_coded.runtime.answers import RoundPlan
+from dask_coded.runtime.coordinator.calls import LOOK_SECONDS, Calls
 from dask_coded.runtime.coordinator.delivery import Delivery
 from dask_coded.runtime.coordinator.report import RoundReport
 from dask_coded.runtime.spec import CodedDataLostError, CodedSpec
@@ -55,8 +56,6 @@ from dask_coded.typing import Bools
 _DECODE_BYTES = 1 << 16
 # Seconds between two looks at workers that take no part: reserves, and those that were silent.
 _LOOK = 0.25
-# Seconds between two looks at whether the round waits only for workers that are silent.
-_STUCK = 0.5
 
 #: Schedules a call in the algorithm's thread.
 InThread = Callable[[Callable[[], None]], None]
@@ -167,8 +166,7 @@ class LiveRound:
         self._lead, self._reporting = pace.lead, pace.reporting
         self._channels = [exchange.channel(address) for address in plan.addresses]
         self._started: set[int] = set()
-        # Workers that were asked whether they run.
-        self._called: set[int] = set()
+        self._calls = Calls()
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[None] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
@@ -229,7 +227,7 @@ class LiveRound:
             self._delivery.plan(c.worker for c in commands if isinstance(c, Assign))
             self._carry_out(commands)
             self._delivery.begin()
-            self._watch = self._loop.call_later(_STUCK, self._look_elsewhere)
+            self._watch = self._loop.call_later(LOOK_SECONDS, self._look_elsewhere)
             await self._done
         finally:
             self._end()
@@ -265,7 +263,7 @@ class LiveRound:
 
         What they hold may have been rebuilt, or moved from workers that have left meanwhile.
         """
-        self._watch = self._loop.call_later(_STUCK, self._look_elsewhere)
+        self._watch = self._loop.call_later(LOOK_SECONDS, self._look_elsewhere)
         self._call_participants()
         if self._lacks() and (self._asking is None or self._asking.done()):
             self._asking = asyncio.create_task(self._end_if_possible_elsewhere())
@@ -278,16 +276,12 @@ class LiveRound:
         return bool((lacking > 0).any())
 
     def _call_participants(self) -> None:
-        """Ask workers that owe stripes whether they run.
-
-        A worker may stop after its first answer, and then owes none. A healthy worker may need long
-        for its first share, and must not count as silent meanwhile.
-        """
-        for worker in self.round.state.workers.todo.nonzero()[0].tolist():
+        """Ask workers that owe stripes, and have not been heard for long, whether they run."""
+        now, workers = monotonic(), self.round.state.workers
+        heard, lags = workers.heard.tolist(), workers.lags.tolist()
+        for worker in workers.todo.nonzero()[0].tolist():
             asked = self._channels[worker].asked
-            long_ago = asked is not None and asked <= monotonic() - _STUCK
-            if asked is None or (long_ago and worker not in self._called):
-                self._called.add(worker)
+            if self._calls.due(worker, asked, heard[worker], lags[worker], now):
                 self._send(worker, CallParticipant(self.run_id))
 
     async def _end_if_possible_elsewhere(self) -> None:

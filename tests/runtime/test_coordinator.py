@@ -114,5 +114,5 @@ def test_a_silent_participant_is_called_the_less_often_the_slower_it_is(lag, pau
 def test_a_participant_that_owes_an_answer_is_called_once_for_each():
     calls = Calls()
     looks = np.arange(0, 100, 0.25)
-    assert [now for now in looks if now >= 1 and calls.due(0, 1.0, 0.0, 1.0, now)] == [1.5]
-    assert [now for now in looks if now >= 7 and calls.due(0, 7.0, 0.0, 1.0, now)] == [7.5]
+    assert [now for now in looks if now >= 1 and calls.due(0, 1.0, 0.0, 1.0, now)] == [1.75]
+    assert [now for now in looks if now >= 7 and calls.due(0, 7.0, 0.0, 1.0, now)] == [7.75]

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 
-#: Seconds between two looks at whether the round waits only for workers that are silent, and at
-#: least between two calls.
-LOOK_SECONDS = 0.5
+#: Seconds between two looks at whether the round waits only for workers that are silent.
+LOOK_SECONDS = 0.25
+# A worker counts as silent once it has owed an answer for 1 s; it is called before that. Earlier
+# calls would come before the first share of most rounds of 2 s.
+_OWED = 0.75
+# Seconds between two calls, at least.
+_PAUSE = 0.5
 # A call costs a participant two messages. With this many lags from one to the next, that is a
 # hundredth or two of its time, however slow it is. On processes with a twelfth of a core, where
 # rounds of 2 s had lags of 20 ms, calls every 0.5 s were more than half of all messages.
@@ -26,7 +30,7 @@ class Calls:
     >>> calls = Calls()
     >>> [calls.due(0, None, heard=1.0, lag=0.02, now=now) for now in (2.0, 3.0, 4.0, 5.0)]
     [False, True, False, True]
-    >>> [calls.due(1, asked=1.0, heard=1.0, lag=0.02, now=now) for now in (1.4, 1.6, 9.0)]
+    >>> [calls.due(1, asked=1.0, heard=1.0, lag=0.02, now=now) for now in (1.5, 1.8, 9.0)]
     [False, True, False]
     """
 
@@ -49,10 +53,10 @@ class Calls:
         """
         called = self._called.get(worker, -math.inf)
         if asked is None:
-            pause = min(max(_LAGS * lag, LOOK_SECONDS), _LONGEST)
+            pause = min(max(_LAGS * lag, _PAUSE), _LONGEST)
             due = now - max(heard, called) >= pause
         else:
-            due = now - asked >= LOOK_SECONDS and called < asked
+            due = now - asked >= _OWED and called < asked
         if due:
             self._called[worker] = now
         return due

@@ -43,8 +43,8 @@ from benchmarks.lab import Kind, Throttle
 
 # Every process of Dask ticks 50 times a second, to see whether its event loop is late, looks a
 # hundred times a second at what its threads do, and reads counters of the system twice a second. In
-# profiles the ticks were half of the work of event loops, and without them the counters a quarter.
-# At a tenth of a core each takes several percent of a worker, whatever it does.
+# profiles the ticks were half of the work of event loops. Once ticks were rare, the counters were a
+# quarter. At a tenth of a core each takes several percent of a worker, whatever it does.
 _QUIET = {
     "distributed.admin.tick.interval": "500ms",
     "distributed.admin.system-monitor.interval": "5s",

@@ -98,7 +98,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds of each case; entry i of every case is from the same turn.
+    """Seconds of each case; entry i of all cases that have one is from the same turn.
 
     Attributes
     ----------

@@ -6,17 +6,16 @@ import math
 
 #: Seconds between two looks at whether the round waits only for workers that are silent.
 LOOK_SECONDS = 0.25
-# A worker counts as silent once it has owed an answer for 1 s; it is called before that. Earlier
-# calls would come before the first share of most rounds of 2 s.
-_OWED = 0.75
-# Seconds between two calls, at least.
-_PAUSE = 0.5
-# A call costs a participant two messages. With this many lags from one to the next, that is a
-# hundredth or two of its time, however slow it is. On processes with a twelfth of a core, where
-# rounds of 2 s had lags of 20 ms, calls every 0.5 s were more than half of all messages.
+# A worker counts as silent once it has owed an answer for 1 s, so it is called some time before. In
+# most rounds of 2 s, the first share comes earlier.
+_OWED = 0.6
+# A call costs a participant two messages. It comes after this many lags without a word, so calls
+# take a worker 1 or 2 % of its time, however slow it is. On processes with a twelfth of a core,
+# where rounds of 2 s had lags of 20 ms, calls every 0.5 s were more than half of all messages.
 _LAGS = 100
-# A worker that was stopped when the round began has a lag that says nothing of its speed.
-_LONGEST = 10.0
+# The limits of that, in seconds. A lag may be longer than a worker is slow: it includes the way of
+# the operand, and the time for which the worker was stopped.
+_LEAST, _MOST = 0.5, 5.0
 
 
 class Calls:
@@ -28,17 +27,20 @@ class Calls:
     Examples
     --------
     >>> calls = Calls()
-    >>> [calls.due(0, None, heard=1.0, lag=0.02, now=now) for now in (2.0, 3.0, 4.0, 5.0)]
-    [False, True, False, True]
-    >>> [calls.due(1, asked=1.0, heard=1.0, lag=0.02, now=now) for now in (1.5, 1.8, 9.0)]
-    [False, True, False]
+    >>> [calls.due(0, None, heard=1.0, lag=0.02, now=now) for now in (2.0, 3.0)]
+    [False, True]
+    >>> [calls.due(0, asked=1.0, heard=1.0, lag=0.02, now=now) for now in (1.5, 1.75)]
+    [False, True]
+    >>> calls.record(0, now=1.75)
+    >>> calls.due(0, asked=1.0, heard=1.0, lag=0.02, now=9.0)
+    False
     """
 
     def __init__(self) -> None:
         self._called: dict[int, float] = {}
 
     def due(self, worker: int, asked: float | None, heard: float, lag: float, now: float) -> bool:
-        """Whether to call a participant that owes stripes; it counts as called if so.
+        """Whether to call a participant that owes stripes.
 
         Parameters
         ----------
@@ -48,15 +50,15 @@ class Calls:
         heard : float
             When it was assigned its first stripes, or sent its last share.
         lag : float
-            Seconds that it needs to start on new work and to report it.
+            Seconds that it has needed to start on new work and to report it; 0 before it has
+            reported in this round.
         now : float
         """
         called = self._called.get(worker, -math.inf)
         if asked is None:
-            pause = min(max(_LAGS * lag, _PAUSE), _LONGEST)
-            due = now - max(heard, called) >= pause
-        else:
-            due = now - asked >= _OWED and called < asked
-        if due:
-            self._called[worker] = now
-        return due
+            return now - max(heard, called) >= min(max(_LAGS * lag, _LEAST), _MOST)
+        return now - asked >= _OWED and called < asked
+
+    def record(self, worker: int, now: float) -> None:
+        """Record that a participant was called; it owes an answer since then, or for longer."""
+        self._called[worker] = now

@@ -276,13 +276,14 @@ class LiveRound:
         return bool((lacking > 0).any())
 
     def _call_participants(self) -> None:
-        """Ask workers that owe stripes, and have not been heard for long, whether they run."""
+        """Ask workers that owe stripes whether they run, if they have been quiet for long."""
         now, workers = monotonic(), self.round.state.workers
-        heard, lags = workers.heard.tolist(), workers.lags.tolist()
+        heard, lags = workers.heard.tolist(), np.nan_to_num(workers.measured_lag).tolist()
         for worker in workers.todo.nonzero()[0].tolist():
             asked = self._channels[worker].asked
             if self._calls.due(worker, asked, heard[worker], lags[worker], now):
                 self._send(worker, CallParticipant(self.run_id))
+                self._calls.record(worker, monotonic())
 
     async def _end_if_possible_elsewhere(self) -> None:
         try:

@@ -631,7 +631,7 @@ async def test_workers_that_answer_while_a_round_is_planned_again_go_on_with_it(
         handlers = plugin_at(workers, address).exchange._handlers
         handlers[StartRound] = hold(address, handlers[StartRound])
     with (
-        patch.object(live_round_module, "LOOK_SECONDS", 0.02),
+        patch.object(live_round_module, "_LOOK", 0.02),
         patch.object(LiveRound, "_end_if_possible_elsewhere", ended),
     ):
         future = coded.submit(lambda operator: operator @ x, C, client=c, workers=first)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-#: Seconds between two looks at whether the round waits only for workers that are silent.
-LOOK_SECONDS = 0.25
 # A worker counts as silent once it has owed an answer for 1 s, so it is called some time before. In
 # most rounds of 2 s, the first share comes earlier.
 _OWED = 0.6

@@ -28,7 +28,7 @@ from dask_coded.rounds import (
 )
 from dask_coded.rounds.assignment import all_tried
 from dask_coded.runtime.answers import RoundPlan
-from dask_coded.runtime.coordinator.calls import LOOK_SECONDS, Calls
+from dask_coded.runtime.coordinator.calls import Calls
 from dask_coded.runtime.coordinator.delivery import Delivery
 from dask_coded.runtime.coordinator.report import RoundReport
 from dask_coded.runtime.spec import CodedDataLostError, CodedSpec
@@ -54,7 +54,8 @@ from dask_coded.typing import Bools
 # thread takes time from the event loop, which small rounds cannot spare. In rounds of 1.2 s with a
 # result of 19 MB, decoding ends 4 ms after the last share, and 9 ms after it with 512 KB.
 _DECODE_BYTES = 1 << 16
-# Seconds between two looks at workers that take no part: reserves, and those that were silent.
+# Seconds between two looks at workers that take no part, which are reserves and those that were
+# silent, and at whether the round waits only for workers that are silent.
 _LOOK = 0.25
 
 #: Schedules a call in the algorithm's thread.
@@ -227,7 +228,7 @@ class LiveRound:
             self._delivery.plan(c.worker for c in commands if isinstance(c, Assign))
             self._carry_out(commands)
             self._delivery.begin()
-            self._watch = self._loop.call_later(LOOK_SECONDS, self._look_elsewhere)
+            self._watch = self._loop.call_later(_LOOK, self._look_elsewhere)
             await self._done
         finally:
             self._end()
@@ -263,7 +264,7 @@ class LiveRound:
 
         What they hold may have been rebuilt, or moved from workers that have left meanwhile.
         """
-        self._watch = self._loop.call_later(LOOK_SECONDS, self._look_elsewhere)
+        self._watch = self._loop.call_later(_LOOK, self._look_elsewhere)
         self._call_participants()
         if self._lacks() and (self._asking is None or self._asking.done()):
             self._asking = asyncio.create_task(self._end_if_possible_elsewhere())

@@ -118,5 +118,14 @@ def test_a_silent_participant_is_called_the_less_often_the_slower_it_is(lag, pau
     np.testing.assert_allclose(np.diff([0.0, *found]), pause)
 
 
+def test_a_participant_that_has_not_reported_is_called_the_less_often_the_slower_it_answers():
+    calls = Calls()
+    calls.record(0, 0.75)
+    calls.answered(0, 0.77)
+    assert not calls.due(0, None, 0.0, 0.0, 2.5)
+    assert calls.due(0, None, 0.0, 0.0, 3.0)
+    assert calls.due(1, None, 0.0, 0.0, 0.5)
+
+
 def test_a_participant_that_owes_an_answer_is_called_once_before_it_counts_as_silent():
     assert called(1.0, 0.0, 1.0) == [1.75]

@@ -9,7 +9,8 @@ import math
 _OWED = 0.6
 # A call costs a participant two messages. It comes after this many lags without a word, so calls
 # take a worker 1 or 2 % of its time, however slow it is. On processes with a twelfth of a core,
-# where rounds of 2 s had lags of 20 ms, calls every 0.5 s were more than half of all messages.
+# where rounds of 2 s had lags of 20 ms, calls every 0.5 s were more than half of all messages. The
+# first report of a hundredth of a core comes after seconds, and until then answers show the lag.
 _LAGS = 100
 # The limits of that, in seconds. A lag may be longer than a worker is slow: it includes the way of
 # the operand, and the time for which the worker was stopped.
@@ -32,10 +33,15 @@ class Calls:
     >>> calls.record(0, now=1.75)
     >>> calls.due(0, asked=1.0, heard=1.0, lag=0.02, now=9.0)
     False
+    >>> calls.answered(0, now=1.8)
+    >>> [calls.due(0, None, heard=1.0, lag=0.0, now=now) for now in (6.5, 7.0)]
+    [False, True]
     """
 
     def __init__(self) -> None:
         self._called: dict[int, float] = {}
+        # Seconds that each participant took for its last answer.
+        self._took: dict[int, float] = {}
 
     def due(self, worker: int, asked: float | None, heard: float, lag: float, now: float) -> bool:
         """Whether to call a participant that owes stripes.
@@ -49,14 +55,19 @@ class Calls:
             When it was assigned its first stripes, or sent its last share.
         lag : float
             Seconds that it has needed to start on new work and to report it; 0 before it has
-            reported in this round.
+            reported in this round. If it took longer to answer its last call, that counts.
         now : float
         """
         called = self._called.get(worker, -math.inf)
         if asked is None:
+            lag = max(lag, self._took.get(worker, 0.0))
             return now - max(heard, called) >= min(max(_LAGS * lag, _LEAST), _MOST)
         return now - asked >= _OWED and called < asked
 
     def record(self, worker: int, now: float) -> None:
         """Record that a participant was called; it owes an answer since then, or for longer."""
         self._called[worker] = now
+
+    def answered(self, worker: int, now: float) -> None:
+        """Record that a participant has answered a call."""
+        self._took[worker] = now - self._called[worker]

@@ -42,6 +42,7 @@ from dask_coded.transport.messages.rounds import (
     ChunkConfirmed,
     ChunksLacking,
     MemoryLost,
+    ParticipantRuns,
     PiecesAbsent,
     Share,
     ShareFailed,
@@ -409,6 +410,8 @@ class LiveRound:
                 self._delivery.confirmed(worker, number)
             case ChunksLacking(_, numbers):
                 self._delivery.lacking(worker, numbers)
+            case ParticipantRuns():
+                self._calls.answered(worker, now)
             case Closed():
                 self._delivery.lost(worker)
                 self._carry_out(self.round.lost([worker], now))

@@ -28,8 +28,8 @@ class Size:
     cores : float
         Cores that the workers share evenly when all have speed 1.
     measure : float
-        Seconds for which speeds are measured before and after every round. Nearly as long as a
-        round, because workers that were idle start faster than they go on (3 % in a second).
+        Seconds for which speeds are measured before and after every round, at least. Nearly as long
+        as a round, because workers that were idle start faster than they go on (3 % in a second).
     """
 
     # The matrix is wide and takes each worker more than a tenth of a second of a core, so that
@@ -80,21 +80,22 @@ class Bench:
         assert self._array is not None
         return self._array
 
-    def _measure(self) -> np.ndarray:
+    def _measure(self, seconds: float = 0.0) -> np.ndarray:
         """Return the current rows per second of each worker.
 
         Quotas are those of the round, so nothing is assumed about how speeds depend on them.
         """
-        return self.lab.measure_speeds(self._array, self._x, self.size.measure)
+        return self.lab.measure_speeds(self._array, self._x, max(seconds, self.size.measure))
 
     def _ratios(self, case: Case, rows: list[np.ndarray], run: Callable[[], float]) -> np.ndarray:
         """Return rounds over the fluid bound at the speeds measured before and after each."""
-        ratios = []
+        ratios, seconds = [], 0.0
         for row in rows:
             self.lab.set_speeds(row)
-            before = self._measure()
+            # A worker with a hundredth of a core needs seconds for a few products.
+            before = self._measure(seconds / 2)
             seconds = run()
-            speeds = (before + self._measure()) / 2
+            speeds = (before + self._measure(seconds / 2)) / 2
             ratios.append(seconds / fluid_time(speeds, case.k, self.size.rows / case.k))
         return np.array(ratios)
 

@@ -29,9 +29,11 @@ from dask_coded.rounds.state import RoundState
 from dask_coded.rounds.workers import Estimate
 from dask_coded.typing import Bools, Floats, Ints
 
-# Work flows before any worker runs dry if a worker would end later than the common end by this
-# share of the time left. Smaller values cost messages and gain nothing.
-_IMBALANCE = 0.25
+# Work flows before any worker runs dry if a worker owes this many stripes more than it can compute
+# until the common end. In simulated rounds of traces, the worst median was 1.047 of the fluid bound
+# with 3 stripes, and 1.063 with one stripe and a quarter of the time left. On processes, both took
+# the same time, and as many messages.
+_SURPLUS = 3
 # Moved work must end earlier by the lead and this many lags, because each move costs both workers a
 # message. A lag is the time that a worker needs to react, and the lead is no shorter. On processes
 # with 0.15 of a core, with lags of 10 ms and the speeds of cloud machines, rounds of 0.3 s took
@@ -109,8 +111,8 @@ class Continuous(Policy):
         # Reports are about one lag old. On a host with more workers than cores, workers take turns
         # of tens of milliseconds, and seem late in between: with eight workers on two cores, rounds
         # of 180 ms took 95 messages without this and 80 with it.
-        doubt = stripe + state.workers.lag * now.speed
-        late: Bools = now.backlog - doubt > (1 + _IMBALANCE) * able
+        doubt = state.workers.lag * now.speed
+        late: Bools = now.backlog - doubt > able + _SURPLUS * stripe
         if not late.any():
             return late, late
         # A worker that has not reported yet may itself be slow: give it no extra work.

@@ -28,8 +28,9 @@ class Size:
     cores : float
         Cores that the workers share evenly when all have speed 1.
     measure : float
-        Seconds for which speeds are measured before and after every round, at least. Nearly as long
-        as a round, because workers that were idle start faster than they go on (3 % in a second).
+        Seconds for which speeds are measured before and after every round, or half of the time of
+        the last round if that is more. Nearly as long as most rounds, because workers that were
+        idle start faster than they go on (3 % in a second).
     """
 
     # The matrix is wide and takes each worker more than a tenth of a second of a core, so that
@@ -81,7 +82,7 @@ class Bench:
         return self._array
 
     def _measure(self, seconds: float = 0.0) -> np.ndarray:
-        """Return the current rows per second of each worker.
+        """Return the current rows per second of each worker, measured for so long at least.
 
         Quotas are those of the round, so nothing is assumed about how speeds depend on them.
         """

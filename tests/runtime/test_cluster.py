@@ -26,6 +26,7 @@ from dask_coded.rounds import Pace
 from dask_coded.runtime.client.install import install
 from dask_coded.runtime.coordinator import live_round as live_round_module
 from dask_coded.runtime.coordinator import rounds as coordinator_module
+from dask_coded.runtime.coordinator.calls import Calls
 from dask_coded.runtime.coordinator.live_round import LiveRound
 from dask_coded.runtime.scheduler import extension
 from dask_coded.runtime.scheduler.extension import SchedulerExtension
@@ -38,6 +39,7 @@ from dask_coded.transport.messages.rounds import (
     CallParticipant,
     ChunksLacking,
     DropRound,
+    ParticipantRuns,
     PiecesAbsent,
     RoundStopped,
     Share,
@@ -903,6 +905,36 @@ async def test_a_worker_whose_channel_has_closed_serves_a_round_that_waits_for_a
     there[lost]._handlers[StartRound] = usual
     there[spare].channel(lost).abort()
     np.testing.assert_allclose(await future, A @ x)
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_a_round_notices_how_long_participants_take_to_answer(c, s, *workers, monkeypatch):
+    C = await coded.encode(A, coded.MDS(3, 2), c)
+    (spare,) = set(s.workers) - set(C.encoded.workers)
+    answered, original = [], Calls.answered
+
+    def spy(calls, worker, now):
+        answered.append(worker)
+        original(calls, worker, now)
+
+    def late(handlers):
+        """Let a participant start only once it has been called."""
+        start, waiting = handlers[StartRound], []
+        handlers[StartRound] = lambda *found: waiting.append(found)
+
+        def called(message, answer):
+            answer(ParticipantRuns(message.run_id))
+            while waiting:
+                start(*waiting.pop())
+
+        handlers[CallParticipant] = called
+
+    monkeypatch.setattr(Calls, "answered", spy)
+    for worker in workers:
+        late(worker_plugin(worker).exchange._handlers)
+    future = coded.submit(lambda operator: operator @ x, C, client=c, workers=spare)
+    np.testing.assert_allclose(await future, A @ x)
+    assert answered
 
 
 @gen_cluster(client=True, nthreads=FOUR)

@@ -5,13 +5,13 @@ list of the worker that is predicted to finish last. No data moves, because ever
 piece of every stripe. Partial work counts, and there is no timeout. At the end of the round, free
 workers compute a second copy of the stripes that slow or silent workers still hold.
 
-If a worker turns out so slow that it would end much later than the others, its work flows at once,
-and not only to workers that run dry. While all workers have much to do, others can take any of its
-stripes, and a few large moves suffice. Later some workers have nothing left, and each remaining
-stripe takes a message. In simulation, with two of eight workers five times slower, no prediction,
-and 5 ms for a message, rounds take 1.175 of the fluid bound without this rule and 1.087 with it.
-Punctual workers keep their work. The first reports are mostly noise, and acting on them would move
-work back and forth between all workers.
+If a worker owes some stripes more than it can compute until all could end together, its work flows
+at once, and not only to workers that run dry. While all workers have much to do, others can take
+any of its stripes, and a few large moves suffice. Later some workers have nothing left, and each
+remaining stripe takes a message. In simulation, with two of eight workers five times slower, no
+prediction, and 5 ms for a message, rounds took 1.175 of the fluid bound without this rule and 1.087
+with it. Punctual workers keep their work. The first reports are mostly noise, and acting on them
+would move work back and forth between all workers.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from dask_coded.rounds.state import RoundState
 from dask_coded.rounds.workers import Estimate
 from dask_coded.typing import Bools, Floats, Ints
 
-# Work flows before any worker runs dry if a worker owes this many stripes more than it can compute
-# until the common end. In simulated rounds of traces, the worst median was 1.047 of the fluid bound
-# with 3 stripes, and 1.063 with one stripe and a quarter of the time left. On processes, both took
-# the same time, and as many messages.
+# A worker may pass work on before any worker runs dry if it owes this many stripes more than it can
+# compute until the common end. Workers that would end a stripe before that take it. In simulated
+# rounds of traces, the worst median was 1.047 of the fluid bound with 3 stripes, and 1.061 with one
+# stripe and a quarter of the time left. On processes, both took the same time.
 _SURPLUS = 3
 # Moved work must end earlier by the lead and this many lags, because each move costs both workers a
 # message. A lag is the time that a worker needs to react, and the lead is no shorter. On processes
@@ -103,7 +103,7 @@ class Continuous(Policy):
     def _uneven(state: RoundState, now: Estimate) -> tuple[Bools, Bools]:
         """Return which workers receive work although they have some, and which give, (workers,).
 
-        None do as long as all workers are expected to end at about the same time.
+        None do as long as no worker owes much more than it can compute until the common end.
         """
         stripe = state.layout.mean_stripe
         # What each worker can do until all could end together.

@@ -8,9 +8,10 @@ import math
 # most rounds of 2 s, the first share comes earlier.
 _OWED = 0.6
 # A call costs a participant two messages. It comes after this many lags without a word, so calls
-# take a worker 1 or 2 % of its time, however slow it is. On processes with a twelfth of a core,
-# where rounds of 2 s had lags of 20 ms, calls every 0.5 s were more than half of all messages. The
-# first report of a hundredth of a core comes after seconds, and until then answers show the lag.
+# take a worker 1 or 2 % of its time, unless its lags are longer than a fiftieth of a second. On
+# processes with a twelfth of a core, where rounds of 2 s had lags of 20 ms, calls every 0.5 s were
+# more than half of all messages. A worker with a hundredth of a core first reports after seconds;
+# until then the time of its answers stands for its lag.
 _LAGS = 100
 # The limits of that, in seconds. A lag may be longer than a worker is slow: it includes the way of
 # the operand, and the time for which the worker was stopped.
@@ -55,12 +56,12 @@ class Calls:
             When it was assigned its first stripes, or sent its last share.
         lag : float
             Seconds that it has needed to start on new work and to report it; 0 before it has
-            reported in this round. If it took longer to answer its last call, that counts.
+            reported in this round. Until then the time of its last answer counts instead.
         now : float
         """
         called = self._called.get(worker, -math.inf)
         if asked is None:
-            lag = max(lag, self._took.get(worker, 0.0))
+            lag = lag or self._took.get(worker, 0.0)
             return now - max(heard, called) >= min(max(_LAGS * lag, _LEAST), _MOST)
         return now - asked >= _OWED and called < asked
 

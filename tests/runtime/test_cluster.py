@@ -908,14 +908,9 @@ async def test_a_worker_whose_channel_has_closed_serves_a_round_that_waits_for_a
 
 
 @gen_cluster(client=True, nthreads=FOUR)
-async def test_a_round_notices_how_long_participants_take_to_answer(c, s, *workers, monkeypatch):
+async def test_a_round_notices_how_long_participants_take_to_answer(c, s, *workers):
     C = await coded.encode(A, coded.MDS(3, 2), c)
     (spare,) = set(s.workers) - set(C.encoded.workers)
-    answered, original = [], Calls.answered
-
-    def spy(calls, worker, now):
-        answered.append(worker)
-        original(calls, worker, now)
 
     def late(handlers):
         """Let a participant start only once it has been called."""
@@ -929,12 +924,12 @@ async def test_a_round_notices_how_long_participants_take_to_answer(c, s, *worke
 
         handlers[CallParticipant] = called
 
-    monkeypatch.setattr(Calls, "answered", spy)
     for worker in workers:
         late(worker_plugin(worker).exchange._handlers)
-    future = coded.submit(lambda operator: operator @ x, C, client=c, workers=spare)
-    np.testing.assert_allclose(await future, A @ x)
-    assert answered
+    with patch.object(Calls, "answered", autospec=True, side_effect=Calls.answered) as answered:
+        future = coded.submit(lambda operator: operator @ x, C, client=c, workers=spare)
+        np.testing.assert_allclose(await future, A @ x)
+    answered.assert_called()
 
 
 @gen_cluster(client=True, nthreads=FOUR)

@@ -8,10 +8,10 @@ import math
 # most rounds of 2 s, the first share comes earlier.
 _OWED = 0.6
 # A call costs a participant two messages. It comes after this many lags without a word, so calls
-# take a worker 1 or 2 % of its time, unless its lags are longer than a fiftieth of a second. On
-# processes with a twelfth of a core, where rounds of 2 s had lags of 20 ms, calls every 0.5 s were
-# more than half of all messages. A worker with a hundredth of a core first reports after seconds;
-# until then the time of its answers stands for its lag.
+# take a worker 1 or 2 % of its time, unless its lags are longer than 50 ms. On processes with a
+# twelfth of a core, where rounds of 2 s had lags of 20 ms, calls every 0.5 s were more than half of
+# all messages. A worker with a hundredth of a core first reports after seconds; until then the time
+# of its last answer stands for its lag.
 _LAGS = 100
 # The limits of that, in seconds. A lag may be longer than a worker is slow: it includes the way of
 # the operand, and the time for which the worker was stopped.

@@ -48,6 +48,9 @@ Listener = Callable[[Message], None]
 PROBE = "memory"
 # It answers `StopRound` at once, but a throttled worker may stall for this many seconds.
 _SILENCE = 1.0
+# A worker with a hundredth of a core needs 0.3 s to say that it runs. It may owe an answer for this
+# many times as long, within a limit: a worker may have been slow because it was stopped.
+_TIMES, _LONGEST = 10, 5.0
 # What a worker owed when its channel closed says nothing after this many seconds: another one may
 # have its address by then.
 _FORGOTTEN = 10.0
@@ -144,6 +147,9 @@ class Channel:
     asked : float or None
         Monotonic time since which an answer has been due; None if none is due. A stopped worker
         owes it until it runs again; a message of any run counts as the answer.
+    took : float
+        Seconds that the peer needed when it was last asked whether it runs, or less if it has
+        answered faster since; 0 if it was never asked.
     closed : bool
     near : bool
         Whether messages stay in this process.
@@ -164,6 +170,7 @@ class Channel:
         self.shared: bool | None = False
         self.unreadable = 0
         self.asked: float | None = None
+        self.took = 0.0
         self.closed = False
         self._closed_at = math.inf
         self._worker = worker
@@ -238,10 +245,15 @@ class Channel:
         return self.shared
 
     @property
+    def patience(self) -> float:
+        """Seconds for which the peer may owe an answer before it counts as silent."""
+        return min(max(_TIMES * self.took, _SILENCE), _LONGEST)
+
+    @property
     def silent(self) -> bool:
-        """Whether the peer has owed an answer for longer than an event loop may be busy."""
+        """Whether the peer has owed an answer for longer than its event loop may be busy."""
         now = monotonic()
-        owes = self.asked is not None and now - self.asked > _SILENCE
+        owes = self.asked is not None and now - self.asked > self.patience
         return owes and now - self._closed_at < _FORGOTTEN
 
     def end(self, run_id: Key, began: float) -> None:
@@ -268,6 +280,8 @@ class Channel:
     def receive(self, message: Message) -> None:
         """Hand a message from the peer to the listener of its run."""
         if message.run_id != PROBE:
+            if self.asked is not None:
+                self.took = min(self.took, monotonic() - self.asked)
             self.asked = None
         if listener := self._listeners.get(message.run_id):
             listener(message)

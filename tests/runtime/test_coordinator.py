@@ -99,14 +99,14 @@ def test_no_measurements_pile_up_while_all_threads_of_a_worker_are_busy(monkeypa
 
 def test_participants_that_report_are_not_called():
     calls = Calls()
-    assert not any(calls.due(0, None, now - 0.4, 0.001, now) for now in np.arange(1, 30, 0.5))
+    assert not any(calls.due(0, None, now - 0.4, 0.001, 1.0, now) for now in np.arange(1, 30, 0.5))
 
 
-def called(asked, heard, lag):
+def called(asked, heard, lag, patience=1.0):
     """Return when a participant is called, if the round looks four times a second."""
     calls, found = Calls(), []
     for now in np.arange(asked or heard, 100, 0.25):
-        if calls.due(0, asked, heard, lag, now):
+        if calls.due(0, asked, heard, lag, patience, now):
             calls.record(0, now)
             found.append(now)
     return found
@@ -118,14 +118,8 @@ def test_a_silent_participant_is_called_the_less_often_the_slower_it_is(lag, pau
     np.testing.assert_allclose(np.diff([0.0, *found]), pause)
 
 
-def test_a_participant_that_has_not_reported_is_called_the_less_often_the_slower_it_answers():
-    calls = Calls()
-    calls.record(0, 0.75)
-    calls.answered(0, 0.77)
-    assert not calls.due(0, None, 0.0, 0.0, 2.5)
-    assert calls.due(0, None, 0.0, 0.0, 3.0)
-    assert calls.due(1, None, 0.0, 0.0, 0.5)
-
-
-def test_a_participant_that_owes_an_answer_is_called_once_before_it_counts_as_silent():
-    assert called(1.0, 0.0, 1.0) == [1.75]
+@pytest.mark.parametrize(("patience", "when"), [(1.0, 1.75), (5.0, 4.0)])
+def test_a_participant_that_owes_an_answer_is_called_once_before_it_counts_as_silent(
+    patience, when
+):
+    assert called(1.0, 0.0, 1.0, patience) == [when]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from time import monotonic
 
 import pytest
 from distributed.comm import CommClosedError, connect, listen
@@ -49,6 +50,27 @@ async def test_a_worker_that_is_lost_is_silent_for_a_while(s, a, b, monkeypatch)
     assert exchange.silent == [b.address]
     monkeypatch.setattr(channels, "_FORGOTTEN", 0.0)
     assert exchange.silent == []
+
+
+@gen_cluster(nthreads=[("127.0.0.1", 1)] * 2)
+async def test_a_worker_that_answers_slowly_is_silent_later_until_it_answers_faster(s, a, b):
+    channel = Exchange.of(a).channel(b.address)
+
+    def owes(seconds):
+        channel.asked = monotonic() - seconds
+        return channel.silent
+
+    assert owes(1.5) and not owes(0.5)
+    channel.took = 0.3
+    assert owes(3.5) and not owes(1.5)
+    channel.took = 60.0  # it was stopped
+    assert owes(5.5)
+    channel.asked = monotonic() - 0.2
+    channel.receive(RoundStopped("run"))
+    assert owes(4.5) and not owes(1.5)
+    channel.asked = monotonic() - 0.001
+    channel.receive(RoundStopped("run"))
+    assert owes(1.5)
 
 
 @asynccontextmanager

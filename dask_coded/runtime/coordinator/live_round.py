@@ -282,8 +282,10 @@ class LiveRound:
         now, workers = monotonic(), self.round.state.workers
         heard, lags = workers.heard.tolist(), np.nan_to_num(workers.measured_lag).tolist()
         for worker in workers.todo.nonzero()[0].tolist():
-            asked = self._channels[worker].asked
-            if self._calls.due(worker, asked, heard[worker], lags[worker], now):
+            channel = self._channels[worker]
+            # A worker with a hundredth of a core first reports after seconds.
+            lag = lags[worker] or channel.took
+            if self._calls.due(worker, channel.asked, heard[worker], lag, channel.patience, now):
                 self._send(worker, CallParticipant(self.run_id))
                 self._calls.record(worker, monotonic())
 
@@ -411,7 +413,7 @@ class LiveRound:
             case ChunksLacking(_, numbers):
                 self._delivery.lacking(worker, numbers)
             case ParticipantRuns():
-                self._calls.answered(worker, now)
+                self._channels[worker].took = self._calls.since(worker, now)
             case Closed():
                 self._delivery.lost(worker)
                 self._carry_out(self.round.lost([worker], now))

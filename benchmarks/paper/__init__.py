@@ -12,7 +12,8 @@ from pathlib import Path
 
 import click
 
-from benchmarks.paper.page import write_page, write_plots
+from benchmarks.paper.page import write_page
+from benchmarks.paper.plots import write_plots
 from benchmarks.paper.sections import SECTIONS, Results
 from benchmarks.report import Report
 

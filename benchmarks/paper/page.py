@@ -1,4 +1,4 @@
-"""Write the documentation's page of results and its plots from the rows of the report."""
+"""Write the documentation's page of results from the rows of the report."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.paper import algorithms, storage
+from benchmarks.paper import algorithms
 from benchmarks.paper.algorithms import COPIES, PARTS
 from benchmarks.paper.cases import OVER
 from benchmarks.paper.claims import MARGIN, summary
-from benchmarks.paper.processes import Size
+from benchmarks.paper.processes import DISTURBED, Size
 from benchmarks.paper.sections import CODED, Results
 from benchmarks.paper.simulated import PREDICTOR
-from benchmarks.report import picture
 
 HEAD = """\
 # Reproducing the S2C2 paper
@@ -83,6 +82,7 @@ def write_page(file: Path, results: Results) -> None:
         _error,
         _regimes,
         _lengths,
+        _disturbed,
         _agreement,
     ]
     for part in parts:
@@ -437,6 +437,31 @@ def _lengths(results: Results) -> Iterator[str]:
     yield from _table(header, lines)
 
 
+def _disturbed(results: Results) -> Iterator[str]:
+    """Yield the rounds that all statistics leave out."""
+    if not results.disturbed:
+        return
+    yield "## Disturbed rounds\n"
+    total = sum(map(len, results.disturbed.values()))
+    count = sum(int(some.sum()) for some in results.disturbed.values())
+    yield (
+        "Quotas do not share out the memory and caches of the machine, which its host lends to "
+        "others, too. A round counts as disturbed if at the same quotas the machine was faster or "
+        f"slower by a factor of {DISTURBED:g} than in most rounds of the case, in the measurement "
+        "before it or after it. How long the round took does not matter. Its bound says little, so "
+        f"it is left out of all medians, quartiles and percentiles above: {count} of {total} "
+        "rounds. Sections that were measured before rounds were marked have none."
+    )
+    lines = [
+        [f"{case}: {contender}", ", ".join(f"{r:.2f}" for r in results.rounds[name][some])]
+        for name, some in results.disturbed.items()
+        if some.any()
+        for case, contender, _ in [name]
+    ]
+    if lines:
+        yield from _table(["", "over the bound"], lines)
+
+
 def _agreement(results: Results) -> Iterator[str]:
     """Yield simulated and measured medians of the same cases."""
     pairs = []
@@ -447,7 +472,9 @@ def _agreement(results: Results) -> Iterator[str]:
             # Both have seen the same speeds; where these are constant, both have learned them.
             constant = row["section"] == "controlled"
             virtual = virtual[-len(ratios) :] if constant else virtual[: len(ratios)]
-            pairs.append((case, contender, float(np.median(virtual)), float(np.median(ratios))))
+            quiet = results.quiet((case, contender, where))
+            simulated, measured = (float(np.median(r[quiet])) for r in (virtual, ratios))
+            pairs.append((case, contender, simulated, measured))
     if not pairs:
         return
     yield "## Simulation compared with processes\n"
@@ -464,30 +491,3 @@ def _agreement(results: Results) -> Iterator[str]:
     )
     lines = [[f"{c}: {name}", f"{v:.2f}", f"{r:.2f}"] for c, name, v, r in pairs]
     yield from _table(["", "simulated", "measured"], lines)
-
-
-def write_plots(folder: Path, results: Results) -> None:
-    """Plot rounds over the bound: one picture per case, one line per contender."""
-    folder.mkdir(parents=True, exist_ok=True)
-    stored: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for row in results.rows(section="storage"):
-        points = stored.setdefault(row["regime"], {}).setdefault(row["policy"], [])
-        points.append((row["stored"], row["value"]))
-    if stored:
-        storage.plot(folder / "storage.png", stored)
-    grouped: dict[tuple[str, str], dict[str, np.ndarray]] = {}
-    for (case, contender, where), ratios in results.rounds.items():
-        grouped.setdefault((case, where), {})[contender] = ratios
-    for (case, where), lines in grouped.items():
-        if len(lines) < 2:
-            continue
-        name = "".join(c if c.isalnum() else "-" for c in f"{case} {where}").strip("-").lower()
-        with picture(folder / f"{name}.png", figsize=(8, 4)) as figure:
-            axes = figure.subplots()
-            for contender, ratios in lines.items():
-                axes.plot(np.arange(1, len(ratios) + 1), ratios, label=contender, marker=".")
-            axes.axhline(1, color="black", linewidth=1)
-            axes.set_title(f"{case}, {where}")
-            axes.set_xlabel("round")
-            axes.set_ylabel("seconds over the fluid bound")
-            axes.legend(fontsize="small")

@@ -43,6 +43,50 @@ class Size:
     measure: float = 2.0
 
 
+#: A round is disturbed if just before or after it the machine was faster or slower than usual by
+#: this factor. Quotas do not share out its memory, and other machines on the same host use it, too.
+DISTURBED = 1.25
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Rounds over the fluid bound.
+
+    Attributes
+    ----------
+    ratios : ndarray, shape (rounds,)
+    disturbed : ndarray of bool, shape (rounds,)
+        Whether the speeds measured before or after say little about those of the round.
+    """
+
+    ratios: np.ndarray
+    disturbed: np.ndarray
+
+
+def disturbed(speeds: np.ndarray, quotas: np.ndarray) -> np.ndarray:
+    """Return in which rounds the machine was much faster or slower than usual, shape (rounds,).
+
+    None if that would be most of them, because then nothing is usual.
+
+    Parameters
+    ----------
+    speeds : ndarray, shape (rounds, 2, workers)
+        Rows per second before and after each round.
+    quotas : ndarray, shape (rounds, workers)
+
+    Examples
+    --------
+    >>> quotas = np.full((3, 2), 0.1)
+    >>> speeds = np.array([[[5.0, 5.0], [5.0, 4.0]], [[5.0, 5.0], [3.0, 3.5]], [[5, 5], [5, 5]]])
+    >>> disturbed(speeds, quotas)
+    array([False,  True, False])
+    """
+    machine = np.median(speeds / quotas[:, None], axis=2)
+    change = machine / np.median(machine)
+    found = ((change > DISTURBED) | (change < 1 / DISTURBED)).any(axis=1)
+    return found & (found.mean() <= 0.5)
+
+
 SMOKE = Size(rows=480, columns=60, right=2, measure=0.01)
 
 
@@ -88,31 +132,31 @@ class Bench:
         """
         return self.lab.measure_speeds(self._array, self._x, max(seconds, self.size.measure))
 
-    def _ratios(self, case: Case, rows: list[np.ndarray], run: Callable[[], float]) -> np.ndarray:
-        """Return rounds over the fluid bound at the speeds measured before and after each."""
-        ratios, seconds = [], 0.0
-        for row in rows:
-            self.lab.set_speeds(row)
-            # A worker with a hundredth of a core needs seconds for a few products.
-            before = self._measure(seconds / 2)
-            seconds = run()
-            speeds = (before + self._measure(seconds / 2)) / 2
-            ratios.append(seconds / fluid_time(speeds, case.k, self.size.rows / case.k))
-        return np.array(ratios)
-
-    def run_case(self, case: Case, contender: Contender) -> np.ndarray:
-        """Return rounds over the fluid bound, one for each row of speeds.
+    def _run(self, case: Case, run: Callable[[], float]) -> Measured:
+        """Measure rounds; the bound is that of the speeds measured before and after each.
 
         An additional first round opens connections and is left out.
         """
-        array = self._encoded(contender, case)
+        seconds, found = [0.0], []
+        for row in [case.speeds[0], *case.speeds]:
+            self.lab.set_speeds(row)
+            # A worker with a hundredth of a core needs seconds for a few products.
+            before = self._measure(seconds[-1] / 2)
+            seconds.append(run())
+            found.append((before, self._measure(seconds[-1] / 2)))
+        speeds = np.array(found)[1:]
+        bounds = [fluid_time(mean, case.k, self.size.rows / case.k) for mean in speeds.mean(axis=1)]
+        return Measured(np.array(seconds[2:]) / bounds, disturbed(speeds, case.speeds))
 
+    def run_case(self, case: Case, contender: Contender) -> Measured:
+        """Measure one round for each row of speeds."""
+        array = self._encoded(contender, case)
         with dask.config.set({"coded.policy": contender.policy}):
             with Rounds(self.lab.client, array, self._x, self.lab.free) as rounds:
-                return self._ratios(case, [case.speeds[0], *case.speeds], rounds.run_round)[1:]
+                return self._run(case, rounds.run_round)
 
-    def dask_array(self, case: Case, chunks_per_worker: int) -> np.ndarray:
-        """Return rounds of plain dask.array over the fluid bound, with its data on the workers.
+    def dask_array(self, case: Case, chunks_per_worker: int) -> Measured:
+        """Measure rounds of plain dask.array, with its data on the workers.
 
         The pieces of the previous contender stay there, because speeds are measured on them.
         """
@@ -120,4 +164,4 @@ class Bench:
         data = self.lab.client.persist(self._data(chunks_per_worker), workers=self.lab.workers)
         wait(data)
         rounds = PlainRounds(self.lab.client, data, self._x, self.lab.workers, self.lab.free)
-        return self._ratios(case, [case.speeds[0], *case.speeds], rounds.run_round)[1:]
+        return self._run(case, rounds.run_round)

@@ -18,12 +18,15 @@ from benchmarks import traces
 from benchmarks.cluster import Lab
 from benchmarks.paper import algorithms, cases, simulated, storage
 from benchmarks.paper.cases import CONTENDERS, Case, Contender
-from benchmarks.paper.processes import SMOKE, Bench, Size
+from benchmarks.paper.processes import SMOKE, Bench, Measured, Size
 from benchmarks.report import Report, Summary
 from dask_coded.prediction.predictors import PREDICTORS
 from dask_coded.simulation import Speeds, changed, drifting, gilbert_elliott, shifted_exponential
 
 CODED = ("MDS", "S2C2", "continuous")
+
+#: Case, contender, and where it ran.
+Name = tuple[str, str, str]
 
 
 @dataclass
@@ -34,6 +37,8 @@ class Results:
     ----------
     rounds : dict
         Rounds over the fluid bound by (case, contender, where).
+    disturbed : dict
+        Which of them are disturbed, for those on processes. Statistics leave these rounds out.
     dates : set of str
         Dates of the measurements.
     days : dict
@@ -43,7 +48,8 @@ class Results:
     report: Report
     smoke: bool = False
     processes: bool = True
-    rounds: dict[tuple[str, str, str], np.ndarray] = field(default_factory=dict)
+    rounds: dict[Name, np.ndarray] = field(default_factory=dict)
+    disturbed: dict[Name, np.ndarray] = field(default_factory=dict)
     dates: set[str] = field(default_factory=lambda: {datetime.now(UTC).date().isoformat()})
     days: dict[str, set[str]] = field(default_factory=dict)
 
@@ -81,14 +87,24 @@ class Results:
         self.report.rows += other.report.rows
         self.report.machine |= other.report.machine
         self._keep(other.rounds)
+        self.disturbed |= other.disturbed
         self.days[section] = other.dates
 
-    def _keep(self, rounds: dict[tuple[str, str, str], np.ndarray]) -> None:
+    def _keep(self, rounds: dict[Name, np.ndarray]) -> None:
         if taken := self.rounds.keys() & rounds.keys():
             raise ValueError(
                 f"There are rounds of {min(taken)} already: name the case differently."
             )
         self.rounds |= rounds
+
+    def quiet(self, *names: Name) -> np.ndarray:
+        """Return which rounds are disturbed under none of these names, shape (rounds,)."""
+        count = min(len(self.rounds[name]) for name in names)
+        found = np.ones(count, dtype=bool)
+        for name in names:
+            if name in self.disturbed:
+                found &= ~self.disturbed[name][:count]
+        return found
 
     def write(self, file: Path) -> None:
         """Write the results to a file for `read`."""
@@ -97,7 +113,8 @@ class Results:
             [*key, [float(f"{ratio:.5g}") for ratio in ratios]]
             for key, ratios in self.rounds.items()
         ]
-        about = {"smoke": self.smoke, "dates": sorted(self.dates)}
+        disturbed = [[*key, some.tolist()] for key, some in self.disturbed.items()]
+        about = {"smoke": self.smoke, "dates": sorted(self.dates), "disturbed": disturbed}
         found = {**self.report.as_dict(), "rounds": rounds, **about}
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(found), encoding="utf-8")
@@ -110,6 +127,8 @@ class Results:
             Report("paper", found["rows"], found["machine"], found["versions"]),
             smoke=found["smoke"],
             rounds={tuple(key): np.array(ratios) for *key, ratios in found["rounds"]},
+            # Sections measured before rounds were marked have none.
+            disturbed={tuple(key): np.array(some) for *key, some in found.get("disturbed", [])},
             dates=set(found["dates"]),
         )
 
@@ -122,7 +141,7 @@ class Results:
         case: Case,
         contender: Contender,
         where: str,
-        ratios: np.ndarray,
+        found: np.ndarray | Measured,
         goals: dict[float, float] | None = None,
         **fields: Any,
     ) -> None:
@@ -133,7 +152,12 @@ class Results:
         ValueError
             If there are rounds of that name already.
         """
-        self._keep({(case.name, contender.name, where): ratios})
+        key = (case.name, contender.name, where)
+        if isinstance(found, Measured):
+            self.disturbed[key] = found.disturbed
+            found = found.ratios
+        self._keep({key: found})
+        ratios = found[self.quiet(key)]
         common = {
             "policy": contender.name,
             "n": case.n,
@@ -166,10 +190,11 @@ class Results:
 
     def gains(self, case: Case, contender: str, versus: str, where: str, **fields: Any) -> None:
         """Add the time saved over another contender, relative to its time and to our own."""
-        ours = self.rounds[case.name, contender, where]
-        theirs = self.rounds[case.name, versus, where]
+        names = (case.name, contender, where), (case.name, versus, where)
+        quiet = self.quiet(*names)
+        ours, theirs = (self.rounds[name][quiet] for name in names)
         # A ratio times its bound is the seconds of a round; both contenders have the same bounds.
-        bounds = simulated.bounds(case)[: len(ours)]
+        bounds = simulated.bounds(case)[: len(quiet)][quiet]
         ours_total, theirs_total = (ours * bounds).sum(), (theirs * bounds).sum()
         for measure, base in (("gain_over_theirs", theirs_total), ("gain_over_ours", ours_total)):
             self.report.add(
@@ -247,12 +272,13 @@ def on_processes(
             results.report.machine["throttle"] = bench.lab.kind
             for case in (case for case in real if case.n == n):
                 for name in names:
-                    ratios = bench.run_case(case, CONTENDERS[name])
-                    ratios = ratios[first:] if len(ratios) > first else ratios
-                    median = float(np.median(ratios))
+                    found = bench.run_case(case, CONTENDERS[name])
+                    if len(case.speeds) > first:
+                        found = Measured(found.ratios[first:], found.disturbed[first:])
+                    median = float(np.median(found.ratios))
                     click.echo(f"  {case.name}, {name}: {median:.3f} of the bound", err=True)
-                    results.add(case, CONTENDERS[name], "processes", ratios, **goals)
-                if len(ratios) == len(case.speeds):
+                    results.add(case, CONTENDERS[name], "processes", found, **goals)
+                if len(found.ratios) == len(case.speeds):
                     for ours in set(names) - {"MDS"}:
                         if "MDS" in names:
                             results.gains(case, ours, "MDS", "processes")

@@ -48,9 +48,12 @@ Listener = Callable[[Message], None]
 PROBE = "memory"
 # It answers `StopRound` at once, but a throttled worker may stall for this many seconds.
 _SILENCE = 1.0
-# A worker with a hundredth of a core needs 0.3 s to say that it runs. It may owe an answer for this
-# many times as long, within a limit: a worker may have been slow because it was stopped.
+# A worker with a hundredth of a core may need 0.5 s to say that it runs. It may owe an answer for
+# this many times as long, within a limit: a worker may have been slow because it was stopped.
 _TIMES, _LONGEST = 10, 5.0
+# The same worker answers at once if it has used little of its quota, which says little about the
+# next time. So a faster answer reduces what is expected by this factor at most.
+_FASTER = 0.5
 # What a worker owed when its channel closed says nothing after this many seconds: another one may
 # have its address by then.
 _FORGOTTEN = 10.0
@@ -148,8 +151,7 @@ class Channel:
         Monotonic time since which an answer has been due; None if none is due. A stopped worker
         owes it until it runs again; a message of any run counts as the answer.
     took : float
-        Seconds that the peer needed when it was last asked whether it runs, or less if it has
-        answered faster since; 0 if it was never asked.
+        Seconds that the peer needs to say that it runs; 0 until it is asked for the first time.
     closed : bool
     near : bool
         Whether messages stay in this process.
@@ -244,6 +246,10 @@ class Channel:
             return get_address_host(self.address) == get_address_host(self._worker.address)
         return self.shared
 
+    def answered(self, seconds: float) -> None:
+        """Learn from the time that an answer took."""
+        self.took = max(seconds, _FASTER * self.took)
+
     @property
     def patience(self) -> float:
         """Seconds for which the peer may owe an answer before it counts as silent."""
@@ -281,7 +287,8 @@ class Channel:
         """Hand a message from the peer to the listener of its run."""
         if message.run_id != PROBE:
             if self.asked is not None:
-                self.took = min(self.took, monotonic() - self.asked)
+                # It may have computed first, so its answer might have come sooner.
+                self.answered(min(monotonic() - self.asked, self.took))
             self.asked = None
         if listener := self._listeners.get(message.run_id):
             listener(message)

@@ -284,7 +284,7 @@ class LiveRound:
         for worker in workers.todo.nonzero()[0].tolist():
             channel = self._channels[worker]
             # A worker with a hundredth of a core first reports after seconds.
-            lag = lags[worker] or channel.took
+            lag = max(lags[worker], channel.took)
             if self._calls.due(worker, channel.asked, heard[worker], lag, channel.patience, now):
                 self._send(worker, CallParticipant(self.run_id))
                 self._calls.record(worker, monotonic())
@@ -413,7 +413,7 @@ class LiveRound:
             case ChunksLacking(_, numbers):
                 self._delivery.lacking(worker, numbers)
             case ParticipantRuns():
-                self._channels[worker].took = self._calls.since(worker, now)
+                self._channels[worker].answered(self._calls.since(worker, now))
             case Closed():
                 self._delivery.lost(worker)
                 self._carry_out(self.round.lost([worker], now))

@@ -28,7 +28,13 @@ from dask_coded.transport.messages.message import (
     Message,
     ProbeMemory,
 )
-from dask_coded.transport.messages.rounds import DropRound, OperandChunk, StopRound
+from dask_coded.transport.messages.rounds import (
+    CallParticipant,
+    DropRound,
+    OperandChunk,
+    ParticipantRuns,
+    StopRound,
+)
 from dask_coded.transport.wire import pack, unpack
 
 if TYPE_CHECKING:
@@ -49,11 +55,12 @@ PROBE = "memory"
 # It answers `StopRound` at once, but a throttled worker may stall for this many seconds.
 _SILENCE = 1.0
 # A worker with a hundredth of a core may need 0.5 s to say that it runs. It may owe an answer for
-# this many times as long, within a limit: a worker may have been slow because it was stopped.
-_TIMES, _LONGEST = 10, 5.0
-# The same worker answers at once if it has used little of its quota, which says little about the
-# next time. So a faster answer reduces what is expected by this factor at most.
-_FASTER = 0.5
+# this many times as long, but not for longer than 5 s: a worker may be slow to answer only because
+# it was stopped.
+_TIMES, _SLOWEST = 10, 0.5
+# A slow worker answers at once if it has used little of its quota, which says little about the next
+# time. So what is expected falls by this factor at most, with each answer and each round.
+_FALL = 0.5
 # What a worker owed when its channel closed says nothing after this many seconds: another one may
 # have its address by then.
 _FORGOTTEN = 10.0
@@ -151,7 +158,7 @@ class Channel:
         Monotonic time since which an answer has been due; None if none is due. A stopped worker
         owes it until it runs again; a message of any run counts as the answer.
     took : float
-        Seconds that the peer needs to say that it runs; 0 until it is asked for the first time.
+        About the seconds that the peer needs to say that it runs; 0 until it has said so.
     closed : bool
     near : bool
         Whether messages stay in this process.
@@ -173,6 +180,8 @@ class Channel:
         self.unreadable = 0
         self.asked: float | None = None
         self.took = 0.0
+        # When the oldest call was sent that has not been answered.
+        self._called: float | None = None
         self.closed = False
         self._closed_at = math.inf
         self._worker = worker
@@ -210,6 +219,8 @@ class Channel:
             self._sent.add(message.run_id)
         if self.asked is None:
             self.asked = monotonic()
+        if isinstance(message, CallParticipant) and self._called is None:
+            self._called = monotonic()
         self.post(message)
 
     def flush(self) -> None:
@@ -246,14 +257,10 @@ class Channel:
             return get_address_host(self.address) == get_address_host(self._worker.address)
         return self.shared
 
-    def answered(self, seconds: float) -> None:
-        """Learn from the time that an answer took."""
-        self.took = max(seconds, _FASTER * self.took)
-
     @property
     def patience(self) -> float:
         """Seconds for which the peer may owe an answer before it counts as silent."""
-        return min(max(_TIMES * self.took, _SILENCE), _LONGEST)
+        return max(_TIMES * self.took, _SILENCE)
 
     @property
     def silent(self) -> bool:
@@ -274,6 +281,8 @@ class Channel:
         if run_id not in self._sent:
             return
         self._sent.discard(run_id)
+        self.took *= _FALL
+        self._called = None  # a peer does not answer calls of a round that it has dropped
         if self.closed:
             return
         if self.asked is None:
@@ -286,10 +295,10 @@ class Channel:
     def receive(self, message: Message) -> None:
         """Hand a message from the peer to the listener of its run."""
         if message.run_id != PROBE:
-            if self.asked is not None:
-                # It may have computed first, so its answer might have come sooner.
-                self.answered(min(monotonic() - self.asked, self.took))
             self.asked = None
+        if isinstance(message, ParticipantRuns) and self._called is not None:
+            seconds, self._called = monotonic() - self._called, None
+            self.took = max(min(seconds, _SLOWEST), _FALL * self.took)
         if listener := self._listeners.get(message.run_id):
             listener(message)
 

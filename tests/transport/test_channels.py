@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from time import monotonic
 
 import pytest
 from distributed.comm import CommClosedError, connect, listen
@@ -13,7 +12,14 @@ from distributed.utils_test import async_poll_for, captured_logger, gen_cluster,
 from dask_coded.transport import Exchange, channels
 from dask_coded.transport import exchange as exchange_module
 from dask_coded.transport.messages.message import PROTOCOL, Closed
-from dask_coded.transport.messages.rounds import DropRound, RoundStopped, StopRound, WithdrawStripes
+from dask_coded.transport.messages.rounds import (
+    CallParticipant,
+    DropRound,
+    ParticipantRuns,
+    RoundStopped,
+    StopRound,
+    WithdrawStripes,
+)
 
 
 @gen_test()
@@ -53,28 +59,50 @@ async def test_a_worker_that_is_lost_is_silent_for_a_while(s, a, b, monkeypatch)
 
 
 @gen_cluster(nthreads=[("127.0.0.1", 1)] * 2)
-async def test_a_worker_that_answers_slowly_counts_as_silent_later(s, a, b):
+async def test_a_worker_that_answers_slowly_counts_as_silent_later(s, a, b, monkeypatch):
     channel = Exchange.of(a).channel(b.address)
+    monkeypatch.setattr(channel, "post", lambda message: None)
+    channel.listen("run", lambda message: None)
+    clock = 0.0
+    monkeypatch.setattr(channels, "monotonic", lambda: clock)
 
-    def owes(seconds):
-        channel.asked = monotonic() - seconds
-        return channel.silent
+    def answer(seconds):
+        """Let the worker answer a call, and return for how long it may owe the next answer."""
+        nonlocal clock
+        channel.send(CallParticipant("run"))
+        clock += seconds
+        channel.receive(ParticipantRuns("run"))
+        return channel.patience
 
-    assert owes(1.5) and not owes(0.5)
-    channel.answered(0.3)
-    assert owes(3.5) and not owes(2.5)
-    channel.answered(0.001)
-    assert owes(2) and not owes(1.2)
-    channel.answered(60.0)  # it was stopped
-    assert owes(5.5) and not owes(4.5)
-    # Answers to anything show that it runs again, but not how slow it is if it computes first.
-    for _ in range(10):
-        channel.asked = monotonic() - 0.05
-        channel.receive(RoundStopped("run"))
-    assert owes(1.5)
-    channel.asked = monotonic() - 4
+    assert channel.patience == answer(0.001) == 1
+    assert answer(0.3) == pytest.approx(3)
+    assert answer(0.001) == pytest.approx(1.5)  # one quick answer says little
+    assert answer(60) == 5  # it was stopped
+    channel.asked = clock
+    clock += 4.9
+    assert not channel.silent
+    clock += 0.2
+    assert channel.silent
+    # What it answers to other messages says nothing, because it may compute first.
     channel.receive(RoundStopped("run"))
-    assert owes(1.5)
+    assert channel.patience == 5
+    for _ in range(3):
+        channel.listen("run", lambda message: None)
+        channel.send(StopRound("run"))
+        channel.end("run", 0.0)
+    assert channel.patience == 1
+
+
+@gen_cluster(nthreads=[("127.0.0.1", 1)] * 2)
+async def test_a_call_that_a_round_did_not_wait_for_says_nothing(s, a, b, monkeypatch):
+    channel = Exchange.of(a).channel(b.address)
+    monkeypatch.setattr(channel, "post", lambda message: None)
+    channel.listen("run", lambda message: None)
+    channel.send(CallParticipant("run"))
+    channel.end("run", 0.0)
+    monkeypatch.setattr(channels, "monotonic", lambda: 1e9)
+    channel.receive(ParticipantRuns("run"))
+    assert channel.took == 0
 
 
 @asynccontextmanager

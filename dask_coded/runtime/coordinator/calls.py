@@ -33,8 +33,6 @@ class Calls:
     >>> calls.record(0, now=1.75)
     >>> calls.due(0, 1.0, heard=1.0, lag=0.02, patience=1.0, now=9.0)
     False
-    >>> calls.since(0, now=2.0)
-    0.25
     """
 
     def __init__(self) -> None:
@@ -72,7 +70,3 @@ class Calls:
     def record(self, worker: int, now: float) -> None:
         """Record that a participant was called; it owes an answer since then, or for longer."""
         self._called[worker] = now
-
-    def since(self, worker: int, now: float) -> float:
-        """Return the seconds since a participant was called."""
-        return now - self._called[worker]

@@ -42,7 +42,6 @@ from dask_coded.transport.messages.rounds import (
     ChunkConfirmed,
     ChunksLacking,
     MemoryLost,
-    ParticipantRuns,
     PiecesAbsent,
     Share,
     ShareFailed,
@@ -412,8 +411,6 @@ class LiveRound:
                 self._delivery.confirmed(worker, number)
             case ChunksLacking(_, numbers):
                 self._delivery.lacking(worker, numbers)
-            case ParticipantRuns():
-                self._channels[worker].answered(self._calls.since(worker, now))
             case Closed():
                 self._delivery.lost(worker)
                 self._carry_out(self.round.lost([worker], now))

@@ -46,7 +46,7 @@ not available, so each published figure is marked with how certain it is.
 
 
 #: Runs of the same case that differ by this factor were disturbed.
-_DISTURBED = 1.3
+_UNLIKE = 1.3
 #: A contender counts as first if no other takes less than this share of its time.
 _FIRST = 0.97
 #: A contender that is plain Dask on processes, and has another name there.
@@ -191,7 +191,7 @@ def _algorithms(results: Results) -> Iterator[str]:
     titles = [dask if name == _PLAIN else name for name in names]
     yield from _table(["", *titles, "why `continuous` is not first"], lines)
     yield (
-        f"Runs marked with a star differ by a factor of more than {_DISTURBED:g}: something "
+        f"Runs marked with a star differ by a factor of more than {_UNLIKE:g}: something "
         f"disturbed them. In {sum(bool(line[-1]) for line in lines)} of {len(lines)} rows another "
         f"method is faster than `continuous` by more than {1 - _FIRST:.0%}. Ten or twelve workers "
         f"share {algorithms.Size().cores:g} cores, so a message takes a worker milliseconds, in "
@@ -202,7 +202,7 @@ def _algorithms(results: Results) -> Iterator[str]:
 def _time(row: dict[str, Any]) -> str:
     """Format a ratio of times with the range of its runs."""
     low, high = row["spread"]
-    return f"{row['value']:.2f} ({low:.2f} to {high:.2f})" + " *" * (high > _DISTURBED * low)
+    return f"{row['value']:.2f} ({low:.2f} to {high:.2f})" + " *" * (high > _UNLIKE * low)
 
 
 def _why_slower(times: dict[str, float]) -> str:
@@ -357,17 +357,13 @@ def _traces(results: Results) -> Iterator[str]:
     )
 
 
-def _count(results: Results) -> int:
-    """Return the least number of rounds that a case of a trace has on processes."""
-    return min(
-        (
-            row["repetitions"]
-            for row in results.rows(
-                section="traces", measure="round_over_fluid", quantile=0.5, where="processes"
-            )
-        ),
-        default=0,
+def _count(results: Results) -> str:
+    """Return how many rounds a case of a trace has on processes, without disturbed ones."""
+    rows = results.rows(
+        section="traces", measure="round_over_fluid", quantile=0.5, where="processes"
     )
+    counts = sorted({row["repetitions"] for row in rows})
+    return " to ".join(str(count) for count in dict.fromkeys([*counts[:1], *counts[-1:]]))
 
 
 def _predictors(results: Results) -> Iterator[str]:
@@ -446,20 +442,23 @@ def _disturbed(results: Results) -> Iterator[str]:
     count = sum(int(some.sum()) for some in results.disturbed.values())
     yield (
         "Quotas do not share out the memory and caches of the machine, which its host lends to "
-        "others, too. A round counts as disturbed if at the same quotas the machine was faster or "
-        f"slower by a factor of {DISTURBED:g} than in most rounds of the case, in the measurement "
-        "before it or after it. How long the round took does not matter. Its bound says little, so "
-        f"it is left out of all medians, quartiles and percentiles above: {count} of {total} "
-        "rounds. Sections that were measured before rounds were marked have none."
+        "others, too. Workers are measured before and after each round. A round counts as "
+        "disturbed if in either measurement the speeds over the quotas, in the median of the "
+        f"workers, differ from those of the case by a factor of more than {DISTURBED:g}. How long "
+        "the round took does not matter. Its bound says little, so it is left out of all medians, "
+        f"quartiles and percentiles above: {count} of {total} rounds. (If it were most rounds of a "
+        "case, none would be left out.) Sections that were measured before rounds were marked have "
+        "none."
     )
-    lines = [
-        [f"{case}: {contender}", ", ".join(f"{r:.2f}" for r in results.rounds[name][some])]
-        for name, some in results.disturbed.items()
-        if some.any()
-        for case, contender, _ in [name]
-    ]
+    lines = []
+    for name, some in results.disturbed.items():
+        if some.any():
+            rounds = results.rounds[name]
+            listed = ", ".join(f"{ratio:.2f}" for ratio in rounds[some])
+            median, worst = np.quantile(rounds, [0.5, 0.99])
+            lines.append([f"{name[0]}: {name[1]}", listed, f"{median:.3f}", f"{worst:.2f}"])
     if lines:
-        yield from _table(["", "over the bound"], lines)
+        yield from _table(["", "disturbed rounds", "median of all", "99 % of all"], lines)
 
 
 def _agreement(results: Results) -> Iterator[str]:

@@ -22,7 +22,9 @@ def write_plots(folder: Path, results: Results) -> None:
         storage.plot(folder / "storage.png", stored)
     grouped: dict[tuple[str, str], dict[str, np.ndarray]] = {}
     for (case, contender, where), ratios in results.rounds.items():
-        grouped.setdefault((case, where), {})[contender] = ratios
+        quiet = results.quiet((case, contender, where))
+        # A line has gaps where rounds were disturbed.
+        grouped.setdefault((case, where), {})[contender] = np.where(quiet, ratios, np.nan)
     for (case, where), lines in grouped.items():
         if len(lines) < 2:
             continue

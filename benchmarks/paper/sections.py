@@ -153,11 +153,10 @@ class Results:
             If there are rounds of that name already.
         """
         key = (case.name, contender.name, where)
+        self._keep({key: found.ratios if isinstance(found, Measured) else found})
         if isinstance(found, Measured):
             self.disturbed[key] = found.disturbed
-            found = found.ratios
-        self._keep({key: found})
-        ratios = found[self.quiet(key)]
+        ratios = self.rounds[key][self.quiet(key)]
         common = {
             "policy": contender.name,
             "n": case.n,
@@ -192,6 +191,8 @@ class Results:
         """Add the time saved over another contender, relative to its time and to our own."""
         names = (case.name, contender, where), (case.name, versus, where)
         quiet = self.quiet(*names)
+        if not quiet.any():
+            return
         ours, theirs = (self.rounds[name][quiet] for name in names)
         # A ratio times its bound is the seconds of a round; both contenders have the same bounds.
         bounds = simulated.bounds(case)[: len(quiet)][quiet]
@@ -275,9 +276,9 @@ def on_processes(
                     found = bench.run_case(case, CONTENDERS[name])
                     if len(case.speeds) > first:
                         found = Measured(found.ratios[first:], found.disturbed[first:])
-                    median = float(np.median(found.ratios))
-                    click.echo(f"  {case.name}, {name}: {median:.3f} of the bound", err=True)
                     results.add(case, CONTENDERS[name], "processes", found, **goals)
+                    row = results.rows(case=f"{case.name}: {name}, processes", quantile=0.5)[0]
+                    click.echo(f"  {row['case']}: {row['value']:.3f} of the bound", err=True)
                 if len(found.ratios) == len(case.speeds):
                     for ours in set(names) - {"MDS"}:
                         if "MDS" in names:
@@ -389,9 +390,8 @@ def regimes(results: Results) -> None:
         for name in ("continuous",):
             results.add(case, CONTENDERS[name], "processes", bench.run_case(case, CONTENDERS[name]))
         for chunks in (1, 16):
-            ratios = bench.dask_array(case, chunks)
             plain = Contender(f"dask.array, {chunks} tasks a worker", CONTENDERS["MDS"].code, "")
-            results.add(case, plain, "processes", ratios)
+            results.add(case, plain, "processes", bench.dask_array(case, chunks))
 
 
 def lengths(results: Results) -> None:

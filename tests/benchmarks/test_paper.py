@@ -37,19 +37,19 @@ def test_no_round_is_disturbed_if_most_would_be():
 
 def test_disturbed_rounds_are_left_out_and_listed(tmp_path):
     case = Case("(3,2), some trace", 3, 2, QUOTAS, fields={"section": "regimes"})
-    ratios = np.array([1.0, 1.1, 1.7, 1.2, 1.1])
+    ours = Measured(np.array([1.0, 1.1, 1.7, 1.8, 1.2]), np.array([0, 0, 1, 1, 0], bool))
+    theirs = Measured(np.array([9.0, 2.2, 9.0, 2.4, 2.4]), np.array([1, 0, 0, 0, 0], bool))
     results = Results(Report("paper"))
-    found = Measured(ratios, ratios > 1.5)
-    results.add(case, CONTENDERS["continuous"], "processes", found)
-    results.add(case, CONTENDERS["MDS"], "processes", Measured(2 * ratios, ratios < 1.1))
+    results.add(case, CONTENDERS["continuous"], "processes", ours)
+    results.add(case, CONTENDERS["MDS"], "processes", theirs)
     results.gains(case, "continuous", "MDS", "processes")
     results.write(tmp_path / "regimes.json")
     kept = Results.read(tmp_path / "regimes.json")
-    ours, _ = kept.rows(measure="round_over_fluid")
-    assert (ours["value"], ours["repetitions"]) == (1.1, 4)
-    gain = kept.rows(measure="gain_over_ours")[0]
+    median, _ = kept.rows(measure="round_over_fluid")
+    assert (median["value"], median["repetitions"]) == (1.1, 3)
+    (gain,) = kept.rows(measure="gain_over_ours")
     assert gain["value"] == pytest.approx(100)
     write_page(tmp_path / "page.md", kept)
     page = (tmp_path / "page.md").read_text()
-    assert "2 of 10 rounds" in page
-    assert "| (3,2), some trace: continuous | 1.70 |" in page
+    assert "3 of 10 rounds" in page
+    assert "| (3,2), some trace: continuous | 1.70, 1.80 | 1.200 | 1.80 |" in page

@@ -46,7 +46,7 @@ not available, so each published figure is marked with how certain it is.
 
 
 #: Runs of the same case that differ by this factor were disturbed.
-_UNLIKE = 1.3
+_RUNS_DIFFER = 1.3
 #: A contender counts as first if no other takes less than this share of its time.
 _FIRST = 0.97
 #: A contender that is plain Dask on processes, and has another name there.
@@ -191,7 +191,7 @@ def _algorithms(results: Results) -> Iterator[str]:
     titles = [dask if name == _PLAIN else name for name in names]
     yield from _table(["", *titles, "why `continuous` is not first"], lines)
     yield (
-        f"Runs marked with a star differ by a factor of more than {_UNLIKE:g}: something "
+        f"Runs marked with a star differ by a factor of more than {_RUNS_DIFFER:g}: something "
         f"disturbed them. In {sum(bool(line[-1]) for line in lines)} of {len(lines)} rows another "
         f"method is faster than `continuous` by more than {1 - _FIRST:.0%}. Ten or twelve workers "
         f"share {algorithms.Size().cores:g} cores, so a message takes a worker milliseconds, in "
@@ -202,7 +202,7 @@ def _algorithms(results: Results) -> Iterator[str]:
 def _time(row: dict[str, Any]) -> str:
     """Format a ratio of times with the range of its runs."""
     low, high = row["spread"]
-    return f"{row['value']:.2f} ({low:.2f} to {high:.2f})" + " *" * (high > _UNLIKE * low)
+    return f"{row['value']:.2f} ({low:.2f} to {high:.2f})" + " *" * (high > _RUNS_DIFFER * low)
 
 
 def _why_slower(times: dict[str, float]) -> str:
@@ -362,8 +362,9 @@ def _count(results: Results) -> str:
     rows = results.rows(
         section="traces", measure="round_over_fluid", quantile=0.5, where="processes"
     )
-    counts = sorted({row["repetitions"] for row in rows})
-    return " to ".join(str(count) for count in dict.fromkeys([*counts[:1], *counts[-1:]]))
+    counts = [row["repetitions"] for row in rows] or [0]
+    least, most = min(counts), max(counts)
+    return f"{least}" if least == most else f"{least} to {most}"
 
 
 def _predictors(results: Results) -> Iterator[str]:

@@ -188,7 +188,10 @@ class Results:
             self.add(case, CONTENDERS[name], "simulation", seconds / bounds, **fields)
 
     def gains(self, case: Case, contender: str, versus: str, where: str, **fields: Any) -> None:
-        """Add the time saved over another contender, relative to its time and to our own."""
+        """Add the time saved over another contender, relative to its time and to our own.
+
+        Nothing is added if all rounds are disturbed under one of the two.
+        """
         names = (case.name, contender, where), (case.name, versus, where)
         quiet = self.quiet(*names)
         if not quiet.any():

@@ -157,8 +157,8 @@ class Channel:
     asked : float or None
         Monotonic time since which an answer has been due; None if none is due. A stopped worker
         owes it until it runs again; a message of any run counts as the answer.
-    took : float
-        About the seconds that the peer needs to say that it runs; 0 until it has said so.
+    answer_time : float
+        About the seconds that the peer needs to answer a call; 0 until it has answered one.
     closed : bool
     near : bool
         Whether messages stay in this process.
@@ -179,7 +179,7 @@ class Channel:
         self.shared: bool | None = False
         self.unreadable = 0
         self.asked: float | None = None
-        self.took = 0.0
+        self.answer_time = 0.0
         # When the oldest call was sent that has not been answered.
         self._called: float | None = None
         self.closed = False
@@ -260,7 +260,7 @@ class Channel:
     @property
     def patience(self) -> float:
         """Seconds for which the peer may owe an answer before it counts as silent."""
-        return max(_TIMES * self.took, _SILENCE)
+        return max(_TIMES * self.answer_time, _SILENCE)
 
     @property
     def silent(self) -> bool:
@@ -281,7 +281,7 @@ class Channel:
         if run_id not in self._sent:
             return
         self._sent.discard(run_id)
-        self.took *= _FALL
+        self.answer_time *= _FALL
         self._called = None  # a peer does not answer calls of a round that it has dropped
         if self.closed:
             return
@@ -298,7 +298,7 @@ class Channel:
             self.asked = None
         if isinstance(message, ParticipantRuns) and self._called is not None:
             seconds, self._called = monotonic() - self._called, None
-            self.took = max(min(seconds, _SLOWEST), _FALL * self.took)
+            self.answer_time = max(min(seconds, _SLOWEST), _FALL * self.answer_time)
         if listener := self._listeners.get(message.run_id):
             listener(message)
 

@@ -102,7 +102,7 @@ async def test_a_call_that_a_round_did_not_wait_for_says_nothing(s, a, b, monkey
     channel.end("run", 0.0)
     monkeypatch.setattr(channels, "monotonic", lambda: 1e9)
     channel.receive(ParticipantRuns("run"))
-    assert channel.took == 0
+    assert channel.patience == 1
 
 
 @asynccontextmanager

@@ -282,8 +282,9 @@ class LiveRound:
         heard, lags = workers.heard.tolist(), np.nan_to_num(workers.measured_lag).tolist()
         for worker in workers.todo.nonzero()[0].tolist():
             channel = self._channels[worker]
-            # A worker with a hundredth of a core first reports after seconds.
-            lag = max(lags[worker], channel.took)
+            # Before a worker's first report its lag is unknown, and that of a slow worker may be
+            # short by chance.
+            lag = max(lags[worker], channel.answer_time)
             if self._calls.due(worker, channel.asked, heard[worker], lag, channel.patience, now):
                 self._send(worker, CallParticipant(self.run_id))
                 self._calls.record(worker, monotonic())

@@ -10,11 +10,11 @@ import numpy as np
 
 from benchmarks.paper import algorithms
 from benchmarks.paper.algorithms import COPIES, PARTS
-from benchmarks.paper.cases import OVER
 from benchmarks.paper.claims import MARGIN, summary
 from benchmarks.paper.processes import DISTURBED, Size
-from benchmarks.paper.sections import CODED, Results
+from benchmarks.paper.sections import Results
 from benchmarks.paper.simulated import PREDICTOR
+from benchmarks.paper.tables import cloud, controlled, grid, measured, table, traces
 
 HEAD = """\
 # Reproducing the S2C2 paper
@@ -53,12 +53,6 @@ _FIRST = 0.97
 _PLAIN = "over-decomposition"
 
 
-def _order(key: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return where a case of the cloud stands in its table: simulations first, then by trace."""
-    where, level, _, over, n, _ = key
-    return where == "processes", over == "machine", level == "high", n > 12, -n
-
-
 def write_page(file: Path, results: Results) -> None:
     """Write the page of results."""
     machine = results.report.machine
@@ -75,9 +69,9 @@ def write_page(file: Path, results: Results) -> None:
         _claims,
         _algorithms,
         _storage,
-        _controlled,
-        _cloud,
-        _traces,
+        controlled,
+        cloud,
+        traces,
         _predictors,
         _error,
         _regimes,
@@ -99,24 +93,6 @@ def _when(results: Results) -> str:
     return "; ".join(f"on {days} {', '.join(names[days])}" for days in sorted(names))
 
 
-def _value(results: Results, **wanted: Any) -> str:
-    rows = results.rows(**wanted)
-    return f"{rows[0]['value']:.2f}" if rows else "–"
-
-
-def _measured(results: Results, **wanted: Any) -> tuple[str, str]:
-    """Return median and quartiles."""
-    rows = results.rows(quantile=0.5, **wanted)
-    if not rows:
-        return "–", "–"
-    return f"{rows[0]['value']:.3f}", " to ".join(f"{end:.2f}" for end in rows[0]["spread"])
-
-
-def _table(header: list[str], rows: list[list[str]]) -> list[str]:
-    lines = [header, ["---"] * len(header), *rows]
-    return ["", *("| " + " | ".join(line) + " |" for line in lines), ""]
-
-
 def _claims(results: Results) -> Iterator[str]:
     lines = list(summary(results))
     if not lines:
@@ -132,22 +108,7 @@ def _claims(results: Results) -> Iterator[str]:
         "the paper, has [a page of its own](prediction.md)."
     )
     header = ["", "published", "S2C2, processes", "continuous, processes", "S2C2, simulated"]
-    yield from _table([*header, "verdict", "reason"], lines)
-
-
-def _grid(results: Results, wanted: dict[str, Any], columns: str, title: str) -> Iterator[str]:
-    """Yield a table of medians: contenders down, the values of one field across."""
-    rows = results.rows(measure="round_over_fluid", quantile=0.5, **wanted)
-    if not rows:
-        return
-    names = list(dict.fromkeys(row["policy"] for row in rows))
-    values = sorted({row[columns] for row in rows})
-    yield f"\n{title}"
-    lines = []
-    for name in names:
-        cells = {row[columns]: row["value"] for row in rows if row["policy"] == name}
-        lines.append([name, *(f"{cells[v]:.2f}" if v in cells else "–" for v in values)])
-    yield from _table(["", *map(str, values)], lines)
+    yield from table([*header, "verdict", "reason"], lines)
 
 
 def _algorithms(results: Results) -> Iterator[str]:
@@ -189,7 +150,7 @@ def _algorithms(results: Results) -> Iterator[str]:
         lines.append([title, *cells, _why_slower({n: row["value"] for n, row in found.items()})])
     dask = f"Dask, driven by the client, {PARTS} tasks a worker"
     titles = [dask if name == _PLAIN else name for name in names]
-    yield from _table(["", *titles, "why `continuous` is not first"], lines)
+    yield from table(["", *titles, "why `continuous` is not first"], lines)
     yield (
         f"Runs marked with a star differ by a factor of more than {_RUNS_DIFFER:g}: something "
         f"disturbed them. In {sum(bool(line[-1]) for line in lines)} of {len(lines)} rows another "
@@ -247,124 +208,7 @@ def _storage(results: Results) -> Iterator[str]:
             value = f"{values[stored, policy, regime]:.2f}"
             line.append(f"**{value}**" if value == f"{least[regime]:.2f}" else value)
         lines.append(line)
-    yield from _table(["stored", "", *regimes], lines)
-
-
-def _controlled(results: Results) -> Iterator[str]:
-    rows = results.rows(section="controlled", measure="round_over_fluid")
-    if not rows:
-        return
-    yield "## Controlled cluster\n"
-    yield (
-        "Median round over the fluid bound. Each column is a number of slowed workers among 12; "
-        "the others differ by up to 20 %. Simulations have 15 rounds, the first without any "
-        "knowledge of the speeds."
-    )
-    first, *others = dict.fromkeys(row["shape"] for row in rows)
-    if others:
-        yield (
-            f"\nSimulated with the operands and results of {' and '.join(others)}, coded rounds "
-            f"take the same within {_farthest(rows, first):.3f}."
-        )
-    for shape in (first,):
-        for factor in sorted({row["factor"] for row in rows}):
-            for n, k in dict.fromkeys((row["n"], row["k"]) for row in rows):
-                for where in ("simulation", "processes"):
-                    wanted = {
-                        "section": "controlled",
-                        "shape": shape,
-                        "factor": factor,
-                        "n": n,
-                        "k": k,
-                        "where": where,
-                    }
-                    title = f"**({n},{k}), {shape}, slowed {factor:g} times, {where}**"
-                    yield from _grid(results, wanted, "slowed", title)
-
-
-def _farthest(rows: list[dict[str, Any]], first: str) -> float:
-    """Return by how much medians of coded rounds differ from those of one shape, at most."""
-    fields = ("policy", "n", "k", "slowed", "factor", "where")
-    found = {
-        (*(row[name] for name in fields), row["shape"]): row["value"]
-        for row in rows
-        if row["quantile"] == 0.5 and row["where"] == "simulation" and row["policy"] in CODED
-    }
-    return max((abs(value - found[*key[:-1], first]) for key, value in found.items()), default=0.0)
-
-
-def _cloud(results: Results) -> Iterator[str]:
-    rows = results.rows(section="cloud", measure="round_over_fluid")
-    if not rows:
-        return
-    yield "## Speeds of real machines\n"
-    yield (
-        "Each cell is the median round over the fluid bound, then the 99th percentile where there "
-        "are 100 rounds. The last column is the share of workers that were more than 15 % slower "
-        "than predicted."
-    )
-    names = list(dict.fromkeys(row["policy"] for row in rows))
-    keys = ("where", "misprediction", "trace", "over", "n", "k")
-    lines = []
-    for key in sorted({tuple(row[name] for name in keys) for row in rows}, key=_order):
-        about = dict(zip(keys, key, strict=True))
-        cells: dict[str, list[tuple[float, float]]] = {}
-        for row in results.rows(section="cloud", measure="round_over_fluid", **about):
-            cells.setdefault(row["policy"], []).append((row["quantile"], row["value"]))
-        where, level, trace, over, n, k = key
-        case = f"({n},{k}), {level} misprediction ({trace}{OVER[over]}): "
-        missed = [
-            row for row in results.rows(measure="mispredicted") if row["case"].startswith(case)
-        ]
-        lines.append(
-            [
-                f"({n},{k}), {level} ({trace}{OVER[over]}), {where}",
-                *(
-                    " / ".join(f"{v:.2f}" for _, v in sorted(cells.get(name, []))) or "–"
-                    for name in names
-                ),
-                f"{missed[0]['value']:.1f} %" if missed else "–",
-            ]
-        )
-    yield from _table(["", *names, "mispredicted"], lines)
-
-
-def _traces(results: Results) -> Iterator[str]:
-    rows = results.rows(section="traces", measure="round_over_fluid", quantile=0.5)
-    if not rows:
-        return
-    yield "## `continuous` with the default predictor on every trace\n"
-    yield "Rounds over the fluid bound."
-    lines = []
-    for row in (row for row in rows if row["where"] == "simulation"):
-        key = {name: row[name] for name in ("trace", "over", "n", "k", "section")}
-        lines.append(
-            [
-                f"({row['n']},{row['k']}), {row['trace']}{OVER[row['over']]}",
-                f"{row['value']:.3f}",
-                _value(results, quantile=0.99, where="simulation", **key),
-                *_measured(results, where="processes", **key),
-                _value(results, quantile=0.99, where="processes", **key),
-            ]
-        )
-    header = ["", "median, simulated", "99 %, simulated"]
-    header += ["median, processes", "quartiles", f"99 % of {_count(results)} rounds, processes"]
-    yield from _table(header, lines)
-    yield (
-        f"On processes, the workers share {Size().cores:g} core in proportion to their speeds. "
-        "Some machines of nab are ten times slower than the others. Their workers have about a "
-        "hundredth of a core, so a message takes them long, and this trace has the longest rounds."
-    )
-
-
-def _count(results: Results) -> str:
-    """Return how many rounds a case of a trace has on processes, without disturbed ones."""
-    rows = results.rows(
-        section="traces", measure="round_over_fluid", quantile=0.5, where="processes"
-    )
-    counts = [row["repetitions"] for row in rows] or [0]
-    least, most = min(counts), max(counts)
-    return f"{least}" if least == most else f"{least} to {most}"
+    yield from table(["stored", "", *regimes], lines)
 
 
 def _predictors(results: Results) -> Iterator[str]:
@@ -388,7 +232,7 @@ def _predictors(results: Results) -> Iterator[str]:
     for name in dict.fromkeys(row["predictor"] for row in rows):
         cells = {(r["policy"], r["on"]): r["value"] for r in rows if r["predictor"] == name}
         lines.append([name, *(f"{cells[c]:.4f}" if c in cells else "–" for c in columns)])
-    yield from _table(["", *(f"{policy}, {on}" for policy, on in columns)], lines)
+    yield from table(["", *(f"{policy}, {on}" for policy, on in columns)], lines)
 
 
 def _error(results: Results) -> Iterator[str]:
@@ -396,7 +240,7 @@ def _error(results: Results) -> Iterator[str]:
         "Median round over the fluid bound at (12,9), by the standard deviation of the "
         "logarithm of predicted over actual speed."
     )
-    lines = list(_grid(results, {"section": "prediction-error"}, "error", title))
+    lines = list(grid(results, {"section": "prediction-error"}, "error", title))
     if lines:
         yield "## Sensitivity to prediction errors\n"
         yield from lines
@@ -412,7 +256,7 @@ def _regimes(results: Results) -> Iterator[str]:
         "plain dask.array the data are on the workers, and work stealing is on. As with coded "
         "rounds, the operand and the result are on one more worker, which is not slowed."
     )
-    yield from _table(["", "over bound"], [[r["policy"], f"{r['value']:.2f}"] for r in rows])
+    yield from table(["", "over bound"], [[r["policy"], f"{r['value']:.2f}"] for r in rows])
 
 
 def _lengths(results: Results) -> Iterator[str]:
@@ -428,10 +272,10 @@ def _lengths(results: Results) -> Iterator[str]:
     )
     header = ["columns of the operand", "over bound", "quartiles"]
     lines = [
-        [str(row["right"]), *_measured(results, section="lengths", right=row["right"])]
+        [str(row["right"]), *measured(results, section="lengths", right=row["right"])]
         for row in rows
     ]
-    yield from _table(header, lines)
+    yield from table(header, lines)
 
 
 def _disturbed(results: Results) -> Iterator[str]:
@@ -459,7 +303,7 @@ def _disturbed(results: Results) -> Iterator[str]:
             median, worst = np.quantile(rounds, [0.5, 0.99])
             lines.append([f"{name[0]}: {name[1]}", listed, f"{median:.3f}", f"{worst:.2f}"])
     if lines:
-        yield from _table(["", "disturbed rounds", "median of all", "99 % of all"], lines)
+        yield from table(["", "disturbed rounds", "median of all", "99 % of all"], lines)
 
 
 def _agreement(results: Results) -> Iterator[str]:
@@ -490,4 +334,4 @@ def _agreement(results: Results) -> Iterator[str]:
         "and single stripes at their end."
     )
     lines = [[f"{c}: {name}", f"{v:.2f}", f"{r:.2f}"] for c, name, v, r in pairs]
-    yield from _table(["", "simulated", "measured"], lines)
+    yield from table(["", "simulated", "measured"], lines)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import dask
@@ -132,28 +132,46 @@ class Bench:
         """
         return self.lab.measure_speeds(self._array, self._x, max(seconds, self.size.measure))
 
-    def _run(self, case: Case, run: Callable[[], float]) -> Measured:
-        """Measure rounds; the bound is that of the speeds measured before and after each.
+    def _run(self, case: Case, *runs: Callable[[], float]) -> list[Measured]:
+        """Measure rounds of contenders, which take turns in each row of speeds.
 
-        An additional first round opens connections and is left out.
+        The bound is that of the speeds measured before and after each round. An additional first
+        row opens connections and is left out.
         """
-        seconds, found = [0.0], []
-        for row in [case.speeds[0], *case.speeds]:
+        seconds = np.zeros((1 + len(case.speeds), len(runs)))
+        speeds = np.zeros((*seconds.shape, 2, case.n))
+        order = np.arange(len(runs))
+        for turn, row in enumerate([case.speeds[0], *case.speeds]):
             self.lab.set_speeds(row)
             # A worker with a hundredth of a core needs seconds for a few products.
-            before = self._measure(seconds[-1] / 2)
-            seconds.append(run())
-            found.append((before, self._measure(seconds[-1] / 2)))
-        speeds = np.array(found)[1:]
-        bounds = [fluid_time(mean, case.k, self.size.rows / case.k) for mean in speeds.mean(axis=1)]
-        return Measured(np.array(seconds[2:]) / bounds, disturbed(speeds, case.speeds))
+            last = self._measure(seconds[turn - 1].max() / 2)
+            for number in np.roll(order, -turn):
+                seconds[turn, number] = runs[number]()
+                before, last = last, self._measure(seconds[turn, number] / 2)
+                speeds[turn, number] = before, last
+        rows = self.size.rows / case.k
+        return [
+            Measured(
+                seconds[1:, number]
+                / [fluid_time(mean, case.k, rows) for mean in found.mean(axis=1)],
+                disturbed(found, case.speeds),
+            )
+            for number, found in enumerate(speeds[1:].swapaxes(0, 1))
+        ]
 
-    def run_case(self, case: Case, contender: Contender) -> Measured:
-        """Measure one round for each row of speeds."""
-        array = self._encoded(contender, case)
-        with dask.config.set({"coded.policy": contender.policy}):
-            with Rounds(self.lab.client, array, self._x, self.lab.free) as rounds:
-                return self._run(case, rounds.run_round)
+    def run_case(self, case: Case, *contenders: Contender) -> list[Measured]:
+        """Measure one round of each contender for each row of speeds; all have the same code.
+
+        They share what the cluster knows of its workers' speeds.
+        """
+        array = self._encoded(contenders[0], case)
+        with ExitStack() as stack:
+            loops = []
+            for contender in contenders:
+                with dask.config.set({"coded.policy": contender.policy}):
+                    loop = Rounds(self.lab.client, array, self._x, self.lab.free)
+                loops.append(stack.enter_context(loop))
+            return self._run(case, *(loop.run_round for loop in loops))
 
     def dask_array(self, case: Case, chunks_per_worker: int) -> Measured:
         """Measure rounds of plain dask.array, with its data on the workers.
@@ -164,4 +182,5 @@ class Bench:
         data = self.lab.client.persist(self._data(chunks_per_worker), workers=self.lab.workers)
         wait(data)
         rounds = PlainRounds(self.lab.client, data, self._x, self.lab.workers, self.lab.free)
-        return self._run(case, rounds.run_round)
+        [found] = self._run(case, rounds.run_round)
+        return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -24,6 +24,8 @@ from dask_coded.prediction.predictors import PREDICTORS
 from dask_coded.simulation import Speeds, changed, drifting, gilbert_elliott, shifted_exponential
 
 CODED = ("MDS", "S2C2", "continuous")
+#: Policies that can take turns on the same pieces.
+_IN_TURNS = ("MDS", "S2C2 basic", "S2C2", "continuous")
 
 #: Case, contender, and where it ran.
 Name = tuple[str, str, str]
@@ -187,6 +189,29 @@ class Results:
             seconds = simulated.run_case(case, CONTENDERS[name])
             self.add(case, CONTENDERS[name], "simulation", seconds / bounds, **fields)
 
+    def in_turns(self, case: Case, names: Iterable[str], versus: str) -> None:
+        """Add the time of each round over that of another contender in the same turn.
+
+        Nothing is added for a contender if all turns are disturbed under one of the two.
+        """
+        base = (case.name, versus, "processes")
+        for name in names:
+            key = (case.name, name, "processes")
+            quiet = self.quiet(key, base)
+            if not quiet.any():
+                continue
+            self.report.add(
+                f"{case.name}: {name} over {versus}, processes",
+                "time_in_turns",
+                Summary.of((self.rounds[key] / self.rounds[base])[quiet]),
+                policy=name,
+                versus=versus,
+                n=case.n,
+                k=case.k,
+                where="processes",
+                **case.fields,
+            )
+
     def gains(self, case: Case, contender: str, versus: str, where: str, **fields: Any) -> None:
         """Add the time saved over another contender, relative to its time and to our own.
 
@@ -232,9 +257,9 @@ def controlled(results: Results) -> None:
     if not results.processes:
         return
     shape = "logistic regression"
-    rounds = results.count(8)
+    rounds = results.count(13)
     real = cases.controlled(codes, [0, 3], [5], rounds, [shape])
-    on_processes(results, real[:1] if results.smoke else real, CODED, first=3)
+    on_processes(results, real[:1] if results.smoke else real, _IN_TURNS, first=3)
 
 
 def cloud(results: Results) -> None:
@@ -264,28 +289,34 @@ def cloud(results: Results) -> None:
 def on_processes(
     results: Results,
     real: list[Case],
-    names: Iterable[str],
+    names: Sequence[str],
     first: int = 0,
     size: Size | None = None,
     **goals: Any,
 ) -> None:
-    """Measure cases on worker processes; the ``first`` rounds are for learning and left out."""
+    """Measure cases on worker processes; the ``first`` rounds are for learning and left out.
+
+    Where speeds stay the same, contenders take turns: the rounds of one teach the others nothing.
+    """
     size = size or results.size
     for n in sorted({case.n for case in real}):
         with Bench.open(n, size) as bench:
             results.report.machine["throttle"] = bench.lab.kind
             for case in (case for case in real if case.n == n):
-                for name in names:
-                    found = bench.run_case(case, CONTENDERS[name])
-                    if len(case.speeds) > first:
-                        found = Measured(found.ratios[first:], found.disturbed[first:])
-                    results.add(case, CONTENDERS[name], "processes", found, **goals)
-                    row = results.rows(case=f"{case.name}: {name}, processes", quantile=0.5)[0]
-                    click.echo(f"  {row['case']}: {row['value']:.3f} of the bound", err=True)
-                if len(found.ratios) == len(case.speeds):
+                steady = (case.speeds == case.speeds[0]).all()
+                for some in [names] if steady else [[name] for name in names]:
+                    measured = bench.run_case(case, *(CONTENDERS[name] for name in some))
+                    for name, found in zip(some, measured, strict=True):
+                        if len(case.speeds) > first:
+                            found = Measured(found.ratios[first:], found.disturbed[first:])
+                        results.add(case, CONTENDERS[name], "processes", found, **goals)
+                        row = results.rows(case=f"{case.name}: {name}, processes", quantile=0.5)[0]
+                        click.echo(f"  {row['case']}: {row['value']:.3f} of the bound", err=True)
+                if steady:
+                    results.in_turns(case, names, "continuous")
+                elif "MDS" in names:
                     for ours in set(names) - {"MDS"}:
-                        if "MDS" in names:
-                            results.gains(case, ours, "MDS", "processes")
+                        results.gains(case, ours, "MDS", "processes")
 
 
 def prediction_error(results: Results) -> None:
@@ -391,7 +422,8 @@ def regimes(results: Results) -> None:
     case = replace(case, name=f"{case.name}, next to dask.array", fields=fields)
     with Bench.open(12, results.size) as bench:
         for name in ("continuous",):
-            results.add(case, CONTENDERS[name], "processes", bench.run_case(case, CONTENDERS[name]))
+            [found] = bench.run_case(case, CONTENDERS[name])
+            results.add(case, CONTENDERS[name], "processes", found)
         for chunks in (1, 16):
             plain = Contender(f"dask.array, {chunks} tasks a worker", CONTENDERS["MDS"].code, "")
             results.add(case, plain, "processes", bench.dask_array(case, chunks))

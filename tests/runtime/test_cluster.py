@@ -285,6 +285,14 @@ async def test_nothing_holds_the_pieces_after_a_round_that_failed(c, s, *workers
 
 
 @gen_cluster(client=True, nthreads=FOUR)
+async def test_kernel_that_no_worker_has_ends_the_round(c, s, *workers, monkeypatch):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    monkeypatch.setattr(worker_module, "KERNELS", {})
+    with pytest.raises(RuntimeError, match="failed: KeyError: 'matvec'"):
+        await c.compute(C @ x)
+
+
+@gen_cluster(client=True, nthreads=FOUR)
 async def test_worker_that_is_stopped_when_plugins_are_installed(c, s, *workers, monkeypatch):
     monkeypatch.setattr(extension, "_PATIENCE", 0.2)
     monkeypatch.setattr(extension, "heartbeat_interval", lambda workers: 0.01)

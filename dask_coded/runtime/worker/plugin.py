@@ -300,8 +300,8 @@ class CodedWorkerPlugin(WorkerPlugin):
         job.assign(StripeRange(*part) for part in message.ranges)
 
         def begin(x: Any) -> None:
-            kernel = KERNELS[message.kernel]
             try:
+                kernel = KERNELS[message.kernel]
                 x = None if x is None else np.require(x, requirements=["C", "A"])
                 bound = {
                     piece: streamed(kernel, data, rows, x) for piece, (data, rows) in held.items()

@@ -14,7 +14,7 @@ from benchmarks.paper.claims import MARGIN, summary
 from benchmarks.paper.processes import DISTURBED, Size
 from benchmarks.paper.sections import Results
 from benchmarks.paper.simulated import PREDICTOR
-from benchmarks.paper.tables import cloud, controlled, grid, measured, table, traces
+from benchmarks.paper.tables import cloud, controlled, grid, measured, plain_dask, table, traces
 
 HEAD = """\
 # Reproducing the S2C2 paper
@@ -104,8 +104,9 @@ def _claims(results: Results) -> Iterator[str]:
         "two it uses. For equal workers the first is at most 1 - k/n = 30 % at (10,7), and the "
         "second at most n/k - 1 = 42.9 %, so the paper's 39.3 % is probably the second. Verdicts "
         f"use the second, for S2C2, and allow {MARGIN} points. They are from processes where it "
-        "was measured there, otherwise from simulation. The mean error of predictions, 16.7 % in "
-        "the paper, has [a page of its own](prediction.md)."
+        "was measured there, otherwise from simulation. "
+        f"{plain_dask(results)}The mean error of predictions, 16.7 % in the paper, has [a page of "
+        "its own](prediction.md)."
     )
     header = ["", "published", "S2C2, processes", "continuous, processes", "S2C2, simulated"]
     yield from table([*header, "verdict", "reason"], lines)

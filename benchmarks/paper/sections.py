@@ -282,8 +282,8 @@ def cloud(results: Results) -> None:
                 if versus in names:
                     results.gains(case, ours, versus, "simulation")
     if results.processes:
-        real = cases.cloud([(10, 7)], results.count(15))
-        on_processes(results, real[:1] if results.smoke else real, CODED)
+        real = cases.cloud([(10, 7), (50, 40)], results.count(15))
+        on_processes(results, real[:1] if results.smoke else real, CODED, tasks=algorithms.PARTS)
 
 
 def on_processes(
@@ -292,11 +292,13 @@ def on_processes(
     names: Sequence[str],
     first: int = 0,
     size: Size | None = None,
+    tasks: int = 0,
     **goals: Any,
 ) -> None:
     """Measure cases on worker processes; the ``first`` rounds are for learning and left out.
 
     Where speeds stay the same, contenders take turns: the rounds of one teach the others nothing.
+    With ``tasks`` for each worker, products of dask.array are measured as over-decomposition.
     """
     size = size or results.size
     for n in sorted({case.n for case in real}):
@@ -314,9 +316,15 @@ def on_processes(
                         click.echo(f"  {row['case']}: {row['value']:.3f} of the bound", err=True)
                 if steady:
                     results.in_turns(case, names, "continuous")
-                elif "MDS" in names:
-                    for ours in set(names) - {"MDS"}:
-                        results.gains(case, ours, "MDS", "processes")
+                    continue
+                others = [name for name in names if name == "MDS"]
+                if tasks and case.n <= 12:  # of more workers the paper says nothing
+                    plain = CONTENDERS["over-decomposition"]
+                    results.add(case, plain, "processes", bench.dask_array(case, tasks))
+                    others.append(plain.name)
+                for ours, versus in product(names, others):
+                    if ours != versus:
+                        results.gains(case, ours, versus, "processes")
 
 
 def prediction_error(results: Results) -> None:

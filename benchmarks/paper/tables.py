@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from benchmarks.paper.algorithms import PARTS
 from benchmarks.paper.cases import OVER
 from benchmarks.paper.processes import Size
 from benchmarks.paper.sections import CODED, Results
@@ -41,6 +42,16 @@ def grid(results: Results, wanted: dict[str, Any], columns: str, title: str) -> 
         cells = {row[columns]: row["value"] for row in rows if row["policy"] == name}
         lines.append([name, *(f"{cells[v]:.2f}" if v in cells else "–" for v in values)])
     yield from table(["", *map(str, values)], lines)
+
+
+def plain_dask(results: Results) -> str:
+    """Say what over-decomposition is on processes, if it was measured there."""
+    if not results.rows(section="cloud", policy="over-decomposition", where="processes"):
+        return ""
+    return (
+        f"On processes, over-decomposition is Dask with {PARTS} tasks a worker, which steals tasks "
+        "and knows no speeds. "
+    )
 
 
 def controlled(results: Results) -> Iterator[str]:
@@ -124,8 +135,8 @@ def cloud(results: Results) -> Iterator[str]:
     yield "## Speeds of real machines\n"
     yield (
         "Each cell is the median round over the fluid bound, then the 99th percentile where there "
-        "are 100 rounds. The last column is the share of workers that were more than 15 % slower "
-        "than predicted."
+        f"are 100 rounds. {plain_dask(results)}The last column is the share of workers that were "
+        "more than 15 % slower than predicted."
     )
     names = list(dict.fromkeys(row["policy"] for row in rows))
     keys = ("where", "misprediction", "trace", "over", "n", "k")

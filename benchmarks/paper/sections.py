@@ -317,7 +317,7 @@ def on_processes(
                 if steady:
                     results.in_turns(case, names, "continuous")
                     continue
-                others = [name for name in names if name == "MDS"]
+                others = ["MDS"] if "MDS" in names else []
                 if tasks and case.n <= 12:  # of more workers the paper says nothing
                     plain = CONTENDERS["over-decomposition"]
                     results.add(case, plain, "processes", bench.dask_array(case, tasks))

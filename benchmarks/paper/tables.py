@@ -99,16 +99,13 @@ def _turns(results: Results) -> Iterator[str]:
         f"the same pieces. Each cell compares times over the bound in the same turn: their median "
         f"of {' or '.join(counts)} rounds, and in parentheses the quartiles."
     )
-    cells: dict[str, dict[str, str]] = {}
+    cases: dict[str, dict[str, str]] = {}
     for row in rows:
+        case = cases.setdefault(f"({row['n']},{row['k']}), {row['slowed']} slowed", {})
         low, high = row["spread"]
-        cell = f"{row['value']:.3f} ({low:.2f}–{high:.2f})"
-        cells.setdefault(f"({row['n']},{row['k']}), {row['slowed']} slowed", {})[row["policy"]] = (
-            cell
-        )
-    yield from table(
-        ["", *names], [[case, *(of.get(name, "–") for name in names)] for case, of in cells.items()]
-    )
+        case[row["policy"]] = f"{row['value']:.3f} ({low:.2f} to {high:.2f})"
+    lines = [[case, *(of.get(name, "–") for name in names)] for case, of in cases.items()]
+    yield from table(["", *names], lines)
 
 
 def _farthest(rows: list[dict[str, Any]], first: str) -> float:

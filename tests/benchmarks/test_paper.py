@@ -53,3 +53,18 @@ def test_disturbed_rounds_are_left_out_and_listed(tmp_path):
     page = (tmp_path / "page.md").read_text()
     assert "3 of 10 rounds" in page
     assert "| (3,2), some trace: continuous | 1.70, 1.80 | 1.200 | 1.80 |" in page
+
+
+def test_policies_in_turns_are_compared_without_disturbed_rounds(tmp_path):
+    fields = {"section": "controlled", "slowed": 0, "factor": 5, "shape": "some shape"}
+    case = Case("(3,2), some case", 3, 2, QUOTAS, fields=fields)
+    ours = Measured(np.array([1.0, 1.0, 2.0, 1.0, 9.0]), np.array([0, 0, 0, 0, 1], bool))
+    theirs = Measured(np.array([9.0, 1.5, 2.0, 1.2, 1.0]), np.array([1, 0, 0, 0, 0], bool))
+    results = Results(Report("paper"))
+    results.add(case, CONTENDERS["continuous"], "processes", ours)
+    results.add(case, CONTENDERS["MDS"], "processes", theirs)
+    results.in_turns(case, ["MDS", "continuous"], "continuous")
+    row = results.rows(measure="time_in_turns", policy="MDS")[0]
+    assert (row["value"], row["repetitions"]) == (pytest.approx(1.2), 3)
+    write_page(tmp_path / "page.md", results)
+    assert "| (3,2), 0 slowed | 1.200 (1.10 to 1.35) |" in (tmp_path / "page.md").read_text()

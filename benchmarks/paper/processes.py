@@ -173,14 +173,16 @@ class Bench:
                 loops.append(stack.enter_context(loop))
             return self._run(case, *(loop.run_round for loop in loops))
 
-    def dask_array(self, case: Case, chunks_per_worker: int) -> Measured:
+    def dask_array(self, case: Case, chunks_per_worker: int) -> tuple[Measured, float]:
         """Measure rounds of plain dask.array, with its data on the workers.
 
-        The pieces of the previous contender stay there, because speeds are measured on them.
+        Return also the share of the data that a worker has or has fetched by then, on average. The
+        pieces of the previous contender stay there, because speeds are measured on them.
         """
         self.lab.set_speeds(np.inf)
         data = self.lab.client.persist(self._data(chunks_per_worker), workers=self.lab.workers)
         wait(data)
         rounds = PlainRounds(self.lab.client, data, self._x, self.lab.workers, self.lab.free)
         [found] = self._run(case, rounds.run_round)
-        return found
+        self.lab.set_speeds(np.inf)
+        return found, float(rounds.held().mean())

@@ -212,6 +212,11 @@ class Results:
                 **case.fields,
             )
 
+    def held(self, share: float, where: str, **fields: Any) -> None:
+        """Add the share of uncoded data that a worker has come to hold."""
+        case = "{n} workers, {rounds} rounds, {trace}".format_map(fields)
+        self.report.add(f"{case}, {where}", "share_held", 100 * share, "%", where=where, **fields)
+
     def gains(self, case: Case, contender: str, versus: str, where: str, **fields: Any) -> None:
         """Add the time saved over another contender, relative to its time and to our own.
 
@@ -320,7 +325,10 @@ def on_processes(
                 others = ["MDS"] if "MDS" in names else []
                 if tasks and case.n <= 12:  # of more workers the paper says nothing
                     plain = CONTENDERS["over-decomposition"]
-                    results.add(case, plain, "processes", bench.dask_array(case, tasks))
+                    times, held = bench.dask_array(case, tasks)
+                    results.add(case, plain, "processes", times)
+                    rounds = 1 + len(case.speeds)
+                    results.held(held, "processes", n=n, rounds=rounds, **case.fields)
                     others.append(plain.name)
                 for ours, versus in product(names, others):
                     if ours != versus:
@@ -464,22 +472,12 @@ def where_coding_pays(results: Results) -> None:
                 section="storage",
                 where="simulation",
             )
-    n, k = 12, 10
-    rounds = results.count(270)
+    n, rounds = 12, results.count(270)
     for level, trace in cases.CLOUDS.items():
         speeds = cases.replayed(trace, n, rounds)
-        results.report.add(
-            f"{n} workers, {rounds} rounds, {trace}",
-            "share_held",
-            100 * float(storage.held(speeds).mean()),
-            "%",
-            misprediction=level,
-            trace=trace,
-            rounds=rounds,
-            n=n,
-            k=k,
-            where="simulation",
-        )
+        held = float(storage.held(speeds).mean())
+        about = {"misprediction": level, "trace": trace}
+        results.held(held, "simulation", n=n, rounds=rounds, **about)
 
 
 def whole_algorithm(results: Results, name: str) -> None:

@@ -442,7 +442,8 @@ def regimes(results: Results) -> None:
             results.add(case, CONTENDERS[name], "processes", found)
         for chunks in (1, 16):
             plain = Contender(f"dask.array, {chunks} tasks a worker", CONTENDERS["MDS"].code, "")
-            results.add(case, plain, "processes", bench.dask_array(case, chunks))
+            times, _ = bench.dask_array(case, chunks)
+            results.add(case, plain, "processes", times)
 
 
 def lengths(results: Results) -> None:

@@ -75,7 +75,9 @@ class Progress(Summary):
 
 
 class Loop:
-    """A loop that keeps and reports nothing.
+    """How an algorithm reports its rounds and resumes; this base class does neither.
+
+    :func:`dask_coded.submit` replaces it by one whose state is kept by other workers.
 
     Examples
     --------

@@ -69,6 +69,11 @@ def chebyshev_rounds(
     -------
     ndarray, shape of ``signal``
 
+    Raises
+    ------
+    ValueError
+        If the terms grow, because an eigenvalue is greater than ``lmax``.
+
     Examples
     --------
     >>> import numpy as np
@@ -79,6 +84,9 @@ def chebyshev_rounds(
     """
     x = np.asarray(signal, dtype=np.float64)
     c = np.asarray(coefficients, dtype=np.float64)
+    # No term is longer than the signal if the Laplacian is symmetric. With that of a random walk
+    # terms may be longer by the square root of the ratio of degrees.
+    most = 1e3 * np.linalg.norm(x)
     to_come = np.append(np.cumsum(np.abs(c)[::-1])[::-1], 0.0)
     first, before, now, y = loop.resume((1, np.zeros_like(x), x, c[0] * x))
     for k in range(first, len(c)):
@@ -89,6 +97,11 @@ def chebyshev_rounds(
         if k > 1:
             found *= 2
             found -= before
+        if np.linalg.norm(found) > most:
+            raise ValueError(
+                "Argument 'lmax' must be at least the largest eigenvalue of the Laplacian: with "
+                f"{lmax:.4g} the expansion diverges. Pass a larger one."
+            )
         before, now = now, found
         y = y + c[k] * now
         loop.report(
@@ -171,8 +184,8 @@ def filter(
     order : int, optional
         The degree of the expansion, and so the number of products; replaces ``tol``.
     lmax : float, optional
-        An upper bound on the eigenvalues. Default: 2 if ``normalized``; otherwise ten to thirty
-        rounds are spent to find a bound.
+        An upper bound on the eigenvalues; with less the result is wrong. Default: 2 if
+        ``normalized``; otherwise ten to thirty rounds are spent to find a bound.
     weight, code, client, callback
         As for :func:`pagerank`.
 
@@ -185,7 +198,8 @@ def filter(
     ------
     ValueError
         If the graph is directed, the signal does not fit the graph, the kernel is not smooth
-        enough for ``tol``, an argument is out of range, or there is no client.
+        enough for ``tol``, the expansion diverges because ``lmax`` is too small, another argument
+        is out of range, or there is no client.
 
     Notes
     -----

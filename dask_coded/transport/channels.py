@@ -33,6 +33,7 @@ from dask_coded.transport.messages.rounds import (
     DropRound,
     OperandChunk,
     ParticipantRuns,
+    StartRound,
     StopRound,
 )
 from dask_coded.transport.wire import pack, unpack
@@ -130,6 +131,13 @@ class _Outbox:
         self._waiting = [
             m for m in self._waiting if m.run_id != run_id or not isinstance(m, OperandChunk)
         ]
+
+    def withdraw(self, run_id: Key) -> bool:
+        """If the first message of a run still waits, write none of it; return whether it did."""
+        if not any(isinstance(m, StartRound) and m.run_id == run_id for m in self._waiting):
+            return False
+        self._waiting = [m for m in self._waiting if m.run_id != run_id]
+        return True
 
     def close(self) -> None:
         self._waiting = []
@@ -272,11 +280,18 @@ class Channel:
     def end(self, run_id: Key, began: float) -> None:
         """Stop listening to a run that began at ``began``, and have the peer drop its part.
 
-        A peer that owes no answer is sent :class:`DropRound` with the next message. A peer that
-        owes one is sent :class:`StopRound` at once; :attr:`asked` then starts again from now,
-        unless it dates from before the run.
+        If the run's first message still waits for earlier ones, the peer never hears of the run.
+        Otherwise, a peer that owes no answer is sent :class:`DropRound` with the next message. A
+        peer that owes one is sent :class:`StopRound` at once; :attr:`asked` then starts again from
+        now, unless it dates from before the run.
         """
         self._listeners.pop(run_id, None)
+        if self._outbox.withdraw(run_id):
+            # The peer is stopped, perhaps. Messages, and their operands, must not pile up for it.
+            self._sent.discard(run_id)
+            if self.asked is not None and self.asked >= began:
+                self.asked = None
+            return
         self._outbox.discard(run_id)
         if run_id not in self._sent:
             return

@@ -116,9 +116,10 @@ async def _ask(
                 worker.rpc(address).coded_rows(key=key, start=start, stop=stop, room=room),
                 lambda: worker.rpc(address).coded_rows(key=key, start=0, stop=0),
             )
-    except OSError as exc:  # a TimeoutError is one, too
+    except (OSError, MemoryError) as exc:  # of either worker; a TimeoutError is an OSError, too
         raise RowsGoneError(address, isinstance(exc, TimeoutError)) from exc
-    if answer["gone"]:
+    # A worker that has just joined, and has no plugin yet, answers with None.
+    if not answer or answer["gone"]:
         raise RowsGoneError(address, silent=False)
     return answer
 

@@ -516,6 +516,24 @@ async def test_piece_that_its_worker_cannot_read(c, s, *workers):
     assert "cannot read the piece" in log.getvalue()
 
 
+@gen_cluster(client=True, nthreads=FOUR, timeout=60)
+async def test_a_piece_is_rebuilt_without_one_that_its_worker_cannot_read(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 2), c)
+    first, *_, last = (next(w for w in workers if w.address == a) for a in C.encoded.workers)
+    key, held = C.encoded.futures[0].key, worker_plugin(first).disk.held
+
+    def unreadable(wanted):
+        if wanted == key:
+            raise OSError("on purpose")
+        return held(wanted)
+
+    worker_plugin(first).disk.held = unreadable
+    lost = C.encoded.futures[3].key
+    await last.close()
+    await async_poll_for(lambda: s.tasks[lost].state == "memory", timeout=30)
+    np.testing.assert_allclose(await c.compute(C @ x), A @ x)
+
+
 @gen_cluster(client=True, nthreads=FOUR)
 async def test_workers_out_of_reach_of_the_coordinator_alone(c, s, *workers):
     C = await coded.encode(A, coded.MDS(4, 3), c)

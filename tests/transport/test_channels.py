@@ -17,6 +17,7 @@ from dask_coded.transport.messages.rounds import (
     DropRound,
     ParticipantRuns,
     RoundStopped,
+    StartRound,
     StopRound,
     WithdrawStripes,
 )
@@ -105,6 +106,26 @@ async def test_a_call_that_a_round_did_not_wait_for_says_nothing(s, a, b, monkey
     assert channel.patience == 1
 
 
+def start_round(run_id: str) -> StartRound:
+    return StartRound(
+        run_id,
+        kernel="matvec",
+        operand=None,
+        parts=(),
+        shared=False,
+        stripes=1,
+        pieces=(),
+        neighbours=(),
+        ranges=(),
+        least_batch=1,
+        interval=1.0,
+        growth=1.0,
+        lead=0.0,
+        series="",
+        attempt=None,
+    )
+
+
 @asynccontextmanager
 async def saying_nothing():
     """Listen, and say nothing; yield the address, when one connects, and what each has sent."""
@@ -155,6 +176,25 @@ async def test_a_channel_that_is_still_connecting_can_be_broken(s, a):
         channel.abort()
         await async_poll_for(lambda: lost, timeout=30)
     assert channel.closed and lost == [Closed("run")]
+
+
+@gen_cluster(nthreads=[("127.0.0.1", 1)])
+async def test_rounds_that_a_stopped_peer_never_hears_of_leave_nothing(s, a):
+    """Their operands must not pile up, whatever the policy sends to it."""
+    async with saying_nothing() as (address, connected, _):
+        channel = Exchange.of(a).channel(address)
+        await connected.wait()
+        channel.listen("first", lambda message: None)
+        channel.send(StopRound("first"))  # of a round that it knows
+        waiting = list(channel._outbox._waiting)
+        for number in range(3):
+            run = f"run-{number}"
+            channel.listen(run, lambda message: None)
+            channel.send(start_round(run))
+            channel.send(WithdrawStripes(run, ()))
+            channel.end(run, 0.0)
+        assert channel._outbox._waiting == waiting
+        channel.abort()
 
 
 @gen_cluster(nthreads=[("127.0.0.1", 1)] * 2)

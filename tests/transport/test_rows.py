@@ -109,3 +109,20 @@ async def test_memory_that_a_late_worker_may_write_into_is_not_used_again(c, s, 
         await reader.read(address, "y", 0, 30, ROW)
     np.testing.assert_array_equal(await reader.read(address, "x", 30, 60, ROW), WIDE[30:])
     np.testing.assert_array_equal(before, WIDE[:30])
+
+
+@gen_cluster(**TWO)
+async def test_a_worker_that_has_no_plugin_or_no_memory_has_no_rows(c, s, *workers):
+    reader = await a_reader(c, *workers)
+    x = await c.scatter({"x": WIDE}, workers=[workers[1].address])  # noqa: F841
+
+    def no_room(**arguments):
+        raise MemoryError
+
+    handlers = workers[1].handlers
+    handlers["coded_rows"] = no_room
+    with pytest.raises(RowsGoneError):
+        await reader.read(workers[1].address, "x", 0, 30, ROW)
+    del handlers["coded_rows"]
+    with pytest.raises(RowsGoneError):
+        await reader.read(workers[1].address, "x", 0, 30, ROW)

@@ -105,6 +105,7 @@ class Delivery:
         self._blocks_of = blocks_of
         self._hosts: list[list[int]] = []  # workers of each host; the first one is its receiver
         self._host_of: dict[int, int] = {}
+        self._needed_on: dict[int, list[int]] = {}  # blocks, by host
         self._in_chunks = False
         self._parts: list[_Entries] = []  # in the order of the numbers of their chunks
         self._part_of: dict[int, _Entries] = {}  # by block; that of the whole operand by _ALL
@@ -152,8 +153,14 @@ class Delivery:
         """Return the blocks whose entries a worker and its neighbours need."""
         if self._footprints is None:
             return [_ALL]
-        there = self._hosts[self._host_of[worker]] if worker in self._host_of else [worker]
-        return sorted({block for each in there for block in self._blocks_of(each)})
+        host = self._host_of.get(worker)
+        if host is None:
+            return sorted(set(self._blocks_of(worker)))
+        # Once for each host: for each worker it would be quadratic in the workers of a host.
+        if host not in self._needed_on:
+            found = {block for each in self._hosts[host] for block in self._blocks_of(each)}
+            self._needed_on[host] = sorted(found)
+        return self._needed_on[host]
 
     def _add(self, block: int, hosts: Sequence[int]) -> _Entries:
         assert self._operand is not None

@@ -21,23 +21,28 @@ MANY = 1000
 _SOON = 2.0
 
 
-def fetching(tasks: Iterable[TaskState]) -> dict[str, list[TaskState]]:
-    """Return from which workers tasks may now fetch what they need before they begin.
-
-    A worker is left out if nothing can be done for what it has: it is nowhere else and takes long
-    to compute.
-    """
-    found: dict[str, list[TaskState]] = {}
+def fetching(tasks: Iterable[TaskState]) -> dict[str, list[tuple[TaskState, TaskState]]]:
+    """Return from which workers tasks may now fetch what they need before they begin, and what."""
+    found: dict[str, list[tuple[TaskState, TaskState]]] = {}
     for ts in tasks:
         there = ts.processing_on
         if there is None or ts in there.long_running:
             continue
         for dts in ts.dependencies:
             holders = dts.who_has or set()
-            if there not in holders and (len(holders) > 1 or _is_cheap(dts)):
+            if there not in holders:
                 for ws in holders:
-                    found.setdefault(ws.address, []).append(ts)
+                    found.setdefault(ws.address, []).append((ts, dts))
     return found
+
+
+def helped(fetched: Iterable[tuple[TaskState, TaskState]]) -> list[TaskState]:
+    """Return the tasks for which something can be done if they fetch from a silent worker.
+
+    What they need is somewhere else, or soon computed again. Ask only about silent workers, because
+    this may look at a thousand tasks for each.
+    """
+    return [ts for ts, dts in fetched if len(dts.who_has or ()) > 1 or _is_cheap(dts)]
 
 
 def under_way(tasks: Iterable[TaskState]) -> list[TaskState]:

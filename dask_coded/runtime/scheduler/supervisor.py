@@ -282,7 +282,8 @@ class Supervisor:
         self._tell_leaders(owing)
         for address, seconds in owing.items():
             late = [ts for ts in watched[address] if seconds >= self._patience(ts)]
-            waiting = [ts for ts in fetching.get(address, ()) if self._waits(ts, address, seconds)]
+            helped = stuck.helped(fetching.get(address, ()))
+            waiting = [ts for ts in helped if self._waits(ts, address, seconds)]
             moved = [
                 ts for ts in computing.get(address, ()) if self._awaited.give_up_here(ts, seconds)
             ]

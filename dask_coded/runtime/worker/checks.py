@@ -45,8 +45,7 @@ async def _make(plugin: CodedWorkerPlugin, array_id: str, block: int) -> Any:
                 try:
                     return await check_of(plugin, recipe, block)
                 except RowsGoneError as gone:
-                    if gone.silent:
-                        avoid.append(gone.address)
+                    avoid.append(gone.address)
         await backoff.wait()
 
 

@@ -26,6 +26,7 @@ import numpy as np
 from benchmarks import traces
 from benchmarks.model_card import blocks, page, read
 from benchmarks.paper import sections
+from benchmarks.paper.results import Results
 from benchmarks.references import OWN, PUBLISHED, RECENT, TRACE, references
 from benchmarks.report import Report, Summary, options, picture, side_by_side
 from benchmarks.traces import PARTS, before_test, series
@@ -165,7 +166,7 @@ def add_rows(report: Report, trace: str, trial: Trial) -> None:
 
 def add_rounds(report: Report, smoke: bool) -> None:
     """Add simulated rounds with every predictor, as on the page about the paper."""
-    results = sections.Results(Report(report.name), smoke=smoke, processes=False)
+    results = Results(Report(report.name), smoke=smoke, processes=False)
     sections.predictors(results)
     report.rows += results.report.rows
 

@@ -14,7 +14,8 @@ import click
 
 from benchmarks.paper.page import write_page
 from benchmarks.paper.plots import write_plots
-from benchmarks.paper.sections import SECTIONS, Results
+from benchmarks.paper.results import Results
+from benchmarks.paper.sections import SECTIONS
 from benchmarks.report import Report
 
 

@@ -12,7 +12,7 @@ from benchmarks.paper import algorithms
 from benchmarks.paper.algorithms import COPIES, PARTS
 from benchmarks.paper.claims import MARGIN, summary
 from benchmarks.paper.processes import DISTURBED, Size
-from benchmarks.paper.sections import Results
+from benchmarks.paper.results import Results
 from benchmarks.paper.simulated import PREDICTOR
 from benchmarks.paper.tables import cloud, controlled, grid, measured, plain_dask, table, traces
 

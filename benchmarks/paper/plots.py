@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.paper import storage
-from benchmarks.paper.sections import Results
+from benchmarks.paper.results import Results
 from benchmarks.report import picture
 
 

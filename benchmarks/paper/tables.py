@@ -8,7 +8,8 @@ from typing import Any
 from benchmarks.paper.algorithms import PARTS
 from benchmarks.paper.cases import OVER
 from benchmarks.paper.processes import Size
-from benchmarks.paper.sections import CODED, Results
+from benchmarks.paper.results import Results
+from benchmarks.paper.sections import CODED
 
 
 def _value(results: Results, **wanted: Any) -> str:

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.paper.cases import CONTENDERS, Case
 from benchmarks.paper.page import write_page
 from benchmarks.paper.processes import Measured, disturbed
-from benchmarks.paper.sections import Results
+from benchmarks.paper.results import Results
 from benchmarks.report import Report
 
 QUOTAS = np.array([[0.1, 0.1, 0.02]] * 5)

@@ -167,7 +167,7 @@ def test_what_workers_without_a_code_come_to_hold() -> None:
 
 def test_verdicts_rest_on_processes_where_there_are_any() -> None:
     from benchmarks.paper.claims import summary
-    from benchmarks.paper.sections import Results
+    from benchmarks.paper.results import Results
     from benchmarks.report import Report
 
     results = Results(Report("paper"))
@@ -197,7 +197,7 @@ def test_verdicts_rest_on_processes_where_there_are_any() -> None:
 
 def test_rounds_do_not_replace_others_of_the_same_name() -> None:
     from benchmarks.paper.cases import CONTENDERS, Case
-    from benchmarks.paper.sections import Results
+    from benchmarks.paper.results import Results
     from benchmarks.report import Report
 
     case = Case("some case", 4, 3, np.ones((2, 4)))

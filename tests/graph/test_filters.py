@@ -210,6 +210,14 @@ def test_heat_on_the_logo_is_pygsp(normalized):
     np.testing.assert_allclose(found, expected, atol=1e-8)
 
 
+def test_an_expansion_that_diverges_is_refused():
+    matrix = laplacian(as_graph(nx.star_graph(50)))  # whose greatest eigenvalue is 51
+    signal = np.random.default_rng(0).standard_normal(51)
+    coefficients = chebyshev_coefficients(Heat(2.0), 8.5)
+    with pytest.raises(ValueError, match=r"'lmax' must be at least .* with 8.5 the expansion"):
+        chebyshev_rounds(matrix, signal, coefficients, 8.5)
+
+
 # -- the public function -----------------------------------------------------------------------
 
 

@@ -113,8 +113,8 @@ class Claim(NamedTuple):
         if gain.over_ours >= self.least - MARGIN:
             if self.versus == "over-decomposition":
                 return (
-                    "on processes it is Dask, which knows no speeds; in simulation, blocks go where "
-                    "predicted speeds say"
+                    "on processes it is Dask, which knows no speeds; in simulation, blocks go "
+                    "where predicted speeds say"
                 )
             return ""
         if self.algorithm:

@@ -117,15 +117,15 @@ def _algorithms(results: Results) -> Iterator[str]:
     if not rows:
         return
     yield "## Whole algorithms\n"
+    repetitions = {row["repetitions"] for row in rows}
     yield (
         "Time of an algorithm over that of `continuous`, on processes whose speeds follow "
         "machines of a trace by the clock; the differences between the machines are kept. "
-        f"Medians of {' or '.join(map(str, sorted({row['repetitions'] for row in rows})))} runs in "
-        "turns, and in parentheses the range; contenders that differ from `continuous` by less "
-        f"than {algorithms.CLOSE:.0%} run more often. The column of Dask has {PARTS} "
-        "tasks a worker, whose blocks are fetched when they are stolen. The client drives it: in "
-        "each round it sends the operand to every worker and gathers the results. The others "
-        "have a coordinator in the cluster, on a worker that is not slowed. (The simulated tables "
+        f"Medians of {min(repetitions)} to {max(repetitions)} runs in turns, and in parentheses "
+        "the range; the less a contender differs from `continuous`, the more often it runs. The "
+        f"column of Dask has {PARTS} tasks a worker, whose blocks are fetched when they are "
+        "stolen. The client drives it: in each round it sends the operand to every worker and "
+        "gathers the results. The others have a coordinator in the cluster, on a worker that is not slowed. (The simulated tables "
         "below have another method, over-decomposition, which assigns small blocks by predicted "
         "speeds.) The "
         f"predictor is `{PREDICTOR}`. The columns from MDS to `continuous` use MDS codes, and for "

@@ -139,6 +139,11 @@ class _Outbox:
         self._waiting = [m for m in self._waiting if m.run_id != run_id]
         return True
 
+    @property
+    def will_stop(self) -> bool:
+        """Whether a message waits whose answer shows that the peer runs."""
+        return any(isinstance(m, StopRound) for m in self._waiting)
+
     def close(self) -> None:
         self._waiting = []
         if self._task is not None:
@@ -280,18 +285,14 @@ class Channel:
     def end(self, run_id: Key, began: float) -> None:
         """Stop listening to a run that began at ``began``, and have the peer drop its part.
 
-        If the run's first message still waits for earlier ones, the peer never hears of the run.
-        Otherwise, a peer that owes no answer is sent :class:`DropRound` with the next message. A
-        peer that owes one is sent :class:`StopRound` at once; :attr:`asked` then starts again from
-        now, unless it dates from before the run.
+        If the run's first message still waits for earlier ones, it is not sent any more. A peer
+        that owes no answer is sent :class:`DropRound` with the next message. A peer that owes one
+        is sent :class:`StopRound` at once; :attr:`asked` then starts again from now, unless it
+        dates from before the run. One such message is enough for all runs that were not begun.
         """
         self._listeners.pop(run_id, None)
-        if self._outbox.withdraw(run_id):
-            # The peer is stopped, perhaps. Messages, and their operands, must not pile up for it.
-            self._sent.discard(run_id)
-            if self.asked is not None and self.asked >= began:
-                self.asked = None
-            return
+        # Messages, and their operands, must not pile up for a peer that is stopped.
+        unheard = self._outbox.withdraw(run_id)
         self._outbox.discard(run_id)
         if run_id not in self._sent:
             return
@@ -301,8 +302,9 @@ class Channel:
         if self.closed:
             return
         if self.asked is None:
-            self._over.append(DropRound(run_id))
-        else:
+            if not unheard:
+                self._over.append(DropRound(run_id))
+        elif not (unheard and self._outbox.will_stop):
             if self.asked >= began:
                 self.asked = None
             self.send(StopRound(run_id))

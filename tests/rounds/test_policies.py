@@ -1,13 +1,13 @@
-"""The baselines that S2C2 is compared with."""
+"""The baselines that S2C2 is compared with, and when the continuous policy computes twice."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from dask_coded.codes import Repetition
-from dask_coded.rounds import Layout
-from dask_coded.rounds.policies import Replication
+from dask_coded.codes import MDS, Code, RandomLinear, Repetition
+from dask_coded.rounds import Assign, Layout, Reporting, Round, StripeRange
+from dask_coded.rounds.policies import Continuous, Replication
 from dask_coded.simulation import Simulation, constant
 
 
@@ -29,3 +29,21 @@ def test_replication_speculates_on_a_bounded_number_at_once() -> None:
     capped = Simulation(Repetition(8, 5), slow, policy=lambda: Replication(cap=1)).step()
     free = Simulation(Repetition(8, 5), slow, policy=lambda: Replication(cap=4)).step()
     assert free.seconds < capped.seconds
+
+
+@pytest.mark.parametrize("code", [MDS(3, 2), RandomLinear(3, 2, density=1.0)])
+def test_a_worker_that_goes_on_as_before_is_not_helped_until_it_is_overdue(code: Code) -> None:
+    layout = Layout.of(code, code.place.tolist(), np.ones((1, 42)))
+    speeds, lags = np.full(3, 100.0), np.full(3, 0.01)
+    round_ = Round(layout, Continuous(), speeds, 0.0, Reporting(0.2), lags)
+    first = [StripeRange(0, 0, 28)], [StripeRange(1, 28, 42), StripeRange(1, 0, 14)]
+    round_.start([*first, [StripeRange(2, 14, 42)]])
+    # All three compute 28 stripes in 0.28 seconds, and worker 2 says so after 21.
+    round_.share(2, [StripeRange(2, 14, 35)], 0.21, 0.22)
+    for worker in (0, 1):
+        round_.record(worker, first[worker], 0.28, 0.29)
+    assert not round_.react(0.29) + round_.react(0.30)
+    assert round_.wake is not None
+    # Only worker 0 can replace the last seven stripes: worker 1 has computed them already.
+    helped = [command for command in round_.react(0.32) if isinstance(command, Assign)]
+    assert [command.worker for command in helped] == [0]

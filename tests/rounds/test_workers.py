@@ -57,6 +57,7 @@ def from_scratch(
         if not len(ratios):
             normal = np.full(len(speed), 20 * interval)
         quiet = np.nan_to_num(now - asked)
+        overdue = quiet > np.where(workers.todo > 0, left, 0.0) + 2 * lags
         late = quiet - normal
         computed = speed * (quiet - np.where(known, 0.0, lags)) if len(ratios) else 0.0
         backlog = np.clip(workers.todo - computed, 0.0, workers.todo)
@@ -68,7 +69,8 @@ def from_scratch(
         )
         speed = np.where(late > 0, slowed, speed)
         latest = np.where(workers.todo > 0, workers.todo / speed, 0.0)
-        return Estimate(speed, backlog, latest, np.where(backlog > 0, backlog / speed, 0.0))
+        eta = np.where(backlog > 0, backlog / speed, 0.0)
+        return Estimate(speed, backlog, latest, eta, overdue)
 
 
 # What happens to which worker: it is assigned or reports so many stripes, or some are withdrawn.

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import mmap
 import os
 import re
 import weakref
 from pathlib import Path
+from unittest.mock import patch
 
 import dask.array as da
 import numpy as np
 import pytest
+import scipy.sparse
 from dask.sizeof import sizeof
-from distributed import Nanny
+from distributed import Nanny, Worker
 from distributed.protocol import deserialize_bytes, serialize_bytes
 from distributed.protocol.serialize import deserialize, serialize
 from distributed.spill import SpillBuffer
@@ -219,6 +222,21 @@ async def test_no_more_than_dask_may_spill(c, s, *workers):
 # -- on a cluster ------------------------------------------------------------------------------
 
 
+async def spoil(worker: Worker, wrong: str) -> None:
+    """Have a worker spill its piece, and spoil the file."""
+    await async_poll_for(lambda: len(worker.data) == 1)  # the blocks are released
+    while worker.data.fast:
+        worker.data.evict()
+    folder = Path(worker.local_directory) / "storage"
+    (file,) = folder.iterdir()
+    if wrong == "truncated":
+        file.write_bytes(file.read_bytes()[:100])
+    else:
+        file.unlink()
+    if wrong == "folder":
+        folder.rmdir()
+
+
 @pytest.mark.parametrize("verify", [False, True])
 @pytest.mark.parametrize("source", ["numpy", "chunks", "columns", "blocks"])
 def test_rounds_over_pieces_larger_than_memory(source, verify):
@@ -259,6 +277,51 @@ async def test_pieces_that_dask_has_spilled(c, s, *workers):
     np.testing.assert_allclose(await c.compute(C @ x), A @ x)
     assert all(w.data.spilled_total.disk < 1000 for w in workers)
     np.testing.assert_allclose(await c.compute(C), A, atol=1e-12)
+
+
+@pytest.mark.parametrize("wrong", ["folder", "file", "truncated"])
+@pytest.mark.parametrize("source", [A, scipy.sparse.random_array((600, 50), density=0.4)])
+def test_pieces_that_dask_has_spilled_and_that_are_lost_are_made_again(source, wrong):
+    @gen_cluster(**FOUR | {"worker_kwargs": {"memory_limit": 5 * 10**6}})
+    async def test(c, s, *workers):
+        C = await coded.encode(source, coded.MDS(4, 3), c)
+        first = next(w for w in workers if w.address == C.encoded.workers[0])
+        await spoil(first, wrong)
+        key = C.encoded.futures[0].key
+        for _ in range(2):
+            found = await coded.submit(lambda C: C @ x, C, client=c, workers=first.address)
+            np.testing.assert_allclose(found, source @ x)
+        await async_poll_for(lambda: s.tasks[key].state == "memory" and not first.data.slow)
+        assert Disk.of(first).held(key) is not None
+        while first.data.fast:  # Dask can spill it once more
+            first.data.evict()
+        np.testing.assert_allclose(await c.compute(C @ x), source @ x)
+
+    test()
+
+
+@gen_cluster(**FOUR | {"worker_kwargs": {"memory_limit": 5 * 10**6}})
+async def test_a_round_ends_if_too_many_spilled_pieces_are_lost(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    for w in workers[:2]:
+        await spoil(w, "file")
+    with pytest.raises(coded.CodedDataLostError, match="2 of its 4 pieces"):
+        await c.compute(C @ x)
+    assert all(w.status.name == "running" for w in workers)
+
+
+@gen_cluster(**FOUR | {"worker_kwargs": {"memory_limit": 5 * 10**6}})
+async def test_spilled_pieces_that_cannot_be_read_for_the_moment_are_kept(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    key = C.encoded.futures[0].key
+    first = next(w for w in workers if w.address == C.encoded.workers[0])
+    while first.data.fast:
+        first.data.evict()
+    for error in (OSError(errno.EMFILE, "on purpose"), MemoryError()):
+        with patch.object(SpillBuffer, "__getitem__", side_effect=error):
+            assert Disk.of(first).held(key) is None
+    await asyncio.sleep(0)
+    assert first.state.tasks[key].state == "memory"
 
 
 @gen_cluster(**FOUR | {"worker_kwargs": {"memory_limit": 5 * 10**6}})

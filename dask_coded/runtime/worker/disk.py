@@ -12,18 +12,22 @@ What Dask spills of it is a note that names the mapping. The worker keeps the ma
 releases the key.
 
 Pieces are in memory as long as they alone fit there, because other data are not used in each
-round. A piece that Dask has spilled nevertheless is copied to a file when a round needs it.
+round. A piece that Dask has spilled nevertheless is copied to a file when a round needs it. If what
+Dask has spilled is lost, Dask notices nothing, so the worker gives up its copy.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import logging
 import mmap
 import os
 import tempfile
 import threading
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakValueDictionary
 
@@ -31,9 +35,11 @@ import numpy as np
 from dask.sizeof import sizeof
 from dask.typing import Key
 from distributed import get_worker
+from distributed.metrics import time
 from distributed.protocol.numpy import deserialize_numpy_ndarray, serialize_numpy_ndarray
 from distributed.protocol.serialize import dask_deserialize, dask_serialize
 from distributed.spill import SpillBuffer
+from distributed.worker_state_machine import RemoveReplicasEvent
 from tornado.ioloop import PeriodicCallback
 
 from dask_coded.rounds.kernels import Kernel, Product, Rows
@@ -48,6 +54,8 @@ _ABLE = all([hasattr(os, "posix_fallocate"), hasattr(mmap, "MADV_DONTNEED")])
 _TRIM_SECONDS = 0.02
 # What Dask counts for an array in a file.
 _SIZE = 200
+# What is wrong with a file that will never be read. With too many open files, for example, it may.
+_LOST = {errno.ENOENT, errno.EIO, errno.ESTALE}
 # Bytes that are copied at once.
 _SLICE = 2**24
 _numbers = itertools.count()
@@ -207,12 +215,37 @@ class Disk:
         return array
 
     def held(self, key: Key) -> Any:
-        """Return an array that this worker holds, in memory or on the disk; None if it does not.
+        """Return an array that this worker holds, in memory or on the disk.
 
-        Arrays in files are not looked up in ``worker.data``, which would read their notes.
+        None if it holds none, or cannot read it. If what Dask has spilled is lost, this worker soon
+        does not hold it any more. Arrays in files are not looked up in ``worker.data``, which would
+        read their notes.
         """
-        found = self._kept.get(key)
-        return self._worker.data.get(key) if found is None else found
+        if (found := self._kept.get(key)) is not None:
+            return found
+        try:
+            return self._worker.data.get(key)
+        except Exception as exc:
+            logger.exception("Worker %s cannot read %r", self._worker.address, key)
+            if _is_lost(exc):
+                self._worker.loop.add_callback(self._give_up, key, exc)
+            return None
+
+    def _give_up(self, key: Key, reason: Exception) -> None:
+        """Let Dask know that data are not here any more; it makes them again if they are wanted."""
+        task = self._worker.state.tasks.get(key)
+        if task is None or task.state != "memory" or not self.is_spilled(key):
+            return
+        if any(other.state in ("executing", "long-running") for other in task.dependents):
+            return  # these will fail, and the next one who needs the data comes here again
+        if isinstance(reason, FileNotFoundError) and reason.filename:
+            # Dask would fail to delete a file that is not there.
+            with suppress(OSError):
+                path = Path(reason.filename)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.touch()
+        stimulus = f"coded-lost-{time()}"
+        self._worker.handle_stimulus(RemoveReplicasEvent(keys=[key], stimulus_id=stimulus))
 
     def unspill(self, key: Key) -> Any:
         """Return what :meth:`held` does; what Dask has to read for that, it does not read again."""
@@ -293,6 +326,13 @@ def keep(array: Any) -> Any:
     except ValueError:  # not a task of a worker
         return array
     return Disk.of(worker).keep(worker.get_current_task(), array)
+
+
+def _is_lost(exc: Exception) -> bool:
+    """Whether data that could not be read never will be."""
+    if isinstance(exc, OSError):
+        return exc.errno in _LOST
+    return not isinstance(exc, MemoryError)  # what the file holds is wrong
 
 
 def streamed(kernel: Kernel, piece: Any, rows: int, operand: Any) -> Product:

@@ -27,6 +27,7 @@ from dask_coded.transport.messages.rounds import (
     OperandShared,
     Part,
 )
+from dask_coded.typing import Ints
 
 # Chunks may come before their round is started here, or after it has ended. This many operands
 # without a round are kept, for this many seconds, and this many rounds that have ended are
@@ -34,9 +35,14 @@ from dask_coded.transport.messages.rounds import (
 _UNCLAIMED = 8
 _UNCLAIMED_SECONDS = 30.0
 _ENDED = 1024
+# Of how many blocks the columns are kept unpacked. Loops ask for the same ones in every round, and
+# a receiver needs those of all blocks on its host.
+_UNPACKED = 256
 
 #: Takes an operand that is here.
 Ready = Callable[[Any], None]
+#: Unpacks a footprint; called from any thread.
+Columns = Callable[[bytes], Ints]
 
 
 class Operands:
@@ -54,6 +60,7 @@ class Operands:
         self._exchange = exchange
         # A coordinator uses the same segment in every round, or those of its last results in turn.
         self._mappings = Mappings(most=RESULTS)
+        self._columns: Columns = lru_cache(maxsize=_UNPACKED)(indices_of)
         self._coming: dict[Key, _Coming] = {}
         self._ended: dict[Key, None] = {}
         exchange.register(self._handle, [OperandChunk, OperandShared, LendOperand])
@@ -115,8 +122,9 @@ class Operands:
             self._coming.pop(run_id).close(over=False)
 
     def release(self) -> None:
-        """Keep no memory of other workers mapped."""
+        """Keep no memory of other workers mapped, and no columns."""
         self._mappings.clear()
+        self._columns = lru_cache(maxsize=_UNPACKED)(indices_of)
 
     def _of(self, run_id: Key) -> _Coming:
         operand = self._coming.get(run_id)
@@ -126,7 +134,7 @@ class Operands:
                 self._coming.pop(key).close(over=False)
             # If its coordinator has died, nothing else would ever remove it.
             asyncio.get_running_loop().call_later(_UNCLAIMED_SECONDS, self._expire, run_id)
-            operand = self._coming[run_id] = _Coming(self._exchange, run_id)
+            operand = self._coming[run_id] = _Coming(self._exchange, run_id, self._columns)
         return operand
 
     def _handle(self, message: Message, answer: Answer) -> None:
@@ -168,8 +176,9 @@ def _numbers(part: Part) -> range:
 class _Coming:
     """One operand on its way."""
 
-    def __init__(self, exchange: Exchange, run_id: Key) -> None:
+    def __init__(self, exchange: Exchange, run_id: Key, columns: Columns) -> None:
         self._exchange = exchange
+        self._columns = columns
         self._run_id = run_id
         self._loop = asyncio.get_running_loop()
         self._ready: Ready | None = None
@@ -211,7 +220,7 @@ class _Coming:
         if packed := [footprint for _, footprint in parts if footprint is not None]:
             # In a thread, because millions of columns take milliseconds. They are here before the
             # last chunk, as a rule.
-            self._loop.run_in_executor(None, _recall, packed)
+            self._loop.run_in_executor(None, lambda: [self._columns(found) for found in packed])
         self._relay.expect((n for part, _ in parts for n in _numbers(part)), monotonic())
         self._complete()
         self._set_timer()
@@ -245,7 +254,7 @@ class _Coming:
                     if not part.chunks:
                         continue
                     assert packed is not None
-                    self._operand[_recent_indices(packed)] = self._entries[part.first].array
+                    self._operand[self._columns(packed)] = self._entries[part.first].array
         self._deliver()
 
     def found(self, shared: SharedArray, mappings: Mappings) -> None:
@@ -341,16 +350,6 @@ class _Coming:
         if self._segment is not None and over:
             # A late thread may still read it, for a round whose messages are dropped.
             self._exchange.memory.reuse(self._segment)
-
-
-# Loops ask for the same ones in every round; a receiver needs those of all blocks on its host.
-_recent_indices = lru_cache(maxsize=64)(indices_of)
-
-
-def _recall(packed: Sequence[bytes]) -> None:
-    """Unpack footprints that are not among the recent ones."""
-    for footprint in packed:
-        _recent_indices(footprint)
 
 
 def _done(operand: Any) -> None:

@@ -8,7 +8,6 @@ workers that hold them, and accumulates them.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,8 +36,6 @@ from dask_coded.runtime.worker.disk import MappedArray
 from dask_coded.runtime.worker.plugin import CodedWorkerPlugin, worker_plugin
 from dask_coded.transport.backoff import Backoff
 from dask_coded.transport.rows import RowReader, RowsGoneError
-
-logger = logging.getLogger("distributed.dask_coded")
 
 # Rows of a sparse source that are fetched at once, because the bytes of a row are not known.
 _SPARSE_ROWS = 2**16
@@ -235,7 +232,7 @@ async def _combine(
     copy = len(sources) == 1 and sources[0].weight == 1
     if copy and plugin.worker.address in sources[0].holders:
         key = as_key(sources[0].key)
-        if (data := _held(plugin, key)) is None:
+        if (data := plugin.disk.held(key)) is None:
             raise RowsGoneError(plugin.worker.address, silent=False)
         if not plugin.disk.is_spilled(key) or spec.sparse_type:
             return await loop.run_in_executor(None, mixer.finished, _unmasked(data))
@@ -358,7 +355,7 @@ async def rows_from(
     """
     key, begin, end = as_key(source.key), source.start + begin, source.start + end
     if plugin.worker.address in source.holders:
-        data = _held(plugin, key)
+        data = plugin.disk.held(key)
         if isinstance(data, MappedArray):
             return await asyncio.to_thread(data.read, begin, end)
         if scipy.sparse.issparse(data):
@@ -370,15 +367,6 @@ async def rows_from(
     if meter is not None:
         meter.count(part)
     return _unmasked(part)
-
-
-def _held(plugin: CodedWorkerPlugin, key: Any) -> Any:
-    """Return data of this worker; None if they are not here, or cannot be read from disk."""
-    try:
-        return plugin.disk.held(key)
-    except OSError:
-        logger.exception("Worker %s cannot read %r", plugin.worker.address, key)
-        return None
 
 
 def _unmasked(part: Any) -> Any:

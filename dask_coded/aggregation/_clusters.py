@@ -215,6 +215,7 @@ class DynamicPlan(TreePlan):
 
 
 def _check(size: int, load: int, code: str, segments: int) -> None:
+    check_whole("size", size)
     check_whole("load", load)
     check_code(code)
     check_whole("segments", segments)

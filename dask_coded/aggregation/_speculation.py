@@ -106,9 +106,12 @@ class _Root(Machine):
         self._plan = plan
         self._codec = codec
         self._segments = [_Segment() for _ in range(plan.segments)]
-        #: Segments of its own part that each worker has delivered.
+        # Segments of its own part that each worker has delivered, and workers with all of them.
         self._delivered: dict[int, set[int]] = {worker: set() for worker in range(plan.workers)}
-        self._asked: set[int] = set()
+        self._done: set[int] = set()
+        # How many segments of each part are lacking, and parts that nobody was asked for yet.
+        self._lacking = [plan.segments] * plan.workers
+        self._missing = set(range(plan.workers))
 
     def begin(self) -> list[Command]:
         return []
@@ -122,10 +125,15 @@ class _Root(Machine):
         state = self._segments[tag.segment]
         if tag.kind == "part":
             self._delivered[sender].add(tag.segment)
+            if len(self._delivered[sender]) == self._plan.segments:
+                self._done.add(sender)
         part = sender if tag.kind == "part" else (sender + 1) % workers
         if part in state.parts:
             return self._ask()
         state.parts.add(part)
+        self._lacking[part] -= 1
+        if not self._lacking[part]:
+            self._missing.discard(part)
         state.sum.add(self._codec.unpack(payload))
         if len(state.parts) < workers:
             return self._ask()
@@ -139,19 +147,12 @@ class _Root(Machine):
 
     def _ask(self) -> list[Command]:
         """Ask workers that are done for missing parts, if enough workers are done."""
-        plan = self._plan
-        done = {w for w, segments in self._delivered.items() if len(segments) == plan.segments}
-        if len(done) < plan.enough:
+        if len(self._done) < self._plan.enough:
             return []
-        missing = {
-            part
-            for part in range(plan.workers)
-            if any(part not in state.parts for state in self._segments)
-        }
         commands: list[Command] = []
-        for part in sorted(missing - self._asked):
-            if (helper := (part - 1) % plan.workers) in done:
-                self._asked.add(part)
+        for part in sorted(self._missing):
+            if (helper := (part - 1) % self._plan.workers) in self._done:
+                self._missing.remove(part)
                 commands.append(Send(helper, Tag("redo"), (part,)))
         return commands
 

@@ -88,6 +88,11 @@ class GradientCode:
         self.stragglers = _tolerable(stragglers, self.n)
 
     @property
+    def fewest(self) -> int:
+        """A number of workers of which none smaller suffices, known without a look at them."""
+        return 1
+
+    @property
     def load(self) -> float:
         """The largest fraction of the data that a worker computes."""
         return float(np.count_nonzero(self.B, axis=1).max() / self.blocks)
@@ -199,13 +204,18 @@ class FractionalRepetition(GradientCode):
         super().__init__(np.eye(len(sizes))[group], int(sizes.min()) - 1)
         self.group = group
 
+    @property
+    def fewest(self) -> int:
+        return self.blocks
+
     def adds(self, have: Sequence[int], worker: int) -> bool:
         """Return whether no worker of the same group is in ``have``."""
         return bool((self.group[list(have)] != self.group[worker]).all())
 
     def decodable(self, have: Sequence[int]) -> bool:
         """Return whether at least one worker of every group has delivered."""
-        return np.unique(self.group[list(have)]).size == self.blocks
+        # The first test spares a root of many workers nearly all of the others.
+        return len(have) >= self.fewest and np.unique(self.group[list(have)]).size == self.blocks
 
     def weights(self, have: Sequence[int]) -> npt.NDArray[np.float64]:
         """Return one for the first worker of every group, zero for the others."""
@@ -277,13 +287,17 @@ class CyclicMDS(GradientCode):
                 f"{self!r} would lose more than six digits in decoding: use FractionalRepetition."
             )
 
+    @property
+    def fewest(self) -> int:
+        return self.n - self.stragglers
+
     def adds(self, have: Sequence[int], worker: int) -> bool:
         """Return whether ``have`` does not suffice yet and does not include the worker."""
         return not self.decodable(have) and worker not in have
 
     def decodable(self, have: Sequence[int]) -> bool:
         """Return whether at least ``n - stragglers`` workers have delivered."""
-        return len(have) >= self.n - self.stragglers
+        return len(have) >= self.fewest
 
 
 class Clustered(GradientCode):
@@ -313,18 +327,20 @@ class Clustered(GradientCode):
         self.plain = all(code.plain for code in self.codes)
         sizes = [code.n for code in self.codes]
         self._cluster = np.repeat(np.arange(len(sizes)), sizes)
-        self._first = np.cumsum([0, *sizes])
+        self._first: list[int] = np.cumsum([0, *sizes]).tolist()
+
+    @property
+    def fewest(self) -> int:
+        return sum(code.fewest for code in self.codes)
 
     def adds(self, have: Sequence[int], worker: int) -> bool:
         """Return whether the worker contributes something to its cluster."""
         cluster = int(self._cluster[worker])
-        return self.codes[cluster].adds(
-            self._within(have, cluster), worker - int(self._first[cluster])
-        )
+        return self.codes[cluster].adds(self._within(have, cluster), worker - self._first[cluster])
 
     def decodable(self, have: Sequence[int]) -> bool:
         """Return whether every cluster is decodable."""
-        return all(
+        return len(have) >= self.fewest and all(
             code.decodable(self._within(have, cluster)) for cluster, code in enumerate(self.codes)
         )
 
@@ -338,7 +354,7 @@ class Clustered(GradientCode):
 
     def _within(self, have: Sequence[int], cluster: int) -> list[int]:
         first, last = self._first[cluster], self._first[cluster + 1]
-        return [int(worker - first) for worker in have if first <= worker < last]
+        return [worker - first for worker in have if first <= worker < last]
 
 
 @lru_cache(maxsize=64)

@@ -30,6 +30,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from dask_coded.arguments import check_whole
 from dask_coded.compression._compression import Codec, Compression, Partial, Vector
 
 _QUIET_NAN = np.uint16(0x7FC0)
@@ -133,8 +134,7 @@ class Quantization(Codec, Compression):
     def __post_init__(self) -> None:
         if self.bits not in (8, 16):
             raise ValueError(f"Argument 'bits' must be 8 or 16, it is {self.bits}.")
-        if self.block < 1:
-            raise ValueError(f"Argument 'block' must be at least 1, it is {self.block}.")
+        check_whole("block", self.block)
 
     def pack(self, partial: Partial) -> Any:
         """Return ``(levels, scales, dtype, loss)``: integers, and a scale per block."""

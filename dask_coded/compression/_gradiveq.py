@@ -41,6 +41,7 @@ from typing import Any
 
 import numpy as np
 
+from dask_coded.arguments import check_whole
 from dask_coded.compression._compression import EXACT, Codec, Compression, Compressor, Vector
 from dask_coded.compression._principal import Matrix, order_free_product, principal_directions
 
@@ -79,8 +80,8 @@ class GradiVeQ(Compression):
     Raises
     ------
     ValueError
-        If not ``1 <= rank < slice_length`` or ``1 <= exact_steps < period``, or ``warmup`` is
-        negative.
+        If not ``1 <= rank < slice_length`` or ``1 <= exact_steps < period``, ``warmup`` is
+        negative, or any of them is not a whole number.
 
     See Also
     --------
@@ -121,6 +122,8 @@ class GradiVeQ(Compression):
     codec: Codec = EXACT
 
     def __post_init__(self) -> None:
+        for name in ("slice_length", "rank", "exact_steps", "period", "warmup"):
+            check_whole(name, getattr(self, name), None)
         if not 1 <= self.rank < self.slice_length:
             raise ValueError(
                 f"Argument 'rank' must be between 1 and 'slice_length' - 1 = "

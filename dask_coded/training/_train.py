@@ -199,7 +199,9 @@ def train(
             f"Argument 'layers' must have as many elements as the parameters, {start.size}; "
             f"it has {size}."
         )
-    allowed = None if workers is None else _named(client, workers)
+    allowed = None if workers is None else _named(client, "workers", workers)
+    if leader is not None:
+        _named(client, "leader", leader)
     state = None if resume is None else _resumed(resume, start, optimizer)
     with outside_pool():
         client.sync(install, client, TrainingSchedulerPlugin())
@@ -304,12 +306,12 @@ def _check_choices(
         )
 
 
-def _named(client: Client, workers: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the given addresses, of which at least one must be in the cluster."""
+def _named(client: Client, name: str, workers: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the addresses of an argument, of which at least one must be in the cluster."""
     addresses = (workers,) if isinstance(workers, str) else tuple(workers)
     if not set(addresses) & set(client.nthreads()):
         raise ValueError(
-            f"Argument 'workers' must contain the address of a worker in the cluster, as listed by "
+            f"Argument {name!r} must contain the address of a worker in the cluster, as listed by "
             f"`client.nthreads()`, it is {workers!r}."
         )
     return addresses

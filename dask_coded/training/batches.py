@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -45,8 +44,8 @@ class Batches:
         self._edges = np.arange(parts + 1) * samples // parts
         self._seed = seed
         self.steps = 1 if batch_size is None else -(-samples // min(batch_size, samples))
-        # Every step asks for the same epoch of all parts of a worker.
-        self._permutation = lru_cache(maxsize=2 * parts)(self._permuted)
+        # By part and epoch. Every step asks for the same epoch of all parts of a worker.
+        self._permutations: dict[int, dict[int, npt.NDArray[Any]]] = {}
 
     def part(self, part: int) -> tuple[int, int]:
         """Return the first row of a part and the row after its last."""
@@ -71,6 +70,12 @@ class Batches:
         shift = self._edges[:-1] % self.steps
         return (np.diff(self._edges) * turn + shift) // self.steps
 
-    def _permuted(self, part: int, epoch: int) -> npt.NDArray[Any]:
-        first, end = self.part(part)
-        return np.random.default_rng([self._seed, part, epoch]).permutation(end - first)
+    def _permutation(self, part: int, epoch: int) -> npt.NDArray[Any]:
+        known = self._permutations.setdefault(part, {})
+        if epoch not in known:
+            first, end = self.part(part)
+            rng = np.random.default_rng([self._seed, part, epoch])
+            known[epoch] = rng.permutation(end - first)
+            for old in [e for e in known if abs(e - epoch) > 1]:
+                del known[old]
+        return known[epoch]

@@ -139,6 +139,12 @@ def _array(client: Client, name: str, values: da.Array) -> tuple[Blocks, list[Fu
     persisted = client.persist(whole)
     futures = futures_of(persisted, client=client)
     _settle(client, futures)
+    # The chunks of an array that was made by `map_blocks`, for example, may be wrong.
+    if (rows := _counted(client, futures)) != list(persisted.chunks[0]):
+        raise ValueError(
+            f"The {name} have chunks of {rows} rows where {list(persisted.chunks[0])} are said to "
+            "be: call `compute_chunk_sizes()` first."
+        )
     tail = (0,) * (values.ndim - 1)
     keys = tuple((persisted.name, i, *tail) for i in range(persisted.numblocks[0]))
     return Blocks(keys, persisted.chunks[0]), futures
@@ -147,16 +153,15 @@ def _array(client: Client, name: str, values: da.Array) -> tuple[Blocks, list[Fu
 def _partitions(client: Client, name: str, values: Any) -> tuple[Blocks, list[Future]]:
     futures = [v if isinstance(v, Future) else client.compute(v) for v in values]
     _settle(client, futures)
-    counted = client.map(_rows, futures, pure=False)
-    _settle(client, counted)
-    with outside_pool():
-        rows = client.gather(counted)
+    rows = _counted(client, futures)
     if None in rows:
         raise TypeError(
             f"The partitions of the {name} must be NumPy or SciPy sparse arrays of rows: convert "
             f"data frames with `to_dask_array(lengths=True)` or `to_numpy()`."
         )
-    return Blocks(tuple(future.key for future in futures), tuple(rows)), futures
+    return Blocks(
+        tuple(future.key for future in futures), tuple(r for r in rows if r is not None)
+    ), futures
 
 
 def _settle(client: Client, futures: list[Future]) -> None:
@@ -170,6 +175,15 @@ def _settle(client: Client, futures: list[Future]) -> None:
 
     with outside_pool():
         client.sync(settle)
+
+
+def _counted(client: Client, futures: list[Future]) -> list[int | None]:
+    """Return the number of rows of each block, None if it has no rows that can be selected."""
+    counted = client.map(_rows, futures, pure=False)
+    _settle(client, counted)
+    with outside_pool():
+        rows: list[int | None] = client.gather(counted)
+    return rows
 
 
 def _rows(values: Any) -> int | None:

@@ -179,6 +179,7 @@ class SGD(Optimizer):
         if self.nesterov and not self.momentum:
             raise ValueError("Argument 'nesterov' needs a positive momentum: pass `momentum=0.9`.")
         check_positive("weight_decay", self.weight_decay, or_zero=True)
+        check_decay(self.decay)
 
     def start(self, parameters: Vector) -> dict[str, Vector]:
         return {"velocity": np.zeros_like(parameters)} if self.momentum else {}
@@ -233,6 +234,7 @@ class Adam(Optimizer):
             raise ValueError(f"Argument 'betas' must be from 0 to below 1, they are {self.betas}.")
         check_positive("epsilon", self.epsilon)
         check_positive("weight_decay", self.weight_decay, or_zero=True)
+        check_decay(self.decay)
 
     def start(self, parameters: Vector) -> dict[str, Vector]:
         return {"mean": np.zeros_like(parameters), "square": np.zeros_like(parameters)}
@@ -251,6 +253,21 @@ class Adam(Optimizer):
         scale = math.sqrt(1 - keep_square ** (step + 1))
         rate = _rate(self.learning_rate, self.decay, step) / (1 - keep_mean ** (step + 1))
         parameters -= rate * (mean / (np.sqrt(square) / scale + self.epsilon))
+
+
+def check_decay(decay: Decay | None) -> None:
+    """Check that a decay can be called.
+
+    Raises
+    ------
+    TypeError
+        If it is neither a function nor None.
+    """
+    if not (decay is None or callable(decay)):
+        raise TypeError(
+            f"Argument 'decay' must be a function of the step, such as `CosineDecay(steps=1000)`, "
+            f"it is {decay!r}."
+        )
 
 
 def _rate(learning_rate: float, decay: Decay | None, step: int) -> float:

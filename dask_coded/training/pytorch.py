@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from dask_coded.arguments import unwrapped
-from dask_coded.training.optimizers import Decay, Optimizer, Vector
+from dask_coded.training.optimizers import Decay, Optimizer, Vector, check_decay
 
 # All threads of a process draw from the same random numbers, also those of workers in one process.
 _RANDOM = threading.Lock()
@@ -145,7 +145,8 @@ class TorchModule:
         Raises
         ------
         TypeError
-            If it is no optimizer of PyTorch, needs a closure, or keeps anything but tensors.
+            If it is no optimizer of PyTorch, needs a closure, or keeps anything but tensors; or if
+            ``decay`` is not a function.
         ValueError
             If it has a parameter that is not the module's.
 
@@ -177,6 +178,7 @@ class TorchModule:
                     "`module.parameters()` of the same module to both."
                 )
             groups.append((options, [position[id(p)] for p in members]))
+        check_decay(decay)
         return TorchOptimizer(
             learning_rate=float(groups[0][0]["lr"]),
             kind=type(optimizer),

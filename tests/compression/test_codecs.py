@@ -138,7 +138,7 @@ def test_quantization_of_zeros_and_of_the_least_numbers_is_zero():
 def test_arguments_are_checked():
     with pytest.raises(ValueError, match="'bits' must be 8 or 16, it is 4"):
         Quantization(bits=4)
-    with pytest.raises(ValueError, match="'block' must be at least 1, it is 0"):
+    with pytest.raises(ValueError, match="'block' must be a whole number of at least 1, it is 0"):
         Quantization(block=0)
 
 

@@ -389,6 +389,7 @@ def test_replicas_without_a_state_are_exact_until_the_next_fit():
         ({"exact_steps": 0}, "'exact_steps' must be between 1 and 'period' - 1 = 99, it is 0"),
         ({"exact_steps": 100}, "'exact_steps' must be between 1"),
         ({"warmup": -1}, "'warmup' must be 0 or more steps, it is -1"),
+        ({"rank": 64.0}, "'rank' must be a whole number, it is 64.0"),
     ],
 )
 def test_arguments_are_checked(kwargs, message):

@@ -55,6 +55,14 @@ def test_epochs_and_seeds_differ():
     assert (drawn(first, 0, 0) != drawn(Batches(100, 2, 10, seed=1), 0, 0)).any()
 
 
+def test_permutations_of_earlier_epochs_are_not_kept():
+    batches, other = Batches(100, 50, 10, seed=0), Batches(100, 50, 10, seed=0)
+    for step in range(100):
+        batches.rows(7, step)
+    assert sum(map(len, batches._permutations.values())) <= 2
+    np.testing.assert_array_equal(batches.rows(7, 3), other.rows(7, 3))
+
+
 def test_without_a_batch_size_all_samples_are_used_in_order():
     batches = Batches(10, 3, None, seed=0)
     assert batches.rows(1, 7) == slice(None)

@@ -86,3 +86,9 @@ def test_a_cosine_rises_and_falls_to_its_floor():
 def test_wrong_arguments(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("make", [SGD, Adam])
+def test_a_decay_is_a_function(make):
+    with pytest.raises(TypeError, match="'decay' must be a function of the step"):
+        make(0.1, decay=0.99)

@@ -397,6 +397,12 @@ def test_parameters_that_overflow_in_a_step_are_an_error_in_the_last_one_too(cli
         train(steep, np.zeros(5), blocks(), steps=steps, optimizer=SGD(1e250), client=client)
 
 
+def twice(rows):
+    """Return a dask array whose blocks have twice as many rows as its chunks say."""
+    blocks = da.from_array(rows, chunks=(40, *rows.shape[1:]))
+    return blocks.map_blocks(lambda block: np.concatenate([block, block]), dtype=float)
+
+
 class Frame:
     """Looks like a data frame."""
 
@@ -442,6 +448,13 @@ class Frame:
         ),
         ((X, Y), {"callback": 5}, TypeError, "'callback' must be a function, it is 5"),
         ((X, Y), {"workers": "tcp://nowhere:1"}, ValueError, "'workers' must contain the address"),
+        ((X, Y), {"leader": "tcp://nowhere:1"}, ValueError, "'leader' must contain the address"),
+        (
+            (twice(X), twice(Y)),
+            {},
+            ValueError,
+            r"The samples have chunks of \[\d+, .* rows where .* are said to be: call `compute_",
+        ),
         (
             (X, Y),
             {"checkpoint": Checkpoint("no/such/folder/file")},

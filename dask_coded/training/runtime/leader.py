@@ -104,6 +104,10 @@ class Leader:
     ) -> None:
         self._training = training
         self._loop = loop
+        # Whether this leader has looked at the checkpoint of an earlier one, and the version of its
+        # last group.
+        self._looked = training.checkpoint is None
+        self._version = 0
         self._link = Link(plugin, training, task)
 
     def run(self) -> Outcome:
@@ -161,9 +165,13 @@ class Leader:
             sources: tuple[str, ...] = ()
             if best[0] > version:
                 version, sources = best[0], tuple(a for a in found if found[a] == best)
-            elif training.checkpoint and (kept := saved(training.checkpoint[0], training.id)):
-                # All workers were lost.
-                version, state = kept
+            # The most advanced workers may all be lost, and the others far behind.
+            behind = best[0] < max(steps, self._version) or not self._looked
+            if training.checkpoint and behind:
+                kept = saved(training.checkpoint[0], training.id)
+                if kept and kept[0] > version:
+                    version, state, sources = *kept, ()
+            self._looked, self._version = True, version
             group = Group(
                 self._link.run_id, training, plan, addresses, version, sources, plan.choose(), state
             )
@@ -184,6 +192,8 @@ class Leader:
         deadline = monotonic() + ANSWER_SECONDS
         while waiting and (event := self._link.next_event(max(deadline - monotonic(), 0))):
             match event.message:
+                case TrainingFailed(_, error):
+                    raise pickle.loads(error)
                 case Enlisted(_, state):
                     found[event.sender] = state
                     waiting.discard(event.sender)

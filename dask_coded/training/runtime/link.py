@@ -188,7 +188,7 @@ class Link:
             key=self._task, worker=own, allowed=self._training.workers, round=step
         )
         self._check()
-        workers = sorted(set(candidates) - self._lost, key=candidates.index)
+        workers = [address for address in candidates if address not in self._lost]
         workers.sort(key=lambda address: address != own)
         await self._leave()
         self.run_id = uuid.uuid4().hex

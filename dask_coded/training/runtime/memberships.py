@@ -138,7 +138,10 @@ class TrainingWorkerPlugin(WorkerPlugin):
                     trainer.receive(message)
             case BeginSteps(run_id):
                 for trainer in self._of(run_id):
-                    trainer.begin()
+                    try:
+                        trainer.begin()
+                    except Exception as exc:  # there can be no more threads
+                        answer(TrainingFailed(run_id, portable(exc, self.worker.address)))
             case SkipNode(run_id, node, unread):
                 for trainer in self._of(run_id):
                     trainer.skip(node, unread)
@@ -165,34 +168,40 @@ class TrainingWorkerPlugin(WorkerPlugin):
         last = member.group.run_id
 
         def retired(version: int) -> None:
-            answer(Enlisted(run_id, (version, last)))
+            if member.failure is None:
+                answer(Enlisted(run_id, (version, last)))
+            else:  # the leader may have missed it, because it was about to form this group
+                answer(TrainingFailed(run_id, member.failure))
 
         member.retire(retired)
 
     async def _join(self, message: Join, answer: Answer) -> None:
-        run_id, training = message.run_id, message.training
-        previous = self.trainers.get(training)
-        own = self.worker.address
+        run_id, own = message.run_id, self.worker.address
         try:
-            group: Group = await asyncio.to_thread(pickle.loads, message.group)
-            state = group.state
-            if own in group.sources:
-                state = await self._packed(training)
-            elif group.sources:
-                source = group.sources[0]
-                try:
-                    rpc = self.worker.rpc(source)
-                    state = (await rpc.coded_trained(training=training))["state"]
-                except OSError:
-                    answer(Unreachable(run_id, source))
-                    return
-            replica = await asyncio.to_thread(_replica, group, state)
+            await self._take_part(message, answer)
         except Exception as exc:
             if self.worker.status in WORKER_ANY_RUNNING:
                 answer(TrainingFailed(run_id, portable(exc, own)))
             else:  # what fails is that it closes
                 answer(Unreachable(run_id, own))
-            return
+
+    async def _take_part(self, message: Join, answer: Answer) -> None:
+        run_id, training = message.run_id, message.training
+        previous = self.trainers.get(training)
+        own = self.worker.address
+        group: Group = await asyncio.to_thread(pickle.loads, message.group)
+        state = group.state
+        if own in group.sources:
+            state = await self._packed(training)
+        elif group.sources:
+            source = group.sources[0]
+            try:
+                rpc = self.worker.rpc(source)
+                state = (await rpc.coded_trained(training=training))["state"]
+            except OSError:
+                answer(Unreachable(run_id, source))
+                return
+        replica = await asyncio.to_thread(_replica, group, state)
         if self.worker.status not in WORKER_ANY_RUNNING:
             answer(Unreachable(run_id, own))
             return

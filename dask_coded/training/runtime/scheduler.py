@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dask.typing import Key
+from distributed.core import Status
 
 from dask_coded.runtime.answers import Holders, Lost, Reply, reply
 from dask_coded.runtime.scheduler.extension import SchedulerExtension
@@ -16,6 +17,9 @@ from dask_coded.training.runtime.memberships import NAME, TrainingWorkerPlugin
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
+
+# States of a worker that answers, though it is to get no new tasks.
+_GOING_ON = (Status.paused, Status.closing_gracefully)
 
 
 class TrainingSchedulerPlugin(SchedulerExtension):
@@ -32,8 +36,9 @@ class TrainingSchedulerPlugin(SchedulerExtension):
         assert isinstance(coded, CodedSchedulerPlugin)
         self.scheduler = scheduler
         self._coded = coded
-        #: By the key of the leader's task, the workers that may know of its training.
-        self._involved: dict[Key, list[str]] = {}
+        #: By the key of the leader's task, the workers that may know of its training, and whether
+        #: they may have a replica.
+        self._involved: dict[Key, dict[str, bool]] = {}
         scheduler.handlers.update(
             coded_candidates=self.candidates,
             coded_enough=self.enough,
@@ -49,15 +54,23 @@ class TrainingSchedulerPlugin(SchedulerExtension):
         if key not in self.scheduler.tasks:
             # It was cancelled just now. No worker would hear of its end, so none may take part.
             return []
+        involved = self._involved.setdefault(key, {})
+        named = None if allowed is None else set(allowed)
+        absent = self._coded.supervisor.absent
         able = [
             ws.address
-            for ws in self.scheduler.running
-            if ws.address in self._coded.versions
+            for ws in self.scheduler.workers.values()
+            # One that pauses or retires goes on with what it takes part in. Without it, its replica
+            # might be lost, if all others are new.
+            if (
+                ws.status == Status.running or (ws.status in _GOING_ON and involved.get(ws.address))
+            )
+            and ws.address not in absent
+            and ws.address in self._coded.versions
             and ws.address not in self.giving  # it has the first plugin, but not this one's
-            and (allowed is None or ws.address in allowed)
+            and (named is None or ws.address in named)
         ]
-        involved = self._involved.setdefault(key, [])
-        involved += [address for address in (*able, worker) if address not in involved]
+        involved |= {worker: involved.get(worker, False)} | dict.fromkeys(able, True)
         self._coded.supervisor.follow(as_key(key), able, round)
         return self._coded.best(able)
 

@@ -16,6 +16,7 @@ from dask.utils import parse_bytes
 from dask_coded.arguments import check_unmasked
 from dask_coded.runtime.answers import Holders, Lost, ask
 from dask_coded.runtime.spec import CodedDataLostError
+from dask_coded.runtime.worker.disk import Disk
 from dask_coded.training.runtime.spec import Blocks
 from dask_coded.transport.backoff import Backoff
 from dask_coded.transport.rows import RowsGoneError, rows_of
@@ -62,7 +63,7 @@ async def _fetch(worker: Worker, key: Key, start: int, stop: int, avoid: set[str
     backoff = Backoff()
     avoided = avoid
     while True:
-        local: Any = worker.data.get(key)
+        local: Any = Disk.of(worker).held(key)
         if local is not None:
             # Rows of some sparse formats cannot be selected.
             rows = await asyncio.to_thread(local.tocsr) if scipy.sparse.issparse(local) else local

@@ -17,6 +17,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from queue import SimpleQueue
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -83,6 +84,8 @@ class Trainer:
         self.group = group
         self.replica = replica
         self.answer = answer
+        #: The error with which an update has failed, pickled. The replica may be half updated then.
+        self.failure: bytes | None = None
         self._worker = worker
         self._exchange = exchange
         self._node = node
@@ -197,7 +200,7 @@ class Trainer:
         except BaseException as exc:  # any exception would leave the other workers waiting forever
             # What fails on a worker that closes is no error: the worker is about to be lost.
             if not self._stopped and self._worker.status in WORKER_ANY_RUNNING:
-                error = portable(exc, self._worker.address)
+                error = self.failure or portable(exc, self._worker.address)
                 self.answer(TrainingFailed(self.group.run_id, error))
 
     def _over(self, step: int) -> bool:
@@ -278,7 +281,11 @@ class Trainer:
             step = self.replica.version
             totals = self._totals[step]
             loss = sum(t.loss for t in totals)
-            self.replica.apply([t.vector for t in totals], loss, beside)
+            try:
+                self.replica.apply([t.vector for t in totals], loss, beside)
+            except BaseException as exc:
+                self.failure = portable(exc, self._worker.address)
+                raise
             # Not earlier, because without its sum the other thread would consider the step open.
             del self._totals[step]
             self._checkpoint()
@@ -348,7 +355,9 @@ class Trainer:
     def _retire(self, tell: Callable[[int], None]) -> None:
         with self._changed:
             # A gradient that is being computed with these parameters is not needed any more.
-            self._apply(self._ready())
+            if self.failure is None:
+                with suppress(Exception):  # the failure is kept, and `tell` reports it
+                    self._apply(self._ready())
             # A sum that came in after this would make the state differ from the reported one.
             self._stopped = True
         self._worker.loop.add_callback(self.stop)

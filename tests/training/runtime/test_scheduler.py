@@ -167,6 +167,25 @@ async def test_a_worker_that_is_stopped_before_it_has_the_plugin_takes_no_part(
 
 
 @gen_cluster(**THREE)
+async def test_a_worker_that_pauses_or_retires_is_still_asked_for_its_replica(c, s, *workers):
+    await install(c, TrainingSchedulerPlugin())
+    plugin = s.extensions["dask-coded-training"]
+    future = c.submit(int)
+    await future
+    first, second, third = (w.address for w in workers)
+
+    def candidates(allowed=None):
+        return set(plugin.candidates(future.key, first, allowed, 0))
+
+    assert candidates([first, second]) == {first, second}
+    for address, status in ((first, "paused"), (second, "closing_gracefully"), (third, "paused")):
+        s.handle_worker_status_change(status, address, "test")
+    assert candidates() == {first, second}  # the third knows nothing of the training
+    s.extensions["dask-coded"].supervisor.absent.add(first)
+    assert candidates() == {second}
+
+
+@gen_cluster(**THREE)
 async def test_a_block_that_only_a_silent_worker_holds_is_computed_again(c, s, *workers):
     await install(c, TrainingSchedulerPlugin())
     block = c.persist(da.ones((4, 2), chunks=-1))
@@ -290,7 +309,7 @@ async def test_blocks_are_computed_again_while_the_worker_that_holds_them_is_sto
 @pytest.mark.parametrize("kind", ["bsr", "coo", "dia"])
 def test_rows_of_a_sparse_block_of_any_format_on_this_worker(kind):
     block = getattr(scipy.sparse, f"{kind}_matrix")(np.eye(4))
-    worker = SimpleNamespace(data={"rows": block})
+    worker = SimpleNamespace(data={"rows": block}, extensions={})
     found = asyncio.run(fetch_rows(worker, Blocks(("rows",), (4,)), 1, 3, set()))
     np.testing.assert_array_equal(found.toarray(), np.eye(4)[1:3])
 
@@ -312,7 +331,8 @@ def test_a_block_that_is_computed_again_on_a_worker_that_was_silent_is_fetched_t
 
     monkeypatch.setattr(shards, "ask", ask)
     monkeypatch.setattr(shards, "_slices", fetched)
-    worker = SimpleNamespace(data={}, scheduler=SimpleNamespace(coded_holders=holders))
+    scheduler = SimpleNamespace(coded_holders=holders)
+    worker = SimpleNamespace(data={}, extensions={}, scheduler=scheduler)
     avoid = set()
     found = asyncio.run(fetch_rows(worker, Blocks(("rows",), (2,)), 0, 2, avoid))
     np.testing.assert_array_equal(found, np.eye(2))

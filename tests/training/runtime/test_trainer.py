@@ -35,6 +35,7 @@ from dask_coded.training.runtime.storage import saved
 from dask_coded.training.runtime.trainer import READ_EVERY, Trainer, norm_of
 from dask_coded.transport.messages.message import Closed, Message
 from dask_coded.transport.messages.trainings import (
+    BeginSteps,
     Enlist,
     Enlisted,
     HaltTraining,
@@ -143,6 +144,52 @@ def test_a_retired_worker_applies_no_sum_beyond_the_version_that_it_reported():
     worker._changed.wait = worker.stop  # a wait would never end
     assert worker._next() is None
     assert reported == [worker.replica.version] == [1]
+
+
+@pytest.mark.parametrize("retires", [False, True])
+def test_an_update_that_has_failed_is_not_tried_again_but_reported_again(retires):
+    """The leader drops what comes from a group that it is about to leave."""
+    tries, answers = [], SimpleQueue()
+
+    def fail():
+        tries.append(1)
+        raise MemoryError("on purpose")
+
+    worker = trainer(Star().plan(2), Counter(during=fail))
+    worker._received(message(0, ROOT))
+    if not retires:
+        with pytest.raises(MemoryError):
+            worker._apply(1)
+    worker._retire(lambda version: None)
+    plugin = plugin_of(SimpleNamespace(handlers={}, stream_handlers={}, extensions={}))
+    plugin.trainers["training"] = worker
+    plugin._enlist("next", "training", answers.put)
+    answer = answers.get(timeout=10)
+    assert (type(answer), answer.run_id) == (TrainingFailed, "next")
+    assert tries == [1]
+    found = leader(("a", TrainingFailed("run", answer.error)))
+    with pytest.raises(MemoryError, match="on purpose"):
+        found._enlisted(["a"])
+
+
+def plugin_of(worker):
+    plugin = TrainingWorkerPlugin()
+    plugin.setup(worker)
+    return plugin
+
+
+def test_a_worker_that_can_start_no_more_threads_says_so():
+    def fail():
+        raise RuntimeError("can't start new thread")
+
+    answers, _ = join(None, (), before=SimpleNamespace(stop=fail))
+    assert [type(answer) for answer in answers] == [TrainingFailed]
+    own = SimpleNamespace(address="a", handlers={}, stream_handlers={}, extensions={})
+    plugin, answers = plugin_of(own), []
+    member = SimpleNamespace(group=SimpleNamespace(run_id="run"), begin=fail)
+    plugin.trainers["training"] = member
+    plugin._handle(BeginSteps("run"), answers.append)
+    assert [type(answer) for answer in answers] == [TrainingFailed]
 
 
 def test_the_event_loop_does_not_wait_while_an_update_is_applied():
@@ -360,7 +407,7 @@ def leader(*events):
     loop = SimpleNamespace(add_callback=lambda callback, *args: callback(*args))
     plugin = SimpleNamespace(worker=SimpleNamespace(loop=loop))
     plugin.exchange = SimpleNamespace(channel=lambda address: Unheard(), attempt=lambda task: None)
-    found = Leader(plugin, training=None, task="t", loop=None)
+    found = Leader(plugin, training=SimpleNamespace(checkpoint=None), task="t", loop=None)
     found._link.run_id = "run"
     for sender, event in events:
         found._link._hear(sender, event)
@@ -425,7 +472,7 @@ def test_workers_that_may_be_further_are_waited_for(monkeypatch):
 @pytest.mark.parametrize("training", ["training", "another"])
 def test_a_training_whose_workers_are_all_lost_goes_on_from_its_checkpoint(tmp_path, training):
     found, path = leading(Star(), 1), tmp_path / "state"
-    found._training.checkpoint = str(path), 100
+    found._training.checkpoint, found._looked = (str(path), 100), False
     state = dumps({"version": 300, "training": training})
     path.write_bytes(state)
 
@@ -439,6 +486,45 @@ def test_a_training_whose_workers_are_all_lost_goes_on_from_its_checkpoint(tmp_p
     formed = found._form(0)
     own = training == "training"
     assert (formed.version, formed.state) == ((300, state) if own else (0, None))
+
+
+@pytest.mark.parametrize("steps, kept, version", [(0, 300, 300), (320, 300, 300), (320, 40, 50)])
+def test_a_checkpoint_counts_if_the_workers_that_are_left_are_far_behind(
+    tmp_path, steps, kept, version
+):
+    """The leader's history may be lost, too."""
+    found, path = leading(Star(), 1), tmp_path / "state"
+    found._training.checkpoint, found._looked = (str(path), 100), False
+    state = dumps({"version": kept, "training": "training"})
+    path.write_bytes(state)
+
+    def invite(steps):
+        for message in (Enlisted("run", (50, "before")), Joined("run")):
+            found._link._hear("a", message)
+        return ["a"]
+
+    found._link.invite = invite
+    found._link.call = lambda group: None
+    formed = found._form(steps)
+    assert formed.version == version
+    assert (formed.state, formed.sources) == ((state, ()) if version == kept else (None, ("a",)))
+
+
+def test_a_checkpoint_counts_until_a_group_has_begun_with_it(tmp_path, monkeypatch):
+    found, path, invited = leading(Star(), 1), tmp_path / "state", []
+    found._training.checkpoint, found._looked = (str(path), 100), False
+    path.write_bytes(dumps({"version": 300, "training": "training"}))
+
+    def invite(steps):
+        invited.append(steps)
+        found._link._hear("a", Enlisted("run", None))  # it was still reading the state
+        found._link._hear("a", Joined("run") if len(invited) > 1 else Closed("run"))
+        return ["a"]
+
+    found._link.invite = invite
+    found._link.call = lambda group: None
+    assert found._form(0).version == 300
+    assert invited == [0, 0]
 
 
 def test_a_checkpoint_that_cannot_be_read_is_not_overwritten(tmp_path):

@@ -95,8 +95,14 @@ def check_laplacian(matrix: sp.csr_array) -> sp.csr_array:
     Raises
     ------
     ValueError
-        If the matrix is not symmetric, is not finite, or has signs that no Laplacian has.
+        If the matrix is complex, is not symmetric, is not finite, or has signs that no Laplacian
+        has.
     """
+    if matrix.dtype.kind == "c":
+        raise ValueError(
+            f"A sparse Laplacian must be real, its dtype is {matrix.dtype}: encode a Hermitian "
+            "one, and pass the coded array."
+        )
     found = sp.csr_array(matrix).astype(np.float64)
     _check_symmetric(found, "A Laplacian must be symmetric, this matrix is not.")
     diagonal = found.diagonal()

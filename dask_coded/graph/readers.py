@@ -71,6 +71,15 @@ class Graph:
     adjacency: sp.csr_array
 
     def __post_init__(self) -> None:
+        if not sp.issparse(self.adjacency):
+            raise ValueError(
+                f"expected a SciPy sparse adjacency matrix, not a {type(self.adjacency).__name__}: "
+                "pass `scipy.sparse.csr_array(matrix)`."
+            )
+        object.__setattr__(self, "adjacency", sp.csr_array(self.adjacency))
+        if not isinstance(self.nodes, np.ndarray):
+            names = np.fromiter(self.nodes, dtype=object, count=len(self.nodes))
+            object.__setattr__(self, "nodes", names)
         rows, columns = self.adjacency.shape
         if rows != columns:
             raise ValueError(f"expected a square adjacency matrix, this one is {rows} x {columns}.")
@@ -95,6 +104,16 @@ class Graph:
         """Return the graph with every edge in both directions, with the larger of two weights."""
         both = self.adjacency.maximum(self.adjacency.T)
         return Graph(self.nodes, sp.csr_array(both))
+
+
+def scaled(adjacency: sp.csr_array) -> tuple[sp.csr_array, float]:
+    """Return an adjacency matrix whose weights are of ordinary size, and their unit.
+
+    The unit is the geometric mean of the weights, which few unusual ones do not change much.
+    """
+    positive = adjacency.data[adjacency.data > 0]
+    mean = float(np.exp(np.log(positive).mean())) if positive.size else 1.0
+    return (adjacency, 1.0) if 0.1 <= mean <= 10 else (adjacency / mean, mean)
 
 
 # -- graphs from memory ------------------------------------------------------------------------
@@ -163,6 +182,8 @@ def _from_matrix(matrix: Any) -> Graph:
 
 
 def _from_edge_list(edges: Iterable[Any]) -> Graph:
+    if hasattr(edges, "to_numpy"):
+        edges = edges.to_numpy()  # of a data frame
     if not isinstance(edges, np.ndarray):
         edges = list(edges)
     if len(edges) == 0:
@@ -197,6 +218,8 @@ def _from_edge_list(edges: Iterable[Any]) -> Graph:
 
 
 def _names(given: Any) -> Array:
+    if isinstance(given, np.ndarray) and given.dtype == object:
+        given = given.tolist()  # from a data frame, whose strings are objects
     names = np.asarray(given)
     if names.dtype.kind == "f":
         integers = isinstance(given, list) and all(isinstance(n, int | np.integer) for n in given)

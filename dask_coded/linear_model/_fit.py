@@ -16,7 +16,7 @@ from dask_coded.array import CodedArray
 from dask_coded.display import Display
 from dask_coded.linear_model.families import Family, SquaredError
 from dask_coded.linear_model.penalties import Penalty
-from dask_coded.linear_model.solvers import Solution, minimize
+from dask_coded.linear_model.solvers import Solution, check_options, minimize
 from dask_coded.loop import Loop, Progress
 from dask_coded.submission import as_coded, run
 
@@ -113,6 +113,8 @@ def fit(
     display : Display or None
         Shows the encoding.
     """
+    # Before the data are encoded, which may take long.
+    check_options(penalty, options["solver"], options["tol"], options["max_iter"])
     if client is None and not isinstance(X, CodedArray):
         ridge = isinstance(family, SquaredError) and penalty.l2 and not penalty.l1
         if ridge and np.ndim(y) == 1 and isinstance(X, np.ndarray) and options["solver"] == "auto":

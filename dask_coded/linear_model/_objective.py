@@ -23,6 +23,9 @@ import numpy.typing as npt
 from dask_coded.linear_model.families import Family, Floats
 from dask_coded.linear_model.penalties import Penalty
 
+# Random sums of each column from which its spread is estimated, within about a third.
+_PROBES = 4
+
 
 @dataclass(frozen=True)
 class Intercept:
@@ -74,6 +77,9 @@ class Objective:
     intercept : Intercept
     means : ndarray, shape (p,)
         Subtracted from each row of the matrix.
+    spread : ndarray, shape (p,)
+        The standard deviation of each column of the matrix, about, or its root mean square if the
+        intercept is not free; ones if the family has no units.
     pair : anything with ``product(d)``, or None
         Computes ``X.T @ diag(d) @ X`` in one round.
     """
@@ -85,6 +91,7 @@ class Objective:
     penalty: Penalty
     intercept: Intercept
     means: Floats
+    spread: Floats
     pair: Any = None
 
     @classmethod
@@ -98,11 +105,27 @@ class Objective:
         intercept: Intercept,
         pair: Any = None,
     ) -> Objective:
-        """Build the objective; takes one round for the column means if the intercept is free."""
-        means = np.zeros(operator.shape[1])
-        if intercept.column and not intercept.penalised:
-            means = np.asarray(operator.T @ weights, dtype=np.float64)
-        return cls(operator, y, weights, family, penalty, intercept, means, pair)
+        """Build the objective; takes one round for the columns' means and spreads, if needed."""
+        rows, columns = operator.shape
+        free = bool(intercept.column) and not intercept.penalised
+        means, spread = np.zeros(columns), np.ones(columns)
+        # Sums of a column's entries with random factors have its root mean square, about: exact
+        # sums of squares would take a look at the entries.
+        probes = np.zeros((rows, 0))
+        if family.has_units:
+            probes = np.random.default_rng(0).standard_normal((rows, _PROBES))
+            probes *= np.sqrt(weights)[:, np.newaxis]
+        if free or probes.size:
+            sums = operator.T @ np.column_stack([weights, probes] if free else [probes])
+            sums = np.asarray(sums, dtype=np.float64)
+            if free:
+                means, sums = sums[:, 0], sums[:, 1:] - np.outer(sums[:, 0], probes.sum(axis=0))
+            if probes.size:
+                size = np.abs(sums).max(axis=1)  # whose square may overflow
+                size[~(size > 0)] = 1.0
+                spread = size * np.sqrt(np.square(sums / size[:, np.newaxis]).mean(axis=1))
+                spread[~(spread > 0)] = 1.0
+        return cls(operator, y, weights, family, penalty, intercept, means, spread, pair)
 
     # -- conversion of coefficients ------------------------------------------------------------
 
@@ -167,7 +190,10 @@ class Objective:
         return float(loss + self.penalty.l2 * np.vdot(self._costly(w), self._costly(d)))
 
     def residual(self, point: Point) -> float:
-        """Return the largest absolute entry of the least subgradient, in units of y's columns."""
+        """Return the largest absolute entry of the least subgradient.
+
+        If the family has units, it is in units of the columns of y and of the matrix.
+        """
         g = point.gradient
         if self.penalty.l1:
             w, g = self._costly(point.w), g.copy()
@@ -177,7 +203,12 @@ class Objective:
                 costly + self.penalty.l1 * np.sign(w),
                 np.sign(costly) * np.maximum(np.abs(costly) - self.penalty.l1, 0),
             )
-        return float((np.abs(g) / self.family.scale(self.y, self.weights)).max())
+        spread = self.spread
+        if self.intercept.column:
+            constant = self.intercept.column if self.family.has_units else 1.0
+            spread = np.append(spread, constant)
+        found = (np.abs(g).T / spread).T / self.family.scale(self.y, self.weights)
+        return float(found.max())
 
     def shrink(self, w: Floats, step: float) -> Floats:
         """Apply the proximal map of the penalty's corner; free coefficients stay unchanged."""

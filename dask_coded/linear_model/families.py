@@ -65,6 +65,11 @@ class Family(ABC):
         """Return the unit of the gradient of each column, 1 if the targets have none."""
         return 1.0
 
+    @property
+    def has_units(self) -> bool:
+        """Whether the gradient is measured in units of the targets and of the columns."""
+        return False
+
     def center(self, y: Floats, weights: Floats) -> Floats | float:
         """Return what can be taken from each column of ``y`` and added to a free intercept."""
         return 0.0
@@ -115,6 +120,10 @@ class SquaredError(SeparateFamily):
         largest = np.where(largest > 0, largest, 1.0)  # whose square may overflow
         size = largest * np.sqrt(weights @ np.square(y / largest) / weights.sum())
         return np.where(size > 0, size, 1.0)
+
+    @property
+    def has_units(self) -> bool:
+        return True
 
     def center(self, y: Floats, weights: Floats) -> Floats | float:
         # Relative to the first row that counts, so that a constant column becomes 0, without

@@ -88,7 +88,7 @@ class RBFSampler(kernel_approximation.RBFSampler):
         if check_dask(X):
             # Two rows with the same variance as all of X; the draws depend on nothing else.
             spread = _deviation(X) if self.gamma == "scale" else 1.0
-            dtype = np.result_type(X.dtype, np.float32)
+            dtype = np.float32 if X.dtype == np.float32 else np.float64  # as scikit-learn has it
             X = np.outer([spread, -spread], np.ones(X.shape[1])).astype(dtype)
         return super().fit(X, y)
 
@@ -114,7 +114,13 @@ class RBFSampler(kernel_approximation.RBFSampler):
             )
         dtype = self.random_weights_.dtype
         whole = X.rechunk({1: -1})
-        return rowwise(whole, super().transform, self.random_offset_.shape, dtype)
+        shape, transform = self.random_offset_.shape, super().transform
+
+        def features(rows: Any) -> Any:
+            # scikit-learn refuses a block without rows.
+            return transform(rows) if rows.shape[0] else np.empty((0, *shape), dtype)
+
+        return rowwise(whole, features, shape, dtype)
 
 
 def _deviation(X: da.Array) -> float:

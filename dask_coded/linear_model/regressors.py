@@ -134,8 +134,8 @@ class LinearRegression(_Regressor):
     fit_intercept : bool
     tol : float
         Stop when the largest absolute entry of the gradient of half the mean square, in units of
-        the standard deviation of each target, is at most this. Without an intercept the unit is the
-        root mean square.
+        the standard deviation of each target times that of each column (which is estimated), is at
+        most this. Without an intercept they are root mean squares.
     solver, max_iter, verbose, warm_start, code
         As in :class:`LogisticRegression`.
     positive : bool
@@ -198,8 +198,9 @@ class Ridge(_Regressor):
     fit_intercept : bool
     tol : float
         Stop when the largest absolute entry of the gradient of half the objective, divided by the
-        sum of the weights and in units of the standard deviation of each target, is at most this.
-        Without an intercept the unit is the root mean square.
+        sum of the weights and in units of the standard deviation of each target times that of each
+        column (which is estimated), is at most this. Without an intercept they are root mean
+        squares.
     solver, max_iter, verbose, warm_start, code
         As in :class:`LogisticRegression`.
     positive : bool
@@ -275,8 +276,8 @@ class ElasticNet(_Regressor):
     fit_intercept : bool
     tol : float
         Stop when the largest absolute entry of the objective's least subgradient, in units of the
-        standard deviation of each target, is at most this. Without an intercept the unit is the
-        root mean square.
+        standard deviation of each target times that of each column (which is estimated), is at most
+        this. Without an intercept they are root mean squares.
     solver : {"auto", "nesterov", "proximal"}
         "auto" is "nesterov". With ``l1_ratio=0`` it is "lbfgs", and the other solvers of
         :class:`LogisticRegression` work as well.

@@ -119,8 +119,9 @@ def minimize(
         penalty is smooth.
     tol : float
         Stop when the largest absolute entry of the gradient (or least subgradient) of the mean loss
-        plus penalty is at most this. For least squares the unit is the standard deviation of each
-        column of ``y``, or its root mean square if the intercept is not free. For the hinge loss,
+        plus penalty is at most this. For least squares the unit is the standard deviation of the
+        column of ``y``, times that of the column of the data, which is estimated within about a
+        third. They are root mean squares if the intercept is not free. For the hinge loss,
         the objective must also be within a relative ``tol`` of its minimum.
     max_iter : int
         Maximum number of iterations.
@@ -147,7 +148,7 @@ def minimize(
     >>> found.coefficients.round(6), float(found.intercept.round(6))
     (array([2.]), 1.0)
     """
-    _check(penalty, solver, tol, max_iter)
+    check_options(penalty, solver, tol, max_iter)
     y = np.asarray(y, dtype=np.float64)
     if y.ndim not in (1, 2) or len(y) != operator.shape[0]:
         raise ValueError(
@@ -227,7 +228,14 @@ def solver_for(family: Family, penalty: Penalty) -> str:
 # -- checks ------------------------------------------------------------------------------------
 
 
-def _check(penalty: Penalty, solver: str, tol: float, max_iter: int) -> None:
+def check_options(penalty: Penalty, solver: str, tol: float, max_iter: int) -> None:
+    """Check what can be checked before the data are there.
+
+    Raises
+    ------
+    ValueError
+        If an argument is out of range, or the solver does not support the penalty.
+    """
     if solver != "auto" and solver not in RULES:
         raise ValueError(
             f"Argument 'solver' must be 'auto' or one of {sorted(RULES)}, it is {solver!r}."

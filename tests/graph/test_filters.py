@@ -232,6 +232,7 @@ def test_an_expansion_that_diverges_is_refused():
         (nx.path_graph(3), {"order": -1}, "'order' must be a whole number of at least 0, it is -1"),
         (nx.path_graph(3), {"lmax": 0.0}, "'lmax' must be a positive number, it is 0.0"),
         (sp.csr_array([[0.0, -1.0], [-1.0, 0.0]]), {"signal": [1, 2]}, "taken for a Laplacian"),
+        (sp.csr_array([[1, -1j], [1j, -1]]), {"signal": [1, 2]}, "must be real, its dtype is comp"),
         (sp.csr_array([[1.0, -1.0], [0.0, 1.0]]), {"signal": [1, 2]}, "must be symmetric"),
         (
             sp.csr_array([[1.0, -1.0], [-1.0, 1.0]]),

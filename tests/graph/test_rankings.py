@@ -189,6 +189,18 @@ def test_results_have_the_form_of_the_graph(here, friends):
     assert katz_centrality(nx.Graph()) == eigenvector_centrality(nx.Graph()) == {}
 
 
+@pytest.mark.parametrize("weight", [1e-170, 1e-12, 1e3, 1e200])
+def test_the_unit_of_weights_does_not_matter(here, weight):
+    for function in (hits, eigenvector_centrality):
+        here(function)
+    star = nx.to_scipy_sparse_array(nx.star_graph(5), dtype=float)  # bipartite
+    expected, found = (eigenvector_centrality(w * star, weight="weight") for w in (1.0, weight))
+    np.testing.assert_allclose(found, expected, rtol=1e-8)
+    np.testing.assert_allclose(hits(weight * star), hits(star), rtol=1e-8)
+    (hubs, _), (other, _) = (hits(w * star, normalized=False) for w in (1.0, weight))
+    np.testing.assert_allclose(other, weight * hubs, rtol=1e-8)
+
+
 @pytest.mark.parametrize("code", [None, MDS(4, 3)])
 def test_agrees_with_networkx_on_a_cluster(client, friends, code):
     options = {"client": client, "code": code}

@@ -213,6 +213,40 @@ def test_lists_and_arrays_of_names_are_edges_however_many_they_are():
     assert edges(as_graph(np.array([["a", "b"], ["b", "a"]]))) == {("a", "b"): 1.0, ("b", "a"): 1.0}
 
 
+def test_strings_from_a_data_frame_are_names():
+    class Frame:
+        def __init__(self, *rows):
+            self.rows = rows
+
+        def __iter__(self):
+            return iter(["source", "target"])
+
+        def to_numpy(self):
+            return np.array(self.rows, dtype=object)
+
+    assert edges(as_graph(Frame(("a", "b"), ("b", "c")))) == {("a", "b"): 1.0, ("b", "c"): 1.0}
+    assert edges(as_graph(Frame(("a", "b", 2.0), ("b", "c", 3.0)))) == {
+        ("a", "b"): 2.0,
+        ("b", "c"): 3.0,
+    }
+    assert edges(as_graph(Frame((1, 2)).to_numpy())) == {(1, 2): 1.0}
+
+
+@pytest.mark.parametrize("kind", [sp.csc_array, sp.coo_array, sp.csr_matrix])
+def test_graphs_of_matrices_in_any_format(kind):
+    matrix = kind(np.array([[0.0, 2.0], [0.0, 3.0]]))
+    graph = Graph(["a", ("b", 1)], matrix)
+    assert edges(graph) == {("a", ("b", 1)): 2.0, (("b", 1), ("b", 1)): 3.0}
+    assert graph.adjacency.format == "csr"
+    with pytest.raises(ValueError, match=r"edge a -> .* has -2\.0"):
+        Graph(["a", "b"], kind(np.array([[0.0, -2.0], [0.0, 3.0]])))
+
+
+def test_a_dense_matrix_is_no_adjacency():
+    with pytest.raises(ValueError, match="expected a SciPy sparse adjacency matrix, not a ndarray"):
+        Graph(np.arange(2), np.eye(2))
+
+
 def test_undirected_networkx_graphs_have_both_directions():
     assert edges(as_graph(nx.path_graph(2))) == {(0, 1): 1.0, (1, 0): 1.0}
 

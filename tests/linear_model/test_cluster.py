@@ -153,6 +153,15 @@ def test_invalid_dask_data_are_rejected(client, models):
         models.Ridge().fit(X, Z).predict(D[:, :4])
 
 
+def test_parameters_are_checked_before_the_data_are_encoded(client, models):
+    def fail(block):
+        raise AssertionError("computed")
+
+    lazy = da.from_array(X, chunks=(60, 3)).map_blocks(fail, dtype=float)
+    with pytest.raises(ValueError, match="'tol' must be 0 or a positive number"):
+        models.LinearRegression(tol=-1).fit(lazy, Z, client=client)
+
+
 def test_newton_with_a_coded_pair(client):
     y = np.where(TWO == "yes", 1.0, -1.0)
     C = coded.encode(X, coded.MDS(4, 3), client=client, transpose=True)

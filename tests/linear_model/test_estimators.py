@@ -233,6 +233,23 @@ def test_targets_in_different_units(model, weights, unit):
     np.testing.assert_allclose(model.coef_ / [[1.0], [unit]], np.eye(2), atol=1e-3)
 
 
+@pytest.mark.parametrize("model", [LinearRegression(), Ridge(0.0), Lasso(0.0)], ids=repr)
+@pytest.mark.parametrize("units", [[1e-12, 1e-12], [1e10, 1e10], [1.0, 1e-2]])
+def test_columns_in_different_units(model, units):
+    X = np.random.default_rng(0).standard_normal((100, 2)) * units
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ConvergenceWarning)
+        model.fit(X, X @ np.divide([1.0, 2.0], units))
+    np.testing.assert_allclose(model.coef_ * units, [1.0, 2.0], rtol=1e-3)
+
+
+def test_columns_in_units_that_are_very_different():
+    units = np.array([1.0, 1e-12, 1e6])
+    X = np.random.default_rng(0).standard_normal((100, 3)) * units
+    model = LinearRegression().fit(X, X @ ([1.0, 2.0, 3.0] / units))
+    np.testing.assert_allclose(model.coef_ * units, [1.0, 2.0, 3.0])
+
+
 def test_a_target_that_disappears_beside_another_one_ends_the_fit():
     X = np.random.default_rng(0).standard_normal((50, 3))
     y = np.column_stack([X @ [1.0, 2.0, 3.0], 1e-20 * X[:, 0]])

@@ -28,8 +28,10 @@ DISTANCE = np.linalg.norm(X, axis=1)
         (da.from_array(X.astype("f4"), chunks=(70, 3)), X.astype("f4")),
         (da.from_array(SPARSE, chunks=(70, 3)).map_blocks(sp.csr_array), sp.csr_array(SPARSE)),
         (da.from_array(np.rint(9 * X).astype(int)), np.rint(9 * X).astype(int)),
+        (da.from_array(np.rint(9 * X).astype("i2")), np.rint(9 * X).astype("i2")),
+        (da.concatenate([da.from_array(X), da.zeros((0, 3))]), X),
     ],
-    ids=["dense", "single", "sparse", "integers"],
+    ids=["dense", "single", "sparse", "integers", "short integers", "empty chunk"],
 )
 def test_features_of_dask_arrays_are_those_of_scikit_learn(lazy, plain, gamma):
     options = {"gamma": gamma, "n_components": 20, "random_state": 1}

@@ -124,6 +124,31 @@ def check_unmasked(what: str, array: Any) -> Any:
     return array
 
 
+def check_chunk(found: Sequence[int], said: Sequence[int]) -> None:
+    """Check that a chunk of a matrix to encode has the shape that its dask array says.
+
+    Arrays that were made by ``map_blocks``, for example, may be wrong, and rows would be lost.
+
+    Raises
+    ------
+    ValueError
+        If it has not.
+
+    Examples
+    --------
+    >>> check_chunk((80, 6), said=(40, 6))
+    Traceback (most recent call last):
+        ...
+    ValueError: A chunk of the matrix to encode has shape (80, 6), but its dask array says (40, 6):
+    call `compute_chunk_sizes()` first.
+    """
+    if tuple(found) != tuple(said):
+        raise ValueError(
+            f"A chunk of the matrix to encode has shape {tuple(found)}, but its dask array says "
+            f"{tuple(said)}: call `compute_chunk_sizes()` first."
+        )
+
+
 def check_dense(what: str, array: Any) -> Any:
     """Return an array, or a dask array, unless it or its chunks are sparse, of any package.
 

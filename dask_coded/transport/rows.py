@@ -11,6 +11,7 @@ import numpy as np
 from dask.utils import parse_timedelta
 from distributed.protocol import to_serialize
 
+from dask_coded.arguments import check_chunk
 from dask_coded.transport.memory import LEAST_BYTES, Memory, Segment, SharedArray, leave
 
 if TYPE_CHECKING:
@@ -71,7 +72,15 @@ class RowReader:
         self._memory = memory
         self._segment: Segment | None = None
 
-    async def read(self, address: str, key: Any, start: int, stop: int, row: int) -> Any:
+    async def read(
+        self,
+        address: str,
+        key: Any,
+        start: int,
+        stop: int,
+        row: int,
+        said: tuple[int, int] | None = None,
+    ) -> Any:
         """Return rows as :func:`rows_of` does, if need be in place of those returned before.
 
         Parameters
@@ -81,19 +90,26 @@ class RowReader:
         start, stop : int
         row : int
             Bytes of a row; 0 for rows that do not fit into memory, such as sparse ones.
+        said : tuple of int, optional
+            The shape that the whole array must have.
+
+        Raises
+        ------
+        ValueError
+            If it has another shape.
         """
         size = (stop - start) * row
         if self._memory is None or size < LEAST_BYTES:
-            return await rows_of(self._worker, address, key, start, stop)
+            return (await _ask(self._worker, address, key, start, stop, said))["rows"]
         segment, self._segment = self._segment, None
         if segment is None or segment.size < size:
             segment = self._memory.new(size)
         if segment is None:
-            return await rows_of(self._worker, address, key, start, stop)
+            return (await _ask(self._worker, address, key, start, stop, said))["rows"]
         room = segment.place(segment.array(np.dtype(np.uint8), (size,)))
         # If this fails, the segment is not used again: the other worker may be late and still
         # write into it.
-        answer = await _ask(self._worker, address, key, start, stop, tuple(room))
+        answer = await _ask(self._worker, address, key, start, stop, said, tuple(room))
         self._segment = segment
         if answer["left"] is None:
             return answer["rows"]
@@ -107,6 +123,7 @@ async def _ask(
     key: Any,
     start: int,
     stop: int,
+    said: tuple[int, int] | None = None,
     room: tuple[Any, ...] | None = None,
 ) -> Any:
     timeout = parse_timedelta(dask.config.get("coded.encode.timeout"))
@@ -121,6 +138,8 @@ async def _ask(
     # A worker that has just joined, and has no plugin yet, answers with None.
     if not answer or answer["gone"]:
         raise RowsGoneError(address, silent=False)
+    if said is not None:
+        check_chunk(answer["shape"], said)
     return answer
 
 

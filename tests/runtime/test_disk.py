@@ -293,6 +293,7 @@ def test_pieces_that_dask_has_spilled_and_that_are_lost_are_made_again(source, w
             np.testing.assert_allclose(found, source @ x)
         await async_poll_for(lambda: s.tasks[key].state == "memory" and not first.data.slow)
         assert Disk.of(first).held(key) is not None
+        (Path(first.local_directory) / "storage").mkdir(exist_ok=True)
         while first.data.fast:  # Dask can spill it once more
             first.data.evict()
         np.testing.assert_allclose(await c.compute(C @ x), source @ x)

@@ -117,6 +117,24 @@ def test_only_a_few_chunks_are_computed_before_they_are_copied(ahead):
     assert chunks_that_wait(annotated, 2, ahead) == [0, 0]
 
 
+@pytest.mark.parametrize("chunks", [(40, -1), (25, 3)])
+@pytest.mark.parametrize("kind", [np.array, scipy.sparse.csr_array])
+@pytest.mark.parametrize("rows", [1, 80])
+def test_an_array_whose_chunks_are_not_as_it_says_is_refused(chunks, kind, rows):
+    @gen_cluster(client=True, nthreads=SIX)
+    async def test(c, s, *workers):
+        said = da.ones((120, 6), chunks=chunks)
+        wrong = said.map_blocks(lambda block: kind(np.ones((rows, block.shape[1]))), dtype=float)
+        if kind is not np.array:
+            wrong = da.Array(wrong.dask, wrong.name, wrong.chunks, meta=kind((0, 0), dtype=float))
+        persisted = c.persist(wrong, workers=workers[-1].address)  # some blocks are far from there
+        for source in (wrong, persisted):
+            with pytest.raises(ValueError, match=r"has shape \(.*says \(.*compute_chunk_sizes"):
+                await coded.encode(source, coded.Repetition(3, 2), c)
+
+    test()
+
+
 @gen_cluster(client=True, nthreads=SIX)
 async def test_chunks_that_are_in_memory_need_not_wait(c, s, *workers):
     for twice in (False, True):

@@ -268,7 +268,7 @@ class _Outlook:
         # The latest end of a donor, and the most that one owes beyond the common end.
         self._extremes: tuple[float, float] | None = None
         self._stripes = state.movable.words[:, self._offered]
-        # When each stripe has all its copies, according to reports; by group and stripe.
+        # When each stripe has all its copies, by group and stripe.
         self._complete: dict[tuple[int, int], float] = {}
 
     @property

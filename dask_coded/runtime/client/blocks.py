@@ -24,7 +24,7 @@ from dask.typing import Key
 from dask.utils import ensure_dict
 from distributed import futures_of
 
-from dask_coded.arguments import check_unmasked
+from dask_coded.arguments import check_chunk, check_unmasked
 from dask_coded.runtime.client.source import settled, sparse_type
 from dask_coded.runtime.worker.disk import keep, zeros
 
@@ -57,8 +57,8 @@ class Blocks:
             chunks = (rows, (source.shape[1],))
             if source.chunks != chunks and sparse_type(source) is None and all(rows):
                 source, self.steps = _filled(source, rows, ahead)
-            else:
-                source = source.rechunk(chunks)
+            elif source.chunks != chunks:
+                source = da.map_blocks(_as_said, source, meta=source._meta).rechunk(chunks)
             self.keys = [(source.name, j, 0) for j in range(len(rows))]
         else:
             name = f"coded-source-{uuid.uuid4().hex[:16]}"
@@ -129,13 +129,18 @@ def _filled(
     columns = source.shape[1]
     parts = [
         [
-            ((source.name, i, j), (taken, slice(None)), (place, across))
+            (
+                (source.name, i, j),
+                (source.chunks[0][i], source.chunks[1][j]),
+                (taken, slice(None)),
+                (place, across),
+            )
             for i, taken, place in _overlaps(source.chunks[0], begin, end)
             for j, _, across in _overlaps(source.chunks[1], 0, columns)
         ]
         for begin, end in pairwise(accumulate(rows, initial=0))
     ]
-    users: Counter[Key] = Counter(chunk for found in parts for chunk, _, _ in found)
+    users: Counter[Key] = Counter(chunk for found in parts for chunk, *_ in found)
     users.update(key for node in graph.values() for key in node.dependencies)
     tasks: dict[Key, Task] = {}
     steps: list[list[Key]] = []
@@ -144,7 +149,7 @@ def _filled(
         keys: list[Key] = [(name, block, left) for left in reversed(range(len(found)))]
         steps.append(keys[:-1])
         waited_for: list[TaskRef] = []
-        for i, (key, (chunk, taken, place)) in enumerate(zip(keys, found, strict=True)):
+        for i, (key, (chunk, shape, taken, place)) in enumerate(zip(keys, found, strict=True)):
             if i >= ahead and (node := _own_task(graph, chunk, users, source)):
                 copied = (f"{name}-copied", block, i - ahead)
                 tasks[copied] = _FillTask(copied, _nothing, TaskRef(keys[i - ahead]))
@@ -157,7 +162,7 @@ def _filled(
             # whole block made again, because the step that it waited for is released.
             kept = waited_for if i == len(found) - 1 else []
             tasks[key] = _FillTask(
-                key, _fill, so_far, TaskRef(chunk), taken, place, *kept, dtype=source.dtype
+                key, _fill, so_far, TaskRef(chunk), shape, taken, place, *kept, dtype=source.dtype
             )
     chunks: Any = source
     layers = HighLevelGraph.from_collections(name, tasks, dependencies=[chunks])
@@ -201,9 +206,16 @@ def _overlaps(sizes: tuple[int, ...], begin: int, end: int) -> Iterator[tuple[in
             yield i, slice(a - first, b - first), slice(a - begin, b - begin)
 
 
+def _as_said(chunk: Any, block_info: Any = None) -> Any:
+    """Return a chunk of a dask array, whose shape must be what the array says."""
+    check_chunk(chunk.shape, block_info[None]["chunk-shape"])
+    return chunk
+
+
 def _fill(
     so_far: tuple[int, int] | np.ndarray[Any, Any],
     chunk: np.ndarray[Any, Any],
+    shape: tuple[int, int],
     taken: tuple[slice, slice],
     place: tuple[slice, slice],
     *_: None,
@@ -211,6 +223,7 @@ def _fill(
 ) -> np.ndarray[Any, Any]:
     """Copy a part of a chunk to its place in a block, or in a new block of a shape."""
     check_unmasked("A chunk of the matrix to encode", chunk)
+    check_chunk(chunk.shape, shape)
     if isinstance(so_far, tuple):
         block = zeros(so_far, dtype)
     elif so_far.flags.writeable:

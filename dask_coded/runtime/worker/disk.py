@@ -26,8 +26,6 @@ import mmap
 import os
 import tempfile
 import threading
-from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakValueDictionary
 
@@ -226,26 +224,36 @@ class Disk:
         try:
             return self._worker.data.get(key)
         except Exception as exc:
+            data: Any = self._worker.data
+            if isinstance(data, SpillBuffer) and key in data.fast:
+                # It was in use, and so in memory, but its file could not be deleted.
+                self._forget_file(key)
+                return data.fast[key]
             logger.exception("Worker %s cannot read %r", self._worker.address, key)
             if _is_lost(exc):
-                self._worker.loop.add_callback(self._give_up, key, exc)
+                self._worker.loop.add_callback(self._give_up, key)
             return None
 
-    def _give_up(self, key: Key, reason: Exception) -> None:
+    def _give_up(self, key: Key) -> None:
         """Let Dask know that data are not here any more; it makes them again if they are wanted."""
         task = self._worker.state.tasks.get(key)
         if task is None or task.state != "memory" or not self.is_spilled(key):
             return
         if any(other.state in ("executing", "long-running") for other in task.dependents):
             return  # these will fail, and the next one who needs the data comes here again
-        if isinstance(reason, FileNotFoundError) and reason.filename:
-            # Dask would fail to delete a file that is not there.
-            with suppress(OSError):
-                path = Path(reason.filename)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.touch()
+        try:
+            del self._worker.data[key]
+        except OSError:  # the worker would close if this happened to Dask
+            self._forget_file(key)
         stimulus = f"coded-lost-{time()}"
         self._worker.handle_stimulus(RemoveReplicasEvent(keys=[key], stimulus_id=stimulus))
+
+    def _forget_file(self, key: Key) -> None:
+        """Forget the size of a file that could not be deleted, or Dask spills the key no more."""
+        data: Any = self._worker.data
+        slow = data.slow.data
+        if size := slow.weight_by_key.pop(key, None):
+            slow.total_weight -= size
 
     def unspill(self, key: Key) -> Any:
         """Return what :meth:`held` does; what Dask has to read for that, it does not read again."""

@@ -21,7 +21,7 @@ from distributed import get_worker, secede
 from distributed.protocol.serialize import ToPickle
 from distributed.utils import sync
 
-from dask_coded.arguments import check_unmasked
+from dask_coded.arguments import check_chunk, check_unmasked
 from dask_coded.rounds.footprint import Footprint, footprint_of
 from dask_coded.rounds.scaling import (
     NOT_FINITE,
@@ -231,10 +231,9 @@ async def _combine(
     spec, rows = mixer.spec, mixer.rows
     copy = len(sources) == 1 and sources[0].weight == 1
     if copy and plugin.worker.address in sources[0].holders:
-        key = as_key(sources[0].key)
-        if (data := plugin.disk.held(key)) is None:
+        if (data := _held(plugin, sources[0], spec)) is None:
             raise RowsGoneError(plugin.worker.address, silent=False)
-        if not plugin.disk.is_spilled(key) or spec.sparse_type:
+        if not plugin.disk.is_spilled(as_key(sources[0].key)) or spec.sparse_type:
             return await loop.run_in_executor(None, mixer.finished, _unmasked(data))
         # Its rows are copied to where a round can read them stripe by stripe, while it is in use.
     if spec.sparse_type:
@@ -355,7 +354,7 @@ async def rows_from(
     """
     key, begin, end = as_key(source.key), source.start + begin, source.start + end
     if plugin.worker.address in source.holders:
-        data = plugin.disk.held(key)
+        data = _held(plugin, source, spec)
         if isinstance(data, MappedArray):
             return await asyncio.to_thread(data.read, begin, end)
         if scipy.sparse.issparse(data):
@@ -363,10 +362,23 @@ async def rows_from(
         if data is not None:
             return _unmasked(data[begin:end])
     row = 0 if spec.sparse_type else spec.columns * spec.dtype.itemsize
-    part = await reader.read(source.holders[0], key, begin, end, row)
+    part = await reader.read(source.holders[0], key, begin, end, row, _said(source, spec))
     if meter is not None:
         meter.count(part)
     return _unmasked(part)
+
+
+def _held(plugin: CodedWorkerPlugin, source: Source, spec: CodedSpec) -> Any:
+    """Return the data of a source on this worker; None if they are not here, or not readable."""
+    data = plugin.disk.held(as_key(source.key))
+    if data is not None and (said := _said(source, spec)):
+        check_chunk(data.shape, said)
+    return data
+
+
+def _said(source: Source, spec: CodedSpec) -> tuple[int, int] | None:
+    """Return the shape of a source block, which may be a chunk of the user's; None for a piece."""
+    return None if as_key(source.key) in spec.keys else (source.rows, spec.columns)
 
 
 def _unmasked(part: Any) -> Any:

@@ -357,11 +357,12 @@ class CodedWorkerPlugin(WorkerPlugin):
         # Not in the threads of rounds: these may be busy for as long as a round takes, and whoever
         # waits for an answer would believe that this worker is stopped.
         if scipy.sparse.issparse(data):
-            return sent_rows(await asyncio.to_thread(lambda: data.tocsr()[start:stop]))
-        self._idle_rooms.begin()
-        if isinstance(data, MappedArray):
-            return await asyncio.to_thread(lambda: dense_rows(data.read(start, stop), room))
-        return await asyncio.to_thread(dense_rows, data[start:stop], room)
+            answer = sent_rows(await asyncio.to_thread(lambda: data.tocsr()[start:stop]))
+        else:
+            self._idle_rooms.begin()
+            read = data.read if isinstance(data, MappedArray) else lambda a, b: data[a:b]
+            answer = await asyncio.to_thread(lambda: dense_rows(read(start, stop), room))
+        return answer | {"shape": data.shape}
 
     def _forget(self) -> None:
         # Until they hear of the end, participants hold the pieces of the last round of each array.

@@ -125,21 +125,21 @@ class Claim(NamedTuple):
             code_pays = self.versus == "MDS" or uncoded >= 1
             if code_pays and times["S2C2"] > 1 + MARGIN / 100:
                 return (
-                    f"S2C2 takes {times['S2C2']:.2f} of the time of `continuous`, which has the "
+                    f"S2C2 takes {times['S2C2']:.2f} times as long as `continuous`, which has the "
                     "same code"
                 )
             if uncoded < 1:
                 return (
-                    f"uncoded takes {uncoded:.2f} of the time of S2C2: the code costs more here "
-                    "than slow machines do"
+                    f"uncoded takes {uncoded:.2f} times as long as S2C2: here the code costs more "
+                    "than it saves on slow machines"
                 )
             if uncoded < 1 + self.least / 100:
                 return (
-                    f"uncoded takes {uncoded:.2f} of the time of S2C2: the speeds of these "
+                    f"uncoded takes {uncoded:.2f} times as long as S2C2: the speeds of these "
                     "machines leave little to gain"
                 )
             versus = times[self.versus] / times["uncoded"]
-            return f"{self.versus} takes {versus:.2f} of the time of uncoded"
+            return f"{self.versus} takes {versus:.2f} times as long as uncoded"
         if self.versus == "MDS":
             ceiling = 100 * (self.n / self.k - 1)
             return (
@@ -225,16 +225,21 @@ def _held(results: Results) -> Iterator[list[str]]:
         )
         best = found.get("processes") or found["simulation"]
         more = best["value"] - 67
-        verdict = "reproduced" if abs(more) <= MARGIN else f"not reproduced, {more:+.0f} points"
+        side = "above" if more > 0 else "short"
+        verdict = (
+            "reproduced"
+            if abs(more) <= MARGIN
+            else f"not reproduced, {abs(more):.0f} points {side}"
+        )
         yield [
             "share of the data that a worker without a code would store if it kept what it "
             f"fetches, {level} misprediction",
             "67 % after 270 rounds (recalled, fairly sure)",
             *(real, "–", virtual),
             verdict if "processes" in found else f"{verdict}, simulated only",
-            f"an even share is {100 / best['n']:.0f} %; Dask prefers not to fetch a block, which "
-            "takes longer than to compute with it; simulated workers follow predicted speeds, "
-            "which change little"
+            f"an even share is {100 / best['n']:.0f} %; Dask seldom steals a block here, because "
+            "to fetch it takes longer than to multiply by it; simulated workers follow predicted "
+            "speeds, which change little"
             if more < -MARGIN
             else "",
         ]

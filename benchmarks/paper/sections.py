@@ -221,7 +221,8 @@ def regimes(results: Results) -> None:
             [found] = bench.run_case(case, CONTENDERS[name])
             results.add(case, CONTENDERS[name], "processes", found)
         for chunks in (1, 16):
-            plain = Contender(f"dask.array, {chunks} tasks a worker", CONTENDERS["MDS"].code, "")
+            tasks = f"{chunks} task{'s' * (chunks > 1)}"
+            plain = Contender(f"dask.array, {tasks} a worker", CONTENDERS["MDS"].code, "")
             times, _ = bench.dask_array(case, chunks)
             results.add(case, plain, "processes", times)
 

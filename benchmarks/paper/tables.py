@@ -69,7 +69,7 @@ def controlled(results: Results) -> Iterator[str]:
     if others:
         yield (
             f"\nSimulated with the operands and results of {' and '.join(others)}, coded rounds "
-            f"take the same within {_farthest(rows, first):.3f}."
+            f"differ from these by at most {_farthest(rows, first):.3f}."
         )
     for shape in (first,):
         for factor in sorted({row["factor"] for row in rows}):

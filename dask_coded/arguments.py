@@ -136,11 +136,10 @@ def check_chunk(found: Sequence[int], said: Sequence[int]) -> None:
 
     Examples
     --------
-    >>> check_chunk((80, 6), said=(40, 6))
+    >>> check_chunk((80, 6), said=(40, 6))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    ValueError: A chunk of the matrix to encode has shape (80, 6), but its dask array says (40, 6):
-    call `compute_chunk_sizes()` first.
+    ValueError: A chunk of the matrix to encode has shape (80, 6), but its dask array says (40, ...
     """
     if tuple(found) != tuple(said):
         raise ValueError(

@@ -29,7 +29,7 @@ DISTANCE = np.linalg.norm(X, axis=1)
         (da.from_array(SPARSE, chunks=(70, 3)).map_blocks(sp.csr_array), sp.csr_array(SPARSE)),
         (da.from_array(np.rint(9 * X).astype(int)), np.rint(9 * X).astype(int)),
         (da.from_array(np.rint(9 * X).astype("i2")), np.rint(9 * X).astype("i2")),
-        (da.concatenate([da.from_array(X), da.zeros((0, 3))]), X),
+        (da.from_array(X, chunks=((300, 0), 3)), X),
     ],
     ids=["dense", "single", "sparse", "integers", "short integers", "empty chunk"],
 )

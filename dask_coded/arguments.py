@@ -124,27 +124,27 @@ def check_unmasked(what: str, array: Any) -> Any:
     return array
 
 
-def check_chunk(found: Sequence[int], said: Sequence[int]) -> None:
-    """Check that a chunk of a matrix to encode has the shape that its dask array says.
+def check_chunk(what: str, found: Sequence[int], declared: Sequence[int]) -> None:
+    """Check that a chunk of a dask array has the shape that the array declares.
 
-    Arrays that were made by ``map_blocks``, for example, may be wrong, and rows would be lost.
+    The shapes of arrays made by ``map_blocks``, for example, may be wrong. Rows would be lost then.
 
     Raises
     ------
     ValueError
-        If it has not.
+        If it has another shape.
 
     Examples
     --------
-    >>> check_chunk((80, 6), said=(40, 6))  # doctest: +ELLIPSIS
+    >>> check_chunk("X", (80, 6), declared=(40, 6))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    ValueError: A chunk of the matrix to encode has shape (80, 6), but its dask array says (40, ...
+    ValueError: A chunk of X has shape (80, 6), its dask array declares (40, 6): call ...
     """
-    if tuple(found) != tuple(said):
+    if tuple(found) != tuple(declared):
         raise ValueError(
-            f"A chunk of the matrix to encode has shape {tuple(found)}, but its dask array says "
-            f"{tuple(said)}: call `compute_chunk_sizes()` first."
+            f"A chunk of {what} has shape {tuple(found)}, its dask array declares "
+            f"{tuple(declared)}: call `compute_chunk_sizes()` first."
         )
 
 

@@ -109,8 +109,7 @@ class _Root(Machine):
         # Segments of its own part that each worker has delivered, and workers with all of them.
         self._delivered: dict[int, set[int]] = {worker: set() for worker in range(plan.workers)}
         self._done: set[int] = set()
-        # How many segments of each part are lacking, and parts that nobody was asked for yet.
-        self._lacking = [plan.segments] * plan.workers
+        # Parts that lack a segment and that no helper was asked for.
         self._missing = set(range(plan.workers))
 
     def begin(self) -> list[Command]:
@@ -131,8 +130,7 @@ class _Root(Machine):
         if part in state.parts:
             return self._ask()
         state.parts.add(part)
-        self._lacking[part] -= 1
-        if not self._lacking[part]:
+        if all(part in other.parts for other in self._segments):
             self._missing.discard(part)
         state.sum.add(self._codec.unpack(payload))
         if len(state.parts) < workers:

@@ -89,7 +89,7 @@ class GradientCode:
 
     @property
     def fewest(self) -> int:
-        """A number of workers of which none smaller suffices, known without a look at them."""
+        """A lower bound: no fewer workers determine the sum, whichever they are."""
         return 1
 
     @property
@@ -214,7 +214,7 @@ class FractionalRepetition(GradientCode):
 
     def decodable(self, have: Sequence[int]) -> bool:
         """Return whether at least one worker of every group has delivered."""
-        # The first test spares a root of many workers nearly all of the others.
+        # A root of many workers asks after each message; the first test is enough until the end.
         return len(have) >= self.fewest and np.unique(self.group[list(have)]).size == self.blocks
 
     def weights(self, have: Sequence[int]) -> npt.NDArray[np.float64]:

@@ -28,7 +28,7 @@ import scipy.sparse as sp
 
 from dask_coded.arguments import check_stopping
 from dask_coded.graph.iteration import Vector, iterate, product
-from dask_coded.graph.readers import as_graph, scaled
+from dask_coded.graph.readers import as_graph
 from dask_coded.graph.values import PerNode, by_node, distribution, named, vector
 from dask_coded.loop import QUIET, Loop, Progress
 from dask_coded.submission import as_coded, run
@@ -340,8 +340,8 @@ def eigenvector_centrality(
     )
     # The eigenvector does not depend on the unit of the weights, but how fast it is found does:
     # the iteration adds the vector itself to the product.
-    adjacency, _ = scaled(found.adjacency)
-    coded = as_coded(_transposed(adjacency), code, client)
+    scaled, _ = found.scaled()
+    coded = as_coded(_transposed(scaled.adjacency), code, client)
     scores = run(
         eigenvector_rounds,
         coded,

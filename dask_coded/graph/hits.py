@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from dask_coded.arguments import check_stopping
 from dask_coded.graph.iteration import Vector, iterate
-from dask_coded.graph.readers import as_graph, scaled
+from dask_coded.graph.readers import as_graph
 from dask_coded.graph.values import PerNode, distribution, named, vector
 from dask_coded.loop import QUIET, Loop, Progress
 from dask_coded.submission import as_coded, run
@@ -177,8 +177,8 @@ def hits(
     distribution("start", begin, len(found.nodes))
     if not found.adjacency.data.any():
         raise ValueError("HITS expects a graph with edges of positive weight, this one has none.")
-    adjacency, unit = scaled(found.adjacency.astype(np.float64))
-    coded = as_coded(adjacency, code, client, transpose=True)
+    scaled, unit = found.scaled()
+    coded = as_coded(scaled.adjacency.astype(np.float64), code, client, transpose=True)
     hubs, authorities = run(
         hits_rounds,
         coded,

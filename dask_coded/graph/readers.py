@@ -105,15 +105,17 @@ class Graph:
         both = self.adjacency.maximum(self.adjacency.T)
         return Graph(self.nodes, sp.csr_array(both))
 
+    def scaled(self) -> tuple[Graph, float]:
+        """Return the graph with all weights divided by a unit, and the unit.
 
-def scaled(adjacency: sp.csr_array) -> tuple[sp.csr_array, float]:
-    """Return an adjacency matrix whose weights are of ordinary size, and their unit.
-
-    The unit is the geometric mean of the weights, which few unusual ones do not change much.
-    """
-    positive = adjacency.data[adjacency.data > 0]
-    mean = float(np.exp(np.log(positive).mean())) if positive.size else 1.0
-    return (adjacency, 1.0) if 0.1 <= mean <= 10 else (adjacency / mean, mean)
+        The unit is the geometric mean of the weights, which a few unusual weights change little.
+        It is 1 if the mean is between 0.1 and 10.
+        """
+        positive = self.adjacency.data[self.adjacency.data > 0]
+        unit = float(np.exp(np.log(positive).mean())) if positive.size else 1.0
+        if 0.1 <= unit <= 10:
+            return self, 1.0
+        return Graph(self.nodes, self.adjacency / unit), unit
 
 
 # -- graphs from memory ------------------------------------------------------------------------

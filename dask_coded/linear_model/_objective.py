@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dask_coded.linear_model.families import Family, Floats
+from dask_coded.linear_model.families import Family, Floats, root_mean_square
 from dask_coded.linear_model.penalties import Penalty
 
 # Random sums of each column from which its spread is estimated, within about a third.
@@ -78,8 +78,8 @@ class Objective:
     means : ndarray, shape (p,)
         Subtracted from each row of the matrix.
     spread : ndarray, shape (p,)
-        The standard deviation of each column of the matrix, about, or its root mean square if the
-        intercept is not free; ones if the family has no units.
+        An estimate of the standard deviation of each column of the matrix, or of its root mean
+        square if the intercept is not free. Ones if the family has no units.
     pair : anything with ``product(d)``, or None
         Computes ``X.T @ diag(d) @ X`` in one round.
     """
@@ -109,22 +109,19 @@ class Objective:
         rows, columns = operator.shape
         free = bool(intercept.column) and not intercept.penalised
         means, spread = np.zeros(columns), np.ones(columns)
-        # Sums of a column's entries with random factors have its root mean square, about: exact
-        # sums of squares would take a look at the entries.
+        # A sum of a column's entries times random factors is about as large as the column's root
+        # mean square. For the exact one, the entries themselves would be needed.
         probes = np.zeros((rows, 0))
         if family.has_units:
             probes = np.random.default_rng(0).standard_normal((rows, _PROBES))
             probes *= np.sqrt(weights)[:, np.newaxis]
         if free or probes.size:
-            sums = operator.T @ np.column_stack([weights, probes] if free else [probes])
-            sums = np.asarray(sums, dtype=np.float64)
+            factors = np.column_stack([weights, probes]) if free else probes
+            sums = np.asarray(operator.T @ factors, dtype=np.float64)
             if free:
                 means, sums = sums[:, 0], sums[:, 1:] - np.outer(sums[:, 0], probes.sum(axis=0))
             if probes.size:
-                size = np.abs(sums).max(axis=1)  # whose square may overflow
-                size[~(size > 0)] = 1.0
-                spread = size * np.sqrt(np.square(sums / size[:, np.newaxis]).mean(axis=1))
-                spread[~(spread > 0)] = 1.0
+                spread = root_mean_square(sums.T, np.ones(_PROBES))
         return cls(operator, y, weights, family, penalty, intercept, means, spread, pair)
 
     # -- conversion of coefficients ------------------------------------------------------------

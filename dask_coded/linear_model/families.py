@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +38,9 @@ Floats = npt.NDArray[np.float64]
 @dataclass(frozen=True)
 class Family(ABC):
     """The loss of a row and its derivatives."""
+
+    #: Whether the gradient is measured in units of the targets and of the columns.
+    has_units: ClassVar[bool] = False
 
     def check(self, y: Floats) -> None:
         """Check that ``y`` holds valid targets of this family.
@@ -65,11 +69,6 @@ class Family(ABC):
         """Return the unit of the gradient of each column, 1 if the targets have none."""
         return 1.0
 
-    @property
-    def has_units(self) -> bool:
-        """Whether the gradient is measured in units of the targets and of the columns."""
-        return False
-
     def center(self, y: Floats, weights: Floats) -> Floats | float:
         """Return what can be taken from each column of ``y`` and added to a free intercept."""
         return 0.0
@@ -81,6 +80,20 @@ class Family(ABC):
     def sharper(self) -> Family:
         """Return a closer approximation of :meth:`exact`, to start from the minimum of this one."""
         return self
+
+
+def root_mean_square(values: Floats, weights: Floats) -> Floats:
+    """Return the weighted root mean square of each column, shape (k,) or (); 1 where it is 0.
+
+    Parameters
+    ----------
+    values : ndarray, shape (n,) or (n, k)
+    weights : ndarray, shape (n,)
+    """
+    largest = np.abs(values).max(axis=0)
+    largest = np.where(largest > 0, largest, 1.0)  # whose square may overflow
+    size = largest * np.sqrt(weights @ np.square(values / largest) / weights.sum())
+    return np.where(size > 0, size, 1.0)
 
 
 @dataclass(frozen=True)
@@ -105,6 +118,8 @@ class SquaredError(SeparateFamily):
     array([0., 2.])
     """
 
+    has_units: ClassVar[bool] = True
+
     def loss(self, z: Floats, y: Floats) -> Floats:
         return np.square(z - y) / 2
 
@@ -115,15 +130,8 @@ class SquaredError(SeparateFamily):
         return np.ones_like(z)
 
     def scale(self, y: Floats, weights: Floats) -> Floats | float:
-        # Root mean square, so that convergence does not depend on the unit of any column of y.
-        largest = np.abs(y).max(axis=0)
-        largest = np.where(largest > 0, largest, 1.0)  # whose square may overflow
-        size = largest * np.sqrt(weights @ np.square(y / largest) / weights.sum())
-        return np.where(size > 0, size, 1.0)
-
-    @property
-    def has_units(self) -> bool:
-        return True
+        # So that convergence does not depend on the unit of any column of y.
+        return root_mean_square(y, weights)
 
     def center(self, y: Floats, weights: Floats) -> Floats | float:
         # Relative to the first row that counts, so that a constant column becomes 0, without

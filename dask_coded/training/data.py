@@ -13,7 +13,7 @@ import scipy.sparse
 from dask.base import is_dask_collection
 from distributed import Client, Future, futures_of
 
-from dask_coded.arguments import check_unmasked, unwrapped
+from dask_coded.arguments import check_chunk, check_unmasked, unwrapped
 from dask_coded.runtime.client.source import settled
 from dask_coded.runtime.client.waiting import outside_pool
 from dask_coded.training.runtime.spec import Blocks
@@ -139,12 +139,8 @@ def _array(client: Client, name: str, values: da.Array) -> tuple[Blocks, list[Fu
     persisted = client.persist(whole)
     futures = futures_of(persisted, client=client)
     _settle(client, futures)
-    # The chunks of an array that was made by `map_blocks`, for example, may be wrong.
-    if (rows := _counted(client, futures)) != list(persisted.chunks[0]):
-        raise ValueError(
-            f"The {name} have chunks of {rows} rows where {list(persisted.chunks[0])} are said to "
-            "be: call `compute_chunk_sizes()` first."
-        )
+    for found, declared in zip(_counted(client, name, futures), persisted.chunks[0], strict=True):
+        check_chunk(f"the {name}", (found, *values.shape[1:]), (declared, *values.shape[1:]))
     tail = (0,) * (values.ndim - 1)
     keys = tuple((persisted.name, i, *tail) for i in range(persisted.numblocks[0]))
     return Blocks(keys, persisted.chunks[0]), futures
@@ -153,15 +149,8 @@ def _array(client: Client, name: str, values: da.Array) -> tuple[Blocks, list[Fu
 def _partitions(client: Client, name: str, values: Any) -> tuple[Blocks, list[Future]]:
     futures = [v if isinstance(v, Future) else client.compute(v) for v in values]
     _settle(client, futures)
-    rows = _counted(client, futures)
-    if None in rows:
-        raise TypeError(
-            f"The partitions of the {name} must be NumPy or SciPy sparse arrays of rows: convert "
-            f"data frames with `to_dask_array(lengths=True)` or `to_numpy()`."
-        )
-    return Blocks(
-        tuple(future.key for future in futures), tuple(r for r in rows if r is not None)
-    ), futures
+    rows = _counted(client, name, futures)
+    return Blocks(tuple(future.key for future in futures), tuple(rows)), futures
 
 
 def _settle(client: Client, futures: list[Future]) -> None:
@@ -177,12 +166,23 @@ def _settle(client: Client, futures: list[Future]) -> None:
         client.sync(settle)
 
 
-def _counted(client: Client, futures: list[Future]) -> list[int | None]:
-    """Return the number of rows of each block, None if it has no rows that can be selected."""
+def _counted(client: Client, name: str, futures: list[Future]) -> list[int]:
+    """Return the number of rows of each block.
+
+    Raises
+    ------
+    TypeError
+        If a block has no rows that can be selected.
+    """
     counted = client.map(_rows, futures, pure=False)
     _settle(client, counted)
     with outside_pool():
-        rows: list[int | None] = client.gather(counted)
+        rows: list[int] = client.gather(counted)
+    if None in rows:
+        raise TypeError(
+            f"The partitions of the {name} must be NumPy or SciPy sparse arrays of rows: convert "
+            f"data frames with `to_dask_array(lengths=True)` or `to_numpy()`."
+        )
     return rows
 
 

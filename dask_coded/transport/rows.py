@@ -79,7 +79,7 @@ class RowReader:
         start: int,
         stop: int,
         row: int,
-        said: tuple[int, int] | None = None,
+        declared: tuple[int, int] | None = None,
     ) -> Any:
         """Return rows as :func:`rows_of` does, if need be in place of those returned before.
 
@@ -90,7 +90,7 @@ class RowReader:
         start, stop : int
         row : int
             Bytes of a row; 0 for rows that do not fit into memory, such as sparse ones.
-        said : tuple of int, optional
+        declared : tuple of int, optional
             The shape that the whole array must have.
 
         Raises
@@ -100,16 +100,16 @@ class RowReader:
         """
         size = (stop - start) * row
         if self._memory is None or size < LEAST_BYTES:
-            return (await _ask(self._worker, address, key, start, stop, said))["rows"]
+            return (await _ask(self._worker, address, key, start, stop, declared))["rows"]
         segment, self._segment = self._segment, None
         if segment is None or segment.size < size:
             segment = self._memory.new(size)
         if segment is None:
-            return (await _ask(self._worker, address, key, start, stop, said))["rows"]
+            return (await _ask(self._worker, address, key, start, stop, declared))["rows"]
         room = segment.place(segment.array(np.dtype(np.uint8), (size,)))
         # If this fails, the segment is not used again: the other worker may be late and still
         # write into it.
-        answer = await _ask(self._worker, address, key, start, stop, said, tuple(room))
+        answer = await _ask(self._worker, address, key, start, stop, declared, tuple(room))
         self._segment = segment
         if answer["left"] is None:
             return answer["rows"]
@@ -123,7 +123,7 @@ async def _ask(
     key: Any,
     start: int,
     stop: int,
-    said: tuple[int, int] | None = None,
+    declared: tuple[int, int] | None = None,
     room: tuple[Any, ...] | None = None,
 ) -> Any:
     timeout = parse_timedelta(dask.config.get("coded.encode.timeout"))
@@ -138,8 +138,8 @@ async def _ask(
     # A worker that has just joined, and has no plugin yet, answers with None.
     if not answer or answer["gone"]:
         raise RowsGoneError(address, silent=False)
-    if said is not None:
-        check_chunk(answer["shape"], said)
+    if declared is not None:
+        check_chunk("the matrix to encode", answer["shape"], declared)
     return answer
 
 

@@ -129,7 +129,7 @@ def test_an_array_whose_chunks_are_not_as_it_says_is_refused(chunks, kind, rows)
             wrong = da.Array(wrong.dask, wrong.name, wrong.chunks, meta=kind((0, 0), dtype=float))
         persisted = c.persist(wrong, workers=workers[-1].address)  # some blocks are far from there
         for source in (wrong, persisted):
-            with pytest.raises(ValueError, match=r"has shape \(.*says \(.*compute_chunk_sizes"):
+            with pytest.raises(ValueError, match=r"has shape \(.*declares \(.*compute_chunk_sizes"):
                 await coded.encode(source, coded.Repetition(3, 2), c)
 
     test()

@@ -453,7 +453,7 @@ class Frame:
             (twice(X), twice(Y)),
             {},
             ValueError,
-            r"The samples have chunks of \[\d+, .* rows where .* are said to be: call `compute_",
+            r"A chunk of the samples has shape \(80, 5\), its dask array declares \(40, 5\): call",
         ),
         (
             (X, Y),

@@ -238,7 +238,7 @@ class _Outlook:
     speed, backlog, latest, eta : ndarray, shape (workers,)
         As in :class:`Estimate`.
     ends : ndarray, shape (workers,)
-        ``eta`` of a worker that goes on as before, ``latest`` of one that is overdue.
+        Seconds until the worker ends: ``latest`` if it is overdue, otherwise ``eta``.
     lags : ndarray, shape (workers,)
     donors : ndarray of int
         Workers with stripes to pass on, once for each piece.

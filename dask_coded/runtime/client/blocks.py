@@ -58,7 +58,7 @@ class Blocks:
             if source.chunks != chunks and sparse_type(source) is None and all(rows):
                 source, self.steps = _filled(source, rows, ahead)
             elif source.chunks != chunks:
-                source = da.map_blocks(_as_said, source, meta=source._meta).rechunk(chunks)
+                source = da.map_blocks(_checked, source, meta=source._meta).rechunk(chunks)
             self.keys = [(source.name, j, 0) for j in range(len(rows))]
         else:
             name = f"coded-source-{uuid.uuid4().hex[:16]}"
@@ -206,9 +206,9 @@ def _overlaps(sizes: tuple[int, ...], begin: int, end: int) -> Iterator[tuple[in
             yield i, slice(a - first, b - first), slice(a - begin, b - begin)
 
 
-def _as_said(chunk: Any, block_info: Any = None) -> Any:
-    """Return a chunk of a dask array, whose shape must be what the array says."""
-    check_chunk(chunk.shape, block_info[None]["chunk-shape"])
+def _checked(chunk: Any, block_info: Any = None) -> Any:
+    """Return a chunk of a dask array, which must have the shape that the array declares."""
+    check_chunk("the matrix to encode", chunk.shape, block_info[None]["chunk-shape"])
     return chunk
 
 
@@ -223,7 +223,7 @@ def _fill(
 ) -> np.ndarray[Any, Any]:
     """Copy a part of a chunk to its place in a block, or in a new block of a shape."""
     check_unmasked("A chunk of the matrix to encode", chunk)
-    check_chunk(chunk.shape, shape)
+    check_chunk("the matrix to encode", chunk.shape, shape)
     if isinstance(so_far, tuple):
         block = zeros(so_far, dtype)
     elif so_far.flags.writeable:

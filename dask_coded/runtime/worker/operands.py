@@ -60,7 +60,7 @@ class Operands:
         self._exchange = exchange
         # A coordinator uses the same segment in every round, or those of its last results in turn.
         self._mappings = Mappings(most=RESULTS)
-        self._columns: Columns = lru_cache(maxsize=_UNPACKED)(indices_of)
+        self._columns = lru_cache(maxsize=_UNPACKED)(indices_of)
         self._coming: dict[Key, _Coming] = {}
         self._ended: dict[Key, None] = {}
         exchange.register(self._handle, [OperandChunk, OperandShared, LendOperand])
@@ -124,7 +124,7 @@ class Operands:
     def release(self) -> None:
         """Keep no memory of other workers mapped, and no columns."""
         self._mappings.clear()
-        self._columns = lru_cache(maxsize=_UNPACKED)(indices_of)
+        self._columns.cache_clear()
 
     def _of(self, run_id: Key) -> _Coming:
         operand = self._coming.get(run_id)

@@ -362,7 +362,7 @@ async def rows_from(
         if data is not None:
             return _unmasked(data[begin:end])
     row = 0 if spec.sparse_type else spec.columns * spec.dtype.itemsize
-    part = await reader.read(source.holders[0], key, begin, end, row, _said(source, spec))
+    part = await reader.read(source.holders[0], key, begin, end, row, _declared_shape(source, spec))
     if meter is not None:
         meter.count(part)
     return _unmasked(part)
@@ -371,12 +371,12 @@ async def rows_from(
 def _held(plugin: CodedWorkerPlugin, source: Source, spec: CodedSpec) -> Any:
     """Return the data of a source on this worker; None if they are not here, or not readable."""
     data = plugin.disk.held(as_key(source.key))
-    if data is not None and (said := _said(source, spec)):
-        check_chunk(data.shape, said)
+    if data is not None and (declared := _declared_shape(source, spec)):
+        check_chunk("the matrix to encode", data.shape, declared)
     return data
 
 
-def _said(source: Source, spec: CodedSpec) -> tuple[int, int] | None:
+def _declared_shape(source: Source, spec: CodedSpec) -> tuple[int, int] | None:
     """Return the shape of a source block, which may be a chunk of the user's; None for a piece."""
     return None if as_key(source.key) in spec.keys else (source.rows, spec.columns)
 

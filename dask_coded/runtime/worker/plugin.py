@@ -267,8 +267,8 @@ class CodedWorkerPlugin(WorkerPlugin):
             try:
                 data = self.piece(as_key(key))
             except Exception:
-                # It was spilled and cannot be read, or there is no memory for it. Without an answer
-                # the round would wait for this worker.
+                # There is no memory for it, for example. Without an answer the round would wait for
+                # this worker.
                 logger.exception("Worker %s cannot read the piece %r", self.worker.address, key)
                 data = None
             if data is None:

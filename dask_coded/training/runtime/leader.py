@@ -104,10 +104,8 @@ class Leader:
     ) -> None:
         self._training = training
         self._loop = loop
-        # Whether this leader has looked at the checkpoint of an earlier one, and the version of its
-        # last group.
-        self._looked = training.checkpoint is None
-        self._version = 0
+        # The version of the last group. That of an earlier leader's is unknown.
+        self._reached = math.inf
         self._link = Link(plugin, training, task)
 
     def run(self) -> Outcome:
@@ -166,12 +164,11 @@ class Leader:
             if best[0] > version:
                 version, sources = best[0], tuple(a for a in found if found[a] == best)
             # The most advanced workers may all be lost, and the others far behind.
-            behind = best[0] < max(steps, self._version) or not self._looked
-            if training.checkpoint and behind:
+            if training.checkpoint and best[0] < max(steps, self._reached):
                 kept = saved(training.checkpoint[0], training.id)
                 if kept and kept[0] > version:
                     version, state, sources = *kept, ()
-            self._looked, self._version = True, version
+            self._reached = version
             group = Group(
                 self._link.run_id, training, plan, addresses, version, sources, plan.choose(), state
             )

@@ -16,10 +16,10 @@ from dask_coded.runtime.spec import as_key
 from dask_coded.training.runtime.memberships import NAME, TrainingWorkerPlugin
 
 if TYPE_CHECKING:
-    from distributed.scheduler import Scheduler
+    from distributed.scheduler import Scheduler, WorkerState
 
-# States of a worker that answers, though it is to get no new tasks.
-_GOING_ON = (Status.paused, Status.closing_gracefully)
+# States of a worker that gets no new tasks, but still answers.
+_CONTINUING = (Status.paused, Status.closing_gracefully)
 
 
 class TrainingSchedulerPlugin(SchedulerExtension):
@@ -56,23 +56,28 @@ class TrainingSchedulerPlugin(SchedulerExtension):
             return []
         involved = self._involved.setdefault(key, {})
         named = None if allowed is None else set(allowed)
-        absent = self._coded.supervisor.absent
         able = [
             ws.address
             for ws in self.scheduler.workers.values()
-            # One that pauses or retires goes on with what it takes part in. Without it, its replica
-            # might be lost, if all others are new.
-            if (
-                ws.status == Status.running or (ws.status in _GOING_ON and involved.get(ws.address))
-            )
-            and ws.address not in absent
-            and ws.address in self._coded.versions
-            and ws.address not in self.giving  # it has the first plugin, but not this one's
+            if self._can_take_part(ws, involved.get(ws.address, False))
             and (named is None or ws.address in named)
         ]
-        involved |= {worker: involved.get(worker, False)} | dict.fromkeys(able, True)
+        involved.setdefault(worker, False)
+        involved.update(dict.fromkeys(able, True))
         self._coded.supervisor.follow(as_key(key), able, round)
         return self._coded.best(able)
+
+    def _can_take_part(self, ws: WorkerState, member: bool) -> bool:
+        """Whether a worker can take part in a training; members may have a replica already."""
+        # A paused or retiring worker continues its trainings. If it were left out, and all other
+        # workers were new, the state of the training would be lost.
+        status = ws.status == Status.running or (member and ws.status in _CONTINUING)
+        return (
+            status
+            and ws.address not in self._coded.supervisor.absent
+            and ws.address in self._coded.versions
+            and ws.address not in self.giving  # it has the first plugin, but not this one's
+        )
 
     def leads(self, key: Key, run: int) -> bool:
         """Handler: whether a run of a leader's task has not been given up."""

@@ -407,7 +407,7 @@ def leader(*events):
     loop = SimpleNamespace(add_callback=lambda callback, *args: callback(*args))
     plugin = SimpleNamespace(worker=SimpleNamespace(loop=loop))
     plugin.exchange = SimpleNamespace(channel=lambda address: Unheard(), attempt=lambda task: None)
-    found = Leader(plugin, training=SimpleNamespace(checkpoint=None), task="t", loop=None)
+    found = Leader(plugin, training=None, task="t", loop=None)
     found._link.run_id = "run"
     for sender, event in events:
         found._link._hear(sender, event)
@@ -472,7 +472,7 @@ def test_workers_that_may_be_further_are_waited_for(monkeypatch):
 @pytest.mark.parametrize("training", ["training", "another"])
 def test_a_training_whose_workers_are_all_lost_goes_on_from_its_checkpoint(tmp_path, training):
     found, path = leading(Star(), 1), tmp_path / "state"
-    found._training.checkpoint, found._looked = (str(path), 100), False
+    found._training.checkpoint = str(path), 100
     state = dumps({"version": 300, "training": training})
     path.write_bytes(state)
 
@@ -494,7 +494,7 @@ def test_a_checkpoint_counts_if_the_workers_that_are_left_are_far_behind(
 ):
     """The leader's history may be lost, too."""
     found, path = leading(Star(), 1), tmp_path / "state"
-    found._training.checkpoint, found._looked = (str(path), 100), False
+    found._training.checkpoint = str(path), 100
     state = dumps({"version": kept, "training": "training"})
     path.write_bytes(state)
 
@@ -512,7 +512,7 @@ def test_a_checkpoint_counts_if_the_workers_that_are_left_are_far_behind(
 
 def test_a_checkpoint_counts_until_a_group_has_begun_with_it(tmp_path, monkeypatch):
     found, path, invited = leading(Star(), 1), tmp_path / "state", []
-    found._training.checkpoint, found._looked = (str(path), 100), False
+    found._training.checkpoint = str(path), 100
     path.write_bytes(dumps({"version": 300, "training": "training"}))
 
     def invite(steps):

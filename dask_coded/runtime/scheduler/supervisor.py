@@ -134,6 +134,8 @@ class Supervisor:
         self._watch = Watch()
         # For how many ticks workers of coordinators have been paused.
         self._paused: dict[str, int] = {}
+        # Workers that were running, not paused, at the last tick.
+        self._running: set[str] = set()
         self._given_up: list[Attempt] = []
         #: Silent workers, which the scheduler has been told to treat as paused.
         self.absent: set[str] = set()
@@ -243,6 +245,7 @@ class Supervisor:
 
     def _start_clock(self) -> None:
         if not self._clock.is_running():
+            self._running = self._running_now()
             self._clock.start()
 
     def _tick(self) -> None:
@@ -276,6 +279,9 @@ class Supervisor:
             for address in self._runs[key].members:
                 if address in self._able and (asked or self._watch.owes(address)):
                     watched.setdefault(address, [])
+        before, self._running = self._running, self._running_now()
+        for address in self._running.difference(before).intersection(self._able):
+            self.available(address)  # it was paused, perhaps since it joined
         self._send(self._watch.tick(watched), op="coded-ping")
         silent, again, stopped = [], [], []
         owing = {a: ticks * self._timeout / _TICKS for a, ticks in self._watch.silent(_TICKS)}
@@ -298,6 +304,9 @@ class Supervisor:
         self.run_again([*again, *stuck.stranded(stopped, self.absent, self._replaceable)])
         for late, address, reason in (*silent, *self._paused_for_long(watched)):
             self._take_over(late, address, reason)
+
+    def _running_now(self) -> set[str]:
+        return {ws.address for ws in self._scheduler.running}
 
     def _waits(self, ts: TaskState, address: str, seconds: float) -> bool:
         """Whether something is to be done for a task that may be fetching from a silent worker.
@@ -359,7 +368,7 @@ class Supervisor:
             run.setbacks += bool(late)
 
     def available(self, address: str) -> None:
-        """Tell the leaders of trainings that a worker has joined, or answers again."""
+        """Tell the leaders of trainings that a worker has joined, answers, or runs again."""
         for key in self._processing:
             run = self._runs[key]
             if run.members:

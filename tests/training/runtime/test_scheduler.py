@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 from distributed import Event, get_worker, wait
+from distributed.core import Status
 from distributed.protocol.pickle import dumps
 from distributed.utils import sync
 from distributed.utils_test import async_poll_for, gen_cluster
@@ -58,14 +59,16 @@ def confirm():
     return address
 
 
-def lead():
-    """Return what a leader is told about other workers."""
+def lead(messages):
+    """Return what a leader is told about other workers, in so many messages."""
     plugin, key, told = training_plugin(get_worker()), thread_state.key, SimpleQueue()
     plugin.leaders[key] = told.put
     coded = {"key": key, "worker": get_worker().address, "allowed": None, "round": 0}
     sync(get_worker().loop, get_worker().scheduler.coded_candidates, **coded)
     Event("started").set()
-    return {type(found).__name__: found.address for found in (told.get(), told.get())}
+    return [
+        (type(found).__name__, found.address) for found in (told.get() for _ in range(messages))
+    ]
 
 
 @gen_cluster(**THREE)
@@ -344,7 +347,7 @@ def test_a_block_that_is_computed_again_on_a_worker_that_was_silent_is_fetched_t
 async def test_a_leader_is_told_of_workers_that_fall_silent_and_of_those_that_come(c, s, *workers):
     await install(c, TrainingSchedulerPlugin())
     supervisor = s.extensions["dask-coded"].supervisor
-    future = coded.submit(lead, client=c)
+    future = coded.submit(lead, 2, client=c)
     await Event("started", client=c).wait()
     leader = s.tasks[future.key].processing_on.address
     stopped, other = (w.address for w in workers if w.address != leader)
@@ -357,5 +360,26 @@ async def test_a_leader_is_told_of_workers_that_fall_silent_and_of_those_that_co
     assert supervisor.absent == {stopped}
     assert s.workers[stopped].status.name == "paused"
     # In fact it runs, and answers.
-    assert await future == {"Silent": stopped, "Available": stopped}
+    assert await future == [("Silent", stopped), ("Available", stopped)]
     assert not supervisor.absent
+
+
+@gen_cluster(**THREE)
+async def test_a_leader_is_told_when_a_worker_runs_again_that_was_paused_from_the_start(
+    c, s, *workers
+):
+    await install(c, TrainingSchedulerPlugin())
+    supervisor = s.extensions["dask-coded"].supervisor
+
+    async def become(status):
+        workers[0].status = status
+        await async_poll_for(lambda: s.workers[workers[0].address].status == status, timeout=30)
+
+    workers[0].periodic_callbacks["memory_monitor"].stop()  # it would end the pause
+    await become(Status.paused)
+    future = coded.submit(lead, 1, client=c)
+    await Event("started", client=c).wait()
+    supervisor._tick()
+    await become(Status.running)
+    supervisor._tick()
+    assert await future == [("Available", workers[0].address)]

@@ -42,6 +42,22 @@ from dask_coded.runtime.spec import CodedTask, round_options
 from dask_coded.uncoded import say_uncoded
 
 
+def client_for(client: Client | None, *values: Any) -> Client:
+    """Return the given client, or that of the first coded array, or the current one.
+
+    Raises
+    ------
+    TypeError
+        If the given one is no client.
+    ValueError
+        If there is none.
+    """
+    if client is None:
+        coded = (value for value in values if isinstance(value, CodedArray | CodedPair))
+        client = next((array.encoded.client for array in coded), None)
+    return current_client(client)
+
+
 def submit(
     function: Callable[..., Any],
     *args: Any,
@@ -65,7 +81,7 @@ def submit(
     *args, **kwargs
         Its arguments.
     client : distributed.Client, optional
-        By default the current one.
+        By default that of a coded array among the arguments, or else the current one.
     workers : str or sequence of str, optional
         Addresses of workers to run the function on; by default a fast worker is chosen.
 
@@ -90,7 +106,7 @@ def submit(
     3.0
     >>> client.close()
     """
-    client = current_client(client)
+    client = client_for(client, *args, *kwargs.values())
     if not callable(function):
         raise TypeError(f"Argument 'function' must be callable, it is {function!r}.")
     arrays: dict[str, CodedArray | CodedPair] = {}
@@ -150,7 +166,7 @@ def run(
     *args, **kwargs
         As for :func:`submit`.
     client : distributed.Client, optional
-        By default the current one.
+        As for :func:`submit`.
     callback : callable, optional
         Called with a :class:`Progress` for the last round and for earlier ones, at most ten per
         second. It runs in the client's event loop and should return quickly.
@@ -160,7 +176,7 @@ def run(
     object
         The result of the function. Ctrl-C also stops the function in the cluster.
     """
-    client = waiting_client(client)
+    client = waiting_client(client_for(client, *args, *kwargs.values()))
     with _watch(callback, client) as loop:
         future = submit(function, *args, client=client, loop=loop, **kwargs)
         try:

@@ -30,7 +30,7 @@ import numpy.typing as npt
 from dask_coded.arguments import check_whole
 from dask_coded.loop import QUIET, Loop, Progress
 from dask_coded.runtime.client.waiting import waiting_client
-from dask_coded.submission import as_coded, run
+from dask_coded.submission import as_coded, client_for, run
 
 Matrix = npt.NDArray[Any]
 
@@ -172,7 +172,7 @@ def randomized_svd(
     array([10.])
     >>> client.close()
     """
-    client = waiting_client(client)
+    client = waiting_client(client_for(client, A))
     _check(np.shape(A), k, oversample, power_iterations)
     coded = as_coded(A, code, client, transpose=True)
     U, s, Vh = run(

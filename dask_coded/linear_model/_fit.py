@@ -28,25 +28,30 @@ _FACTORISED = 1000  # columns; with more, conjugate gradients take less time tha
 def current_cluster(client: Client | None, X: Any, verbose: bool) -> Client | None:
     """Return the client whose cluster runs a fit, or None if this process does.
 
-    Data in the memory of this process go to a cluster only if the caller passes a client, or if
-    there is a current one and they are not smaller than ``coded.linear-model.minimum-size``.
+    A coded array is fitted in its own cluster. Data in the memory of this process go to a cluster
+    only if the caller passes a client, or if there is a current one and they are not smaller than
+    ``coded.linear-model.minimum-size``.
 
     Parameters
     ----------
     client : distributed.Client or None
-    X : array_like, sparse matrix or dask array, shape (n, p)
+    X : array_like, sparse matrix, dask array or CodedArray, shape (n, p)
     verbose : bool
         Show why the fit does not use the current client.
     """
     if client is not None:
         return client
+    if isinstance(X, CodedArray):
+        return X.encoded.client
     try:
         client = default_client()
     except ValueError:
         return None
+    if is_dask_collection(X):
+        return client
     size = X.nnz if scipy.sparse.issparse(X) else int(np.prod(np.shape(X)))
     least = dask.config.get("coded.linear-model.minimum-size")
-    if is_dask_collection(X) or size >= least:
+    if size >= least:
         return client
     if verbose:
         Display().say(

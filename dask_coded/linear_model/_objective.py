@@ -122,6 +122,9 @@ class Objective:
                 means, sums = sums[:, 0], sums[:, 1:] - np.outer(sums[:, 0], probes.sum(axis=0))
             if probes.size:
                 spread = root_mean_square(sums.T, np.ones(_PROBES))
+                # Of a constant column the mean leaves rounding errors, which are no unit.
+                size, exact = np.abs(means), _rounding(operator) ** 0.75
+                spread = np.where(spread > exact * size, spread, size)
         return cls(operator, y, weights, family, penalty, intercept, means, spread, pair)
 
     # -- conversion of coefficients ------------------------------------------------------------
@@ -273,3 +276,10 @@ def check_weights(name: str, weights: npt.ArrayLike, rows: int) -> Floats:
             f"the smallest weight is {found.min()}, the largest {found.max()}."
         )
     return found
+
+
+def _rounding(operator: Any) -> float:
+    """Return the relative rounding error of the numbers in a matrix."""
+    dtype = np.dtype(getattr(operator, "dtype", np.float64))
+    stored = dtype if dtype.kind == "f" else np.dtype(np.float64)
+    return float(max(np.finfo(stored).eps, np.finfo(np.float64).eps))

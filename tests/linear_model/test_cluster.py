@@ -69,12 +69,10 @@ def test_coded_data_are_not_encoded_again(client, models, monkeypatch):
         np.testing.assert_allclose(model.fit(X, y).coef_, coefficients, atol=1e-4)
 
 
-def test_errors_for_coded_data_without_client_or_transpose_say_what_to_do(client, models):
+def test_the_error_for_coded_data_without_transpose_says_what_to_do(client, models):
     C = coded.encode(X, coded.MDS(4, 3), client=client)
     with pytest.raises(ValueError, match="encode it with `transpose=True`"):
-        models.Ridge().fit(C, Z, client=client)
-    with pytest.raises(ValueError, match=r"create a .*Client"):
-        models.Ridge().fit(coded.encode(X, client=client, transpose=True), Z)
+        models.Ridge().fit(C, Z)
 
 
 def in_the_cluster(model):
@@ -145,6 +143,8 @@ def test_invalid_dask_data_are_rejected(client, models):
         models.Ridge().fit(da.where(D > 1, np.nan, D), Z, client=client)
     with pytest.raises(ValueError, match="has chunks of unknown size"):
         models.Ridge().fit(D[D[:, 0] > 0], Z, client=client)
+    with client.as_current(), pytest.raises(ValueError, match="has chunks of unknown size"):
+        models.Ridge().fit(D[D[:, 0] > 0], Z)
     with pytest.raises(ValueError, match="must be a matrix, it has 1 dimensions"):
         models.Ridge().fit(D[:, 0], Z, client=client)
     with pytest.raises(ValueError, match="must hold real numbers, its dtype is complex128"):
@@ -208,6 +208,7 @@ def fit_with_a_pause(operator, y, begun, go, loop):
 
 @pytest.mark.slow
 def test_a_logistic_regression_survives_its_coordinator_and_as_many_workers_as_the_code_allows(
+    patient,
     processes,
 ):
     *holders, one, other = processes.add(7)
@@ -218,7 +219,7 @@ def test_a_logistic_regression_survives_its_coordinator_and_as_many_workers_as_t
         fit_with_a_pause, C, y, "begun", "go", coded.Loop(), client=client, workers=[one, other]
     )
     Event("begun", client=client).wait()
-    poll_for(lambda: len(kept(client)) == 3, timeout=30)
+    poll_for(lambda: len(kept(client)) >= 3, timeout=60)
     running = next(a for a, tasks in client.processing().items() if future.key in tasks)
     for address in [running, *sorted(kept(client) & set(holders))[:2]]:
         processes.kill(address)

@@ -243,6 +243,21 @@ def test_columns_in_different_units(model, units):
     np.testing.assert_allclose(model.coef_ * units, [1.0, 2.0], rtol=1e-3)
 
 
+@pytest.mark.parametrize("model", [LinearRegression(), Ridge(), Lasso(0.0)], ids=repr)
+@pytest.mark.parametrize("constant", [1.0, 0.1, 1e6])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_a_constant_column_beside_an_intercept(model, constant, dtype):
+    X = np.random.default_rng(0).standard_normal((50, 3)).astype(dtype)
+    X[:, 2] = constant
+    y = X[:, :2] @ [1.0, 2.0] + 3.0
+    model = clone(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ConvergenceWarning)
+        model.fit(X, y)
+    assert np.max(model.n_iter_) < 20
+    assert abs(model.coef_[2]) * constant < 0.01  # what it adds to predictions
+
+
 def test_columns_in_units_that_are_very_different():
     units = np.array([1.0, 1e-12, 1e6])
     X = np.random.default_rng(0).standard_normal((100, 3)) * units

@@ -246,7 +246,7 @@ def katz_centrality(
     if isinstance(graph, nx.Graph) and len(graph) == 0:
         return {}
     found = as_graph(graph, weight=weight)
-    own = np.full(len(found.nodes), beta) if np.isscalar(beta) else by_node(beta)
+    own = np.full(len(found.nodes), beta) if np.isscalar(beta) else by_node("beta", beta)
     if isinstance(own, Mapping) and (missing := set(found.nodes.tolist()) - set(own)):
         raise ValueError(f"Argument 'beta' must have all nodes, {missing.pop()!r} is missing.")
     coded = as_coded(_transposed(found.adjacency), code, client)

@@ -36,7 +36,7 @@ from dask_coded.graph.iteration import product
 from dask_coded.graph.kernels import Hops, Kernel, PolynomialKernel, chebyshev_coefficients
 from dask_coded.graph.laplacian import check_laplacian, greatest_eigenvalue_rounds, laplacian
 from dask_coded.graph.readers import Graph, as_graph
-from dask_coded.graph.values import by_node, named, vector
+from dask_coded.graph.values import by_node, in_order, is_pandas, named, vector
 from dask_coded.loop import QUIET, Loop, Progress
 from dask_coded.submission import as_coded, run
 
@@ -172,7 +172,8 @@ def filter(
         negative entries and a coded array are taken as Laplacians; a coded array is not encoded
         again.
     signal : mapping node -> number, or array_like of shape (n,) or (n, signals)
-        One signal or several. Nodes that a mapping leaves out get zero.
+        One signal or several. Nodes that a mapping leaves out get zero. A pandas Series or
+        DataFrame is a mapping from its index.
     kernel : callable
         The function ``g`` of eigenvalues, which maps an ndarray to one of the same shape:
         :class:`Hops`, :class:`PolynomialKernel`, :class:`Heat`, or your own.
@@ -192,7 +193,8 @@ def filter(
     Returns
     -------
     ndarray of the signal's shape, or dict node -> float
-        A dictionary if the signal was a mapping.
+        A dictionary if the signal was a mapping or a Series. The rows of an array are in the order
+        of the nodes.
 
     Raises
     ------
@@ -200,6 +202,8 @@ def filter(
         If the graph is directed, the signal does not fit the graph, the kernel is not smooth
         enough for ``tol``, the expansion diverges because ``lmax`` is too small, another argument
         is out of range, or there is no client.
+    TypeError
+        If some values of the signal are masked.
 
     Notes
     -----
@@ -229,8 +233,8 @@ def filter(
         check_whole("order", order, least=0)
     if lmax is not None:
         check_positive("lmax", lmax)
+    signal = by_node("signal", signal)
     operand, nodes = _operand(graph, normalized, weight)
-    signal = by_node(signal)
     x = _signal(signal, nodes)
     coded = as_coded(operand, code, client)
     on_cluster: dict[str, Any] = {"client": client, "callback": callback}
@@ -270,7 +274,7 @@ def _has_negatives(graph: Any) -> bool:
 def _signal(signal: Any, graph: Graph) -> Array:
     if isinstance(signal, Mapping):
         return vector("signal", signal, graph)
-    x = np.asarray(signal)
+    x = np.asarray(in_order("signal", signal, graph) if is_pandas(signal) else signal)
     n = len(graph.nodes)
     if x.ndim not in (1, 2) or x.shape[0] != n or x.dtype.kind not in "fiub":
         raise ValueError(

@@ -13,8 +13,8 @@ and anything else             separated by blanks, tabs or commas. Names in doub
                               first line of words above lines of numbers is a header and is skipped
 ============================  =====================================================================
 
-All but ``.npz`` may be compressed (``.gz``, ``.bz2``). An edge that is listed several times counts
-once, with its last weight, as in :class:`networkx.DiGraph`.
+All but ``.npz`` may be compressed (``.gz``, ``.bz2``). An edge that a text file lists several times
+counts once, with its last weight, as in :class:`networkx.DiGraph`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import re
 import warnings
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,10 +37,14 @@ import numpy as np
 import numpy.typing as npt
 import scipy.io
 import scipy.sparse as sp
+from dask.base import is_dask_collection
+
+from dask_coded.arguments import unwrapped
 
 Array = npt.NDArray[Any]
 
 _COMMENTS = ("#", "%")
+_PADDED = re.compile(r"(?:^|[\s,])(?:\+|-?0\d|-0(?:[\s,]|$))")
 _GRAPHS = "expected a networkx graph, a SciPy sparse matrix or a list of edges (source, target)"
 
 
@@ -58,7 +63,7 @@ class Graph:
     ------
     ValueError
         If the matrix is not square, does not fit the nodes, or has a weight that is complex,
-        negative, infinite or NaN.
+        negative, infinite or NaN, or if two nodes have one name.
 
     Examples
     --------
@@ -85,6 +90,12 @@ class Graph:
             raise ValueError(f"expected a square adjacency matrix, this one is {rows} x {columns}.")
         if rows != len(self.nodes):
             raise ValueError(f"expected a name for each of {rows} nodes, not {len(self.nodes)}.")
+        # Readers return names in ascending order.
+        ascending = self.nodes.dtype.kind in "iuU" and (self.nodes[1:] > self.nodes[:-1]).all()
+        if not ascending and len(names := set(self.nodes.tolist())) < rows:
+            counts = Counter(self.nodes.tolist())
+            twice = next(name for name in names if counts[name] > 1)
+            raise ValueError(f"expected a different name for each node, {twice!r} occurs twice.")
         weights = self.adjacency.data
         if weights.dtype.kind not in "biuf":
             raise ValueError(f"expected weights that are real numbers, not {weights.dtype}.")
@@ -154,6 +165,7 @@ def as_graph(graph: Any, *, undirected: bool = False, weight: str | None = "weig
            [0., 0., 1.],
            [0., 0., 0.]])
     """
+    graph = unwrapped(graph)
     if isinstance(graph, Graph):
         found = graph
     elif isinstance(graph, nx.Graph):
@@ -162,6 +174,8 @@ def as_graph(graph: Any, *, undirected: bool = False, weight: str | None = "weig
         found = _from_matrix(graph)
     elif isinstance(graph, (str, bytes, Path)):
         raise ValueError(f"{_GRAPHS}, not a file name: pass that to read_graph first.")
+    elif is_dask_collection(graph):
+        raise ValueError(f"{_GRAPHS}, not a dask collection: pass `graph.compute()`.")
     elif isinstance(graph, Iterable):
         found = _from_edge_list(graph)
     else:
@@ -237,15 +251,21 @@ def _names(given: Any) -> Array:
 
 
 def _from_ends(ends: Array, weights: npt.NDArray[np.float64] | None) -> Graph:
-    """Return the graph of the edges ``ends[0, i] -> ends[1, i]``; the last of duplicates counts."""
+    """Return the graph of the edges ``ends[0, i] -> ends[1, i]``."""
     nodes, (source, target) = np.unique(ends, return_inverse=True)
     n = len(nodes)
-    # Number the cells of the adjacency matrix. np.unique keeps the first of duplicates, so reverse
-    # the order.
-    cells, last = np.unique((source * n + target)[::-1], return_index=True)
-    data = np.ones(len(cells)) if weights is None else weights[::-1][last]
-    indptr = np.searchsorted(cells, np.arange(n + 1) * n)
-    return Graph(nodes, sp.csr_array((data, cells % n, indptr), shape=(n, n)))
+    data = np.ones(len(source)) if weights is None else weights
+    return Graph(nodes, _matrix_of(source, target, data, (n, n)))
+
+
+def _matrix_of(row: Array, column: Array, data: Array, shape: tuple[int, int]) -> sp.csr_array:
+    """Return the matrix of these entries; the last of those for one cell counts."""
+    rows, columns = shape
+    # Number the cells. np.unique keeps the first of duplicates, so reverse the order.
+    cells = row.astype(np.int64) * columns + column
+    cells, last = np.unique(cells[::-1], return_index=True)
+    indptr = np.searchsorted(cells, np.arange(rows + 1) * columns)
+    return sp.csr_array((data[::-1][last], cells % max(columns, 1), indptr), shape=shape)
 
 
 # -- graphs from files -------------------------------------------------------------------------
@@ -303,7 +323,8 @@ def read_graph(path: str | Path) -> Graph:
 
 
 def _read_matrix_market(path: Path) -> Graph:
-    return _from_matrix(sp.coo_array(scipy.io.mmread(path)))
+    entries = sp.coo_array(scipy.io.mmread(path))
+    return _from_matrix(_matrix_of(entries.row, entries.col, entries.data, entries.shape))
 
 
 def _read_npz(path: Path) -> Graph:
@@ -344,7 +365,7 @@ def _read_edges(path: Path) -> Graph:
             # Older versions of NumPy only warn of integers that they have rounded.
             warnings.simplefilter("error", DeprecationWarning)
             table = np.loadtxt(
-                (line for _, line in _content(lines)),
+                _as_written(_content(lines)),
                 dtype=[("source", np.int64), ("target", np.int64), ("weight", np.float64)][:width],
                 comments=None,
                 # Split at any white space, because files mix tabs and blanks.
@@ -357,6 +378,14 @@ def _read_edges(path: Path) -> Graph:
     return _from_ends(
         np.stack([table["source"], table["target"]]), table["weight"] if width == 3 else None
     )
+
+
+def _as_written(lines: Iterable[tuple[int, str]]) -> Iterator[str]:
+    """Yield lines; ValueError at one that may have a name like 007, which is not the number 7."""
+    for _, line in lines:
+        if _PADDED.search(line):
+            raise ValueError("expected integers without leading zeros and signs.")
+        yield line
 
 
 def _parse_edges(
@@ -391,13 +420,12 @@ def _parse_edges(
     # All lines, or all below a header, which has words only.
     may_be = width == 2 and not any(map(_is_number, ends[0]))
     for edges in (slice(None), slice(1, None)) if may_be else (slice(None),):
-        if np.char.find(names[edges], "_").max(initial=-1) >= 0:
-            continue  # a name, although Python reads 1_0 as 10
         try:
             numbers = names[edges].astype(np.int64)
         except (ValueError, OverflowError):
             continue
-        if len(numbers):
+        # Python also reads 1_0 and 007 as integers, but these are names.
+        if len(numbers) and (numbers.astype(names.dtype) == names[edges]).all():
             return numbers.T, None if values is None else values[edges]
     return names.T, values
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
+from dask_coded.arguments import check_unmasked, unwrapped
 from dask_coded.graph.iteration import Vector
 from dask_coded.graph.readers import Graph
 
@@ -16,10 +17,47 @@ from dask_coded.graph.readers import Graph
 PerNode = Mapping[Any, float] | npt.ArrayLike
 
 
-def by_node(values: Any) -> Any:
-    """Return a pandas Series as a mapping from its index, and anything else as it is."""
-    series = hasattr(values, "to_dict") and getattr(values, "ndim", 0) == 1
-    return values.to_dict() if series else values
+def by_node(name: str, values: Any) -> Any:
+    """Return a pandas Series as a mapping from its index, and values of other types as they are.
+
+    Raises
+    ------
+    TypeError
+        If some values are masked.
+    ValueError
+        If an index has a node twice.
+    """
+    values = check_unmasked(f"Argument {name!r}", unwrapped(values))
+    if not is_pandas(values):
+        return values
+    if not values.index.is_unique:
+        twice = values.index[values.index.duplicated()][0]
+        raise ValueError(f"Argument {name!r} has the node {twice!r} twice.")
+    return values.to_dict() if values.ndim == 1 else values
+
+
+def is_pandas(values: Any) -> bool:
+    """Return whether values are a Series or a DataFrame."""
+    return hasattr(values, "reindex")
+
+
+def in_order(name: str, frame: Any, graph: Graph) -> Any:
+    """Return the rows of a DataFrame in the order of the nodes; those left out are zero.
+
+    Raises
+    ------
+    ValueError
+        If its index has a node that is not in the graph.
+    """
+    nodes = graph.nodes.tolist()
+    known = set(nodes)
+    for node in frame.index.tolist():
+        if node not in known:
+            raise ValueError(
+                f"Argument {name!r} has the node {node!r} in its index, which is not in the graph: "
+                "if its rows are in the order of the nodes, pass `values.to_numpy()`."
+            )
+    return frame.reindex(nodes, fill_value=0)
 
 
 def vector(name: str, values: PerNode, graph: Graph) -> Vector:
@@ -42,6 +80,8 @@ def vector(name: str, values: PerNode, graph: Graph) -> Vector:
     ValueError
         If a mapping has a node that is not in the graph, there are too few or too many values, or
         one of them is not finite.
+    TypeError
+        If some values are masked.
 
     Examples
     --------
@@ -49,7 +89,7 @@ def vector(name: str, values: PerNode, graph: Graph) -> Vector:
     >>> vector("start", {"b": 2.0}, as_graph([("a", "b")]))
     array([0., 2.])
     """
-    values = by_node(values)
+    values = by_node(name, values)
     if not isinstance(values, Mapping):
         return _finite(name, np.asarray(values, dtype=np.float64), len(graph.nodes))
     place = {node: i for i, node in enumerate(graph.nodes.tolist())}
@@ -90,7 +130,7 @@ def distribution(name: str, values: npt.ArrayLike | None, n: int) -> Vector:
     """
     if values is None:
         return np.full(n, 1 / n)
-    found = _finite(name, np.asarray(values, dtype=np.float64), n)
+    found = _finite(name, np.asarray(by_node(name, values), dtype=np.float64), n)
     if not ((found >= 0).all() and found.any()):
         raise ValueError(
             f"Argument {name!r} must be finite and not negative, and not zero everywhere: "

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from dask_coded.codes import MDS
 from dask_coded.graph import (
     ConvergenceError,
+    Heat,
     as_graph,
     eigenvector_centrality,
     filters,
@@ -22,7 +23,7 @@ from dask_coded.graph import (
 from dask_coded.graph.centrality import eigenvector_rounds, katz_rounds
 from dask_coded.graph.hits import hits_rounds
 from dask_coded.graph.pagerank import pagerank_rounds, transition_matrix
-from dask_coded.graph.values import by_node, vector
+from dask_coded.graph.values import by_node, distribution, vector
 from dask_coded.simulation import SimulatedOperator, Simulation, constant
 
 
@@ -223,9 +224,43 @@ def test_a_series_is_matched_by_its_index():
     series = pandas.Series(values)
     assert (vector("start", series, graph) == [1.0, 0.0, 3.0]).all()
     signal = {**values, "b": 2.0}
-    assert filters._signal(by_node(pandas.Series(signal)), graph).tolist() == [1.0, 2.0, 3.0]
-    frame = pandas.DataFrame(np.eye(3))
-    assert filters._signal(by_node(frame), graph).shape == (3, 3)
+    series = by_node("signal", pandas.Series(signal))
+    assert filters._signal(series, graph).tolist() == [1.0, 2.0, 3.0]
+    with pytest.raises(ValueError, match="has the node 'a' twice"):
+        by_node("signal", pandas.Series([1.0, 2.0], index=["a", "a"]))
+
+
+@pytest.mark.extras
+def test_a_data_frame_is_matched_by_its_index():
+    pandas = pytest.importorskip("pandas")
+    graph = as_graph([("a", "b"), ("b", "c")])
+    frame = pandas.DataFrame({"one": [3.0, 1.0], "two": [30, 10]}, index=["c", "a"])
+    found = filters._signal(by_node("signal", frame), graph)
+    np.testing.assert_array_equal(found, [[1, 10], [0, 0], [3, 30]])
+    with pytest.raises(ValueError, match="the node 0 in its index"):
+        filters._signal(pandas.DataFrame(np.eye(3)), graph)
+
+
+@pytest.mark.extras
+def test_values_of_xarray_are_in_the_order_of_the_nodes():
+    xarray = pytest.importorskip("xarray")
+    values = xarray.DataArray([1.0, 2.0, 3.0], dims="node")
+    graph = as_graph([("a", "b"), ("b", "c")])
+    assert vector("start", values, graph).tolist() == [1.0, 2.0, 3.0]
+
+
+def test_masked_values_are_refused():
+    masked = np.ma.masked_equal([1.0, -999.0, 3.0], -999.0)
+    graph = as_graph([("a", "b"), ("b", "c")])
+    refused = pytest.raises(TypeError, match="must not be masked")
+    with refused:
+        vector("start", masked, graph)
+    with refused:
+        distribution("start", masked, 3)
+    with refused:
+        filters.filter(graph, masked, Heat(1.0))
+    with refused:
+        katz_centrality(graph, beta=masked)
 
 
 @pytest.mark.slow

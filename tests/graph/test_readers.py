@@ -7,6 +7,7 @@ import gzip
 import io
 import warnings
 
+import dask.array as da
 import networkx as nx
 import numpy as np
 import pytest
@@ -112,6 +113,24 @@ def test_integers_beyond_64_bits_are_names(write):
 def test_names_with_underscores_are_no_integers(write):
     graph = read_graph(write("g.txt", "1_1 11\n1_10 11_0\n"))
     assert edges(graph) == {("1_1", "11"): 1.0, ("1_10", "11_0"): 1.0}
+
+
+@pytest.mark.parametrize(
+    "text", ["01 2\n1 3\n007 2\n", "1,2\n1, 02\n", "+1 2\n1 3\n", "0 1\n-0 2\n"]
+)
+def test_names_that_are_not_written_as_integers_usually_are_stay_apart(write, text):
+    pairs = [tuple(line.replace(",", " ").split()) for line in text.splitlines()]
+    assert edges(read_graph(write("g.txt", text))) == dict.fromkeys(pairs, 1.0)
+
+
+def test_weights_with_leading_zeros_are_numbers(write):
+    graph = read_graph(write("g.txt", "-1 0 00.5\n10 -20 +2\n"))
+    assert edges(graph) == {(-1, 0): 0.5, (10, -20): 2.0}
+
+
+def test_the_last_of_equal_entries_counts_in_matrix_market_files(write):
+    lines = "%%MatrixMarket matrix coordinate real general\n2 2 3\n1 2 5\n1 2 7\n2 1 1\n"
+    assert edges(read_graph(write("g.mtx", lines))) == {(0, 1): 7.0, (1, 0): 1.0}
 
 
 def test_integers_of_64_bits_are_kept_apart():
@@ -383,3 +402,20 @@ def test_objects_that_are_not_graphs_are_refused(given_graph, complaint):
 def test_a_graph_needs_a_name_for_each_node():
     with pytest.raises(ValueError, match="each of 3 nodes, not 2"):
         Graph(np.arange(2), MATRIX)
+
+
+@pytest.mark.parametrize("nodes", [np.array(["b", "a", "b"]), [("x", 1), 2, ("x", 1)]])
+def test_two_nodes_cannot_have_one_name(nodes):
+    with pytest.raises(ValueError, match=r"occurs twice\.$"):
+        Graph(nodes, MATRIX)
+
+
+def test_a_dask_array_of_edges_is_refused_and_not_read():
+    def read(block):
+        raise AssertionError("a block was computed")
+
+    dask_edges = da.zeros((10**7, 2), chunks=10**6, dtype=int).map_blocks(
+        read, meta=np.empty((0, 2))
+    )
+    with pytest.raises(ValueError, match=r"pass `graph\.compute\(\)`"):
+        as_graph(dask_edges)

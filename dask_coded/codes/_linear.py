@@ -26,6 +26,7 @@ import numpy.typing as npt
 from dask_coded.codes._span import Span, combination, recovery, span
 from dask_coded.codes._subsets import EXHAUSTIVE_SUBSETS, DecodeProbability, k_subsets
 from dask_coded.registry import Registry
+from dask_coded.typing import Ints
 
 #: Codes by the name under which the command line and :func:`dask_coded.encode` select them.
 CODES: Registry[type[Code]] = Registry("code")
@@ -184,8 +185,7 @@ class Code:
             sizes = range(1, self.n + 1)
             losses = (itertools.combinations(range(self.n), size) for size in sizes)
             return next(i for i, sets in enumerate(losses) if not all(map(self.survives, sets)))
-        holders = [len(set(self.place[self.group == g])) for g in range(len(self.need))]
-        return min(h - int(m) for h, m in zip(holders, self.need, strict=True))
+        return most_lost(self.place, self.group, self.need)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(n={self.n}, k={self.k})"
@@ -451,6 +451,30 @@ class Code:
         """
         subsets = k_subsets(self.pieces, self.k)
         return max(self.condition_number(s) for s in subsets)
+
+
+def most_lost(place: Ints, group: Ints, need: Ints) -> int:
+    """Return how many places may be lost, whichever they are, if counts of pieces decide.
+
+    Parameters
+    ----------
+    place, group : ndarray of int, shape (pieces,)
+    need : ndarray of int, shape (groups,)
+
+    Examples
+    --------
+    Two pieces in each of three places, any four of which are needed:
+
+    >>> most_lost(np.array([0, 0, 1, 1, 2, 2]), np.zeros(6, int), np.array([4]))
+    1
+    """
+    found = []
+    for g, enough in enumerate(need.tolist()):
+        # At worst those places are left that hold the fewest pieces.
+        held = np.sort(np.unique(place[group == g], return_counts=True)[1])
+        left = np.searchsorted(np.cumsum(held), enough) + 1
+        found.append(len(held) - int(left))
+    return min(found)
 
 
 def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dask_coded.codes import Code
+from dask_coded.codes._linear import most_lost
 from dask_coded.typing import Bools, Floats, Ints
 
 
@@ -169,8 +170,7 @@ class Layout:
         """How many workers suffice, whichever they are, if each holds one place of the code."""
         if self.code is not None:
             return self.code.n - self.code.tolerance
-        holders = np.bincount(self.group, minlength=len(self.need))
-        return len(np.unique(self.place)) - int((holders - self.need).min())
+        return len(np.unique(self.place)) - most_lost(self.place, self.group, self.need)
 
     def per_group(self, pieces: Bools) -> Ints:
         """Count the marked pieces of each group: (pieces, stripes) to (groups, stripes)."""

@@ -106,6 +106,18 @@ def test_repetition_survives_any_r_minus_1_places(n: int, data: st.DataObject) -
     assert (decoded == np.array(blocks)).all()
 
 
+@given(st.integers(1, 4), st.data())
+def test_tolerance_counts_places_that_hold_several_pieces(k: int, data: st.DataObject) -> None:
+    pieces = data.draw(st.integers(k, 7))
+    place = data.draw(st.lists(st.integers(0, 3), min_size=pieces, max_size=pieces))
+    place = np.unique(place, return_inverse=True)[1]
+    code = Code(MDS(pieces, k).G, place=place)
+    lost = itertools.combinations(range(code.n), code.tolerance + 1)
+    assert not all(map(code.survives, lost))
+    assert all(map(code.survives, itertools.combinations(range(code.n), code.tolerance)))
+    assert Layout.of(code, place, [[1.0]]).sufficient == code.n - code.tolerance
+
+
 def test_repetition_keeps_sparse_blocks() -> None:
     blocks = [scipy.sparse.eye_array(3, format="csr") * j for j in range(4)]
     pieces = Repetition(4, 2).encode(blocks)

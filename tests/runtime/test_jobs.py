@@ -104,6 +104,16 @@ def test_every_stripe_is_sent_once():
             np.testing.assert_allclose(rows, 4.0 * np.arange(start, stop) + 1)
 
 
+def test_several_threads_compute_one_range():
+    executor, edges = Executor(), {0: np.arange(9)}
+    work = Job("run", edges, {0: 8}, lambda m: None, executor, 4, Reporting(10, 1), lead=0.0)
+    work.begin({0: product})
+    work.assign([StripeRange(0, 0, 3)])
+    assert len(executor.submitted) == 3
+    work.assign([StripeRange(0, 3, 8)])
+    assert len(executor.submitted) == 4
+
+
 def test_products_are_not_smaller_than_the_least_batch():
     products = []
 

@@ -127,7 +127,7 @@ class Job:
         with self._lock:
             self._queue.extend(part for part in ranges if part.piece in self._edges)
             self._hinted = False
-            wanted = min(self._threads, len(self._queue)) if self._kernels else 0
+            wanted = min(self._threads, stripes_in(self._queue)) if self._kernels else 0
             missing = max(wanted - self._active, 0)
             self._active += missing
         for _ in range(missing):

@@ -10,7 +10,7 @@ the scale of all later rounds. Numbers would overflow after some thousand rounds
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -180,6 +180,10 @@ class LagHistory:
             last = measured.get(worker)
             self.known[worker] = (1 - _LAG_FORGETTING) * lag if last is None else (lag + last) / 2
         self.known = {**measured, **self.known}
+
+    def keep(self, workers: Collection[str]) -> None:
+        """Forget all other workers: they have left, and would come back under new addresses."""
+        self.known = {worker: self.known[worker] for worker in workers if worker in self.known}
 
 
 def in_seconds(

@@ -44,6 +44,9 @@ class Exchange:
     ----------
     memory : Memory
         What this worker shares with others on its host.
+    address : str
+        By which the scheduler and other workers know this one. The worker itself may know its host
+        by name.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -54,6 +57,7 @@ class Exchange:
         self._on_fenced: list[Callable[[Attempt], None]] = []
         self._fences = Fences()
         self.memory = Memory()
+        self.address: str = worker.address
         self._probe: SharedArray | None = None
         wanted = dask.config.get("coded.shared-memory")
         if wanted and (segment := self.memory.new(len(PROBE))) is not None:
@@ -131,7 +135,7 @@ class Exchange:
             gone = [known for known, other in self._channels.items() if other.closed]
             for known in gone[:-_GONE]:
                 del self._channels[known]
-            local = self._receive_own if address == self._worker.address else None
+            local = self._receive_own if address == self.address else None
             channel = self._channels[address] = Channel(self._worker, address, local, self._probe)
         return channel
 
@@ -186,7 +190,7 @@ class Exchange:
         self._handle(message, self._answer_self)
 
     def _receive_answer(self, message: Message) -> None:
-        if channel := self._channels.get(self._worker.address):
+        if channel := self._channels.get(self.address):
             channel.receive(message)
 
     def _handle(self, message: Message, answer: Answer) -> None:

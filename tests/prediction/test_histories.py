@@ -285,6 +285,13 @@ def test_uniform_ignores_measurements() -> None:
     assert history.predict(["a", "b"], "uniform").tolist() == [1.0, 1.0]
 
 
+def test_lags_of_workers_that_have_left_are_forgotten() -> None:
+    history = LagHistory()
+    history.record({"a": 0.1, "left": 0.2})
+    history.keep(["a", "new"])
+    assert history.known == {"a": 0.1}
+
+
 def test_a_worker_left_out_for_its_lag_is_tried_again() -> None:
     history = LagHistory()
     history.record({"prompt": 0.001, "slow": 0.1})

@@ -91,7 +91,7 @@ async def count(scheduler: Any, workers: Any) -> Counter[str]:
         )
 
     await async_poll_for(settled, timeout=60)
-    coordinators = [found for found in gc.get_objects() if isinstance(found, Coordinator)]
+    coordinators = [found for found in gc.get_objects() if issubclass(type(found), Coordinator)]
     found = sizes(scheduler.extensions["dask-coded"], *plugins, *coordinators)
     # What has been measured since the last plan, of some or all workers.
     assert found.pop("LoopHistory.speeds", 0) <= len(workers)
@@ -172,8 +172,8 @@ def start(run_id: str, attempt: tuple[str, int], key: str) -> StartRound:
 
 
 async def _alone(rounds: list[int]) -> None:
-    async def hello(**what: Any) -> None:
-        pass
+    async def hello(worker: str, **what: Any) -> str:
+        return worker
 
     worker: Any = SimpleNamespace(
         address="a",
@@ -216,7 +216,7 @@ async def _alone(rounds: list[int]) -> None:
         for number in itertools.islice(numbers, batch):
             await run(number)
         channel.flush()
-        await async_poll_for(lambda: not plugin._jobs, timeout=30)
+        await async_poll_for(lambda: not plugin._jobs, timeout=60)
         gc.collect()
         counts.append(sizes(plugin, channel))
     first, last = counts

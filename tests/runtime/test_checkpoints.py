@@ -51,12 +51,12 @@ async def test_states_are_dropped_when_the_loop_is_over(c, s, *workers):
     future = coded.submit(rounds, C, "started", "go", coded.Loop(), client=c)
     await Event("started", client=c).wait()
     plugins = [w.extensions["dask-coded"] for w in workers]
-    await async_poll_for(lambda: sum(len(p.keeper.kept) for p in plugins) == 3, timeout=30)
+    await async_poll_for(lambda: sum(len(p.keeper.kept) for p in plugins) >= 3, timeout=60)
     await Event("go", client=c).set()
     first, total = await future
     assert first == 1
     np.testing.assert_allclose(total, 10.0)
-    await async_poll_for(lambda: not any(p.keeper.kept for p in plugins), timeout=30)
+    await async_poll_for(lambda: not any(p.keeper.kept for p in plugins), timeout=60)
     assert not s.extensions["dask-coded"].loops._keepers
 
 
@@ -109,7 +109,7 @@ async def test_a_keeper_that_is_stopped_is_replaced(c, s, *workers):
     def keepers(round: int) -> set[str]:
         return {a for a, p in plugins.items() if round in {r for r, _ in p.keeper.kept.values()}}
 
-    await async_poll_for(lambda: len(keepers(1)) == 2, timeout=30)
+    await async_poll_for(lambda: len(keepers(1)) == 2, timeout=60)
     stopped, other = sorted(keepers(1))
     received = []
     plugins[stopped].exchange._handlers[KeepState] = lambda *message: received.append(message)
@@ -118,14 +118,14 @@ async def test_a_keeper_that_is_stopped_is_replaced(c, s, *workers):
     plugins[running].exchange.channel(stopped).asked = 0.0
     await Event("go-1", client=c).set()
     await Event("done-2", client=c).wait()
-    await async_poll_for(lambda: len(keepers(2)) == 2, timeout=30)
+    await async_poll_for(lambda: len(keepers(2)) == 2, timeout=60)
     assert other in keepers(2)
     assert not received
     for i in (2, 3):
         await Event(f"go-{i}", client=c).set()
     await future
     # The stopped one hears of the end as well.
-    await async_poll_for(lambda: not any(p.keeper.kept for p in plugins.values()), timeout=30)
+    await async_poll_for(lambda: not any(p.keeper.kept for p in plugins.values()), timeout=60)
 
 
 @gen_cluster(client=True, nthreads=[("", 1)] * 4)
@@ -136,10 +136,21 @@ async def test_states_are_dropped_when_the_loop_is_cancelled(c, s, *workers):
     await future.cancel()
     await Event("go", client=c).set()
     plugins = [w.extensions["dask-coded"] for w in workers]
-    await async_poll_for(lambda: not any(p.keeper.kept for p in plugins), timeout=30)
+    await async_poll_for(lambda: not any(p.keeper.kept for p in plugins), timeout=60)
 
 
-def test_coordinator_and_as_many_workers_as_the_code_allows_killed_between_rounds(processes):
+def wait_long_for_keepers(client, seconds=30):
+    """Have loops that resume wait longer for states: keepers may be late on a busy machine."""
+
+    def wait_long():
+        loop.ANSWER_SECONDS = seconds
+
+    client.run(wait_long)
+
+
+def test_coordinator_and_as_many_workers_as_the_code_allows_killed_between_rounds(
+    patient, processes
+):
     *holders, one, other = processes.add(7)
     client = processes.client
     C = coded.encode(np.eye(4), coded.MDS(5, 3), client=client, workers=holders)
@@ -147,7 +158,8 @@ def test_coordinator_and_as_many_workers_as_the_code_allows_killed_between_round
         rounds, C, "started", "go", coded.Loop(), client=client, workers=[one, other]
     )
     Event("started", client=client).wait()
-    poll_for(lambda: len(kept(client)) == 3, timeout=30)
+    poll_for(lambda: len(kept(client)) >= 3, timeout=60)
+    wait_long_for_keepers(client)
     running = next(a for a, tasks in client.processing().items() if future.key in tasks)
     for address in [running, *sorted(kept(client) & set(holders))[:2]]:
         processes.kill(address)
@@ -201,7 +213,8 @@ def test_coordinator_stopped_between_rounds(processes):
         rounds, C, "started", "go", coded.Loop(), client=client, workers=[one, other]
     )
     Event("started", client=client).wait()
-    poll_for(lambda: len(kept(client)) == 2, timeout=30)
+    poll_for(lambda: len(kept(client)) >= 2, timeout=60)
+    wait_long_for_keepers(client)
     running = next(a for a, tasks in client.processing().items() if future.key in tasks)
     with processes.stopped(running):
         Event("go", client=client).set()
@@ -209,10 +222,10 @@ def test_coordinator_stopped_between_rounds(processes):
     assert 1 < first <= KILLED_AFTER + 1
     np.testing.assert_allclose(total, 10.0)
     # The states that the stopped worker may still send are refused.
-    poll_for(lambda: not kept(client), timeout=30)
+    poll_for(lambda: not kept(client), timeout=60)
 
 
-def test_coordinator_killed_and_a_keeper_stopped(processes):
+def test_coordinator_killed_and_a_keeper_stopped(patient, processes):
     *holders, one, other = processes.add(5)
     client = processes.client
     C = coded.encode(np.eye(4), coded.MDS(3, 2), client=client, workers=holders)
@@ -220,7 +233,8 @@ def test_coordinator_killed_and_a_keeper_stopped(processes):
         rounds, C, "started", "go", coded.Loop(), client=client, workers=[one, other]
     )
     Event("started", client=client).wait()
-    poll_for(lambda: len(kept(client)) == 2, timeout=30)
+    poll_for(lambda: len(kept(client)) >= 2, timeout=60)
+    wait_long_for_keepers(client, seconds=10)  # it waits as long for the stopped one
     running = next(a for a, tasks in client.processing().items() if future.key in tasks)
     keeper = next(a for a in sorted(kept(client)) if a in holders)
     with processes.stopped(keeper):
@@ -245,7 +259,7 @@ async def test_workers_of_one_process_resume_a_state():
             await coded.encode(np.eye(4), coded.MDS(3, 2), client=client)
             a, *others = cluster.workers.values()
             task = client.submit(lambda: Event("over").wait(), workers=[a.address])
-            await async_poll_for(lambda: a.state.executing, timeout=30)
+            await async_poll_for(lambda: a.state.executing, timeout=60)
             for worker in others:
                 worker_plugin(worker).keeper.kept[task.key] = 7, b"state"
             mine = worker_plugin(a)
@@ -259,7 +273,7 @@ async def test_workers_of_one_process_resume_a_state():
 async def test_a_state_may_take_long_to_travel(c, s, a, *others):
     await coded.encode(np.eye(4), coded.MDS(3, 2), client=c)
     task = c.submit(lambda: Event("over").wait(), workers=[a.address])
-    await async_poll_for(lambda: a.state.executing, timeout=30)
+    await async_poll_for(lambda: a.state.executing, timeout=60)
     questions, enough = [], asyncio.Event()
 
     def handler(number):
@@ -279,7 +293,6 @@ async def test_a_state_may_take_long_to_travel(c, s, a, *others):
     mine = worker_plugin(a)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows, "_SOON", 0.01)
-        patch.setattr(loop, "ANSWER_SECONDS", 0.5)
         kept = KeptLoop(a, mine.keeper, mine.exchange, task.key, 2)
         assert await kept._resume() == b"state"
     assert set(questions[2:]) == {8}  # the worker with the latest state
@@ -301,26 +314,26 @@ async def test_no_state_is_sent_to_a_keeper_that_has_not_confirmed_the_last(c, s
         plugin.exchange._handlers[KeepState] = hold
     mine = worker_plugin(a)
     task = c.submit(lambda: Event("over").wait(), workers=[a.address])
-    await async_poll_for(lambda: a.state.executing, timeout=30)
+    await async_poll_for(lambda: a.state.executing, timeout=60)
     kept, other = (KeptLoop(a, mine.keeper, mine.exchange, task.key, 2, number=i) for i in (0, 1))
     for one in (kept, other):
         await one._find_keepers()
     for round in (1, 2, 3):
         kept._cost = 0.0
         await asyncio.to_thread(kept.report, Progress(round, residual=0.0), state=round)
-    await async_poll_for(lambda: len(held) == 2, timeout=30)
+    await async_poll_for(lambda: len(held) == 2, timeout=60)
     assert sent == [1, 1]
     for answer in held:
         answer()
-    await async_poll_for(lambda: not mine.keeper.owing, timeout=30)
+    await async_poll_for(lambda: not mine.keeper.owing, timeout=60)
     # Two loops of one task, whose states go to the same keepers.
     for one, round in ((kept, 4), (other, 5), (kept, 6)):
         one._cost = 0.0
         await asyncio.to_thread(one.report, Progress(round, residual=0.0), state=round)
-        await async_poll_for(lambda: len(held) == 2 * round - 4, timeout=30)  # noqa: B023
+        await async_poll_for(lambda: len(held) == 2 * round - 4, timeout=60)  # noqa: B023
         for answer in held[-2:]:
             answer()
-        await async_poll_for(lambda: not mine.keeper.owing, timeout=30)
+        await async_poll_for(lambda: not mine.keeper.owing, timeout=60)
     assert sent == [1, 1, 4, 4, 5, 5, 6, 6]
     await Event("over", client=c).set()
     await task
@@ -330,7 +343,7 @@ async def test_no_state_is_sent_to_a_keeper_that_has_not_confirmed_the_last(c, s
 async def test_a_keeper_is_waited_for_while_it_answers_questions(c, s, a, *others, monkeypatch):
     """A large state travels long, and meanwhile its channel is silent."""
     monkeypatch.setattr(rows, "_SOON", 0.01)
-    monkeypatch.setattr(rows, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(rows, "ANSWER_SECONDS", 5.0)
     await coded.encode(np.eye(4), coded.MDS(3, 2), client=c)
     asked, stopped, over = [], [], asyncio.Event()
     for worker in others:
@@ -344,14 +357,15 @@ async def test_a_keeper_is_waited_for_while_it_answers_questions(c, s, a, *other
         worker.handlers["coded_kept"] = question
     mine = worker_plugin(a)
     task = c.submit(lambda: Event("over").wait(), workers=[a.address])
-    await async_poll_for(lambda: a.state.executing, timeout=30)
+    await async_poll_for(lambda: a.state.executing, timeout=60)
     kept = KeptLoop(a, mine.keeper, mine.exchange, task.key, 2)
     await kept._find_keepers()
     await asyncio.to_thread(kept.report, Progress(1, residual=0.0), state=1)
-    await async_poll_for(lambda: len(asked) > 20, timeout=30)
+    await async_poll_for(lambda: len(asked) > 20, timeout=60)
     assert len(mine.keeper.owing[task.key]) == 2
+    monkeypatch.setattr(rows, "ANSWER_SECONDS", 0.1)
     stopped += [worker.address for worker in others]
-    await async_poll_for(lambda: not mine.keeper.owing, timeout=30)
+    await async_poll_for(lambda: not mine.keeper.owing, timeout=60)
     over.set()
     await Event("over", client=c).set()
     await task
@@ -385,8 +399,22 @@ async def test_a_loop_that_was_cancelled_leaves_no_keepers_behind(c, s, *workers
     """Its thread runs on until it looks, and may ask for keepers again."""
     await coded.encode(np.eye(4), coded.MDS(3, 2), client=c)
     loops = s.extensions["dask-coded"].loops
-    assert len(loops.keepers("cancelled", workers[0].address, 2)) == 2
+    assert loops.keepers("cancelled", workers[0].address, 2) == []
     assert not loops._keepers
+
+
+@gen_cluster(client=True, nthreads=[("", 1)] * 3)
+async def test_keepers_that_have_left_are_not_remembered(c, s, *workers):
+    await coded.encode(np.eye(4), coded.MDS(3, 2), client=c)
+    loops = s.extensions["dask-coded"].loops
+    future = c.submit(lambda: Event("over").wait())
+    await async_poll_for(lambda: future.key in s.tasks)
+    (left,) = loops.keepers(future.key, workers[0].address, 1)
+    await next(w for w in workers if w.address == left).close()
+    (keeper,) = loops.keepers(future.key, workers[0].address, 1)
+    assert loops._keepers[future.key] == [keeper] != [left]
+    await Event("over", client=c).set()
+    await future
 
 
 def test_a_keeper_whose_idle_channel_has_closed_is_used_again():
@@ -398,6 +426,7 @@ def test_a_keeper_whose_idle_channel_has_closed_is_used_again():
         unlisten=lambda key: None,
     )
     exchange = SimpleNamespace(
+        address="a",
         is_usable=lambda address: False,
         silent=[],
         channel=lambda address: channel,
@@ -409,7 +438,7 @@ def test_a_keeper_whose_idle_channel_has_closed_is_used_again():
         assert arguments["avoid"] == []
         return ["keeper"]
 
-    worker = SimpleNamespace(address="a", scheduler=SimpleNamespace(coded_keepers=named))
+    worker = SimpleNamespace(scheduler=SimpleNamespace(coded_keepers=named))
     keeper = StateKeeper(SimpleNamespace(handlers={}, stream_handlers={}), exchange)
     loop = KeptLoop(worker, keeper, exchange, "key", copies=1)
     asyncio.run(loop._keep(1, b"state"))

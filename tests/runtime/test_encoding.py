@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 
 import dask
 import dask.array as da
@@ -11,6 +12,7 @@ import pytest
 import scipy.sparse
 from dask.utils import format_bytes
 from distributed import Event, Worker
+from distributed.utils import open_port
 from distributed.utils_test import async_poll_for, gen_cluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,6 +22,9 @@ from dask_coded.rounds.scaling import exponents_of, scaled
 from dask_coded.runtime.client.blocks import _filled
 from dask_coded.runtime.client.encoding import extend
 from dask_coded.runtime.client.source import block_rows
+from dask_coded.runtime.spec import CodedTask
+from dask_coded.runtime.worker.plugin import worker_plugin
+from dask_coded.transport.messages.rounds import StartRound
 
 FIVE = [("127.0.0.1", 1)] * 5
 SIX = [("127.0.0.1", 1)] * 6
@@ -115,6 +120,65 @@ def test_only_a_few_chunks_are_computed_before_they_are_copied(ahead):
     with dask.annotate(retries=3):
         annotated = numbers.map_blocks(np.negative)
     assert chunks_that_wait(annotated, 2, ahead) == [0, 0]
+
+
+@gen_cluster(client=True, nthreads=SIX)
+async def test_a_coded_round_is_no_chunk_that_waits_within_another_task(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    products = [C @ np.full((A.shape[1], 2), float(i)) for i in range(6)]
+    filled, steps = _filled(da.concatenate(products), (3 * len(A), 3 * len(A)), 1)
+    assert {key[0] for keys in steps for key in keys} == {filled.name}
+
+
+@gen_cluster(client=True, nthreads=SIX)
+async def test_the_home_of_a_block_leaves_before_the_round_that_makes_it_has_ended(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(6, 4), c)
+    exchanges, held = [worker_plugin(w).exchange for w in workers], []
+    for exchange in exchanges:
+        exchange._handlers[StartRound] = lambda *m, exchange=exchange: held.append((exchange, *m))
+    X = np.random.default_rng(0).standard_normal((A.shape[1], 3))
+    encoding = asyncio.ensure_future(coded.encode(C @ X, coded.MDS(4, 3), c))
+    await async_poll_for(lambda: held, timeout=60)
+    homes = s.extensions["dask-coded"].homes
+    rounds = [ts for ts in s.tasks.values() if isinstance(ts.run_spec, CodedTask)]
+    leaving = next(homes.home(ts.key) for r in rounds for ts in r.dependents if homes.home(ts.key))
+    for exchange in exchanges:
+        exchange._handlers[StartRound] = worker_plugin(exchange._worker)._handle
+    await close(workers, leaving)
+    for exchange, message, answer in held:
+        exchange._handle(message, answer)
+    D = await encoding
+    np.testing.assert_allclose(await c.compute(D @ np.ones(3)), A @ X @ np.ones(3))
+
+
+@pytest.mark.parametrize("source", [A, da.from_array(A, chunks=(5, -1))], ids=["array", "dask"])
+def test_a_worker_without_the_resources_of_an_annotation_makes_its_piece(source):
+    some = [("127.0.0.1", 1, {"resources": {"GPU": 1}})] * 2 + [("127.0.0.1", 1)] * 2
+
+    @gen_cluster(client=True, nthreads=some)
+    async def test(c, s, *workers):
+        with dask.annotate(resources={"GPU": 1}):
+            annotated = source + 0
+            C = await coded.encode(annotated, coded.MDS(4, 3), c)
+        assert len(set(C.encoded.workers)) == 4
+        np.testing.assert_allclose(await c.compute(C @ x), A @ x)
+
+    test()
+
+
+@gen_cluster(client=True, nthreads=[])
+async def test_workers_that_know_their_host_by_name(c, s):
+    async with AsyncExitStack() as stack:
+        for _ in range(3):
+            port = open_port()
+            options = {"host": "127.0.0.1", "port": port, "nthreads": 1}
+            contact = f"tcp://localhost:{port}"
+            await stack.enter_async_context(Worker(s.address, contact_address=contact, **options))
+        C = await coded.encode(A, coded.MDS(3, 2), c)
+        loop = coded.submit(lambda operator: operator @ x, C, client=c)
+        np.testing.assert_allclose(await loop, A @ x)
+        for worker in s.workers:
+            np.testing.assert_allclose(await c.compute(C @ x, workers=[worker]), A @ x)
 
 
 @pytest.mark.parametrize("chunks", [(40, -1), (25, 3)])
@@ -451,7 +515,7 @@ async def test_an_extension_that_fails_leaves_no_pieces(c, s, *workers, monkeypa
     with pytest.raises(ZeroDivisionError, match="of the test"):
         await C.extend()
     assert len(extended[0].futures) == 5
-    await async_poll_for(lambda: set(s.tasks) <= before, timeout=30)
+    await async_poll_for(lambda: set(s.tasks) <= before, timeout=60)
     await check(c, C)
 
 
@@ -538,7 +602,7 @@ async def being_encoded(client, scheduler, source, code, **options):
     (first, *_) = source.__dask_keys__()[0]
     homes = lambda: scheduler.extensions["dask-coded"].homes  # noqa: E731
     await async_poll_for(
-        lambda: "dask-coded" in scheduler.extensions and homes().home(first), timeout=30
+        lambda: "dask-coded" in scheduler.extensions and homes().home(first), timeout=60
     )
     return encoding
 
@@ -552,12 +616,12 @@ def test_tasks_of_a_source_may_run_where_they_could_before(restricted):
         source = pending(c, 12)
         (keys,) = zip(*source.__dask_keys__(), strict=True)
         allowed = {w.address for w in workers[:4]} if restricted else None
-        await async_poll_for(lambda: all(key in s.tasks for key in keys), timeout=30)
+        await async_poll_for(lambda: all(key in s.tasks for key in keys), timeout=60)
         s.set_restrictions(dict.fromkeys(keys, allowed))
         encoding = await being_encoded(c, s, source, coded.MDS(4, 2))
         await async_poll_for(
             lambda: all(len(s.tasks[key].worker_restrictions or ()) == 1 for key in keys),
-            timeout=30,
+            timeout=60,
         )
         await Event("go", client=c).set()
         await check(c, await encoding)
@@ -572,7 +636,7 @@ async def test_a_source_that_is_encoded_twice_keeps_its_places_until_both_are_do
     key = source.__dask_keys__()[0][0]
     encodings = [await being_encoded(c, s, source, coded.MDS(4, 2)) for _ in range(2)]
     plugin = s.extensions["dask-coded"]
-    await async_poll_for(lambda: len(plugin.arrays) == 2, timeout=30)
+    await async_poll_for(lambda: len(plugin.arrays) == 2, timeout=60)
     first, second = list(plugin.arrays)
     plugin.arrays._drop_sources(plugin.arrays[first])
     assert plugin.homes.home(key)
@@ -608,8 +672,8 @@ async def test_a_worker_that_joins_while_an_array_is_encoded_relieves_others(c, 
     async with Worker(s.address) as newcomer:
         await Event("go", client=c).set()
         C = await encoding
-        await async_poll_for(lambda: newcomer.address in set().union(*homes(s, C)), timeout=30)
-        await async_poll_for(lambda: len(set().union(*homes(s, C))) == 3, timeout=30)
+        await async_poll_for(lambda: newcomer.address in set().union(*homes(s, C)), timeout=60)
+        await async_poll_for(lambda: len(set().union(*homes(s, C))) == 3, timeout=60)
         await check(c, C)
 
 
@@ -640,7 +704,7 @@ async def test_a_worker_that_has_joined_and_has_yet_to_get_the_plugin_is_waited_
     s.handlers["coded_register"] = lambda **what: asked.append(what) or register(**what)
     encoding = asyncio.ensure_future(coded.encode(A, coded.MDS(5, 2), c))
     extending = asyncio.ensure_future(plugin.extend(C.encoded.spec.id, None))
-    await async_poll_for(lambda: asked, timeout=30)
+    await async_poll_for(lambda: asked, timeout=60)
     plugin.hello(newcomer.address, version, 0.1)
     await check(c, await encoding)
     assert (await extending)["answer"].data.workers == (newcomer.address,)

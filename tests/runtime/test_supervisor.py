@@ -85,18 +85,18 @@ async def started(c, s, future) -> str:
     def processing() -> bool:
         return future.key in s.tasks and s.tasks[future.key].state == "processing"
 
-    await async_poll_for(processing, timeout=30)
+    await async_poll_for(processing, timeout=60)
     address = s.tasks[future.key].processing_on.address
     await Event(f"started-{address}", client=c).wait()
     # The scheduler has learnt that the task has left the pool of threads.
     ws = s.workers[address]
-    await async_poll_for(lambda: s.tasks[future.key] in ws.long_running, timeout=30)
+    await async_poll_for(lambda: s.tasks[future.key] in ws.long_running, timeout=60)
     return address
 
 
 async def gone(worker, key) -> None:
     """Wait until a worker has nothing of a task any more."""
-    await async_poll_for(lambda: key not in worker.state.tasks, timeout=30)
+    await async_poll_for(lambda: key not in worker.state.tasks, timeout=60)
 
 
 # -- watched and taken over --------------------------------------------------------------------
@@ -158,11 +158,11 @@ async def test_a_lazy_round_in_flight_is_taken_over(c, s, *workers):
     for exchange in exchanges:
         exchange._handlers[StartRound] = lambda *m, exchange=exchange: held.append((exchange, *m))
     future = c.compute(C @ x)
-    await async_poll_for(lambda: len(held) >= 3, timeout=30)
+    await async_poll_for(lambda: len(held) >= 3, timeout=60)
     old = {message.attempt for _, message, _ in held}
     fall_silent(s)
     await async_poll_for(
-        lambda: len({message.attempt for _, message, _ in held} - old) == 1, timeout=30
+        lambda: len({message.attempt for _, message, _ in held} - old) == 1, timeout=60
     )
     # The participants begin only now, with the messages of both runs.
     for exchange, handler in zip(exchanges, handlers, strict=True):
@@ -171,7 +171,7 @@ async def test_a_lazy_round_in_flight_is_taken_over(c, s, *workers):
         exchange._handle(message, answer)
     np.testing.assert_allclose(await future, A @ x)
     assert not old & {job.attempt for w in workers for job in worker_plugin(w)._jobs.values()}
-    await async_poll_for(lambda: not any(worker_plugin(w)._rounds for w in workers), timeout=30)
+    await async_poll_for(lambda: not any(worker_plugin(w)._rounds for w in workers), timeout=60)
 
 
 @gen_cluster(**FOUR)
@@ -181,11 +181,65 @@ async def test_the_result_of_a_lazy_round_on_a_silent_worker_is_computed_again(c
     await wait(future)
     (old,) = s.tasks[future.key].who_has
     fall_silent(s)
-    await async_poll_for(lambda: s.tasks[future.key].state == "memory", timeout=30)
+    await async_poll_for(lambda: s.tasks[future.key].state == "memory", timeout=60)
     assert old not in s.tasks[future.key].who_has
     np.testing.assert_allclose(await future, A @ x)
     (worker,) = [w for w in workers if w.address == old.address]
     await gone(worker, future.key)
+
+
+@gen_cluster(**FOUR)
+async def test_a_result_that_cannot_be_computed_again_stays_on_a_silent_worker(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    operand = await c.scatter(x)
+    of_operand = coded.submit(lambda operator, x: operator @ x, C, operand, client=c)
+    await wait(of_operand)
+    key = operand.key
+    del operand
+    await async_poll_for(lambda: key not in s.tasks, timeout=60)
+    of_array = c.compute(C @ x)
+    await wait(of_array)
+    del C
+    await async_poll_for(lambda: not plugin_of(s).arrays, timeout=60)
+    fall_silent(s)
+    for future in (of_operand, of_array):
+        assert s.tasks[future.key].state == "memory"
+        np.testing.assert_allclose(await future, A @ x)
+
+
+@gen_cluster(**FOUR)
+async def test_a_task_of_the_user_that_needs_a_round_runs_once(c, s, *workers):
+    def work(product):
+        Event("started").set()
+        Event("go").wait()
+        return get_worker().address
+
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    product = c.compute(C @ x)
+    await wait(product)
+    future = c.submit(work, product)
+    await Event("started", client=c).wait()
+    there = s.tasks[future.key].processing_on
+    fall_silent(s)
+    assert s.tasks[future.key].processing_on is there
+    await Event("go", client=c).set()
+    assert await future == there.address
+
+
+@gen_cluster(**FOUR)
+async def test_a_run_that_is_cancelled_is_over_for_all_workers(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    exchanges, held = [worker_plugin(w).exchange for w in workers], []
+    for exchange in exchanges:
+        exchange._handlers[StartRound] = lambda *m: held.append(m)
+    future = c.compute(C @ x)
+    await async_poll_for(lambda: held, timeout=60)
+    (attempt,) = {message.attempt for message, _ in held}
+    assert all(exchange._fences.admits(attempt) for exchange in exchanges)
+    await future.cancel()
+    await async_poll_for(
+        lambda: not any(exchange._fences.admits(attempt) for exchange in exchanges), timeout=60
+    )
 
 
 @gen_cluster(**FOUR)
@@ -196,7 +250,7 @@ async def test_a_silent_worker_gets_no_tasks_until_it_answers(c, s, *workers):
     fall_silent(s)
     # In fact it is alive, and answers the question at once.
     assert old not in s.running
-    await async_poll_for(lambda: old in s.running, timeout=30)
+    await async_poll_for(lambda: old in s.running, timeout=60)
     assert old.status.name == "running"
     assert not plugin_of(s).supervisor.absent
     for w in workers:
@@ -217,15 +271,15 @@ async def test_an_operand_that_only_a_silent_worker_holds_is_computed_again(c, s
     plugin_of(s).placing._fast_workers = lambda: set(s.workers)
     operand = da.from_array(x, chunks=-1).map_blocks(np.sin)
     future = c.compute(C @ operand)
-    await async_poll_for(lambda: len(held) >= 3, timeout=30)
+    await async_poll_for(lambda: len(held) >= 3, timeout=60)
     (ts,) = [ts for ts in s.tasks.values() if isinstance(ts.run_spec, CodedTask)]
     old, (source,) = ts.processing_on, ts.dependencies
     assert source.who_has == {old}
     fall_silent(s)
     assert not source.who_has
     runs = {message.attempt for _, message, _ in held}
-    await async_poll_for(lambda: {m.attempt for _, m, _ in held} > runs, timeout=30)
-    await async_poll_for(lambda: held[-1][1].attempt not in runs, timeout=30)
+    await async_poll_for(lambda: {m.attempt for _, m, _ in held} > runs, timeout=60)
+    await async_poll_for(lambda: held[-1][1].attempt not in runs, timeout=60)
     for exchange in exchanges:
         exchange._handlers[StartRound] = worker_plugin(exchange._worker)._handle
     for handle, message, answer in held:
@@ -248,7 +302,7 @@ async def test_a_coordinator_fetches_its_operand_from_a_worker_that_falls_silent
     plugin_of(s).placing._fast_workers = lambda: {w.address for w in others}
     asked, over = first_does_not_answer(holders)
     future = c.compute(C @ operand)
-    await async_poll_for(lambda: asked, timeout=30)
+    await async_poll_for(lambda: asked, timeout=60)
     supervisor = plugin_of(s).supervisor
     for _ in range(6):
         supervisor._tick()
@@ -270,7 +324,7 @@ async def test_a_task_runs_again_where_its_first_result_was_being_fetched(c, s, 
     taker = next(w for w in workers if w.address != old.address)
     plugin_of(s).placing._fast_workers = lambda: {taker.address}
     total = c.submit(np.sum, future, workers=[taker.address])
-    await async_poll_for(lambda: asked, timeout=30)
+    await async_poll_for(lambda: asked, timeout=60)
     fall_silent(s)
     np.testing.assert_allclose(await total, (A @ x).sum())
     assert s.tasks[future.key].who_has == {s.workers[taker.address]}
@@ -380,13 +434,40 @@ async def test_an_operand_on_a_worker_without_the_plugin(c, s, *workers):
     await wait(operand)
     asked, over = first_does_not_answer(workers[:1])
     future = coded.submit(place_with, C, operand, client=c)
-    await async_poll_for(lambda: asked, timeout=30)
+    await async_poll_for(lambda: asked, timeout=60)
     fall_silent(s)
     over.set()
     for w in workers:
         await Event(f"go-{w.address}", client=c).set()
     await future
     assert {w.address for w in workers} == set(s.workers)
+
+
+class Counter:
+    """An actor, whose state only its worker has."""
+
+    count = 0
+
+    def add(self):
+        self.count += 1
+        return self.count
+
+
+@gen_cluster(**FOUR)
+async def test_an_actor_on_a_silent_worker_is_waited_for(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    operand = c.submit(Counter, actor=True, workers=[workers[0].address])
+    counter = await operand
+    assert await counter.add() == 1
+    asked, over = first_does_not_answer(workers[:1])
+    future = coded.submit(place_with, C, operand, client=c, workers=[workers[1].address])
+    await async_poll_for(lambda: asked, timeout=60)
+    fall_silent(s)
+    assert s.tasks[operand.key].state == "memory"
+    over.set()
+    await Event(f"go-{workers[1].address}", client=c).set()
+    assert await future == workers[1].address
+    assert await counter.add() == 2
 
 
 @gen_cluster(**FOUR)
@@ -397,10 +478,10 @@ async def test_an_operand_whose_source_is_lost_is_waited_for(c, s, *workers):
     await wait(operand)
     key = source.key
     del source
-    await async_poll_for(lambda: key not in s.tasks, timeout=30)
+    await async_poll_for(lambda: key not in s.tasks, timeout=60)
     asked, over = first_does_not_answer(workers[:1])
     future = coded.submit(place_with, C, operand, client=c, workers=[workers[1].address])
-    await async_poll_for(lambda: asked, timeout=30)
+    await async_poll_for(lambda: asked, timeout=60)
     fall_silent(s)
     assert s.tasks[operand.key].state == "memory"
     over.set()
@@ -421,7 +502,7 @@ async def test_a_worker_hangs_up_twice_and_is_told_that_the_other_has_left(c, s,
     async with await asyncio.start_server(serving, "127.0.0.1") as server:
         address = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         connecting = asyncio.create_task(worker.rpc.connect(address))
-        await async_poll_for(lambda: worker.rpc._connecting, timeout=30)
+        await async_poll_for(lambda: worker.rpc._connecting, timeout=60)
         comm = s.stream_comms[worker.address].comm
         for op in ("coded-hang-up", "coded-hang-up", "remove-worker"):
             stimulus = {"worker": address, "stimulus_id": "test"}
@@ -460,7 +541,7 @@ async def test_a_worker_that_answers_late_keeps_its_coordinator(c, s, *workers):
         for _ in range(5):
             supervisor._tick()
         assert supervisor._watch._owed
-        await async_poll_for(lambda: not supervisor._watch._owed, timeout=30)
+        await async_poll_for(lambda: not supervisor._watch._owed, timeout=60)
     await Event(f"go-{address}", client=c).set()
     assert await future == address
 
@@ -524,7 +605,7 @@ async def test_a_silent_loop_resumes_elsewhere(c, s, *workers):
     future = coded.submit(keeping, C, coded.Loop(), client=c)
     old = await started(c, s, future)
     keepers = [worker_plugin(w).keeper.kept for w in workers]
-    await async_poll_for(lambda: any(keepers), timeout=30)
+    await async_poll_for(lambda: any(keepers), timeout=60)
     fall_silent(s)
     assert s.tasks[future.key].processing_on.address != old
     for w in workers:
@@ -540,10 +621,10 @@ async def test_a_round_that_waits_on_a_worker_which_pauses_is_taken_over(c, s, *
     old = await started(c, s, loop)
     (worker,) = [w for w in workers if w.address == old]
     blocker = c.submit(lambda: Event("free").wait(), workers=[old])
-    await async_poll_for(lambda: worker.state.executing_count, timeout=30)
+    await async_poll_for(lambda: worker.state.executing_count, timeout=60)
     plugin_of(s).placing._fast_workers = lambda: {old}
     future = c.compute(C @ x)
-    await async_poll_for(lambda: worker.state.ready, timeout=30)
+    await async_poll_for(lambda: worker.state.ready, timeout=60)
     worker.periodic_callbacks["memory_monitor"].stop()  # it would end the pause
     worker.status = Status.paused
     del plugin_of(s).placing._fast_workers
@@ -551,7 +632,7 @@ async def test_a_round_that_waits_on_a_worker_which_pauses_is_taken_over(c, s, *
     await Event("free", client=c).set()
     for _ in range(6):
         plugin_of(s).supervisor._tick()
-        await async_poll_for(lambda: not plugin_of(s).supervisor._watch._owed, timeout=30)
+        await async_poll_for(lambda: not plugin_of(s).supervisor._watch._owed, timeout=60)
     np.testing.assert_allclose(await future, A @ x)
     # What has begun there goes on.
     assert s.tasks[loop.key].processing_on.address == old
@@ -582,16 +663,16 @@ async def test_a_loop_that_gets_further_each_time_is_taken_over_soon_each_time(c
         kept = [worker_plugin(w).keeper.kept for w in workers]
         await async_poll_for(
             lambda kept=kept, i=i: i + 1 in [k[future.key][0] for k in kept if future.key in k],
-            timeout=30,
+            timeout=60,
         )
         old = s.tasks[future.key].processing_on
         assert supervisor._patience(s.tasks[future.key]) == 24 * 3600
         fall_silent(s)
         assert s.tasks[future.key].processing_on is not old
-        await async_poll_for(lambda i=i: supervisor._runs[future.key].round == i + 1, timeout=30)
+        await async_poll_for(lambda i=i: supervisor._runs[future.key].round == i + 1, timeout=60)
         await gates[i].set()
         # The old worker was not silent in fact, so it is soon one of those that may take over.
-        await async_poll_for(lambda: not supervisor.absent, timeout=30)
+        await async_poll_for(lambda: not supervisor.absent, timeout=60)
     await gates[3].set()
     await future
 
@@ -659,7 +740,7 @@ async def test_a_run_that_is_over_takes_no_worker_for_stopped(c, s, *workers):
         channel = one.channel(exchange._worker.address)
         channel.send(KeepState("loop", 1, b"state", ("loop", 3)))
         assert channel.asked is not None
-        await async_poll_for(lambda channel=channel: channel.asked is None, timeout=10)
+        await async_poll_for(lambda channel=channel: channel.asked is None, timeout=60)
     np.testing.assert_allclose(await c.compute(C @ x, workers=[workers[0].address]), A @ x)
 
 
@@ -703,9 +784,9 @@ async def test_no_coordinator_is_stolen_by_a_slow_worker(c, s, *workers):
         c.submit(lambda i: Event("free").wait(), i, workers=[fast[i % 3]], pure=False)
         for i in range(6)
     ]
-    await async_poll_for(lambda: all(s.workers[a].processing for a in fast), timeout=30)
+    await async_poll_for(lambda: all(s.workers[a].processing for a in fast), timeout=60)
     futures = [coded.submit(place, C, 0, client=c) for _ in range(12)]
-    await async_poll_for(lambda: all(f.key in s.tasks for f in futures), timeout=30)
+    await async_poll_for(lambda: all(f.key in s.tasks for f in futures), timeout=60)
     for _ in range(5):
         s.extensions["stealing"].balance()
     for address in (slow, *fast):

@@ -26,6 +26,7 @@ from distributed import futures_of
 
 from dask_coded.arguments import check_chunk, check_unmasked
 from dask_coded.runtime.client.source import settled, sparse_type
+from dask_coded.runtime.spec import CodedTask
 from dask_coded.runtime.worker.disk import keep, zeros
 
 if TYPE_CHECKING:
@@ -182,7 +183,8 @@ def _own_task(
     while isinstance(node, Alias) and users[key] == 1:
         key = node.target
         node = graph.get(key)
-    if not isinstance(node, Task) or users[key] > 1:
+    # The scheduler watches over coded rounds, which it would not find in another task.
+    if not isinstance(node, Task) or isinstance(node, CodedTask) or users[key] > 1:
         return None
     needs = node.dependencies
     leaves = all(need in graph and not graph[need].dependencies for need in needs)

@@ -125,7 +125,7 @@ class KeptLoop(Loop):
     async def _find_keepers(self) -> None:
         self._keepers = await self._worker.scheduler.coded_keepers(
             key=self._key,
-            worker=self._worker.address,
+            worker=self._exchange.address,
             copies=self._copies,
             avoid=self._exchange.silent,
             topic=self._topic,

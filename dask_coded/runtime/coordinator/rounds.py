@@ -12,7 +12,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -39,6 +39,8 @@ from dask_coded.transport.memory import LEAST_BYTES, Segment, SharedArray
 
 # A round may wait for a new plan for this fraction of the last round's time.
 _PATIENCE = 0.02
+# How often a waiting thread looks whether the event loop of its worker still exists, in seconds.
+_LOOK = 1.0
 # Least seconds between two requests for a plan, unless a worker is lost; rounds may be far shorter.
 _ASK_SECONDS = 0.05
 # A plan that takes longer than this many seconds waits for something.
@@ -165,10 +167,18 @@ class Coordinator:
             finally:
                 steps.put(None)
 
-        loop = self._plugin.worker.loop
+        loop: Any = self._plugin.worker.loop
         loop.add_callback(run)
         failure: BaseException | None = None
-        while (step := steps.get()) is not None:
+        while True:
+            try:
+                step = steps.get(timeout=_LOOK)
+            except Empty:
+                if loop.asyncio_loop.is_closed():  # it would never do anything
+                    raise RunOverError(f"The worker of {self._task!r} has closed.") from None
+                continue
+            if step is None:
+                break
             if failure is None:
                 try:
                     step()
@@ -311,6 +321,7 @@ class Coordinator:
                 case Lost(message):
                     raise CodedDataLostError(message)
                 case RoundPlan():
+                    self._history.lags.keep(answer.addresses)
                     if answer.spec is not None:
                         spec = answer.spec
                         if (footprints := spec.footprints) is not None:

@@ -92,10 +92,16 @@ class Homes:
 
     def pin(self, key: Key) -> bool:
         """Restrict a task that makes a piece or a block to its worker; return whether it does."""
-        if not (pin := self._pins.get(key)) or self._scheduler.tasks[key].who_has:
+        if not (pin := self._pins.get(key)) or (ts := self._scheduler.tasks[key]).who_has:
             return False
+        if ts.resource_restrictions:
+            # From an annotation. The worker may lack them, and no other would do.
+            if key not in self._arrays:
+                self.drop([key])
+                return False
+            ts.resource_restrictions = None
         if key not in self._arrays:
-            self._limits.setdefault(key, self._scheduler.tasks[key].worker_restrictions)
+            self._limits.setdefault(key, ts.worker_restrictions)
         there = pin in self._scheduler.workers
         self._scheduler.set_restrictions({key: {pin} if there else None})
         return True

@@ -48,6 +48,8 @@ class LoopDirectory:
 
         Workers in ``avoid`` do not answer the loop's worker. ``topic`` is where it reports rounds.
         """
+        if key not in self._scheduler.tasks:
+            return []  # it was cancelled, and no keeper would hear of its end
         told = self._keepers.get(key, [])
         present = [
             address
@@ -58,10 +60,10 @@ class LoopDirectory:
         chosen = choose_keepers(known, self._best(present), worker, copies)
         # The present keepers first, because they have the latest state. Earlier ones may still
         # hold an old one, so they hear of the end, too.
-        if key in self._scheduler.tasks:  # otherwise it was cancelled, and never ends again
-            self._keepers[key] = [*chosen, *(a for a in told if a not in chosen)]
-            if topic is not None:
-                self._topics[key] = topic
+        earlier = (a for a in told if a not in chosen and a in self._scheduler.workers)
+        self._keepers[key] = [*chosen, *earlier]
+        if topic is not None:
+            self._topics[key] = topic
         return chosen
 
     def keeps(self, key: Key) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -85,7 +85,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
             self.placing,
             self._silence,
             self.loops.keeps,
-            self.homes.replaceable,
+            self._replaceable,
         )
         self._holding: dict[Key, str] = {}
         # Rounds in which a worker has sent wrong shares.
@@ -99,15 +99,20 @@ class CodedSchedulerPlugin(SchedulerExtension):
         )
         await self.give(scheduler, NAME, CodedWorkerPlugin())
 
-    def hello(self, worker: str, version: str, product: float) -> None:
-        """Handler: a worker has the plugin, and a small product takes that many seconds on it."""
+    def hello(self, worker: str, version: str, product: float) -> str:
+        """Handler: a worker has the plugin, and a small product takes that many seconds on it.
+
+        Answers the address by which other workers know it.
+        """
+        worker = self.scheduler.coerce_address(worker)  # the worker may know its host by name
         if worker not in self.scheduler.workers:
-            return  # it has left meanwhile, and nothing would ever remove it from here
+            return worker  # it has left meanwhile, and nothing would ever remove it from here
         self._joining.pop(worker, None)
         self.versions[worker] = version
         self.placing.measured(worker, product)
         self.supervisor.available(worker)
         self.arrays.relieve(worker)
+        return worker
 
     async def register(
         self,
@@ -256,6 +261,12 @@ class CodedSchedulerPlugin(SchedulerExtension):
             if not self._trusts(address) or address in self._silent:
                 speeds[i] = 0.0
         return speeds
+
+    def _replaceable(self, ts: TaskState, silent: Collection[str]) -> bool:
+        """Whether what a task makes can be made again without silent workers."""
+        if isinstance(ts.run_spec, CodedTask):
+            return all(self.arrays.get(array) for array in ts.run_spec.array_ids)
+        return self.homes.replaceable(ts, silent)
 
     def _silence(self, address: str) -> None:
         # Workers that have left are skipped, because nothing would ever remove their addresses.

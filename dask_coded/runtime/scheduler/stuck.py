@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from distributed.scheduler import TaskState
 
-#: Whether data that only silent workers have can be made again without these.
+#: Whether what a task makes can be made again without silent workers.
 Replaceable = Callable[["TaskState", Collection[str]], bool]
 
 #: What takes more tasks than this is waited for.
@@ -99,12 +99,20 @@ def blocked(ts: TaskState, silent: Collection[str], replaceable: Replaceable) ->
         ts = unseen.pop()
         places = ts.who_has or ([ts.processing_on] if ts.processing_on else [])
         away = places and all(ws.address in silent for ws in places)
-        if away and ts.run_spec and not ts.has_lost_dependencies and replaceable(ts, silent):
+        if away and _is_repeatable(ts) and replaceable(ts, silent):
             found[ts] = None
         if not ts.who_has or ts in found:
             unseen += ts.dependencies - seen
             seen |= ts.dependencies
     return _replaced(found, silent)
+
+
+def repeatable(ts: TaskState, silent: Collection[str], replaceable: Replaceable) -> bool:
+    """Return whether a task can run again, with all that it needs and that has no result."""
+    for count, needed in enumerate(_unfinished([ts])):
+        if count > MANY or not (_is_repeatable(needed) and replaceable(needed, silent)):
+            return False
+    return True
 
 
 def _replaced(found: dict[TaskState, None], silent: Collection[str]) -> list[TaskState]:
@@ -129,12 +137,17 @@ def _is_cheap(ts: TaskState) -> bool:
     seconds = 0.0
     for count, needed in enumerate(_unfinished([ts])):
         duration = needed.prefix.duration_average
-        if needed.run_spec is None or needed.has_lost_dependencies or duration < 0:
+        if not _is_repeatable(needed) or duration < 0:
             return False
         seconds += duration
         if seconds >= _SOON or count > MANY:
             return False
     return True
+
+
+def _is_repeatable(ts: TaskState) -> bool:
+    """Whether Dask would run a task again; the state of an actor would be lost."""
+    return ts.run_spec is not None and not ts.has_lost_dependencies and not ts.actor
 
 
 def _unfinished(tasks: Iterable[TaskState]) -> Iterator[TaskState]:

@@ -107,7 +107,7 @@ class Supervisor:
     resumes : callable(Key) -> bool
         Whether the state of a task is kept elsewhere.
     replaceable : callable(TaskState, silent) -> bool
-        Whether data that only silent workers have can be made again without these.
+        Whether what a task makes can be made again without silent workers.
     """
 
     def __init__(
@@ -149,9 +149,10 @@ class Supervisor:
     def add(self, ts: TaskState) -> None:
         """Place a new task when Dask is about to choose its worker, and watch it from then on.
 
-        The same goes for a task that makes the client's result of it, as ``compute`` adds.
+        The same goes for a task that makes the client's result of it, as ``compute`` adds. Other
+        tasks that need its result are the user's own, and may not bear to run twice.
         """
-        for new in (ts, *(other for other in ts.dependents if other.who_wants)):
+        for new in (ts, *(other for other in ts.dependents if _makes_result(other))):
             limits = Limits(new.worker_restrictions, new.host_restrictions)
             self._runs.setdefault(new.key, _Run(limits))
 
@@ -190,6 +191,10 @@ class Supervisor:
             case "memory":
                 run.took = time() - run.since
                 self._fresh[key] = time()
+            case "released" if start == "processing" and not ts.who_wants and not ts.waiters:
+                # It was cancelled, perhaps because its worker is stopped.
+                assert ts.run_id is not None
+                self._give_up((key, ts.run_id))
             case "forgotten":
                 del self._runs[key]
 
@@ -287,7 +292,11 @@ class Supervisor:
         owing = {a: ticks * self._timeout / _TICKS for a, ticks in self._watch.silent(_TICKS)}
         self._tell_leaders(owing)
         for address, seconds in owing.items():
-            late = [ts for ts in watched[address] if seconds >= self._patience(ts)]
+            late = [
+                ts
+                for ts in watched[address]
+                if seconds >= self._patience(ts) and self._can_run_again(ts)
+            ]
             helped = stuck.helped(fetching.get(address, ()))
             waiting = [ts for ts in helped if self._waits(ts, address, seconds)]
             moved = [
@@ -304,6 +313,14 @@ class Supervisor:
         self.run_again([*again, *stuck.stranded(stopped, self.absent, self._replaceable)])
         for late, address, reason in (*silent, *self._paused_for_long(watched)):
             self._take_over(late, address, reason)
+
+    def _can_run_again(self, ts: TaskState) -> bool:
+        """Whether a task can run again; if it has ended, what it needs may be gone."""
+        if ts.state != "memory":
+            return True
+        # A task of the user that has begun with the result would run again, too.
+        used = any(other.processing_on in (ts.who_has or ()) for other in ts.dependents)
+        return not used and stuck.repeatable(ts, self.absent, self._replaceable)
 
     def _running_now(self) -> set[str]:
         return {ws.address for ws in self._scheduler.running}
@@ -463,6 +480,11 @@ class Supervisor:
         for address in addresses:
             if address in self._scheduler.stream_comms:
                 self._scheduler.worker_send(address, message)
+
+
+def _makes_result(ts: TaskState) -> bool:
+    """Whether ``compute`` has added a task, to put the chunks of a client's result together."""
+    return bool(ts.who_wants) and isinstance(ts.key, str) and ts.key.startswith("finalize-")
 
 
 def _place_of(ts: TaskState) -> WorkerState | None:

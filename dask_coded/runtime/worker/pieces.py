@@ -230,9 +230,9 @@ async def _combine(
     loop = asyncio.get_running_loop()
     spec, rows = mixer.spec, mixer.rows
     copy = len(sources) == 1 and sources[0].weight == 1
-    if copy and plugin.worker.address in sources[0].holders:
+    if copy and plugin.exchange.address in sources[0].holders:
         if (data := _held(plugin, sources[0], spec)) is None:
-            raise RowsGoneError(plugin.worker.address, silent=False)
+            raise RowsGoneError(plugin.exchange.address, silent=False)
         if not plugin.disk.is_spilled(as_key(sources[0].key)) or spec.sparse_type:
             return await loop.run_in_executor(None, mixer.finished, _unmasked(data))
         # Its rows are copied to where a round can read them stripe by stripe, while it is in use.
@@ -353,7 +353,7 @@ async def rows_from(
         If that worker no longer holds them, or does not answer.
     """
     key, begin, end = as_key(source.key), source.start + begin, source.start + end
-    if plugin.worker.address in source.holders:
+    if plugin.exchange.address in source.holders:
         data = _held(plugin, source, spec)
         if isinstance(data, MappedArray):
             return await asyncio.to_thread(data.read, begin, end)

@@ -125,7 +125,7 @@ class CodedWorkerPlugin(WorkerPlugin):
         worker.stream_handlers["coded-hang-up"] = self._hang_up
         worker.stream_handlers["coded-released"] = self._released
         worker.extensions[NAME] = self
-        await worker.scheduler.coded_hello(
+        self.exchange.address = await worker.scheduler.coded_hello(
             worker=worker.address, version=__version__, product=await self._probe.start()
         )
 

@@ -71,7 +71,7 @@ class Link:
     @property
     def address(self) -> str:
         """Of the leader's worker."""
-        return self._plugin.worker.address
+        return self._plugin.exchange.address
 
     def __enter__(self) -> Link:
         self._plugin.leaders[self._task] = partial(self._hear, self.address)

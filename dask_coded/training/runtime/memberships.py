@@ -119,7 +119,7 @@ class TrainingWorkerPlugin(WorkerPlugin):
             tell(Cancelled(task))
         for trainer in self.trainers.values():
             # The channel stays open until the worker's tasks have ended.
-            trainer.answer(Unreachable(trainer.group.run_id, worker.address))
+            trainer.answer(Unreachable(trainer.group.run_id, self.exchange.address))
             trainer.stop()
         self.trainers.clear()
 
@@ -176,7 +176,7 @@ class TrainingWorkerPlugin(WorkerPlugin):
         member.retire(retired)
 
     async def _join(self, message: Join, answer: Answer) -> None:
-        run_id, own = message.run_id, self.worker.address
+        run_id, own = message.run_id, self.exchange.address
         try:
             await self._take_part(message, answer)
         except Exception as exc:
@@ -188,7 +188,7 @@ class TrainingWorkerPlugin(WorkerPlugin):
     async def _take_part(self, message: Join, answer: Answer) -> None:
         run_id, training = message.run_id, message.training
         previous = self.trainers.get(training)
-        own = self.worker.address
+        own = self.exchange.address
         group: Group = await asyncio.to_thread(pickle.loads, message.group)
         state = group.state
         if own in group.sources:

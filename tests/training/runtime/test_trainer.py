@@ -161,10 +161,10 @@ def test_an_update_that_has_failed_is_not_tried_again_but_reported_again(retires
         with pytest.raises(MemoryError):
             worker._apply(1)
     worker._retire(lambda version: None)
-    plugin = plugin_of(SimpleNamespace(handlers={}, stream_handlers={}, extensions={}))
+    plugin = plugin_of(SimpleNamespace(address="a", handlers={}, stream_handlers={}, extensions={}))
     plugin.trainers["training"] = worker
     plugin._enlist("next", "training", answers.put)
-    answer = answers.get(timeout=10)
+    answer = answers.get(timeout=60)
     assert (type(answer), answer.run_id) == (TrainingFailed, "next")
     assert tries == [1]
     found = leader(("a", TrainingFailed("run", answer.error)))
@@ -198,7 +198,7 @@ def test_the_event_loop_does_not_wait_while_an_update_is_applied():
 
     def during():
         for call, *args in ((worker.halt, 3), (worker.stop,), (worker.retire, told.put)):
-            event_loop.submit(call, *args).result(timeout=10)
+            event_loop.submit(call, *args).result(timeout=60)
         assert told.empty()
 
     worker.replica._during = during
@@ -370,7 +370,7 @@ def test_a_worker_that_closes_leaves_its_group_at_once():
     answers = []
     found = trainer(Star().plan(2), Counter(), answer=answers.append)
     plugin = TrainingWorkerPlugin()
-    plugin.setup(SimpleNamespace(handlers={}, stream_handlers={}, extensions={}))
+    plugin.setup(SimpleNamespace(address="a", handlers={}, stream_handlers={}, extensions={}))
     plugin.trainers["training"] = found
     plugin.teardown(SimpleNamespace(address="a"))
     assert answers == [Unreachable("run", "a")]

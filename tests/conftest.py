@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import dask
@@ -26,6 +27,12 @@ settings.load_profile("dask-coded")
 # then while another thread is started, CPython 3.11.7 deadlocks: see its issue gh-106883.
 os.environ["DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED"] = "False"  # in other processes
 dask.config.set({"distributed.worker.profile.enabled": False})
+# On a busy machine even the start of a cluster takes seconds. These are no times to wait for: a
+# test ends as soon as it is done.
+for name in ("gen_cluster", "gen_test"):
+    setattr(utils_test, name, partial(getattr(utils_test, name), timeout=120))
+for name in ("poll_for", "async_poll_for"):
+    setattr(utils_test, name, partial(getattr(utils_test, name), timeout=60))
 # gen_cluster resets the configuration to what it was when its module was imported.
 utils_test.original_config["coded"] = dask.config.get("coded")
 utils_test.original_config["distributed"]["worker"]["profile"]["enabled"] = False
@@ -64,6 +71,12 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
         yield cluster
     finally:
         cluster.close()
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In processes that start later, have coordinators that are late on a busy machine go on."""
+    monkeypatch.setenv("DASK_CODED__COORDINATOR__TIMEOUT", "60s")
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ time of these tests would be spent on imports.
 from __future__ import annotations
 
 import contextlib
+import json
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -20,6 +21,7 @@ import dask
 import dask.cli
 import pytest
 from distributed import Client
+from distributed.utils_test import poll_for
 
 _CONFIG = {
     "distributed.worker.http.routes": [],
@@ -64,7 +66,16 @@ class Processes:
         self.workers: dict[str, ForkServerProcess] = {}
         self._names: dict[str, str] = {}
         self._dask("scheduler", "--port", "0", "--no-dashboard", "--no-show")
-        self.client = Client(scheduler_file=str(self._file), set_as_default=False)
+        # The file is there before it is written.
+        poll_for(lambda: self._scheduler() is not None, timeout=120)
+        self.client = Client(self._scheduler(), set_as_default=False)
+
+    def _scheduler(self) -> str | None:
+        try:
+            address: str = json.loads(self._file.read_text())["address"]
+        except (OSError, ValueError):
+            return None
+        return address
 
     def _dask(self, *command: str) -> ForkServerProcess:
         command = (*command, "--scheduler-file", str(self._file))
@@ -80,13 +91,16 @@ class Processes:
         for name in names:
             usual = ("--nthreads", str(threads), "--name", name, "--no-nanny", "--no-dashboard")
             self.workers[name] = self._dask("worker", *usual, *options)
-        self.client.wait_for_workers(
-            sum(process.is_alive() for process in self.workers.values()), timeout=120
-        )
-        workers = self.client.sync(self.client.scheduler.identity, n_workers=-1)["workers"]
-        addresses = {info["name"]: address for address, info in workers.items()}
+        poll_for(lambda: self._running().keys() >= set(names), timeout=120)
+        addresses = self._running()
         self._names |= {addresses[name]: name for name in names}
         return [addresses[name] for name in names]
+
+    def _running(self) -> dict[str, str]:
+        """Return the addresses of the workers by their names."""
+        workers = self.client.sync(self.client.scheduler.identity, n_workers=-1)["workers"]
+        running = {a: info for a, info in workers.items() if info["status"] == "running"}
+        return {info["name"]: address for address, info in running.items()}
 
     def process(self, address: str) -> ForkServerProcess:
         return self.workers[self._names[address]]

@@ -182,7 +182,7 @@ def test_array_of_a_client_that_leaves_while_it_encodes_is_forgotten(where, monk
             encoding = asyncio.ensure_future(coded.encode(A, coded.MDS(4, 2), d, verify=True))
             await reached.wait()
             assert plugin_of(s).arrays
-        await async_poll_for(lambda: forgotten(s), timeout=10)
+        await async_poll_for(lambda: forgotten(s), timeout=60)
         encoding.cancel()
 
     test()
@@ -254,7 +254,7 @@ async def test_a_result_that_is_asked_for_again_does_not_hold_the_pieces(c, s, *
     await wait(kept)
     np.testing.assert_allclose(await c.compute(product), A @ x)
     del C, product
-    await async_poll_for(lambda: not plugin_of(s).arrays, timeout=10)
+    await async_poll_for(lambda: not plugin_of(s).arrays, timeout=60)
     np.testing.assert_allclose(await c.compute(kept), A @ x)
 
 
@@ -271,7 +271,7 @@ async def test_nothing_holds_the_pieces_of_a_released_array(c, s, *workers, monk
         return not any(ref() is not None for ref in pieces)
 
     del C
-    await async_poll_for(gone, timeout=10)
+    await async_poll_for(gone, timeout=60)
 
 
 @gen_cluster(client=True, nthreads=FOUR)
@@ -281,7 +281,7 @@ async def test_nothing_holds_the_pieces_after_a_round_that_failed(c, s, *workers
     C = await coded.encode(A, coded.MDS(4, 3), c)
     with pytest.raises(RuntimeError, match="no product"):
         await c.compute(C @ x)
-    await async_poll_for(lambda: not any(worker_plugin(w)._jobs for w in workers), timeout=10)
+    await async_poll_for(lambda: not any(worker_plugin(w)._jobs for w in workers), timeout=60)
 
 
 @gen_cluster(client=True, nthreads=FOUR)
@@ -383,7 +383,7 @@ async def test_failed_encoding_leaves_nothing(c, s, *workers):
     bad[20, 1] = np.nan
     with pytest.raises(ValueError, match="check_finite=False"):
         await coded.encode(bad, coded.MDS(4, 3), c)
-    await async_poll_for(lambda: forgotten(s), timeout=5)
+    await async_poll_for(lambda: forgotten(s), timeout=60)
 
 
 @gen_cluster(client=True, nthreads=FOUR)
@@ -402,7 +402,7 @@ async def test_cancelled_loop_ends(c, s, *workers, tmp_path):
     future = coded.submit(endless, C, str(over), client=c)
     await Event("endless-started").wait()
     await future.cancel()
-    await async_poll_for(over.exists, timeout=5)
+    await async_poll_for(over.exists, timeout=60)
     await check(c, C)
 
 
@@ -528,7 +528,7 @@ async def test_a_piece_is_rebuilt_without_one_that_its_worker_cannot_read(c, s, 
     worker_plugin(first).disk.held = unreadable
     lost = C.encoded.futures[3].key
     await last.close()
-    await async_poll_for(lambda: s.tasks[lost].state == "memory", timeout=30)
+    await async_poll_for(lambda: s.tasks[lost].state == "memory", timeout=60)
     np.testing.assert_allclose(await c.compute(C @ x), A @ x)
 
 
@@ -554,9 +554,12 @@ async def test_workers_out_of_reach_of_the_coordinator_alone(c, s, *workers):
     s.handlers["coded_plan"] = counted
     for worker in unreachable:
         worker.handlers["coded_channel"] = broken
-    with patch.object(coordinator_module, "Backoff", Counted):
+    with (
+        patch.object(coordinator_module, "Backoff", Counted),
+        patch.object(live_round_module, "_LOOK", 1e6),
+    ):
         future = coded.submit(lambda operator: operator @ x, C, client=c, workers=first)
-        await async_poll_for(lambda: len(asked) >= 6, timeout=30)
+        await async_poll_for(lambda: len(asked) >= 6, timeout=60)
         # It asks a second time at once, and waits ever longer before each further time.
         assert waited == list(range(len(asked) - 2)) or waited == list(range(len(asked) - 1))
         for worker in unreachable:
@@ -578,11 +581,14 @@ async def test_no_round_uses_the_plan_of_an_unusually_long_one(c, s, *workers):
             operator @ x
 
     s.handlers["coded_plan"] = counted
-    with patch.object(coordinator_module, "_ASK_SECONDS", 1e6):
+    with (
+        patch.object(coordinator_module, "_ASK_SECONDS", 1e6),
+        patch.object(live_round_module, "_LOOK", 1e6),
+    ):
         for factor, plans in ((float("inf"), 1), (0.0, 6)):
             with patch.object(Pace, "SLOWED", factor):
                 await coded.submit(rounds, C, client=c)
-            await async_poll_for(lambda n=plans: len(asked) == n, timeout=10)
+            await async_poll_for(lambda n=plans: len(asked) == n, timeout=60)
             asked.clear()
 
 
@@ -600,7 +606,7 @@ async def test_loss_of_more_than_the_code_survives_while_rounds_hold_all_threads
     s.handlers["coded_plan"] = gated
     lost, *left = workers
     futures = [c.compute(C @ (i * x), workers=[w.address]) for i, w in enumerate(left)]
-    await async_poll_for(lambda: len(asked) == 2, timeout=10)
+    await async_poll_for(lambda: len(asked) == 2, timeout=60)
     with patch.object(coordinator_module, "_LONG", 0.02):
         await lost.close()
         go.set()
@@ -695,7 +701,7 @@ async def test_worker_that_joins_when_parity_was_released(c, s, *workers):
     C = await coded.encode(A, coded.MDS(6, 4), c)
     blocks, parity = C.encoded.futures[:4], C.encoded.spec.keys[4:]
     del C
-    await async_poll_for(lambda: not any(key in s.tasks for key in parity), timeout=10)
+    await async_poll_for(lambda: not any(key in s.tasks for key in parity), timeout=60)
     with captured_logger("distributed.worker") as log:
         async with Worker(s.address, nthreads=1) as late:
             assert late.address in plugin_of(s).versions
@@ -925,7 +931,7 @@ async def test_a_worker_whose_channel_has_closed_serves_a_round_that_waits_for_a
     there[silent]._handlers[CallParticipant] = lambda message, answer: None
     there[lost]._handlers[StartRound] = lambda message, answer: asked.append(lost)
     future = coded.submit(lambda operator: operator @ x, C, client=c, workers=spare)
-    await async_poll_for(lambda: {silent, lost} <= set(asked), timeout=30)
+    await async_poll_for(lambda: {silent, lost} <= set(asked), timeout=60)
     there[lost]._handlers[StartRound] = usual
     there[spare].channel(lost).abort()
     np.testing.assert_allclose(await future, A @ x)

@@ -34,15 +34,21 @@ def actions(client) -> list[str]:
 
 
 def test_worker_reaches_the_end_of_its_lifetime_during_a_loop(processes, tmp_path):
-    coordinator, *_ = processes.add(3)
+    def end_lifetime(dask_worker):
+        # As its timer does, which would run while the cluster is still starting.
+        dask_worker.loop.add_callback(
+            dask_worker.close_gracefully, reason="worker-lifetime-reached"
+        )
+
+    coordinator, *_, leaving = processes.add(4)
     client = processes.client
-    (leaving,) = processes.add(1, options=("--lifetime", "20 seconds"))
     made = Log(tmp_path / "blocks")
     C = coded.encode(source(made), CODE, client)
     blocks = len(made)
     assert spread(client, C) and leaving in places(client, C)
     loop = Loop(client, C, tmp_path, workers=coordinator)
     loop.progress(5)
+    client.run(end_lifetime, workers=[leaving])
     poll_for(lambda: leaving not in client.ncores(), timeout=120)
     # Its piece has moved to a worker that holds another one.
     loop.progress(20)

@@ -106,12 +106,6 @@ def complete(client, C) -> bool:
     return all(client.who_has(C.encoded.futures).values())
 
 
-@pytest.fixture
-def patient(monkeypatch):
-    """Coordinators that are late on a busy machine are not replaced."""
-    monkeypatch.setenv("DASK_CODED__COORDINATOR__TIMEOUT", "60s")
-
-
 @pytest.mark.parametrize("code", [coded.MDS(5, 3), coded.Repetition(5, 3)], ids=repr)
 def test_workers_killed_during_rounds(code, patient, processes, tmp_path):
     processes.add(5)

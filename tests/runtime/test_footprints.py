@@ -183,7 +183,7 @@ def test_rebuilt_pieces_touch_what_their_blocks_touch(code):
         assert spec.footprints is not None
         before = await c.gather(list(C.encoded.futures))
         await workers[1].close()
-        await async_poll_for(lambda: all(s.tasks[key].who_has for key in spec.keys), timeout=30)
+        await async_poll_for(lambda: all(s.tasks[key].who_has for key in spec.keys), timeout=60)
         for piece, rows in enumerate(await c.gather(list(C.encoded.futures))):
             touched = [spec.footprints.indices[block] for block in spec.blocks_of([piece])]
             assert np.isin(rows.indices, np.concatenate(touched)).all()

@@ -88,7 +88,7 @@ async def check_rounds(client, C, A, **where) -> None:
 
 async def nothing_is_left(workers) -> None:
     operands = [worker_plugin(worker).operands for worker in workers]
-    await async_poll_for(lambda: not any(o._coming for o in operands), timeout=30)
+    await async_poll_for(lambda: not any(o._coming for o in operands), timeout=60)
 
 
 @gen_cluster(client=True, timeout=120, nthreads=[("127.0.0.1", 1)] * 5, config=APART)
@@ -158,7 +158,7 @@ async def test_an_operand_that_came_another_way_is_not_looked_for_any_more(c, s,
         handlers[OperandShared] = handle
     with distant_coordinator():
         await check_rounds(c, C, A, workers=workers[0].address)
-    await async_poll_for(lambda: late, timeout=30)
+    await async_poll_for(lambda: late, timeout=60)
     assert not refused
     await nothing_is_left(workers)
 
@@ -181,8 +181,9 @@ async def test_workers_that_cannot_read_their_receivers_memory_get_copies(c, s, 
     refused = refuse(workers)
     with distant_coordinator():
         await check_rounds(c, C, A, workers=workers[0].address)
-    # The second refusal proves that it was no accident.
-    assert 1 <= len(refused) <= 2 * 3
+    # The second refusal proves that it was no accident. If the receiver changes, it may be the
+    # third one for all but one.
+    assert 1 <= len(refused) <= 2 * 4 - 1
     await nothing_is_left(workers)
 
 

@@ -237,7 +237,7 @@ def test_pieces_are_released_with_the_last_product(A, client):
 
     assert there() == keys
     del product
-    poll_for(lambda: not there(), timeout=30)
+    poll_for(lambda: not there(), timeout=60)
 
 
 # -- inside the cluster ------------------------------------------------------------------------

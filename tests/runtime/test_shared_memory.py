@@ -82,7 +82,7 @@ def test_workers_killed_and_stopped_while_they_share_memory(code, processes, tmp
         wait_for_rounds(future, log, rounds)
 
     progress(5)
-    assert max(found.handles for found in segments(client)) > 1, "nothing is shared"
+    assert max(found.handles for found in segments(client)) > 3, "nothing is shared but the probe"
     with processes.stopped(stopped):
         progress(5)
     progress(5)
@@ -92,7 +92,7 @@ def test_workers_killed_and_stopped_while_they_share_memory(code, processes, tmp
     # Rounds go on meanwhile. The killed worker's pieces were made again of rows that workers left
     # in the memory of others, in segments of 1.8 MB and more, which are let go of a few seconds
     # later. The largest segment of rounds is a result.
-    poll_for(lambda: max(found.largest for found in segments(client)) < 1_000_000, timeout=30)
+    poll_for(lambda: max(found.largest for found in segments(client)) < 1_000_000, timeout=60)
     # A coordinator may have two segments of each worker, with a descriptor and a mapping of each.
     # Of its own it has a probe, three results, four spare segments and the operand, with two
     # descriptors and a mapping of each.
@@ -102,7 +102,7 @@ def test_workers_killed_and_stopped_while_they_share_memory(code, processes, tmp
     assert future.result(timeout=60) > 30
     # Of its probe and of a spare operand a process has two descriptors and a mapping; of the
     # coordinator's last two operands one of each. Nothing is left of shares.
-    poll_for(lambda: max(found.handles for found in segments(client)) <= 7, timeout=30)
+    poll_for(lambda: max(found.handles for found in segments(client)) <= 7, timeout=60)
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 4)
@@ -207,7 +207,7 @@ async def test_shares_of_a_small_operand_are_not_kept_after_the_last_round(c, s,
         patch.setattr(worker_module, "_IDLE_SECONDS", 1e6)
         np.testing.assert_allclose(await coded.submit(rounds, C, client=c), 3.0)
         plugins = [worker_plugin(worker) for worker in workers]
-        await async_poll_for(lambda: not any(plugin._jobs for plugin in plugins), timeout=20)
+        await async_poll_for(lambda: not any(plugin._jobs for plugin in plugins), timeout=60)
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 4)
@@ -243,7 +243,7 @@ async def test_rounds_of_a_loop_share_the_same_memory_and_results_stay(c, s, *wo
         )
     # A worker whose thread is still busy when a round ends needs new memory for the next one.
     assert max(map(len, rounds_of.values())) > 5
-    await async_poll_for(lambda: not any(worker_plugin(w)._outputs for w in workers), timeout=30)
+    await async_poll_for(lambda: not any(worker_plugin(w)._outputs for w in workers), timeout=60)
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])

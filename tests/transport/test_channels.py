@@ -52,7 +52,7 @@ async def test_a_worker_that_is_lost_is_silent_for_a_while(s, a, b, monkeypatch)
     channel.listen("run", lost.append)
     channel.send(StopRound("run"))
     await b.close()
-    await async_poll_for(lambda: lost, timeout=30)
+    await async_poll_for(lambda: lost, timeout=60)
     channel.asked = 0.0
     assert exchange.silent == [b.address]
     monkeypatch.setattr(channels, "_FORGOTTEN", 0.0)
@@ -143,13 +143,13 @@ async def saying_nothing():
 
 @gen_cluster(nthreads=[("127.0.0.1", 1)])
 async def test_what_listens_at_the_address_of_a_lost_worker_says_nothing(s, a, monkeypatch):
-    monkeypatch.setattr(channels, "_HANDSHAKE", 0.1)
+    monkeypatch.setattr(channels, "_HANDSHAKE", 3.0)
     lost = []
     async with saying_nothing() as (address, _, asked):
         channel = Exchange.of(a).channel(address)
         channel.listen("run", lost.append)
         channel.send(StopRound("run"))
-        await async_poll_for(lambda: lost and asked, timeout=30)
+        await async_poll_for(lambda: lost and asked, timeout=60)
     assert asked[0] and channel.closed and lost == [Closed("run")]
 
 
@@ -159,7 +159,7 @@ async def test_a_channel_that_is_broken_before_it_begins_is_closed(s, a, b):
     channel = exchange.channel(b.address)
     channel.listen("run", lost.append)
     channel.abort()
-    await async_poll_for(lambda: lost, timeout=30)
+    await async_poll_for(lambda: lost, timeout=60)
     assert channel.closed and lost == [Closed("run")]
     assert exchange.channel(b.address) is not channel
 
@@ -174,7 +174,7 @@ async def test_a_channel_that_is_still_connecting_can_be_broken(s, a):
         channel.send(StopRound("run"))
         await connected.wait()
         channel.abort()
-        await async_poll_for(lambda: lost, timeout=30)
+        await async_poll_for(lambda: lost, timeout=60)
     assert channel.closed and lost == [Closed("run")]
 
 
@@ -213,7 +213,7 @@ async def test_another_version_of_the_protocol_is_refused(s, a, b, monkeypatch):
         channel = here.channel(b.address)
         channel.listen("run", received.append)
         channel.send(StopRound("run"))
-        await async_poll_for(lambda: received, timeout=30)
+        await async_poll_for(lambda: received, timeout=60)
     assert received == [Closed("run")]
     assert channel.closed
     assert "install the same dask-coded on both" in log.getvalue()
@@ -235,7 +235,7 @@ async def test_the_end_of_a_round_is_sent_only_to_peers_that_took_part(s, a, b):
     channel.end("run", 0.0)
     channel.listen("next", received.append)
     channel.send(WithdrawStripes("next", ()))
-    await async_poll_for(lambda: len(received) == 3, timeout=30)
+    await async_poll_for(lambda: len(received) == 3, timeout=60)
     assert received == [WithdrawStripes("run", ()), DropRound("run"), WithdrawStripes("next", ())]
 
 

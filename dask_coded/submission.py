@@ -43,7 +43,7 @@ from dask_coded.uncoded import say_uncoded
 
 
 def client_for(client: Client | None, *values: Any) -> Client:
-    """Return the given client, or that of the first coded array, or the current one.
+    """Return the given client, or that of the first coded array in values, or the current one.
 
     Raises
     ------
@@ -52,10 +52,16 @@ def client_for(client: Client | None, *values: Any) -> Client:
     ValueError
         If there is none.
     """
+    coded: list[CodedArray | CodedPair] = []
+
+    def look(value: Any) -> Any:
+        if isinstance(value, CodedArray | CodedPair):
+            coded.append(value)
+        return map_nested(look, value)
+
     if client is None:
-        coded = (value for value in values if isinstance(value, CodedArray | CodedPair))
-        client = next((array.encoded.client for array in coded), None)
-    return current_client(client)
+        look(values)
+    return current_client(coded[0].encoded.client if coded else client)
 
 
 def submit(

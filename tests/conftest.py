@@ -27,8 +27,8 @@ settings.load_profile("dask-coded")
 # then while another thread is started, CPython 3.11.7 deadlocks: see its issue gh-106883.
 os.environ["DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED"] = "False"  # in other processes
 dask.config.set({"distributed.worker.profile.enabled": False})
-# On a busy machine even the start of a cluster takes seconds. These are no times to wait for: a
-# test ends as soon as it is done.
+# On a busy machine even the start of a cluster takes seconds. These are upper limits: a test ends
+# as soon as it is done.
 for name in ("gen_cluster", "gen_test"):
     setattr(utils_test, name, partial(getattr(utils_test, name), timeout=120))
 for name in ("poll_for", "async_poll_for"):
@@ -75,7 +75,7 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In processes that start later, have coordinators that are late on a busy machine go on."""
+    """Have coordinators that are late on a busy machine go on; ask for it before `processes`."""
     monkeypatch.setenv("DASK_CODED__COORDINATOR__TIMEOUT", "60s")
 
 

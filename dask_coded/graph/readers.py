@@ -44,6 +44,7 @@ from dask_coded.arguments import unwrapped
 Array = npt.NDArray[Any]
 
 _COMMENTS = ("#", "%")
+# Names that NumPy would read as other integers, such as 007 or +7. It may also be a weight.
 _PADDED = re.compile(r"(?:^|[\s,])(?:\+|-?0\d|-0(?:[\s,]|$))")
 _GRAPHS = "expected a networkx graph, a SciPy sparse matrix or a list of edges (source, target)"
 
@@ -324,7 +325,10 @@ def read_graph(path: str | Path) -> Graph:
 
 def _read_matrix_market(path: Path) -> Graph:
     entries = sp.coo_array(scipy.io.mmread(path))
-    return _from_matrix(_matrix_of(entries.row, entries.col, entries.data, entries.shape))
+    matrix = sp.csr_array(entries)
+    if matrix.nnz < len(entries.data):  # it has added up equal entries
+        matrix = _matrix_of(entries.row, entries.col, entries.data, entries.shape)
+    return _from_matrix(matrix)
 
 
 def _read_npz(path: Path) -> Graph:

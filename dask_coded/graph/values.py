@@ -18,7 +18,7 @@ PerNode = Mapping[Any, float] | npt.ArrayLike
 
 
 def by_node(name: str, values: Any) -> Any:
-    """Return a pandas Series as a mapping from its index, and values of other types as they are.
+    """Return a pandas Series as a mapping from its index, and other values as array or mapping.
 
     Raises
     ------
@@ -122,6 +122,8 @@ def distribution(name: str, values: npt.ArrayLike | None, n: int) -> Vector:
     ValueError
         If there are too few or too many values, they are not finite, one is negative, or all are
         zero.
+    TypeError
+        If some values are masked.
 
     Examples
     --------
@@ -130,7 +132,8 @@ def distribution(name: str, values: npt.ArrayLike | None, n: int) -> Vector:
     """
     if values is None:
         return np.full(n, 1 / n)
-    found = _finite(name, np.asarray(by_node(name, values), dtype=np.float64), n)
+    values = check_unmasked(f"Argument {name!r}", unwrapped(values))
+    found = _finite(name, np.asarray(values, dtype=np.float64), n)
     if not ((found >= 0).all() and found.any()):
         raise ValueError(
             f"Argument {name!r} must be finite and not negative, and not zero everywhere: "

@@ -122,9 +122,11 @@ class Objective:
                 means, sums = sums[:, 0], sums[:, 1:] - np.outer(sums[:, 0], probes.sum(axis=0))
             if probes.size:
                 spread = root_mean_square(sums.T, np.ones(_PROBES))
-                # Of a constant column the mean leaves rounding errors, which are no unit.
-                size, exact = np.abs(means), _rounding(operator) ** 0.75
-                spread = np.where(spread > exact * size, spread, size)
+                # Of a constant column the mean leaves rounding errors, which are no unit, and which
+                # decoding may make a thousand times larger. The spread is 1, not 0, if it leaves
+                # none.
+                size, noise = np.abs(means), _rounding(operator) ** 0.75
+                spread = np.where(spread > noise * size, spread, size)
         return cls(operator, y, weights, family, penalty, intercept, means, spread, pair)
 
     # -- conversion of coefficients ------------------------------------------------------------
@@ -279,7 +281,7 @@ def check_weights(name: str, weights: npt.ArrayLike, rows: int) -> Floats:
 
 
 def _rounding(operator: Any) -> float:
-    """Return the relative rounding error of the numbers in a matrix."""
+    """Return the relative rounding error of the numbers in a matrix, also of its coded pieces."""
     dtype = np.dtype(getattr(operator, "dtype", np.float64))
     stored = dtype if dtype.kind == "f" else np.dtype(np.float64)
     return float(max(np.finfo(stored).eps, np.finfo(np.float64).eps))

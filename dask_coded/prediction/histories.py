@@ -182,7 +182,7 @@ class LagHistory:
         self.known = {**measured, **self.known}
 
     def keep(self, workers: Collection[str]) -> None:
-        """Forget all other workers: they have left, and would come back under new addresses."""
+        """Forget all workers but these, so that the lags of those that have left do not pile up."""
         self.known = {worker: self.known[worker] for worker in workers if worker in self.known}
 
 

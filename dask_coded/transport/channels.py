@@ -164,6 +164,8 @@ class Channel:
         Takes the messages, if the peer is this worker.
     probe : SharedArray, optional
         Lets the peer find out whether it shares memory with this worker.
+    own : str, optional
+        Address by which others know this worker, if it is not what the worker itself says.
 
     Attributes
     ----------
@@ -187,8 +189,10 @@ class Channel:
         address: str,
         local: Callable[[Message], None] | None = None,
         probe: SharedArray | None = None,
+        own: str = "",
     ) -> None:
         self.address = address
+        self._own = own or worker.address
         self.shared: bool | None = False
         self.unreadable = 0
         self.asked: float | None = None
@@ -267,7 +271,7 @@ class Channel:
         addresses are the same.
         """
         if self.shared is None:
-            return get_address_host(self.address) == get_address_host(self._worker.address)
+            return get_address_host(self.address) == get_address_host(self._own)
         return self.shared
 
     @property

@@ -136,7 +136,8 @@ class Exchange:
             for known in gone[:-_GONE]:
                 del self._channels[known]
             local = self._receive_own if address == self.address else None
-            channel = self._channels[address] = Channel(self._worker, address, local, self._probe)
+            channel = Channel(self._worker, address, local, self._probe, self.address)
+            self._channels[address] = channel
         return channel
 
     def flush(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
@@ -112,6 +113,72 @@ def test_several_threads_compute_one_range():
     assert len(executor.submitted) == 3
     work.assign([StripeRange(0, 3, 8)])
     assert len(executor.submitted) == 4
+
+
+def test_free_threads_compute_what_comes_while_others_are_busy():
+    executor, edges = Executor(), {0: np.arange(9)}
+
+    def kernel(start: int, stop: int, out: Any) -> Any:
+        if start < stop <= 1:
+            work.assign([StripeRange(0, 4, 5)])
+            assert len(executor.submitted) == 1  # the second thread
+        return product(start, stop, out)
+
+    work = Job("run", edges, {0: 8}, lambda m: None, executor, 2, Reporting(10, 1), lead=0.0)
+    work.begin({0: kernel})
+    work.assign([StripeRange(0, 0, 1)])
+    executor.submitted.pop(0)()
+    executor.run()
+
+
+def test_jobs_take_turns_after_each_batch():
+    executor, order, edges = Executor(), [], {0: np.arange(9)}
+
+    def kernel(name: str) -> Any:
+        def compute(start: int, stop: int, out: Any) -> Any:
+            if stop > start:
+                order.append(name)
+            return product(start, stop, out)
+
+        return compute
+
+    messages: list[Message] = []
+    for name in "ab":
+        options = {"lead": 0.0, "largest": {0: 1}, "crowded": lambda: True}
+        reporting = Reporting(10, 1)
+        work = Job(name, edges, {0: 8}, messages.append, executor, 1, reporting, **options)
+        work.begin({0: kernel(name)})
+        work.assign([StripeRange(0, 0, 3)])
+    executor.run()
+    assert order == ["a", "b"] * 3
+    assert sorted(sent(messages)) == [0, 0, 1, 1, 2, 2]
+
+
+def test_threads_that_end_together_send_one_report():
+    messages: list[Message] = []
+    edges, threads = {0: np.arange(9)}, []
+
+    class Threads:
+        def submit(self, function: Callable[[], None]) -> None:
+            threads.append(threading.Thread(target=function))
+
+    both = threading.Barrier(2)
+
+    def kernel(start: int, stop: int, out: Any) -> Any:
+        if stop > start:
+            both.wait(timeout=60)
+        return product(start, stop, out)
+
+    options = {"lead": 1e6, "largest": {0: 1}}  # no report because it is nearly dry
+    work = Job("r", edges, {0: 8}, messages.append, Threads(), 2, Reporting(10, 1), **options)
+    work.begin({0: kernel})
+    work.assign([StripeRange(0, 0, 2)])
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(sent(messages)) == [0, 1]
+    assert len(messages) == 1
 
 
 def test_products_are_not_smaller_than_the_least_batch():

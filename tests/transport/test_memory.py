@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from contextlib import suppress
-from types import SimpleNamespace
 
 import dask
 import numpy as np
@@ -184,10 +183,10 @@ async def test_workers_find_out_whether_they_share_memory(s, a, b):
     channel = here.channel(b.address)
     assert channel.shared is None
     assert channel.may_share
-    channel._worker = SimpleNamespace(address="tcp://10.0.0.1:1234")
+    channel._own = "tcp://10.0.0.1:1234"
     assert not channel.may_share
     assert not here.shares_memory
-    channel._worker = a
+    channel._own = a.address
     await async_poll_for(lambda: channel.shared, timeout=60)
     assert here.shares_memory
     await here.close()

@@ -91,11 +91,15 @@ class Homes:
         return self._arrays.get(key)
 
     def pin(self, key: Key) -> bool:
-        """Restrict a task that makes a piece or a block to its worker; return whether it does."""
+        """Restrict a task that makes a piece or a block to its worker; return whether it does.
+
+        An annotation of the user may ask for resources. Pieces ignore it, and blocks are made
+        wherever these are.
+        """
         if not (pin := self._pins.get(key)) or (ts := self._scheduler.tasks[key]).who_has:
             return False
         if ts.resource_restrictions:
-            # From an annotation. The worker may lack them, and no other would do.
+            # The worker may lack them, and the task may run nowhere else: it would wait for ever.
             if key not in self._arrays:
                 self.drop([key])
                 return False

@@ -85,7 +85,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
             self.placing,
             self._silence,
             self.loops.keeps,
-            self._replaceable,
+            self.replaceable,
         )
         self._holding: dict[Key, str] = {}
         # Rounds in which a worker has sent wrong shares.
@@ -262,7 +262,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
                 speeds[i] = 0.0
         return speeds
 
-    def _replaceable(self, ts: TaskState, silent: Collection[str]) -> bool:
+    def replaceable(self, ts: TaskState, silent: Collection[str]) -> bool:
         """Whether what a task makes can be made again without silent workers."""
         if isinstance(ts.run_spec, CodedTask):
             return all(self.arrays.get(array) for array in ts.run_spec.array_ids)

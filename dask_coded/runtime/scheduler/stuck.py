@@ -108,10 +108,16 @@ def blocked(ts: TaskState, silent: Collection[str], replaceable: Replaceable) ->
 
 
 def repeatable(ts: TaskState, silent: Collection[str], replaceable: Replaceable) -> bool:
-    """Return whether a task can run again, with all that it needs and that has no result."""
+    """Return whether a task can run again, with all that it needs and that no other worker has.
+
+    What only silent workers have must be soon computed again.
+    """
     for count, needed in enumerate(_unfinished([ts])):
         if count > MANY or not (_is_repeatable(needed) and replaceable(needed, silent)):
             return False
+        for dts in needed.dependencies:
+            if _is_away(dts, silent) and not (_is_cheap(dts) and replaceable(dts, silent)):
+                return False
     return True
 
 

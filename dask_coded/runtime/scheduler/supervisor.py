@@ -319,8 +319,11 @@ class Supervisor:
         if ts.state != "memory":
             return True
         # A task of the user that has begun with the result would run again, too.
-        used = any(other.processing_on in (ts.who_has or ()) for other in ts.dependents)
-        return not used and stuck.repeatable(ts, self.absent, self._replaceable)
+        holders = ts.who_has or set()
+        if any(other.processing_on in holders for other in ts.dependents):
+            return False
+        silent = self.absent.union(ws.address for ws in holders)
+        return stuck.repeatable(ts, silent, self._replaceable)
 
     def _running_now(self) -> set[str]:
         return {ws.address for ws in self._scheduler.running}

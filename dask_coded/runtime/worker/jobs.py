@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from contextlib import suppress
 from time import perf_counter
@@ -62,6 +62,9 @@ class Job:
         Stripes of each piece in one batch, at most.
     least : int
         Stripes of one batch, at least.
+    crowded : callable, optional
+        Whether there are other jobs, which take turns with this one after each batch; called from
+        any thread. By default there are none.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class Job:
         previous: Output | None = None,
         largest: dict[int, int] | None = None,
         least: int = 1,
+        crowded: Callable[[], bool] = lambda: False,
     ) -> None:
         self.series = series
         self.run_id = run_id
@@ -95,6 +99,7 @@ class Job:
         self._memory = memory
         self._previous = previous
         self._largest, self._least = largest or {}, least
+        self._crowded = crowded
         self._output: Output | None = None
         self._inline = False  # whether stripes are computed on the event loop
         self._decided = False  # whether and where there is an output
@@ -103,6 +108,7 @@ class Job:
         self._taken = {p: bytearray(len(e) - 1) for p, e in edges.items()}
         self._shares: list[tuple[StripeRange, Rows]] = []
         self._active = 0
+        self._in_hand = 0  # stripes that threads are computing
         self._began: float | None = None
         self._started = perf_counter()
         self._reported = self._started
@@ -127,8 +133,9 @@ class Job:
         with self._lock:
             self._queue.extend(part for part in ranges if part.piece in self._edges)
             self._hinted = False
-            wanted = min(self._threads, stripes_in(self._queue)) if self._kernels else 0
-            missing = max(wanted - self._active, 0)
+            # A thread at work may still need long for what it has taken.
+            free = self._threads - self._active if self._kernels else 0
+            missing = min(free, stripes_in(self._queue))
             self._active += missing
         for _ in range(missing):
             if self._inline:
@@ -154,9 +161,19 @@ class Job:
                 began = perf_counter()
                 rows = self._compute(batch)
                 self._finish(batch, rows, perf_counter() - began)
+                if self._crowded() and not self._inline and self._continue_later():
+                    return
         except Exception as exc:
             # This ends the round. The thread stays counted, so that none replaces it.
             self.answer(ShareFailed(self.run_id, f"{type(exc).__name__}: {exc}"))
+
+    def _continue_later(self) -> bool:
+        """Let other jobs use this thread first; return whether it will continue."""
+        try:
+            self._executor.submit(self._work)
+        except RuntimeError:  # the worker closes
+            return False
+        return True
 
     def _next(self) -> StripeRange | None:
         """Take the next few stripes from the head of the list; None if this thread is to end."""
@@ -179,6 +196,7 @@ class Job:
                 if stop < end:
                     self._queue.appendleft(StripeRange(piece, stop, end))
                 taken[start:stop] = bytes([True]) * (stop - start)
+                self._in_hand += stop - start
                 if self._began is None:
                     self._began = perf_counter()
                 return StripeRange(piece, start, stop)
@@ -203,10 +221,13 @@ class Job:
         with self._lock:
             self._shares.append((batch, rows))
             self._stripe = seconds / (batch.stop - batch.start)
+            self._in_hand -= batch.stop - batch.start
             now = perf_counter()
             left = stripes_in(self._queue) * self._stripe / self._threads
+            in_hand = self._in_hand * self._stripe / self._threads
             silent, elapsed = now - self._reported, self._reported - self._started
-            due = silent >= self._reporting.gap(elapsed, silent + left)
+            # The thread that ends last reports what others have ended just before.
+            due = silent >= self._reporting.gap(elapsed, silent + left + in_hand)
             if not self._hinted and left <= self._lead <= now - self._started:
                 # Nearly dry: report now, and not again until more work has come. The first batches
                 # may be a burst, from which the time of the others does not follow.

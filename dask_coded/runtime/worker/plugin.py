@@ -296,6 +296,7 @@ class CodedWorkerPlugin(WorkerPlugin):
                 for piece, (data, _) in held.items()
             },
             message.least_batch,
+            lambda: len(self._jobs) > 1,
         )
         job.assign(StripeRange(*part) for part in message.ranges)
 

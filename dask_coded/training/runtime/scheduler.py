@@ -110,7 +110,7 @@ class TrainingSchedulerPlugin(SchedulerExtension):
         homes = self._coded.homes
         found = homes.holders(key, silent)
         if not found:
-            again = blocked(ts, silent, homes.replaceable)
+            again = blocked(ts, silent, self._coded.replaceable)
             supervisor.run_again(again)  # whoever asks will ask again
             if ts not in again:
                 found = homes.holders(key)  # they may answer later

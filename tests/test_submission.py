@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from contextvars import ContextVar
-from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -14,10 +12,6 @@ import dask_coded as coded
 from dask_coded import submission
 from dask_coded.loop import QUIET, Progress
 from dask_coded.runtime.coordinator.tasks import LoopSlot
-from dask_coded.transport.fences import RunOverError
-
-# Of a loop in this process.
-_begun, _go, _raised = threading.Event(), threading.Event(), SimpleQueue()
 
 
 @pytest.fixture(scope="module")
@@ -38,33 +32,12 @@ def count(rounds, loop=QUIET):
 def test_a_coded_array_is_used_in_its_own_cluster(client):
     C = coded.encode(np.diag([1.0, 2.0, 3.0, 4.0]), coded.MDS(3, 2), client=client, transpose=True)
     y = np.arange(4.0)
-    options = {"n_workers": 1, "threads_per_worker": 1, "processes": False}
-    with Client(**options, dashboard_address=None):  # the current one
-        assert coded.submit(lambda operator: operator @ np.ones(4), C).result()[3] == 4
-        assert coded.linalg.power_iteration(C).value == pytest.approx(4)
-        assert coded.linalg.randomized_svd(C, 1, seed=0)[1] == pytest.approx(4)
-        model = coded.linear_model.LinearRegression(fit_intercept=False).fit(C, y)
+    # There is no current client.
+    assert coded.submit(lambda operators: operators[0] @ np.ones(4), [C]).result()[3] == 4
+    assert coded.linalg.power_iteration(C).value == pytest.approx(4)
+    assert coded.linalg.randomized_svd(C, 1, seed=0)[1] == pytest.approx(4)
+    model = coded.linear_model.LinearRegression(fit_intercept=False).fit(C, y)
     np.testing.assert_allclose(model.coef_, y / [1, 2, 3, 4], atol=1e-3)
-
-
-def rounds_after_the_end(operator):
-    _begun.set()
-    _go.wait()
-    try:
-        operator @ np.ones(4)
-    except BaseException as exc:
-        _raised.put(exc)
-
-
-def test_a_loop_in_a_process_whose_cluster_has_closed_ends():
-    options = {"n_workers": 3, "threads_per_worker": 1, "processes": False}
-    with Client(**options, dashboard_address=None, set_as_default=False) as client:
-        C = coded.encode(np.eye(4), coded.MDS(3, 2), client=client)
-        future = coded.submit(rounds_after_the_end, C, client=client)
-        _begun.wait()
-    _go.set()
-    assert isinstance(_raised.get(timeout=60), RunOverError)
-    del future
 
 
 def test_the_client_receives_the_last_round(client):

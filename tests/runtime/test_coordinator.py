@@ -17,6 +17,7 @@ from dask_coded.runtime.coordinator.calls import Calls
 from dask_coded.runtime.coordinator.rounds import Coordinator
 from dask_coded.runtime.spec import CodedDataLostError
 from dask_coded.runtime.worker import probe
+from dask_coded.transport.fences import RunOverError
 
 
 def coordinator(*answers):
@@ -123,3 +124,14 @@ def test_a_participant_that_owes_an_answer_is_called_once_before_it_counts_as_si
     patience, when
 ):
     assert called(1.0, 0.0, 1.0, patience) == [when]
+
+
+def test_a_round_ends_if_the_event_loop_of_its_worker_is_closed():
+    closed = asyncio.new_event_loop()
+    closed.close()
+    # Tornado drops what is scheduled there.
+    loop = SimpleNamespace(add_callback=lambda callback: None, asyncio_loop=closed)
+    plugin = SimpleNamespace(worker=SimpleNamespace(loop=loop))
+    coordinator = SimpleNamespace(_plugin=plugin, _task="task")
+    with pytest.raises(RunOverError, match="has closed"):
+        Coordinator._drive(coordinator, lambda in_thread: None)

@@ -93,10 +93,9 @@ class Graph:
             raise ValueError(f"expected a name for each of {rows} nodes, not {len(self.nodes)}.")
         # Readers return names in ascending order.
         ascending = self.nodes.dtype.kind in "iuU" and (self.nodes[1:] > self.nodes[:-1]).all()
-        if not ascending and len(names := set(self.nodes.tolist())) < rows:
-            counts = Counter(self.nodes.tolist())
-            twice = next(name for name in names if counts[name] > 1)
-            raise ValueError(f"expected a different name for each node, {twice!r} occurs twice.")
+        counts = Counter() if ascending else Counter(self.nodes.tolist())
+        if twice := [name for name, count in counts.items() if count > 1]:
+            raise ValueError(f"expected a different name for each node, {twice[0]!r} occurs twice.")
         weights = self.adjacency.data
         if weights.dtype.kind not in "biuf":
             raise ValueError(f"expected weights that are real numbers, not {weights.dtype}.")
@@ -385,7 +384,13 @@ def _read_edges(path: Path) -> Graph:
 
 
 def _as_written(lines: Iterable[tuple[int, str]]) -> Iterator[str]:
-    """Yield lines; ValueError at one that may have a name like 007, which is not the number 7."""
+    """Yield the lines of a file of integers.
+
+    Raises
+    ------
+    ValueError
+        If a line may hold a name such as 007, which NumPy would read as 7.
+    """
     for _, line in lines:
         if _PADDED.search(line):
             raise ValueError("expected integers without leading zeros and signs.")

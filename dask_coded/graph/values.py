@@ -18,7 +18,9 @@ PerNode = Mapping[Any, float] | npt.ArrayLike
 
 
 def by_node(name: str, values: Any) -> Any:
-    """Return a pandas Series as a mapping from its index, and other values as array or mapping.
+    """Return a Series as a mapping from its index, an xarray object or a tensor as its array.
+
+    Everything else is returned as it is.
 
     Raises
     ------

@@ -130,25 +130,34 @@ async def test_a_coded_round_is_no_chunk_that_waits_within_another_task(c, s, *w
     assert {key[0] for keys in steps for key in keys} == {filled.name}
 
 
-@gen_cluster(client=True, nthreads=SIX)
-async def test_the_home_of_a_block_leaves_before_the_round_that_makes_it_has_ended(c, s, *workers):
-    C = await coded.encode(A, coded.MDS(6, 4), c)
-    exchanges, held = [worker_plugin(w).exchange for w in workers], []
-    for exchange in exchanges:
-        exchange._handlers[StartRound] = lambda *m, exchange=exchange: held.append((exchange, *m))
-    X = np.random.default_rng(0).standard_normal((A.shape[1], 3))
-    encoding = asyncio.ensure_future(coded.encode(C @ X, coded.MDS(4, 3), c))
-    await async_poll_for(lambda: held, timeout=60)
-    homes = s.extensions["dask-coded"].homes
-    rounds = [ts for ts in s.tasks.values() if isinstance(ts.run_spec, CodedTask)]
-    leaving = next(homes.home(ts.key) for r in rounds for ts in r.dependents if homes.home(ts.key))
-    for exchange in exchanges:
-        exchange._handlers[StartRound] = worker_plugin(exchange._worker)._handle
-    await close(workers, leaving)
-    for exchange, message, answer in held:
-        exchange._handle(message, answer)
-    D = await encoding
-    np.testing.assert_allclose(await c.compute(D @ np.ones(3)), A @ X @ np.ones(3))
+@pytest.mark.parametrize("block", range(3))
+def test_the_home_of_a_block_leaves_before_the_round_that_makes_it_has_ended(block):
+    @gen_cluster(client=True, nthreads=SIX)
+    async def test(c, s, *workers):
+        C = await coded.encode(A, coded.MDS(6, 4), c)
+        exchanges, held = [worker_plugin(w).exchange for w in workers], []
+        for exchange in exchanges:
+            exchange._handlers[StartRound] = lambda *m, exchange=exchange: held.append(
+                (exchange, *m)
+            )
+        X = np.random.default_rng(0).standard_normal((A.shape[1], 3))
+        encoding = asyncio.ensure_future(coded.encode(C @ X, coded.MDS(4, 3), c))
+        await async_poll_for(lambda: held, timeout=60)
+        homes = s.extensions["dask-coded"].homes
+        (product,) = [ts for ts in s.tasks.values() if isinstance(ts.run_spec, CodedTask)]
+        pinned = sorted(ts.key for ts in product.dependents if homes.home(ts.key))
+        assert len(pinned) == 3
+        leaving = homes.home(pinned[block])
+        for exchange in exchanges:
+            exchange._handlers[StartRound] = worker_plugin(exchange._worker)._handle
+        await close(workers, leaving)
+        for exchange, message, answer in held:
+            if exchange.address != leaving:
+                exchange._handle(message, answer)
+        D = await encoding
+        np.testing.assert_allclose(await c.compute(D @ np.ones(3)), A @ X @ np.ones(3))
+
+    test()
 
 
 @pytest.mark.parametrize("source", [A, da.from_array(A, chunks=(5, -1))], ids=["array", "dask"])

@@ -174,7 +174,7 @@ class Coordinator:
             try:
                 step = steps.get(timeout=_LOOK)
             except Empty:
-                if loop.asyncio_loop.is_closed():  # it would never do anything
+                if loop.asyncio_loop.is_closed():  # nothing runs there any more
                     raise RunOverError(f"The worker of {self._task!r} has closed.") from None
                 continue
             if step is None:

@@ -93,8 +93,8 @@ class Homes:
     def pin(self, key: Key) -> bool:
         """Restrict a task that makes a piece or a block to its worker; return whether it does.
 
-        An annotation of the user may ask for resources. Pieces ignore it, and blocks are made
-        wherever these are.
+        An annotation of the user may ask for resources. Pieces ignore it, and blocks are made on
+        workers that have the resources.
         """
         if not (pin := self._pins.get(key)) or (ts := self._scheduler.tasks[key]).who_has:
             return False

@@ -108,9 +108,10 @@ def blocked(ts: TaskState, silent: Collection[str], replaceable: Replaceable) ->
 
 
 def repeatable(ts: TaskState, silent: Collection[str], replaceable: Replaceable) -> bool:
-    """Return whether a task can run again, with all that it needs and that no other worker has.
+    """Return whether a task can run again.
 
-    What only silent workers have must be soon computed again.
+    What it needs and no worker has must be computed again as well. What it needs and only silent
+    workers have must be soon computed again.
     """
     for count, needed in enumerate(_unfinished([ts])):
         if count > MANY or not (_is_repeatable(needed) and replaceable(needed, silent)):

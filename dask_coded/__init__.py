@@ -14,6 +14,7 @@ from dask_coded.codes import CODES, MDS, Code, Polynomial, RandomLinear, Repetit
 from dask_coded.display import Display
 from dask_coded.loop import Loop, PiecesMade, Progress
 from dask_coded.pair import CodedPair, encode_pair, gram
+from dask_coded.rounds.accuracy import AccuracyWarning
 from dask_coded.runtime.client.install import ClusterUnfitError
 from dask_coded.runtime.coordinator.operators import Operator, PairOperator
 from dask_coded.runtime.spec import CodedDataLostError, CorruptSharesError
@@ -30,6 +31,7 @@ _LAZY = ("aggregation", "compression", "graph", "linalg", "linear_model", "train
 __all__ = [
     "CODES",
     "MDS",
+    "AccuracyWarning",
     "ClusterUnfitError",
     "Code",
     "CodedArray",

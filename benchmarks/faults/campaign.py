@@ -414,7 +414,7 @@ def rounds(dask_worker: Any = None) -> str:
     lines = [f"{dask_worker.status.name}, {unfinished}"]
     for live in [found for found in gc.get_objects() if isinstance(found, LiveRound)]:
         state, channels = live.round.state, live._channels
-        lines.append(f"runs round {live.run_id} of {live._spec.code}:")
+        lines.append(f"runs round {live.run_id} of {live.spec.code}:")
         lines += [
             f"    {channel.address} owes {owed:g}, asked {channel.asked is not None}, "
             f"silent {channel.silent}, closed {channel.closed}"

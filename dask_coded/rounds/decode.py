@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dask_coded.codes import Code
+from dask_coded.rounds.accuracy import Accuracy, NotSolvableError
 from dask_coded.rounds.layout import StripeRange
-from dask_coded.rounds.scaling import Scales
+from dask_coded.rounds.scaling import NO_ENTRY, Exponents, Scales
 from dask_coded.typing import Bools
 
 #: Makes an array of a shape and a dtype, as ``numpy.empty`` does.
@@ -64,11 +65,16 @@ class Assembler:
         How rows were scaled before pieces combined them; by default they were not.
     empty : callable(shape, dtype) -> ndarray
         Makes the array of the result.
+    accuracy : Accuracy, optional
+        Finds rows that have lost digits; by default nothing is found.
 
     Attributes
     ----------
     rows : ndarray, shape (sum of rows, *columns)
-        The result, as far as it is known.
+        The result, as far as it is known. Half precision is kept in single precision, because a
+        row of one block that overflows must not spoil those of others.
+    doubtful : int
+        Rows that have lost digits so far.
     """
 
     def __init__(
@@ -79,17 +85,28 @@ class Assembler:
         columns: tuple[int, ...] = (),
         scales: Scales | None = None,
         empty: Empty = np.empty,
+        accuracy: Accuracy | None = None,
     ) -> None:
         self._code = code
         self._scales = scales
+        self._accuracy = accuracy
+        self.doubtful = 0
         self._geometry = geometry
         self._offsets = np.concatenate([[0], np.cumsum(geometry.rows)])
         # The shares of each parity piece, not copied, each with its first row.
         self._parity: dict[int, list[tuple[int, npt.NDArray[Any]]]] = {}
         self._open = np.full(geometry.stripes, not code.exact)
-        self.rows = empty((int(self._offsets[-1]), *columns), np.dtype(dtype))
+        self._dtype = np.dtype(dtype)
+        kept = np.dtype(np.float32) if self._dtype == np.float16 else self._dtype
+        self.rows = empty((int(self._offsets[-1]), *columns), kept)
         self._wide = np.result_type(self.rows.dtype, np.float64)
         self._scratch: npt.NDArray[Any] = np.empty(0, self._wide)
+
+    @property
+    def result(self) -> npt.NDArray[Any]:
+        """The rows in the type of the result."""
+        with np.errstate(over="ignore"):
+            return self.rows.astype(self._dtype, copy=False)
 
     def add(
         self, shares: Iterable[tuple[StripeRange, npt.NDArray[Any]]], computed: Bools, ready: Bools
@@ -104,6 +121,12 @@ class Assembler:
             Stripes of each piece that have come back, including these shares.
         ready : ndarray of bool, shape (stripes,)
             Stripes of which enough pieces to decode have come back.
+
+        Raises
+        ------
+        NotSolvableError
+            If missing blocks cannot be solved for because shares of others are not finite, and the
+            code is systematic, so that all blocks can be computed themselves.
         """
         for part, rows in shares:
             self._store(part, rows)
@@ -144,7 +167,11 @@ class Assembler:
             stack, solved = room[: len(used)], room[len(used) :]
             for row, i in zip(stack, used, strict=True):
                 self._stack(pieces[i], start, stop, row)
-            np.matmul(weights, stack.reshape(len(used), -1), out=solved.reshape(len(missing), -1))
+            with np.errstate(over="ignore", invalid="ignore"):
+                np.matmul(
+                    weights, stack.reshape(len(used), -1), out=solved.reshape(len(missing), -1)
+                )
+            self._examine(missing, weights, stack, solved, start)
             for block, rows in zip(missing, solved, strict=True):
                 known = min(stop, geometry.rows[block])
                 if known <= start:
@@ -155,6 +182,29 @@ class Assembler:
                     rows = self._scales.up(block, start, rows)
                     place = place[:, : rows.shape[1]] if rows.ndim > 1 else place
                 place[...] = rows
+
+    def _examine(
+        self,
+        missing: list[int],
+        weights: npt.NDArray[np.float64],
+        stack: npt.NDArray[Any],
+        solved: npt.NDArray[Any],
+        start: int,
+    ) -> None:
+        """Count the rows, from row ``start`` of their blocks on, that have lost digits."""
+        if self._accuracy is None or self._scales is None:
+            return
+        scales, stop = self._scales, start + solved.shape[1]
+        typical = _padded([scales.typical[j][start:stop] for j in missing], solved.shape[1])
+        columns = None
+        if scales.columns:
+            columns = _padded([scales.typical_columns[j] for j in missing], solved.shape[2])
+        try:
+            self.doubtful += self._accuracy.doubtful(weights, stack, solved, typical, columns)
+        except NotSolvableError:
+            if self._code.systematic:
+                raise
+            # Otherwise there is no other way to compute it.
 
     def _room(self, count: int, rows: int) -> npt.NDArray[Any]:
         """Return an array of shape ``(count, rows, *columns)`` in memory that all calls share.
@@ -185,3 +235,11 @@ class Assembler:
         else:
             row[: len(rows)] = rows
         row[len(rows) :] = 0
+
+
+def _padded(typical: list[Exponents], length: int) -> Exponents:
+    """Return typical entries of several blocks; there are none where a block is shorter."""
+    out = np.full((len(typical), length), NO_ENTRY)
+    for row, found in zip(out, typical, strict=True):
+        row[: len(found)] = found
+    return out

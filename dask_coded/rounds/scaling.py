@@ -30,8 +30,15 @@ Exponents = npt.NDArray[np.int16]
 
 #: Stands for the exponent of a row with NaN or infinity.
 NOT_FINITE = np.int16(np.iinfo(np.int16).max)
+#: Stands for the exponent of the typical entry of a row of zeros, or of one that is not finite.
+NO_ENTRY = np.int16(np.iinfo(np.int16).max)
 #: Exponents are at most this, because up to here both 2**e and 2**-e are normal numbers.
 LARGEST = 1021
+
+# The median of so many entries stands for that of the row. More take longer than the encoding.
+_SAMPLE = 32
+# With fewer non-zeros in the sample, all entries of the row are looked at.
+_FEW = 4
 
 
 def exponents_of(rows: Any) -> Exponents:
@@ -77,6 +84,72 @@ def _sizes(values: npt.NDArray[Any], axis: int | None = None) -> npt.NDArray[Any
         # Without an array of absolute values, which would be as large as the rows.
         sizes = np.maximum(values.max(axis=axis), -values.min(axis=axis))
     return np.asarray(sizes)
+
+
+def typical_of(rows: Any, exponents: Exponents) -> Exponents:
+    """Return for each row the exponent of its typical entry, once the row is scaled.
+
+    The typical entry is the median size of the non-zeros, times the fraction of entries that are
+    not zero. A few large entries do not change it.
+
+    Parameters
+    ----------
+    rows : ndarray or CSR matrix, shape (rows, columns)
+        Floating-point or complex numbers. Of a dense row with many columns, a sample is examined.
+    exponents : ndarray of int16, shape (rows,)
+        From :func:`exponents_of`.
+
+    Returns
+    -------
+    ndarray of int16, shape (rows,)
+        The exponent of the power of two nearest to the typical entry. :data:`NO_ENTRY` for a row of
+        zeros and for one with NaN or infinity.
+
+    Examples
+    --------
+    >>> rows = np.array([[1.0, 1024.0, 1.5, -1.1], [0.0, 0.0, 0.0, 0.0]])
+    >>> typical_of(rows, exponents_of(rows))
+    array([  -10, 32767], dtype=int16)
+    """
+    if scipy.sparse.issparse(rows):
+        return _typical_of_sparse(rows, exponents)
+    columns = rows.shape[1]
+    chosen: Any = slice(None)
+    if columns > _SAMPLE:
+        # At random, because columns may have a period, but alike on all workers.
+        chosen = np.sort(np.random.default_rng(columns).choice(columns, _SAMPLE, replace=False))
+    sizes = np.sort(np.abs(rows[:, chosen]), axis=1)
+    width = sizes.shape[1]
+    filled = np.count_nonzero(sizes, axis=1)
+    middle = np.clip(width - filled + filled // 2, 0, max(width - 1, 0))
+    found = np.take_along_axis(sizes, middle[:, None], axis=1)[:, 0] if width else sizes.sum(axis=1)
+    typical = _typical(found, filled, width, exponents)
+    if width < columns and len(few := np.flatnonzero(filled < _FEW)):
+        typical[few] = _typical_of_sparse(scipy.sparse.csr_array(rows[few]), exponents[few])
+    return typical
+
+
+def _typical_of_sparse(rows: Any, exponents: Exponents) -> Exponents:
+    filled = np.diff(rows.indptr)
+    some, sizes = filled > 0, np.abs(rows.data)
+    order = np.lexsort((sizes, np.repeat(np.arange(len(filled)), filled)))
+    found = np.zeros(len(filled), sizes.dtype)
+    found[some] = sizes[order[rows.indptr[:-1][some] + filled[some] // 2]]
+    return _typical(found, filled, rows.shape[1], exponents)
+
+
+def _typical(
+    medians: npt.NDArray[Any], filled: npt.NDArray[Any], width: int, exponents: Exponents
+) -> Exponents:
+    """Return the exponents of medians, times the fraction of entries that are not zero."""
+    known = (medians == 0) | (exponents == NOT_FINITE)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = np.log2(medians, dtype=np.float64) + np.log2(filled / max(width, 1)) - exponents
+    found[known] = 0
+    # Half of the exponents' range, so that squares do not vanish.
+    typical: Exponents = np.rint(np.clip(found, -LARGEST // 2, 0)).astype(np.int16)
+    typical[known] = NO_ENTRY
+    return typical
 
 
 def scaled(rows: Any, exponents: Exponents, weight: float = 1.0, out: Any = None) -> Any:
@@ -160,10 +233,14 @@ class Scales:
         Of the rows of each block of the result.
     columns : tuple of ndarray, optional
         Of the columns of each block; a pair of matrices scales both factors of its products.
+    typical, typical_columns : tuple of ndarray, optional
+        Exponents of the typical entries of the scaled rows and columns.
     """
 
     rows: tuple[Exponents, ...]
     columns: tuple[Exponents, ...] = ()
+    typical: tuple[Exponents, ...] = ()
+    typical_columns: tuple[Exponents, ...] = ()
 
     def down(self, block: int, start: int, rows: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
         """Scale known rows of a block, from row ``start`` on, as they are in parity pieces."""
@@ -171,9 +248,11 @@ class Scales:
 
     def up(self, block: int, start: int, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Restore decoded rows of a block, from row ``start`` on, in place."""
-        out: npt.NDArray[Any] = restored(
-            rows, self.rows[block][start : start + len(rows)], out=rows
-        )
+        stop = start + len(rows)
+        exponents = self.rows[block][start:stop]
+        out: npt.NDArray[Any] = restored(rows, exponents, out=rows)
+        if self.typical and (known := self.typical[block][start:stop] == NO_ENTRY).any():
+            out[known & (exponents != NOT_FINITE)] = 0  # and not what rounding errors have left
         if self.columns:
             # The last columns of a narrow block are filled up with zeros.
             width = len(self.columns[block])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -144,6 +144,12 @@ class RoundPlan:
         """The layout of a round of this array."""
         work = spec.uniform_work if self.work is None else self.work
         return Layout.of(spec.code, self.host, work, len(self.addresses))
+
+    def without_parity(self, spec: CodedSpec) -> RoundPlan:
+        """Return the plan of a round to which only pieces that equal blocks contribute."""
+        hosts = zip(self.host, spec.code.block_of.tolist(), strict=True)
+        kept = tuple(host if block >= 0 else -1 for host, block in hosts)
+        return replace(self, host=kept, first=None)
 
     @property
     def speed(self) -> Floats:

@@ -16,6 +16,7 @@ from dask.utils import parse_timedelta
 from dask_coded.codes import Code, Polynomial, RandomLinear
 from dask_coded.prediction import PREDICTORS
 from dask_coded.rounds import POLICIES, Assembler, Geometry, Reporting, RoundOptions, Scales
+from dask_coded.rounds.accuracy import Accuracy
 from dask_coded.rounds.decode import Empty
 from dask_coded.rounds.footprint import Footprints
 from dask_coded.rounds.scaling import Exponents
@@ -108,6 +109,9 @@ class CodedSpec(ABC):
         For each source block, the exponents by which its rows are scaled, see
         :mod:`dask_coded.rounds.scaling`; None while they are found during encoding, and if nothing
         is scaled.
+    typical : tuple of ndarray
+        Exponents of the typical entries of the scaled rows, see
+        :func:`dask_coded.rounds.scaling.typical_of`; empty if ``exponents`` is None.
     check_keys : tuple
         Dask key of the check of each block; empty if shares are not verified.
     footprints : Footprints or None
@@ -123,6 +127,7 @@ class CodedSpec(ABC):
     keys: tuple[Key, ...]
     check_finite: bool = True
     exponents: tuple[Exponents, ...] | None = None
+    typical: tuple[Exponents, ...] = ()
     check_keys: tuple[Key, ...] = ()
     footprints: Footprints | None = None
 
@@ -259,8 +264,12 @@ class ArraySpec(CodedSpec):
     def assembler(self, operand: np.ndarray[Any, Any] | None, empty: Empty = np.empty) -> Assembler:
         assert operand is not None
         dtype = np.result_type(self.dtype, operand.dtype)
-        scales = None if self.exponents is None else Scales(self.exponents)
-        return Assembler(self.code, self.geometry, dtype, operand.shape[1:], scales, empty)
+        scales = accuracy = None
+        if self.exponents is not None:
+            scales = Scales(self.exponents, typical=self.typical)
+            accuracy = Accuracy(operand) if self.typical else None
+        columns = operand.shape[1:]
+        return Assembler(self.code, self.geometry, dtype, columns, scales, empty, accuracy)
 
 
 @dataclass(frozen=True, eq=False)
@@ -332,14 +341,22 @@ class PairSpec(CodedSpec):
 
     def assembler(self, operand: np.ndarray[Any, Any] | None, empty: Empty = np.empty) -> Assembler:
         dtype = self.dtype if operand is None else np.result_type(self.dtype, operand.dtype)
-        scales = None
-        if (found := self.exponents) is not None:
-            blocks = range(self.code.k)
+        scales = accuracy = None
+        if self.exponents is not None:
+            left = [j // self.code.b for j in range(self.code.k)]
+            right = [self.right_source + j % self.code.b for j in range(self.code.k)]
             scales = Scales(
-                tuple(found[j // self.code.b] for j in blocks),
-                tuple(found[self.right_source + j % self.code.b] for j in blocks),
+                *(
+                    tuple(found[j] for j in of)
+                    for found in (self.exponents, self.typical)
+                    if found
+                    for of in (left, right)
+                )
             )
-        return Assembler(self.code, self.geometry, dtype, (max(self.right_rows),), scales, empty)
+            if self.typical:
+                accuracy = Accuracy(np.ones(self.columns) if operand is None else operand)
+        columns = (max(self.right_rows),)
+        return Assembler(self.code, self.geometry, dtype, columns, scales, empty, accuracy)
 
     def result(self, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Return ``A.T @ diag(operand) @ B``, or ``A.T @ B`` without an operand."""

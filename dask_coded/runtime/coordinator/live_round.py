@@ -118,6 +118,7 @@ class LiveRound:
     corrupt : set of str
         Addresses of workers whose shares were wrong.
     series : str
+    spec : CodedSpec
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class LiveRound:
         self.report = RoundReport()
         self.began = monotonic()
         self._exchange = exchange
-        self._spec = spec
+        self.spec = spec
         self._plan = plan
         self._layout = layout
         self._mappings = mappings
@@ -235,7 +236,8 @@ class LiveRound:
 
     def result(self) -> np.ndarray[Any, Any]:
         """Return the result of the finished round, once all decoding in the thread is done."""
-        return self._spec.result(self._assembler.rows)
+        self.report.doubtful = self._assembler.doubtful
+        return self.spec.result(self._assembler.result)
 
     def _welcome_back(self) -> None:
         """Let workers that were silent when the round started take part once they have answered."""
@@ -331,7 +333,7 @@ class LiveRound:
             self._set_timer()
 
     def _start_of(self, worker: int, ranges: tuple[StripeRange, ...]) -> StartRound:
-        spec, geometry = self._spec, self._spec.geometry
+        spec, geometry = self.spec, self.spec.geometry
         operand, parts, neighbours = self._delivery.parcel(worker)
         return StartRound(
             self.run_id,

@@ -20,6 +20,8 @@ class RoundReport:
         Workers whose shares were used.
     messages : int
         Messages sent and received by the coordinator.
+    doubtful : int
+        Rows of the result that have lost digits, see :class:`dask_coded.AccuracyWarning`.
     timeline : list of (address, piece, start stripe, stop stripe, begin, end)
         Which worker computed which stripes when, in seconds since the round started.
     """
@@ -27,6 +29,7 @@ class RoundReport:
     seconds: float = 0.0
     workers: int = 0
     messages: int = 0
+    doubtful: int = 0
     timeline: list[tuple[str, int, int, int, float, float]] = field(default_factory=list)
 
     def add(self, address: str, ranges: Sequence[StripeRange], seconds: float, end: float) -> None:

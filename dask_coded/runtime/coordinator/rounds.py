@@ -12,10 +12,12 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from functools import partial
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any, NamedTuple, Self, TypeVar
 
+import distributed
 import numpy as np
 from dask.typing import Key
 from distributed import get_worker, secede
@@ -23,6 +25,7 @@ from distributed.threadpoolexecutor import thread_state as pool_state
 from distributed.worker import thread_state
 
 from dask_coded.rounds import Layout, LoopHistory, RoundOptions
+from dask_coded.rounds.accuracy import LIMIT, AccuracyWarning, NotSolvableError
 from dask_coded.runtime.answers import Lost, RoundPlan, ask
 from dask_coded.runtime.coordinator.checks import Checks
 from dask_coded.runtime.coordinator.live_round import (
@@ -85,6 +88,7 @@ class Coordinator:
         self._seconds = 0.0  # of the last round
         self._row: tuple[int, ...] = ()  # of its operand
         self._history = LoopHistory(options.lead, options.reporting)
+        self._warned = False
         # Workers whose shares were wrong, not reported yet.
         self._corrupt: set[str] = set()
 
@@ -129,24 +133,43 @@ class Coordinator:
             operand = np.ascontiguousarray(operand)
         lease = self._share(operand)
 
-        async def round_(in_thread: InThread) -> LiveRound:
+        async def round_(in_thread: InThread, parity: bool = True) -> LiveRound:
             try:
-                return await self._round(operand, lease[1] if lease else None, in_thread)
+                return await self._round(operand, lease[1] if lease else None, in_thread, parity)
             finally:
                 # Until they hear that it is over, participants hold the pieces of a round.
                 self._plugin.round_over()
 
         try:
-            live = self._drive(round_)
+            try:
+                live = self._drive(round_)
+            except NotSolvableError:
+                # The operand or a product is not finite. All rows come from their own blocks then,
+                # so that the result does not depend on which workers are late.
+                live = self._drive(partial(round_, parity=False))
         finally:
             if lease and lease[0] is not None:
                 # A late worker may still read it, for a round whose messages are dropped.
                 self._plugin.exchange.memory.reuse(lease[0])
         result = live.result()
         live.report.seconds = self._seconds = monotonic() - began
+        self._warn_of(live)
         # The thread has decoded all its rows, so another round may overwrite them.
         self._plugin.worker.loop.add_callback(self._plugin.put_series, self._id, live.series)
         return result, live.report
+
+    def _warn_of(self, live: LiveRound) -> None:
+        """Warn once of rows that have lost digits."""
+        if live.report.doubtful and not self._warned:
+            self._warned = True
+            distributed.warn(
+                f"{live.report.doubtful} of {live.spec.shape[0]} rows of a product with "
+                f"{live.spec.code!r} have lost digits: they were solved for from much larger rows, "
+                f"and may be wrong by more than {LIMIT} times the rounding error of a plain "
+                "product. Bring the columns of the matrix to one scale, or encode it with "
+                "`dask_coded.Repetition`.",
+                AccuracyWarning,
+            )
 
     def _drive(self, work: Callable[[InThread], Awaitable[T]]) -> T:
         """Await something on the event loop; meanwhile this thread does what that schedules."""
@@ -207,6 +230,7 @@ class Coordinator:
         operand: np.ndarray[Any, Any] | None,
         shared: SharedArray | None,
         in_thread: InThread,
+        parity: bool,
     ) -> LiveRound:
         history, failed, again, backoff = self._history, 0, False, Backoff()
         row = () if operand is None else operand.shape[1:]
@@ -216,6 +240,9 @@ class Coordinator:
             if self._task and self._plugin.exchange.is_over(self._task):
                 raise RunOverError(f"This run of {self._task!r} is over.")
             spec, plan, layout, checks, measured_with = await self._plan(in_thread)
+            if not parity:
+                plan = plan.without_parity(spec)
+                layout = plan.layout(spec)
             verifier = None
             if checks is not None and operand is not None:
                 verifier = checks.verifier(spec, plan, operand)
@@ -235,7 +262,7 @@ class Coordinator:
                 self._plugin.exchange.attempt(self._task),
                 self._plugin.mappings,
                 series,
-                self._replan,
+                partial(self._replan, parity),
                 verifier,
             )
             try:
@@ -291,10 +318,13 @@ class Coordinator:
             if (current := self._current) is not None:
                 return current
 
-    async def _replan(self) -> tuple[RoundPlan, Layout]:
+    async def _replan(self, parity: bool) -> tuple[RoundPlan, Layout]:
         """Ask for a new plan during a round."""
-        current = await self._ask()
-        return current.plan, current.layout
+        spec, plan, layout, *_ = await self._ask()
+        if not parity:
+            plan = plan.without_parity(spec)
+            layout = plan.layout(spec)
+        return plan, layout
 
     async def _ask(self) -> _Current:
         """Send measurements to the scheduler plugin, and return its plan."""

@@ -170,8 +170,8 @@ class ArrayDirectory(Mapping[str, ArrayState]):
             known = Footprints(found[j].packed for j in blocks)
             state.spec = replace(state.spec, footprints=known)
         if state.spec.scaled and state.spec.exponents is None:
-            exponents = tuple(state.exponents.pop(j) for j in blocks)
-            state.spec = replace(state.spec, exponents=exponents)
+            exponents, typical = zip(*(state.exponents.pop(j) for j in blocks), strict=True)
+            state.spec = replace(state.spec, exponents=exponents, typical=typical)
         return state.received
 
     def extend(self, array: str, allowed: Sequence[str] | None) -> Reply:
@@ -239,8 +239,8 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         """Handler: a piece is made, with ``received`` bytes from other workers.
 
         ``work`` is the work of each stripe of a sparse piece, and None for a dense one.
-        ``exponents`` are those of source blocks, ``footprint`` is that of the block which the piece
-        equals. ``growth`` is that of its recipe.
+        ``exponents`` are those of the rows of source blocks, and of their typical entries.
+        ``footprint`` is that of the block which the piece equals. ``growth`` is that of its recipe.
         """
         if state := self._arrays.get(array):
             if ts := self._scheduler.tasks.get(state.spec.keys[piece]):

@@ -24,7 +24,8 @@ class ArrayState:
     work: Floats | None = None
     #: Bytes that workers have fetched from each other to make pieces.
     received: int = 0
-    #: Exponents of the rows of source blocks, as far as they have been reported.
+    #: Exponents of the rows of source blocks, and those of their typical entries, as far as they
+    #: have been reported: shape (2, rows).
     exponents: dict[int, Exponents] = field(default_factory=dict)
     #: Footprints of source blocks, as far as they have been reported.
     footprints: dict[int, Footprint] = field(default_factory=dict)

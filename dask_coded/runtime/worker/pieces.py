@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import dask
+import distributed
 import numpy as np
 import scipy.sparse
 from dask.sizeof import sizeof
@@ -22,6 +23,7 @@ from distributed.protocol.serialize import ToPickle
 from distributed.utils import sync
 
 from dask_coded.arguments import check_chunk, check_unmasked
+from dask_coded.rounds.accuracy import AccuracyWarning, doubtful_when_rebuilt
 from dask_coded.rounds.footprint import Footprint, footprint_of
 from dask_coded.rounds.scaling import (
     NOT_FINITE,
@@ -29,6 +31,7 @@ from dask_coded.rounds.scaling import (
     exponents_of,
     restored,
     scaled,
+    typical_of,
 )
 from dask_coded.runtime.answers import Lost, Recipe, Source, Waiting, ask
 from dask_coded.runtime.spec import CodedDataLostError, CodedSpec, as_key
@@ -90,6 +93,7 @@ async def _make(plugin: CodedWorkerPlugin, array_id: str, piece: int) -> Any:
                 except RowsGoneError as gone:
                     avoid.append(gone.address)
                 else:
+                    _warn_of(mixer, sources)
                     await scheduler.coded_made(
                         array=array_id,
                         piece=piece,
@@ -103,6 +107,23 @@ async def _make(plugin: CodedWorkerPlugin, array_id: str, piece: int) -> Any:
         await backoff.wait()
 
 
+def _warn_of(mixer: _Mixer, sources: Sequence[Source]) -> None:
+    """Warn of rows that have lost digits when a block was made from other pieces."""
+    spec, block = mixer.spec, mixer.block
+    if not mixer.restores or len(sources) == 1:
+        return
+    number = {key: piece for piece, key in enumerate(spec.keys)}
+    weights = [(number[as_key(source.key)], source.weight) for source in sources]
+    doubtful = doubtful_when_rebuilt(spec.code, weights, spec.typical, block)
+    if count := np.count_nonzero(doubtful):
+        distributed.warn(
+            f"{count} of {len(doubtful)} rows of a block of {spec.code!r} have lost digits: "
+            "the block was rebuilt from pieces with much larger rows. Encode the array again, with "
+            "columns of one scale or with `dask_coded.Repetition`.",
+            AccuracyWarning,
+        )
+
+
 class _Mixer:
     """Adds up the rows of a piece, scaled by the exponents of the blocks that they are from.
 
@@ -113,12 +134,20 @@ class _Mixer:
     def __init__(self, spec: CodedSpec, piece: int, sources: Sequence[Source]) -> None:
         self.spec = spec
         self.piece = piece
-        self._block = int(spec.code.block_of[piece])
-        #: Of the block that the piece equals, if this piece's maker reports it.
+        #: The block that the piece equals, -1 for parity.
+        self.block = int(spec.code.block_of[piece])
+        #: Footprint of the block that the piece equals, if this piece's maker reports it.
         self.footprint: Footprint | None = None
         self._found: dict[int, Exponents] = {}
+        #: Exponents of the typical entries of the blocks that this piece's maker reports.
+        self._typical: dict[int, Exponents] = {}
         if spec.scaled and spec.exponents is None:
             self._found = {s.block: np.zeros(s.rows, np.int16) for s in sources}
+            self._typical = {
+                block: np.zeros(len(found), np.int16)
+                for block, found in self._found.items()
+                if spec.reporters[block] == piece
+            }
 
     @property
     def rows(self) -> int:
@@ -127,7 +156,7 @@ class _Mixer:
     @property
     def restores(self) -> bool:
         """Whether the finished sum has to be scaled back."""
-        return self._block >= 0 and self.spec.exponents is not None
+        return self.block >= 0 and self.spec.exponents is not None
 
     def add(self, into: Any, part: Any, source: Source, first: int) -> None:
         """Add rows of a dense source, from row ``first`` on."""
@@ -153,6 +182,8 @@ class _Mixer:
             if spec.check_finite and (exponents == NOT_FINITE).any():
                 raise ValueError(_BAD)
             self._found[block][first : first + len(exponents)] = exponents
+            if spec.combines and block in self._typical:
+                self._typical[block][first : first + len(exponents)] = typical_of(part, exponents)
         return scaled(part, exponents, weight, out=out)
 
     def restored(self, total: Any, first: int) -> Any:
@@ -160,7 +191,7 @@ class _Mixer:
         if not self.restores:
             return total
         assert self.spec.exponents is not None
-        exponents = self.spec.exponents[self._block][first : first + total.shape[0]]
+        exponents = self.spec.exponents[self.block][first : first + total.shape[0]]
         with np.errstate(over="ignore"):
             rows = restored(total, exponents)
         # Rounding must not make the largest numbers of a block infinite.
@@ -177,15 +208,14 @@ class _Mixer:
             data = kind(data, dtype=spec.dtype)
             if spec.footprints is not None:
                 data = spec.footprints.within(data, spec.blocks_of([self.piece]))
-            elif self._block >= 0 and spec.reporters[self._block] == self.piece:
+            elif self.block >= 0 and spec.reporters[self.block] == self.piece:
                 self.footprint = footprint_of(data)
         elif not isinstance(data, MappedArray):
             data = np.require(np.asarray(data, dtype=spec.dtype), requirements=["C", "A"])
         finite = True
-        if self._block in self._found:
-            found = np.concatenate([exponents_of(part) for part in self._parts(data)])
-            self._found[self._block] = found
-            finite = not (found == NOT_FINITE).any()
+        if self.block in self._found:
+            self._examine(self.block, data)
+            finite = not (self._found[self.block] == NOT_FINITE).any()
         elif spec.exponents is None and spec.dtype.kind in "fc":
             values = (p.data if spec.sparse_type else p for p in self._parts(data))
             finite = all(np.isfinite(part).all() for part in values)
@@ -193,6 +223,18 @@ class _Mixer:
         if spec.check_finite and not finite:
             raise ValueError(_BAD)
         return data
+
+    def _examine(self, block: int, data: Any) -> None:
+        """Find the exponents of the rows of a block that this piece equals."""
+        parts = list[tuple[Exponents, Exponents]]()
+        for rows in self._parts(data):
+            found = exponents_of(rows)
+            # Only rows that are solved for are examined for lost digits.
+            typical = typical_of(rows, found) if self.spec.combines else np.zeros_like(found)
+            parts.append((found, typical))
+        self._found[block], typical = map(np.concatenate, zip(*parts, strict=True))
+        if block in self._typical:
+            self._typical[block] = typical
 
     def _parts(self, data: Any) -> Iterator[Any]:
         """Yield the rows of a piece, of a dense one a slice at a time."""
@@ -208,9 +250,11 @@ class _Mixer:
                 data.release(first, last)
 
     def report(self) -> dict[int, Exponents]:
-        """Return the exponents that the maker of this piece reports."""
-        reporters = self.spec.reporters
-        return {b: found for b, found in self._found.items() if reporters[b] == self.piece}
+        """Return what the maker of this piece reports, for each block of shape (2, rows).
+
+        The exponents of the rows, and those of their typical entries.
+        """
+        return {b: np.stack([self._found[b], typical]) for b, typical in self._typical.items()}
 
 
 def _work(spec: CodedSpec, piece: int, data: Any) -> list[float] | None:

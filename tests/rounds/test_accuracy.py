@@ -1,0 +1,213 @@
+"""Rows that lose digits when they are solved for are noticed, and no others."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+import scipy.sparse
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dask_coded.codes import MDS, Code
+from dask_coded.rounds import Assembler, Geometry, Scales, StripeRange
+from dask_coded.rounds.accuracy import LIMIT, Accuracy, NotSolvableError, doubtful_when_rebuilt
+from dask_coded.rounds.kernels import matvec
+from dask_coded.rounds.scaling import NO_ENTRY, exponents_of, restored, scaled, typical_of
+
+
+class Encoded:
+    """Blocks and their pieces, as workers store them."""
+
+    def __init__(self, code: Code, blocks: np.ndarray) -> None:
+        self.code, self.blocks = code, blocks
+        self.exponents = tuple(map(exponents_of, blocks))
+        self.typical = tuple(map(typical_of, blocks, self.exponents))
+        self.scaled = [scaled(b, e) for b, e in zip(blocks, self.exponents, strict=True)]
+        self.pieces = [
+            blocks[block] if block >= 0 else np.tensordot(row, self.scaled, 1).astype(blocks.dtype)
+            for block, row in zip(code.block_of, code.G, strict=True)
+        ]
+
+    def product(self, x: np.ndarray, have: list[int]) -> Assembler:
+        """Return what is decoded from the shares of some pieces."""
+        rows = self.blocks.shape[1]
+        geometry = Geometry((rows,) * self.code.k, stripes=1, mixed=True)
+        scales = Scales(self.exponents, typical=self.typical)
+        dtype = np.result_type(self.blocks, x)
+        assembler = Assembler(self.code, geometry, dtype, x.shape[1:], scales, accuracy=Accuracy(x))
+        computed = np.zeros((self.code.pieces, 1), dtype=bool)
+        computed[have] = True
+        shares = [
+            (StripeRange(i, 0, 1), matvec(self.pieces[i], rows, x)(0, rows, None)) for i in have
+        ]
+        assembler.add(shares, computed, np.ones(1, dtype=bool))
+        return assembler
+
+
+def errors(found: np.ndarray, A: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Return the error of each row of ``A @ x``, relative to ``|A| @ |x|`` of that row."""
+    wide = np.longdouble
+    exact, size = A.astype(wide) @ x.astype(wide), np.abs(A).astype(wide) @ np.abs(x).astype(wide)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        error = np.abs(found - exact) / size
+    return np.where(found == exact, 0, error).astype(float)
+
+
+def heavy(rng: np.random.Generator, shape: tuple[int, ...], sigma: float, which: str) -> np.ndarray:
+    """Return normal numbers; the size of the first column, or of all, is lognormal."""
+    A = rng.standard_normal(shape)
+    columns = slice(1) if which == "first" else slice(None)
+    A[..., columns] *= 1e3 * np.exp(sigma * rng.standard_normal(A[..., columns].shape))
+    return A
+
+
+def lost_subsets(code: Code, rng: np.random.Generator) -> list[list[int]]:
+    """Return what is left after all losses, or after some of many."""
+    tolerance = code.n - code.k
+    if code.n <= 12:
+        lost = list(combinations(range(code.n), tolerance))
+    else:
+        lost = [tuple(rng.choice(code.n, tolerance, replace=False)) for _ in range(12)]
+    return [[i for i in range(code.n) if i not in gone] for gone in lost if min(gone) < code.k]
+
+
+@pytest.mark.parametrize("sigma", [0, 1, 2, 4, 6, 8])
+@pytest.mark.parametrize("which", ["first", "all"])
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("code", [MDS(4, 3), MDS(12, 10), MDS(40, 30)], ids=repr)
+def test_no_row_loses_digits_without_a_word(code: Code, dtype: str, which: str, sigma: int) -> None:
+    rng = np.random.default_rng([code.n, sigma])
+    columns = 20
+    A = heavy(rng, (code.k, 60, columns), sigma, which).astype(dtype)
+    encoded, whole = Encoded(code, A), A.reshape(-1, columns)
+    wrong = said = 0
+    for have in lost_subsets(code, rng):
+        x = rng.standard_normal(columns).astype(dtype)
+        x[: rng.choice([0, 1, columns // 2])] = 0  # it may not touch the heavy column at all
+        result = encoded.product(x, have)
+        numpy = errors(whole @ x, whole, x).max()
+        beyond = np.count_nonzero(errors(result.rows, whole, x) > LIMIT * numpy)
+        assert result.doubtful or not beyond
+        wrong += beyond
+        said += result.doubtful
+    assert said >= wrong
+
+
+@pytest.mark.parametrize("code", [MDS(4, 3), MDS(8, 6), MDS(10, 7), MDS(12, 10)], ids=repr)
+@pytest.mark.parametrize("zeros", [0.0, 0.7])
+@pytest.mark.parametrize("reach", [0, 3])
+def test_ordinary_data_lose_no_digits(code: Code, zeros: float, reach: int) -> None:
+    """Columns may be in different units, if the operand is, as coefficients of features are."""
+    rng = np.random.default_rng(0)
+    for have in lost_subsets(code, rng)[::3]:
+        units = 10 ** rng.uniform(-reach, reach, 300)
+        A = rng.standard_normal((code.k, 40, 300)) * (rng.random((code.k, 40, 300)) >= zeros)
+        A, x = A * units, rng.standard_normal(300) / units
+        result = Encoded(code, A).product(x, have)
+        error = errors(result.rows, A.reshape(-1, 300), x)
+        # The worst losses of (10, 7) amplify errors 80 times.
+        near = np.count_nonzero(error > LIMIT / 50 * np.finfo(float).eps)
+        assert result.doubtful <= (near if code.k == 7 else 0.001 * len(error))
+
+
+def test_a_heavy_column_that_the_operand_does_not_touch() -> None:
+    """Which digits are left depends on the worker that is late, and the round says so."""
+    rng = np.random.default_rng(1)
+    A = heavy(rng, (3, 200, 20), 6, "first").astype("f4")
+    x = rng.standard_normal(20).astype("f4")
+    x[0] = 0
+    encoded, whole = Encoded(MDS(4, 3), A), A.reshape(-1, 20)
+    all_here = encoded.product(x, [0, 1, 2])
+    assert all_here.doubtful == 0
+    np.testing.assert_array_equal(all_here.rows, whole @ x)
+    late = encoded.product(x, [1, 2, 3])
+    assert errors(late.rows, whole, x).max() > 1e-2
+    assert late.doubtful >= np.count_nonzero(errors(late.rows, whole, x) > 1e-5)
+
+
+def test_rows_of_zeros_stay_zero() -> None:
+    A = np.random.default_rng(2).standard_normal((3, 5, 8))
+    A[0, 2] = 0
+    found = Encoded(MDS(4, 3), A).product(np.ones(8), [1, 2, 3])
+    assert found.rows[2] == 0
+    assert found.doubtful == 0
+
+
+def test_a_share_that_is_not_finite_spoils_no_other_block() -> None:
+    A = np.random.default_rng(3).standard_normal((3, 4, 6))
+    A[1, 2] = 1e308
+    x = np.full(6, 10.0)
+    with np.errstate(over="ignore"):
+        with pytest.raises(NotSolvableError):
+            Encoded(MDS(4, 3), A).product(x, [1, 2, 3])
+        with pytest.raises(NotSolvableError):
+            Encoded(MDS(4, 3), A).product(np.where(np.arange(6), x, np.inf), [0, 1, 3])
+        mixed = Code([[1.0, 1.0], [1.0, -1.0], [1.0, 2.0]])
+        # Blocks of this code cannot be computed themselves.
+        assert not np.isfinite(Encoded(mixed, A[:2]).product(x, [0, 1]).rows).all()
+
+
+def test_half_precision_overflows_only_where_its_own_row_does() -> None:
+    A = np.random.default_rng(4).standard_normal((3, 4, 8)).astype("f2")
+    A[1, 2] = 6e4
+    x = np.full(8, 2, dtype="f2")
+    encoded = Encoded(MDS(4, 3), A)
+    with np.errstate(over="ignore"):
+        expected = (A.reshape(12, 8).astype("f4") @ x.astype("f4")).astype("f2")
+    for have in combinations(range(4), 3):
+        found = encoded.product(x, list(have)).result
+        assert found.dtype == np.float16
+        assert (
+            np.flatnonzero(np.isinf(found)).tolist() == np.flatnonzero(np.isinf(expected)).tolist()
+        )
+        finite = np.isfinite(expected)
+        np.testing.assert_allclose(found[finite], expected[finite], atol=0.1)
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from(["f4", "f8", "c16"]), st.booleans())
+def test_typical_entries(seed: int, dtype: str, sparse: bool) -> None:
+    """The median of the entries that are not zero, times their share of all."""
+    rng = np.random.default_rng(seed)
+    rows = (10 ** rng.uniform(-5, 5, (4, 20)) * (rng.random((4, 20)) < 0.6)).astype(dtype)
+    exponents = exponents_of(rows)
+    found = typical_of(scipy.sparse.csr_array(rows) if sparse else rows, exponents)
+    for row, exponent in zip(np.abs(scaled(rows, exponents)), found.tolist(), strict=True):
+        sizes = np.sort(row[row > 0])
+        if len(sizes) == 0:
+            assert exponent == NO_ENTRY
+            continue
+        assert abs(np.log2(sizes[len(sizes) // 2] * len(sizes) / 20) - exponent) <= 0.51
+
+
+def test_typical_entries_of_wide_rows_are_sampled() -> None:
+    rng = np.random.default_rng(5)
+    rows = rng.standard_normal((50, 5000))
+    rows[:, :100] = 1e12
+    rows[1] = 0
+    rows[2, np.arange(5000) != 4321] = 0  # no sample finds it
+    rows[3, 7] = np.inf
+    exponents = exponents_of(rows)
+    found = typical_of(rows, exponents)
+    assert found[1] == found[3] == NO_ENTRY
+    others = np.delete(found + exponents, [1, 2, 3])
+    assert ((others >= -4) & (others <= 0)).all()
+    assert found[2] + exponents[2] == np.rint(np.log2(abs(rows[2, 4321]) / 5000))
+
+
+def test_a_rebuilt_block_says_which_rows_have_lost_digits() -> None:
+    rng = np.random.default_rng(6)
+    A = rng.standard_normal((3, 100, 20))
+    A[0, :30, 0] = 1e12  # scaled, the others of these rows are tiny
+    encoded = Encoded(MDS(4, 3), A)
+    weights = list(zip([1, 2, 3], encoded.code.combination(0, [1, 2, 3]), strict=True))
+    doubtful = doubtful_when_rebuilt(encoded.code, weights, encoded.typical, block=0)
+    assert np.flatnonzero(doubtful).tolist() == list(range(30))
+    parts = [encoded.scaled[1], encoded.scaled[2], encoded.pieces[3]]
+    rebuilt = restored(
+        sum(w * p for (_, w), p in zip(weights, parts, strict=True)), encoded.exponents[0]
+    )
+    x = rng.standard_normal(20)
+    x[0] = 0
+    assert (errors(rebuilt @ x, A[0], x) > 1e-9).tolist() == doubtful.tolist()

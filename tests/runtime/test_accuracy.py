@@ -1,0 +1,104 @@
+"""Products whose digits, or whose infinities, depend on which worker is late."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+from distributed.utils_test import gen_cluster
+
+import dask_coded as coded
+from dask_coded.runtime.worker.plugin import worker_plugin
+from dask_coded.transport.messages.rounds import CallParticipant, ParticipantRuns, StartRound
+
+FOUR = [("127.0.0.1", 1)] * 4
+
+
+def miss_a_round(workers, address: str) -> list[str]:
+    """Have a worker miss one round, and compute from the next one on; return the missed one."""
+    handlers = worker_plugin(next(w for w in workers if w.address == address)).exchange._handlers
+    start, call, missed = handlers[StartRound], handlers[CallParticipant], list[str]()
+
+    def started(message, answer):
+        if missed:
+            start(message, answer)
+        else:
+            missed.append(message.run_id)
+
+    def called(message, answer):
+        if message.run_id in missed:
+            answer(ParticipantRuns(message.run_id))
+        else:
+            call(message, answer)
+
+    handlers[StartRound], handlers[CallParticipant] = started, called
+    return missed
+
+
+def heavy(rows: int) -> np.ndarray:
+    """Return numbers in single precision; the first column has a long tail."""
+    rng = np.random.default_rng(0)
+    A = rng.standard_normal((rows, 20))
+    A[:, 0] = 1e3 * np.exp(6 * rng.standard_normal(rows))
+    return A.astype(np.float32)
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_a_late_block_beside_a_heavy_column(c, s, *workers):
+    A, x = heavy(600), np.random.default_rng(1).standard_normal(20).astype(np.float32)
+    x[0] = 0  # in single precision, sums of rows have lost the other columns
+
+    def loop(operator):
+        return operator @ x, operator.last_round.doubtful
+
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    missed = miss_a_round(workers, C.encoded.workers[0])
+    with pytest.warns(coded.AccuracyWarning, match=r"of 600 rows .*MDS\(n=4, k=3\)"):
+        result, doubtful = await coded.submit(loop, C, client=c)
+    assert missed
+    wrong = np.abs(result - A @ x) > 100 * 1e-7 * (np.abs(A) @ np.abs(x))
+    assert 0 < np.count_nonzero(wrong) <= doubtful
+
+
+@pytest.mark.parametrize("block", range(3))
+@pytest.mark.parametrize(
+    "case", ["operand", "overflow", "half precision"], ids=lambda case: case.replace(" ", "-")
+)
+def test_what_is_not_finite_is_the_same_whichever_worker_is_late(block, case):
+    A = np.random.default_rng(2).standard_normal((12, 8))
+    x = np.ones(8)
+    if case == "operand":
+        A[5, 3], x[3] = 0.0, np.inf
+    elif case == "overflow":
+        A[5], x = 1e308, x * 10
+    else:
+        A[5], x = 6e4, x * 2
+        A, x = A.astype(np.float16), x.astype(np.float16)
+
+    @gen_cluster(client=True, nthreads=FOUR)
+    async def test(c, s, *workers):
+        C = await coded.encode(A, coded.MDS(4, 3), c)
+        missed = miss_a_round(workers, C.encoded.workers[block])
+        result = await c.compute(C @ x)
+        assert missed
+        wide = np.result_type(A, np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):
+            expected = (A.astype(wide) @ x.astype(wide)).astype(A.dtype)
+        assert result.dtype == expected.dtype
+        np.testing.assert_allclose(
+            result, expected, rtol=1e-2 if case == "half precision" else 1e-9
+        )
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's, of infinite products
+        test()
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_a_block_that_is_rebuilt_with_fewer_digits(c, s, *workers):
+    C = await coded.encode(heavy(60), coded.MDS(4, 3), c)
+    with pytest.warns(coded.AccuracyWarning, match="rebuilt from pieces with much larger rows"):
+        await next(w for w in workers if w.address == C.encoded.workers[0]).close()
+        x = np.ones(20, np.float32)
+        np.testing.assert_allclose(await c.compute(C @ x), heavy(60) @ x, rtol=1e-3)

@@ -160,7 +160,7 @@ def train(
     CodedDataLostError
         If data are lost with a worker and the cluster cannot compute them again.
     Exception
-        Any exception that ``gradient`` raises, with a note that names the worker.
+        Any exception that ``gradient`` raises, with its traceback and a note that names the worker.
 
     Examples
     --------

@@ -14,6 +14,7 @@ import scipy.sparse
 from dask import delayed
 from distributed import futures_of
 from distributed.utils_test import poll_for
+from scipy.sparse.linalg import ArpackNoConvergence
 
 from dask_coded import submission
 from dask_coded.aggregation import (
@@ -356,18 +357,34 @@ def test_an_error_in_the_gradient_names_the_worker(client):
 
 
 class OfTheUser(Exception):
-    def __init__(self, number, text):
-        super().__init__(f"{text} {number}")
+    def __init__(self, *, code, held):
+        super().__init__(f"code {code}")
+        self.code, self.held = code, held
 
 
-@pytest.mark.parametrize("error", [OfTheUser(5, "number"), SystemExit("number 5")], ids=repr)
-def test_errors_that_cannot_be_sent_are_reported(client, error):
-    def faulty(w, samples, targets):
-        raise OfTheUser(5, "number") if exits is None else SystemExit(exits)
+def test_an_exception_of_the_gradient_is_raised_as_itself_whatever_it_holds(client):
+    def of_the_user(w, samples, targets):
+        raise OfTheUser(code=5, held=threading.Lock())
 
-    exits = error.code if isinstance(error, SystemExit) else None
-    with pytest.raises(RuntimeError, match=f"{type(error).__name__}: number 5"):
-        train(faulty, np.zeros(5), blocks(), client=client)
+    with pytest.raises(OfTheUser, match="code 5") as caught:
+        train(of_the_user, np.zeros(5), blocks(), client=client)
+    assert caught.value.code == 5
+    assert caught.traceback[-1].name == "of_the_user"
+
+    def of_scipy(w, samples, targets):
+        raise ArpackNoConvergence("no convergence", w, np.outer(w, w))
+
+    with pytest.raises(ArpackNoConvergence, match="no convergence") as caught:
+        train(of_scipy, np.arange(5.0), blocks(), client=client)
+    np.testing.assert_array_equal(caught.value.eigenvalues, np.arange(5.0))
+
+
+def test_a_gradient_that_ends_its_process_is_an_error(client):
+    def leave(w, samples, targets):
+        raise SystemExit("number 5")
+
+    with pytest.raises(RuntimeError, match="SystemExit: number 5"):
+        train(leave, np.zeros(5), blocks(), client=client)
 
 
 @pytest.mark.parametrize(

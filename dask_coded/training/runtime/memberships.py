@@ -15,7 +15,7 @@ from distributed.protocol.pickle import dumps
 from distributed.worker import WORKER_ANY_RUNNING
 
 from dask_coded.training.runtime.spec import Group, Replica
-from dask_coded.training.runtime.trainer import Trainer, portable
+from dask_coded.training.runtime.trainer import Trainer, failure
 from dask_coded.transport import Answer, Exchange
 from dask_coded.transport.fences import Fences
 from dask_coded.transport.messages.message import Attempt, Message
@@ -141,7 +141,7 @@ class TrainingWorkerPlugin(WorkerPlugin):
                     try:
                         trainer.begin()
                     except Exception as exc:  # there can be no more threads
-                        answer(TrainingFailed(run_id, portable(exc, self.worker.address)))
+                        answer(TrainingFailed(run_id, failure(exc, self.worker.address)))
             case SkipNode(run_id, node, unread):
                 for trainer in self._of(run_id):
                     trainer.skip(node, unread)
@@ -181,7 +181,7 @@ class TrainingWorkerPlugin(WorkerPlugin):
             await self._take_part(message, answer)
         except Exception as exc:
             if self.worker.status in WORKER_ANY_RUNNING:
-                answer(TrainingFailed(run_id, portable(exc, own)))
+                answer(TrainingFailed(run_id, failure(exc, own)))
             else:  # what fails is that it closes
                 answer(Unreachable(run_id, own))
 

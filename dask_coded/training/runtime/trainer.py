@@ -12,9 +12,7 @@ come meanwhile, and goes on with the newest step.
 from __future__ import annotations
 
 import math
-import pickle
 import threading
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -33,6 +31,7 @@ from dask_coded.compression import Partial
 from dask_coded.training.runtime.shards import fetch_rows
 from dask_coded.training.runtime.spec import Group, Replica
 from dask_coded.transport import Answer, Channel, Exchange
+from dask_coded.transport.errors import portable
 from dask_coded.transport.messages.message import Closed, Message
 from dask_coded.transport.messages.trainings import (
     GradientComputed,
@@ -200,7 +199,7 @@ class Trainer:
         except BaseException as exc:  # any exception would leave the other workers waiting forever
             # What fails on a worker that closes is no error: the worker is about to be lost.
             if not self._stopped and self._worker.status in WORKER_ANY_RUNNING:
-                error = self.failure or portable(exc, self._worker.address)
+                error = self.failure or failure(exc, self._worker.address)
                 self.answer(TrainingFailed(self.group.run_id, error))
 
     def _over(self, step: int) -> bool:
@@ -284,7 +283,7 @@ class Trainer:
             try:
                 self.replica.apply([t.vector for t in totals], loss, beside)
             except BaseException as exc:
-                self.failure = portable(exc, self._worker.address)
+                self.failure = failure(exc, self._worker.address)
                 raise
             # Not earlier, because without its sum the other thread would consider the step open.
             del self._totals[step]
@@ -440,18 +439,9 @@ class Trainer:
             self.answer(Unreachable(self.group.run_id, self.group.addresses[node]))
 
 
-def portable(exc: BaseException, address: str) -> bytes:
+def failure(exc: BaseException, address: str) -> bytes:
     """Pickle an exception that was raised on a worker, with a note that says where."""
-    where = traceback.format_exc(limit=-6)
-    exc.add_note(f"Raised in the training on worker {address}:\n{where}")
-    try:
-        packed: bytes = dumps(exc)
-        # Some exceptions can be pickled but not unpickled; SystemExit and the like must not travel.
-        if isinstance(pickle.loads(packed), Exception):
-            return packed
-    except Exception:
-        pass
-    return dumps(RuntimeError(f"{type(exc).__name__}: {exc}\n{exc.__notes__[-1]}"))
+    return portable(exc, f"in the training on worker {address}")
 
 
 def norm_of(totals: Iterable[Partial]) -> float:

@@ -1,7 +1,14 @@
 """Gradient compression: codecs and linear compressors that send fewer bytes per gradient."""
 
 from dask_coded.compression._codecs import Quantization, Truncation
-from dask_coded.compression._compression import EXACT, Codec, Compression, Compressor, Partial
+from dask_coded.compression._compression import (
+    EXACT,
+    Codec,
+    Compression,
+    Compressor,
+    Partial,
+    sum_dtype,
+)
 from dask_coded.compression._gradiveq import GradiVeQ, Projection
 
 __all__ = [
@@ -14,4 +21,5 @@ __all__ = [
     "Projection",
     "Quantization",
     "Truncation",
+    "sum_dtype",
 ]

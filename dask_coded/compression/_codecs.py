@@ -139,8 +139,6 @@ class Quantization(Codec, Compression):
     def pack(self, partial: Partial) -> Any:
         """Return ``(levels, scales, dtype, loss)``: integers, and a scale per block."""
         blocks = self._blocks(partial.vector)
-        if blocks.dtype == np.float16:  # has too few digits for levels of 16 bits
-            blocks = blocks.astype(np.float32)
         kind = blocks.dtype.type
         top = 2 ** (self.bits - 1) - 1
         # Slightly less than 1 / top, so that top * scale is finite if the largest number is.

@@ -18,6 +18,20 @@ import numpy.typing as npt
 Vector = npt.NDArray[np.floating[Any]]
 
 
+def sum_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    """Return the dtype in which gradients of a dtype are summed and sent: at least float32.
+
+    Half precision ends at 65504, which a sum over some thousand samples passes although their mean
+    is small. It keeps 11 bits, so a sum of 2,000 equal gradients would not grow any more.
+
+    Examples
+    --------
+    >>> sum_dtype(np.float16), sum_dtype(np.float64)
+    (dtype('float32'), dtype('float64'))
+    """
+    return np.result_type(dtype, np.float32)
+
+
 @dataclass
 class Partial:
     """A partial sum of a step.
@@ -25,13 +39,17 @@ class Partial:
     Parameters
     ----------
     vector : ndarray
-        A gradient, or a segment or chunk of one, possibly compressed.
+        A gradient, or a segment or chunk of one, possibly compressed. It is converted to
+        :func:`sum_dtype`.
     loss : float
         The loss that belongs to it if this chunk or segment carries the loss, else 0.
     """
 
     vector: Vector
     loss: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.vector = self.vector.astype(sum_dtype(self.vector.dtype), copy=False)
 
     def read_only(self) -> Partial:
         """Return a read-only view, without a copy."""

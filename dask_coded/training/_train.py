@@ -25,7 +25,7 @@ from distributed.protocol.pickle import dumps
 
 from dask_coded.aggregation import Aggregation
 from dask_coded.arguments import check_whole, unwrapped
-from dask_coded.compression import EXACT, Compression
+from dask_coded.compression import EXACT, Compression, sum_dtype
 from dask_coded.display import Display
 from dask_coded.loop import Progress
 from dask_coded.runtime.client.install import install
@@ -99,7 +99,7 @@ def train(
         NumPy, JAX, PyTorch or anything else that returns an array. If workers share parts of the
         data, it must return the same result for the same arguments.
     parameters : array_like of float, shape (n,)
-        Initial parameters. Gradients are summed in their dtype.
+        Initial parameters. Gradients are summed in their dtype, those of float16 in float32.
     data : (samples, targets) or iterable of batches
         Dask arrays with any chunks, NumPy arrays, PyTorch tensors, or lists of delayed objects or
         futures of arrays of rows. Samples and targets have the same length along the first axis.
@@ -209,7 +209,7 @@ def train(
     if aggregation is None:
         there = client.nthreads()
         count = len(there if allowed is None else set(there) & set(allowed))
-        aggregation = choose_aggregation(count, start.nbytes)
+        aggregation = choose_aggregation(count, start.size * sum_dtype(start.dtype).itemsize)
     total = sum(samples.rows)
     if epochs is not None:
         steps = epochs * Batches(total, 1, batch_size, seed).steps

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dask_coded.arguments import check_fraction, check_positive, check_whole
+from dask_coded.compression import sum_dtype
 
 Vector = npt.NDArray[np.floating[Any]]
 
@@ -182,7 +183,7 @@ class SGD(Optimizer):
         check_decay(self.decay)
 
     def start(self, parameters: Vector) -> dict[str, Vector]:
-        return {"velocity": np.zeros_like(parameters)} if self.momentum else {}
+        return {"velocity": _zeros(parameters)} if self.momentum else {}
 
     def update(
         self, parameters: Vector, gradient: Vector, state: dict[str, Vector], step: int
@@ -237,7 +238,7 @@ class Adam(Optimizer):
         check_decay(self.decay)
 
     def start(self, parameters: Vector) -> dict[str, Vector]:
-        return {"mean": np.zeros_like(parameters), "square": np.zeros_like(parameters)}
+        return {"mean": _zeros(parameters), "square": _zeros(parameters)}
 
     def update(
         self, parameters: Vector, gradient: Vector, state: dict[str, Vector], step: int
@@ -245,6 +246,7 @@ class Adam(Optimizer):
         if self.weight_decay:
             gradient = gradient + self.weight_decay * parameters
         (keep_mean, keep_square), mean, square = self.betas, state["mean"], state["square"]
+        gradient = gradient.astype(square.dtype, copy=False)
         mean *= keep_mean
         mean += (1 - keep_mean) * gradient
         square *= keep_square
@@ -268,6 +270,11 @@ def check_decay(decay: Decay | None) -> None:
             f"Argument 'decay' must be a function of the step, such as `CosineDecay(steps=1000)`, "
             f"it is {decay!r}."
         )
+
+
+def _zeros(parameters: Vector) -> Vector:
+    """Return zeros for a running sum. Squares in float16 would mostly be 0 or infinite."""
+    return np.zeros_like(parameters, dtype=sum_dtype(parameters.dtype))
 
 
 def _rate(learning_rate: float, decay: Decay | None, step: int) -> float:

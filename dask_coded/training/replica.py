@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dask_coded.compression import Compression, Compressor
+from dask_coded.compression import Compression, Compressor, sum_dtype
 from dask_coded.training.batches import Batches
 from dask_coded.training.optimizers import Optimizer, Vector
 
@@ -113,7 +113,7 @@ class Replica:
         if not isinstance(rows, slice):  # a full slice would copy a sparse matrix
             samples, targets = samples[rows], targets[rows]
         if not samples.shape[0]:
-            return np.zeros_like(self._parameters), 0.0
+            return np.zeros_like(self._parameters, dtype=sum_dtype(self._parameters.dtype)), 0.0
         parameters = self._parameters.view()
         # A gradient function that changed them would make this replica differ from the others.
         parameters.flags.writeable = False
@@ -146,14 +146,16 @@ class Replica:
                 f"The gradient must be as long as the parameters, a flat array of "
                 f"{wanted.size} elements; its shape is {vector.shape}."
             )
-        with np.errstate(over="ignore"):  # what the parameters' dtype cannot hold becomes infinite
-            vector = vector.astype(wanted.dtype)
-        if not np.isfinite(vector).all():
+        with np.errstate(over="ignore"):  # what the dtype of sums cannot hold becomes infinite
+            sums = vector.astype(sum_dtype(wanted.dtype))
+        if not np.isfinite(sums).all():
+            half = vector.dtype == np.float16
             raise FloatingPointError(
                 f"The gradient of step {step} contains NaN or infinity: lower the learning rate, "
-                f"or check the gradient function and the data."
+                f"or check the gradient function and the data"
+                f"{', or have it sum in float32, because float16 ends at 65504' * half}."
             )
-        return vector
+        return sums
 
     def compress(self, step: int, segment: int, vector: Vector) -> Vector:
         """Return this worker's contribution to the sum: its gradient segment, compressed."""
@@ -181,9 +183,9 @@ class Replica:
         segments = [self._compressor.expand(step, i, total) for i, total in enumerate(totals)]
         gradient = segments[0] if len(segments) == 1 else np.concatenate(segments)
         samples = max(self._batches.count(step), 1)
-        mean = (gradient / samples).astype(self._parameters.dtype, copy=False)
         parameters = self._parameters.copy() if beside else self._parameters
         with np.errstate(over="ignore", invalid="ignore"):
+            mean = (gradient / samples).astype(parameters.dtype, copy=False)
             self._model.optimizer.update(parameters, mean, self._optimizer_state, step)
         self._parameters = parameters
         # After the last step no gradient would show it.

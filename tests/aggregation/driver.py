@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dask_coded.aggregation import ROOT, Command, Compute, Finished, Plan, Send
-from dask_coded.compression import EXACT, Codec, Partial
+from dask_coded.compression import EXACT, Codec, Partial, sum_dtype
 
 Event = tuple[str, int, Any]
 
@@ -87,7 +87,7 @@ class Group:
         return (n for n, found in self.totals.items() if len(found) == self.plan.segments)
 
     def _gradient(self, work: Compute, segment: int) -> Partial:
-        rows = self.gradients[list(work.parts)]
+        rows = self.gradients[list(work.parts)].astype(sum_dtype(self.gradients.dtype))
         total = np.asarray(work.coefficients, dtype=rows.dtype) @ rows
         # The loss of a part is one; it travels with the first segment.
         loss = float(sum(work.coefficients)) if segment == 0 else 0.0

@@ -236,6 +236,18 @@ def test_single_precision_stays_single_precision(aggregation: Aggregation) -> No
     agree(group, nodes(plan), rtol=1e-4)
 
 
+@pytest.mark.parametrize("aggregation", AGGREGATIONS, ids=str)
+def test_sums_of_half_precision_may_be_beyond_its_range(aggregation: Aggregation) -> None:
+    plan = aggregation.plan(6)
+    values = np.tile(np.float16([[30_000, -30_000, 1]]), (plan.parts, 3))
+    group = Group(plan, values)
+    group.run(random.Random(2).randrange)
+    expected = plan.parts * np.array([30_000, -30_000, 1] * 3)
+    for node in nodes(plan):
+        np.testing.assert_allclose(group.total(node)[0], expected, rtol=1e-4)
+        assert group.total(node)[0].tobytes() == group.total(0)[0].tobytes()
+
+
 @pytest.mark.parametrize(
     ("aggregation", "workers", "least"),
     [(Star(), 0, 1), (Ring(), 0, 1), (GradientCoding(2), 2, 3), (CodedReduce(stragglers=3), 3, 4)],

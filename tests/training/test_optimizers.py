@@ -53,6 +53,21 @@ def test_single_precision_stays_single(optimizer):
     assert {x.dtype, *(a.dtype for a in state.values())} == {np.dtype(np.float32)}
 
 
+@pytest.mark.parametrize("optimizer", [SGD(0.1, momentum=0.5, weight_decay=0.1), Adam(0.1)])
+def test_half_precision_differs_from_single_by_the_rounding_of_the_parameters(optimizer):
+    """Squares of these gradients are 0 or infinite in float16."""
+    gradient = np.array([1.0, 1e-4, 0.0, 300.0])
+    found = []
+    for dtype in (np.float16, np.float32):
+        x = np.ones(4, dtype=dtype)
+        state = optimizer.start(x)
+        for step in range(5):
+            optimizer.update(x, gradient.astype(dtype), state, step)
+        assert x.dtype == dtype
+        found.append(x)
+    np.testing.assert_allclose(*found, rtol=1e-2, atol=1e-2)
+
+
 @pytest.mark.parametrize("optimizer", [SGD, Adam])
 def test_the_learning_rate_follows_any_function_of_the_step(optimizer):
     halved, plain = np.ones(2), np.ones(2)

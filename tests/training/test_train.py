@@ -393,6 +393,7 @@ def test_a_gradient_that_ends_its_process_is_an_error(client):
         (lambda w, X, y: np.zeros(4), ValueError, "flat array of 5 elements; its shape is"),
         (lambda w, X, y: np.zeros(5, int), TypeError, "real floating-point numbers"),
         (lambda w, X, y: np.full(5, np.nan), FloatingPointError, "lower the learning rate"),
+        (lambda w, X, y: np.full(5, np.inf, "f2"), FloatingPointError, "float16 ends at 65504"),
         (lambda w, X, y: None, TypeError, r"a pair \(loss, flat array\), it returned None"),
         (lambda w, X, y: (0.0, w, w), TypeError, "it returned a tuple of 3"),
         (lambda w, X, y: (np.ones(3), w), TypeError, r"loss must be a number.* shape is \(3,\)"),
@@ -526,3 +527,39 @@ def test_masked_data_are_refused(client):
     for samples in (masked, da.from_array(masked)):
         with pytest.raises(TypeError, match="samples must not be masked"):
             train(squares, np.zeros(5), (samples, Y), client=client)
+
+
+@pytest.mark.parametrize(
+    "aggregation",
+    [
+        Star(),
+        Star(segments=2),
+        Ring(),
+        Tree(fan_in=2, depth=None),
+        GradientCoding(stragglers=1),
+        GradientCoding(stragglers=1, code="cyclic"),
+        StaticClusters(size=2, load=2),
+        DynamicClusters(size=2, load=2),
+        CodedReduce(fan_in=4, depth=1, stragglers=1),
+        Speculation(),
+    ],
+    ids=repr,
+)
+def test_gradients_of_half_precision_are_summed_in_single_precision(client, aggregation):
+    """Their mean is small, but the sum over all samples is beyond the range of float16."""
+
+    def gradient(w, samples, targets):
+        return np.float32([len(samples) * 1000.0, -len(samples)] * 3)
+
+    found = train(
+        gradient,
+        np.zeros(6, dtype=np.float16),
+        (np.zeros((800, 1)), np.zeros(800)),
+        optimizer=SGD(0.001),
+        steps=2,
+        aggregation=aggregation,
+        client=client,
+    )
+    np.testing.assert_allclose(found.parameters, [-2.0, 0.002] * 3, rtol=1e-3)
+    assert found.parameters.dtype == np.float16
+    assert len(set(found.digests.values())) == 1

@@ -33,7 +33,7 @@ from dask_coded.runtime.client.waiting import outside_pool, waiting_client
 from dask_coded.submission import run
 from dask_coded.training.aggregations import choose_aggregation
 from dask_coded.training.batches import Batches
-from dask_coded.training.data import load
+from dask_coded.training.data import joined, load
 from dask_coded.training.optimizers import SGD, Optimizer, Vector
 from dask_coded.training.replica import Gradient, Model
 from dask_coded.training.result import TrainingResult
@@ -103,8 +103,9 @@ def train(
     data : (samples, targets) or iterable of batches
         Dask arrays with any chunks, NumPy arrays, PyTorch tensors, or lists of delayed objects or
         futures of arrays of rows. Samples and targets have the same length along the first axis.
-        Or batches, pairs of NumPy arrays or tensors, as PyTorch's ``DataLoader`` yields them. They
-        are read once, joined, and then spread over the workers.
+        Or batches, pairs of NumPy arrays or tensors, as PyTorch's ``DataLoader`` or a generator
+        yields them. They are read once, joined, and then spread over the workers. If they have no
+        length, no more are read than ``steps`` uses; ``epochs`` reads them to their end.
     optimizer : Optimizer, optional
         :class:`SGD`, :class:`Adam`, or one of PyTorch by :meth:`TorchModule.optimizer`; by default
         ``SGD(0.1)``. It receives the mean gradient over the samples of a step.
@@ -114,8 +115,8 @@ def train(
     epochs : int, optional
         Number of passes over the data, instead of ``steps``.
     batch_size : int, optional
-        Samples in a step, over all workers; by default the ``batch_size`` of the data, if they have
-        one as a ``DataLoader`` has, and otherwise all. Each epoch uses every sample once.
+        Samples in a step, over all workers; by default all, or as many as in a batch if the data
+        come in batches. Each epoch uses every sample once.
     aggregation : Aggregation, optional
         How gradients are summed; by default :func:`choose_aggregation` chooses.
     compression : Compression, optional
@@ -157,6 +158,8 @@ def train(
         If an argument or a computed gradient has a wrong type or value.
     FloatingPointError
         If a gradient is not finite, or the parameters are not after an update.
+    MemoryError
+        If batches take more than half of this machine's memory.
     CodedDataLostError
         If data are lost with a worker and the cluster cannot compute them again.
     Exception
@@ -192,19 +195,18 @@ def train(
     if batch_size is not None:
         check_whole("batch_size", batch_size)
     check_whole("seed", seed, least=0)
-    if layers is None:
-        layers = [start.shape]
-    elif (size := sum(int(np.prod(shape)) for shape in layers)) != start.size:
+    layers = [start.shape] if layers is None else list(layers)
+    if (size := sum(int(np.prod(shape)) for shape in layers)) != start.size:
         raise ValueError(
             f"Argument 'layers' must have as many elements as the parameters, {start.size}; "
             f"it has {size}."
         )
     allowed = None if workers is None else _named(client, "workers", workers)
-    if leader is not None:
-        _named(client, "leader", leader)
+    leader = None if leader is None else _named(client, "leader", leader)
     state = None if resume is None else _resumed(resume, start, optimizer)
     with outside_pool():
         client.sync(install, client, TrainingSchedulerPlugin())
+    data, batch_size = joined(data, steps, batch_size)
     samples, targets, held = load(client, data)
     if aggregation is None:
         there = client.nthreads()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -11,7 +12,9 @@ import dask.array as da
 import numpy as np
 import scipy.sparse
 from dask.base import is_dask_collection
+from dask.utils import format_bytes
 from distributed import Client, Future, futures_of
+from distributed.system import MEMORY_LIMIT
 
 from dask_coded.arguments import check_chunk, check_unmasked, unwrapped
 from dask_coded.runtime.client.source import settled
@@ -25,10 +28,9 @@ def load(client: Client, data: Any) -> tuple[Blocks, Blocks, list[Future]]:
     Parameters
     ----------
     client : distributed.Client
-    data : (samples, targets) or iterable of batches
+    data : (samples, targets)
         Each a dask array, a NumPy array, a PyTorch tensor, a SciPy sparse matrix, or a sequence of
-        delayed objects or futures of arrays. Or pairs of NumPy arrays or tensors, as a
-        ``DataLoader`` of PyTorch yields them.
+        delayed objects or futures of arrays.
 
     Returns
     -------
@@ -41,8 +43,6 @@ def load(client: Client, data: Any) -> tuple[Blocks, Blocks, list[Future]]:
     TypeError, ValueError
         If the data have another type, or samples and targets differ in length.
     """
-    if isinstance(data, Iterable) and not isinstance(data, tuple | list | np.ndarray | da.Array):
-        data = _joined(data)
     if not isinstance(data, tuple | list) or len(data) != 2:
         raise TypeError(
             "Argument 'data' must be a pair, samples and targets, or yield such pairs as batches."
@@ -63,10 +63,33 @@ def load(client: Client, data: Any) -> tuple[Blocks, Blocks, list[Future]]:
     return found[0], found[1], futures
 
 
-def _joined(batches: Iterable[Any]) -> list[np.ndarray[Any, Any]]:
-    """Return all samples and all targets of some batches."""
-    pairs = []
-    for batch in _in_order(batches):
+def joined(data: Any, steps: int | None, batch_size: int | None) -> tuple[Any, int | None]:
+    """Return data that come in batches as a pair of arrays, and the samples of a step.
+
+    Parameters
+    ----------
+    data : (samples, targets) or iterable of batches
+        Batches are pairs of NumPy arrays or tensors, as a ``DataLoader`` of PyTorch yields them. A
+        pair is returned unchanged.
+    steps : int or None
+        Total number of steps, if it is known. An iterable without a length may never end, so no
+        more is read than these steps use.
+    batch_size : int or None
+        Samples of a step, by default those of the largest batch.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If there is no batch, or one is not such a pair.
+    MemoryError
+        If the batches are too large to be joined.
+    """
+    if not isinstance(data, Iterable) or isinstance(data, tuple | list | np.ndarray | da.Array):
+        return data, batch_size
+    pairs: list[list[np.ndarray[Any, Any]]] = []
+    limit = math.inf if steps is None or _has_end(data) else steps
+    largest = samples = nbytes = 0
+    for batch in _in_order(data):
         pair = [unwrapped(a) for a in batch] if isinstance(batch, tuple | list) else []
         if len(pair) != 2 or not all(isinstance(a, np.ndarray) and a.ndim for a in pair):
             raise TypeError(
@@ -74,9 +97,29 @@ def _joined(batches: Iterable[Any]) -> list[np.ndarray[Any, Any]]:
                 "of whole arrays, or a DataLoader without a `collate_fn` that returns other types."
             )
         pairs.append(pair)
+        nbytes += sum(array.nbytes for array in pair)
+        if nbytes > MEMORY_LIMIT / 2:  # the joined arrays need as much again
+            raise MemoryError(
+                f"Argument 'data' has yielded batches of {format_bytes(nbytes)}. Joining them "
+                f"needs twice that, this machine has {format_bytes(MEMORY_LIMIT)}: pass delayed "
+                f"objects, or `steps` and `batch_size` if the batches never end."
+            )
+        samples += len(pair[0])
+        largest = max(largest, len(pair[0]), 1)
+        if samples >= limit * (batch_size or largest):
+            break
     if not pairs:
         raise ValueError("Argument 'data' must yield at least one batch.")
-    return [np.concatenate(arrays) for arrays in zip(*pairs, strict=True)]
+    return [np.concatenate(arrays) for arrays in zip(*pairs, strict=True)], batch_size or largest
+
+
+def _has_end(batches: Any) -> bool:
+    """Whether batches have a length, which iterators and streams of a ``DataLoader`` lack."""
+    try:
+        len(batches)
+    except (TypeError, NotImplementedError):
+        return False
+    return True
 
 
 def _in_order(batches: Iterable[Any]) -> Iterable[Any]:

@@ -249,6 +249,25 @@ def test_tensors_batches_epochs_and_an_optimizer_of_pytorch(client):
     assert whole.steps == 2
 
 
+class Endless(torch.utils.data.IterableDataset):
+    """Yields samples for ever."""
+
+    def __iter__(self):
+        while True:
+            yield from zip(SAMPLES, LABELS, strict=True)
+
+
+def test_a_loader_that_never_ends_is_read_until_the_steps_have_their_batches(client):
+    flat = model()
+    loader = torch.utils.data.DataLoader(Endless(), batch_size=20)
+    found = training.train(flat.gradient, flat.parameters, loader, steps=3, client=client)
+    data = (SAMPLES, LABELS)  # which three batches hold
+    once = training.train(
+        flat.gradient, flat.parameters, data, batch_size=20, steps=3, client=client
+    )
+    np.testing.assert_allclose(found.parameters, once.parameters, rtol=1e-3, atol=1e-5)
+
+
 def test_wrong_optimizers_of_pytorch(client):
     net, flat = network(), model()
     with pytest.raises(ValueError, match="must be over parameters of this module"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import threading
 from types import SimpleNamespace
 
@@ -42,6 +43,7 @@ from dask_coded.training import (
     WorkerReport,
     train,
 )
+from dask_coded.training import data as training_data
 from dask_coded.training._train import _Watch
 from dask_coded.training.data import load
 from dask_coded.training.runtime import group, leader
@@ -177,11 +179,62 @@ def test_a_training_that_has_failed_holds_nothing(client):
 
 def test_data_may_come_in_any_form(client):
     partitions = ([delayed(X[:50]), delayed(X[50:])], client.scatter([Y[:9], Y[9:]]))
-    batches = ((X[i : i + 20], Y[i : i + 20]) for i in range(0, len(X), 20))
     formats = [(scipy.sparse.csr_array(X).asformat(f), Y) for f in ("csr", "coo", "bsr")]
-    for data in [(X, Y), partitions, *formats, batches]:
+    for data in [(X, Y), partitions, *formats, iter([(X, Y)])]:
         found = train(squares, np.zeros(5), data, steps=STEPS, client=client)
         np.testing.assert_allclose(found.parameters, in_one_process(), rtol=1e-10)
+
+
+def batches(count=6):
+    """Yield batches of 20 samples, and in the end what is left."""
+    return ((X[i : i + 20], Y[i : i + 20]) for i in range(0, 20 * count, 20))
+
+
+@pytest.mark.parametrize("length", [{"steps": STEPS}, {"epochs": 5}], ids=str)
+def test_steps_use_as_many_samples_as_a_batch(client, length):
+    expected = train(squares, np.zeros(5), (X, Y), steps=STEPS, batch_size=20, client=client)
+    found = train(squares, np.zeros(5), batches(), client=client, **length)
+    np.testing.assert_allclose(found.parameters, expected.parameters, rtol=1e-10)
+    whole = train(squares, np.zeros(5), batches(), batch_size=len(X), steps=STEPS, client=client)
+    np.testing.assert_allclose(whole.parameters, in_one_process(), rtol=1e-10)
+
+
+@pytest.mark.parametrize(("batch_size", "read"), [(None, 5), (20, 5), (50, 13), (1, 1)])
+def test_batches_that_never_end_are_read_until_the_steps_have_theirs(client, batch_size, read):
+    given = []
+
+    def endless():
+        while True:
+            given.append(1)
+            yield X[:20], Y[:20]
+
+    found = train(squares, np.zeros(5), endless(), steps=5, batch_size=batch_size, client=client)
+    assert found.steps == 5
+    assert len(given) == read
+
+
+@pytest.mark.parametrize("options", [{"epochs": 1}, {"steps": 10**9}], ids=str)
+def test_batches_that_never_end_do_not_fill_the_memory(client, options, monkeypatch):
+    monkeypatch.setattr(training_data, "MEMORY_LIMIT", 2**20)
+    with pytest.raises(MemoryError, match=r"yielded batches of .* has 1.00 MiB: pass delayed"):
+        train(squares, np.zeros(5), itertools.repeat((X, Y)), client=client, **options)
+
+
+def test_iterators_of_layers_and_leaders_are_read_once(client):
+    first = next(iter(client.nthreads()))
+    found = train(
+        squares,
+        np.zeros(5),
+        blocks(),
+        steps=3,
+        layers=iter([(4,), (1,)]),
+        leader=iter([first]),
+        compression=GradiVeQ(2, 1, exact_steps=1, period=2, residual=False),
+        client=client,
+    )
+    assert found.steps == 3
+    with pytest.raises(ValueError, match="'leader' must contain the address"):
+        train(squares, np.zeros(5), blocks(), leader=iter(["tcp://nowhere:1"]), client=client)
 
 
 def test_scattered_data_do_not_change_with_the_arrays_of_the_caller(client, monkeypatch):

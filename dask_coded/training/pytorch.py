@@ -35,17 +35,22 @@ class TorchModule:
     Attributes
     ----------
     parameters : ndarray, shape (n,)
-        All parameters that require a gradient, concatenated.
+        All parameters that require a gradient, concatenated: complex ones as pairs of real numbers,
+        and bfloat16, which NumPy lacks, as float32.
     layers : tuple of tuple of int
-        Their shapes.
+        Their shapes; that of complex ones ends with 2.
 
     Raises
     ------
     ValueError
-        If the loss is a mean, or the module has batch normalisation.
+        If the loss is a mean, the module has batch normalisation, no parameter requires a gradient,
+        or a parameter has no numbers yet.
 
     Notes
     -----
+    A module in bfloat16 computes its gradients in bfloat16, while sums and updates are in float32.
+    Floating-point samples are converted to bfloat16 if its first parameter is in bfloat16.
+
     Random draws of a module, such as dropout, are seeded from the parameters and the samples, so
     all workers that compute with the same samples draw the same numbers.
 
@@ -78,14 +83,25 @@ class TorchModule:
                     f"The module contains {part!r}, whose gradient is not a sum over samples: use "
                     f"GroupNorm or LayerNorm."
                 )
+        for name, parameter in module.named_parameters():
+            if parameter.is_meta or torch.nn.parameter.is_lazy(parameter):
+                raise ValueError(
+                    f"The module's parameter {name!r} has no numbers yet: call a lazy module with "
+                    f"some samples first, or create the module on a device."
+                )
         self.module = module
         self._loss = loss
         self._wanted = [p for p in module.parameters() if p.requires_grad]
-        self.layers = tuple(tuple(p.shape) for p in self._wanted)
+        if not self._wanted:
+            raise ValueError("The module must have a parameter that requires a gradient.")
+        self.layers = tuple(tuple(_real(p).shape) for p in self._wanted)
+        first = next(iter(module.parameters())).dtype
+        self._half = any(p.dtype == torch.float16 for p in self._wanted)
+        self._narrow = torch.bfloat16 if first == torch.bfloat16 else None
 
     @property
     def parameters(self) -> Vector:
-        return torch.nn.utils.parameters_to_vector(self._wanted).detach().cpu().numpy().copy()
+        return _flat(self._wanted)
 
     def gradient(self, parameters: Vector, samples: Any, targets: Any) -> tuple[float, Vector]:
         """Return the loss and its gradient, summed over samples, as :func:`train` expects.
@@ -97,15 +113,14 @@ class TorchModule:
         """
         parameters, samples = unwrapped(parameters), unwrapped(samples)
         self.load(parameters)
-        self.module.zero_grad(set_to_none=True)
         # All parameters count, because an optimizer may change few of them. This is exact, so all
         # workers find the same.
         state = np.bitwise_xor.reduce(parameters.view(f"u{parameters.itemsize}"))
         seed = zlib.crc32(samples[:1].tobytes(), zlib.crc32(state.tobytes()))
         buffers = {name: (b, b._version) for name, b in self.module.named_buffers()}
         with _seeded(seed):
-            loss = self._loss(self.module(_tensor(samples)), _tensor(targets))
-            loss.backward()
+            loss = self._loss(self.module(self._input(samples)), _tensor(targets))
+            found = self._gradient(loss, len(samples))
         for name, buffer in self.module.named_buffers():
             before, version = buffers.get(name, (None, 0))
             if buffer is not before or buffer._version != version:
@@ -113,8 +128,22 @@ class TorchModule:
                     f"The module must not change its buffers when it computes, it has changed "
                     f"{name!r}: use a module without such a state, because workers do not share it."
                 )
-        found = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._wanted]
-        return float(loss.detach()), torch.cat([g.reshape(-1) for g in found]).cpu().numpy()
+        return float(loss.detach()), found
+
+    def _gradient(self, loss: torch.Tensor, samples: int) -> Vector:
+        """Return the gradient of the loss, a sum over samples."""
+        self.module.zero_grad(set_to_none=True)
+        loss.backward(retain_graph=self._half)
+        found = self._gathered()
+        if self._half and not np.isfinite(found).all():
+            # Float16 does not hold the sum, but it may hold the mean.
+            self.module.zero_grad(set_to_none=True)
+            loss.backward(torch.full_like(loss, 1 / samples))
+            found = samples * self._gathered().astype(np.float32)
+        return found
+
+    def _gathered(self) -> Vector:
+        return _flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self._wanted])
 
     def load(self, parameters: Vector) -> torch.nn.Module:
         """Copy a flat array or tensor into the module's parameters and return the module."""
@@ -122,9 +151,12 @@ class TorchModule:
         flat = torch.from_numpy(np.array(unwrapped(parameters)))
         with torch.no_grad():
             start = 0
-            for parameter in self._wanted:
-                stop = start + parameter.numel()
-                parameter.copy_(flat[start:stop].view_as(parameter))
+            for parameter, shape in zip(self._wanted, self.layers, strict=True):
+                stop = start + math.prod(shape)
+                numbers = flat[start:stop].reshape(shape)
+                if parameter.is_complex():
+                    numbers = torch.complex(numbers[..., 0], numbers[..., 1])
+                parameter.copy_(numbers)
                 start = stop
         return self.module
 
@@ -193,8 +225,15 @@ class TorchModule:
         # In a copy, because other threads may be using the module, in this mode or for training.
         module = copy.deepcopy(self).load(parameters).eval()
         with torch.no_grad():
-            found = module(_tensor(samples))
-        return found if isinstance(samples, torch.Tensor) else found.cpu().numpy()
+            found = module(self._input(samples))
+        return found if isinstance(samples, torch.Tensor) else _array(found)
+
+    def _input(self, samples: Any) -> torch.Tensor:
+        """Return samples as a tensor for the module, which adapts no dtypes."""
+        tensor = _tensor(samples)
+        if self._narrow and tensor.is_floating_point() and not isinstance(samples, torch.Tensor):
+            return tensor.to(self._narrow)
+        return tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,7 +300,7 @@ def _state(optimizer: torch.optim.Optimizer, tensors: Sequence[torch.Tensor]) ->
     for i, tensor in enumerate(tensors):
         for name, value in optimizer.state.get(tensor, {}).items():
             if isinstance(value, torch.Tensor):
-                found[f"{i}:{name}"] = value.detach().cpu().numpy()
+                found[f"{i}:{name}"] = _array(_real(value))
             elif value is not None:
                 raise TypeError(
                     f"The state of {type(optimizer).__name__} has {name!r}, a "
@@ -283,6 +322,23 @@ def _seeded(seed: int) -> Iterator[None]:
             yield
         finally:
             torch.set_rng_state(state)
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of real numbers, which shares its memory if the tensor is dense."""
+    tensor = tensor.detach().to_dense()  # gradients of embeddings may be sparse
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def _flat(tensors: Sequence[torch.Tensor]) -> Vector:
+    """Return the numbers of some tensors in one array, in the order of their indices."""
+    # Numbers may lie in another order in memory, as with `torch.channels_last`.
+    return _array(torch.cat([_real(tensor).cpu().reshape(-1) for tensor in tensors]))
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """Return a tensor's numbers as an array, which shares its memory if the dtype allows it."""
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy(force=True)
 
 
 def _tensor(array: Any) -> torch.Tensor:

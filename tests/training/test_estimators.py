@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -71,6 +72,161 @@ def test_training_a_module_matches_pytorch(client):
     np.testing.assert_allclose(
         lazy.compute(scheduler="sync"), estimator.predict(SAMPLES), rtol=1e-5
     )
+
+
+class Complex(torch.nn.Module):
+    """Has a complex parameter behind a real one of odd length."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias = torch.nn.Parameter(torch.randn(1))
+        self.weight = torch.nn.Parameter(torch.randn(4, dtype=torch.complex64))
+
+    def forward(self, samples):
+        return (samples.to(self.weight.dtype) @ self.weight).abs() + self.bias
+
+
+class Tied(torch.nn.Module):
+    """Uses one parameter twice, one that lies in columns, and one without any number."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+        self.columns = torch.nn.Parameter(torch.randn(3, 4).t())
+        self.nothing = torch.nn.Parameter(torch.zeros(0, 3))
+        self.register_buffer("factor", torch.full((3,), 2.0))
+
+    def forward(self, samples):
+        hidden = self.second(self.first(samples)) @ self.columns
+        return hidden * self.factor + self.nothing.sum()
+
+
+def frozen():
+    net = network()
+    net[0].requires_grad_(False)
+    return net
+
+
+def convolution():
+    layers = (torch.nn.Unflatten(1, (2, 2, 1)), torch.nn.Conv2d(2, 3, (2, 1)), torch.nn.Flatten())
+    return torch.nn.Sequential(*layers).to(memory_format=torch.channels_last)
+
+
+def embedding():
+    return torch.nn.Sequential(torch.nn.Embedding(5, 3, sparse=True), torch.nn.Flatten())
+
+
+IDS = RNG.integers(0, 5, size=(60, 4))
+
+
+@pytest.mark.parametrize(
+    ("make", "samples"),
+    [
+        (convolution, SAMPLES),
+        (embedding, IDS),
+        (frozen, SAMPLES),
+        (Tied, SAMPLES),
+        (Complex, SAMPLES),
+        (lambda: network().double(), SAMPLES.astype(np.float64)),
+        (lambda: network().bfloat16(), SAMPLES),
+        (lambda: network().half(), SAMPLES.astype(np.float16)),
+    ],
+)
+@pytest.mark.parametrize(
+    "kind", [torch.optim.SGD, partial(torch.optim.Adam, eps=1e-3)], ids=["SGD", "Adam"]
+)
+def test_parameters_of_any_kind_are_trained_as_by_pytorch(client, kind, make, samples):
+    """In single precision, where theirs are in bfloat16."""
+    torch.manual_seed(1)
+    net = make()
+    module = copy.deepcopy(net)
+    flat = training.TorchModule(net, lambda found, targets: (found - targets).square().sum())
+    assert flat.parameters.size == sum(int(np.prod(shape)) for shape in flat.layers)
+    before = flat.prediction(flat.parameters, samples)
+    targets = np.ones((60, *before.shape[1:]), dtype=before.dtype)
+    found = training.train(
+        flat.gradient,
+        flat.parameters,
+        (samples, targets),
+        optimizer=flat.optimizer(kind(net.parameters(), lr=0.01)),
+        layers=flat.layers,
+        steps=3,
+        client=client,
+    )
+    inputs = torch.tensor(samples)
+    first = next(module.parameters()).dtype
+    inputs = inputs.to(first) if inputs.is_floating_point() else inputs
+    wanted = [p for p in module.parameters() if p.requires_grad]
+    optimizer = kind(wanted, lr=0.01)
+    for _ in range(3):
+        optimizer.zero_grad()
+        ((module(inputs) - torch.tensor(targets)).square().sum() / 60).backward()
+        for parameter in wanted:
+            parameter.grad = parameter.grad.to_dense()
+        optimizer.step()
+    coarse = first.itemsize == 2
+    expected = training.TorchModule(module, torch.nn.MSELoss(reduction="sum"))
+    np.testing.assert_allclose(
+        found.parameters, expected.parameters, rtol=0, atol=2e-2 if coarse else 1e-4
+    )
+    after = flat.prediction(found.parameters, samples)
+    np.testing.assert_allclose(
+        after, expected.prediction(expected.parameters, samples), atol=0.1 if coarse else 1e-3
+    )
+    assert np.square(after - targets).sum() < np.square(before - targets).sum()
+
+
+def test_modules_of_bfloat16_are_summed_in_single_precision():
+    """Steps that bfloat16 would round away add up."""
+    module = torch.nn.Linear(1, 1, bias=False, dtype=torch.bfloat16)
+    flat = training.TorchModule(module, torch.nn.MSELoss(reduction="sum"))
+    assert flat.parameters.dtype == np.float32
+    ones = np.ones((1, 1), dtype=np.float32)
+    parameters = np.ones(1, dtype=np.float32)
+    optimizer = flat.optimizer(torch.optim.SGD(module.parameters(), lr=2.0**-12))
+    state = optimizer.start(parameters)
+    for step in range(64):
+        gradient = flat.gradient(parameters, ones, 0 * ones)[1]
+        optimizer.update(parameters, gradient, state, step)
+    assert 0.95 < parameters[0] < 0.975
+    assert flat.prediction(parameters, ones).dtype == np.float32
+    assert flat.prediction(parameters, torch.ones(1, 1).bfloat16()).dtype == torch.bfloat16
+
+
+def test_an_optimizer_that_has_been_used_in_bfloat16_continues():
+    net = network().bfloat16()
+    used = torch.optim.Adam(net.parameters(), lr=0.05)
+    net(torch.tensor(SAMPLES).bfloat16()).sum().backward()
+    used.step()
+    flat = training.TorchModule(net, torch.nn.CrossEntropyLoss(reduction="sum"))
+    optimizer = flat.optimizer(used)
+    parameters, state = updated(flat, optimizer, 2)
+    assert {value.dtype for value in state.values()} == {np.dtype(np.float32)}
+    assert parameters.dtype == np.float32
+
+
+def test_a_module_of_half_precision_has_sums_beyond_its_range():
+    module = torch.nn.Linear(1, 1, bias=False, dtype=torch.float16)
+    flat = training.TorchModule(module, lambda found, targets: found.sum())
+    samples = np.full((400, 1), 300.0, dtype=np.float16)
+    _, gradient = flat.gradient(flat.parameters, samples, samples)
+    np.testing.assert_allclose(gradient, [400 * 300.0], rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (torch.nn.LazyLinear(2), "parameter 'weight' has no numbers yet: call a lazy module"),
+        (torch.nn.Linear(4, 2, device="meta"), "parameter 'weight' has no numbers yet"),
+        (torch.nn.Linear(4, 2).requires_grad_(False), "must have a parameter that requires a"),
+        (torch.nn.Identity(), "must have a parameter that requires a gradient"),
+    ],
+    ids=str,
+)
+def test_modules_that_cannot_be_trained_are_refused(module, message):
+    with pytest.raises(ValueError, match=message):
+        training.TorchModule(module, torch.nn.MSELoss(reduction="sum"))
 
 
 def test_dropout_depends_only_on_parameters_and_samples():

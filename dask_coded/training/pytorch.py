@@ -96,6 +96,7 @@ class TorchModule:
             raise ValueError("The module must have a parameter that requires a gradient.")
         self.layers = tuple(tuple(_real(p).shape) for p in self._wanted)
         first = next(iter(module.parameters())).dtype
+        self._is_sum = hasattr(loss, "reduction")
         self._half = any(p.dtype == torch.float16 for p in self._wanted)
         self._narrow = torch.bfloat16 if first == torch.bfloat16 else None
 
@@ -109,7 +110,8 @@ class TorchModule:
         Raises
         ------
         ValueError
-            If the module has changed a buffer, as spectral normalisation does.
+            If the module has changed a buffer, as spectral normalisation does, or the loss is not a
+            sum over samples.
         """
         parameters, samples = unwrapped(parameters), unwrapped(samples)
         self.load(parameters)
@@ -119,7 +121,8 @@ class TorchModule:
         seed = zlib.crc32(samples[:1].tobytes(), zlib.crc32(state.tobytes()))
         buffers = {name: (b, b._version) for name, b in self.module.named_buffers()}
         with _seeded(seed):
-            loss = self._loss(self.module(self._input(samples)), _tensor(targets))
+            predictions, wanted = self.module(self._input(samples)), _tensor(targets)
+            loss = self._loss(predictions, wanted)
             found = self._gradient(loss, len(samples))
         for name, buffer in self.module.named_buffers():
             before, version = buffers.get(name, (None, 0))
@@ -128,7 +131,33 @@ class TorchModule:
                     f"The module must not change its buffers when it computes, it has changed "
                     f"{name!r}: use a module without such a state, because workers do not share it."
                 )
+        if not self._is_sum:
+            self._check_sum(predictions, wanted, float(loss.detach()))
         return float(loss.detach()), found
+
+    def _check_sum(self, predictions: Any, targets: torch.Tensor, loss: float) -> None:
+        """Check that a function is a sum over samples: it has no attribute that says so."""
+        middle = len(targets) // 2
+        if not middle or getattr(predictions, "shape", ())[:1] != targets.shape[:1]:
+            return
+        try:
+            with torch.no_grad():
+                parts = [
+                    float(self._loss(predictions[rows], targets[rows]))
+                    for rows in (slice(middle), slice(middle, None))
+                ]
+        except Exception:  # rows of predictions are not those of samples
+            return
+        # What is not finite counts as equal, because float16 may hold the parts but not the sum.
+        tolerance = math.sqrt(torch.finfo(predictions.dtype).eps) * sum(map(abs, parts))
+        if math.isfinite(loss) and abs(sum(parts) - loss) > tolerance:
+            raise ValueError(
+                f"The loss must be a sum over samples. It is {loss:.4g} for {len(targets)} "
+                f"samples, but {parts[0]:.4g} and {parts[1]:.4g} for their halves: pass "
+                f'reduction="sum" to functions of PyTorch, and `weight_decay` to the optimizer '
+                f"instead of a penalty."
+            )
+        self._is_sum = True
 
     def _gradient(self, loss: torch.Tensor, samples: int) -> Vector:
         """Return the gradient of the loss, a sum over samples."""

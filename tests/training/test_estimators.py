@@ -460,6 +460,54 @@ def test_products_take_tensors(client):
     np.testing.assert_allclose(left, y.numpy() @ A)
 
 
+def summed(found, targets):
+    return torch.nn.functional.cross_entropy(found, targets, reduction="sum")
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        torch.nn.functional.cross_entropy,
+        lambda found, targets: torch.nn.functional.cross_entropy(found, targets),
+        lambda found, targets: summed(found, targets) + 1,
+    ],
+)
+def test_functions_that_are_not_sums_over_samples_are_refused(loss):
+    flat = training.TorchModule(network(), loss)
+    flat.gradient(flat.parameters, SAMPLES[:1], LABELS[:1])  # of one sample nothing can be told
+    with pytest.raises(ValueError, match=r"sum over samples. It is .* for 60 samples, but .* and"):
+        flat.gradient(flat.parameters, SAMPLES, LABELS)
+
+
+def test_functions_that_are_sums_over_samples_are_told_once():
+    calls = []
+
+    def loss(found, targets):
+        calls.append(len(targets))
+        return summed(found, targets)
+
+    flat = training.TorchModule(network(), loss)
+    for _ in range(2):
+        flat.gradient(flat.parameters, SAMPLES, LABELS)
+    assert calls == [60, 30, 30, 60]
+
+
+@pytest.mark.parametrize("rows", ["flat", "columns"])
+def test_rows_of_predictions_need_not_be_samples(rows):
+    class Module(torch.nn.Linear):
+        def forward(self, samples):
+            found = super().forward(samples)
+            return found.reshape(-1) if rows == "flat" else found.T
+
+    def loss(found, targets):
+        same = found.reshape(targets.shape) if rows == "flat" else found.T
+        return (same - targets).square().sum()
+
+    flat = training.TorchModule(Module(4, 4), loss)
+    targets = np.ones((4, 4), dtype=np.float32)
+    assert flat.gradient(flat.parameters, SAMPLES[:4], targets)[0] > 0
+
+
 def test_modules_whose_gradients_are_not_sums_are_refused():
     with pytest.raises(ValueError, match='pass reduction="sum"'):
         training.TorchModule(network(), torch.nn.CrossEntropyLoss())

@@ -24,7 +24,7 @@ from distributed import Client
 from distributed.protocol.pickle import dumps
 
 from dask_coded.aggregation import Aggregation
-from dask_coded.arguments import check_whole, unwrapped
+from dask_coded.arguments import check_unmasked, check_whole, unwrapped
 from dask_coded.compression import EXACT, Compression, sum_dtype
 from dask_coded.display import Display
 from dask_coded.loop import Progress
@@ -321,7 +321,7 @@ def _named(client: Client, name: str, workers: str | Sequence[str]) -> tuple[str
 
 def _start(parameters: npt.ArrayLike) -> Vector:
     """Return the initial parameters as a flat array of floating-point numbers."""
-    start = np.array(unwrapped(parameters))
+    start = np.array(check_unmasked("Argument 'parameters'", unwrapped(parameters)))
     if start.ndim != 1 or not start.size or start.dtype.kind not in "fiub":
         raise ValueError(
             f"Argument 'parameters' must be a flat array of real numbers, it has shape "

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dask_coded.arguments import unwrapped
+from dask_coded.arguments import check_unmasked, unwrapped
 from dask_coded.compression import Compression, Compressor, sum_dtype
 from dask_coded.training.batches import Batches
 from dask_coded.training.optimizers import Optimizer, Vector
@@ -137,7 +137,7 @@ class Replica:
                 f"The gradient function must return a flat array or a pair (loss, flat array), "
                 f"it returned {what}."
             )
-        vector = np.asarray(unwrapped(result))
+        vector = np.asarray(check_unmasked("The gradient", unwrapped(result)))
         if vector.dtype.kind != "f":
             raise TypeError(
                 f"The gradient must hold real floating-point numbers, its dtype is {vector.dtype}."

@@ -580,6 +580,10 @@ def test_masked_data_are_refused(client):
     for samples in (masked, da.from_array(masked)):
         with pytest.raises(TypeError, match="samples must not be masked"):
             train(squares, np.zeros(5), (samples, Y), client=client)
+    with pytest.raises(TypeError, match="Argument 'parameters' must not be masked"):
+        train(squares, masked[0], (X, Y), client=client)
+    with pytest.raises(TypeError, match="The gradient must not be masked"):
+        train(lambda w, *data: np.ma.masked_less(w, 1), np.zeros(5), (X, Y), client=client)
 
 
 @pytest.mark.parametrize(

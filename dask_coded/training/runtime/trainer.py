@@ -31,7 +31,7 @@ from dask_coded.compression import Partial
 from dask_coded.training.runtime.shards import fetch_rows
 from dask_coded.training.runtime.spec import Group, Replica
 from dask_coded.transport import Answer, Channel, Exchange
-from dask_coded.transport.errors import portable
+from dask_coded.transport.exceptions import portable
 from dask_coded.transport.messages.message import Closed, Message
 from dask_coded.transport.messages.trainings import (
     GradientComputed,

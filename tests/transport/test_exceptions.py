@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.sparse.linalg import ArpackNoConvergence
 
-from dask_coded.transport.errors import portable
+from dask_coded.transport.exceptions import portable
 
 
 class Keywords(Exception):

@@ -223,3 +223,35 @@ def check_workers(workers: Sequence[str] | None) -> list[str] | None:
             f"Argument 'workers' must be a list of the addresses of workers, it is {workers!r}."
         )
     return named
+
+
+def to_csr(matrix: Any) -> Any:
+    """Return a SciPy sparse matrix in CSR format, with the same products.
+
+    In COO format a cell may have several entries, whose sum is the element. SciPy's conversion adds
+    them up in the matrix's dtype, where the sum may not fit; its products add them up in the
+    product's dtype. Entries of a narrow dtype are therefore kept apart.
+
+    Parameters
+    ----------
+    matrix : scipy.sparse array or matrix, shape (m, n)
+
+    Returns
+    -------
+    scipy.sparse.csr_array or csr_matrix, shape (m, n)
+        Of the same dtype.
+
+    Examples
+    --------
+    >>> twice = scipy.sparse.coo_array(([200, 100], ([0, 0], [0, 0])), dtype=np.uint8)
+    >>> to_csr(twice) @ [1.0], twice.tocsr() @ [1.0]
+    (array([300.]), array([44.]))
+    """
+    found = matrix.tocsr()
+    wide = np.result_type(matrix.dtype, np.float64) == matrix.dtype
+    if matrix.format != "coo" or wide or found.nnz == matrix.nnz:
+        return found
+    row, column = matrix.coords
+    order = np.argsort(row, kind="stable")
+    indptr = np.searchsorted(row[order], np.arange(matrix.shape[0] + 1))
+    return type(found)((matrix.data[order], column[order], indptr), shape=matrix.shape)

@@ -189,6 +189,21 @@ def test_dask_array_with_sparse_column_chunks(client):
     check(coded.encode(source, None, client) @ x, A @ x, client)
 
 
+@pytest.mark.parametrize("kind", [scipy.sparse.coo_array, scipy.sparse.coo_matrix])
+@pytest.mark.parametrize(
+    ("dtype", "entries"),
+    [("u1", [200, 100]), ("i1", [100, 100]), ("?", [True, True]), ("f4", [3e38, 3e38])],
+)
+def test_entries_of_one_cell_are_added_up_in_the_dtype_of_the_product(kind, dtype, entries, client):
+    A = kind((np.array([1, *entries], dtype), ([2, 0, 0], [0, 1, 1])), shape=(4, 3))
+    x = numbers(3)
+    C = coded.encode(A, coded.Repetition(4, 2), client, transpose=True)
+    assert C.dtype == A.dtype
+    for matrix in (C, coded.encode(scipy.sparse.csr_array(value(C, client)), None, client)):
+        check(matrix @ x, A @ x, client)
+    check(C.T @ numbers(4), A.T @ numbers(4), client)
+
+
 def test_sparse_with_empty_rows(client):
     A = scipy.sparse.csr_array((30, 4))
     check(coded.encode(A, coded.Repetition(5, 2), client) @ np.ones(4), np.zeros(30), client)

@@ -12,7 +12,7 @@ import numpy as np
 import scipy.sparse
 from distributed import as_completed, wait
 
-from dask_coded.arguments import check_unmasked
+from dask_coded.arguments import check_unmasked, to_csr
 from dask_coded.codes import Code, Polynomial
 from dask_coded.loop import PiecesMade
 
@@ -36,7 +36,7 @@ def matrix_source(A: Any) -> Any:
             f"`to_scipy_sparse()`."
         )
     if scipy.sparse.issparse(A):
-        A = A.tocsr()
+        A = to_csr(A)
     elif hasattr(A, "to_dask_array"):
         raise TypeError(
             f"The matrix to encode must be an array, it is a {type(A).__name__}: pass "

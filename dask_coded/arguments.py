@@ -243,6 +243,7 @@ def to_csr(matrix: Any) -> Any:
 
     Examples
     --------
+    >>> import scipy.sparse
     >>> twice = scipy.sparse.coo_array(([200, 100], ([0, 0], [0, 0])), dtype=np.uint8)
     >>> to_csr(twice) @ [1.0], twice.tocsr() @ [1.0]
     (array([300.]), array([44.]))
@@ -255,3 +256,16 @@ def to_csr(matrix: Any) -> Any:
     order = np.argsort(row, kind="stable")
     indptr = np.searchsorted(row[order], np.arange(matrix.shape[0] + 1))
     return type(found)((matrix.data[order], column[order], indptr), shape=matrix.shape)
+
+
+def printable(text: str) -> str:
+    r"""Return a text with escapes instead of control characters, which a terminal would obey.
+
+    Examples
+    --------
+    >>> print(printable("a\x1b[2Jb"))
+    a\x1b[2Jb
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -27,8 +27,8 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dask_coded.arguments import check_stopping
+from dask_coded.graph.conversion import as_graph
 from dask_coded.graph.iteration import Vector, iterate, product
-from dask_coded.graph.readers import as_graph
 from dask_coded.graph.values import PerNode, by_node, distribution, named, vector
 from dask_coded.loop import QUIET, Loop, Progress
 from dask_coded.submission import as_coded, run

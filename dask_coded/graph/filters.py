@@ -32,10 +32,11 @@ import scipy.sparse as sp
 
 from dask_coded.arguments import check_positive, check_whole
 from dask_coded.array import CodedArray
+from dask_coded.graph.adjacency import Graph, summed
+from dask_coded.graph.conversion import as_graph
 from dask_coded.graph.iteration import product
 from dask_coded.graph.kernels import Hops, Kernel, PolynomialKernel, chebyshev_coefficients
 from dask_coded.graph.laplacian import check_laplacian, greatest_eigenvalue_rounds, laplacian
-from dask_coded.graph.readers import Graph, as_graph
 from dask_coded.graph.values import by_node, in_order, is_pandas, named, vector
 from dask_coded.loop import QUIET, Loop, Progress
 from dask_coded.submission import as_coded, run
@@ -268,7 +269,7 @@ def _operand(graph: Any, normalized: bool, weight: str | None) -> tuple[Any, Gra
 
 
 def _has_negatives(graph: Any) -> bool:
-    return sp.issparse(graph) and bool((sp.csr_array(graph).data < 0).any())
+    return sp.issparse(graph) and bool((summed(graph).data < 0).any())
 
 
 def _signal(signal: Any, graph: Graph) -> Array:

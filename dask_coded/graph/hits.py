@@ -25,8 +25,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dask_coded.arguments import check_stopping
+from dask_coded.graph.conversion import as_graph
 from dask_coded.graph.iteration import Vector, iterate
-from dask_coded.graph.readers import as_graph
 from dask_coded.graph.values import PerNode, distribution, named, vector
 from dask_coded.loop import QUIET, Loop, Progress
 from dask_coded.submission import as_coded, run

@@ -31,8 +31,9 @@ import numpy as np
 import scipy.sparse as sp
 from scipy.linalg import eigh_tridiagonal, norm
 
+from dask_coded.graph.adjacency import summed
+from dask_coded.graph.conversion import as_graph
 from dask_coded.graph.iteration import Vector
-from dask_coded.graph.readers import as_graph
 from dask_coded.loop import QUIET, Loop, Progress
 
 # Number of Lanczos iterations that share their rounds.
@@ -103,7 +104,7 @@ def check_laplacian(matrix: sp.csr_array) -> sp.csr_array:
             f"A sparse Laplacian must be real, its dtype is {matrix.dtype}: encode a Hermitian "
             "one, and pass the coded array."
         )
-    found = sp.csr_array(matrix).astype(np.float64)
+    found = summed(matrix).astype(np.float64)
     _check_symmetric(found, "A Laplacian must be symmetric, this matrix is not.")
     diagonal = found.diagonal()
     others = found - sp.diags_array(diagonal)

@@ -31,8 +31,8 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dask_coded.arguments import check_fraction, check_stopping
+from dask_coded.graph.conversion import as_graph
 from dask_coded.graph.iteration import Ranks, Vector, iterate, product
-from dask_coded.graph.readers import as_graph
 from dask_coded.graph.values import PerNode, distribution, named, vector
 from dask_coded.loop import QUIET, Loop, Progress
 from dask_coded.submission import as_coded, run
@@ -177,7 +177,7 @@ def pagerank(
     Parameters
     ----------
     graph : networkx graph, SciPy sparse adjacency, edge list, or Graph
-        See :func:`~dask_coded.graph.readers.as_graph`. In a sparse adjacency matrix, the row is the
+        See :func:`~dask_coded.graph.as_graph`. In a sparse adjacency matrix, the row is the
         source of an edge. Edges of undirected networkx graphs count in both directions.
     damping : float
         Probability of following an edge, between 0 and 1.

@@ -10,8 +10,8 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from dask_coded.arguments import check_unmasked, unwrapped
+from dask_coded.graph.adjacency import Graph
 from dask_coded.graph.iteration import Vector
-from dask_coded.graph.readers import Graph
 
 #: One number per node, in the forms that public functions accept.
 PerNode = Mapping[Any, float] | npt.ArrayLike
@@ -87,7 +87,7 @@ def vector(name: str, values: PerNode, graph: Graph) -> Vector:
 
     Examples
     --------
-    >>> from dask_coded.graph.readers import as_graph
+    >>> from dask_coded.graph.conversion import as_graph
     >>> vector("start", {"b": 2.0}, as_graph([("a", "b")]))
     array([0., 2.])
     """

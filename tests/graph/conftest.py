@@ -54,3 +54,13 @@ def here(monkeypatch):
 def friends():
     """The karate club, with weights."""
     return nx.karate_club_graph()
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write_file(name, content):
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return write_file

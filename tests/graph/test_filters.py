@@ -16,7 +16,7 @@ from dask_coded.codes import MDS
 from dask_coded.graph import Graph, Heat, Hops, PolynomialKernel, as_graph, filter, laplacian
 from dask_coded.graph.filters import chebyshev_rounds, polynomial_rounds
 from dask_coded.graph.kernels import chebyshev_coefficients
-from dask_coded.graph.laplacian import greatest_eigenvalue_rounds
+from dask_coded.graph.laplacian import check_laplacian, greatest_eigenvalue_rounds
 
 KERNELS = {
     "heat": Heat(0.7),
@@ -324,3 +324,13 @@ def test_the_graph_of_an_edge_list_has_edges_in_one_direction():
         laplacian(graph)
     assert isinstance(graph.to_undirected(), Graph)
     assert laplacian(graph.to_undirected()).shape == (3, 3)
+
+
+def test_repeated_entries_of_narrow_integers_are_added_up():
+    ends = [0, 0, 1, 1], [1, 1, 0, 0]
+    weights = sp.coo_array((np.full(4, 100, np.int8), ends), shape=(2, 2))
+    expected = [[200, -200], [-200, 200]]
+    np.testing.assert_array_equal(laplacian(weights).toarray(), expected)
+    ends = [0, 0, 1, 1, 0, 0, 1, 1], [0, 0, 1, 1, 1, 1, 0, 0]
+    given = sp.coo_array((np.repeat([100, -100], 4).astype(np.int8), ends), shape=(2, 2))
+    np.testing.assert_array_equal(check_laplacian(given).toarray(), expected)

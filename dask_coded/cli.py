@@ -28,6 +28,7 @@ from dask.system import CPU_COUNT
 from distributed import Client
 
 from dask_coded import __version__
+from dask_coded.arguments import printable
 from dask_coded.codes import CODES, Code
 from dask_coded.demo import run_demo
 from dask_coded.display import Display
@@ -66,8 +67,36 @@ def coded() -> None:
     """Linear algebra on Dask clusters whose workers are uneven and may be lost."""
 
 
+def _layout_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say how an edge list is written."""
+    options = (
+        click.option(
+            "--delimiter",
+            metavar="CHARACTER",
+            help="What separates the columns of an edge list; '\\t' for tabs, ' ' for any white "
+            "space.  [default: what its first line has]",
+        ),
+        click.option(
+            "--comments",
+            metavar="MARKS",
+            default="# %",
+            show_default=True,
+            help="What begins comment lines, separated by blanks; '' to keep all lines.",
+        ),
+        click.option(
+            "--header/--no-header",
+            default=None,
+            help="Whether the first line of an edge list is a header.  [default: recognised]",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 @coded.command("pagerank")
 @click.argument("file", type=click.Path(path_type=Path))
+@_layout_options
 @click.option(
     "--workers",
     type=click.IntRange(min=1),
@@ -125,6 +154,9 @@ def coded() -> None:
 )
 def pagerank_command(
     file: Path,
+    delimiter: str | None,
+    comments: str,
+    header: bool | None,
     workers: int | None,
     scheduler: str | None,
     code: str | None,
@@ -138,9 +170,8 @@ def pagerank_command(
 ) -> None:
     """Compute the PageRank of the graph in FILE.
 
-    FILE is an edge list (text: source, target and optionally a weight on each line; # and % start
-    comments), a Matrix Market file (.mtx) or a SciPy sparse matrix (.npz); .gz and .bz2 are
-    unpacked.
+    FILE is an edge list (text: source, target and optionally a weight on each line), a Matrix
+    Market file or a SciPy sparse matrix (.npz); files of gzip and bzip2 are unpacked.
     """
     if workers is not None and scheduler is not None:
         raise click.UsageError(
@@ -150,7 +181,7 @@ def pagerank_command(
         raise BadInput(f"--output {output}: expected a file in a folder that exists.")
     with _Display() as display:
         display.say(f"Reading {file}")
-        graph = _read(file, undirected)
+        graph = _read(file, undirected, delimiter, comments, header)
         with _cluster(workers, scheduler, display.say) as client:
             display.say(f"Encoding {len(graph.nodes):,} nodes, {graph.adjacency.nnz:,} edges")
             scores = _compute(
@@ -196,6 +227,7 @@ def pagerank_command(
     help="Multiply by the matrix that PageRank uses for the graph in this file, in any format of "
     "'dask-coded pagerank', instead of a random dense matrix.",
 )
+@_layout_options
 @click.option(
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -204,7 +236,14 @@ def pagerank_command(
     help="Image file for the timelines of plain and coded rounds.",
 )
 def demo_command(
-    workers: int | None, slow: int | None, factor: float, graph: Path | None, output: Path
+    workers: int | None,
+    slow: int | None,
+    factor: float,
+    graph: Path | None,
+    delimiter: str | None,
+    comments: str,
+    header: bool | None,
+    output: Path,
 ) -> None:
     """Compare plain dask.array and coded rounds of A @ x with slow workers."""
     if not output.parent.is_dir():
@@ -215,16 +254,19 @@ def demo_command(
             f"--slow {slow} must be less than the number of workers, {workers}: lower --slow or "
             "raise --workers."
         )
-    read = None if graph is None else _read(graph, undirected=False)
+    read = None if graph is None else _read(graph, False, delimiter, comments, header)
     run_demo(workers, output, slow=slow, factor=factor, graph=read)
 
 
 # -- the steps of a command --------------------------------------------------------------------
 
 
-def _read(file: Path, undirected: bool) -> Graph:
+def _read(
+    file: Path, undirected: bool, delimiter: str | None, comments: str, header: bool | None
+) -> Graph:
+    mark = "\t" if delimiter == "\\t" else delimiter
     try:
-        graph = read_graph(file)
+        graph = read_graph(file, delimiter=mark, comments=comments.split() or None, header=header)
     except (OSError, ValueError) as error:
         raise BadInput(str(error)) from error
     return graph.to_undirected() if undirected else graph
@@ -303,14 +345,15 @@ class _Display(Display):
     def table(self, ranking: list[tuple[Any, float]]) -> None:
         """Print nodes and scores."""
         if self.console is None:
-            width = max(len(str(node)) for node, _ in ranking)
-            for node, score in ranking:
-                click.echo(f"{node!s:<{width}}  {score:.10f}")
+            names = [printable(str(node)) for node, _ in ranking]
+            width = max(map(len, names))
+            for name, (_, score) in zip(names, ranking):
+                click.echo(f"{name:<{width}}  {score:.10f}")
             return
         from rich.table import Table
         from rich.text import Text
 
         table = Table("", "node", "score")
         for i, (node, score) in enumerate(ranking, 1):
-            table.add_row(str(i), Text(str(node)), f"{score:.10f}")
+            table.add_row(str(i), Text(printable(str(node))), f"{score:.10f}")
         self.console.print(table)

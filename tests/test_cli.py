@@ -12,7 +12,9 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import click
+import numpy as np
 import pytest
+import scipy.sparse
 from click.testing import CliRunner
 
 from dask_coded import cli, demo, display, local
@@ -179,7 +181,11 @@ def test_bad_options_are_one_line_and_exit_code_2(votes, options, expected):
     ("content", "expected"),
     [
         ("", "expected one edge a line, the file has none."),
-        ("1 2\n3\n", "expected 2 columns as in the first line, line 2 has 1."),
+        (
+            "1 2\n3\n",
+            "expected 2 columns as in the first line, line 2 has 1: `delimiter=` (on the command "
+            "line --delimiter) says what separates columns.",
+        ),
         ("1 2 -4\n", "expected weights that are finite and not negative, edge 1 -> 2 has -4.0."),
     ],
 )
@@ -189,6 +195,72 @@ def test_bad_files_are_one_line_and_exit_code_2(votes, content, expected):
     result = run("pagerank", votes)
     assert result.exit_code == 2
     assert complaint(result) == f"Error: {votes}: {expected}"
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "pairs"),
+    [
+        ("ada cy 0,5\n", ["--delimiter", " "], [("ada", "cy")]),
+        ("a b\tc\n", ["--delimiter", "\\t"], [("a b", "c")]),
+        ("#a %b\n", ["--comments", ""], [("#a", "%b")]),
+        ("// x y\n#a b\n", ["--comments", "// %"], [("#a", "b")]),
+        ("source,target\na,b\n", ["--no-header"], [("a", "b"), ("source", "target")]),
+        ("1,2\n3,4\n", ["--header"], [(3, 4)]),
+    ],
+)
+def test_options_say_how_an_edge_list_is_written(here, votes, content, options, pairs):
+    votes.write_text(content)
+    result = run("pagerank", votes, *options)
+    assert result.exit_code == 0, result.output
+    graph = here[0]["graph"]
+    assert set(graph.nodes) == {name for pair in pairs for name in pair}
+    assert graph.adjacency.nnz == len(pairs)
+
+
+@pytest.mark.usefixtures("here")
+def test_an_option_for_edge_lists_that_is_wrong_is_exit_code_2(votes):
+    result = run("pagerank", votes, "--delimiter", "::")
+    assert result.exit_code == 2
+    assert complaint(result).startswith("Error: Argument 'delimiter' must be one character")
+
+
+@pytest.mark.usefixtures("here")
+def test_names_cannot_control_a_terminal(votes, tmp_path, monkeypatch):
+    votes.write_text("a\x1b[2J\tb\u202e\nb\u202e\t=cmd\n")
+    output = tmp_path / "ranks.csv"
+    result = run("pagerank", votes, "--output", output)
+    assert result.exit_code == 0, result.output
+    assert not {"\x1b", "\u202e"} & set(result.output)
+    assert "a\\x1b[2J" in result.stdout
+    with output.open(encoding="utf-8", newline="") as file:
+        assert {row[0] for row in csv.reader(file)} == {"node", "a\x1b[2J", "b\u202e", "=cmd"}
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("layout", ["csr", "csc", "coo", "bsr"])
+def test_an_archive_with_indices_out_of_range_is_exit_code_2(tmp_path, layout):
+    matrix = scipy.sparse.csr_array(np.eye(3)).asformat(layout)
+    scipy.sparse.save_npz(tmp_path / "good.npz", matrix)
+    with np.load(tmp_path / "good.npz") as good:
+        arrays = dict(good)
+    name = "indices" if "indices" in arrays else "coords" if "coords" in arrays else "row"
+    arrays[name].flat[0] = -7
+    np.savez(tmp_path / "bad.npz", **arrays)
+    result = run("pagerank", tmp_path / "bad.npz")
+    assert result.exit_code == 2
+    assert complaint(result).startswith(f"Error: {tmp_path / 'bad.npz'}: ")
+
+
+@pytest.mark.usefixtures("here")
+def test_files_that_memory_does_not_hold_are_exit_code_2(tmp_path):
+    path = tmp_path / "g.mtx"
+    path.write_text(
+        "%%MatrixMarket matrix coordinate real general\n1000000000000 1000000000000 0\n"
+    )
+    for file in (path, "/dev/zero"):
+        result = run("pagerank", file)
+        assert result.exit_code == 2
+        complaint(result)
 
 
 def test_a_missing_file_is_exit_code_2(tmp_path):

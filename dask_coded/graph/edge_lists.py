@@ -15,7 +15,7 @@ import csv
 import re
 import reprlib
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TextIO
 
@@ -23,10 +23,11 @@ import numpy as np
 
 from dask_coded.graph.adjacency import Array, Graph, from_names, from_numbers
 
-_BLOCK = 2**20
+_BLOCK = 2**16
 # Names that NumPy would read as other integers, such as 007 or +7. It may also be a weight.
 _PADDED = re.compile(r"0(?<![\w.+-]0)\d|\+(?<![\w.]\+)|-0(?<![\w.]-0)(?:\d|(?![\w.]))")
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
+_BLANK = re.compile(r"[^\S\n]")
 _QUOTED = re.compile(r'"[^"]*"')
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+(?:[eE][+-]?\d+)?")
 _THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(?:,\d{3})+")
@@ -221,10 +222,15 @@ def _fields(line: str, delimiter: str) -> list[str]:
         if delimiter == " ":
             return line.split()
         return [field.strip() for field in line.split(delimiter)]
+    return _unquoted([line], delimiter)[0]
+
+
+def _unquoted(lines: list[str], delimiter: str) -> list[list[str]]:
+    """Return the fields of lines that have quotes."""
     if delimiter == " ":
-        line = " ".join(line.split())
-    (row,) = csv.reader([line], delimiter=delimiter, skipinitialspace=True)
-    return [field.strip() for field in row]
+        lines = [" ".join(line.split()) for line in lines]
+    rows = csv.reader(lines, delimiter=delimiter, skipinitialspace=True)
+    return [[field.strip() for field in row] for row in rows]
 
 
 def _number(text: str) -> float | None:
@@ -245,7 +251,7 @@ class _Edges:
         self.weights: list[Array] = []
         self.names: dict[str, int] | None = None
 
-    def add(self, sources: list[str], targets: list[str], weights: list[float]) -> None:
+    def add(self, sources: Sequence[str], targets: Sequence[str], weights: list[float]) -> None:
         """Add edges that were parsed as text."""
         self.weights.append(np.array(weights))
         if self.names is None:
@@ -282,28 +288,58 @@ class _Edges:
 def _add(
     found: _Edges, start: int, lines: list[str], marks: tuple[str, ...], layout: _Layout
 ) -> None:
-    if found.names is None:
-        content = [text for line in lines if (text := line.strip()) and not text.startswith(marks)]
-        if not content:
-            return
-        table = _integers(content, layout)
-        if table is not None:
-            found.ends.append(np.stack([table["source"], table["target"]]))
-            if layout.width == 3:
-                found.weights.append(table["weight"])
-            return
-    rows = [(number, layout.row(number, line)) for number, line in _content(start, lines, marks)]
-    if rows:
-        found.add(
-            [row[0] for _, row in rows],
-            [row[1] for _, row in rows],
-            [layout.weight(number, row[2]) for number, row in rows if layout.width == 3],
-        )
+    content = [text for line in lines if (text := line.strip()) and not text.startswith(marks)]
+    if not content:
+        return
+    if found.names is None and (table := _integers(content, layout)) is not None:
+        found.ends.append(np.stack([table["source"], table["target"]]))
+        if layout.width == 3:
+            found.weights.append(table["weight"])
+        return
+    if (columns := _texts(content, layout)) is not None:
+        found.add(*columns)
+        return
+    # Line by line, to say which is wrong, or because a weight has a decimal comma.
+    numbered = list(_content(start, lines, marks))
+    rows = [layout.row(number, line) for number, line in numbered]
+    weights = [
+        layout.weight(number, row[2])
+        for (number, _), row in zip(numbered, rows)
+        if layout.width == 3
+    ]
+    found.add([row[0] for row in rows], [row[1] for row in rows], weights)
+
+
+def _texts(content: list[str], layout: _Layout) -> tuple[list[str], list[str], list[float]] | None:
+    """Return the columns of lines that are all in order, None for others."""
+    text = "\n".join(content)
+    if '"' in text:
+        rows = _unquoted(content, layout.delimiter)
+    elif layout.delimiter != " " and _BLANK.search(text):
+        rows = [_fields(line, layout.delimiter) for line in content]
+    else:
+        by = None if layout.delimiter == " " else layout.delimiter
+        rows = [line.split(by) for line in content]
+    # A quote that does not end joins lines.
+    if len(rows) != len(content) or set(map(len, rows)) != {layout.width}:
+        return None
+    sources, targets = [row[0] for row in rows], [row[1] for row in rows]
+    texts = [row[2] for row in rows] if layout.width == 3 else []
+    try:
+        weights = list(map(float, texts))
+    except ValueError:
+        return None
+    # Python would read 1_0 as a number.
+    odd = "_" in "".join(texts) or not (all(sources) and all(targets))
+    return None if odd else (sources, targets, weights)
 
 
 def _integers(content: list[str], layout: _Layout) -> Array | None:
     """Return the columns of lines whose names are all integers, None for others."""
-    if _PADDED.search("\n".join(content)):
+    text = "\n".join(content)
+    # NumPy's parser may end the process at a character that is not ASCII: it looks up each of them
+    # in the C library's table of 256.
+    if not text.isascii() or _PADDED.search(text):
         return None
     # Split at any white space even if the first line has a tab, because files mix tabs and blanks.
     delimiter = None if layout.delimiter.isspace() else layout.delimiter

@@ -19,8 +19,9 @@ import scipy.sparse as sp
 from dask_coded.graph.adjacency import Graph, from_matrix, last_of_each
 from dask_coded.graph.sources import Joined, Source, check_memory
 
-# A row takes a place in `indptr` and a name, an entry two indices and a value.
-_ROW, _ENTRY = 2 * 8, 3 * 8
+# A row takes a name and a place in `indptr`, twice while the matrix is made; an entry takes two
+# indices and a value.
+_ROW, _ENTRY = 4 * 8, 3 * 8
 _INDICES = {"indptr", "indices", "row", "col", "coords", "offsets", "shape", "n"}
 
 
@@ -35,7 +36,7 @@ def read_matrix_market(source: Source) -> Graph:
         if rows != columns:
             raise ValueError(f"expected a square adjacency matrix, this one is {rows} x {columns}.")
         check_memory("The matrix", _ROW * rows + _ENTRY * entries)
-        found = sp.coo_array(scipy.io.mmread(io.BufferedReader(Joined(header, file))))
+        found = sp.coo_array(scipy.io.mmread(Joined.buffered(header, file)))
     if found.shape[0] == 0:
         return from_matrix(found)
     matrix = sp.csr_array(found)

@@ -57,8 +57,7 @@ class Source:
 
     def binary(self) -> BinaryIO:
         """Return the content of a text file, from its beginning, as bytes."""
-        raw = _Lines(self.head.removeprefix(b"\xef\xbb\xbf"), self.rest)
-        return io.BufferedReader(raw, _BLOCK)
+        return _Lines.buffered(self.head.removeprefix(b"\xef\xbb\xbf"), self.rest)
 
     def text(self) -> TextIO:
         """Return the content of a text file, from its beginning."""
@@ -169,7 +168,7 @@ def unpacked(file: Opened) -> Iterator[Source]:
     head = _begin(file.content)
     for opener, magic in _PACKED.values():
         if head.startswith(magic):
-            with opener(io.BufferedReader(Joined(head, file.content), _BLOCK)) as content:
+            with opener(Joined.buffered(head, file.content)) as content:
                 yield Source(suffix, _begin(content), content)
             return
     if last in _PACKED:
@@ -193,6 +192,11 @@ class Joined(io.RawIOBase):
     def __init__(self, head: bytes, rest: BinaryIO) -> None:
         self._head = memoryview(head)
         self._rest = rest
+
+    @classmethod
+    def buffered(cls, head: bytes, rest: BinaryIO) -> BinaryIO:
+        """Return such a file, which reads large blocks."""
+        return io.BufferedReader(cls(head, rest), _BLOCK)
 
     def readable(self) -> bool:
         return True

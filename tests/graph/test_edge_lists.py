@@ -254,6 +254,21 @@ def test_a_matrix_as_text_is_refused(write):
         read_graph(write("g.txt", "0 1 0 1\n1 0 0 1\n1 1 0 0\n0 0 1 0\n"))
 
 
+@pytest.mark.parametrize("separator", [",", "\t", " "])
+def test_a_quote_that_does_not_end_joins_no_lines(write, separator):
+    text = f'a{separator}"b\nc{separator}"d\n"e"{separator}f\n'
+    found = edges(read_graph(write("g.txt", text)))
+    assert found == {("a", "b"): 1.0, ("c", "d"): 1.0, ("e", "f"): 1.0}
+
+
+@pytest.mark.parametrize("name", ["é", "名前", "\U0001f600", "\U0010fffd", "١"])
+def test_names_in_other_scripts_are_parsed_without_numpy(write, monkeypatch, name):
+    """Its parser of integers reads memory that is not its own for them."""
+    monkeypatch.setattr(np, "loadtxt", None)
+    graph = read_graph(write("g.txt", f"{name}\t2\n2\t3\n"))
+    assert edges(graph) == {(name.strip(), "2"): 1.0, ("2", "3"): 1.0}
+
+
 # -- many lines --------------------------------------------------------------------------------
 
 

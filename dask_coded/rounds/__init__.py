@@ -9,7 +9,7 @@ from __future__ import annotations
 from dask_coded.rounds.assignment import InfeasibleError, deal, fluid_time
 from dask_coded.rounds.batches import PRODUCT_ROWS, batch_size, least_batch
 from dask_coded.rounds.decode import Assembler, Geometry
-from dask_coded.rounds.history import LoopHistory
+from dask_coded.rounds.history import LoopHistory, Rest
 from dask_coded.rounds.layout import Layout, StripeRange, stripes_in, without
 from dask_coded.rounds.options import RoundOptions
 from dask_coded.rounds.policies import POLICIES, Policy
@@ -33,6 +33,7 @@ __all__ = [
     "Pace",
     "Policy",
     "Reporting",
+    "Rest",
     "Round",
     "RoundOptions",
     "RoundState",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from dask_coded.prediction import LagHistory
 from dask_coded.rounds.reporting import Pace, Reporting
@@ -61,3 +61,28 @@ class LoopHistory:
         """Return the measured speeds and forget them."""
         speeds, self.speeds = self.speeds, {}
         return speeds
+
+
+class Rest:
+    """Which workers get no work for a while, because they have raised exceptions.
+
+    The cause may pass, such as a lack of memory, or it may last, such as a broken library. With
+    each failure, the number of rounds for which a worker rests doubles. In ``r`` rounds, a worker
+    that always fails is therefore tried ``log2(r)`` times.
+    """
+
+    def __init__(self) -> None:
+        self._round = 0
+        self._failures: dict[str, int] = {}
+        self._until: dict[str, int] = {}
+
+    def record(self, failed: Iterable[str]) -> None:
+        """Record a round that has ended, and the workers that raised exceptions in it."""
+        self._round += 1
+        for worker in failed:
+            count = self._failures[worker] = self._failures.get(worker, 0) + 1
+            self._until[worker] = self._round + (1 << count - 1)
+
+    def __contains__(self, worker: object) -> bool:
+        """Whether a worker rests in the next round."""
+        return isinstance(worker, str) and self._round < self._until.get(worker, 0)

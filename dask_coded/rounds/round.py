@@ -44,6 +44,8 @@ class Round:
         Every stripe has the pieces that it needs.
     failed : str or None
         Why the round cannot finish: too few pieces are left.
+    erred : bool
+        Whether a failed round could finish if no worker had raised an exception.
     wake : float or None
         When to call :meth:`react`.
     """
@@ -63,6 +65,8 @@ class Round:
         self.state = RoundState(layout, speeds, now, reporting, lags, least_batch)
         self.finished = False
         self.failed: str | None = None
+        self.erred = False
+        self._raised = np.zeros(layout.pieces, dtype=bool)
         self.wake: float | None = None
 
     def start(self, first: Sequence[Sequence[StripeRange]] | None = None) -> list[Command]:
@@ -74,7 +78,7 @@ class Round:
             If the policy cannot make one, because too few workers are expected to make progress.
         """
         state = self.state
-        if first is None and not self._unreachable().any():
+        if first is None and not self._lacking(state.available).any():
             first = self.policy.first(self.layout, state.workers.prior, state.workers.lags)
         for worker, ranges in enumerate(first or ()):
             state.assign(worker, list(ranges))
@@ -124,6 +128,12 @@ class Round:
         self.state.lose(gone)
         return self._after(now, repair=True)
 
+    def raised(self, pieces: Iterable[int], now: float) -> list[Command]:
+        """Record that computing pieces raises an exception on their workers, and react."""
+        gone = list(pieces)
+        self._raised[gone] = True
+        return self.lost_pieces(gone, now)
+
     def _after(self, now: float, repair: bool = False) -> list[Command]:
         state = self.state
         state.now = now
@@ -131,13 +141,14 @@ class Round:
             self.finished, self.wake = True, None
             return [*state.take(), Finish()]
         if repair:
-            if (lacking := self._unreachable()).any():
+            if (lacking := self._lacking(state.available)).any():
                 group, stripe = np.argwhere(lacking)[0]
                 pieces = "pieces" if self.layout.code is None else "independent pieces"
                 self.failed = (
                     f"Stripe {stripe} needs {self.layout.need[group]} {pieces}, too few are within "
                     f"reach: {int(state.available.sum())} of {self.layout.pieces} are left."
                 )
+                self.erred = not self._lacking(state.available | self._raised).any()
                 self.wake = None
                 return state.take()
             # Under every policy, a round that can finish has enough copies under way.
@@ -149,8 +160,7 @@ class Round:
             cover(state, state.present)
         return state.take()
 
-    def _unreachable(self) -> Bools:
-        """Stripes that no assignment can finish any more, shape (groups, stripes)."""
-        state = self.state
-        possible = state.available[:, None] | state.computed.array()
+    def _lacking(self, available: Bools) -> Bools:
+        """Stripes that no assignment of available pieces can finish, shape (groups, stripes)."""
+        possible = available[:, None] | self.state.computed.array()
         return np.asarray(self.layout.lacking(possible) > 0)

@@ -41,7 +41,8 @@ class Cluster:
 
     Commands and shares take ``latency`` seconds. A worker falls silent at its time of death, and
     the round is notified ``notice`` seconds later. What workers in ``corrupt`` compute is wrong, so
-    the round is told that they are lost when their first share comes. Workers whose ``prior`` is
+    the round is told that they are lost when their first share comes. Computing the pieces in
+    ``erring`` raises an exception. Workers whose ``prior`` is
     zero are asked if others have stopped, as on a cluster.
     """
 
@@ -54,6 +55,7 @@ class Cluster:
     deaths: dict[int, float] = field(default_factory=dict)
     stopped: frozenset[int] = frozenset()
     corrupt: frozenset[int] = frozenset()
+    erring: frozenset[int] = frozenset()
     notice: float = 0.05
     duplicate: bool = False
     batch: int = 3
@@ -160,7 +162,17 @@ class Cluster:
         if self.current[worker] is None and self.lists[worker]:
             self.current[worker] = piece, stripe = self.lists[worker].pop(0)
             cost = self.layout.work[piece, stripe] / self.speeds[worker]
-            self.at(self.now + cost, "work", worker, (piece, stripe))
+            if piece in self.erring:
+                self.current[worker] = None
+                self.lists[worker] = [(p, s) for p, s in self.lists[worker] if p != piece]
+                self.at(self.now + self.latency, "raised", worker, piece)
+                self.work(worker, None)
+            else:
+                self.at(self.now + cost, "work", worker, (piece, stripe))
+
+    def raised(self, _: int, piece: int) -> None:
+        self.dealt[piece] = False
+        self.obey(self.round.raised([piece], self.now), self.now)
 
     def share(self, worker: int, what: tuple[int, int]) -> None:
         if worker in self.corrupt:
@@ -297,6 +309,48 @@ def test_a_round_with_too_few_surviving_pieces_fails(cluster: Cluster, first: in
     round_ = cluster.run()
     assert not round_.finished
     assert "too few are within reach" in str(round_.failed)
+
+
+@given(clusters(), st.data())
+@settings(deadline=None, max_examples=300)
+def test_pieces_that_raise_exceptions_end_a_round_only_if_the_others_do_not_suffice(
+    cluster: Cluster, data: st.DataObject
+) -> None:
+    layout, stripes = cluster.layout, cluster.layout.stripes
+    cluster.erring = frozenset(data.draw(st.sets(st.integers(0, layout.pieces - 1))))
+    lost = np.isin(layout.host, [*cluster.deaths, *cluster.corrupt, *cluster.stopped])
+    erring = np.isin(np.arange(layout.pieces), list(cluster.erring))
+    sufficient = not layout.lacking(~(lost | erring)[:, None]).any()
+    if not sufficient:
+        cluster.stopped = frozenset()  # the round would wait for them
+    blocks = _results(cluster, stripes)
+    round_ = cluster.run()
+    if not round_.finished:
+        assert round_.failed and round_.erred and not sufficient
+        return
+    code = cluster.code
+    geometry = Geometry((stripes,) * code.k, stripes, mixed=not code.exact)
+    assembler = Assembler(code, geometry, "f8")
+    for shares, computed, ready in cluster.batches:
+        assembler.add(shares, computed, ready)
+    np.testing.assert_allclose(
+        assembler.rows.reshape(code.k, stripes), blocks, rtol=1e-7, atol=1e-7
+    )
+
+
+def test_a_round_that_lost_too_many_workers_does_not_blame_exceptions() -> None:
+    code = MDS(4, 2)
+    round_ = Round(
+        Layout.of(code, range(4), np.ones((1, 4))), POLICIES["static"](), np.ones(4), 0.0
+    )
+    round_.start()
+    round_.lost([0, 1, 2], 0.1)
+    assert round_.failed and not round_.erred
+    other = Round(Layout.of(code, range(4), np.ones((1, 4))), POLICIES["static"](), np.ones(4), 0.0)
+    other.start()
+    other.lost([0, 1], 0.1)
+    other.raised([2], 0.2)
+    assert other.failed and other.erred
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -150,6 +150,16 @@ class RoundPlan:
         hosts = zip(self.host, spec.code.block_of.tolist(), strict=True)
         kept = tuple(host if block >= 0 else -1 for host, block in hosts)
         return replace(self, host=kept, first=None)
+
+    def without(self, resting: Container[str]) -> RoundPlan:
+        """Return the plan with workers that get work only if the others do not suffice."""
+        if not any(address in resting for address in self.addresses):
+            return self
+        speeds = [
+            0.0 if address in resting else speed
+            for address, speed in zip(self.addresses, self.speeds, strict=True)
+        ]
+        return replace(self, speeds=tuple(speeds), first=None)
 
     @property
     def speed(self) -> Floats:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -304,7 +305,33 @@ def test_a_failure_is_reported():
     work = job(messages.append, executor, fail)
     work.assign([StripeRange(0, 0, 1)])
     executor.run()
-    assert messages == [ShareFailed("run", "MemoryError: no room")]
+    (message,) = messages
+    assert isinstance(message, ShareFailed) and message.pieces == (0,)
+    error = pickle.loads(message.error)
+    assert repr(error) == "MemoryError('no room')"
+    assert "in fail" in error.__notes__[0]
+
+
+def test_a_piece_that_fails_does_not_keep_a_worker_from_its_others():
+    def fail(a: int, b: int, out: Any) -> Any:
+        if b > 2:
+            raise MemoryError("no room")
+        return product(a, b, out)
+
+    messages: list[Message] = []
+    executor, edges = Executor(), {0: np.arange(9), 1: np.arange(9)}
+    work = Job("run", edges, {0: 8, 1: 8}, messages.append, executor, 1, Reporting(10, 1), lead=0.0)
+    work.assign([StripeRange(0, 0, 8), StripeRange(1, 2, 5)])
+    work.begin({0: fail, 1: product})
+    executor.run()
+    work.assign([StripeRange(0, 5, 6), StripeRange(1, 5, 6)])
+    executor.run()
+    failed = [message for message in messages if isinstance(message, ShareFailed)]
+    assert [message.pieces for message in failed] == [(0,)]
+    shares = [message for message in messages if isinstance(message, Share)]
+    found = {(p, s) for m in shares for p, start, stop in m.ranges for s in range(start, stop)}
+    assert (0, 5) not in found
+    assert {part for part in found if part[0]} == {(1, 2), (1, 3), (1, 4), (1, 5)}
 
 
 def test_a_stripe_that_was_sent_is_not_computed_again():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import pickle
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial, wraps
@@ -158,6 +159,7 @@ class LiveRound:
             self._least_batch = least_batch(rows, math.prod(self._assembler.rows.shape[1:]))
         self._in_thread = in_thread
         self._attempt = attempt
+        self._failure: Exception | None = None
         self._prepare = verifier
         self._verifier: Verifier | None = None
         # Shares that came before the verifier was prepared.
@@ -211,8 +213,8 @@ class LiveRound:
         ------
         RoundUnfinishableError
             If too many pieces are out of reach.
-        RuntimeError
-            If a kernel fails on a worker.
+        Exception
+            That of a worker, if kernels fail on so many that the others do not suffice.
         """
         for worker, channel in enumerate(self._channels):
             channel.listen(self.run_id, partial(self._receive, worker))
@@ -308,7 +310,10 @@ class LiveRound:
 
     def _usable(self, layout: Layout, plan: RoundPlan) -> Bools:
         """Return which pieces are on workers that answer, shape (pieces,)."""
-        usable = [self._exchange.is_usable(address) for address in plan.addresses]
+        usable = [
+            self._exchange.is_usable(address) and address not in self.report.failed
+            for address in plan.addresses
+        ]
         return np.array([host >= 0 and usable[host] for host in layout.host.tolist()])
 
     # -- commands to messages ------------------------------------------------------------------
@@ -328,9 +333,17 @@ class LiveRound:
         if self.round.finished:
             self._done.set_result(None)
         elif self.round.failed:
-            self._done.set_exception(RoundUnfinishableError(self.round.failed))
+            self._done.set_exception(self._reason())
         else:
             self._set_timer()
+
+    def _reason(self) -> Exception:
+        """Return why the round cannot finish."""
+        if self._failure is None or not self.round.erred:
+            return RoundUnfinishableError(self.round.failed)
+        others = "".join(f"\n  {where}: {what}" for where, what in self.report.failed.items())
+        self._failure.add_note(f"Too few workers can compute the product. These failed:{others}")
+        return self._failure
 
     def _start_of(self, worker: int, ranges: tuple[StripeRange, ...]) -> StartRound:
         spec, geometry = self.spec, self.spec.geometry
@@ -425,10 +438,11 @@ class LiveRound:
                 self._done.set_exception(RunOverError("Another worker has taken over this round."))
             case PiecesAbsent(_, pieces):
                 self._carry_out(self.round.lost_pieces(pieces, now))
-            case ShareFailed(_, error):
-                self._done.set_exception(
-                    RuntimeError(f"Worker {self._plan.addresses[worker]} failed: {error}")
-                )
+            case ShareFailed(_, pieces, error):
+                failure, address = pickle.loads(error), self._plan.addresses[worker]
+                self._failure = self._failure or failure
+                self.report.failed[address] = f"{type(failure).__name__}: {failure}"
+                self._carry_out(self.round.raised(pieces, now))
 
     def _share(self, worker: int, share: Share, now: float) -> list[Command]:
         ranges = [StripeRange(*part) for part in share.ranges]

@@ -24,7 +24,7 @@ from distributed import get_worker, secede
 from distributed.threadpoolexecutor import thread_state as pool_state
 from distributed.worker import thread_state
 
-from dask_coded.rounds import Layout, LoopHistory, RoundOptions
+from dask_coded.rounds import Layout, LoopHistory, Rest, RoundOptions
 from dask_coded.rounds.accuracy import LIMIT, AccuracyWarning, NotSolvableError
 from dask_coded.runtime.answers import Lost, RoundPlan, ask
 from dask_coded.runtime.coordinator.checks import Checks
@@ -91,6 +91,9 @@ class Coordinator:
         self._warned = False
         # Workers whose shares were wrong, not reported yet.
         self._corrupt: set[str] = set()
+        # Workers that have raised exceptions; and those exceptions, not reported yet.
+        self._resting = Rest()
+        self._failed: dict[str, str] = {}
 
     @classmethod
     def of(cls, array_id: str, options: RoundOptions) -> Self:
@@ -126,6 +129,8 @@ class Coordinator:
             If too many shares are wrong, round after round.
         RunOverError
             If the task was cancelled, or another worker has taken it over.
+        Exception
+            That of a worker, if so many raise exceptions that the others do not suffice.
         """
         began = monotonic()
         # Here and not on the event loop, because a large operand takes milliseconds to copy.
@@ -243,6 +248,7 @@ class Coordinator:
             if not parity:
                 plan = plan.without_parity(spec)
                 layout = plan.layout(spec)
+            plan = plan.without(self._resting)
             verifier = None
             if checks is not None and operand is not None:
                 verifier = checks.verifier(spec, plan, operand)
@@ -268,6 +274,7 @@ class Coordinator:
             try:
                 await live.run()
             except RoundUnfinishableError:
+                self._note_failures(live)
                 self._corrupt |= live.corrupt
                 failed = failed + 1 if live.corrupt else 0
                 if failed == _FAILURES:
@@ -285,6 +292,7 @@ class Coordinator:
                     await backoff.wait()
                 again = True
                 continue
+            self._note_failures(live)
             history.record(live.round, plan.addresses, monotonic() - live.began)
             self._row = row
             self._corrupt |= live.corrupt
@@ -292,6 +300,10 @@ class Coordinator:
             if fresh or monotonic() - self._asked >= _ASK_SECONDS:
                 self._ask_ahead(fresh=fresh)
             return live
+
+    def _note_failures(self, live: LiveRound) -> None:
+        self._resting.record(live.report.failed)
+        self._failed |= live.report.failed
 
     def _ask_ahead(self, fresh: bool) -> None:
         """Have the next round planned while the algorithm does its own arithmetic."""
@@ -331,6 +343,7 @@ class Coordinator:
         plugin = self._plugin
         measured, row = self._history.take_speeds(), self._row
         corrupt, self._corrupt = sorted(self._corrupt), set()
+        failed, self._failed = self._failed, {}
         self._asked = monotonic()
         backoff = Backoff()
         while True:
@@ -344,6 +357,7 @@ class Coordinator:
                 predictor=self._options.predictor,
                 silent=plugin.exchange.silent,
                 corrupt=corrupt,
+                failed=failed,
                 known=len(spec.keys) if spec else 0,
                 task=self._task,
             )
@@ -364,5 +378,5 @@ class Coordinator:
                     checks = Checks.of(plugin, self._id)
                     if await checks.fetch(spec, answer.checks):
                         return _Current(spec, answer, answer.layout(spec), checks, row)
-            measured, corrupt = {}, []
+            measured, corrupt, failed = {}, [], {}
             await backoff.wait()

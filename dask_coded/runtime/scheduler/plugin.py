@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -90,6 +90,8 @@ class CodedSchedulerPlugin(SchedulerExtension):
         self._holding: dict[Key, str] = {}
         # Rounds in which a worker has sent wrong shares.
         self._corrupt: dict[str, int] = {}
+        # The last exception of each worker that has raised one.
+        self._errors: dict[str, str] = {}
         scheduler.handlers.update(
             coded_hello=self.hello,
             coded_keepers=self.loops.keepers,
@@ -170,6 +172,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
         silent: Sequence[str],
         known: int,
         corrupt: Sequence[str] = (),
+        failed: Mapping[str, str] | None = None,
         task: Key | None = None,
     ) -> Reply:
         """Handler: take measurements of earlier rounds, and answer with the plan of the next one.
@@ -184,6 +187,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
             self._silence(address)
         self.placing.changed()
         self._suspect(array, corrupt)
+        self._warn(array, failed or {})
         if (state := self.arrays.get(array)) is None:
             return reply(Lost(RELEASED))
         spec = state.spec
@@ -244,6 +248,21 @@ class CodedSchedulerPlugin(SchedulerExtension):
             self._corrupt[address] = rounds + 1
             fields = {"action": "corrupt", "array": array, "worker": address}
             self.scheduler.log_event(NAME, {**fields, "rounds": rounds + 1})
+
+    def _warn(self, array: str, failed: Mapping[str, str]) -> None:
+        """Log the exceptions of workers whose stripes others have computed."""
+        for address, error in failed.items():
+            if address in self.scheduler.workers:
+                if self._errors.get(address) != error:  # once, not in each round
+                    logger.warning(
+                        "Worker %s has raised an exception in its part of a product, which was "
+                        "computed elsewhere: %s",
+                        address,
+                        error,
+                    )
+                self._errors[address] = error
+                fields = {"action": "failed", "array": array, "worker": address}
+                self.scheduler.log_event(NAME, {**fields, "error": error})
 
     def _trusts(self, address: str) -> bool:
         return self._corrupt.get(address, 0) < _DISTRUSTED
@@ -337,6 +356,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
         self.speeds.forget(worker)
         self._silent.discard(worker)
         self._corrupt.pop(worker, None)
+        self._errors.pop(worker, None)
         self.placing.remove_worker(worker)
         self.supervisor.remove_worker(worker)
         self.homes.remove_worker(worker, stimulus_id)

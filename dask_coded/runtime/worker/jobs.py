@@ -17,6 +17,7 @@ from dask_coded.rounds import Reporting, StripeRange, batch_size, stripes_in, wi
 from dask_coded.rounds.kernels import Product, Rows
 from dask_coded.runtime.worker.output import Output
 from dask_coded.transport import Answer
+from dask_coded.transport.exceptions import portable
 from dask_coded.transport.memory import Memory
 from dask_coded.transport.messages.message import Attempt, Message
 from dask_coded.transport.messages.rounds import Share, ShareFailed
@@ -65,6 +66,8 @@ class Job:
     crowded : callable, optional
         Whether there are other jobs, which take turns with this one after each batch; called from
         any thread. By default there are none.
+    where : str, optional
+        Where the job runs, for the notes of exceptions.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class Job:
         largest: dict[int, int] | None = None,
         least: int = 1,
         crowded: Callable[[], bool] = lambda: False,
+        where: str = "on a worker",
     ) -> None:
         self.series = series
         self.run_id = run_id
@@ -101,6 +105,8 @@ class Job:
         self._largest, self._least = largest or {}, least
         self._crowded = crowded
         self._output: Output | None = None
+        self._given_up: set[int] = set()  # pieces that raise exceptions
+        self._where = where
         self._inline = False  # whether stripes are computed on the event loop
         self._decided = False  # whether and where there is an output
         self._lock = threading.Lock()
@@ -119,19 +125,25 @@ class Job:
     def begin(self, kernels: dict[int, Product], entries: float = math.inf) -> None:
         """Begin to compute: the operand is here, and each piece has its bound kernel.
 
-        ``entries`` says how many numbers a product with one column touches, if they are fast.
+        Pieces without one were reported by :meth:`failed`. ``entries`` says how many numbers a
+        product with one column touches, if they are fast.
         """
+        with self._lock:
+            self._given_up |= self._edges.keys() - kernels.keys()
+            self._queue = deque(part for part in self._queue if self._computes(part.piece))
         self._kernels = kernels
         if kernels and entries < _INLINE:
-            with suppress(Exception):  # the first batch raises it again, and ends the round
-                self._inline = entries * math.prod(self._none().shape[1:]) < _INLINE
+            with suppress(Exception):  # the first batch raises it again, and reports it
+                self._inline = (
+                    entries * math.prod(self._none(next(iter(kernels))).shape[1:]) < _INLINE
+                )
         self._started = self._reported = perf_counter()
         self.assign([])
 
     def assign(self, ranges: Iterable[StripeRange]) -> None:
         """Compute these stripes, after those that are in the list already."""
         with self._lock:
-            self._queue.extend(part for part in ranges if part.piece in self._edges)
+            self._queue.extend(part for part in ranges if self._computes(part.piece))
             self._hinted = False
             # A thread at work may still need long for what it has taken.
             free = self._threads - self._active if self._kernels else 0
@@ -159,13 +171,31 @@ class Job:
         try:
             while (batch := self._next()) is not None:
                 began = perf_counter()
-                rows = self._compute(batch)
+                try:
+                    rows = self._compute(batch)
+                except Exception as exc:
+                    self._fail(batch, exc)
+                    continue
                 self._finish(batch, rows, perf_counter() - began)
                 if self._crowded() and not self._inline and self._continue_later():
                     return
         except Exception as exc:
-            # This ends the round. The thread stays counted, so that none replaces it.
-            self.answer(ShareFailed(self.run_id, f"{type(exc).__name__}: {exc}"))
+            # Shares may be lost, so other workers compute everything. The thread stays counted, so
+            # that none replaces it.
+            self.stop()
+            self.failed(tuple(self._edges), exc)
+
+    def failed(self, pieces: tuple[int, ...], exc: Exception) -> None:
+        """Report that no more of these pieces is computed here."""
+        self.answer(ShareFailed(self.run_id, pieces, portable(exc, self._where)))
+
+    def _fail(self, batch: StripeRange, exc: Exception) -> None:
+        """Leave the rest of a piece to other workers; those of other pieces go on."""
+        with self._lock:
+            self._in_hand -= batch.stop - batch.start
+            self._given_up.add(batch.piece)
+            self._queue = deque(part for part in self._queue if part.piece != batch.piece)
+        self.failed((batch.piece,), exc)
 
     def _continue_later(self) -> bool:
         """Let other jobs use this thread first; return whether it will continue."""
@@ -213,7 +243,7 @@ class Job:
     def _compute(self, batch: StripeRange) -> Rows:
         piece, start, stop = batch
         first, end = self._row(piece, start), self._row(piece, stop)
-        output = self._output_for()
+        output = self._output_for(piece)
         out = None if output is None else output.rows(piece, first, end - first)
         return self._kernels[piece](first, end, out)
 
@@ -257,17 +287,22 @@ class Job:
         """Return the first row of a stripe; pieces may end within the last stripe."""
         return min(self._edges[piece][stripe], self._lengths[piece])
 
-    def _none(self) -> Rows:
-        """Return no rows; they have the type and the width of all rows."""
-        return next(iter(self._kernels.values()))(0, 0, None)
+    def _computes(self, piece: int) -> bool:
+        return piece in self._edges and piece not in self._given_up
 
-    def _output_for(self) -> Output | None:
+    def _none(self, piece: int) -> Rows:
+        """Return no rows; they have the type and the width of all rows."""
+        return self._kernels[piece](0, 0, None)
+
+    def _output_for(self, piece: int) -> Output | None:
         """Return where to compute the job's rows; None if each batch makes its own array."""
         if not self._decided:
             with self._lock:
                 if not self._decided:
                     lengths = {p: self._row(p, len(e) - 1) for p, e in self._edges.items()}
-                    self._output = Output.of(lengths, self._none(), self._memory, self._previous)
+                    self._output = Output.of(
+                        lengths, self._none(piece), self._memory, self._previous
+                    )
                     self._previous = None
                     self._decided = True
         return self._output

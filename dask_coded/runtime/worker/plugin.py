@@ -18,7 +18,7 @@ from distributed.diagnostics.plugin import WorkerPlugin
 
 from dask_coded._version import __version__
 from dask_coded.rounds import Reporting, StripeRange
-from dask_coded.rounds.kernels import KERNELS
+from dask_coded.rounds.kernels import KERNELS, Product
 from dask_coded.runtime.spec import NAME, CodedSpec, as_key
 from dask_coded.runtime.worker.disk import Disk, MappedArray, streamed
 from dask_coded.runtime.worker.jobs import Job
@@ -27,6 +27,7 @@ from dask_coded.runtime.worker.operands import Operands
 from dask_coded.runtime.worker.output import Output
 from dask_coded.runtime.worker.probe import Probe
 from dask_coded.transport import Answer, Exchange
+from dask_coded.transport.exceptions import portable
 from dask_coded.transport.memory import Mappings, forget
 from dask_coded.transport.messages.message import Attempt, Message
 from dask_coded.transport.messages.rounds import (
@@ -261,16 +262,20 @@ class CodedWorkerPlugin(WorkerPlugin):
                 self._drop(run_id, over=True)
                 answer(RoundStopped(run_id))
 
+    @property
+    def _where(self) -> str:
+        """For notes of exceptions."""
+        return f"on worker {self.worker.address}, in its part of a coded product"
+
     def _start(self, message: StartRound, answer: Answer) -> None:
         held, edges, absent = {}, {}, []
         for piece, key, rows in message.pieces:
             try:
                 data = self.piece(as_key(key))
-            except Exception:
-                # There is no memory for it, for example. Without an answer the round would wait for
-                # this worker.
+            except Exception as exc:  # there is no memory for it, for example
                 logger.exception("Worker %s cannot read the piece %r", self.worker.address, key)
-                data = None
+                answer(ShareFailed(message.run_id, (piece,), portable(exc, self._where)))
+                continue
             if data is None:
                 absent.append(piece)
                 continue
@@ -297,21 +302,21 @@ class CodedWorkerPlugin(WorkerPlugin):
             },
             message.least_batch,
             lambda: len(self._jobs) > 1,
+            self._where,
         )
         job.assign(StripeRange(*part) for part in message.ranges)
 
         def begin(x: Any) -> None:
-            try:
-                kernel = KERNELS[message.kernel]
-                x = None if x is None else np.require(x, requirements=["C", "A"])
-                bound = {
-                    piece: streamed(kernel, data, rows, x) for piece, (data, rows) in held.items()
-                }
-            except Exception as exc:
+            bound: dict[int, Product] = {}
+            for piece, (data, rows) in held.items():
                 # The operand may have come from another worker, whose channel is not to blame.
-                answer(ShareFailed(message.run_id, f"{type(exc).__name__}: {exc}"))
-            else:
-                job.begin(bound, sum(_entries(data) for data, _ in held.values()))
+                try:
+                    kernel = KERNELS[message.kernel]
+                    x = None if x is None else np.require(x, requirements=["C", "A"])
+                    bound[piece] = streamed(kernel, data, rows, x)
+                except Exception as exc:
+                    job.failed((piece,), exc)
+            job.begin(bound, sum(_entries(held[piece][0]) for piece in bound))
 
         parts = [(Part(*part), footprint) for part, footprint in message.parts]
         if message.operand is not None or not parts:

@@ -8,7 +8,7 @@ from typing import Any
 from dask.typing import Key
 
 #: Changes whenever a message does. Both ends of a channel must have the same version.
-PROTOCOL = 12
+PROTOCOL = 13
 
 #: A run of a Dask task: the key of the task, and the scheduler's number of the run.
 Attempt = tuple[Key, int]

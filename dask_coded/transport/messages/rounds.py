@@ -217,15 +217,17 @@ class MemoryLost(Message):
 
 @dataclass(frozen=True)
 class ShareFailed(Message):
-    """A kernel has raised an exception at the participant, which computes nothing more.
+    """The participant has raised an exception, and computes nothing more of these pieces.
 
     Parameters
     ----------
-    error : str
-        Type and text of the exception.
+    pieces : tuple of int
+    error : bytes
+        The exception, pickled.
     """
 
-    error: str
+    pieces: tuple[int, ...]
+    error: bytes
 
 
 @dataclass(frozen=True)

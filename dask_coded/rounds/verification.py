@@ -103,6 +103,52 @@ def add_rows(
         check[t, -1] += sizes[a - first : b - first].sum()
 
 
+def size_bounds(
+    weights: Floats, edges: npt.NDArray[np.intp], exponents: Exponents, columns: int
+) -> Floats:
+    """Return what the size of each stripe of a block, ``(sum_r (w_r |B_r|)**2)**0.5``, is at most.
+
+    Entries of scaled rows are at most 1, and those with the largest exponent at most 8. Real and
+    imaginary parts count for themselves.
+    """
+    finite = exponents != NOT_FINITE
+    largest = np.where(exponents == LARGEST, 8.0, 1.0)
+    terms = np.where(finite, (weights[: len(exponents)] * largest) ** 2, 0.0)
+    ends = np.minimum(edges, len(exponents))
+    sums = np.diff(np.concatenate([[0.0], np.cumsum(terms)])[ends])
+    # Sums of the other order are rounded otherwise.
+    return np.asarray(np.sqrt(2.0 * columns * np.maximum(sums, 0.0)) * (1 + 1e-6))
+
+
+def is_possible(check: Any, bounds: Floats, columns: int) -> bool:
+    """Return whether an array can be the check of a block with these :func:`size_bounds`.
+
+    A check with infinity, or with too large a size, would agree with any share.
+    """
+    return bool(
+        isinstance(check, np.ndarray)
+        and check.shape == (len(bounds), columns + 1)
+        and check.dtype.kind in "fc"
+        and np.isfinite(check).all()
+        and (check[:, -1].real >= 0).all()
+        and (np.sqrt(check[:, -1].real) <= bounds).all()
+    )
+
+
+def check_error(growth: float, dtype: npt.DTypeLike) -> float:
+    """Return by how much of their size two checks of one block may differ.
+
+    Parameters
+    ----------
+    growth : float
+        Roundings of rows in the precision of the pieces, in both together.
+    dtype : dtype
+        Of the pieces.
+    """
+    rounding = math.sqrt(_BLOCK) * float(np.finfo(np.float64).eps)
+    return _MARGIN * (growth * float(np.finfo(np.dtype(dtype)).eps) / 2 + rounding)
+
+
 def _weighted_sum(weights: Floats, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return ``weights @ rows``, with an error that grows with the root of the rows.
 
@@ -211,6 +257,8 @@ class Verifier:
         errors = (rounding + np.where(plain, 0, _STORED * stored)[:, None]) * array.sizes
         errors += stored * np.asarray(growth)[:, None] * array.sizes.max(axis=0)
         self._variance = (_MARGIN * errors) ** 2
+        #: What a share of all stripes of each piece may deviate by, in units of the norm.
+        self.limits: Floats = np.sqrt(self._variance.sum(axis=1))
         self._underflow = _MARGIN * n * float(result.smallest_normal)
         # Only rows with a larger exponent can overflow, for each column of the operand.
         with np.errstate(divide="ignore"):
@@ -226,6 +274,13 @@ class Verifier:
         rows : ndarray, shape (rows of the range,) or (rows of the range, m)
             A share has fewer rows if its block ends within the range.
         """
+        return self.deviation(part, rows) == 0
+
+    def deviation(self, part: StripeRange, rows: npt.NDArray[Any]) -> float:
+        """Return by how much a share contradicts the checks of its stripes; zero if it agrees.
+
+        In units of the operand's norm, for that of its columns which contradicts them most.
+        """
         array, (piece, start, stop) = self._array, part
         block = array.block_of[piece]
         first = array.edges[array.group[piece]][start]
@@ -238,14 +293,20 @@ class Verifier:
         limit += self._underflow * array.sums[piece, start:stop].sum()
         found = _weighted_sum(weights, rows.reshape(len(rows), len(limit)))
         with np.errstate(invalid="ignore"):
-            agrees = np.abs(found - expected) <= limit
+            error = np.abs(found - expected)
+            agrees = error <= limit
         if agrees.all():
-            return True
+            return 0.0
         # Where the operand is not finite, or the product overflows, nothing is known.
         unknown = ~np.isfinite(expected)
         overflows = array.highest[piece, start:stop].max() >= self._highest
         unknown |= overflows & ~np.isfinite(found)
-        return bool((agrees | unknown).all())
+        if (agrees | unknown).all():
+            return 0.0
+        wrong = ~(agrees | unknown)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            relative = error[wrong] / self._norms[wrong]
+        return float(np.where(np.isfinite(relative), relative, np.inf).max())
 
 
 def _norms(x: npt.NDArray[Any]) -> Floats:

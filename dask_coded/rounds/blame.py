@@ -1,0 +1,145 @@
+r"""Whose fault it is if a share contradicts the checks of its stripes.
+
+A share ``y`` of piece ``i`` and the checks of its stripes (:mod:`dask_coded.rounds.verification`)
+are two statements about the same product. If they contradict each other, either may be wrong: the
+worker that computed the share, or one that made a check of a block that piece ``i`` combines, that
+is of a block ``j`` with ``G[i, j] != 0``.
+
+**Shares.** Faults do not agree with each other: two wrong numbers from different workers are equal
+only by design, which verification is not for. So a share that agrees with its checks proves them
+right for its stripes, up to the error that it would have shown. In a round that ends, every block
+has such a share for every stripe, because pieces that determine all blocks involve all of them.
+Then the workers whose shares contradict are to blame. Checks that no share supports are *disputed*.
+
+**Checks.** A disputed check is made again, from the rows of several workers in turn, until two of
+these *witnesses* agree. A block that is decoded from two sets of pieces is right if both results
+agree, also if the sets have pieces in common, because their errors have other weights in each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dask_coded.codes import Code
+from dask_coded.rounds.verification import check_error
+from dask_coded.typing import Bools, Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What the shares of a round say about the checks.
+
+    Parameters
+    ----------
+    code : Code
+    computed : ndarray of bool, shape (pieces, stripes)
+        Stripes of each piece whose shares agree with their checks.
+    deviation : ndarray, shape (pieces, stripes)
+        By how much shares contradict them, in units of the operand's norm; zero where none does.
+    limits : ndarray, shape (pieces,)
+        What shares may deviate by, in the same unit. A smaller error of a check is not found.
+
+    Examples
+    --------
+    >>> from dask_coded.codes import MDS
+    >>> computed, deviation = np.zeros((4, 1), dtype=bool), np.zeros((4, 1))
+    >>> computed[1] = True  # the check of block 1 is right
+    >>> deviation[[0, 2]] = 1.0
+    >>> found = Evidence(MDS(4, 2), computed, deviation, np.full(4, 1e-12))
+    >>> found.disputed(), found.to_blame(), found.to_blame(right=[0])
+    ({0}, [], [0, 2])
+    """
+
+    code: Code
+    computed: Bools
+    deviation: Floats
+    limits: Floats
+
+    def disputed(self) -> set[int]:
+        """Return the blocks whose checks may be the reason why shares contradict them."""
+        doubtful = [open_.any(axis=1) for _, open_ in self._doubts()]
+        return set(np.flatnonzero(np.any(doubtful, axis=0)).tolist()) if doubtful else set()
+
+    def to_blame(self, right: Collection[int] = ()) -> list[int]:
+        """Return the pieces whose shares are wrong beyond doubt, if these blocks' checks are right.
+
+        Parameters
+        ----------
+        right : collection of int
+            Blocks.
+        """
+        found = []
+        for piece, open_ in self._doubts():
+            open_[list(right)] = False
+            if ((self.deviation[piece] > 0) & ~open_.any(axis=0)).any():
+                found.append(piece)
+        return found
+
+    def _doubts(self) -> Iterator[tuple[int, Bools]]:
+        """Yield pieces that contradict checks, and which checks may be wrong: (k, stripes)."""
+        weights = np.abs(self.code.G)
+        # What a share that agrees would have deviated by for an error of each check, in units of
+        # what it may deviate by. Half of these, because rounding errors may hide as much.
+        tiny = float(np.finfo(np.float64).tiny)
+        shown = weights / (2 * np.maximum(self.limits, tiny))[:, None]
+        most = np.zeros((self.code.k, self.computed.shape[1]))
+        for piece in np.flatnonzero(self.computed.any(axis=1)).tolist():
+            most = np.maximum(most, shown[piece, :, None] * self.computed[piece])
+        for piece in np.flatnonzero(self.deviation.any(axis=1)).tolist():
+            relies, size = weights[piece, :, None], self.deviation[piece]
+            error = np.clip(size - self.limits[piece], 0, 1 / tiny)
+            with np.errstate(over="ignore"):
+                yield piece, (relies > 0) & (size > 0) & (most * error <= relies)
+
+
+@dataclass(frozen=True, eq=False)
+class Witness:
+    """The check of a block, as made from the rows of some workers.
+
+    Parameters
+    ----------
+    check : ndarray, shape (stripes, columns + 1)
+    workers : frozenset of str
+        Without which it would be another one.
+    growth : float
+        How many roundings it differs by from that of the block, as for
+        :class:`~dask_coded.rounds.Verifier`.
+    """
+
+    check: npt.NDArray[Any]
+    workers: frozenset[str]
+    growth: float = 0.0
+
+
+def proven(witnesses: Sequence[Witness], bounds: Floats, dtype: npt.DTypeLike) -> list[Witness]:
+    """Return the witnesses with which another one agrees, the most exact first.
+
+    Parameters
+    ----------
+    witnesses : sequence of Witness
+    bounds : ndarray, shape (stripes,)
+        From :func:`~dask_coded.rounds.verification.size_bounds`.
+    dtype : dtype
+        Of the pieces.
+    """
+    agreeing = [
+        one
+        for one in witnesses
+        if any(
+            one.workers != other.workers and _agree(one, other, bounds, dtype)
+            for other in witnesses
+        )
+    ]
+    return sorted(agreeing, key=lambda one: one.growth)
+
+
+def _agree(one: Witness, other: Witness, bounds: Floats, dtype: npt.DTypeLike) -> bool:
+    limit = check_error(one.growth + other.growth, dtype) * bounds
+    sums = np.linalg.norm(one.check[:, :-1] - other.check[:, :-1], axis=1)
+    sizes = np.sqrt(np.abs(one.check[:, -1])) - np.sqrt(np.abs(other.check[:, -1]))
+    return bool((sums <= limit).all() and (np.abs(sizes) <= limit).all())

@@ -438,3 +438,169 @@ def test_a_piece_is_rebuilt_when_its_sources_are_stopped_for_a_while():
         assert is_right(await c.compute(C @ x))
 
     test()
+
+
+# -- wrong checks --------------------------------------------------------------------------------
+
+
+def spoil(s, workers, spec, block: int, change: Callable[[np.ndarray], np.ndarray]) -> str:
+    """Have a worker hold a wrong check; return its address."""
+    key = spec.check_keys[block]
+    (holder,) = s.tasks[key].who_has
+    (worker,) = [w for w in workers if w.address == holder.address]
+    worker.data[key] = change(np.array(worker.data[key]))
+    return holder.address
+
+
+def turned(check: np.ndarray) -> np.ndarray:
+    return np.concatenate([-check[:, :-1], check[:, -1:]], axis=1)
+
+
+def inflated(check: np.ndarray) -> np.ndarray:
+    return np.concatenate([turned(check)[:, :-1], 1e30 * check[:, -1:]], axis=1)
+
+
+def deflated(check: np.ndarray) -> np.ndarray:
+    return np.concatenate([check[:, :-1], 1e-40 * check[:, -1:]], axis=1)
+
+
+WRONG_CHECKS = {
+    "other sign": turned,
+    "one wrong number": lambda check: check + (np.arange(check.size) == 3).reshape(check.shape),
+    "limit that any share keeps": inflated,
+    "limit that no share keeps": deflated,
+    "infinity": lambda check: check + np.inf,
+    "not a number": lambda check: check * np.nan,
+    "too few columns": lambda check: check[:, 1:],
+    "no stripes": lambda check: check[:0],
+}
+
+
+@pytest.mark.parametrize("kind", WRONG_CHECKS)
+@pytest.mark.parametrize("code", CODES, ids=repr)
+def test_a_worker_with_a_wrong_check(code, kind):
+    @gen_cluster(client=True, nthreads=SIX)
+    async def test(c, s, *workers):
+        C = await coded.encode(A, code, c, verify=True)
+        spec = C.encoded.spec
+        with captured_logger("distributed.dask_coded") as log:
+            liar = spoil(s, workers, spec, 1, WRONG_CHECKS[kind])
+            for i in range(1, 4):
+                assert is_right(await c.compute(C @ (i * x)), i * x)
+            assert not events(s, "corrupt")
+            if kind == "limit that no share keeps":
+                return  # shares without any rounding error keep it all the same
+            await async_poll_for(lambda: events(s, "corrupt-check"))
+            # It is made again elsewhere, for workers that have not fetched it yet.
+            key = spec.check_keys[1]
+            await async_poll_for(lambda: {ws.address for ws in s.tasks[key].who_has or ()} - {liar})
+            for address in sorted(set(C.encoded.workers)):
+                run = coded.submit(lambda operator: operator @ x, C, workers=address, client=c)
+                assert is_right(await run)
+        (event,) = events(s, "corrupt-check")
+        assert event["worker"] == liar and event["block"] == 1
+        assert not events(s, "corrupt")  # the honest are not blamed
+        assert log.getvalue().count("has a wrong check of block 1") == 1
+
+    test()
+
+
+@pytest.mark.parametrize("code", CODES, ids=repr)
+def test_a_worker_with_a_wrong_check_beside_one_that_computes_wrongly(code):
+    """They are neighbours: one has the block that the other one has the check of."""
+
+    @gen_cluster(client=True, nthreads=SIX)
+    async def test(c, s, *workers):
+        C = await coded.encode(A, code, c, verify=True)
+        spec = C.encoded.spec
+        liar = spoil(s, workers, spec, 1, turned)
+        wrong = C.encoded.workers[int(spec.code.systematic_pieces[1])]
+        assert wrong != liar
+        restore = corrupt(workers, wrong)
+        i = 0
+        while i < 5 or not events(s, "corrupt"):
+            i += 1
+            assert is_right(await c.compute(C @ (i * x)), i * x)
+        assert {event["worker"] for event in events(s, "corrupt")} == {wrong}
+        assert {event["worker"] for event in events(s, "corrupt-check")} == {liar}
+        restore()
+
+    test()
+
+
+@gen_cluster(client=True, nthreads=SIX)
+async def test_two_workers_that_compute_wrongly_and_right_checks(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(6, 4), c, verify=True)
+    wrong = set(C.encoded.workers[1:3])
+    for address in wrong:
+        corrupt(workers, address)
+    i = 0
+    while i < 5 or {event["worker"] for event in events(s, "corrupt")} != wrong:
+        i += 1
+        assert is_right(await c.compute(C @ (i * x)), i * x)
+    assert not events(s, "corrupt-check")
+
+
+@gen_cluster(client=True, nthreads=SIX)
+async def test_both_copies_of_a_block_are_multiplied_wrongly(c, s, *workers):
+    C = await coded.encode(A, coded.Repetition(6, 2), c, verify=True)
+    spec = C.encoded.spec
+    copies = [C.encoded.workers[piece] for piece in np.flatnonzero(spec.code.G[:, 0]).tolist()]
+    assert len(copies) == 2
+    for address in copies:
+        corrupt(workers, address)
+    with pytest.raises(coded.CorruptSharesError, match="restart these workers") as caught:
+        await c.compute(C @ x)
+    assert all(address in str(caught.value) for address in copies)
+    assert not events(s, "corrupt-check")
+
+
+@gen_cluster(client=True, nthreads=SIX)
+async def test_a_wrong_check_that_no_other_worker_can_refute(c, s, *workers):
+    """Without redundancy, either the check or the share may be wrong; no worker is blamed."""
+    C = await coded.encode(A, coded.MDS(6, 6), c, verify=True)
+    spoil(s, workers, C.encoded.spec, 1, turned)
+    with pytest.raises(coded.CorruptSharesError, match=r"too few other workers.*encode the array"):
+        await c.compute(C @ x)
+    assert not events(s, "corrupt") and not events(s, "corrupt-check")
+
+
+@gen_cluster(client=True, nthreads=SIX)
+async def test_a_piece_that_has_rotten(c, s, *workers):
+    """Not its product is wrong, but what is stored, from which checks would be made again."""
+    C = await coded.encode(A, coded.MDS(6, 4), c, verify=True)
+    spec = C.encoded.spec
+    (worker,) = [w for w in workers if w.address == C.encoded.workers[1]]
+    rotten = np.array(worker.data[spec.keys[1]])
+    rotten[3, 2] *= 2
+    worker.data[spec.keys[1]] = rotten
+    liar = spoil(s, workers, spec, 1, turned)
+    i = 0
+    while i < 5 or not events(s, "corrupt"):
+        i += 1
+        assert is_right(await c.compute(C @ (i * x)), i * x)
+    assert {event["worker"] for event in events(s, "corrupt")} == {worker.address}
+    assert {event["worker"] for event in events(s, "corrupt-check")} == {liar}
+
+
+@gen_cluster(client=True, nthreads=SIX)
+async def test_a_worker_that_computes_wrongly_now_and_then(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(6, 4), c, verify=True)
+    wrong = C.encoded.workers[2]
+    for i in range(1, 13):
+        restore = corrupt(workers, wrong) if i % 3 == 0 else lambda: None
+        assert is_right(await c.compute(C @ (i * x)), i * x)
+        restore()
+    assert {event["worker"] for event in events(s, "corrupt")} <= {wrong}
+
+
+@gen_cluster(client=True, nthreads=SIX)
+async def test_the_coordinators_own_worker_computes_wrongly(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(6, 4), c, verify=True)
+    wrong = C.encoded.workers[0]
+    corrupt(workers, wrong)
+    i = 0
+    while i < 5 or not events(s, "corrupt"):
+        i += 1
+        assert is_right(await c.compute(C @ (i * x), workers=[wrong]), i * x)
+    assert {event["worker"] for event in events(s, "corrupt")} == {wrong}

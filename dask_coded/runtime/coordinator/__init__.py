@@ -7,5 +7,6 @@
 - ``live_round`` carries out one round: commands become messages, messages become events.
 - ``delivery`` sends the operand to the workers.
 - ``calls`` says when to ask participants whether they run.
-- ``checks`` fetches what shares are verified by.
+- ``checks`` fetches what shares are verified by, and makes again what is wrong of it.
+- ``verdict`` verifies the shares of a round.
 """

@@ -2,39 +2,90 @@
 
 It fetches the checks of all blocks once, from the workers that made them: see
 :mod:`dask_coded.runtime.worker.checks`. It makes those that it cannot have, from any pieces that
-suffice. So rounds can be verified whenever they can be finished at all.
+suffice. So rounds can be verified whenever they can be finished at all. Checks may be wrong as
+well; if shares dispute them, they are made again until two agree: see
+:mod:`dask_coded.rounds.blame`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any, Self
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from dask_coded.rounds import Verifier
-from dask_coded.rounds.verification import Verification
+from dask_coded.rounds.blame import Witness, proven
+from dask_coded.rounds.verification import Verification, is_possible, size_bounds
 from dask_coded.runtime.answers import Recipe, RoundPlan, ask
 from dask_coded.runtime.spec import CodedSpec
 from dask_coded.runtime.worker.checks import check_of, weights_of
 from dask_coded.runtime.worker.plugin import CodedWorkerPlugin
 from dask_coded.transport import ANSWER_SECONDS
 from dask_coded.transport.rows import RowsGoneError, rows_of
+from dask_coded.typing import Floats
 
 # Arrays whose checks a worker keeps for the next rounds that it coordinates.
 _KEPT = 8
 
 
+class WrongCheck(NamedTuple):
+    """A check that was wrong.
+
+    Parameters
+    ----------
+    block : int
+    holder : str
+        Address of the worker that it came from.
+    sound : bool
+        Whether a right one can be made from the block as it is stored.
+    """
+
+    block: int
+    holder: str
+    sound: bool
+
+
+class Review(NamedTuple):
+    """What a review of disputed checks has found.
+
+    Parameters
+    ----------
+    right : set of int
+        Blocks whose checks are right.
+    changed : bool
+        Whether any was wrong, and other checks are used from now on.
+    """
+
+    right: set[int]
+    changed: bool
+
+
 class Checks:
-    """The checks of one array, on a worker that coordinates its rounds."""
+    """The checks of one array, on a worker that coordinates its rounds.
+
+    Attributes
+    ----------
+    version : int
+        How many checks have been replaced.
+    """
 
     def __init__(self, plugin: CodedWorkerPlugin, array_id: str) -> None:
         self._plugin = plugin
         self._id = array_id
-        # By block; with how many roundings a check differs by, if its block was decoded.
-        self._found: dict[int, Any] = {}
-        self._growth: dict[int, float] = {}
+        # By block.
+        self._found: dict[int, Witness] = {}
+        # Blocks whose checks two witnesses agree on; and for which sets of workers none did.
+        self._proven: set[int] = set()
+        self._open: dict[int, set[str]] = {}
+        # The worker from which each check was fetched; and those of checks that were wrong.
+        self._makers: dict[int, str] = {}
+        self._wrong: list[WrongCheck] = []
+        # How many checks have been replaced; and which number each replaced one has.
+        self.version = 0
+        self._since: dict[int, int] = {}
+        self._weights: Floats | None = None
         self._verification: Verification | None = None
         self._fetching: dict[int, asyncio.Task[None]] = {}
         # Workers that did not answer: what one block has found out, the others need not wait for.
@@ -86,7 +137,13 @@ class Checks:
             # A closed channel does not matter: rows have a connection of their own.
             if holder in ("", *self._silent, *plugin.exchange.silent):
                 raise RowsGoneError(holder, silent=False)
-            self._found[block] = await rows_of(plugin.worker, holder, key, 0, spec.geometry.stripes)
+            check = await rows_of(plugin.worker, holder, key, 0, spec.geometry.stripes)
+            if is_possible(check, self._bounds(spec, block), spec.columns):
+                self._found[block] = Witness(check, frozenset([holder]))
+                self._makers[block] = holder
+                return
+            self._wrong.append(WrongCheck(block, holder, True))
+            raise RowsGoneError("", silent=False)
         except RowsGoneError as gone:
             await self._make(spec, block, gone)
 
@@ -110,11 +167,104 @@ class Checks:
             if any(source.holders[0] in self._silent for source in answer.sources):
                 continue  # found out while the scheduler was asked
             try:
-                self._found[block] = await check_of(self._plugin, answer, block)
-                self._growth[block] = answer.growth
+                self._found[block] = await self._witness(answer, block)
                 return
             except RowsGoneError as exc:
                 gone = exc
+
+    async def _witness(self, recipe: Recipe, block: int) -> Witness:
+        """Make a check here, by a recipe."""
+        check = await check_of(self._plugin, recipe, block)
+        workers = frozenset(source.holders[0] for source in recipe.sources)
+        return Witness(check, workers, recipe.growth)
+
+    # -- checks that may be wrong --------------------------------------------------------------
+
+    async def review(
+        self, spec: CodedSpec, blocks: Iterable[int], contradicting: set[str], version: int
+    ) -> Review:
+        """Make disputed checks again, from rows of several workers, and replace wrong ones.
+
+        Parameters
+        ----------
+        spec : CodedSpec
+        blocks : iterable of int
+            Whose checks are disputed.
+        contradicting : set of str
+            The workers whose shares contradict them.
+        version : int
+            The :attr:`version` of the checks that these shares were verified by.
+        """
+        for block in blocks:
+            # What the same workers could not prove before, they cannot prove now.
+            tried = contradicting <= self._open.get(block, set())
+            if block not in self._proven and not tried:
+                await self._review(spec, block, contradicting)
+        fresh = {block for block, since in self._since.items() if since > version}
+        return Review(self._proven.intersection(blocks) - fresh, not fresh.isdisjoint(blocks))
+
+    async def _review(self, spec: CodedSpec, block: int, contradicting: set[str]) -> None:
+        before = self._found[block]
+        agreeing = await self._prove(spec, block, contradicting)
+        found = agreeing[0] if agreeing else None
+        if found is None:
+            self._open.setdefault(block, set()).update(contradicting)
+        elif block not in self._proven:  # two rounds may have reviewed it at once
+            self._proven.add(block)
+            if found is not before:
+                self._found[block], self._verification = found, None
+                self.version += 1
+                self._since[block] = self.version
+                if maker := self._makers.pop(block, None):
+                    # Whether the rows of the block itself agree.
+                    sound = any(w.growth == 0 and w is not before for w in agreeing)
+                    self._wrong.append(WrongCheck(block, maker, sound))
+
+    def take_wrong(self) -> list[WrongCheck]:
+        """Return which checks were wrong, and forget them."""
+        wrong, self._wrong = self._wrong, []
+        return wrong
+
+    def _bounds(self, spec: CodedSpec, block: int) -> Floats:
+        """Return what the sizes in a check of a block are at most, shape (stripes,)."""
+        assert spec.exponents is not None
+        if self._weights is None:
+            self._weights = weights_of(spec)
+        edges = spec.geometry.edges(block)
+        return size_bounds(self._weights, edges, spec.exponents[block], spec.columns)
+
+    async def _prove(self, spec: CodedSpec, block: int, contradicting: set[str]) -> list[Witness]:
+        """Make a check again until two witnesses agree; return those that do, the best first."""
+        witnesses, bounds = [self._found[block]], self._bounds(spec, block)
+        async for recipe in self._recipes(spec, block, contradicting):
+            # The first witness is a check: its worker may hold a copy of the block as well.
+            if {source.holders[0] for source in recipe.sources} in [
+                witness.workers for witness in witnesses[1:]
+            ]:
+                continue
+            try:
+                witnesses.append(await self._witness(recipe, block))
+            except RowsGoneError:
+                continue
+            if agreeing := proven(witnesses, bounds, spec.dtype):
+                return agreeing
+        return []
+
+    async def _recipes(
+        self, spec: CodedSpec, block: int, contradicting: set[str]
+    ) -> AsyncIterator[Recipe]:
+        """Yield ways to make a check, the cheapest first, then without those that contradict it."""
+        scheduler, piece = self._plugin.worker.scheduler, int(spec.code.systematic_pieces[block])
+        silent = {*self._silent, *self._plugin.exchange.silent}
+        answer = await ask(scheduler.coded_block, array=self._id, block=block, avoid=[*silent])
+        if isinstance(answer, Recipe):
+            yield answer
+        for avoid in (contradicting, *({one} for one in sorted(contradicting)), set()):
+            answer = await ask(
+                scheduler.coded_sources, array=self._id, piece=piece, avoid=[*silent, *avoid]
+            )
+            if isinstance(answer, Recipe):
+                yield answer
 
     def verifier(
         self, spec: CodedSpec, plan: RoundPlan, operand: np.ndarray[Any, Any]
@@ -125,11 +275,11 @@ class Checks:
             pieces, exponents = spec.code.pieces, spec.exponents
             if self._verification is None or self._verification.code.pieces != pieces:
                 assert exponents is not None
-                checks = [self._found[j] for j in range(spec.code.k)]
+                checks = [self._found[j].check for j in range(spec.code.k)]
                 self._verification = Verification(
                     spec.code, spec.geometry, exponents, weights_of(spec), checks, spec.dtype
                 )
-            inexact = [self._growth.get(j, 0.0) for j in range(spec.code.k)]
+            inexact = [self._found[j].growth for j in range(spec.code.k)]
             growth = np.asarray(plan.growth) + np.abs(spec.code.G) @ inexact
             return self._verification.verifier(operand, growth.tolist())
 

@@ -32,6 +32,7 @@ from dask_coded.runtime.answers import RoundPlan
 from dask_coded.runtime.coordinator.calls import Calls
 from dask_coded.runtime.coordinator.delivery import Delivery
 from dask_coded.runtime.coordinator.report import RoundReport
+from dask_coded.runtime.coordinator.verdict import Verdict
 from dask_coded.runtime.spec import CodedDataLostError, CodedSpec
 from dask_coded.transport import Exchange
 from dask_coded.transport.fences import RunOverError
@@ -116,8 +117,7 @@ class LiveRound:
 
     Attributes
     ----------
-    corrupt : set of str
-        Addresses of workers whose shares were wrong.
+    verdict : Verdict
     series : str
     spec : CodedSpec
     """
@@ -140,7 +140,6 @@ class LiveRound:
         replan: Replan,
         verifier: Callable[[], Verifier] | None = None,
     ) -> None:
-        self.corrupt: set[str] = set()
         self.run_id = uuid.uuid4().hex
         self.report = RoundReport()
         self.began = monotonic()
@@ -160,8 +159,8 @@ class LiveRound:
         self._in_thread = in_thread
         self._attempt = attempt
         self._failure: Exception | None = None
-        self._prepare = verifier
-        self._verifier: Verifier | None = None
+        holders = [plan.addresses[w] if w >= 0 else "" for w in plan.host]
+        self.verdict = Verdict(spec.code, holders, verifier)
         # Shares that came before the verifier was prepared.
         self._early: list[tuple[int, Share]] = []
         # Shares that have not been handed to the assembler yet, and their bytes.
@@ -218,7 +217,7 @@ class LiveRound:
         """
         for worker, channel in enumerate(self._channels):
             channel.listen(self.run_id, partial(self._receive, worker))
-        if self._prepare is not None:
+        if self.verdict.waits:
             self._in_thread(self._prepare_verifier)
         try:
             first = None if self._silent else self._plan.first
@@ -399,12 +398,11 @@ class LiveRound:
 
     def _prepare_verifier(self) -> None:
         """Prepare the verifier in the algorithm's thread, while the workers compute."""
-        assert self._prepare is not None
-        self._loop.call_soon_threadsafe(self._verify_with, self._prepare())
+        self._loop.call_soon_threadsafe(self._verify_with, self.verdict.prepare())
 
     @_ends_round
     def _verify_with(self, verifier: Verifier) -> None:
-        self._prepare, self._verifier = None, verifier
+        self.verdict.begin(verifier)
         early, self._early = self._early, []
         for worker, share in early:
             self._receive(worker, share)
@@ -413,7 +411,7 @@ class LiveRound:
     def _receive(self, worker: int, message: Message) -> None:
         if self._done.done():
             return
-        if self._prepare is not None and isinstance(message, Share):
+        if self.verdict.waits and isinstance(message, Share):
             self._early.append((worker, message))
             return
         self.report.messages += 1
@@ -453,9 +451,8 @@ class LiveRound:
             # case the next round must not use shared memory.
             self._channels[worker].shared = False
             return self.round.lost([worker], now)
-        if self._verifier and not all(map(self._verifier.accepts, ranges, rows)):
+        if not self.verdict.accepts(ranges, rows):
             # Whatever else this worker holds is computed elsewhere in this round.
-            self.corrupt.add(self._plan.addresses[worker])
             return self.round.lost([worker], now)
         fresh, commands = self.round.share(worker, ranges, share.seconds, now)
         new = set(fresh)

@@ -27,7 +27,7 @@ from distributed.worker import thread_state
 from dask_coded.rounds import Layout, LoopHistory, Rest, RoundOptions
 from dask_coded.rounds.accuracy import LIMIT, AccuracyWarning, NotSolvableError
 from dask_coded.runtime.answers import Lost, RoundPlan, ask
-from dask_coded.runtime.coordinator.checks import Checks
+from dask_coded.runtime.coordinator.checks import Checks, WrongCheck
 from dask_coded.runtime.coordinator.live_round import (
     InThread,
     LiveRound,
@@ -91,6 +91,7 @@ class Coordinator:
         self._warned = False
         # Workers whose shares were wrong, not reported yet.
         self._corrupt: set[str] = set()
+        self._wrong_checks: list[WrongCheck] = []
         # Workers that have raised exceptions; and those exceptions, not reported yet.
         self._resting = Rest()
         self._failed: dict[str, str] = {}
@@ -249,7 +250,7 @@ class Coordinator:
                 plan = plan.without_parity(spec)
                 layout = plan.layout(spec)
             plan = plan.without(self._resting)
-            verifier = None
+            verifier, version = None, checks.version if checks else 0
             if checks is not None and operand is not None:
                 verifier = checks.verifier(spec, plan, operand)
             live = LiveRound(
@@ -275,14 +276,12 @@ class Coordinator:
                 await live.run()
             except RoundUnfinishableError:
                 self._note_failures(live)
-                self._corrupt |= live.corrupt
-                failed = failed + 1 if live.corrupt else 0
+                contradicting = live.verdict.contradicting()
+                wrong, changed = await self._judge(live, checks, spec, version)
+                # From now on, other checks are used if any was wrong.
+                failed = failed + 1 if contradicting and not changed else 0
                 if failed == _FAILURES:
-                    raise CorruptSharesError(
-                        f"Too few shares agree with their checks, {failed} times in a row. In the "
-                        f"last round wrong ones came from {sorted(live.corrupt)}: restart these "
-                        f"workers."
-                    ) from None
+                    raise CorruptSharesError(_too_few(failed, wrong, contradicting)) from None
                 # Pieces were lost or moved since the plan was made: ask where they are now.
                 self._current = None
                 self._asking = None
@@ -295,11 +294,29 @@ class Coordinator:
             self._note_failures(live)
             history.record(live.round, plan.addresses, monotonic() - live.began)
             self._row = row
-            self._corrupt |= live.corrupt
+            await self._judge(live, checks, spec, version)
             fresh = history.pace.slowed or not live.round.state.available.all()
+            fresh = fresh or bool(self._wrong_checks)
             if fresh or monotonic() - self._asked >= _ASK_SECONDS:
                 self._ask_ahead(fresh=fresh)
             return live
+
+    async def _judge(
+        self, live: LiveRound, checks: Checks | None, spec: CodedSpec, version: int
+    ) -> tuple[set[str], bool]:
+        """Find out whose fault it is that shares contradict their checks.
+
+        Return the workers with wrong shares, and whether checks were wrong.
+        """
+        verdict = live.verdict
+        evidence = verdict.evidence(live.round.state.computed.array())
+        if evidence is None or checks is None:
+            return set(), False
+        review = await checks.review(spec, evidence.disputed(), verdict.contradicting(), version)
+        wrong = verdict.holders(evidence.to_blame(review.right))
+        self._corrupt |= wrong
+        self._wrong_checks += checks.take_wrong()
+        return wrong, review.changed
 
     def _note_failures(self, live: LiveRound) -> None:
         self._resting.record(live.report.failed)
@@ -344,6 +361,7 @@ class Coordinator:
         measured, row = self._history.take_speeds(), self._row
         corrupt, self._corrupt = sorted(self._corrupt), set()
         failed, self._failed = self._failed, {}
+        wrong_checks, self._wrong_checks = self._wrong_checks, []
         self._asked = monotonic()
         backoff = Backoff()
         while True:
@@ -358,6 +376,7 @@ class Coordinator:
                 silent=plugin.exchange.silent,
                 corrupt=corrupt,
                 failed=failed,
+                wrong_checks=wrong_checks,
                 known=len(spec.keys) if spec else 0,
                 task=self._task,
             )
@@ -376,7 +395,20 @@ class Coordinator:
                     if not spec.check_keys:
                         return _Current(spec, answer, answer.layout(spec), None, row)
                     checks = Checks.of(plugin, self._id)
-                    if await checks.fetch(spec, answer.checks):
+                    fetched = await checks.fetch(spec, answer.checks)
+                    self._wrong_checks += checks.take_wrong()
+                    if fetched:
                         return _Current(spec, answer, answer.layout(spec), checks, row)
-            measured, corrupt, failed = {}, [], {}
+            measured, corrupt, failed, wrong_checks = {}, [], {}, []
             await backoff.wait()
+
+
+def _too_few(times: int, wrong: set[str], contradicting: set[str]) -> str:
+    """Say that a round cannot be finished with shares that agree with their checks."""
+    start = f"Too few shares agree with their checks, {times} times in a row. In the last round "
+    if wrong:
+        return f"{start}wrong ones came from {sorted(wrong)}: restart these workers."
+    return (
+        f"{start}those from {sorted(contradicting)} did not, and too few other workers are left to "
+        f"tell whether these shares or the checks are wrong: encode the array again."
+    )

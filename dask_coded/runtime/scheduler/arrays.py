@@ -321,6 +321,23 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         rows = state.spec.geometry.rows[block]
         return reply(Recipe(state.spec, (Source(key, tuple(holders), 1.0, rows, 0, 0, block),)))
 
+    def wrong_check(self, array: str, block: int, address: str, sound: bool) -> bool:
+        """Record that a worker holds a wrong check; return whether that is news.
+
+        It is made again by another worker if the block, which it is made from, is ``sound``.
+        """
+        if (state := self.get(array)) is None or address not in self._scheduler.workers:
+            return False
+        if (block, address) in state.wrong_checks:
+            return False
+        state.wrong_checks.add((block, address))
+        spec = state.spec
+        key = spec.check_keys[block]
+        holders = self._homes.holders(spec.keys[spec.code.systematic_pieces[block]])
+        if sound and self._homes.holders(key) == [address]:
+            self._homes.make_elsewhere(state, key, {address, *holders})
+        return True
+
     # -- lost pieces ---------------------------------------------------------------------------
 
     def lost_message(self, state: ArrayState) -> str:

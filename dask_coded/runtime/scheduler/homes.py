@@ -214,17 +214,25 @@ class Homes:
             self._scheduler.set_restrictions({key: {address} if address else None})
             self._bring_home()
 
-    def _spare(self, state: ArrayState, key: Key) -> str:
+    def make_elsewhere(self, state: ArrayState, key: Key, avoid: Collection[str]) -> None:
+        """Have a check that is wrong made again by another worker than these, if possible."""
+        self._pins[key] = home = self._spare(state, key, avoid)
+        self._scheduler.set_restrictions({key: {home}})
+        self._log("repair", keys=[str(key)])
+        self._scheduler.transitions({key: "released"}, stimulus_id=f"coded-check-{time()}")
+
+    def _spare(self, state: ArrayState, key: Key, avoid: Collection[str] = ()) -> str:
         """Choose where to rebuild a piece or a check."""
         known = self._scheduler.workers
         addresses = [a for a in self._able if a in known]
+        addresses = [a for a in addresses if a not in avoid] or addresses
         # A worker that is paused would make it only later.
         addresses = [a for a in addresses if known[a] in self._scheduler.running] or addresses
         # Among the workers that were named for it, unless none of them is left.
         addresses = [a for a in addresses if a in (state.allowed or addresses)] or addresses
         speeds = dict(zip(addresses, self._predict(addresses), strict=True))
         # A worker that has it already is as good as any with as few pieces.
-        speeds |= dict.fromkeys(speeds.keys() & self.holders(key), math.inf)
+        speeds |= dict.fromkeys(speeds.keys() & self.holders(key, avoid), math.inf)
         keys = state.spec.keys
         homes = [self._pins.get(key, "") for key in keys]
         return spare(state.spec.code, homes, speeds, keys.index(key) if key in keys else None)

@@ -173,6 +173,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
         known: int,
         corrupt: Sequence[str] = (),
         failed: Mapping[str, str] | None = None,
+        wrong_checks: Sequence[tuple[int, str, bool]] = (),
         task: Key | None = None,
     ) -> Reply:
         """Handler: take measurements of earlier rounds, and answer with the plan of the next one.
@@ -187,6 +188,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
             self._silence(address)
         self.placing.changed()
         self._suspect(array, corrupt)
+        self._suspect_checks(array, wrong_checks)
         self._warn(array, failed or {})
         if (state := self.arrays.get(array)) is None:
             return reply(Lost(RELEASED))
@@ -248,6 +250,22 @@ class CodedSchedulerPlugin(SchedulerExtension):
             self._corrupt[address] = rounds + 1
             fields = {"action": "corrupt", "array": array, "worker": address}
             self.scheduler.log_event(NAME, {**fields, "rounds": rounds + 1})
+
+    def _suspect_checks(self, array: str, wrong: Sequence[tuple[int, str, bool]]) -> None:
+        """Record that checks of blocks were wrong, which some workers hold."""
+        for block, address, sound in wrong:
+            # Each worker that coordinates rounds finds it out for itself.
+            if not self.arrays.wrong_check(array, block, address, sound):
+                continue
+            logger.warning(
+                "Worker %s has a wrong check of block %d of a coded array, which is not used: "
+                "check its memory and its processor.",
+                address,
+                block,
+            )
+            self._corrupt[address] = self._corrupt.get(address, 0) + 1
+            fields = {"action": "corrupt-check", "array": array, "worker": address}
+            self.scheduler.log_event(NAME, {**fields, "block": block})
 
     def _warn(self, array: str, failed: Mapping[str, str]) -> None:
         """Log the exceptions of workers whose stripes others have computed."""

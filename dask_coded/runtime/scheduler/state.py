@@ -31,6 +31,8 @@ class ArrayState:
     footprints: dict[int, Footprint] = field(default_factory=dict)
     #: For each rebuilt piece, see :attr:`RoundPlan.growth`.
     growth: dict[int, float] = field(default_factory=dict)
+    #: Blocks whose checks were wrong, each with the worker that held the check.
+    wrong_checks: set[tuple[int, str]] = field(default_factory=set)
     #: Keys of pieces that a client or a task still wants.
     alive: set[Key] = field(default_factory=set)
     #: The workers that the user named for it; None for all.

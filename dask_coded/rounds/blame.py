@@ -12,8 +12,8 @@ has such a share for every stripe, because pieces that determine all blocks invo
 Then the workers whose shares contradict are to blame. Checks that no share supports are *disputed*.
 
 **Checks.** A disputed check is made again, from the rows of several workers in turn, until two of
-these *witnesses* agree. A block that is decoded from two sets of pieces is right if both results
-agree, also if the sets have pieces in common, because their errors have other weights in each.
+these *witnesses* agree. They may be decoded from sets that have pieces in common, as long as these
+pieces have other weights in each: then an error in one would not be the same in both.
 """
 
 from __future__ import annotations
@@ -99,20 +99,21 @@ class Evidence:
 
 @dataclass(frozen=True, eq=False)
 class Witness:
-    """The check of a block, as made from the rows of some workers.
+    """The check of a block, as made from some pieces.
 
     Parameters
     ----------
     check : ndarray, shape (stripes, columns + 1)
-    workers : frozenset of str
-        Without which it would be another one.
+    parts : frozenset
+        What it was made from, with weights: an error of a part that two witnesses have in common
+        is the same in both.
     growth : float
         How many roundings it differs by from that of the block, as for
         :class:`~dask_coded.rounds.Verifier`.
     """
 
     check: npt.NDArray[Any]
-    workers: frozenset[str]
+    parts: frozenset[Any]
     growth: float = 0.0
 
 
@@ -131,7 +132,7 @@ def proven(witnesses: Sequence[Witness], bounds: Floats, dtype: npt.DTypeLike) -
         one
         for one in witnesses
         if any(
-            one.workers != other.workers and _agree(one, other, bounds, dtype)
+            one.parts.isdisjoint(other.parts) and _agree(one, other, bounds, dtype)
             for other in witnesses
         )
     ]

@@ -139,7 +139,7 @@ class Checks:
                 raise RowsGoneError(holder, silent=False)
             check = await rows_of(plugin.worker, holder, key, 0, spec.geometry.stripes)
             if is_possible(check, self._bounds(spec, block), spec.columns):
-                self._found[block] = Witness(check, frozenset([holder]))
+                self._found[block] = Witness(check, frozenset([key]))
                 self._makers[block] = holder
                 return
             self._wrong.append(WrongCheck(block, holder, True))
@@ -175,8 +175,7 @@ class Checks:
     async def _witness(self, recipe: Recipe, block: int) -> Witness:
         """Make a check here, by a recipe."""
         check = await check_of(self._plugin, recipe, block)
-        workers = frozenset(source.holders[0] for source in recipe.sources)
-        return Witness(check, workers, recipe.growth)
+        return Witness(check, _parts(recipe), recipe.growth)
 
     # -- checks that may be wrong --------------------------------------------------------------
 
@@ -237,10 +236,7 @@ class Checks:
         """Make a check again until two witnesses agree; return those that do, the best first."""
         witnesses, bounds = [self._found[block]], self._bounds(spec, block)
         async for recipe in self._recipes(spec, block, contradicting):
-            # The first witness is a check: its worker may hold a copy of the block as well.
-            if {source.holders[0] for source in recipe.sources} in [
-                witness.workers for witness in witnesses[1:]
-            ]:
+            if any(_parts(recipe) == witness.parts for witness in witnesses):
                 continue
             try:
                 witnesses.append(await self._witness(recipe, block))
@@ -284,3 +280,8 @@ class Checks:
             return self._verification.verifier(operand, growth.tolist())
 
         return prepare
+
+
+def _parts(recipe: Recipe) -> frozenset[Any]:
+    """Return what a check is made from; weights count up to their rounding errors."""
+    return frozenset((source.key, round(source.weight, 9)) for source in recipe.sources)

@@ -9,6 +9,7 @@ import html
 import statistics
 import sys
 import time
+import unicodedata
 from typing import Any, Self
 
 import click
@@ -21,7 +22,8 @@ class Display:
     """Shows the rounds of a loop, or the pieces of an encoding, that get it as ``callback``.
 
     On a terminal (with ``rich``) and in a notebook it updates one line. Elsewhere it prints lines
-    to standard error, at most one per second.
+    to standard error, at most one per second. If a ``with`` block ends without an error, the
+    summary of its last loop follows.
 
     Examples
     --------
@@ -30,7 +32,6 @@ class Display:
         with coded.Display() as display:
             C = coded.encode(A, callback=display)
             coded.linalg.power_iteration(C, callback=display)
-        display.summary()
     """
 
     def __init__(self) -> None:
@@ -43,24 +44,29 @@ class Display:
 
     def __enter__(self) -> Self:
         if self.console is not None:
-            self._status = self.console.status("")
+            # The usual spinner is of characters that other encodings lack.
+            spinner = "line" if self.console.options.ascii_only else "dots"
+            self._status = self.console.status("", spinner=spinner)
             self._status.start()
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
+    def __exit__(self, exc_type: object, *exc_info: object) -> None:
         if self._status is not None:
             self._status.stop()
             self._status = None
+        if exc_type is None:
+            self.summary()
 
     def say(self, text: str) -> None:
         """Show what is being done now."""
         if self._status is not None:
-            # A wrapped line would flicker.
-            self._status.update(text[: self.console.width - 3])
-        elif self._cell is not None:
-            self._cell.update(_Line(text))
+            from rich.text import Text
+
+            line = Text(printable(text, self.console.encoding))
+            line.truncate(self.console.width - 3)  # a wrapped line would flicker
+            self._status.update(line)
         else:
-            click.echo(text, err=True)
+            self._print(text)
 
     def __call__(self, progress: Progress | PiecesMade) -> None:
         """Show a finished round and record it for the summary; or show how far an encoding is."""
@@ -82,16 +88,39 @@ class Display:
             self.say(_line(progress, progress.seconds))
 
     def summary(self) -> None:
-        """Print the last round, with the median time of the reported rounds."""
+        """Print the last round, with the median time of the reported rounds, unless it is there."""
         if self._last is not None:
             median = statistics.median(self._seconds) if self._seconds else None
-            self._end(f"Done. {_line(self._last, median)}")
+            self._print(f"Done. {_line(self._last, median)}")
+            self._last, self._seconds = None, []
 
-    def _end(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         if self._cell is not None:
             self._cell.update(_Line(text))
         else:
-            click.echo(text, err=True)
+            click.echo(printable(text, getattr(sys.stderr, "encoding", None)), err=True)
+
+
+def printable(text: str, encoding: str | None) -> str:
+    r"""Return text for a terminal: escapes stand for what it would obey or cannot show.
+
+    Parameters
+    ----------
+    text : str
+    encoding : str or None
+        Of the terminal; None if it shows all characters.
+
+    Examples
+    --------
+    >>> print(printable("Kr\u00e4he \u6771 \x1b[2J", "latin-1"))
+    Krähe \u6771 \x1b[2J
+    """
+    text = "".join(
+        # Controls and halves of characters.
+        c.encode("unicode_escape").decode() if unicodedata.category(c) in ("Cc", "Cs") else c
+        for c in text
+    )
+    return text.encode(encoding, "backslashreplace").decode(encoding) if encoding else text
 
 
 def _notebook() -> Any:

@@ -46,7 +46,7 @@ class Progress(Summary):
     round : int
         Its number, from 1.
     residual : float
-        The quantity that the loop makes small.
+        The quantity that the loop makes small, in the unit of its tolerance.
     objective : float or None
         The value that the loop minimises; None if it minimises nothing.
     seconds : float or None

@@ -63,8 +63,8 @@ def chebyshev_rounds(
         As returned by :func:`chebyshev_coefficients`.
     lmax : float
     loop : Loop
-        Receives a report of each product. The residual bounds the norm of the remaining terms, for
-        a signal of norm 1.
+        Receives a report of each product. The residual is a bound on the norm of the remaining
+        terms, relative to the same bound for all terms.
 
     Returns
     -------
@@ -89,6 +89,7 @@ def chebyshev_rounds(
     # terms may be longer by the square root of the ratio of degrees.
     most = 1e3 * np.linalg.norm(x)
     to_come = np.append(np.cumsum(np.abs(c)[::-1])[::-1], 0.0)
+    to_come /= to_come[0] or 1
     first, before, now, y = loop.resume((1, np.zeros_like(x), x, c[0] * x))
     for k in range(first, len(c)):
         # T_1 is L~ T_0, and T_{k+1} is 2 L~ T_k - T_{k-1}.

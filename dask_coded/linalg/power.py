@@ -14,6 +14,7 @@ References
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -69,7 +70,7 @@ def power_rounds(
     tol, max_iter, start, seed
         See :func:`power_iteration`.
     loop : Loop
-        Receives a report of each round.
+        Receives a report of each round, with the residual relative to the eigenvalue.
 
     Returns
     -------
@@ -100,7 +101,9 @@ def power_rounds(
         residual = _norm(y - value * x)
         converged = residual <= tol * abs(value)
         last = converged or i == max_iter or not np.isfinite(residual)
-        progress = Progress.of(operator, i, residual)
+        # Relative, as `tol` is. Of a pair of value 0 it is 0 if the pair is exact.
+        share = residual / float(abs(value)) if value else (math.inf if residual else 0.0)
+        progress = Progress.of(operator, i, share)
         if last:
             loop.report(progress, last=True)
             break

@@ -116,8 +116,6 @@ class LinearModel(BaseEstimator):
                 callback=report if self.verbose or callback else None,
                 display=display,
             )
-        if display is not None:
-            display.summary()
         self.history_ = found.history
         if not found.converged:
             warnings.warn(

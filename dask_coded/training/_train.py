@@ -257,8 +257,6 @@ def train(
             workers=leader,
         )
     del held
-    if watch.display is not None:
-        watch.display.summary()
     return TrainingResult(
         outcome.state["parameters"],
         outcome.state["version"],

@@ -258,14 +258,20 @@ def to_csr(matrix: Any) -> Any:
     return type(found)((matrix.data[order], column[order], indptr), shape=matrix.shape)
 
 
-def printable(text: str) -> str:
-    r"""Return a text with escapes instead of control characters, which a terminal would obey.
+def printable(text: str, encoding: str | None = None) -> str:
+    r"""Return text for a terminal: escapes stand for what it would obey or cannot show.
+
+    Parameters
+    ----------
+    text : str
+    encoding : str, optional
+        Of the terminal; by default it shows all characters.
 
     Examples
     --------
-    >>> print(printable("a\x1b[2Jb"))
-    a\x1b[2Jb
+    >>> print(printable("Kr\u00e4he \u6771 \x1b[2J", "latin-1"))
+    Krähe \u6771 \x1b[2J
     """
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return text.encode(encoding, "backslashreplace").decode(encoding) if encoding else text

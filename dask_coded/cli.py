@@ -1,7 +1,7 @@
 """The command line: ``dask-coded``, also available as ``dask coded``.
 
 Results go to standard output. Progress is also shown there if it is a terminal (with ``rich``), and
-as plain lines on standard error otherwise.
+as plain lines on standard error otherwise. What a terminal cannot show is written as escapes.
 
 =========  ===============================================================
 exit code  meaning
@@ -15,8 +15,9 @@ exit code  meaning
 
 from __future__ import annotations
 
-import csv
+import io
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,11 +35,13 @@ from dask_coded.demo import run_demo
 from dask_coded.display import Display
 from dask_coded.graph import ConvergenceError, Graph, pagerank, read_graph
 from dask_coded.local import local_client
+from dask_coded.scores import Ranking, writer_for
 
 logger = logging.getLogger(__name__)
 
 _CONNECT_SECONDS = 5
 _INTERRUPTED = 130
+_STANDARD = Path("-")  # input or output
 
 
 class BadInput(click.ClickException):
@@ -65,6 +68,9 @@ class _Commands(click.Group):
 @click.version_option(__version__, prog_name="dask-coded")
 def coded() -> None:
     """Linear algebra on Dask clusters whose workers are uneven and may be lost."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # As Python does on standard error: no line may end a command that has computed for hours.
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _layout_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -150,7 +156,8 @@ def _layout_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--output",
     type=click.Path(path_type=Path),
-    help="Write all scores to this CSV file (node,score), highest first.",
+    help="Write all scores to this file, highest first: as .csv, .tsv, .txt (tabs), .json or "
+    ".parquet. '-' writes CSV to standard output, instead of --top.",
 )
 def pagerank_command(
     file: Path,
@@ -171,16 +178,16 @@ def pagerank_command(
     """Compute the PageRank of the graph in FILE.
 
     FILE is an edge list (text: source, target and optionally a weight on each line), a Matrix
-    Market file or a SciPy sparse matrix (.npz); files of gzip and bzip2 are unpacked.
+    Market file or a SciPy sparse matrix (.npz); files of gzip and bzip2 are unpacked. '-' is
+    standard input.
     """
     if workers is not None and scheduler is not None:
         raise click.UsageError(
             "--workers starts a cluster and --scheduler uses a running one: give only one."
         )
-    if output is not None and (output.is_dir() or not output.parent.is_dir()):
-        raise BadInput(f"--output {output}: expected a file in a folder that exists.")
+    write = None if output is None else _writer(output)
     with _Display() as display:
-        display.say(f"Reading {file}")
+        display.say("Reading standard input" if file == _STANDARD else f"Reading {file}")
         graph = _read(file, undirected, delimiter, comments, header)
         with _cluster(workers, scheduler, display.say) as client:
             display.say(f"Encoding {len(graph.nodes):,} nodes, {graph.adjacency.nnz:,} edges")
@@ -193,13 +200,14 @@ def pagerank_command(
                 client=client,
                 callback=display,
             )
-    nodes, values = list(scores), np.array(list(scores.values()))
-    ranking = [(nodes[i], float(values[i])) for i in np.argsort(-values, kind="stable").tolist()]
-    display.summary()
-    if top:
+            nodes, values = list(scores), np.array(list(scores.values()))
+            order = np.argsort(-values, kind="stable").tolist()
+            ranking = [(nodes[i], float(values[i])) for i in order]
+            if write is not None:
+                # Before anything else can fail, such as the end of the cluster or the terminal.
+                write(ranking)
+    if top and output != _STANDARD:
         display.table(ranking[:top])
-    if output is not None:
-        _write(output, ranking)
 
 
 @coded.command("demo")
@@ -264,9 +272,10 @@ def demo_command(
 def _read(
     file: Path, undirected: bool, delimiter: str | None, comments: str, header: bool | None
 ) -> Graph:
+    source = sys.stdin.buffer if file == _STANDARD else file
     mark = "\t" if delimiter == "\\t" else delimiter
     try:
-        graph = read_graph(file, delimiter=mark, comments=comments.split() or None, header=header)
+        graph = read_graph(source, delimiter=mark, comments=comments.split() or None, header=header)
     except (OSError, ValueError) as error:
         raise BadInput(str(error)) from error
     return graph.to_undirected() if undirected else graph
@@ -326,14 +335,27 @@ def _compute(graph: Graph, **arguments: Any) -> dict[Any, float]:
         raise click.ClickException(f"{type(error).__name__}: {first_line}") from error
 
 
-def _write(path: Path, ranking: list[tuple[Any, float]]) -> None:
+def _writer(path: Path) -> Callable[[Ranking], None]:
+    """Return the function that writes all scores; refuse a path that it could not write to."""
+    if path.is_dir() or not path.parent.is_dir():
+        raise BadInput(f"--output {path}: expected a file in a folder that exists.")
     try:
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(["node", "score"])
-            writer.writerows(ranking)
-    except OSError as error:
-        raise click.ClickException(f"--output {path}: {error.strerror}.") from error
+        write_to = writer_for(path)
+    except ValueError as error:
+        raise BadInput(f"--output {path}: {error}") from error
+    except ImportError as error:
+        raise BadInput(
+            f"--output {path}: this format needs pyarrow: pip install pyarrow, or write a .csv."
+        ) from error
+
+    def write(ranking: Ranking) -> None:
+        try:
+            with click.open_file(str(path), "wb") as file:
+                write_to(ranking, file)
+        except OSError as error:
+            raise click.ClickException(f"--output {path}: {error.strerror}.") from error
+
+    return write
 
 
 # -- output ------------------------------------------------------------------------------------
@@ -342,10 +364,10 @@ def _write(path: Path, ranking: list[tuple[Any, float]]) -> None:
 class _Display(Display):
     """Also shows results."""
 
-    def table(self, ranking: list[tuple[Any, float]]) -> None:
+    def table(self, ranking: Ranking) -> None:
         """Print nodes and scores."""
         if self.console is None:
-            names = [printable(str(node)) for node, _ in ranking]
+            names = [printable(str(node), sys.stdout.encoding) for node, _ in ranking]
             width = max(map(len, names))
             for name, (_, score) in zip(names, ranking):
                 click.echo(f"{name:<{width}}  {score:.10f}")
@@ -355,5 +377,6 @@ class _Display(Display):
 
         table = Table("", "node", "score")
         for i, (node, score) in enumerate(ranking, 1):
-            table.add_row(str(i), Text(printable(str(node))), f"{score:.10f}")
+            name = printable(str(node), self.console.encoding)
+            table.add_row(str(i), Text(name, overflow="fold"), f"{score:.10f}")
         self.console.print(table)

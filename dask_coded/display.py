@@ -9,12 +9,12 @@ import html
 import statistics
 import sys
 import time
-import unicodedata
 from typing import Any, Self
 
 import click
 from dask.utils import format_bytes
 
+from dask_coded.arguments import printable
 from dask_coded.loop import PiecesMade, Progress
 
 
@@ -99,28 +99,6 @@ class Display:
             self._cell.update(_Line(text))
         else:
             click.echo(printable(text, getattr(sys.stderr, "encoding", None)), err=True)
-
-
-def printable(text: str, encoding: str | None) -> str:
-    r"""Return text for a terminal: escapes stand for what it would obey or cannot show.
-
-    Parameters
-    ----------
-    text : str
-    encoding : str or None
-        Of the terminal; None if it shows all characters.
-
-    Examples
-    --------
-    >>> print(printable("Kr\u00e4he \u6771 \x1b[2J", "latin-1"))
-    Krähe \u6771 \x1b[2J
-    """
-    text = "".join(
-        # Controls and halves of characters.
-        c.encode("unicode_escape").decode() if unicodedata.category(c) in ("Cc", "Cs") else c
-        for c in text
-    )
-    return text.encode(encoding, "backslashreplace").decode(encoding) if encoding else text
 
 
 def _notebook() -> Any:

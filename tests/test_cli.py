@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import importlib
+import io
 import itertools
+import json
+import os
 import signal
+import subprocess
 import sys
 import threading
-from contextlib import contextmanager
 from types import SimpleNamespace
 
 import click
@@ -26,6 +30,7 @@ from dask_coded.loop import Progress
 pagerank_module = importlib.import_module("dask_coded.graph.pagerank")
 
 VOTES = "# voter candidate\n30 1412\n30 3352\n3352 1412\n"
+CITIES = "Łódź Кёльн\nКёльн 東京\n東京 Łódź\n"
 
 
 @pytest.fixture
@@ -35,8 +40,8 @@ def votes(tmp_path):
     return path
 
 
-def run(*args):
-    return CliRunner().invoke(cli.coded, [str(arg) for arg in args])
+def run(*args, charset="utf-8", **given):
+    return CliRunner(charset=charset).invoke(cli.coded, [str(arg) for arg in args], **given)
 
 
 def complaint(result) -> str:
@@ -61,7 +66,7 @@ def here(monkeypatch):
     """Run `pagerank` in this process and record its arguments."""
     seen = []
 
-    @contextmanager
+    @contextlib.contextmanager
     def local_client(workers):
         yield FakeClient(workers)
 
@@ -142,6 +147,74 @@ def test_there_are_at_least_two_workers(here, votes, monkeypatch):
     assert [call["workers"] for call in here] == [2, 8]
 
 
+@pytest.mark.parametrize("charset", ["ascii", "cp1252", "utf-8"])
+@pytest.mark.usefixtures("here")
+def test_names_that_standard_output_lacks_become_escapes_there_only(tmp_path, charset):
+    cities, output = tmp_path / "Städte.txt", tmp_path / "ränge.csv"
+    cities.write_text(CITIES, encoding="utf-8")
+    result = run("pagerank", cities, "--output", output, charset=charset)
+    assert result.exit_code == 0, result.output
+    shown = [line.split()[0] for line in result.stdout_bytes.decode(charset).splitlines()]
+    names = ["Łódź", "Кёльн", "東京"]
+    assert shown == [name.encode(charset, "backslashreplace").decode(charset) for name in names]
+    rows = csv.reader(output.read_text(encoding="utf-8").splitlines())
+    assert [node for node, _ in rows] == ["node", *names]
+
+
+@pytest.mark.usefixtures("here")
+def test_names_cannot_control_a_terminal(votes):
+    votes.write_text("a\x1b[2J b\n")
+    result = run("pagerank", votes)
+    assert "\x1b" not in result.stdout
+    assert r"a\x1b[2J" in result.stdout
+
+
+@pytest.mark.usefixtures("here")
+def test_scores_are_written_before_anything_is_shown(votes, tmp_path, monkeypatch):
+    def fail(*args):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(cli._Display, "table", fail)
+    monkeypatch.setattr(cli._Display, "summary", fail)
+    output = tmp_path / "ranks.csv"
+    assert run("pagerank", votes, "--output", output).exit_code == 1
+    assert len(output.read_text().splitlines()) == 4
+
+
+@pytest.mark.usefixtures("here")
+def test_standard_input_and_output(votes):
+    result = run("pagerank", "-", "--output", "-", input=VOTES)
+    assert result.exit_code == 0
+    header, *rows = csv.reader(result.stdout.splitlines())
+    assert header == ["node", "score"]
+    assert [node for node, _ in rows] == ["1412", "3352", "30"]
+    assert "Reading standard input" in result.stderr
+    result = run("pagerank", "-", input="1 2\n3\n")
+    assert result.exit_code == 2
+    assert "line 2 has 1" in complaint(result)
+
+
+@pytest.mark.usefixtures("here")
+def test_the_ending_of_the_output_is_its_format(votes, tmp_path):
+    for ending in ("json", "tsv"):
+        assert run("pagerank", votes, "--output", tmp_path / f"ranks.{ending}").exit_code == 0
+    records = json.loads((tmp_path / "ranks.json").read_text())
+    assert [record["node"] for record in records] == [1412, 3352, 30]
+    lines = (tmp_path / "ranks.tsv").read_text().splitlines()
+    assert lines[0] == "node\tscore"
+    assert [line.split("\t")[0] for line in lines[1:]] == ["1412", "3352", "30"]
+
+
+def test_parquet_without_pyarrow_is_refused_before_the_work(here, votes, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    result = run("pagerank", votes, "--output", tmp_path / "ranks.parquet")
+    assert result.exit_code == 2
+    assert complaint(result).endswith(
+        "ranks.parquet: this format needs pyarrow: pip install pyarrow, or write a .csv."
+    )
+    assert not here
+
+
 def test_output_is_plain_without_rich(monkeypatch):
     monkeypatch.setitem(sys.modules, "rich.console", None)
     assert display._terminal() is None
@@ -167,6 +240,11 @@ def test_output_is_plain_without_rich(monkeypatch):
         ),
         (["--workers", "2", "--scheduler", "tcp://a:1"], "Error: --workers starts a cluster and"),
         (["--output", "/no/such/folder/ranks.csv"], "Error: --output /no/such/folder/ranks.csv: "),
+        (
+            ["--output", "ranks.xlsx"],
+            "Error: --output ranks.xlsx: expected a name that ends in .csv, .tsv, .txt, .json or "
+            ".parquet, not in '.xlsx'.",
+        ),
         (["--tol", "nan"], "Error: Argument 'tol' must be 0 or a positive number, it is nan."),
     ],
 )
@@ -420,6 +498,39 @@ def test_a_cluster_of_processes_ranks(tmp_path):
         expected.scores.tolist(), abs=1e-9
     )
     assert "workers used" in result.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_a_terminal_of_any_encoding_shows_progress_and_scores(tmp_path, encoding):
+    pty = pytest.importorskip("pty")
+    pytest.importorskip("rich")
+    (tmp_path / "cities.txt").write_text(CITIES, encoding="utf-8")
+    terminal, process_end = pty.openpty()
+    command = "from dask_coded.cli import coded; coded()"
+    options = ["cities.txt", "--workers", "2", "--output", "ranks.csv"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", command, "pagerank", *options],
+        stdin=subprocess.DEVNULL,
+        stdout=process_end,
+        stderr=process_end,
+        env=os.environ | {"PYTHONIOENCODING": encoding, "TERM": "xterm", "COLUMNS": "80"},
+        cwd=tmp_path,
+    )
+    os.close(process_end)
+    shown = io.BytesIO()
+    # A terminal that no process has open any more is an error to Linux, and empty elsewhere.
+    with contextlib.suppress(OSError):
+        while part := os.read(terminal, 1 << 16):
+            shown.write(part)
+    os.close(terminal)
+    text = shown.getvalue().decode(encoding)
+    assert process.wait() == 0, text
+    assert "Starting 2 workers" in text
+    assert "Done. Round " in text
+    assert r"\u6771\u4eac" in text
+    rows = csv.reader((tmp_path / "ranks.csv").read_text(encoding="utf-8").splitlines())
+    assert sorted(node for node, _ in rows) == sorted(["node", "Łódź", "Кёльн", "東京"])
 
 
 @pytest.mark.slow

@@ -122,6 +122,8 @@ def encode(
         If A is empty, or has NaN, infinity or chunks of unknown size.
     ClusterUnfitError
         If the cluster has too few workers, or lacks this version of the package.
+    RuntimeError
+        If dask.array plans queries (``array.query-planning`` in Dask's configuration).
 
     Examples
     --------

@@ -23,7 +23,7 @@ from typing import Any, Self
 import dask.array as da
 import numpy as np
 from dask.array import einsumfuncs, routines
-from dask.array.core import elemwise, handle_out
+from dask.array.core import Array, elemwise, handle_out
 from numpy.lib.array_utils import normalize_axis_index
 
 from dask_coded.arguments import unwrapped
@@ -38,7 +38,7 @@ _TINY = np.finfo(np.float64).tiny
 # -- arrays ------------------------------------------------------------------------------------
 
 
-class ProductArray(da.Array, ABC):
+class ProductArray(Array, ABC):
     """A dask array, shape (rows, columns), that decides itself how its products are computed."""
 
     #: Whether ``self @ x`` is computed by coded rounds.
@@ -51,15 +51,15 @@ class ProductArray(da.Array, ABC):
         """Return ``self @ x``, or NotImplemented."""
 
     @abstractmethod
-    def _scaled(self, plain: da.Array, factor: Any) -> ProductArray:
+    def _scaled(self, plain: Array, factor: Any) -> ProductArray:
         """Return ``factor * self``, which as a dask array is ``plain``."""
 
     @abstractmethod
-    def _selected(self, plain: da.Array, rows: Any) -> ProductArray:
+    def _selected(self, plain: Array, rows: Any) -> ProductArray:
         """Return ``self[rows]``, which as a dask array is ``plain``."""
 
     @abstractmethod
-    def _transposed(self, plain: da.Array) -> ProductArray:
+    def _transposed(self, plain: Array) -> ProductArray:
         """Return ``self.T``, which as a dask array is ``plain``."""
 
     # Products.
@@ -77,7 +77,7 @@ class ProductArray(da.Array, ABC):
             raise TypeError(f"The operand of a product must be an array, it is of type {kind}.")
         return found
 
-    def transpose(self, *axes: Any) -> da.Array:
+    def transpose(self, *axes: Any) -> Array:
         """Return the transposed array; its products are coded if it was encoded, too."""
         plain = as_plain(self).transpose(*axes)
         order = axes[0] if len(axes) == 1 else axes
@@ -85,7 +85,7 @@ class ProductArray(da.Array, ABC):
         same = order is not None and [axis % 2 for axis in order] == [0, 1]
         return self if same else self._transposed(plain)
 
-    def swapaxes(self, axis1: int, axis2: int) -> da.Array:
+    def swapaxes(self, axis1: int, axis2: int) -> Array:
         """Return the array with two axes exchanged, as ``transpose`` does."""
         return _swapaxes(self, axis1, axis2)
 
@@ -110,7 +110,7 @@ class ProductArray(da.Array, ABC):
             result = _FUNCTIONS[func](*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        types = tuple(da.Array if issubclass(kind, ProductArray) else kind for kind in types)
+        types = tuple(Array if issubclass(kind, ProductArray) else kind for kind in types)
         return _derived(func, args, super().__array_function__(func, types, args, kwargs))
 
     # Derived arrays.
@@ -121,7 +121,7 @@ class ProductArray(da.Array, ABC):
 
     def __getitem__(self, index: Any) -> Any:
         plain = super().__getitem__(index)
-        if plain is self or not isinstance(plain, da.Array) or plain.ndim != 2:
+        if plain is self or not isinstance(plain, Array) or plain.ndim != 2:
             return plain
         rows, *rest = index if isinstance(index, tuple) else (index,)
         whole = (p is Ellipsis or (isinstance(p, slice) and p == slice(None)) for p in rest)
@@ -142,7 +142,7 @@ class ProductArray(da.Array, ABC):
                 raise TypeError(_FIXED)
         super().__setattr__(name, value)
 
-    def astype(self, dtype: Any, **kwargs: Any) -> da.Array:
+    def astype(self, dtype: Any, **kwargs: Any) -> Array:
         """Return a dask array of another dtype. Products stay coded if no entry is truncated."""
         plain = super().astype(dtype, **kwargs)
         if plain is self:
@@ -153,7 +153,7 @@ class ProductArray(da.Array, ABC):
             return self._scaled(plain, 1)
         return UncodedArray(plain, elementwise("astype"))
 
-    def rechunk(self, *args: Any, **kwargs: Any) -> da.Array:
+    def rechunk(self, *args: Any, **kwargs: Any) -> Array:
         """Return a dask array of the same values in other chunks; products stay coded."""
         plain = super().rechunk(*args, **kwargs)
         return self if plain is self else self._scaled(plain, 1)
@@ -164,7 +164,7 @@ class ProductArray(da.Array, ABC):
         """Apply a function to the blocks, as for any dask array."""
         return _derived(func, (self, *args), super().map_blocks(func, *args, **kwargs), kwargs)
 
-    def copy(self) -> da.Array:
+    def copy(self) -> Array:
         """Return a plain dask array, whose elements can be set and whose products are not coded."""
         return UncodedArray(super().copy(), elementwise("copy"))
 
@@ -194,7 +194,7 @@ class CodedView(ProductArray):
     selections: tuple[Any, ...]
 
     def __new__(
-        cls, plain: da.Array, base: ProductArray, factor: Any = 1, selections: tuple[Any, ...] = ()
+        cls, plain: Array, base: ProductArray, factor: Any = 1, selections: tuple[Any, ...] = ()
     ) -> Self:
         self = _adopt(cls, plain)
         self.base, self.factor, self.selections = base, factor, selections
@@ -203,11 +203,11 @@ class CodedView(ProductArray):
     def __reduce__(self) -> Any:
         return type(self), (as_plain(self), self.base, self.factor, self.selections)
 
-    def _rebuild(self, *args: Any, **kwargs: Any) -> da.Array:
+    def _rebuild(self, *args: Any, **kwargs: Any) -> Array:
         return CodedView(super()._rebuild(*args, **kwargs), self.base, self.factor, self.selections)
 
     def _times(self, x: Any) -> Any:
-        if not isinstance(x := as_factor(x), np.ndarray | da.Array):
+        if not isinstance(x := as_factor(x), np.ndarray | Array):
             return self.base._times(x)
         dtype = np.result_type(self.dtype, x.dtype)
         y = self.base @ x.astype(dtype, copy=False)
@@ -215,16 +215,16 @@ class CodedView(ProductArray):
             y = y[rows]
         return (y if self.factor == 1 else y * self.factor).astype(dtype)
 
-    def _scaled(self, plain: da.Array, factor: Any) -> ProductArray:
+    def _scaled(self, plain: Array, factor: Any) -> ProductArray:
         product = self.factor * factor
         if not np.isfinite(product) or (0 not in (self.factor, factor) and np.abs(product) < _TINY):
             return UncodedArray(plain, elementwise("multiply"))
         return CodedView(plain, self.base, product, self.selections)
 
-    def _selected(self, plain: da.Array, rows: Any) -> ProductArray:
+    def _selected(self, plain: Array, rows: Any) -> ProductArray:
         return CodedView(plain, self.base, self.factor, (*self.selections, rows))
 
-    def _transposed(self, plain: da.Array) -> ProductArray:
+    def _transposed(self, plain: Array) -> ProductArray:
         if self.selections:
             return UncodedArray(plain, ROWS, self)
         if not (back := self.base.T).is_coded:
@@ -249,7 +249,7 @@ class UncodedArray(ProductArray):
     reason: str
     transposed: ProductArray | None
 
-    def __new__(cls, plain: da.Array, reason: str, transposed: ProductArray | None = None) -> Self:
+    def __new__(cls, plain: Array, reason: str, transposed: ProductArray | None = None) -> Self:
         self = _adopt(cls, plain)
         self.reason, self.transposed = reason, transposed
         return self
@@ -257,10 +257,10 @@ class UncodedArray(ProductArray):
     def __reduce__(self) -> Any:
         return type(self), (as_plain(self), self.reason, self.transposed)
 
-    def _rebuild(self, *args: Any, **kwargs: Any) -> da.Array:
+    def _rebuild(self, *args: Any, **kwargs: Any) -> Array:
         return UncodedArray(super()._rebuild(*args, **kwargs), self.reason, self.transposed)
 
-    __setitem__ = da.Array.__setitem__
+    __setitem__ = Array.__setitem__
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -271,24 +271,24 @@ class UncodedArray(ProductArray):
         say_uncoded(self.reason)
         return as_plain(self) @ as_plain(as_factor(x))
 
-    def _scaled(self, plain: da.Array, factor: Any) -> ProductArray:
+    def _scaled(self, plain: Array, factor: Any) -> ProductArray:
         return UncodedArray(plain, self.reason)
 
-    def _selected(self, plain: da.Array, rows: Any) -> ProductArray:
+    def _selected(self, plain: Array, rows: Any) -> ProductArray:
         return UncodedArray(plain, self.reason)
 
-    def _transposed(self, plain: da.Array) -> ProductArray:
+    def _transposed(self, plain: Array) -> ProductArray:
         return UncodedArray(plain, self.reason) if self.transposed is None else self.transposed
 
 
-def _adopt(cls: Any, plain: da.Array) -> Any:
+def _adopt(cls: Any, plain: Array) -> Any:
     """Return an instance of a subclass of dask's array with the values of a dask array."""
-    return da.Array.__new__(cls, plain.dask, plain.name, plain.chunks, meta=plain._meta)
+    return Array.__new__(cls, plain.dask, plain.name, plain.chunks, meta=plain._meta)
 
 
 def as_plain(x: Any) -> Any:
     """Return a plain dask array instead of a ProductArray, and anything else unchanged."""
-    return _adopt(da.Array, x) if isinstance(x, ProductArray) else x
+    return _adopt(Array, x) if isinstance(x, ProductArray) else x
 
 
 def as_factor(x: Any) -> Any:
@@ -305,7 +305,7 @@ def as_factor(x: Any) -> Any:
 
 def _derived(op: Any, args: tuple[Any, ...], plain: Any, kwargs: Any = ()) -> Any:
     """Return the result of an elementwise operation as what it is to products."""
-    if not isinstance(plain, da.Array) or isinstance(plain, ProductArray) or plain.ndim != 2:
+    if not isinstance(plain, Array) or isinstance(plain, ProductArray) or plain.ndim != 2:
         return plain
     matrices = [arg for arg in args if isinstance(arg, ProductArray) and arg.shape == plain.shape]
     if not matrices:
@@ -330,7 +330,7 @@ def _factor(op: Any, args: tuple[Any, ...]) -> Any:
         return 1
     if len(args) != 2:
         return None
-    numbers = [arg for arg in args if not isinstance(arg, da.Array)]
+    numbers = [arg for arg in args if not isinstance(arg, Array)]
     if len(numbers) != 1 or np.ndim(numbers[0]) or np.asarray(numbers[0]).dtype.kind not in "biufc":
         return None
     # As a Python number, so that its dtype does not round or overflow what it is multiplied with.
@@ -345,7 +345,7 @@ def _factor(op: Any, args: tuple[Any, ...]) -> Any:
 
 def _operator(name: str, op: Any = None) -> Callable[..., Any]:
     """Return the method of an operator, which also marks its result unless ``op`` is None."""
-    plain = getattr(da.Array, name)
+    plain = getattr(Array, name)
 
     @wraps(plain)
     def method(self: ProductArray, *others: Any) -> Any:
@@ -360,7 +360,7 @@ def _operator(name: str, op: Any = None) -> Callable[..., Any]:
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor",
               "neg", "abs", "invert"):  # fmt: skip
     for _method in (f"__{_name}__", f"__r{_name}__"):
-        if hasattr(da.Array, _method):
+        if hasattr(Array, _method):
             setattr(ProductArray, _method, _operator(_method, getattr(operator, f"__{_name}__")))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge", "divmod", "rdivmod", "lshift", "rlshift",
               "rshift", "rrshift"):  # fmt: skip
@@ -377,7 +377,7 @@ def matmul(a: Any, b: Any) -> Any:
         from_left = not b.T.is_coded
     if from_left:
         return a._times(b)
-    if not isinstance(a := as_factor(a), np.ndarray | da.Array):
+    if not isinstance(a := as_factor(a), np.ndarray | Array):
         return NotImplemented
     if a.ndim > 2:
         say_uncoded(f"A product with an array of {a.ndim} dimensions is not coded: use matrices")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -30,6 +31,34 @@ def test_workers_import_only_what_they_need():
     )
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
     assert done.stdout.split() == []
+
+
+def test_where_dask_array_plans_queries_one_sentence_names_the_setting():
+    program = """
+import dask.array as da, numpy as np
+from distributed import Client
+import dask_coded as coded
+
+x = da.ones((4, 2))
+with Client(n_workers=1, processes=False, dashboard_address=None) as client:
+    for call in (
+        lambda: coded.encode(x),
+        lambda: coded.encode(np.eye(2)),
+        lambda: coded.gram(np.eye(2)),
+        lambda: coded.graph.pagerank([("a", "b")]),
+        lambda: coded.training.train(print, np.zeros(2), (x, x), steps=1),
+    ):
+        try:
+            call()
+        except RuntimeError as error:
+            print(error)
+"""
+    environment = os.environ | {"DASK_ARRAY__QUERY_PLANNING": "True"}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 5
+    assert all("unset `array.query-planning` in Dask's configuration" in line for line in lines)
 
 
 def test_tests_that_need_extras_are_marked():

@@ -17,7 +17,7 @@ from distributed import Client, Future, futures_of
 from distributed.system import MEMORY_LIMIT
 
 from dask_coded.arguments import check_chunk, check_unmasked, unwrapped
-from dask_coded.runtime.client.source import settled
+from dask_coded.runtime.client.source import check_arrays, settled
 from dask_coded.runtime.client.waiting import outside_pool
 from dask_coded.training.runtime.spec import Blocks
 
@@ -172,6 +172,7 @@ def _is_lazy(value: Any) -> bool:
 
 
 def _array(client: Client, name: str, values: da.Array) -> tuple[Blocks, list[Future]]:
+    check_arrays()
     if not values.ndim:
         raise ValueError(f"The {name} must be an array of rows, not a single number.")
     if np.isnan(values.shape).any():

@@ -10,6 +10,7 @@ import dask
 import dask.array as da
 import numpy as np
 import scipy.sparse
+from dask.array.core import Array
 from distributed import as_completed, wait
 
 from dask_coded.arguments import check_unmasked, to_csr
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 def matrix_source(A: Any) -> Any:
     """Return ``A`` as a dask array, NumPy array or CSR array; reject anything else."""
+    check_arrays()
     check_unmasked("The matrix to encode", A)
     if isinstance(A, da.Array) and np.isnan(A.shape).any():
         raise ValueError(
@@ -51,6 +53,22 @@ def matrix_source(A: Any) -> Any:
     if A.dtype.kind not in "fcibu":
         raise TypeError(f"Only numbers and booleans can be encoded, the dtype is {A.dtype}.")
     return A
+
+
+def check_arrays() -> None:
+    """Check that the arrays of ``dask.array`` have what coded arrays and trainings need.
+
+    Raises
+    ------
+    RuntimeError
+        If dask.array plans queries: it then has other arrays, without most functions.
+    """
+    if da.Array is not Array:
+        raise RuntimeError(
+            "Coded arrays and trainings need dask.array without query planning: unset "
+            "`array.query-planning` in Dask's configuration, which is the environment variable "
+            "DASK_ARRAY__QUERY_PLANNING, or make it False before dask.array is imported."
+        )
 
 
 def check_code(source: Any, code: Code) -> None:

@@ -775,7 +775,7 @@ async def test_preload_of_the_scheduler(c, s, *workers):
 async def test_preload_of_workers_alone(s, *workers):
     assert "dask-coded" not in s.extensions
     for worker in workers:
-        with pytest.raises(RuntimeError, match="lacks the dask-coded plugin"):
+        with pytest.raises(RuntimeError, match="is not prepared for coded rounds"):
             worker_plugin(worker)
 
 

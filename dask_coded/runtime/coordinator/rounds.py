@@ -109,9 +109,10 @@ class Coordinator:
             plugin = worker_plugin(get_worker())
         except ValueError:
             raise RuntimeError(
-                "A product of a coded array must be computed by the cluster that holds its pieces, "
-                "not by a scheduler in this process: call `compute` while the array's client is "
-                "the current one, or `client.compute`."
+                "A product of a coded array is computed by the cluster that holds its pieces, but "
+                "Dask has run it in this process, because no client is the current one or it is "
+                "closed. Call `client.compute(product)` with the array's client; if that is "
+                "closed, the pieces are released: encode the array again with another client."
             ) from None
         return cls(plugin, array_id, options, getattr(thread_state, "key", None))
 

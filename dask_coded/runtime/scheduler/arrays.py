@@ -41,7 +41,10 @@ logger = logging.getLogger("distributed.dask_coded")
 
 # Relative error of a rebuilt row from which on verification is said to find little.
 _VAGUE = 1e-3
-RELEASED = "The coded array has been released."
+RELEASED = (
+    "The scheduler has no such coded array any more: it was released, as it is when its client "
+    "closes, or the cluster was restarted. Encode it again."
+)
 
 
 class ArrayDirectory(Mapping[str, ArrayState]):

@@ -435,7 +435,9 @@ def worker_plugin(worker: Worker) -> CodedWorkerPlugin:
     plugin = worker.extensions.get(NAME)
     if not isinstance(plugin, CodedWorkerPlugin):
         raise RuntimeError(
-            f"Worker {worker.address} lacks the dask-coded plugin: install the package there, "
-            f"version {__version__}."
+            f"Worker {worker.address} is not prepared for coded rounds: nothing has been encoded "
+            "in its cluster since the scheduler started. Encode the array there, again if the "
+            "scheduler was restarted; if that was done, the worker's log says why dask_coded "
+            f"{__version__} does not start on it."
         )
     return plugin

@@ -25,8 +25,10 @@ from dask.utils import format_bytes
 from distributed import Client
 from scipy.sparse.linalg import LinearOperator
 
-from dask_coded.arguments import check_redundancy, check_workers, unwrapped
-from dask_coded.codes import CODES, MDS, Code, RandomLinear, Repetition
+from dask_coded.arguments import check_workers, unwrapped
+from dask_coded.caller import warner
+from dask_coded.choice import Choice
+from dask_coded.codes import Code, RandomLinear
 from dask_coded.dispatch import dispatch_products
 from dask_coded.display import Display
 from dask_coded.loop import PiecesMade
@@ -38,13 +40,13 @@ from dask_coded.runtime.client.source import (
     check_code,
     is_verified,
     matrix_source,
-    sparse_type,
 )
 from dask_coded.runtime.client.waiting import (
     current_client,
     outside_pool,
     result_of,
     waiting_client,
+    while_connected,
 )
 from dask_coded.runtime.coordinator.operators import (
     RoundOperator,
@@ -64,6 +66,7 @@ def encode(
     *,
     redundancy: int | None = None,
     workers: Sequence[str] | None = None,
+    minimum_workers: int | None = None,
     transpose: bool = False,
     oversubscribe: bool = False,
     check_finite: bool = True,
@@ -92,6 +95,8 @@ def encode(
         data are sparse, integers or booleans.
     workers : sequence of str, optional
         Addresses of the workers that may hold pieces; by default all.
+    minimum_workers : int, optional
+        Wait until the cluster has so many workers, also if the code is given.
     transpose : bool
         Encode ``A.T`` as well, so that ``x @ C`` and ``C.T @ y`` are coded. Doubles the memory.
     oversubscribe : bool
@@ -123,7 +128,16 @@ def encode(
     ClusterUnfitError
         If the cluster has too few workers, or lacks this version of the package.
     RuntimeError
-        If dask.array plans queries (``array.query-planning`` in Dask's configuration).
+        If the client is closed, or dask.array plans queries (``array.query-planning`` in Dask's
+        configuration).
+    ConnectionError
+        If the client loses its connection to the scheduler.
+
+    Warns
+    -----
+    UserWarning
+        If the code is chosen for a cluster whose other workers may not have joined yet: it has one
+        worker, or two, or fewer than planned.
 
     Examples
     --------
@@ -141,18 +155,18 @@ def encode(
     source = matrix_source(as_plain(unwrapped(A)))
     if redundancy is not None and isinstance(code, Code):
         raise TypeError("Pass either a code or a redundancy, not both: a code defines its own.")
+    choice = Choice(redundancy, workers, minimum_workers, warner(UserWarning))
 
     display = Display() if verbose else None
     listeners = [listener for listener in (display, callback) if listener is not None]
 
     async def shown() -> CodedArray:
         with display or nullcontext():
-            return await run()
+            return await while_connected(client, run())
 
     async def run() -> CodedArray:
-        chosen = code
-        if not isinstance(chosen, Code):
-            chosen = await _choose(client, source, chosen, redundancy, workers)
+        await choice.complete(client)
+        chosen = code if isinstance(code, Code) else await choice.code(client, source, code)
         check_code(source, chosen)
         pieces = chosen.pieces * (2 if transpose else 1)
         options: dict[str, Any] = {
@@ -382,8 +396,9 @@ class CodedArray(ProductArray):
                 raise
             return CodedArray(there, back)
 
+        client = self.encoded.client
         with outside_pool():
-            return self.encoded.client.sync(run)
+            return client.sync(lambda: while_connected(client, run()))
 
     # -- representation ------------------------------------------------------------------------
 
@@ -449,48 +464,3 @@ class RoundLayer(MaterializedLayer):
     def __reduce__(self) -> Any:
         # A round's task names the pieces that it needs; futures stay with the client.
         return RoundLayer, (self.mapping, None, self.annotations)
-
-
-async def cluster_size(
-    client: Client, workers: Sequence[str] | None, redundancy: int | None
-) -> tuple[int, int]:
-    """Return how many workers may hold pieces, and how many of them may be lost."""
-    n = len(workers or await client.scheduler.ncores())  # type: ignore[union-attr]
-    if not n:
-        raise ValueError("The cluster has no workers yet: call `client.wait_for_workers(n)`.")
-    if redundancy is not None:
-        return n, check_redundancy(redundancy, n)
-    share = dask.config.get("coded.redundancy")
-    if not isinstance(share, int | float) or not 0 <= share < 1:
-        raise ValueError(
-            f"`coded.redundancy` in Dask's configuration must be a fraction of the workers, from 0 "
-            f"to below 1, it is {share!r}."
-        )
-    # At least one worker may be lost, and at least one is left.
-    return n, min(max(1, round(n * share)), n - 1)
-
-
-async def _choose(
-    client: Client,
-    source: Any,
-    name: str | None,
-    redundancy: int | None,
-    workers: Sequence[str] | None,
-) -> Code:
-    """Choose the code for an operand and a cluster."""
-    chosen = redundancy is not None
-    n, redundancy = await cluster_size(client, workers, redundancy)
-    if name is None:
-        kind: type[Code] = Repetition if sparse_type(source) or source.dtype.kind in "biu" else MDS
-        if kind is Repetition and not chosen:
-            # A copy costs a whole block per worker, so one extra copy is the default for any n.
-            redundancy = min(redundancy, 1)
-    elif isinstance(name, str) and name in CODES:
-        kind = CODES[name]
-        if kind is RandomLinear and not chosen:
-            redundancy = min(redundancy, (n - 1) // 2)  # two parity pieces for each loss
-    else:
-        raise ValueError(
-            f"Argument 'code' must be a Code or one of {sorted(CODES)}, it is {name!r}."
-        )
-    return kind.with_redundancy(n, redundancy)

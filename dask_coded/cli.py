@@ -310,7 +310,9 @@ def _cluster(
 
 def _code(name: str | None, redundancy: int | None, workers: int) -> Code | str | None:
     if redundancy is None:
-        return name
+        if workers > 1:
+            return name
+        redundancy = 0  # the only choice, which needs no warning
     if redundancy >= workers:
         raise BadInput(
             f"--redundancy {redundancy} needs at least {redundancy + 1} workers, "

@@ -19,12 +19,14 @@ from dask.highlevelgraph import HighLevelGraph
 from distributed import Client
 
 from dask_coded.arguments import check_dense, check_unmasked, check_workers, unwrapped
-from dask_coded.array import RoundLayer, cluster_size
+from dask_coded.array import RoundLayer
+from dask_coded.caller import warner
+from dask_coded.choice import Choice
 from dask_coded.codes import Polynomial
 from dask_coded.products import as_plain
 from dask_coded.runtime.client.encoding import Encoded, encode_factors
 from dask_coded.runtime.client.source import check_dtype, matrix_source, sparse_type
-from dask_coded.runtime.client.waiting import current_client, outside_pool
+from dask_coded.runtime.client.waiting import current_client, outside_pool, while_connected
 from dask_coded.runtime.coordinator.operators import check_weights
 from dask_coded.runtime.coordinator.tasks import run_round
 from dask_coded.runtime.spec import CodedTask, round_options
@@ -38,6 +40,7 @@ def encode_pair(
     *,
     redundancy: int | None = None,
     workers: Sequence[str] | None = None,
+    minimum_workers: int | None = None,
     oversubscribe: bool = False,
     check_finite: bool = True,
 ) -> CodedPair:
@@ -61,6 +64,8 @@ def encode_pair(
         quarter of them (``coded.redundancy`` in the configuration).
     workers : sequence of str, optional
         Addresses of the workers that may hold pieces; by default all.
+    minimum_workers : int, optional
+        Wait until the cluster has so many workers, also if the code is given.
     oversubscribe : bool
         Allow several pieces on one worker if there are fewer workers than the code wants.
     check_finite : bool
@@ -105,14 +110,14 @@ def encode_pair(
     """
     client = current_client(client)
     A, B = _factors(A, B)
-    options = {
-        "redundancy": redundancy,
-        "workers": workers,
-        "oversubscribe": oversubscribe,
-        "check_finite": check_finite,
-    }
+    choice = _choice(code, redundancy, workers, minimum_workers)
+    options = {"oversubscribe": oversubscribe, "check_finite": check_finite}
+
+    async def run() -> CodedPair:
+        return await while_connected(client, _encode(client, A, B, code, choice, **options))
+
     with outside_pool():
-        return client.sync(_encode, client, A, B, code, **options)
+        return client.sync(run)
 
 
 def gram(
@@ -123,6 +128,7 @@ def gram(
     *,
     redundancy: int | None = None,
     workers: Sequence[str] | None = None,
+    minimum_workers: int | None = None,
     oversubscribe: bool = False,
     check_finite: bool = True,
 ) -> da.Array:
@@ -136,7 +142,7 @@ def gram(
     ----------
     A : dask array or NumPy array, shape (N, p)
     weights : array_like or dask array, shape (N,), optional
-    code, client, redundancy, workers, oversubscribe, check_finite
+    code, client, redundancy, workers, minimum_workers, oversubscribe, check_finite
         As for :func:`encode_pair`.
 
     Returns
@@ -163,18 +169,11 @@ def gram(
     client = current_client(client)
     A, _ = _factors(A, A)
     weights = _weights(A.shape[0], weights)
+    choice = _choice(code, redundancy, workers, minimum_workers)
+    options = {"oversubscribe": oversubscribe, "check_finite": check_finite}
 
     async def run() -> da.Array:
-        pair = await _encode(
-            client,
-            A,
-            A,
-            code,
-            redundancy=redundancy,
-            workers=workers,
-            oversubscribe=oversubscribe,
-            check_finite=check_finite,
-        )
+        pair = await while_connected(client, _encode(client, A, A, code, choice, **options))
         return pair.product(weights)
 
     with outside_pool():
@@ -259,20 +258,14 @@ async def _encode(
     A: Any,
     B: Any,
     code: Polynomial | None,
+    choice: Choice,
     *,
-    redundancy: int | None,
-    workers: Sequence[str] | None,
     oversubscribe: bool,
     check_finite: bool,
 ) -> CodedPair:
-    workers = check_workers(workers)
+    await choice.complete(client)
     if code is None:
-        n, redundancy = await cluster_size(client, workers, redundancy)
-        code = Polynomial.with_redundancy(n, redundancy, (A.shape[1], B.shape[1]))
-    elif not isinstance(code, Polynomial):
-        raise TypeError(f"Argument 'code' must be a `coded.Polynomial`, it is {code!r}.")
-    elif redundancy is not None:
-        raise TypeError("Pass either a code or a redundancy, not both: a code defines its own.")
+        code = await choice.pair_code(client, (A.shape[1], B.shape[1]))
     for source in (A, B):
         check_dtype(source, code)
     encoded = await encode_factors(
@@ -280,11 +273,24 @@ async def _encode(
         A,
         B,
         code,
-        workers=workers,
+        workers=choice.workers,
         oversubscribe=oversubscribe,
         check_finite=check_finite,
     )
     return CodedPair(encoded)
+
+
+def _choice(
+    code: Any,
+    redundancy: int | None,
+    workers: Sequence[str] | None,
+    minimum_workers: int | None,
+) -> Choice:
+    if code is not None and not isinstance(code, Polynomial):
+        raise TypeError(f"Argument 'code' must be a `coded.Polynomial`, it is {code!r}.")
+    if code is not None and redundancy is not None:
+        raise TypeError("Pass either a code or a redundancy, not both: a code defines its own.")
+    return Choice(redundancy, check_workers(workers), minimum_workers, warner(UserWarning))
 
 
 def _factors(A: Any, B: Any) -> tuple[Any, Any]:

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
-from pathlib import Path
-
 import dask
-import numpy as np
 
-_LIBRARIES = tuple(str(Path(file).parent) for file in (__file__, dask.__file__, np.__file__))
+from dask_coded.caller import warner
 
 # Reasons, without their full stops: why a product is not coded, and what to do.
 TRANSPOSED = (
@@ -63,12 +58,4 @@ def say_uncoded(reason: str) -> None:
     if wanted == "error":
         raise UncodedWarning(message)
     if wanted == "warn":
-        warnings.warn(message, UncodedWarning, stacklevel=_depth_of_caller())
-
-
-def _depth_of_caller() -> int:
-    """Return the ``stacklevel`` of the code that called dask_coded, dask or NumPy."""
-    depth, frame = 0, sys._getframe(1)
-    while frame.f_back and frame.f_code.co_filename.startswith(_LIBRARIES):
-        depth, frame = depth + 1, frame.f_back
-    return depth + 1
+        warner(UncodedWarning)(message)

@@ -65,7 +65,9 @@ class Processes:
         self._all: list[ForkServerProcess] = []
         self.workers: dict[str, ForkServerProcess] = {}
         self._names: dict[str, str] = {}
-        self._dask("scheduler", "--port", "0", "--no-dashboard", "--no-show")
+        self._scheduler_process = self._dask(
+            "scheduler", "--port", "0", "--no-dashboard", "--no-show"
+        )
         # The file is there before it is written.
         poll_for(lambda: self._scheduler() is not None, timeout=120)
         self.client = Client(self._scheduler(), set_as_default=False)
@@ -110,6 +112,21 @@ class Processes:
         process = self.process(address)
         process.kill()
         process.join()
+
+    def kill_scheduler(self) -> None:
+        """kill -9, and wait until the process is gone."""
+        self._scheduler_process.kill()
+        self._scheduler_process.join()
+
+    def restart_scheduler(self) -> None:
+        """Start another scheduler at the address of the one that was killed; no worker is left."""
+        for process in self.workers.values():
+            process.kill()
+            process.join()
+        self.workers.clear()
+        port = self.client.scheduler.address.rpartition(":")[2]
+        self._dask("scheduler", "--port", port, "--no-dashboard", "--no-show")
+        poll_for(lambda: self.client.status == "running", timeout=120)
 
     @contextlib.contextmanager
     def stopped(self, *addresses: str) -> Iterator[None]:

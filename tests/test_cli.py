@@ -139,6 +139,11 @@ def test_code_and_redundancy(here, votes, options, code):
     assert here[0]["code"] == code
 
 
+def test_one_worker_on_purpose_is_no_warning(here, votes):
+    assert run("pagerank", votes, "--workers", 1).exit_code == 0
+    assert here[0]["code"] == Repetition(1, 1)
+
+
 def test_there_are_at_least_two_workers(here, votes, monkeypatch):
     monkeypatch.setattr(cli, "CPU_COUNT", 1)
     run("pagerank", votes)

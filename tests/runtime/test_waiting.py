@@ -11,11 +11,12 @@ import networkx as nx
 import numpy as np
 import pytest
 import scipy.sparse.linalg
-from distributed import Client, get_client, get_worker, worker_client
+from distributed import Client, Event, get_client, get_worker, worker_client
 from distributed.utils_test import gen_cluster
 
 import dask_coded as coded
 from dask_coded.linear_model import Logistic, minimize
+from dask_coded.runtime.client.waiting import while_connected
 
 THREE = [("127.0.0.1", 1)] * 3
 MANY = 4  # more tasks that wait than there are threads in the cluster
@@ -206,6 +207,7 @@ def configure(least):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The code that was chosen")  # for two workers
 def test_a_grid_search_by_joblib_ends_wherever_its_fits_run(processes):
     pytest.importorskip("sklearn")
     joblib = pytest.importorskip("joblib")
@@ -218,3 +220,81 @@ def test_a_grid_search_by_joblib_ends_wherever_its_fits_run(processes):
         search = GridSearchCV(coded.linear_model.Ridge(), {"alpha": [0.1, 1.0, 10.0]}, cv=2)
         with client.as_current(), joblib.parallel_backend("dask"):
             assert search.fit(A, Z).best_params_ == {"alpha": 0.1}
+
+
+# -- clients whose scheduler or cluster is gone ------------------------------------------------
+
+
+@gen_cluster(client=True, nthreads=[])
+async def test_scheduler_ends_while_a_client_waits(c, s):
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    task = asyncio.create_task(while_connected(c, work()))
+    await begun.wait()
+    await s.close()
+    with pytest.raises(ConnectionError, match=f"no connection to the scheduler at {s.address}"):
+        await task
+    assert ended.is_set()
+
+
+@pytest.mark.slow
+def test_scheduler_dies_while_an_array_is_encoded(processes):
+    processes.add(2)
+    client = processes.client
+
+    def endless(chunk):
+        Event("begun").set()
+        Event("never").wait()
+
+    source = da.ones((4, 4), chunks=2).map_blocks(endless, meta=np.ones((0, 0)))
+
+    def kill() -> None:
+        Event("begun", client=client).wait()
+        processes.kill_scheduler()
+
+    killer = Thread(target=kill)
+    killer.start()
+    with pytest.raises(ConnectionError, match="no connection to the scheduler"):
+        coded.encode(source, coded.MDS(2, 1), client)
+    killer.join()
+    with pytest.raises(ConnectionError, match="no connection to the scheduler"):
+        coded.gram(np.eye(3), code=coded.Polynomial(2, 1, 1), client=client)
+
+
+@pytest.mark.slow
+def test_arrays_from_before_a_restart_of_the_scheduler(processes):
+    processes.add(2)
+    client = processes.client
+    C = coded.encode(np.eye(4), coded.MDS(2, 1), client)
+    processes.kill_scheduler()
+    processes.restart_scheduler()
+    processes.add(2)
+    with pytest.raises(RuntimeError, match=r"not prepared .* again if the scheduler was restarted"):
+        client.compute(C @ np.ones(4)).result()
+    coded.encode(np.eye(4), coded.MDS(2, 1), client)
+    with pytest.raises(coded.CodedDataLostError, match=r"or the cluster was restarted. Encode it"):
+        client.compute(C @ np.zeros(4)).result()
+
+
+def test_arrays_of_a_client_that_is_closed():
+    options = {"n_workers": 2, "threads_per_worker": 1, "processes": False}
+    with Client(**options, dashboard_address=None) as client:
+        C = coded.encode(np.eye(4), coded.MDS(2, 1), client)
+        y = C @ np.ones(4)
+    with pytest.raises(RuntimeError, match=r"no client is the current one or it is closed.*again"):
+        y.compute()
+    for call in (
+        lambda: coded.linalg.power_iteration(C),
+        lambda: coded.submit(np.linalg.norm, C),
+        lambda: C.as_linear_operator() @ np.ones(4),
+        lambda: coded.encode(np.eye(4), client=client),
+    ):
+        with pytest.raises(RuntimeError, match=r"client is closed, and the arrays .* released"):
+            call()

@@ -213,7 +213,9 @@ async def _encode(
             *(future for blocks in sources for future in blocks.futures),
         ):
             future.release()
-        await scheduler.coded_abandon(array=spec.id)
+        # Without a client the scheduler forgets the array by itself.
+        if client.status == "running":
+            await scheduler.coded_abandon(array=spec.id)
         raise
     for blocks in sources:
         blocks.futures.clear()

@@ -6,12 +6,18 @@ thread which what it waits for may need: with one thread per worker it would wai
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from distributed import Client, Future, default_client, get_client, rejoin, secede
 from distributed.worker import thread_state
+
+T = TypeVar("T")
+
+# How often to look whether the client is still connected, in seconds.
+_LOOK = 0.1
 
 
 def in_task() -> bool:
@@ -62,10 +68,17 @@ def current_client(client: Client | None) -> Client:
         If it is no client.
     ValueError
         If there is none.
+    RuntimeError
+        If it is closed.
     """
     if client is not None:
         if not isinstance(client, Client):
             raise TypeError(f"Argument 'client' must be a `distributed.Client`, it is {client!r}.")
+        if client.status in ("closing", "closed"):
+            raise RuntimeError(
+                "The client is closed, and the arrays that were encoded with it are released: "
+                "create another client, and encode them again."
+            )
         return client
     try:
         return get_client() if in_task() else default_client()
@@ -91,6 +104,33 @@ def waiting_client(client: Client | None) -> Client:
             "client: call it in a thread, as `await asyncio.to_thread(function, *args)` does."
         )
     return client
+
+
+async def while_connected(client: Client, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of what is done on a client's event loop, while its scheduler is there.
+
+    Without a scheduler each request to it would wait for a new connection until a timeout.
+
+    Raises
+    ------
+    ConnectionError
+        If the client loses its connection to the scheduler.
+    """
+    task = asyncio.create_task(work)
+    try:
+        while not task.done() and client.status == "running":
+            await asyncio.wait([task], timeout=_LOOK)
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+    if client.status != "running" and (task.cancelled() or task.exception()):
+        address = client.scheduler.address if client.scheduler else "its address"
+        raise ConnectionError(
+            f"The client has no connection to the scheduler at {address} any more, so the array "
+            "was not encoded. Start the scheduler again if it has ended; once `client.status` is "
+            "'running' again, or with another client, encode again."
+        ) from (None if task.cancelled() else task.exception())
+    return task.result()
 
 
 class TaskFuture(Future):

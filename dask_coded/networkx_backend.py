@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import networkx as nx
@@ -21,8 +22,14 @@ import scipy.sparse as sp
 from distributed import Client, default_client
 
 from dask_coded import graph as coded
+from dask_coded.caller import warner
+from dask_coded.runtime.client.waiting import current_client
 
 NAME = "dask_coded"
+
+# The client of the call that networkx dispatches now: networkx asks whether it can run, and only
+# then has its graph converted.
+_CLIENT: ContextVar[Any] = ContextVar("client", default=None)
 
 
 class CodedGraph:
@@ -76,7 +83,7 @@ class CodedGraph:
 
 
 def convert_from_nx(
-    graph: nx.Graph, edge_attrs: Mapping[str, Any] | None = None, **_: Any
+    graph: nx.Graph, edge_attrs: Mapping[str, Any] | None = None, name: str | None = None, **_: Any
 ) -> CodedGraph:
     """Convert a networkx graph.
 
@@ -86,13 +93,19 @@ def convert_from_nx(
         Of any kind.
     edge_attrs : mapping, optional
         The edge attributes to convert, with the values for edges that lack them.
+    name : str, optional
+        The function for which networkx converts the graph.
 
     Raises
     ------
+    ValueError
+        If it is converted for a function, and there is no client that could run this.
     NotImplementedError
         If a weight is negative or not finite, or the value for edges without the attribute is not
         1. networkx then uses another backend or none, unless the call named this one.
     """
+    if name is not None:
+        current_client(_CLIENT.get())  # a conversion takes long
     nodes = np.fromiter(graph, dtype=object, count=len(graph))
     adjacency: dict[str | None, sp.csr_array] = {}
     for name, default in (edge_attrs or {}).items():
@@ -146,6 +159,7 @@ def convert_to_nx(result: Any, **_: Any) -> Any:
 
 def can_run(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool | str:
     """Return True if a function can run with these arguments, else the reason why not."""
+    _CLIENT.set(kwargs.get("client"))
     given = inspect.signature(globals()[name]).bind(*args, **kwargs).arguments
     if name == "katz_centrality":
         return True
@@ -162,7 +176,14 @@ def should_run(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> boo
 
     A round costs some milliseconds, in which one process multiplies with millions of edges. A round
     also sends a vector of all nodes to every worker, which takes as long as multiplying with many
-    edges per node. networkx does not call this function if the call names the backend.
+    edges per node. A graph that has been converted before is worth it at any size, because
+    networkx's own functions would convert it, too. networkx does not call this function if the call
+    names the backend.
+
+    Warns
+    -----
+    UserWarning
+        If there is a client, but the graph is too small.
     """
     if kwargs.get("client") is None:
         try:
@@ -171,13 +192,30 @@ def should_run(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> boo
             return "there is no Dask client: create a `dask.distributed.Client()` first"
     graph = args[0] if args else kwargs["G"]
     edges, limits = graph.number_of_edges(), nx.config.backends[NAME]
-    if edges < max(limits.minimum_edges, limits.minimum_edges_per_node * len(graph)):
-        return (
-            f"with {edges:,} edges and {len(graph):,} nodes one process is faster; this backend "
-            f"expects at least {limits.minimum_edges:,} edges and "
-            f"{limits.minimum_edges_per_node:,} edges per node (`nx.config.backends.{NAME}`)"
-        )
-    return True
+    small = edges < max(limits.minimum_edges, limits.minimum_edges_per_node * len(graph))
+    if not small or _is_converted(graph, name, args, kwargs):
+        return True
+    reason = (
+        f"with {edges:,} edges and {len(graph):,} nodes one process is faster; this backend "
+        f"expects at least {limits.minimum_edges:,} edges and "
+        f"{limits.minimum_edges_per_node:,} edges per node (`nx.config.backends.{NAME}`)"
+    )
+    warner(UserWarning)(
+        f"networkx does not run '{name}' on the cluster: {reason}. Pass `backend={NAME!r}` to run "
+        "it there."
+    )
+    return reason
+
+
+def _is_converted(
+    graph: nx.Graph, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> bool:
+    """Return whether networkx has kept a conversion of a graph that suits a call."""
+    given = inspect.signature(globals()[name]).bind(*args, **kwargs)
+    given.apply_defaults()
+    weight = given.arguments.get("weight", "weight")
+    kept = getattr(graph, "__networkx_cache__", {}).get("backends", {}).get(NAME, {}).values()
+    return any(isinstance(each, CodedGraph) and weight in each.adjacency for each in kept)
 
 
 def on_start_tests(items: Sequence[Any]) -> None:

@@ -121,6 +121,7 @@ def test_without_a_client_it_should_not_run():
 
 
 @installed
+@pytest.mark.filterwarnings("ignore:networkx does not run")
 def test_it_should_run_for_large_and_dense_graphs_only(client):
     graph = nx.path_graph(3)
     assert "one process is faster" in backend.should_run("hits", (), {"G": graph, "client": client})
@@ -228,6 +229,39 @@ def test_without_a_client_the_error_advises_to_create_one():
 
 
 @installed
+def test_without_a_client_a_graph_is_not_even_converted(monkeypatch):
+    def adjacency(*args):
+        raise AssertionError("It is converted.")
+
+    monkeypatch.setattr(backend, "_adjacency", adjacency)
+    for function in (nx.pagerank, nx.hits, nx.katz_centrality, nx.eigenvector_centrality):
+        with pytest.raises(ValueError, match=r"create a `dask\.distributed\.Client\(\)` first"):
+            function(nx.path_graph(3), backend="dask_coded")
+
+
+def test_a_small_graph_is_left_to_networkx_and_it_is_said(client):
+    graph = nx.path_graph(3)
+    priority = nx.config.backend_priority.algos
+    with client.as_current(), nx.config.backend_priority(algos=["dask_coded", *priority]):
+        with pytest.warns(UserWarning, match="'pagerank' on the cluster: with 2 edges") as seen:
+            nx.pagerank(graph)
+    assert seen[0].filename == __file__
+
+
+def test_a_graph_that_was_converted_before_runs_on_the_cluster(client, monkeypatch):
+    graph = nx.path_graph(3)
+    with client.as_current():
+        nx.pagerank(graph, backend="dask_coded")
+        assert backend.should_run("pagerank", (graph,), {}) is True
+        assert backend.should_run("hits", (graph,), {}) is True
+        assert backend.should_run("katz_centrality", (graph,), {}) is True
+        with pytest.warns(UserWarning, match="one process is faster"):
+            assert backend.should_run("pagerank", (graph,), {"weight": "length"}) is not True
+        graph.add_edge(0, 2)  # networkx forgets the conversion
+        with pytest.warns(UserWarning, match="one process is faster"):
+            assert backend.should_run("pagerank", (graph,), {}) is not True
+
+
 def test_empty_graphs(client):
     options = {"backend": "dask_coded", "client": client}
     assert nx.pagerank(nx.Graph(), **options) == {}

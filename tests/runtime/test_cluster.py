@@ -841,7 +841,10 @@ async def test_scheduler_without_the_package(c, s, *workers, monkeypatch):
         raise ModuleNotFoundError("No module named 'dask_coded'")
 
     monkeypatch.setattr(c, "register_plugin", register_plugin)
-    with pytest.raises(coded.ClusterUnfitError, match=r"scheduler at .* lacks the package"):
+    with pytest.raises(coded.ClusterUnfitError, match=r"scheduler at .* lacks .* the workers\."):
+        await coded.encode(A, coded.MDS(2, 1), c)
+    s.handlers["versions"] = lambda: {"host": {"python": "3.1.4.final.0"}}
+    with pytest.raises(coded.ClusterUnfitError, match=r"with Python .* as here: there it is 3\.1"):
         await coded.encode(A, coded.MDS(2, 1), c)
 
 
@@ -852,22 +855,50 @@ async def test_worker_without_the_package(c, s, *workers):
     C = await coded.encode(A, coded.MDS(3, 2), c)
     assert workers[0].address not in C.encoded.workers
     await check(c, C)
-    with pytest.raises(coded.ClusterUnfitError, match=r"has 3: .* 1 more lack the package"):
+    lacking = rf"has 3: .* Worker {workers[0].address} has no dask_coded\. Install .* there"
+    with pytest.raises(coded.ClusterUnfitError, match=lacking):
         await coded.encode(A, coded.MDS(4, 2), c)
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_workers_that_lack_the_package_or_have_other_versions_are_all_named(c, s, *workers):
+    def refuse(**message):
+        raise ModuleNotFoundError("No module named 'dask_coded'")
+
+    first, second, third, fourth = (w.address for w in workers)
+    workers[0].handlers["plugin-add"] = refuse
+    s.workers[first].versions["host"] = {"python": "3.1.4.final.0"}
+    await install(c)
+    with pytest.raises(coded.ClusterUnfitError) as few:
+        await coded.encode(A, coded.MDS(4, 2), c)
+    cause = (
+        "no dask_coded (ModuleNotFoundError(\"No module named 'dask_coded'\")), "
+        "and Python 3.1.4 instead of 3."
+    )
+    assert "the cluster has 3: pass a smaller code" in str(few.value)
+    assert f"Worker {first} has {cause}" in str(few.value)
+    for address in (second, third):
+        plugin_of(s).hello(address, "0.0.7", 0.008)
+    with pytest.raises(coded.ClusterUnfitError) as other:
+        await coded.encode(A, coded.MDS(2, 1), c)
+    assert f"Worker {first} has {cause}" in str(other.value)
+    assert f"{', '.join(sorted([second, third]))} have dask_coded 0.0.7." in str(other.value)
+    assert str(other.value).endswith("Install the same version on all of them.")
+    assert fourth not in str(other.value)
 
 
 @gen_cluster(client=True, nthreads=FOUR[:2])
 async def test_worker_of_another_version(c, s, *workers):
     await install(c)
     plugin_of(s).hello(workers[0].address, "0.0.7", 0.008)
-    with pytest.raises(coded.ClusterUnfitError, match=r"Workers have dask_coded 0\.0\.7, the sch"):
+    with pytest.raises(coded.ClusterUnfitError, match=r"Worker tcp:.* has dask_coded 0\.0\.7\."):
         await coded.encode(A, coded.MDS(2, 1), c)
 
 
 @gen_cluster(client=True, nthreads=FOUR[:2])
 async def test_client_of_another_version(c, s, *workers, monkeypatch):
     monkeypatch.setattr("dask_coded.runtime.client.encoding.__version__", "0.0.7")
-    with pytest.raises(coded.ClusterUnfitError, match=r"client has dask_coded 0\.0\.7, the sch"):
+    with pytest.raises(coded.ClusterUnfitError, match=r"The client has dask_coded 0\.0\.7\."):
         await coded.encode(A, coded.MDS(2, 1), c)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from typing import TYPE_CHECKING, Any
 
 from dask_coded._version import __version__
@@ -35,7 +36,12 @@ async def install(client: Client, *more: SchedulerPlugin) -> None:
             await client.register_plugin(plugin)
     except (ImportError, AttributeError) as exc:
         scheduler: Any = client.scheduler
+        there = (await scheduler.versions())["host"]["python"]
+        own = platform.python_version()
+        python = ""
+        if there.split(".")[:2] != own.split(".")[:2]:
+            python = f", with Python {own} as here: there it is {'.'.join(there.split('.')[:3])}"
         raise ClusterUnfitError(
             f"The scheduler at {scheduler.address} lacks the package dask_coded ({exc}): "
-            f"install version {__version__} there and on the workers."
+            f"install version {__version__} there and on the workers{python}."
         ) from exc

@@ -31,6 +31,7 @@ from dask_coded.runtime.answers import (
 )
 from dask_coded.runtime.scheduler.homes import Homes
 from dask_coded.runtime.scheduler.state import ArrayState
+from dask_coded.runtime.scheduler.versions import mismatch, unable
 from dask_coded.runtime.spec import NAME, ArraySpec, CodedSpec, as_key
 from dask_coded.typing import Floats
 
@@ -55,6 +56,8 @@ class ArrayDirectory(Mapping[str, ArrayState]):
     scheduler : Scheduler
     versions : mapping of str to str
         Version of the package on every worker that has the plugin; changes as workers come and go.
+    refused : mapping of str to str
+        Errors with which workers have refused the plugin; changes, too.
     predict : callable(addresses) -> ndarray
         Predicted speeds.
     homes : Homes
@@ -64,12 +67,14 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         self,
         scheduler: Scheduler,
         versions: Mapping[str, str],
+        refused: Mapping[str, str],
         predict: Callable[[Sequence[str]], Floats],
         homes: Homes,
     ) -> None:
         self._scheduler = scheduler
         self._arrays: dict[str, ArrayState] = {}
         self._versions = versions
+        self._refused = refused
         self._predict = predict
         self._homes = homes
         scheduler.handlers.update(
@@ -102,7 +107,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         client: str,
     ) -> Reply:
         """A new array is to be encoded: answer :class:`Placed` or :class:`Unfit`."""
-        if message := self._unfit(version):
+        if message := mismatch(self._scheduler, self._versions, self._refused, version):
             return reply(Unfit(message))
         workers = [
             WorkerInfo(ws.address, ws.host, self._homes.pieces_on(ws))
@@ -118,8 +123,8 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         try:
             places = place(spec.code, workers, speeds, known, oversubscribe=oversubscribe)
         except ValueError as exc:
-            lacking = len(self._scheduler.running) - len(workers) if allowed is None else 0
-            extra = f" {lacking} more lack the package dask_coded." * (lacking > 0)
+            extra = unable(self._scheduler, self._versions, self._refused, allowed)
+            extra += f" Install dask_coded {__version__} there." * bool(extra)
             if unknown := set(allowed or ()) - set(self._scheduler.workers):
                 extra += f" These addresses in 'workers' are not in the cluster: {sorted(unknown)}."
             return reply(Unfit(f"{exc}{extra}"))
@@ -141,20 +146,6 @@ class ArrayDirectory(Mapping[str, ArrayState]):
                 self._homes.add_sources(dict.fromkeys([key, *before], worker_of[piece]))
         self._log("register", array=spec.id, code=repr(spec.code), workers=worker_of)
         return reply(Placed(tuple(worker_of)))
-
-    def _unfit(self, version: str) -> str | None:
-        own = __version__
-        if version != own:
-            return (
-                f"The client has dask_coded {version}, the scheduler {own}: "
-                f"install the same version on both."
-            )
-        if other := {v for v in self._versions.values() if v != own}:
-            return (
-                f"Workers have dask_coded {', '.join(sorted(other))}, the scheduler {own}: "
-                f"install the same version on all of them."
-            )
-        return None
 
     def sealed(self, array: str) -> int:
         """Handler: all pieces are made, so the source blocks are not needed any more.

@@ -33,13 +33,15 @@ class SchedulerExtension(SchedulerPlugin, ABC):
     _ready: asyncio.Event
     #: By the address of each worker that has not answered yet, what installs the plugin there.
     giving: dict[str, asyncio.Task[None]]
+    #: By the address of each worker that has refused it, the error.
+    refused: dict[str, str]
 
     async def start(self, scheduler: Scheduler) -> None:
         while isinstance(first := scheduler.extensions.get(self.name), SchedulerExtension):
             await first._ready.wait()
             if scheduler.extensions.get(self.name) is first:
                 return
-        self._ready, self.giving = asyncio.Event(), {}
+        self._ready, self.giving, self.refused = asyncio.Event(), {}, {}
         scheduler.extensions[self.name] = self
         try:
             await self.set_up(scheduler)
@@ -79,7 +81,13 @@ class SchedulerExtension(SchedulerPlugin, ABC):
                     found = await scheduler.broadcast(
                         msg=message, workers=[address], on_error="return"
                     )
-                    if not isinstance(found[address], OSError):
+                    if not isinstance(answer := found[address], OSError):
+                        if isinstance(answer, Exception):
+                            # Dask wraps most errors of the worker in one that shows them.
+                            wrapped = type(answer) is Exception
+                            self.refused[address] = str(answer) if wrapped else repr(answer)
+                        elif answer.get("status") != "OK":
+                            self.refused[address] = answer["exception_text"]
                         break
                     await backoff.wait()  # a connection broke
             finally:

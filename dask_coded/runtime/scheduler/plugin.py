@@ -76,7 +76,9 @@ class CodedSchedulerPlugin(SchedulerExtension):
         # Workers that were silent and have not reported since.
         self._silent: set[str] = set()
         self.homes = Homes(scheduler, self.versions, self._predict, self._silent)
-        self.arrays = ArrayDirectory(scheduler, self.versions, self._predict, self.homes)
+        self.arrays = ArrayDirectory(
+            scheduler, self.versions, self.refused, self._predict, self.homes
+        )
         self.loops = LoopDirectory(scheduler, self.versions, self.best)
         self.placing = Placing(scheduler, self.versions, self._predict)
         self.supervisor = Supervisor(
@@ -371,6 +373,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
     ) -> None:
         self._joining.pop(worker, None)
         self.versions.pop(worker, None)
+        self.refused.pop(worker, None)
         self.speeds.forget(worker)
         self._silent.discard(worker)
         self._corrupt.pop(worker, None)

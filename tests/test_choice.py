@@ -75,7 +75,7 @@ async def test_encoding_waits_for_the_minimum_of_workers(c, s, *workers):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"minimum_workers": 0}, ValueError, "'minimum_workers' must be a whole number of at leas"),
+        ({"minimum_workers": 0}, ValueError, "'minimum_workers' must be a whole number"),
         ({"minimum_workers": 2, "workers": ["a"]}, TypeError, "either 'workers' or 'minimum_worke"),
     ],
 )

@@ -167,14 +167,6 @@ def test_names_that_standard_output_lacks_become_escapes_there_only(tmp_path, ch
 
 
 @pytest.mark.usefixtures("here")
-def test_names_cannot_control_a_terminal(votes):
-    votes.write_text("a\x1b[2J b\n")
-    result = run("pagerank", votes)
-    assert "\x1b" not in result.stdout
-    assert r"a\x1b[2J" in result.stdout
-
-
-@pytest.mark.usefixtures("here")
 def test_scores_are_written_before_anything_is_shown(votes, tmp_path, monkeypatch):
     def fail(*args):
         raise BrokenPipeError

@@ -326,7 +326,7 @@ class Channel:
     def _probed(self, message: Message) -> None:
         if isinstance(message, MemoryProbed):
             found = message.segment
-            self.shared = found is not None and is_readable(SharedArray(*found))
+            self.shared = found is not None and is_readable(found)
 
     async def _connect_and_read(self) -> None:
         comm = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -56,7 +57,7 @@ class Exchange:
         self._on_closed: list[Callable[[Answer], None]] = []
         self._on_fenced: list[Callable[[Attempt], None]] = []
         self._fences = Fences()
-        self.memory = Memory()
+        self.memory = Memory(self.room)
         self.address: str = worker.address
         self._probe: SharedArray | None = None
         wanted = dask.config.get("coded.shared-memory")
@@ -155,6 +156,18 @@ class Exchange:
         """Addresses of the peers that have owed an answer for too long."""
         return [address for address, channel in self._channels.items() if channel.silent]
 
+    def room(self) -> float:
+        """Return how many bytes this process may use until it exceeds Dask's target, or infinity.
+
+        May be called from any thread.
+        """
+        limits: Any = self._worker.memory_manager
+        target = limits.memory_target_fraction or limits.memory_spill_fraction
+        if not limits.memory_limit or not target:
+            return math.inf
+        used = self._worker.monitor.get_process_memory()
+        return float(target * limits.memory_limit - used)
+
     @property
     def has_memory(self) -> bool:
         """Whether this worker can let others on its host read its memory."""
@@ -176,7 +189,7 @@ class Exchange:
 
     def _probe_memory(self, message: Message, answer: Answer) -> None:
         assert isinstance(message, ProbeMemory)
-        readable = is_readable(SharedArray(*message.segment))
+        readable = is_readable(message.segment)
         answer(MemoryProbed(message.run_id, self._probe if readable else None))
 
     async def close(self) -> None:

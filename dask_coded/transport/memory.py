@@ -7,10 +7,20 @@ when the last process has unmapped it, so nothing is left behind, whichever proc
 Two workers share memory if the peer can open a segment and finds the owner's nonce in it. Host
 names do not decide that, because containers and namespaces differ. Without ``memfd_create`` or
 ``/proc`` no two workers share memory, and arrays travel in messages.
+
+Dask counts all pages that a process has mapped and touched as memory of its worker, also those of
+other processes. So segments and mappings are kept for the next round only as long as they fit into
+the memory of the worker, and a worker whose memory is short writes into files and not into mapped
+pages.
+
+A peer may send anything as the place of an array. Only a sealed segment is mapped, which cannot
+shrink, and only the part of it that exists is read.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import logging
 import math
 import mmap
@@ -18,8 +28,8 @@ import os
 import secrets
 import threading
 import weakref
-from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -29,12 +39,14 @@ LEAST_BYTES = 1 << 16
 # The nonce lies in the first page, so that arrays are aligned to pages.
 _HEADER = mmap.PAGESIZE
 _NONCE = 16
+_NAME = "dask-coded"
 # Arrays within a segment begin at multiples of this many bytes, the size of a cache line.
 _ALIGNED = 64
-# How many segments wait to be used again, at most: the operands and results of two rounds. They run
-# at once, or alternate because they are of a matrix and of its transpose. The first access to new
-# memory is slow in each process. In gradient descent, where operands of 0.6 and 19 MB alternate, a
-# coordinator copied its shares in 40 to 60 ms with new segments, and in 3 to 7 ms with used ones.
+# How many segments wait to be used again, at most, because each takes two file descriptors: the
+# operands and results of two rounds. These run at once, or alternate because they are of a matrix
+# and of its transpose. The first access to new memory is slow in each process. In gradient descent,
+# where operands of 0.6 and 19 MB alternate, a coordinator copied its shares in 40 to 60 ms with new
+# segments, and in 3 to 7 ms with used ones.
 _SPARE = 4
 # A segment is let go if the next leases, as many as this, take others.
 _UNUSED = 8
@@ -69,6 +81,40 @@ class SharedArray(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
 
+    @classmethod
+    def received(cls, fields: Any) -> Self:
+        """Return a place that a peer has sent.
+
+        Raises
+        ------
+        OSError
+            If it is none, so that nothing can be read there.
+        """
+        match fields:
+            case (
+                int(pid),
+                int(fd),
+                bytes(nonce),
+                int(offset),
+                str(dtype),
+                tuple(shape),
+            ) if (
+                min(pid, fd) >= 0
+                and offset >= _HEADER
+                and len(nonce) == _NONCE
+                and all(type(length) is int and length >= 0 for length in shape)
+            ):
+                return cls(pid, fd, nonce, offset, dtype, shape)
+        raise OSError(errno.EINVAL, "A peer has sent something else as the place of an array")
+
+
+#: Returns how many bytes a process may still use until its worker is short of memory.
+Room = Callable[[], float]
+
+
+def _unlimited() -> float:
+    return math.inf
+
 
 class Segment:
     """Memory that this process owns and others may map.
@@ -88,10 +134,12 @@ class Segment:
         self.size = size
         self.nonce = secrets.token_bytes(_NONCE)
         self._pid = os.getpid()
-        self._fd: int | None = os.memfd_create("dask-coded", os.MFD_CLOEXEC)
+        self._fd: int | None = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             # Pages are allocated when they are written, and a worker writes only part of its rows.
             os.ftruncate(self._fd, _HEADER + size)
+            # The system would kill a reader of pages that are gone.
+            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
             self._map = mmap.mmap(self._fd, _HEADER + size)
         except BaseException:
             self.close()
@@ -113,6 +161,17 @@ class Segment:
         found = np.frombuffer(self._map, dtype, count, _HEADER + at)
         return found.reshape(shape)
 
+    def write(self, array: np.ndarray[Any, Any]) -> None:
+        """Copy an array to the beginning, to pages that this process does not map.
+
+        Raises
+        ------
+        OSError
+            If there is no memory for it.
+        """
+        assert self._fd is not None, "the segment is closed"
+        _write(self._fd, array, _HEADER)
+
     def place(self, array: np.ndarray[Any, Any], at: int = 0) -> SharedArray:
         """Return how peers find an array of this segment that begins at a byte."""
         assert self._fd is not None, "the segment is closed"
@@ -128,10 +187,14 @@ class Mappings:
     ----------
     most : int
         How many to keep mapped for the next view. An array that is held keeps its own segment.
+    room : callable, optional
+        None are kept in whose place this process has other uses for memory; by default it has
+        enough.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, room: Room = _unlimited) -> None:
         self._most = most
+        self._room = room
         self._mapped: dict[tuple[int, int, bytes], mmap.mmap] = {}
 
     def view(self, shared: SharedArray) -> np.ndarray[Any, Any]:
@@ -144,35 +207,60 @@ class Mappings:
         """
         key = shared.pid, shared.fd, shared.nonce
         # Entered again, so that the dict is in the order of use.
-        found = self._mapped.pop(key) if key in self._mapped else _opened(*key)
+        if (found := self._mapped.pop(key, None)) is None:
+            found = _mapping(*key)
+            if self._mapped and self._room() < len(found):
+                self._mapped.clear()
         self._mapped[key] = found
-        self.trim(self._most)
-        count = math.prod(shared.shape)
-        return np.frombuffer(found, shared.dtype, count, shared.offset).reshape(shared.shape)
+        self._keep_last(self._most)
+        try:
+            count = math.prod(shared.shape)
+            return np.frombuffer(found, shared.dtype, count, shared.offset).reshape(shared.shape)
+        except (TypeError, ValueError, OverflowError) as exc:
+            raise OSError(errno.EINVAL, f"A peer's segment has no such array: {exc}") from exc
 
     def trim(self, most: int) -> None:
-        """Keep only the last ones used: a mapping keeps the memory of a segment in use."""
+        """Keep only the last ones used, and none if memory is short.
+
+        A mapping keeps the memory of a segment in use, and its pages count as this process's.
+        """
+        self._keep_last(most if self._mapped and self._room() > 0 else 0)
+
+    def _keep_last(self, most: int) -> None:
         while len(self._mapped) > most:
             del self._mapped[next(iter(self._mapped))]
+
+    def release(self) -> None:
+        """Let go of all pages if memory is short. Arrays get theirs again when they are read."""
+        if self._mapped and self._room() <= 0:
+            for mapped in tuple(self._mapped.values()):
+                mapped.madvise(mmap.MADV_DONTNEED)
 
     def clear(self) -> None:
         """Keep none of them mapped."""
         self._mapped.clear()
 
 
-def is_readable(segment: SharedArray) -> bool:
-    """Return whether this process can read an array of another one."""
+def is_readable(place: tuple[Any, ...]) -> bool:
+    """Return whether this process can read an array of another one, which says where it lies."""
     try:
-        Mappings(most=0).view(segment)
+        Mappings(most=0).view(SharedArray.received(place))
     except OSError:
         return False
     return True
 
 
 class Memory:
-    """The segments that a process shares. Its methods may be called from any thread."""
+    """The segments that a process shares. Its methods may be called from any thread.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    room : callable, optional
+        Segments wait to be used again only as long as there is room; by default there is enough.
+    """
+
+    def __init__(self, room: Room = _unlimited) -> None:
+        self._room = room
         self._lock = threading.Lock()
         # In the order in which they were given back, each with the number of leases until then.
         self._spare: list[tuple[int, Segment]] = []
@@ -201,7 +289,7 @@ class Memory:
 
     def _released(self, address: int) -> None:
         segment = self._results.pop(address)
-        if self._keeps:
+        if self._keeps and self._room() > 0:
             # Without the lock, because the garbage collector may call this while it is held.
             self._spare.append((self._leases, segment))
 
@@ -217,7 +305,15 @@ class Memory:
         if (segment := self.lease(array.nbytes)) is None:
             return None
         copy = segment.array(array.dtype, array.shape)
-        copy[...] = array
+        if self._room() > array.nbytes:
+            # Faster, because the pages of a segment that is used again are mapped.
+            copy[...] = array
+        else:
+            try:
+                segment.write(array)
+            except OSError as exc:
+                self._warn(exc)
+                return None
         return segment, segment.place(copy)
 
     def new(self, size: int) -> Segment | None:
@@ -227,17 +323,21 @@ class Memory:
         try:
             return Segment(size)
         except OSError as exc:
-            if not self._refused:
-                self._refused = True
-                logger.warning(
-                    "Workers on this host cannot share memory, so arrays are copied: %s", exc
-                )
+            self._warn(exc)
             return None
+
+    def _warn(self, exc: OSError) -> None:
+        if not self._refused:
+            self._refused = True
+            logger.warning(
+                "Workers on this host cannot share memory, so arrays are copied: %s", exc
+            )
 
     def reuse(self, segment: Segment) -> None:
         """Let a segment be overwritten by the next array that is shared."""
         with self._lock:
-            if self._keeps:
+            # The process may not have mapped its pages, so they may not count yet.
+            if self._keeps and self._room() > segment.size:
                 self._spare.append((self._leases, segment))
 
     def close(self) -> None:
@@ -258,6 +358,8 @@ class Memory:
             fits = [segment for _, segment in reversed(kept) if size <= segment.size <= most]
             # Of those of one size the last one used, because other processes have mapped it.
             found = min(fits, key=lambda segment: segment.size, default=None)
+            if found is None and kept and self._room() < size:
+                kept = []
             self._spare = [entry for entry in kept if entry[1] is not found] + self._spare
         return self.new(size) if found is None else found
 
@@ -273,34 +375,55 @@ def leave(array: np.ndarray[Any, Any], there: SharedArray) -> bool:
     if array.nbytes > room or array.dtype.hasobject:
         return False
     try:
-        mapped = _writable(there.pid, there.fd, there.nonce)
+        file = _opened(there.pid, there.fd, there.nonce, os.O_RDWR)
+        try:
+            _write(file, array, there.offset)
+        finally:
+            os.close(file)
     except OSError:
         return False
-    found = np.frombuffer(mapped, array.dtype, array.size, there.offset)
-    found.reshape(array.shape)[...] = array
     return True
 
 
-def _opened(pid: int, fd: int, nonce: bytes, access: int = mmap.PROT_READ) -> mmap.mmap:
-    """Map a segment of another process."""
-    flags = os.O_RDWR if access & mmap.PROT_WRITE else os.O_RDONLY
-    handle = os.open(f"/proc/{pid}/fd/{fd}", flags | os.O_CLOEXEC)
+def _write(file: int, array: np.ndarray[Any, Any], at: int) -> None:
+    left = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    while left:
+        written = os.pwrite(file, left, at)  # 2 GiB at most
+        left, at = left[written:], at + written
+
+
+def _mapping(pid: int, fd: int, nonce: bytes) -> mmap.mmap:
+    """Map a segment of another process, to be read."""
+    file = _opened(pid, fd, nonce, os.O_RDONLY)
     try:
-        if os.pread(handle, _NONCE, 0) != nonce:
-            raise OSError(f"Descriptor {fd} of process {pid} is not the segment that was meant.")
-        return mmap.mmap(handle, 0, prot=access)
+        return mmap.mmap(file, 0, prot=mmap.PROT_READ)
     finally:
-        os.close(handle)
+        os.close(file)
 
 
-# To map a segment again for each slice of an array would take longer than to send the slice. As
-# many are kept as pieces are usually made at once.
-_writable = lru_cache(maxsize=16)(partial(_opened, access=mmap.PROT_READ | mmap.PROT_WRITE))
+def _opened(pid: int, fd: int, nonce: bytes, access: int) -> int:
+    """Open a segment of another process; return a descriptor.
 
-
-def forget() -> None:
-    """Let go of the memory of peers that arrays were left in."""
-    _writable.cache_clear()
+    A peer may name any of its descriptors. To open a file of another kind might take for ever, so
+    what the descriptor stands for is looked up first, without opening it.
+    """
+    found = os.open(f"/proc/{pid}/fd/{fd}", os.O_PATH | os.O_CLOEXEC)
+    try:
+        if os.readlink(f"/proc/self/fd/{found}") != f"/memfd:{_NAME} (deleted)":
+            raise OSError(errno.EINVAL, f"Descriptor {fd} of process {pid} is not a segment")
+        flags = access | os.O_NONBLOCK | os.O_CLOEXEC
+        file = os.open(f"/proc/self/fd/{found}", flags)
+    finally:
+        os.close(found)
+    try:
+        if not fcntl.fcntl(file, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+            raise OSError(errno.EINVAL, f"Segment {fd} of process {pid} may shrink")
+        if os.pread(file, _NONCE, 0) != nonce:
+            raise OSError(f"Descriptor {fd} of process {pid} is not the segment that was meant.")
+    except BaseException:
+        os.close(file)
+        raise
+    return file
 
 
 def aligned(size: int) -> int:

@@ -170,7 +170,7 @@ async def large_answer(asked: Awaitable[Any], question: Callable[[], Awaitable[A
 def dense_rows(rows: np.ndarray[Any, Any], room: tuple[Any, ...] | None) -> dict[str, Any]:
     """Return the answer to a request for rows; they are left in the reader's memory if possible."""
     # Masked rows must reach the reader as such, because it refuses them.
-    if room is not None and type(rows) is np.ndarray and leave(rows, SharedArray(*room)):
+    if room is not None and type(rows) is np.ndarray and leave(rows, SharedArray.received(room)):
         return {"gone": False, "rows": None, "left": (rows.dtype.str, rows.shape)}
     return sent_rows(rows)
 

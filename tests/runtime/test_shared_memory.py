@@ -105,6 +105,62 @@ def test_workers_killed_and_stopped_while_they_share_memory(code, processes, tmp
     poll_for(lambda: max(found.handles for found in segments(client)) <= 7, timeout=60)
 
 
+def peaks(client, short: int) -> dict[str, int]:
+    """Return the largest memory of each worker since the last call, in bytes more than before.
+
+    Leave room for that many bytes until Dask thinks that memory is short.
+    """
+
+    def peak(dask_worker) -> int:
+        worker_plugin(dask_worker)._forget()  # as a few seconds after the last round
+        limits, largest = dask_worker.memory_manager, 0
+        with open("/proc/self/status") as status:
+            for line in status:
+                if line.startswith("VmHWM"):
+                    largest = 1024 * int(line.split()[1])
+        with open("/proc/self/clear_refs", "w") as refs:
+            refs.write("5")
+        now = dask_worker.monitor.get_process_memory()
+        before, dask_worker.extensions["memory-before"] = (
+            dask_worker.extensions.get("memory-before", now),
+            now,
+        )
+        limits.memory_limit = int((now + short) / limits.memory_target_fraction)
+        return largest - before
+
+    return client.run(peak)
+
+
+@pytest.mark.parametrize("feeds", [False, True])
+def test_large_operands_when_memory_is_short(feeds, processes):
+    """Dask counts memory of others as a worker's own, and its nanny would kill the worker."""
+    client, size = processes.client, 2**25
+    coordinator, *others = processes.add(4, options=("--memory-limit", "2GiB"))
+    A = scipy.sparse.random_array((4096, 4096), density=1e-3, rng=np.random.default_rng(0)).tocsr()
+    C = coded.encode(A if feeds else A[:256], coded.Repetition(4, 2), client)
+
+    def loop(operator, rounds):
+        x = np.ones((operator.shape[1], 1024))
+        for _ in range(rounds):
+            y = operator @ (x if feeds else x + 0)
+            if feeds:
+                x = y  # in the workers' memory already
+        return float(y.sum())
+
+    options = {"client": client, "workers": coordinator}
+    coded.submit(loop, C, 2, **options).result()
+    peaks(client, size)
+    y = coded.submit(loop, C, 6, **options).result()
+    x = np.ones(4096)
+    for _ in range(6 if feeds else 1):
+        x = A[: C.shape[0]] @ x
+    assert y == pytest.approx(1024 * x.sum())
+    found = peaks(client, size)
+    assert max(found[address] for address in others) < 1.8 * size  # an operand, rows of results
+    # As in messages: what the loop has made itself, and rows of others.
+    assert found[coordinator] < (3.8 if feeds else 2.5) * size
+
+
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 4)
 async def test_large_arrays_do_not_travel_in_messages(c, s, *workers):
     A = matrix()

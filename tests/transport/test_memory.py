@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from contextlib import suppress
+from itertools import dropwhile, islice
 
 import dask
 import numpy as np
@@ -34,7 +35,7 @@ def test_a_reader_finds_what_was_shared(arrays):
     for array in arrays:
         segment, place = shared.share(array)
         # As it arrives from the wire.
-        found = mappings.view(SharedArray(*tuple(place)))
+        found = mappings.view(SharedArray.received(tuple(place)))
         assert (found.dtype, found.shape) == (array.dtype, array.shape)
         assert found.tobytes() == array.tobytes()
         assert found.flags.aligned and not found.flags.writeable
@@ -102,7 +103,7 @@ def test_another_process_reads_it():
     segment, place = Memory().share(np.arange(100_000.0))
     program = (
         "import sys; from dask_coded.transport.memory import Mappings, SharedArray;"
-        "print(Mappings(1).view(SharedArray(*eval(sys.argv[1]))).sum())"
+        "print(Mappings(1).view(SharedArray.received(eval(sys.argv[1]))).sum())"
     )
     command = [sys.executable, "-c", program, repr(tuple(place))]
     assert float(subprocess.check_output(command, text=True)) == np.arange(100_000.0).sum()
@@ -153,6 +154,134 @@ def test_segments_of_two_sizes_in_turns_are_used_again():
     for _ in range(10):
         shared.reuse(shared.share(small)[0])
     assert [segment for _, segment in shared._spare] == [found[0]]
+
+
+@pytest.mark.parametrize("room", [0, 10**6])
+def test_memory_is_kept_only_as_long_as_there_is_room(room):
+    shared, size = Memory(lambda: room), 800_000
+    segment, place = shared.share(np.ones(size // 8))
+    result = shared.empty((size // 8,), np.dtype(float))
+    mappings = Mappings(2, lambda: room)
+    np.testing.assert_array_equal(mappings.view(place), 1.0)
+    shared.reuse(segment)
+    del result
+    mappings.trim(2)
+    assert (len(shared._spare), len(mappings._mapped)) == ((2, 1) if room else (0, 0))
+
+
+def test_spare_memory_and_mappings_make_way_for_others():
+    room = 10**6
+    shared = Memory(lambda: room)
+    mappings = Mappings(2, lambda: room)
+    first, place = shared.share(np.ones(80_000))
+    mappings.view(place)
+    shared.reuse(first)
+    room = 10**5
+    second, place = shared.share(np.ones(100_000))
+    assert second is not first and not shared._spare
+    view = mappings.view(place)
+    assert len(mappings._mapped) == 1
+    room = 0
+    mappings.release()  # the pages come back when they are read
+    np.testing.assert_array_equal(view, 1.0)
+
+
+def resident(segment: Segment) -> int:
+    """Return the bytes of a segment that this process has mapped and touched."""
+    address = np.frombuffer(segment._map, np.uint8).ctypes.data
+    with open("/proc/self/smaps") as maps:
+        mapping = dropwhile(lambda line: not line.startswith(f"{address:x}-"), maps)
+        (found,) = islice((line for line in mapping if line.startswith("Rss:")), 1)
+    return 1024 * int(found.split()[1])
+
+
+def test_a_copy_does_not_count_as_memory_of_its_writer_if_memory_is_short():
+    array, room = np.ones((1000, 1000)), 10**9
+    shared = Memory(lambda: room)
+    assert resident(shared.share(array)[0]) >= array.nbytes
+    room = array.nbytes // 2
+    segment, place = shared.share(array[::2])
+    assert resident(segment) < 10**5
+    np.testing.assert_array_equal(Mappings(1).view(place), 1.0)
+
+
+def test_lack_of_memory_for_a_copy(monkeypatch):
+    def full(fd, data, at):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(memory.os, "pwrite", full)
+    assert Memory(lambda: 0).share(np.zeros(10)) is None
+
+
+@pytest.fixture
+def odd_descriptors(tmp_path):
+    """Descriptors that a peer may have, but not of segments."""
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "file").write_bytes(bytes(10_000))
+    found = [
+        os.open(tmp_path / "fifo", os.O_RDWR),
+        os.open(tmp_path / "file", os.O_RDONLY),
+        os.open("/dev/zero", os.O_RDONLY),
+        os.memfd_create("dask-coded"),  # may shrink
+        os.memfd_create("another", os.MFD_ALLOW_SEALING),
+        *os.pipe(),
+    ]
+    yield [*found, 10**6]
+    for fd in found:
+        os.close(fd)
+
+
+def test_a_descriptor_of_anything_else_is_not_opened(odd_descriptors):
+    for fd in odd_descriptors:
+        place = SharedArray(os.getpid(), fd, bytes(16), 4096, "<f8", (1,))
+        with pytest.raises(OSError):
+            Mappings(1).view(place)
+        assert not memory.is_readable(tuple(place))
+        assert not memory.leave(np.zeros(1), place)
+
+
+ODD = st.none() | st.integers() | st.text(max_size=9) | st.binary(max_size=20) | st.floats()
+ODD |= st.lists(ODD, max_size=3).map(tuple)
+
+
+@given(st.data())
+def test_an_odd_place_of_an_array_is_not_read(data):
+    segment, place = Memory().share(np.ones(1000))
+    fields = list(place)
+    for i in data.draw(st.sets(st.integers(0, 5), min_size=1)):
+        fields[i] = data.draw(ODD)
+    found = data.draw(st.just(fields) | st.just(fields[:4]) | st.just(fields * 2) | ODD)
+    if isinstance(found, list):
+        found = tuple(found)
+    mappings = Mappings(1)
+    with suppress(OSError):
+        assert mappings.view(SharedArray.received(found)).nbytes <= 8000
+    segment.close()
+
+
+def test_a_place_beyond_the_end_is_not_read():
+    segment, place = Memory().share(np.ones(1000))
+    for odd in (
+        place._replace(offset=2**62),
+        place._replace(shape=(2**40, 2**40)),
+        place._replace(shape=(1001,)),
+        place._replace(shape=(-1,)),
+        place._replace(dtype="O"),
+        place._replace(dtype="no dtype"),
+        place._replace(pid="../root"),
+        place._replace(fd="../root/fifo"),
+    ):
+        with pytest.raises(OSError):
+            Mappings(1).view(SharedArray.received(tuple(odd)))
+    segment.close()
+
+
+def test_a_segment_cannot_shrink():
+    segment, place = Memory().share(np.ones(1000))
+    for size in (0, 10**6):
+        with pytest.raises(OSError):
+            os.truncate(f"/proc/self/fd/{place.fd}", size)
+    segment.close()
 
 
 def test_parts_of_a_segment_do_not_overlap():

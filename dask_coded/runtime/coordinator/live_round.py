@@ -465,7 +465,7 @@ class LiveRound:
         """Return the rows of a share, wherever they lie."""
         found: np.ndarray[Any, Any] = rows
         if isinstance(rows, tuple):
-            found = self._mappings.view(SharedArray(*rows))
+            found = self._mappings.view(SharedArray.received(rows))
         return found
 
     def _decode(self, shares: list[tuple[StripeRange, np.ndarray[Any, Any]]]) -> None:
@@ -474,11 +474,15 @@ class LiveRound:
         self._size += sum(rows.nbytes for _, rows in shares)
         if self._size < _DECODE_BYTES and not self.round.finished:
             return
+        waiting, self._waiting, self._size = self._waiting, [], 0
         state = self.round.state
-        self._in_thread(
-            partial(self._assembler.add, self._waiting, state.computed.array(), state.complete)
-        )
-        self._waiting, self._size = [], 0
+        computed, complete = state.computed.array(), state.complete
+
+        def add() -> None:
+            self._assembler.add(waiting, computed, complete)
+            self._mappings.release()  # most shares are not read again
+
+        self._in_thread(add)
 
     def _end(self) -> None:
         for pending in (self._timer, self._watch, self._asking):

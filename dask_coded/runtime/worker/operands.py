@@ -59,7 +59,7 @@ class Operands:
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
         # A coordinator uses the same segment in every round, or those of its last results in turn.
-        self._mappings = Mappings(most=RESULTS)
+        self._mappings = Mappings(most=RESULTS, room=exchange.room)
         self._columns = lru_cache(maxsize=_UNPACKED)(indices_of)
         self._coming: dict[Key, _Coming] = {}
         self._ended: dict[Key, None] = {}
@@ -73,7 +73,9 @@ class Operands:
         OSError
             If it lies in memory that this worker cannot read.
         """
-        return self._mappings.view(SharedArray(*operand)) if isinstance(operand, tuple) else operand
+        if isinstance(operand, tuple):
+            return self._mappings.view(SharedArray.received(operand))
+        return operand
 
     def expect(
         self,
@@ -121,6 +123,10 @@ class Operands:
             # The round is not over: its first message may still come.
             self._coming.pop(run_id).close(over=False)
 
+    def trim(self) -> None:
+        """Keep no memory of other workers mapped if memory is short."""
+        self._mappings.trim(RESULTS)
+
     def release(self) -> None:
         """Keep no memory of other workers mapped, and no columns."""
         self._mappings.clear()
@@ -144,7 +150,7 @@ class Operands:
             case OperandChunk(run_id):
                 self._of(run_id).receive(message, answer)
             case OperandShared(run_id, shared):
-                self._of(run_id).found(SharedArray(*shared), self._mappings)
+                self._of(run_id).found(shared, self._mappings)
             case LendOperand(run_id, address, first):
                 if operand := self._coming.get(run_id):
                     operand.lend(address, first)
@@ -257,12 +263,12 @@ class _Coming:
                     self._operand[self._columns(packed)] = self._entries[part.first].array
         self._deliver()
 
-    def found(self, shared: SharedArray, mappings: Mappings) -> None:
+    def found(self, shared: tuple[Any, ...], mappings: Mappings) -> None:
         """Record where the receiver of this host has left the operand."""
         if self._operand is not None:
             return  # it came another way meanwhile
         try:
-            self._operand = mappings.view(shared)
+            self._operand = mappings.view(SharedArray.received(shared))
         except OSError:
             self._unreadable = True
         self._deliver()

@@ -28,7 +28,7 @@ from dask_coded.runtime.worker.output import Output
 from dask_coded.runtime.worker.probe import Probe
 from dask_coded.transport import Answer, Exchange
 from dask_coded.transport.exceptions import portable
-from dask_coded.transport.memory import Mappings, forget
+from dask_coded.transport.memory import Mappings
 from dask_coded.transport.messages.message import Attempt, Message
 from dask_coded.transport.messages.rounds import (
     AddStripes,
@@ -53,8 +53,7 @@ logger = logging.getLogger("distributed.dask_coded")
 
 # Specs of arrays that a worker remembers for the rounds that it coordinates.
 _SPECS = 64
-# Memory is kept this long after its last use: that of other workers where rows were left, and that
-# of the last rounds' rows.
+# The memory of the last rounds' operands and rows is kept this long after its last use.
 _IDLE_SECONDS = 5.0
 # The products of all threads read at most this many entries of a piece, or one stripe each.
 _BATCH_ENTRIES = 1 << 23
@@ -104,12 +103,10 @@ class CodedWorkerPlugin(WorkerPlugin):
         self._outputs: dict[str, Output] = {}
         # By array: the series of rounds that this worker has coordinated, unless one is running.
         self._series: dict[str, str] = {}
-        self.mappings = Mappings(most=_MAPPED)
+        self.mappings = Mappings(most=_MAPPED, room=self.exchange.room)
         self._closed = False
-        # Memory is kept for a while in case it is needed again. Rounds must not prolong the life of
-        # memory that rows were left in, which other workers have freed when a piece is made.
+        # Memory is kept for a while in case it is needed again.
         self._idle = _Idle(self._forget)
-        self._idle_rooms = _Idle(forget)
         self.operands = Operands(self.exchange)
         # The rounds that this worker coordinates, by task.
         self._rounds: dict[Key, set[asyncio.Task[Any]]] = {}
@@ -132,8 +129,7 @@ class CodedWorkerPlugin(WorkerPlugin):
 
     async def teardown(self, worker: Worker) -> None:
         self._closed = True
-        for idle in (self._idle, self._idle_rooms):
-            idle.end()
+        self._idle.end()
         for job in self._jobs.values():
             job.stop()
         self._jobs.clear()
@@ -335,11 +331,13 @@ class CodedWorkerPlugin(WorkerPlugin):
         job = self._jobs.pop(run_id, None)
         output = job.stop() if job else None
         if over:
-            if job and output:
+            if job and output and self.exchange.room() > 0:
                 self._outputs[job.series] = output
                 _keep_last(self._outputs, _OUTPUTS)
             self.round_over()
         self.operands.drop(run_id, over)
+        del job  # it holds the operand
+        self.operands.trim()
 
     def _coordinator_gone(self, answer: Answer) -> None:
         self.operands.release()
@@ -365,7 +363,6 @@ class CodedWorkerPlugin(WorkerPlugin):
         if scipy.sparse.issparse(data):
             answer = sent_rows(await asyncio.to_thread(lambda: data.tocsr()[start:stop]))
         else:
-            self._idle_rooms.begin()
             read = data.read if isinstance(data, MappedArray) else lambda a, b: data[a:b]
             answer = await asyncio.to_thread(lambda: dense_rows(read(start, stop), room))
         return answer | {"shape": data.shape}

@@ -35,7 +35,7 @@ _QUIET = 0.5
 _OVERDUE = 2.0
 # Bytes of a chunk. Small ones cost processor time for their messages, large ones make the last
 # chunk late: a relay sends it to all hosts below, while the other relays have nothing left to do.
-_LEAST_CHUNK, _LARGEST_CHUNK = 1 << 17, 1 << 20
+LEAST_CHUNK, _LARGEST_CHUNK = 1 << 17, 1 << 20
 # Chunks for each relay, if they are not too small.
 _CHUNKS = 6
 
@@ -68,7 +68,7 @@ def chunk_bytes(size: int, hosts: int) -> int:
     (190464, 1048576)
     """
     each = size // (_CHUNKS * min(hosts, FANOUT)) // 64 * 64
-    return min(max(each, _LEAST_CHUNK), _LARGEST_CHUNK)
+    return min(max(each, LEAST_CHUNK), _LARGEST_CHUNK)
 
 
 def route(hosts: Sequence[int], fanout: int, at: int = 0) -> Route:

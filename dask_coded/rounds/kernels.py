@@ -27,6 +27,8 @@ KERNELS: Registry[Kernel] = Registry("kernel")
 @KERNELS.register("matvec")
 def matvec(piece: Any, rows: int, x: Rows) -> Product:
     """Return ``(a, b) -> piece[a:b] @ x`` for a NumPy or CSR piece and a vector or matrix ``x``."""
+    if len(x) != piece.shape[1]:  # compiled loops would read what lies behind it
+        raise ValueError(f"An operand of {len(x)} rows came for a piece of shape {piece.shape}")
     if scipy.sparse.issparse(piece):
         return _compiled(piece, x) or _sparse(piece, x)
     if np.result_type(piece, x) == np.float16:

@@ -72,6 +72,9 @@ _CONNECT = 5.0
 # an HTTP server of another process, for example. Dask would wait for ever. A worker that is stopped
 # for longer is connected to again in a later round.
 _HANDSHAKE = 30.0
+# A message that cannot be handled ends its own channel, and with it what came that way. The peer
+# notices that at once; it might wait for ever for an answer to a message that is dropped.
+_HANG_UP = "The channel to %s is closed because a message from there cannot be handled"
 
 
 class _Outbox:
@@ -339,12 +342,14 @@ class Channel:
             while True:
                 packed = await comm.read()
                 if isinstance(packed, dict):
-                    logger.error("%s", packed["refused"])
+                    logger.error("%s", packed.get("refused"))
                     break
                 for message in unpack(packed):
                     self.receive(message)
         except OSError:
             pass
+        except Exception:
+            logger.exception(_HANG_UP, self.address)
         finally:
             if comm is not None:
                 comm.abort()
@@ -377,7 +382,10 @@ def from_any_thread(take: Callable[[Message], None]) -> Answer:
 
 
 async def serve(comm: Comm, handle: Handler, closed: Callable[[Answer], None]) -> Status:
-    """Hand each message of a channel, with a way to answer, to ``handle`` until the peer goes."""
+    """Hand each message of a channel, with a way to answer, to ``handle`` until the peer goes.
+
+    The channel also ends with a message that cannot be handled.
+    """
     outbox = _Outbox()
     outbox.open(comm)
     answer = from_any_thread(outbox.send)
@@ -387,6 +395,8 @@ async def serve(comm: Comm, handle: Handler, closed: Callable[[Answer], None]) -
                 handle(message, answer)
     except OSError:
         pass
+    except Exception:
+        logger.exception(_HANG_UP, comm.peer_address)
     finally:
         closed(answer)
         outbox.close()

@@ -9,6 +9,7 @@ raises a fence at all workers, which then drop the messages of that run and of e
 from __future__ import annotations
 
 from concurrent.futures import CancelledError
+from operator import index
 
 from dask.typing import Key
 
@@ -38,7 +39,7 @@ class Fences:
 
     def put(self, attempt: Attempt) -> None:
         """Refuse a run of a task and all earlier ones from now on."""
-        task, run = attempt
+        task, run = attempt[0], index(attempt[1])
         self._over[task] = max(run, self._over.pop(task, run))
         if len(self._over) > _TASKS:
             del self._over[next(iter(self._over))]

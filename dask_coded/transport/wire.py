@@ -9,11 +9,15 @@ distributed's, 0.30 ms packed here, and 0.22 ms without an array.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
-from typing import Any
+import types
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from inspect import get_annotations
+from typing import Any, get_args, get_origin
 
 import msgpack
 import numpy as np
+from dask.typing import Key
 from distributed.protocol import Serialize, to_serialize
 
 from dask_coded.transport.messages import message, rounds, trainings
@@ -26,6 +30,59 @@ KINDS: dict[str, type[Message]] = {
     for name, kind in vars(module).items()
     if isinstance(kind, type) and issubclass(kind, Message) and kind is not Message
 }
+
+
+class OddMessageError(ValueError):
+    """A peer has sent something else than messages."""
+
+
+def _fits(hint: Any) -> Callable[[Any], bool]:
+    """Return whether a value has the type of a field, as a function."""
+    arguments = get_args(hint)
+    if hint == Key:
+        return _is_key
+    if isinstance(hint, types.UnionType):
+        either = [_fits(part) for part in arguments]
+        return lambda value: any(fits(value) for fits in either)
+    if get_origin(hint) is tuple and arguments[1:] == (...,):
+        if arguments[0] is Any:
+            return lambda value: type(value) is tuple
+        each = _fits(arguments[0])
+        return lambda value: type(value) is tuple and all(map(each, value))
+    if get_origin(hint) is tuple:
+        parts = [_fits(part) for part in arguments]
+
+        def fit(value: Any) -> bool:
+            if type(value) is not tuple or len(value) != len(parts):
+                return False
+            # The usual case takes a third of the time.
+            return (*map(type, value),) == arguments or all(
+                fits(part) for fits, part in zip(parts, value, strict=True)
+            )
+
+        return fit
+    # Whole numbers are sent for others, and NumPy's own travel as they are.
+    numbers = {int: (int, np.integer), float: (float, int, np.floating, np.integer)}
+    kinds = numbers.get(hint, (types.NoneType if hint is None else hint,))
+    return lambda value: isinstance(value, kinds)
+
+
+def _is_key(value: Any) -> bool:
+    if type(value) is tuple:
+        return all(map(_is_key, value))
+    return isinstance(value, (str, int, float))
+
+
+def _fields(kind: type[Message]) -> list[tuple[str, Callable[[Any], bool]]]:
+    hints: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        hints |= get_annotations(base, eval_str=True)
+    names = [field.name for field in fields(kind) if hints[field.name] is not Any]
+    return [(name, _fits(hints[name])) for name in names]
+
+
+# For each kind, whether a value fits each of its fields that may not hold anything.
+_FITTING = {name: _fields(kind) for name, kind in KINDS.items()}
 
 # Bytes up to which copying an array is cheaper than a frame.
 _SMALL = 1 << 16
@@ -87,15 +144,33 @@ def pack(messages: Iterable[Message]) -> list[Any]:
 
 
 def unpack(packed: list[Any]) -> list[Message]:
-    """Return the messages that came in. Sequences are tuples, small arrays are read-only."""
-    text, *frames = packed
+    """Return the messages that came in. Sequences are tuples, small arrays are read-only.
 
-    def other(code: int, data: bytes) -> Any:
-        inner = msgpack.unpackb(data, use_list=False)
-        if code == _FRAME:
-            return frames[inner]
-        dtype, shape, content = inner
-        return np.frombuffer(content, dtype).reshape(shape)
+    Raises
+    ------
+    OddMessageError
+        If what came in is something else, or a field has another type than its kind declares.
+    """
+    try:
+        text, *frames = packed
 
-    found = msgpack.unpackb(text, ext_hook=other, use_list=False, strict_map_key=False)
-    return [KINDS[kind](*fields) for kind, *fields in found]
+        def other(code: int, data: bytes) -> Any:
+            inner = msgpack.unpackb(data, use_list=False)
+            if code == _FRAME:
+                return frames[inner]
+            dtype, shape, content = inner
+            return np.frombuffer(content, dtype).reshape(shape)
+
+        found = msgpack.unpackb(text, ext_hook=other, use_list=False, strict_map_key=False)
+        return [_message(*parts) for parts in found]
+    except Exception as exc:  # such as what msgpack, NumPy and a constructor raise
+        raise OddMessageError(f"A peer has sent no message of this protocol: {exc!r}") from exc
+
+
+def _message(name: str, *values: Any) -> Message:
+    message = KINDS[name](*values)
+    found = vars(message)
+    for field, fits in _FITTING[name]:
+        if not fits(found[field]):
+            raise TypeError(f"{name} has the {field} {found[field]!r:.80}")
+    return message

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import fields
+from inspect import get_annotations
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin
 
+import msgpack
 import numpy as np
 import pytest
+from dask.typing import Key
 from distributed.comm import connect, listen
 from distributed.protocol import deserialize_bytes, serialize_bytes
 from distributed.utils_test import gen_test
@@ -17,7 +23,7 @@ from dask_coded.transport.messages import message, rounds, trainings
 from dask_coded.transport.messages.message import Message
 from dask_coded.transport.messages.rounds import Share
 from dask_coded.transport.messages.trainings import NodeMessage, ReplicaState
-from dask_coded.transport.wire import KINDS, pack, unpack
+from dask_coded.transport.wire import KINDS, OddMessageError, pack, unpack
 
 SCALARS = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text(max_size=5)
 DTYPES = st.sampled_from(["f4", "f8", ">f8", "c16", "i8", "u1", "?"])
@@ -28,12 +34,84 @@ def transported(sent: list[Message]) -> list[Message]:
     return unpack(deserialize_bytes(serialize_bytes(pack(sent))))
 
 
+KEYS = st.recursive(st.text(max_size=5) | st.integers(-9, 9), lambda k: st.tuples(k, k))
+
+
+def values_of(hint) -> st.SearchStrategy:
+    """Draw what a field of a message may hold."""
+    if hint is Any:
+        return SCALARS
+    if hint == Key:
+        return KEYS
+    if isinstance(hint, UnionType):
+        return st.one_of([values_of(part) for part in get_args(hint)])
+    if get_origin(hint) is tuple and get_args(hint)[1:] == (...,):
+        return st.lists(values_of(get_args(hint)[0]), max_size=3).map(tuple)
+    if get_origin(hint) is tuple:
+        return st.tuples(*map(values_of, get_args(hint)))
+    whole = st.integers(-(2**60), 2**60)
+    numbers = {int: whole, float: whole | st.floats(allow_nan=False)}
+    if hint in numbers:
+        return numbers[hint]
+    return st.from_type(NoneType if hint is None else hint)
+
+
+def fields_of(kind: type[Message]) -> dict[str, Any]:
+    """Return the types of a message's fields."""
+    return get_annotations(Message, eval_str=True) | get_annotations(kind, eval_str=True)
+
+
 @given(st.data())
 def test_messages_of_every_kind(data):
     sent = []
     for kind in data.draw(st.lists(st.sampled_from(sorted(KINDS)), max_size=3)):
-        values = [data.draw(SCALARS) for _ in fields(KINDS[kind])]
+        values = [data.draw(values_of(hint)) for hint in fields_of(KINDS[kind]).values()]
         sent.append(KINDS[kind](*values))
+    assert transported(sent) == sent
+
+
+@given(st.data())
+def test_fields_of_other_types_are_refused(data):
+    name = data.draw(st.sampled_from(sorted(KINDS)))
+    hints = fields_of(KINDS[name])
+    values = [data.draw(values_of(hint)) for hint in hints.values()]
+    number = data.draw(st.integers(0, len(hints) - 1))
+    hint = [*hints.values()][number]
+    values[number] = data.draw(st.sampled_from([{1: 2}, [{}], ([], {}), b"\xff", None, 1.5, "x"]))
+    packed = deserialize_bytes(serialize_bytes(pack([KINDS[name](*values)])))
+    odd = not isinstance(values[number], (NoneType, float, str, bytes))
+    if hint is Any or not odd:
+        with suppress(OddMessageError):
+            assert len(unpack(packed)) == 1
+    elif get_origin(hint) is not tuple or get_args(hint) != (Any, ...):
+        with pytest.raises(OddMessageError):
+            unpack(packed)
+
+
+PLAIN = st.recursive(
+    SCALARS | st.binary(max_size=9) | st.floats() | st.sampled_from(sorted(KINDS)),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner),
+)
+EXTENSIONS = st.builds(
+    lambda code, inner: msgpack.ExtType(code, msgpack.packb(inner)),
+    st.integers(0, 3),
+    PLAIN | st.tuples(st.sampled_from(["O", "<f8", "no", "V9"]), PLAIN, st.binary(max_size=9)),
+)
+
+
+@given(PLAIN | st.lists(st.tuples(st.sampled_from(sorted(KINDS)), PLAIN, EXTENSIONS), max_size=2))
+def test_what_no_worker_sends_is_refused(odd):
+    text = msgpack.packb(odd)
+    for packed in ([text], [text[:-1]], odd, [odd], [text, *[odd] * 3]):
+        try:
+            found = unpack(packed)
+        except OddMessageError:
+            continue
+        assert all(type(message) in KINDS.values() for message in found)
+
+
+def test_numbers_of_numpy_are_numbers():
+    sent = [Share("run", ((np.int64(1), 0, np.int32(3)),), (), np.float32(0.5))]
     assert transported(sent) == sent
 
 

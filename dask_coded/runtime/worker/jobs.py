@@ -141,9 +141,19 @@ class Job:
         self.assign([])
 
     def assign(self, ranges: Iterable[StripeRange]) -> None:
-        """Compute these stripes, after those that are in the list already."""
+        """Compute these stripes, after those that are in the list already.
+
+        Raises
+        ------
+        ValueError
+            If a piece has no such stripes.
+        """
+        held = [part for part in ranges if part.piece in self._edges]
+        for piece, start, stop in held:
+            if not 0 <= start <= stop < len(self._edges[piece]):
+                raise ValueError(f"Piece {piece} has no stripes {start} to {stop}")
         with self._lock:
-            self._queue.extend(part for part in ranges if self._computes(part.piece))
+            self._queue.extend(part for part in held if self._computes(part.piece))
             self._hinted = False
             # A thread at work may still need long for what it has taken.
             free = self._threads - self._active if self._kernels else 0

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 from dask.typing import Key
+from distributed.system import MEMORY_LIMIT
 
-from dask_coded.rounds.broadcast import Confirm, PassOn, Relay, ReportLacking
+from dask_coded.rounds.broadcast import LEAST_CHUNK, Confirm, PassOn, Relay, ReportLacking
 from dask_coded.rounds.footprint import indices_of
 from dask_coded.transport import Answer, Channel, Exchange
 from dask_coded.transport.memory import RESULTS, Mappings, Segment, SharedArray
@@ -175,6 +176,42 @@ class _Entries:
         return _numbers(self.part)
 
 
+def checked_part(fields: Sequence[Any]) -> Part:
+    """Return a part as a peer has described it.
+
+    Raises
+    ------
+    ValueError
+        If there can be no such part.
+    """
+    part = Part(*fields) if len(fields) == len(Part._fields) else None
+    if part is None or not _is_possible(part):
+        raise ValueError(f"A peer has described a part of an operand as {fields!r:.200}")
+    return part
+
+
+def _is_possible(part: Part) -> bool:
+    first, chunks, chunk_bytes, dtype, shape, length = part
+    if type(shape) is not tuple or not shape or type(dtype) is not str:
+        return False
+    if any(type(n) is not int or n < 0 for n in (first, chunks, chunk_bytes, length, *shape)):
+        return False
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        return False
+    row = math.prod(shape[1:]) * found.itemsize
+    size = shape[0] * row
+    return (
+        found.kind in "biufc"
+        and shape[0] <= length
+        and length * row <= MEMORY_LIMIT
+        # Chunks of whole entries may be somewhat smaller than the least size.
+        and (chunks <= 1 or 2 * chunk_bytes >= LEAST_CHUNK)
+        and chunks == (-(-size // chunk_bytes) if chunk_bytes else 0)
+    )
+
+
 def _numbers(part: Part) -> range:
     return range(part.first, part.first + part.chunks)
 
@@ -240,7 +277,9 @@ class _Coming:
         self._set_timer()
 
     def _store(self, chunk: OperandChunk) -> None:
-        part = Part(*chunk.part)
+        part = checked_part(chunk.part)
+        if chunk.number not in _numbers(part):
+            raise ValueError(f"Chunk {chunk.number} is not of the part {part}")
         if (entries := self._entries.get(part.first)) is None:
             whole = part.shape[0] == part.length
             array = self._room(part, part.length) if whole else np.empty(part.shape, part.dtype)

@@ -15,6 +15,7 @@ import numpy as np
 import scipy.sparse
 from dask.typing import Key
 from distributed.diagnostics.plugin import WorkerPlugin
+from distributed.system import MEMORY_LIMIT
 
 from dask_coded._version import __version__
 from dask_coded.rounds import Reporting, StripeRange
@@ -23,7 +24,7 @@ from dask_coded.runtime.spec import NAME, CodedSpec, as_key
 from dask_coded.runtime.worker.disk import Disk, MappedArray, streamed
 from dask_coded.runtime.worker.jobs import Job
 from dask_coded.runtime.worker.keeper import StateKeeper
-from dask_coded.runtime.worker.operands import Operands
+from dask_coded.runtime.worker.operands import Operands, checked_part
 from dask_coded.runtime.worker.output import Output
 from dask_coded.runtime.worker.probe import Probe
 from dask_coded.transport import Answer, Exchange
@@ -35,7 +36,6 @@ from dask_coded.transport.messages.rounds import (
     CallParticipant,
     DropRound,
     MemoryLost,
-    Part,
     ParticipantRuns,
     PiecesAbsent,
     RoundStopped,
@@ -60,6 +60,8 @@ _BATCH_ENTRIES = 1 << 23
 # Of how many rounds rows are kept: as many as usually run at once. Of how many participants.
 _OUTPUTS = 4
 _MAPPED = 64
+# Bytes that a job has for each of its stripes, about.
+_STRIPE = 1 << 10
 # What Dask calls a connection through which it fetches data for tasks.
 _GATHER = "Ephemeral Worker->Worker for gather"
 
@@ -99,6 +101,8 @@ class CodedWorkerPlugin(WorkerPlugin):
         self._specs: dict[str, CodedSpec] = {}
         self.checks: dict[str, Any] = {}
         self._jobs: dict[Key, Job] = {}
+        # More would not fit into the memory of the worker.
+        self._most_stripes = (worker.memory_manager.memory_limit or MEMORY_LIMIT) // _STRIPE
         # By series: memory of the last round's rows, for the next round.
         self._outputs: dict[str, Output] = {}
         # By array: the series of rounds that this worker has coordinated, unless one is running.
@@ -264,6 +268,9 @@ class CodedWorkerPlugin(WorkerPlugin):
         return f"on worker {self.worker.address}, in its part of a coded product"
 
     def _start(self, message: StartRound, answer: Answer) -> None:
+        parts = [(checked_part(part), footprint) for part, footprint in message.parts]
+        if not 1 <= message.stripes <= self._most_stripes:
+            raise ValueError(f"A round cannot have {message.stripes} stripes")
         held, edges, absent = {}, {}, []
         for piece, key, rows in message.pieces:
             try:
@@ -314,7 +321,6 @@ class CodedWorkerPlugin(WorkerPlugin):
                     job.failed((piece,), exc)
             job.begin(bound, sum(_entries(held[piece][0]) for piece in bound))
 
-        parts = [(Part(*part), footprint) for part, footprint in message.parts]
         if message.operand is not None or not parts:
             try:
                 x = self.operands.here(message.operand)

@@ -181,6 +181,41 @@ def test_a_full_disk(monkeypatch, tmp_path):
     test()
 
 
+# Dask would pause the workers of this process, which has far more memory, if it looked.
+PAUSING = FOUR["config"] | {
+    "distributed.worker.memory.pause": 0.8,
+    "distributed.worker.memory.monitor-interval": "1h",
+}
+
+
+def test_encoding_what_fits_neither_into_memory_nor_on_the_disk(monkeypatch):
+    def no_room(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    @gen_cluster(**FOUR | {"config": PAUSING})
+    async def test(c, s, *workers):
+        source = da.from_array(A, chunks=(90, 50))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "posix_fallocate", no_room)
+            with pytest.raises(OSError, match=r"no room for an array of 78\.12 kiB.* are free now"):
+                await coded.encode(source, coded.MDS(4, 3), c)
+        # Nothing is left, and there may be room later.
+        await async_poll_for(lambda: not any(w.data for w in workers))
+        assert not in_files(workers) and {w.status.name for w in workers} == {"running"}
+        C = await coded.encode(source, coded.MDS(4, 3), c)
+        np.testing.assert_allclose(await c.compute(C @ x), A @ x)
+
+    test()
+
+
+@gen_cluster(**FOUR | {"config": PAUSING | {"distributed.worker.memory.max-spill": 70_000}})
+async def test_what_fits_neither_into_memory_nor_into_what_dask_may_spill(c, s, *workers):
+    disk = Disk.of(workers[0])
+    with pytest.raises(OSError, match=r"that Dask has spilled of 68\.36 kiB at most"):
+        disk.zeros("key", (200, 50), np.dtype(float))
+    assert isinstance(disk.zeros("other", (150, 50), np.dtype(float)), MappedArray)
+
+
 def test_systems_without_such_files(monkeypatch):
     @gen_cluster(**FOUR)
     async def test(c, s, *workers):

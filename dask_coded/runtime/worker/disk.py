@@ -24,6 +24,7 @@ import itertools
 import logging
 import mmap
 import os
+import shutil
 import tempfile
 import threading
 from typing import TYPE_CHECKING, Any, Self
@@ -32,6 +33,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from dask.sizeof import sizeof
 from dask.typing import Key
+from dask.utils import format_bytes
 from distributed import get_worker
 from distributed.metrics import time
 from distributed.protocol.numpy import deserialize_numpy_ndarray, serialize_numpy_ndarray
@@ -54,6 +56,8 @@ _TRIM_SECONDS = 0.02
 _SIZE = 200
 # What is wrong with a file that will never be read. With too many open files, for example, it may.
 _LOST = {errno.ENOENT, errno.EIO, errno.ESTALE}
+# What is wrong if there is no room for a file.
+_FULL = {errno.ENOSPC, errno.EDQUOT}
 # Bytes that are copied at once.
 _SLICE = 2**24
 _numbers = itertools.count()
@@ -165,18 +169,60 @@ class Disk:
         return found
 
     def zeros(self, key: Key, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Rows:
-        """Make an array for the result of a task, in a file if it does not fit into memory."""
+        """Make an array for the result of a task, in a file if it does not fit into memory.
+
+        Raises
+        ------
+        OSError
+            If it fits nowhere: the worker would pause for ever, or be killed.
+        """
         size = int(np.prod(shape)) * dtype.itemsize
         with self._lock:
             self._filling.pop(key, None)  # of an attempt that has failed
-            if self._fits(size) or not self._may_spill(size):
+            if self._fits(size):
                 self._filling[key] = size
                 return np.zeros(shape, dtype)
+            failure = None if self._may_spill(size) else OSError(errno.EDQUOT, "max-spill")
         try:
-            return MappedArray.zeros(shape, dtype, self._worker.local_directory)
+            if failure is None:
+                return MappedArray.zeros(shape, dtype, self._worker.local_directory)
         except OSError as exc:
             logger.warning("An array that does not fit into memory is not made in a file: %s", exc)
-            return np.zeros(shape, dtype)
+            failure = exc if exc.errno in _FULL else None
+        with self._lock:
+            if failure is not None and not self._is_bearable(size):
+                raise OSError(failure.errno, self._where_space_went(size)) from failure
+            self._filling[key] = size
+        return np.zeros(shape, dtype)
+
+    def _is_bearable(self, size: int) -> bool:
+        """Whether the worker is not paused because of an array in memory that Dask cannot spill."""
+        limits: Any = self._worker.memory_manager
+        if not limits.memory_limit or not limits.memory_pause_fraction:
+            return True
+        used = self._worker.monitor.get_process_memory() + sum(tuple(self._filling.values()))
+        return bool(used + size <= limits.memory_pause_fraction * limits.memory_limit)
+
+    def _where_space_went(self, size: int) -> str:
+        """Say why there is no room for an array, and what to do."""
+        worker, data = self._worker, self._worker.data
+        limits: Any = worker.memory_manager
+        disk = shutil.disk_usage(worker.local_directory)
+        spilled = data.spilled_total.disk if isinstance(data, SpillBuffer) else 0
+        most = "" if limits.max_spill is False else f" of {format_bytes(limits.max_spill)} at most"
+        return (
+            f"Worker {worker.address} has no room for an array of {format_bytes(size)}. "
+            f"Its process uses {format_bytes(worker.monitor.get_process_memory())} of its memory "
+            f"limit of {format_bytes(limits.memory_limit)}. On its disk, {worker.local_directory}, "
+            f"{format_bytes(disk.free)} of {format_bytes(disk.total)} are free now, for all that "
+            f"use it; this worker has {format_bytes(self._in_files())} there in coded pieces, and "
+            f"{format_bytes(spilled)} that Dask has spilled{most}. Use more workers, a larger disk "
+            f"for `local_directory`, or a code with less redundancy."
+        )
+
+    def _in_files(self) -> int:
+        """Return the bytes of all arrays in files that are kept."""
+        return sum({id(array): array.nbytes for array in tuple(self._kept.values())}.values())
 
     def _fits(self, size: int) -> bool:
         """Whether an array and those that are here stay in memory if other data are spilled."""
@@ -199,8 +245,7 @@ class Disk:
         most = self._worker.memory_manager.max_spill
         if most is False:
             return True
-        mapped = {id(array): array.nbytes for array in tuple(self._kept.values())}
-        return sum(mapped.values()) + data.spilled_total.disk + size <= most
+        return bool(self._in_files() + data.spilled_total.disk + size <= most)
 
     def keep(self, key: Key, array: Any) -> Any:
         """Keep the result of a task until Dask releases its key, if it is in a file; return it."""

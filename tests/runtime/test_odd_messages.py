@@ -222,3 +222,57 @@ async def test_channels_of_others_stay_open(c, s, *workers):
     np.testing.assert_allclose(await coded.submit(lambda C: C @ x, C, **options), A @ x)
     assert Exchange.of(workers[0])._channels == before
     assert not any(channel.closed for channel in before.values())
+
+
+ANY = st.none() | st.text(max_size=3) | NUMBERS | st.floats() | st.binary(max_size=3)
+ANY |= st.lists(ANY, max_size=2) | st.dictionaries(st.text(max_size=2), ANY, max_size=2)
+CALLS = {
+    "coded_hello": ("worker", "version", "product"),
+    "coded_keepers": ("key", "worker", "copies", "avoid"),
+    "coded_plan": [
+        "array",
+        "measured",
+        "lags",
+        "policy",
+        "predictor",
+        "silent",
+        "known",
+        "corrupt",
+        "task",
+    ],
+    "coded_register": ("spec", "allowed", "oversubscribe", "client", "sources", "steps", "version"),
+    "coded_extend": ("array", "allowed"),
+    "coded_sources": ("array", "piece", "avoid"),
+    "coded_made": ["array", "piece", "received", "work", "exponents", "footprint", "growth"],
+    "coded_sealed": ("array",),
+    "coded_resumed": ("key", "round"),
+}
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_the_scheduler_lives_on_whatever_it_is_asked(client, C, data):
+    name = data.draw(st.sampled_from(sorted(CALLS)))
+    good = {
+        "array": C.encoded.spec.id,
+        "worker": C.encoded.workers[0],
+        "measured": {C.encoded.workers[0]: 1.0},
+        "lags": {},
+        "policy": "continuous",
+        "predictor": "last",
+        "version": coded.__version__,
+        "silent": [],
+        "known": 4,
+    }
+    fields = {
+        field: data.draw(st.just(good[field]) | ANY if field in good else ANY)
+        for field in CALLS[name]
+    }
+
+    async def ask():
+        with suppress(Exception):  # whoever asks gets it
+            await getattr(client.scheduler, name)(**fields)
+
+    with captured_logger("distributed"):
+        client.sync(ask)
+    np.testing.assert_allclose(client.compute(C @ x).result(timeout=60), A @ x)

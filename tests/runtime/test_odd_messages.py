@@ -224,6 +224,40 @@ async def test_channels_of_others_stay_open(c, s, *workers):
     assert not any(channel.closed for channel in before.values())
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"ranges": ((7, 0, 1),)},
+        {"ranges": ((0, -1, 1),)},
+        {"ranges": ((0, 0, 2**40),)},
+        {"rows": ("text",)},
+        {"rows": ()},
+        {"rows": ((os.getpid(), "../root/pipe", bytes(16), 4096, "<f8", (8,)),)},
+    ],
+    ids=str,
+)
+def test_a_participant_that_sends_odd_shares_is_done_without(changed):
+    @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 4)
+    async def test(c, s, *workers):
+        C = await coded.encode(A, coded.MDS(4, 3), c)
+        odd = next(w for w in workers if w.address == C.encoded.workers[1])
+        exchange, sent = Exchange.of(odd), []
+
+        def answer_oddly(message, answer):
+            fields = {"ranges": message.ranges, "rows": (np.zeros(1),) * len(message.ranges)}
+            sent.append(Share(message.run_id, **(fields | changed), seconds=0.1))
+            answer(sent[-1])
+
+        exchange.register(answer_oddly, [StartRound])
+        options = {"client": c, "workers": C.encoded.workers[0]}
+        with captured_logger("distributed.dask_coded"):
+            while not sent:
+                found = await coded.submit(lambda C: C @ x, C, **options)
+                np.testing.assert_allclose(found, A @ x)
+
+    test()
+
+
 ANY = st.none() | st.text(max_size=3) | NUMBERS | st.floats() | st.binary(max_size=3)
 ANY |= st.lists(ANY, max_size=2) | st.dictionaries(st.text(max_size=2), ANY, max_size=2)
 CALLS = {

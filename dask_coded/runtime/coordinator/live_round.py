@@ -160,7 +160,7 @@ class LiveRound:
         self._attempt = attempt
         self._failure: Exception | None = None
         holders = [plan.addresses[w] if w >= 0 else "" for w in plan.host]
-        self.verdict = Verdict(spec.code, holders, verifier)
+        self.verdict = Verdict(spec.code, spec.geometry.stripes, holders, verifier)
         # Shares that came before the verifier was prepared.
         self._early: list[tuple[int, Share]] = []
         # Shares that have not been handed to the assembler yet, and their bytes.
@@ -451,7 +451,7 @@ class LiveRound:
             # case the next round must not use shared memory.
             self._channels[worker].shared = False
             return self.round.lost([worker], now)
-        if not self.verdict.accepts(ranges, rows):
+        if not self.verdict.accepts(self._plan.addresses[worker], ranges, rows):
             # Whatever else this worker holds is computed elsewhere in this round.
             return self.round.lost([worker], now)
         fresh, commands = self.round.share(worker, ranges, share.seconds, now)

@@ -310,11 +310,12 @@ class Coordinator:
         Return the workers with wrong shares, and whether checks were wrong.
         """
         verdict = live.verdict
+        self._corrupt |= verdict.odd
         evidence = verdict.evidence(live.round.state.computed.array())
         if evidence is None or checks is None:
-            return set(), False
+            return verdict.odd, False
         review = await checks.review(spec, evidence.disputed(), verdict.contradicting(), version)
-        wrong = verdict.holders(evidence.to_blame(review.right))
+        wrong = verdict.odd | verdict.holders(evidence.to_blame(review.right))
         self._corrupt |= wrong
         self._wrong_checks += checks.take_wrong()
         return wrong, review.changed

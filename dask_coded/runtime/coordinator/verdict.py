@@ -19,6 +19,8 @@ class Verdict:
     Parameters
     ----------
     code : Code
+    stripes : int
+        Stripes of each piece.
     holders : sequence of str
         Address of the worker with each piece.
     prepare : callable, optional
@@ -28,18 +30,26 @@ class Verdict:
     ----------
     waits : bool
         Whether shares cannot be verified yet, because the verifier is being prepared.
+    odd : set of str
+        Addresses of workers that sent what cannot be shares of theirs.
     """
 
     def __init__(
-        self, code: Code, holders: Sequence[str], prepare: Callable[[], Verifier] | None
+        self,
+        code: Code,
+        stripes: int,
+        holders: Sequence[str],
+        prepare: Callable[[], Verifier] | None,
     ) -> None:
         self._code = code
+        self._stripes = stripes
         self._holders = holders
         self._prepare = prepare
         self._verifier: Verifier | None = None
         # With how much each contradicts its checks.
         self._contradicted: list[tuple[StripeRange, float]] = []
         self.waits = prepare is not None
+        self.odd: set[str] = set()
 
     def prepare(self) -> Verifier:
         """Prepare the verifier, in the algorithm's thread."""
@@ -50,8 +60,11 @@ class Verdict:
         """Verify shares from now on."""
         self._verifier, self.waits = verifier, False
 
-    def accepts(self, ranges: Sequence[StripeRange], rows: Sequence[Any]) -> bool:
-        """Return whether all shares of one message agree with the checks of their stripes."""
+    def accepts(self, address: str, ranges: Sequence[StripeRange], rows: Sequence[Any]) -> bool:
+        """Return whether all shares of one message are possible, and agree with the checks."""
+        if not self._are_possible(address, ranges, rows):
+            self.odd.add(address)
+            return False
         if (verifier := self._verifier) is None:
             return True
         before = len(self._contradicted)
@@ -60,9 +73,21 @@ class Verdict:
                 self._contradicted.append((part, verifier.deviation(part, found)))
         return len(self._contradicted) == before
 
+    def _are_possible(
+        self, address: str, ranges: Sequence[StripeRange], rows: Sequence[Any]
+    ) -> bool:
+        """Whether these are rows of pieces that the worker holds."""
+        return len(rows) == len(ranges) and all(
+            0 <= piece < len(self._holders)
+            and self._holders[piece] == address
+            and 0 <= start < stop <= self._stripes
+            and isinstance(found, np.ndarray)
+            for (piece, start, stop), found in zip(ranges, rows, strict=True)
+        )
+
     def contradicting(self) -> set[str]:
-        """Return the workers of which some share contradicts the checks."""
-        return {self._holders[part.piece] for part, _ in self._contradicted}
+        """Return the workers with some share that contradicts the checks, or cannot be one."""
+        return self.odd | {self._holders[part.piece] for part, _ in self._contradicted}
 
     def evidence(self, computed: Bools) -> Evidence | None:
         """Return what the shares say about the checks; None if all agree with them.

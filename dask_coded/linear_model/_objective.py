@@ -9,10 +9,27 @@ are rank-one terms that are added to its products. Centring the columns removes 
 direction for the solvers, and changes only ``b`` if ``b`` is not penalised. If the intercept is
 penalised (liblinear's convention, which ``LinearSVC`` follows), it is the coefficient of a constant
 column instead.
+
+The solvers work with coefficients :math:`v = w / d`. If the columns of the matrix are in units that
+differ by many orders of magnitude, the scale :math:`d` makes up for that. Otherwise the curvature
+along a column of small numbers would be less than the rounding errors of that along a column of
+large ones, and the result would depend on how a processor rounds. Scaling by powers of two adds no
+rounding errors.
+
+The size of a column's entries decides, that is, the sum of their squares over the sum of their
+absolute values. The spread does not: a column of zeros with a few ones has a small spread, but the
+same unit as a column with as many ones as zeros. Both sums are estimated by products with random
+vectors [1]_.
+
+References
+----------
+.. [1] P. Indyk, "Stable distributions, pseudorandom generators, embeddings, and data stream
+       computation", Journal of the ACM 53(3), 2006.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,8 +40,15 @@ import numpy.typing as npt
 from dask_coded.linear_model.families import Family, Floats, root_mean_square
 from dask_coded.linear_model.penalties import Penalty
 
-# Random sums of each column from which its spread is estimated, within about a third.
-_PROBES = 4
+# Numbers of random sums of each column: for its spread, and, if spreads are very different, with
+# normal and with Cauchy factors for the size of its entries.
+_PROBES, _NORMAL, _CAUCHY = 4, 8, 8
+# The standard error of the logarithm of this size.
+_ERROR = math.sqrt(2 / (_PROBES + _NORMAL) + (math.pi / 2) ** 2 / _CAUCHY)
+# By chance, only one size in 100,000 differs from the median by more than this factor, 32.
+_APART = math.exp(5 * _ERROR)
+# Exponents of two whose squares neither overflow nor underflow.
+_EXPONENTS = -500, 500
 
 
 @dataclass(frozen=True)
@@ -50,11 +74,11 @@ class Point:
     Parameters
     ----------
     w : ndarray, shape (m,) or (m, k)
-        Coefficients, that of the constant column last if there is one.
+        Coefficients over their scale, that of the constant column last if there is one.
     z : ndarray, shape (n,) or (n, k)
         Predictions.
     gradient : ndarray, shape of ``w``
-        Of the smooth part of the objective.
+        Of the smooth part of the objective, with respect to ``w``.
     """
 
     w: Floats
@@ -80,6 +104,8 @@ class Objective:
     spread : ndarray, shape (p,)
         An estimate of the standard deviation of each column of the matrix, or of its root mean
         square if the intercept is not free. Ones if the family has no units.
+    scale : ndarray, shape (m,) or (m, k)
+        What the coefficients inside the solvers are multiplied by, powers of two.
     pair : anything with ``product(d)``, or None
         Computes ``X.T @ diag(d) @ X`` in one round.
     """
@@ -92,6 +118,7 @@ class Objective:
     intercept: Intercept
     means: Floats
     spread: Floats
+    scale: Floats
     pair: Any = None
 
     @classmethod
@@ -105,41 +132,58 @@ class Objective:
         intercept: Intercept,
         pair: Any = None,
     ) -> Objective:
-        """Build the objective; takes one round for the columns' means and spreads, if needed."""
+        """Build the objective; takes one round for the columns' means and spreads.
+
+        If the spreads differ by more than ``_APART``, it takes another one for the sizes of the
+        entries, and a third one if these differ as well.
+        """
         rows, columns = operator.shape
         free = bool(intercept.column) and not intercept.penalised
-        means, spread = np.zeros(columns), np.ones(columns)
         # A sum of a column's entries times random factors is about as large as the column's root
         # mean square. For the exact one, the entries themselves would be needed.
-        probes = np.zeros((rows, 0))
-        if family.has_units:
-            probes = np.random.default_rng(0).standard_normal((rows, _PROBES))
-            probes *= np.sqrt(weights)[:, np.newaxis]
-        if free or probes.size:
-            factors = np.column_stack([weights, probes]) if free else probes
-            sums = np.asarray(operator.T @ factors, dtype=np.float64)
+        probes = np.random.default_rng(0).standard_normal((rows, _PROBES))
+        probes *= np.sqrt(weights)[:, np.newaxis]
+        factors = np.column_stack([weights, probes]) if free else probes
+        sums = np.asarray(operator.T @ factors, dtype=np.float64)
+        means = sums[:, 0] if free else np.zeros(columns)
+        # NaN and infinity in the data are reported when the gradient has them.
+        with np.errstate(invalid="ignore"):
             if free:
-                means, sums = sums[:, 0], sums[:, 1:] - np.outer(sums[:, 0], probes.sum(axis=0))
-            if probes.size:
-                spread = root_mean_square(sums.T, np.ones(_PROBES))
-                # Of a constant column the mean leaves rounding errors, which are no unit, and which
-                # decoding may make a thousand times larger. The spread is 1, not 0, if it leaves
-                # none.
-                size, noise = np.abs(means), _rounding(operator) ** 0.75
-                spread = np.where(spread > noise * size, spread, size)
-        return cls(operator, y, weights, family, penalty, intercept, means, spread, pair)
+                sums = sums[:, 1:] - np.outer(means, probes.sum(axis=0))
+            spread = root_mean_square(sums.T, np.ones(_PROBES))
+            # Of a constant column the mean leaves rounding errors, which are no unit, and which
+            # decoding may make a thousand times larger. The spread is 1, not 0, if it leaves none.
+            noise = _rounding(operator) ** 0.75 * np.abs(means)
+            varies = sums.any(axis=1) & (spread > noise)
+            spread = np.where(spread > noise, spread, np.abs(means))
+            found = spread[varies]
+            if found.size and found.max() > _APART * found.min():
+                sizes = _sizes(operator, weights, means, spread)
+            else:
+                sizes = spread
+            form = penalty, intercept, y.shape[1:]
+            scale = _scale(np.where(varies, sizes, np.nan), *form)
+            if (scale != 1).any() and sizes is not spread:
+                # The first estimate is wrong for one column in 100,000, and data may have as many.
+                sizes = np.sqrt(sizes) * np.sqrt(_sizes(operator, weights, means, spread, seed=2))
+                scale = _scale(np.where(varies, sizes, np.nan), *form)
+        if not family.has_units:
+            spread = np.ones(columns)
+        return cls(operator, y, weights, family, penalty, intercept, means, spread, scale, pair)
 
     # -- conversion of coefficients ------------------------------------------------------------
 
     def inside(self, coefficients: Floats, shift: Floats) -> Floats:
-        """Return coefficients and intercept as one array, shape (m,) or (m, k)."""
-        if not self.intercept.column:
-            return coefficients
-        last = (shift + self.means @ coefficients) / self.intercept.column
-        return np.concatenate([coefficients, np.reshape(last, (1, *coefficients.shape[1:]))])
+        """Return coefficients and intercept as one array over its scale, (m,) or (m, k)."""
+        if self.intercept.column:
+            last = (shift + self.means @ coefficients) / self.intercept.column
+            last = np.reshape(last, (1, *coefficients.shape[1:]))
+            coefficients = np.concatenate([coefficients, last])
+        return coefficients / self.scale
 
     def outside(self, w: Floats) -> tuple[Floats, Floats]:
         """Return coefficients (p,) or (p, k) and intercept () or (k,) for the uncentred matrix."""
+        w = self.scale * w
         if not self.intercept.column:
             return w, np.zeros(w.shape[1:])
         return w[:-1], np.asarray(self.intercept.column * w[-1] - self.means @ w[:-1])
@@ -155,11 +199,10 @@ class Objective:
         """Apply the transpose of :meth:`predict`; takes one round."""
         total = residuals.sum(axis=0)
         found = self.operator.T @ residuals - np.multiply.outer(self.means, total)
-        if not self.intercept.column:
-            return np.asarray(found)
-        return np.concatenate(
-            [found, np.reshape(self.intercept.column * total, (1, *np.shape(total)))]
-        )
+        if self.intercept.column:
+            last = np.reshape(self.intercept.column * total, (1, *np.shape(total)))
+            found = np.concatenate([found, last])
+        return np.asarray(self.scale * found)
 
     def weighed(self, rows: Floats) -> Floats:
         """Return rows times their weights."""
@@ -171,7 +214,7 @@ class Objective:
         """Return the point at ``w``; takes one round, or two if the predictions are not given."""
         z = self.predict(w) if z is None else z
         pull = self.gather(self.weighed(self.family.slope(z, self.y)))
-        return Point(w, z, pull + self._padded(self.penalty.gradient(self._costly(w)), w))
+        return Point(w, z, pull + self._penalty_gradient(w))
 
     def smooth(self, w: Floats, z: Floats) -> float:
         """Return the loss plus the smooth part of the penalty."""
@@ -189,16 +232,16 @@ class Objective:
     def slope(self, w: Floats, z: Floats, d: Floats, q: Floats) -> float:
         """Differentiate the smooth part at ``w`` along ``d``, where ``q = predict(d)``."""
         loss = np.vdot(self.weighed(self.family.slope(z, self.y)), q)
-        return float(loss + self.penalty.l2 * np.vdot(self._costly(w), self._costly(d)))
+        return float(loss + np.vdot(self._penalty_gradient(w), d))
 
     def residual(self, point: Point) -> float:
         """Return the largest absolute entry of the least subgradient.
 
         If the family has units, it is in units of the columns of y and of the matrix.
         """
-        g = point.gradient
+        g = point.gradient / self.scale
         if self.penalty.l1:
-            w, g = self._costly(point.w), g.copy()
+            w = self._costly(point.w)
             costly = g[: len(w)]
             costly[...] = np.where(
                 w != 0,
@@ -215,7 +258,10 @@ class Objective:
     def shrink(self, w: Floats, step: float) -> Floats:
         """Apply the proximal map of the penalty's corner; free coefficients stay unchanged."""
         costly = self._costly(w)
-        return np.concatenate([self.penalty.shrink(costly, step), w[len(costly) :]])
+        scale = self.scale[: len(costly)]
+        # A step in the units of the solver is a step times the square of the scale in the user's.
+        shrunk = self.penalty.shrink(costly, step * np.square(scale)) / scale
+        return np.concatenate([shrunk, w[len(costly) :]])
 
     # -- curvature -----------------------------------------------------------------------------
 
@@ -228,7 +274,7 @@ class Objective:
         def times(v: Floats) -> tuple[Floats, Floats]:
             q = self.predict(v)
             pull = self.gather(self.weighed(self.family.bend(z, self.y, q)))
-            return pull + self._padded(self.penalty.gradient(self._costly(v)), v), q
+            return pull + self._penalty_gradient(v), q
 
         return times
 
@@ -244,16 +290,25 @@ class Objective:
             H = H - np.outer(pull, means) - np.outer(means, pull) + total * np.outer(means, means)
             edge = column * (pull - total * means)[:, np.newaxis]
             H = np.block([[H, edge], [edge.T, np.array([[column**2 * total]])]])
-        costs = np.zeros(len(H))
-        self._costly(costs)[...] = self.penalty.l2
-        return np.asarray(H + np.diag(costs))
+        H = H * np.outer(self.scale, self.scale)
+        return np.asarray(H + np.diag(self._penalty_gradient(np.ones(len(H)))))
+
+    def curvature(self, z: Floats, d: Floats, q: Floats) -> float:
+        """Return the second derivative at ``z`` along ``d``, where ``q = predict(d)``."""
+        loss = np.vdot(q, self.weighed(self.family.bend(z, self.y, q)))
+        return float(loss + np.vdot(d, self._penalty_gradient(d)))
 
     def _costly(self, w: Floats) -> Floats:
-        """Return the penalised coefficients."""
+        """Return the penalised coefficients, in the units of the user."""
+        w = self.scale * w
         return w[:-1] if self.intercept.column and not self.intercept.penalised else w
 
-    def _padded(self, part: Floats, w: Floats) -> Floats:
-        return part if len(part) == len(w) else np.concatenate([part, np.zeros_like(w[-1:])])
+    def _penalty_gradient(self, w: Floats) -> Floats:
+        """Return the gradient of the smooth part of the penalty, shape of ``w``."""
+        pull = self.penalty.gradient(self._costly(w))
+        if len(pull) < len(w):
+            pull = np.concatenate([pull, np.zeros_like(w[-1:])])
+        return self.scale * pull
 
 
 def check_weights(name: str, weights: npt.ArrayLike, rows: int) -> Floats:
@@ -278,6 +333,55 @@ def check_weights(name: str, weights: npt.ArrayLike, rows: int) -> Floats:
             f"the smallest weight is {found.min()}, the largest {found.max()}."
         )
     return found
+
+
+def powers_of_two(values: npt.ArrayLike) -> Floats:
+    """Return the power of two that is closest to each positive number."""
+    return np.exp2(np.clip(np.rint(np.log2(values)), *_EXPONENTS))
+
+
+def _sizes(operator: Any, weights: Floats, means: Floats, spread: Floats, seed: int = 1) -> Floats:
+    """Estimate the size of the entries of each centred column, within a factor of 2; one round."""
+    random = np.random.default_rng(seed)
+    normal = random.standard_normal((len(weights), _NORMAL)) * np.sqrt(weights)[:, np.newaxis]
+    cauchy = random.standard_cauchy((len(weights), _CAUCHY)) * weights[:, np.newaxis]
+    factors = np.column_stack([normal, cauchy])
+    sums = np.asarray(operator.T @ factors, dtype=np.float64)
+    # In units of the spread, so that squares do not overflow.
+    sums = np.abs(sums - np.outer(means, factors.sum(axis=0))) / spread[:, np.newaxis]
+    square = (_PROBES + np.square(sums[:, :_NORMAL]).sum(axis=1)) / (_PROBES + _NORMAL)
+    # A sum with Cauchy factors is distributed as a single factor times the sum of absolute values,
+    # and the mean logarithm of a factor's absolute value is 0.
+    with np.errstate(divide="ignore"):
+        return np.asarray(spread * square / np.exp(np.log(sums[:, _NORMAL:]).mean(axis=1)))
+
+
+def _scale(sizes: Floats, penalty: Penalty, intercept: Intercept, targets: Any) -> Floats:
+    """Return what brings columns to the median size of all, if theirs is very different.
+
+    The others stay in the user's units. In these, a solver finds the smallest among coefficients
+    that fit equally well, and columns that are mostly zero matter less.
+
+    Parameters
+    ----------
+    sizes : ndarray, shape (p,)
+        Of the entries of each column; NaN for columns to leave as they are.
+    """
+    # The curvature along a column is about its square, plus the L2 penalty.
+    own = np.sqrt(np.broadcast_to(penalty.l2, targets))
+    sizes = np.hypot(sizes.reshape(-1, *(1 for _ in targets)), own)
+    known = ~np.isnan(sizes)
+    median = np.ones(targets)
+    if known.any():
+        median = np.nanmedian(sizes, axis=0)
+    ratios = np.where(known, sizes / median, 1.0)
+    if intercept.column:
+        # Together, the columns have a direction of much more curvature than a single one.
+        last = np.hypot(intercept.column, own if intercept.penalised else np.zeros(targets))
+        most = np.maximum(median, np.sqrt(np.nansum(np.square(sizes), axis=0)))
+        ratios = np.concatenate([ratios, (last / np.clip(last, median, most))[np.newaxis]])
+    apart = (ratios > _APART) | (ratios < 1 / _APART)
+    return np.where(apart, 1 / powers_of_two(ratios), 1.0)
 
 
 def _rounding(operator: Any) -> float:

@@ -238,6 +238,5 @@ def _first_step(objective: Objective, point: Point) -> float:
     g = point.gradient
     square = float(np.vdot(g, g))
     q = objective.predict(g)
-    bend = np.vdot(q, objective.weighed(objective.family.bend(point.z, objective.y, q)))
-    curvature = float(bend) + objective.penalty.l2 * square
+    curvature = objective.curvature(point.z, g, q)
     return square / curvature if curvature > 0 else 1.0

@@ -67,7 +67,7 @@ class Penalty:
         """Return the gradient of the smooth part, shape of ``w``."""
         return self.l2 * w
 
-    def shrink(self, w: Floats, step: float) -> Floats:
+    def shrink(self, w: Floats, step: float | Floats) -> Floats:
         """Return the proximal map: the ``v`` that minimises ``step * corner(v) + |v - w|² / 2``."""
         if not self.l1:
             return w

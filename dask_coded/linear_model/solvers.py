@@ -19,6 +19,9 @@ solver        direction                                   penalties  rounds per 
 
 On a quadratic, L-BFGS with exact line searches takes the same steps as conjugate gradients.
 
+Before the first iteration there are one to three rounds for the means, spreads and sizes of the
+columns. Columns in units that differ by orders of magnitude are scaled inside the solver.
+
 References
 ----------
 .. [1] J. Nocedal, S. Wright, "Numerical optimization", 2006, sections 7.1 and 7.2.
@@ -177,8 +180,11 @@ def minimize(
             f"{width[1:]}, the shapes are {coefficients.shape} and {shift.shape}."
         )
     history: tuple[Progress, ...] = ()
-    first, point, rule, family, history = loop.resume((1, None, rule, family, history))
-    objective = replace(objective, family=family)
+    # The scale of the point and of the rule, which another worker may have estimated differently.
+    first, scale, point, rule, family, history = loop.resume(
+        (1, objective.scale, None, rule, family, history)
+    )
+    objective = replace(objective, scale=scale, family=family)
     if point is None:
         point = objective.point(objective.inside(coefficients, shift - center))
         if not np.isfinite(point.gradient).all():
@@ -201,7 +207,7 @@ def minimize(
         progress = Progress.of(operator, i, residual, value)
         history = (*history, progress)
         last = converged or i == max_iter
-        loop.report(progress, state=(i + 1, point, rule, family, history), last=last)
+        loop.report(progress, state=(i + 1, scale, point, rule, family, history), last=last)
         if converged:
             break
     coefficients, shift = objective.outside(point.w)

@@ -53,23 +53,30 @@ class LinearModel(BaseEstimator):
 
     # -- fitting -------------------------------------------------------------------------------
 
-    def _cluster(self, client: Client | None, X: Any) -> Client | None:
-        """Return the client whose cluster runs the fit, or None for this process."""
-        return current_cluster(client, X, bool(self.verbose))
+    def _data(
+        self, X: Any, y: Any, client: Client | None, **checks: Any
+    ) -> tuple[Any, Any, Client | None]:
+        """Return valid data, and the client whose cluster runs the fit or None for this process.
 
-    def _data(self, X: Any, y: Any, client: Client | None, **checks: Any) -> tuple[Any, Any]:
-        """Return ``X`` in a form that can be encoded or multiplied, and ``y`` as a NumPy array."""
-        X, y = unwrapped(X), here(y, client)
+        ``X`` has a form that can be encoded or multiplied, and ``y`` is a NumPy array. Only valid
+        data have a size, so they are checked before the cluster is chosen.
+        """
+        X = unwrapped(X)
         if check_dask(X):
-            if client is not None or isinstance(X, CodedArray):
+            client = current_cluster(client, X, bool(self.verbose))
+            y = here(y, client)
+            if client is not None:
                 y = check_array(y, ensure_2d=False, dtype=None, input_name="y")
                 check_consistent_length(range(X.shape[0]), y)
                 self.n_features_in_ = X.shape[1]
                 if hasattr(self, "feature_names_in_"):  # of an earlier fit
                     del self.feature_names_in_
-                return X, y
+                return X, y, client
             X = here(X)
-        return validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, **checks)
+        X, y = validate_data(
+            self, X, here(y, client), accept_sparse="csr", dtype=np.float64, **checks
+        )
+        return X, y, current_cluster(client, X, bool(self.verbose))
 
     def _minimize(
         self,

@@ -35,7 +35,7 @@ def current_cluster(client: Client | None, X: Any, verbose: bool) -> Client | No
     Parameters
     ----------
     client : distributed.Client or None
-    X : array_like, sparse matrix, dask array or CodedArray, shape (n, p)
+    X : NumPy array, SciPy sparse matrix, dask array or CodedArray, shape (n, p)
     verbose : bool
         Show why the fit does not use the current client.
     """
@@ -49,7 +49,7 @@ def current_cluster(client: Client | None, X: Any, verbose: bool) -> Client | No
         return None
     if is_dask_collection(X):
         return client
-    size = X.nnz if scipy.sparse.issparse(X) else int(np.prod(np.shape(X)))
+    size = X.nnz if scipy.sparse.issparse(X) else X.size
     least = dask.config.get("coded.linear-model.minimum-size")
     if size >= least:
         return client

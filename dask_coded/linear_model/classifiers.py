@@ -30,9 +30,9 @@ class _Classifier(ClassifierMixin, LinearModel):
 
     def _targets(
         self, X: Any, y: Any, sample_weight: Any, client: Client | None
-    ) -> tuple[Any, Any, Any]:
-        """Return the data, the class index of each row, and the weights or None."""
-        X, y = self._data(X, y, client)
+    ) -> tuple[Any, Any, Any, Client | None]:
+        """Return the data, the class index of each row, the weights or None, and the client."""
+        X, y, client = self._data(X, y, client)
         check_classification_targets(y)
         y = column_or_1d(y, warn=True)
         self.classes_, codes = np.unique(y, return_inverse=True)
@@ -54,7 +54,7 @@ class _Classifier(ClassifierMixin, LinearModel):
                 raise ValueError(
                     "The product of 'sample_weight' and 'class_weight' is zero for all rows."
                 )
-        return X, codes, weights
+        return X, codes, weights, client
 
     def _signs(self, codes: Any) -> Any:
         """Return -1 or 1 for two classes; for more, a column per class: 1 for its rows, else -1."""
@@ -256,8 +256,7 @@ class LogisticRegression(_Classifier):
                 f"it is {self.penalty!r}."
             )
         check_fraction("l1_ratio", ratio := ratios.get(self.penalty, 0.0))
-        client = self._cluster(client, X)
-        X, codes, weights = self._targets(X, y, sample_weight, client)
+        X, codes, weights, client = self._targets(X, y, sample_weight, client)
         strength = 0.0
         if self.penalty is not None:
             strength = 1 / (self.C * (len(codes) if weights is None else weights.sum()))
@@ -400,8 +399,7 @@ class LinearSVC(_Classifier):
                 raise ValueError(
                     f"Argument {name!r} must be one of {sorted(known)}, it is {value!r}."
                 )
-        client = self._cluster(client, X)
-        X, codes, weights = self._targets(X, y, sample_weight, client)
+        X, codes, weights, client = self._targets(X, y, sample_weight, client)
         strength = 1 / (self.C * (len(codes) if weights is None else weights.sum()))
         found = self._minimize(
             X,

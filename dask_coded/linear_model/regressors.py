@@ -53,9 +53,8 @@ class _Regressor(RegressorMixin, LinearModel):
         ValueError
             If the data or a parameter are invalid.
         """
-        client = self._cluster(client, X)
         self._check()
-        X, y = self._data(X, y, client, multi_output=True, y_numeric=True)
+        X, y, client = self._data(X, y, client, multi_output=True, y_numeric=True)
         if column := y.shape[1:] == (1,):
             y = y[:, 0]
         weights = (

@@ -94,6 +94,30 @@ def test_the_current_client_is_used_unless_the_data_are_small(client, models, ca
     )
 
 
+class Numbers:
+    """Numbers that NumPy can convert, and do nothing else with."""
+
+    def __init__(self, values):
+        self.values = np.asarray(values)
+
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(self.values, dtype)
+
+    def __array_function__(self, function, *rest):
+        raise TypeError(f"{function.__name__} of Numbers")
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_data_are_converted_before_anything_else_looks_at_them(client, models, given):
+    options = {"client": client} if given else {}
+    weights = np.linspace(1, 2, N)
+    for kind, y in ((models.Ridge, Z), (models.LogisticRegression, THREE), (models.LinearSVC, TWO)):
+        expected = kind().fit(X, y, weights, **options)
+        with client.as_current():
+            model = kind().fit(Numbers(X), Numbers(y), Numbers(weights), **options)
+        np.testing.assert_allclose(model.coef_, expected.coef_, rtol=1e-6)
+
+
 def test_predictions_for_dask_arrays_are_dask_arrays(client, models):
     D = da.from_array(X, chunks=(60, 3))
     sparse = D.map_blocks(sp.csr_matrix)

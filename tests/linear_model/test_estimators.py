@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import warnings
+from contextlib import nullcontext
+from functools import wraps
 
 import numpy as np
 import pytest
@@ -43,8 +45,18 @@ TIGHT = {"tol": 1e-10, "max_iter": 1000}
         ElasticNet(**TIGHT),
     ]
 )
-def test_scikit_learn_checks(estimator, check):
-    with warnings.catch_warnings():
+@pytest.mark.parametrize("where", ["alone", "current client", "given client"])
+def test_scikit_learn_checks(estimator, check, where, client, monkeypatch):
+    fit = type(estimator).fit
+    current = nullcontext() if where == "alone" else client.as_current()
+    if where == "given client":
+
+        @wraps(fit)
+        def fit_there(self, X, y, sample_weight=None, **options):
+            return fit(self, X, y, sample_weight, client=client, **options)
+
+        monkeypatch.setattr(type(estimator), "fit", fit_there)
+    with current, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         check(estimator)
 

@@ -124,6 +124,7 @@ class LinearModel(BaseEstimator):
                 display=display,
             )
         self.history_ = found.history
+        self.cluster_ = None if client is None else client.scheduler.address
         if not found.converged:
             warnings.warn(
                 f"{type(self).__name__} did not reach tol={self.tol:g} within "

@@ -148,7 +148,8 @@ class LogisticRegression(_Classifier):
     max_iter : int
         Maximum number of iterations.
     verbose : int
-        Show the iterations while the fit runs, see :class:`dask_coded.Display`.
+        Show the iterations while the fit runs, see :class:`dask_coded.Display`, and why it does
+        not use the current client.
     warm_start : bool
         Start from the result of the previous fit.
     code : Code or str, optional
@@ -164,6 +165,8 @@ class LogisticRegression(_Classifier):
     intercept_ : ndarray, shape (1,) or (classes,)
     n_iter_ : ndarray of int, shape (1,)
     n_features_in_ : int
+    cluster_ : str or None
+        Address of the scheduler whose cluster ran the fit; None if it ran in this process.
     history_ : tuple of Progress
         One entry per iteration; its objective is the mean loss plus the penalty.
 
@@ -335,6 +338,8 @@ class LinearSVC(_Classifier):
     intercept_ : ndarray, shape (1,) or (classes,)
     n_iter_ : int
     n_features_in_ : int
+    cluster_ : str or None
+        Address of the scheduler whose cluster ran the fit; None if it ran in this process.
     history_ : tuple of Progress
         One entry per iteration; its objective is the mean loss plus the penalty.
 

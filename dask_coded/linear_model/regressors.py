@@ -149,6 +149,8 @@ class LinearRegression(_Regressor):
     intercept_ : float, or ndarray of shape (targets,)
     n_iter_ : int
     n_features_in_ : int
+    cluster_ : str or None
+        Address of the scheduler whose cluster ran the fit; None if it ran in this process.
     history_ : tuple of Progress
         One entry per iteration; its objective is half the mean square.
 
@@ -214,6 +216,8 @@ class Ridge(_Regressor):
     intercept_ : float, or ndarray of shape (targets,)
     n_iter_ : int
     n_features_in_ : int
+    cluster_ : str or None
+        Address of the scheduler whose cluster ran the fit; None if it ran in this process.
     history_ : tuple of Progress
         One entry per iteration; its objective is half the mean square plus the penalty.
 
@@ -294,6 +298,8 @@ class ElasticNet(_Regressor):
     intercept_ : float, or ndarray of shape (targets,)
     n_iter_ : int
     n_features_in_ : int
+    cluster_ : str or None
+        Address of the scheduler whose cluster ran the fit; None if it ran in this process.
     history_ : tuple of Progress
         One entry per iteration; its objective is that above.
 
@@ -373,6 +379,8 @@ class Lasso(ElasticNet):
     intercept_ : float, or ndarray of shape (targets,)
     n_iter_ : int
     n_features_in_ : int
+    cluster_ : str or None
+        Address of the scheduler whose cluster ran the fit; None if it ran in this process.
     history_ : tuple of Progress
         One entry per iteration; its objective is that above.
 

@@ -79,6 +79,18 @@ def in_the_cluster(model):
     return model.history_[-1].workers is not None
 
 
+def test_a_model_tells_which_cluster_it_was_fitted_in(client, models):
+    address = client.scheduler_info()["address"]
+    coded_array = coded.encode(X, client=client, transpose=True)
+    for model, y in ((models.Ridge(), Z), (models.LogisticRegression(), TWO)):
+        assert model.fit(X, y).cluster_ is None
+        with client.as_current():
+            assert model.fit(X, y).cluster_ is None
+            assert model.fit(da.from_array(X, chunks=50), y).cluster_ == address
+        assert model.fit(X, y, client=client).cluster_ == address
+        assert model.fit(coded_array, y).cluster_ == address
+
+
 def test_the_current_client_is_used_unless_the_data_are_small(client, models, capsys):
     assert not in_the_cluster(models.Ridge().fit(X, Z))
     with client.as_current():

@@ -121,7 +121,7 @@ def fit(
     # Before the data are encoded, which may take long.
     check_options(penalty, options["solver"], options["tol"], options["max_iter"])
     if client is None and not isinstance(X, CodedArray):
-        ridge = isinstance(family, SquaredError) and penalty.l2 and not penalty.l1
+        ridge = isinstance(family, SquaredError) and np.any(penalty.l2) and penalty.smooth
         if ridge and np.ndim(y) == 1 and isinstance(X, np.ndarray) and options["solver"] == "auto":
             # Exact, as scikit-learn's solver is. Without a penalty the Hessian may be singular.
             pair = _Rows(X) if X.shape[1] <= _FACTORISED else None

@@ -240,13 +240,13 @@ class Objective:
         If the family has units, it is in units of the columns of y and of the matrix.
         """
         g = point.gradient / self.scale
-        if self.penalty.l1:
-            w = self._costly(point.w)
+        if not self.penalty.smooth:
+            w, l1 = self._costly(point.w), np.asarray(self.penalty.l1)
             costly = g[: len(w)]
             costly[...] = np.where(
                 w != 0,
-                costly + self.penalty.l1 * np.sign(w),
-                np.sign(costly) * np.maximum(np.abs(costly) - self.penalty.l1, 0),
+                costly + l1 * np.sign(w),
+                np.sign(costly) * np.maximum(np.abs(costly) - l1, 0),
             )
         spread = self.spread
         if self.intercept.column:

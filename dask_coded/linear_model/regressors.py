@@ -66,7 +66,10 @@ class _Regressor(RegressorMixin, LinearModel):
             X,
             y,
             SquaredError(),
-            self._penalty(len(y) if weights is None else float(weights.sum())),
+            self._penalty(
+                len(y) if weights is None else float(weights.sum()),
+                1 if y.ndim == 1 else y.shape[1],
+            ),
             weights,
             intercept=Intercept(1.0 if self.fit_intercept else 0.0),
             client=client,
@@ -74,7 +77,12 @@ class _Regressor(RegressorMixin, LinearModel):
         )
         coefficients, intercept = found.coefficients.T, found.intercept
         self.coef_ = coefficients[None] if column and self._keeps_column else coefficients
-        self.intercept_ = np.atleast_1d(intercept) if column or intercept.ndim else float(intercept)
+        if not self.fit_intercept:
+            self.intercept_ = 0.0  # of all targets, as scikit-learn's
+        elif column or intercept.ndim:
+            self.intercept_ = np.atleast_1d(intercept)
+        else:
+            self.intercept_ = float(intercept)
         self.n_iter_ = found.rounds
         return self
 
@@ -90,7 +98,7 @@ class _Regressor(RegressorMixin, LinearModel):
                 "restricted. Use scikit-learn's estimator for that."
             )
 
-    def _penalty(self, total: float) -> Penalty:
+    def _penalty(self, total: float, targets: int) -> Penalty:
         """Return what is added to half the mean square, for a sum of the weights."""
         return Penalty()
 
@@ -194,8 +202,8 @@ class Ridge(_Regressor):
 
     Parameters
     ----------
-    alpha : float
-        The penalty's strength; not negative.
+    alpha : float, or array_like of shape (targets,)
+        The penalty's strength, for all targets or for each; not negative.
     fit_intercept : bool
     tol : float
         Stop when the largest absolute entry of the gradient of half the objective, divided by the
@@ -230,7 +238,7 @@ class Ridge(_Regressor):
 
     def __init__(
         self,
-        alpha: float = 1.0,
+        alpha: Any = 1.0,
         *,
         fit_intercept: bool = True,
         tol: float = 1e-8,
@@ -257,10 +265,19 @@ class Ridge(_Regressor):
 
     def _check(self) -> None:
         super()._check()
-        check_positive("alpha", self.alpha, or_zero=True)
+        for strength in np.ravel(self.alpha).tolist():
+            check_positive("alpha", strength, or_zero=True)
 
-    def _penalty(self, total: float) -> Penalty:
-        return Penalty(l2=float(self.alpha) / total)
+    def _penalty(self, total: float, targets: int) -> Penalty:
+        strengths = np.ravel(self.alpha).tolist()
+        if len(strengths) == 1:
+            return Penalty(l2=strengths[0] / total)
+        if len(strengths) != targets:
+            raise ValueError(
+                f"Argument 'alpha' must be one number or one for each target, it has "
+                f"{len(strengths)} numbers for {targets} target{'s' * (targets != 1)}."
+            )
+        return Penalty(l2=tuple(strength / total for strength in strengths))
 
 
 class ElasticNet(_Regressor):
@@ -354,7 +371,7 @@ class ElasticNet(_Regressor):
         check_positive("alpha", self.alpha, or_zero=True)
         check_fraction("l1_ratio", self.l1_ratio)
 
-    def _penalty(self, total: float) -> Penalty:
+    def _penalty(self, total: float, targets: int) -> Penalty:
         ratio = float(self.l1_ratio)
         return Penalty(l1=ratio * self.alpha, l2=(1 - ratio) * self.alpha)
 

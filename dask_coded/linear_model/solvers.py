@@ -159,6 +159,7 @@ def minimize(
             f"of the data, its shape is {y.shape}."
         )
     family.check(y)
+    penalty.check(y.shape[1:])
     shares = np.ones(len(y)) if weights is None else check_weights("weights", weights, len(y))
     # A large mean would be the unit of the gradient, and hide how far the coefficients are off.
     free = intercept.column and not intercept.penalised
@@ -167,7 +168,7 @@ def minimize(
         operator, y - center, shares / shares.sum(), family, penalty, intercept, pair
     )
     if solver == "auto":
-        with_hessian = pair is not None and y.ndim == 1 and not penalty.l1
+        with_hessian = pair is not None and y.ndim == 1 and penalty.smooth
         solver = "newton" if with_hessian else solver_for(family, penalty)
     rule: Rule = RULES[solver]()
     width = operator.shape[1], *y.shape[1:]
@@ -225,7 +226,7 @@ def solver_for(family: Family, penalty: Penalty) -> str:
     >>> solver_for(Hinge(), Penalty(l2=1.0))
     'newton'
     """
-    if penalty.l1:
+    if not penalty.smooth:
         return "nesterov"
     # L-BFGS uses only gradients, which reveal little of a sharp corner.
     return "lbfgs" if family.exact() is family else "newton"
@@ -246,7 +247,7 @@ def check_options(penalty: Penalty, solver: str, tol: float, max_iter: int) -> N
         raise ValueError(
             f"Argument 'solver' must be 'auto' or one of {sorted(RULES)}, it is {solver!r}."
         )
-    if penalty.l1 and solver not in ("auto", "nesterov", "proximal"):
+    if not penalty.smooth and solver not in ("auto", "nesterov", "proximal"):
         raise ValueError(
             f"Solver {solver!r} needs a smooth penalty, this one has an L1 part: use 'nesterov' or "
             "'proximal'."

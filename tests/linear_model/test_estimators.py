@@ -195,6 +195,26 @@ def test_least_squares(rows, targets, fit_intercept):
         assert ours.score(X, y) >= theirs.score(X, y) - 1e-9
 
 
+@pytest.mark.parametrize("fit_intercept", [True, False])
+@pytest.mark.parametrize("solver", ["auto", "lbfgs", "newton", "nesterov"])
+def test_ridge_with_a_penalty_for_each_target(rows, solver, fit_intercept):
+    X, _, z = rows
+    y = np.stack([z, z**2, -z], axis=1)
+    options = {"alpha": [0.1, 10.0, 1e4], "fit_intercept": fit_intercept}
+    ours = Ridge(**options, solver=solver, tol=1e-10).fit(X, y, WEIGHTS)
+    theirs = reference.Ridge(**options).fit(X, y, WEIGHTS)
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=1e-7)
+    np.testing.assert_allclose(ours.intercept_, theirs.intercept_, atol=1e-6)
+    one = {"alpha": np.array([10.0]), "fit_intercept": fit_intercept}
+    for target in (z, z[:, np.newaxis], y):
+        ours, theirs = (kind(**one).fit(X, target) for kind in (Ridge, reference.Ridge))
+        np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=1e-6)
+        assert ours.coef_.shape == theirs.coef_.shape
+        assert np.shape(ours.intercept_) == np.shape(theirs.intercept_)
+    with pytest.raises(ValueError, match="it has 2 numbers for 3 targets"):
+        Ridge([1.0, 2.0]).fit(X, y)
+
+
 @pytest.mark.parametrize("warm_start", [False, True])
 @pytest.mark.parametrize(
     ("ours", "theirs"),
@@ -401,7 +421,9 @@ def test_history_and_callback_get_each_iteration_and_verbose_prints_a_summary(ro
         (LinearSVC(loss="square"), "'loss' must be one of .*, it is 'square'"),
         (LinearSVC(penalty=None), "'penalty' must be one of .*, it is None"),
         (LinearSVC(intercept_scaling=0), "'intercept_scaling' must be a positive number"),
-        (Ridge(alpha=[1, 2]), "'alpha' must be 0 or a positive number, it is .1, 2"),
+        (Ridge(alpha=[1, 2]), "one for each target, it has 2 numbers for 1 target"),
+        (Ridge(alpha=[1, -2]), "'alpha' must be 0 or a positive number, it is -2"),
+        (Ridge(alpha="1"), "'alpha' must be 0 or a positive number, it is 1"),
         (Ridge(alpha=-1), "'alpha' must be 0 or a positive number, it is -1"),
         (Lasso(alpha=-1), "'alpha' must be 0 or a positive number, it is -1"),
         (Lasso(positive=True), "'positive' must be False: the signs .* cannot be restricted"),

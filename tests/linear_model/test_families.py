@@ -85,7 +85,22 @@ def test_shrink_is_the_proximal_map(w, step, l1):
         assert cost(found) <= cost(other) + 1e-12
 
 
-@pytest.mark.parametrize("wrong", [{"l1": -1.0}, {"l2": float("nan")}, {"l2": float("inf")}])
+def test_penalties_of_several_targets_are_those_of_each():
+    w = np.random.default_rng(0).standard_normal((4, 2))
+    both = Penalty(l1=(0.1, 0.5), l2=(2.0, 0.0))
+    each = [Penalty(l1=0.1, l2=2.0), Penalty(l1=0.5)]
+    assert both.value(w) == pytest.approx(sum(p.value(v) for p, v in zip(each, w.T)))
+    for name, rest in (("gradient", ()), ("shrink", (0.7,))):
+        expected = [getattr(p, name)(v, *rest) for p, v in zip(each, w.T)]
+        np.testing.assert_array_equal(getattr(both, name)(w, *rest).T, expected)
+    for targets in ((), (3,)):
+        with pytest.raises(ValueError, match="'l1' must be one number or one for each target"):
+            both.check(targets)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"l1": -1.0}, {"l2": float("nan")}, {"l2": float("inf")}, {"l2": (1.0, -1.0)}]
+)
 def test_penalties_out_of_range(wrong):
     (name,) = wrong
     with pytest.raises(ValueError, match=f"'{name}' must be 0 or a positive number"):

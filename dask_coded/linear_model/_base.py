@@ -124,7 +124,7 @@ class LinearModel(BaseEstimator):
                 display=display,
             )
         self.history_ = found.history
-        self.cluster_ = None if client is None else client.scheduler.address
+        self.cluster_ = getattr(client.scheduler, "address", None) if client else None
         if not found.converged:
             warnings.warn(
                 f"{type(self).__name__} did not reach tol={self.tol:g} within "

@@ -77,12 +77,11 @@ class _Regressor(RegressorMixin, LinearModel):
         )
         coefficients, intercept = found.coefficients.T, found.intercept
         self.coef_ = coefficients[None] if column and self._keeps_column else coefficients
+        self.intercept_: Any = intercept if column or intercept.ndim else float(intercept)
         if not self.fit_intercept:
-            self.intercept_ = 0.0  # of all targets, as scikit-learn's
-        elif column or intercept.ndim:
+            self.intercept_ = 0.0  # also of several targets, as scikit-learn's
+        elif column:
             self.intercept_ = np.atleast_1d(intercept)
-        else:
-            self.intercept_ = float(intercept)
         self.n_iter_ = found.rounds
         return self
 

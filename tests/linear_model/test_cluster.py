@@ -55,6 +55,18 @@ def test_a_fit_in_the_cluster_equals_one_in_this_process(client, models, kind):
     assert len(model.history_) == model.n_iter_[0]
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_columns_in_very_different_units(client, models, dtype):
+    units = np.array([1.0, 1e8, 1e-8, 1e3, 1e-4])
+    data = (X * units).astype(dtype)
+    centred = data / units - (data / units).mean(axis=0)
+    expected = np.linalg.lstsq(centred, Z - Z.mean(), rcond=None)[0]
+    lazy = da.from_array(data, chunks=(60, 3))
+    model = models.LinearRegression(tol=1e-6).fit(lazy, Z, client=client)
+    np.testing.assert_allclose(model.coef_ * units, expected, rtol=1e-4)
+    assert model.n_iter_ < 50
+
+
 def test_coded_data_are_not_encoded_again(client, models, monkeypatch):
     C = coded.encode(X, coded.MDS(4, 3), client=client, transpose=True)
     monkeypatch.delattr("dask_coded.submission.encode")

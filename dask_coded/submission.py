@@ -57,10 +57,10 @@ def client_for(client: Client | None, *values: Any) -> Client:
     def look(value: Any) -> Any:
         if isinstance(value, CodedArray | CodedPair):
             coded.append(value)
-        return map_nested(look, value)
+        return value
 
     if client is None:
-        look(values)
+        map_nested(look, values)
     return current_client(coded[0].encoded.client if coded else client)
 
 
@@ -135,10 +135,9 @@ def submit(
         if is_dask_collection(value):
             data.append(client.compute(value))
             return DataSlot(len(data) - 1)
-        return map_nested(slot, value)
+        return value
 
-    places = tuple(slot(value) for value in args)
-    named = {name: slot(value) for name, value in kwargs.items()}
+    places, named = map_nested(slot, args), map_nested(slot, kwargs)
     name = getattr(function, "__name__", "function")
     key = f"coded-{name}-{uuid.uuid4().hex}"
     task = CodedTask(

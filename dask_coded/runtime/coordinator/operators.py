@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from typing import Any, NoReturn
+from weakref import ReferenceType, ref
 
 import numpy as np
 from scipy.sparse.linalg import LinearOperator
@@ -73,18 +74,22 @@ class Operator(RoundOperator):
         self.code = spec.code
         self.last_round: RoundReport | None = None
         self._transposed: Operator | None = None
+        # Weakly, because the two would keep each other, and the last result, once the task is over.
+        self._original: ReferenceType[Operator] | None = None
 
     def _product(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         result, self.last_round = self._coordinator.run(x)
         return result
 
     def _transpose(self) -> Operator:
+        if self._original is not None and (original := self._original()) is not None:
+            return original
         if self._transposed is None:
             spec = self._coordinator.open()
             if not isinstance(spec, ArraySpec) or spec.transposed is None:
                 refuse_transpose()
             self._transposed = Operator(self._coordinator.other(spec.transposed))
-            self._transposed._transposed = self
+            self._transposed._original = ref(self)
         return self._transposed
 
 

@@ -59,11 +59,18 @@ def operator(array_id: str, options: RoundOptions) -> Operator | PairOperator:
 
 
 def map_nested(function: Callable[[Any], Any], value: Any) -> Any:
-    """Apply a function to what lists, tuples and dicts hold, and return anything else unchanged."""
+    """Apply a function to a value; if that is unchanged, also to what lists, tuples and dicts hold.
+
+    The function need not call itself. If it did, it would be part of a reference cycle, and so
+    would everything that it uses: a coded array would stay in the cluster until the garbage is
+    collected.
+    """
+    if (found := function(value)) is not value:
+        return found
     if type(value) in (list, tuple):
-        return type(value)(map(function, value))
+        return type(value)(map_nested(function, item) for item in value)
     if type(value) is dict:
-        return {name: function(item) for name, item in value.items()}
+        return {name: map_nested(function, item) for name, item in value.items()}
     return value
 
 
@@ -122,6 +129,6 @@ def run_loop(
                 value.interval,
                 next(loops),
             )
-        return map_nested(fill, value)
+        return value
 
-    return function(*map(fill, args), **{name: fill(value) for name, value in kwargs.items()})
+    return function(*map_nested(fill, args), **map_nested(fill, kwargs))

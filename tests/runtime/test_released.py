@@ -1,0 +1,165 @@
+"""What is no longer used leaves the cluster at once, not when the garbage is collected."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed.utils_test import async_poll_for, gen_cluster
+
+import dask_coded as coded
+from dask_coded.linalg import power_iteration, randomized_svd
+
+FOUR = [("127.0.0.1", 1)] * 4
+A = np.random.default_rng(0).standard_normal((24, 7))
+x = np.arange(7.0)
+
+# What algorithms have got, on workers of this process.
+seen: list[weakref.ref] = []
+
+
+@pytest.fixture(autouse=True)
+def no_collection():
+    """Have nothing but reference counts free objects."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        seen.clear()
+        gc.enable()
+
+
+def times(operator):
+    seen.append(weakref.ref(operator))
+    return operator @ x
+
+
+def times_both(operator):
+    seen.extend([weakref.ref(operator), weakref.ref(operator.T)])
+    assert operator.T.T is operator
+    return operator.T @ (operator @ x)
+
+
+def product(pair):
+    seen.append(weakref.ref(pair))
+    return pair.product()
+
+
+def fails(operator):
+    raise ArithmeticError
+
+
+async def encoded(c, **options):
+    return await coded.encode(A, coded.MDS(3, 2), c, **options)
+
+
+async def a_lazy_product(c):
+    await c.compute(await encoded(c) @ x)
+
+
+async def a_derived_array(c):
+    await c.compute((2 * await encoded(c))[3:] @ x)
+
+
+async def a_transposed_array(c):
+    await c.compute((await encoded(c, transpose=True)).T @ np.ones(24))
+
+
+async def a_loop(c):
+    await coded.submit(times, await encoded(c), client=c)
+
+
+async def a_loop_without_client(c):
+    await coded.submit(times, await encoded(c))
+
+
+async def a_loop_in_a_dict(c):
+    await coded.submit(len, {"operators": [await encoded(c)]}, client=c)
+
+
+async def a_loop_with_the_transpose(c):
+    await coded.submit(times_both, await encoded(c, transpose=True), client=c)
+
+
+async def a_loop_that_fails(c):
+    future = coded.submit(fails, await encoded(c), client=c)
+    await future.exception()
+    future.release()
+
+
+async def a_pair(c):
+    await coded.submit(product, await coded.encode_pair(A, A, client=c), client=c)
+
+
+async def a_gram_matrix(c):
+    await c.compute(await coded.gram(A, client=c))
+
+
+async def an_extended_array(c):
+    C = await coded.encode(A, coded.RandomLinear(3, 2), c)
+    await c.compute(await C.extend() @ x)
+
+
+async def an_array_that_is_encoded_again(c):
+    await coded.encode(await encoded(c), coded.MDS(3, 2), c)
+
+
+async def an_array_that_is_refused(c):
+    holed = np.where(A > 2, np.nan, A)
+    with pytest.raises(ValueError, match="NaN"):
+        await coded.encode(da.from_array(holed, chunks=5), coded.MDS(3, 2), c)
+
+
+USES = [
+    encoded,
+    a_lazy_product,
+    a_derived_array,
+    a_transposed_array,
+    a_loop,
+    a_loop_without_client,
+    a_loop_in_a_dict,
+    a_loop_with_the_transpose,
+    a_loop_that_fails,
+    a_pair,
+    a_gram_matrix,
+    an_extended_array,
+    an_array_that_is_encoded_again,
+    an_array_that_is_refused,
+]
+
+
+@pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
+def test_an_array_is_released_at_once_after(use):
+    @gen_cluster(client=True, nthreads=FOUR)
+    async def test(c, s, *workers):
+        await use(c)
+        await async_poll_for(lambda: not s.tasks, timeout=10)
+
+    test()
+
+
+@pytest.mark.parametrize(
+    "use", [a_loop, a_loop_with_the_transpose, a_pair], ids=lambda use: use.__name__
+)
+def test_operators_are_released_at_once_after(use):
+    @gen_cluster(client=True, nthreads=FOUR)
+    async def test(c, s, *workers):
+        await use(c)
+        await async_poll_for(lambda: seen and not any(ref() for ref in seen), timeout=10)
+
+    test()
+
+
+@pytest.mark.parametrize("source", [A, da.from_array(A, chunks=5)], ids=["numpy", "dask"])
+def test_an_algorithm_leaves_nothing_in_the_cluster(client, source):
+    randomized_svd(source, 2, client=client)
+    power_iteration(source.T @ source, client=client, callback=lambda progress: None)
+
+    async def gone(dask_scheduler):
+        await async_poll_for(lambda: not dask_scheduler.tasks, timeout=10)
+
+    client.run_on_scheduler(gone)

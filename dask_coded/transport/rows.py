@@ -138,7 +138,7 @@ async def _ask(
     # A worker that has just joined, and has no plugin yet, answers with None.
     if not answer or answer["gone"]:
         raise RowsGoneError(address, silent=False)
-    if declared is not None:
+    if declared is not None and answer["shape"] is not None:
         check_chunk("the matrix to encode", answer["shape"], declared)
     return answer
 
@@ -169,8 +169,9 @@ async def large_answer(asked: Awaitable[Any], question: Callable[[], Awaitable[A
 
 def dense_rows(rows: np.ndarray[Any, Any], room: tuple[Any, ...] | None) -> dict[str, Any]:
     """Return the answer to a request for rows; they are left in the reader's memory if possible."""
-    # Masked rows must reach the reader as such, because it refuses them.
-    if room is not None and type(rows) is np.ndarray and leave(rows, SharedArray.received(room)):
+    # Rows of another type, masked ones for example, must reach the reader, which may refuse them.
+    plain = type(rows) is np.ndarray and rows.dtype.kind in "biufc"
+    if room is not None and plain and leave(rows, SharedArray.received(room)):
         return {"gone": False, "rows": None, "left": (rows.dtype.str, rows.shape)}
     return sent_rows(rows)
 

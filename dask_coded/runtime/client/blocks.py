@@ -12,6 +12,7 @@ import math
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,8 @@ from dask.typing import Key
 from dask.utils import ensure_dict
 from distributed import futures_of
 
-from dask_coded.arguments import check_chunk, check_unmasked
+from dask_coded.arguments import check_chunk
+from dask_coded.chunks import as_declared
 from dask_coded.runtime.client.source import settled, sparse_type
 from dask_coded.runtime.spec import CodedTask
 from dask_coded.runtime.worker.disk import keep, zeros
@@ -59,7 +61,8 @@ class Blocks:
             if source.chunks != chunks and sparse_type(source) is None and all(rows):
                 source, self.steps = _filled(source, rows, ahead)
             elif source.chunks != chunks:
-                source = da.map_blocks(_checked, source, meta=source._meta).rechunk(chunks)
+                declared = partial(_checked, source.dtype, sparse_type(source))
+                source = da.map_blocks(declared, source, meta=source._meta).rechunk(chunks)
             self.keys = [(source.name, j, 0) for j in range(len(rows))]
         else:
             name = f"coded-source-{uuid.uuid4().hex[:16]}"
@@ -208,8 +211,9 @@ def _overlaps(sizes: tuple[int, ...], begin: int, end: int) -> Iterator[tuple[in
             yield i, slice(a - first, b - first), slice(a - begin, b - begin)
 
 
-def _checked(chunk: Any, block_info: Any = None) -> Any:
-    """Return a chunk of a dask array, which must have the shape that the array declares."""
+def _checked(dtype: np.dtype[Any], sparse: type | None, chunk: Any, block_info: Any = None) -> Any:
+    """Return a chunk of a dask array, which must be as the array declares."""
+    chunk = as_declared("the matrix to encode", chunk, dtype, sparse)
     check_chunk("the matrix to encode", chunk.shape, block_info[None]["chunk-shape"])
     return chunk
 
@@ -224,7 +228,7 @@ def _fill(
     dtype: np.dtype[Any],
 ) -> np.ndarray[Any, Any]:
     """Copy a part of a chunk to its place in a block, or in a new block of a shape."""
-    check_unmasked("A chunk of the matrix to encode", chunk)
+    chunk = as_declared("the matrix to encode", chunk, dtype)
     check_chunk("the matrix to encode", chunk.shape, shape)
     if isinstance(so_far, tuple):
         block = zeros(so_far, dtype)

@@ -22,7 +22,8 @@ from distributed import get_worker, secede
 from distributed.protocol.serialize import ToPickle
 from distributed.utils import sync
 
-from dask_coded.arguments import check_chunk, check_unmasked
+from dask_coded.arguments import check_chunk
+from dask_coded.chunks import as_declared, check_type, some_rows
 from dask_coded.rounds.accuracy import AccuracyWarning, doubtful_when_rebuilt
 from dask_coded.rounds.footprint import Footprint, footprint_of
 from dask_coded.rounds.scaling import (
@@ -44,6 +45,7 @@ from dask_coded.transport.rows import RowReader, RowsGoneError
 _SPARSE_ROWS = 2**16
 # Bytes of rows that are scaled and added at once.
 _CACHED = 2**19
+_WHAT = "the matrix to encode"
 _BAD = (
     "The array holds NaN or infinity: replace them, or encode with `check_finite=False` if the "
     "products of their rows may be NaN."
@@ -278,7 +280,9 @@ async def _combine(
         if (data := _held(plugin, sources[0], spec)) is None:
             raise RowsGoneError(plugin.exchange.address, silent=False)
         if not plugin.disk.is_spilled(as_key(sources[0].key)) or spec.sparse_type:
-            return await loop.run_in_executor(None, mixer.finished, _unmasked(data))
+            return await loop.run_in_executor(
+                None, lambda: mixer.finished(_as_declared(data, sources[0], spec))
+            )
         # Its rows are copied to where a round can read them stripe by stripe, while it is in use.
     if spec.sparse_type:
         data = await _combine_sparse(plugin, mixer, sources, meter, copy)
@@ -402,21 +406,24 @@ async def rows_from(
         if isinstance(data, MappedArray):
             return await asyncio.to_thread(data.read, begin, end)
         if scipy.sparse.issparse(data):
-            return await asyncio.to_thread(lambda: data.tocsr()[begin:end])
+            data = await asyncio.to_thread(some_rows, data, begin, end)
+            return await asyncio.to_thread(_as_declared, data, source, spec)
         if data is not None:
-            return _unmasked(data[begin:end])
+            return _as_declared(some_rows(data, begin, end), source, spec)
     row = 0 if spec.sparse_type else spec.columns * spec.dtype.itemsize
     part = await reader.read(source.holders[0], key, begin, end, row, _declared_shape(source, spec))
+    part = _as_declared(part, source, spec)
     if meter is not None:
         meter.count(part)
-    return _unmasked(part)
+    return part
 
 
 def _held(plugin: CodedWorkerPlugin, source: Source, spec: CodedSpec) -> Any:
     """Return the data of a source on this worker; None if they are not here, or not readable."""
     data = plugin.disk.held(as_key(source.key))
     if data is not None and (declared := _declared_shape(source, spec)):
-        check_chunk("the matrix to encode", data.shape, declared)
+        check_type(_WHAT, data)
+        check_chunk(_WHAT, data.shape, declared)
     return data
 
 
@@ -425,9 +432,11 @@ def _declared_shape(source: Source, spec: CodedSpec) -> tuple[int, int] | None:
     return None if as_key(source.key) in spec.keys else (source.rows, spec.columns)
 
 
-def _unmasked(part: Any) -> Any:
-    # Chunks may be masked even if the dask array does not say so.
-    return check_unmasked("A chunk of the matrix to encode", part)
+def _as_declared(rows: Any, source: Source, spec: CodedSpec) -> Any:
+    """Return rows of a source block, or of a piece, as the array says that they are."""
+    if as_key(source.key) in spec.keys or isinstance(rows, MappedArray):
+        return rows
+    return as_declared(_WHAT, rows, spec.dtype, spec.sparse_type)
 
 
 def slice_rows(spec: CodedSpec) -> int:

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.system import MEMORY_LIMIT
 
 from dask_coded._version import __version__
+from dask_coded.chunks import some_rows
 from dask_coded.rounds import Reporting, StripeRange
 from dask_coded.rounds.kernels import KERNELS, Product
 from dask_coded.runtime.spec import NAME, CodedSpec, as_key
@@ -367,11 +369,12 @@ class CodedWorkerPlugin(WorkerPlugin):
         # Not in the threads of rounds: these may be busy for as long as a round takes, and whoever
         # waits for an answer would believe that this worker is stopped.
         if scipy.sparse.issparse(data):
-            answer = sent_rows(await asyncio.to_thread(lambda: data.tocsr()[start:stop]))
+            answer = sent_rows(await asyncio.to_thread(some_rows, data, start, stop))
         else:
-            read = data.read if isinstance(data, MappedArray) else lambda a, b: data[a:b]
+            read = data.read if isinstance(data, MappedArray) else partial(some_rows, data)
             answer = await asyncio.to_thread(lambda: dense_rows(read(start, stop), room))
-        return answer | {"shape": data.shape}
+        # A chunk that is no array has no shape; its reader refuses it.
+        return answer | {"shape": getattr(data, "shape", None)}
 
     def _forget(self) -> None:
         # Until they hear of the end, participants hold the pieces of the last round of each array.

@@ -1,0 +1,251 @@
+"""Dask arrays whose chunks have another type or dtype than the array declares."""
+
+from __future__ import annotations
+
+import operator
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from distributed.utils_test import gen_cluster
+
+import dask_coded as coded
+from dask_coded.linalg import randomized_svd
+from dask_coded.transport import rows
+
+FOUR = [("127.0.0.1", 1)] * 4
+
+N, P = 24, 6
+rng = np.random.default_rng(0)
+REAL = np.where(rng.random((N, P)) < 0.5, rng.standard_normal((N, P)), 0.0)
+WHOLE = np.rint(4 * REAL).astype(int)
+x = np.arange(1.0, P + 1)
+
+# Aligned with the three blocks of the codes, several to a block, across the blocks.
+LAYOUTS = [((8, 8, 8), (P,)), ((4,) * 6, (4, 2)), ((7, 10, 7), (P,))]
+CODES = [coded.MDS(4, 3), coded.Repetition(4, 2)]
+
+
+def lying(values, meta, layout, make=lambda chunk: chunk):
+    """Return a dask array that declares what ``meta`` is; its chunks are what ``make`` returns."""
+    heights, widths = layout
+    parts = [
+        [
+            da.from_delayed(dask.delayed(make)(part), part.shape, meta=meta)
+            for part in np.split(band, np.cumsum(widths)[:-1], axis=1)
+        ]
+        for band in np.split(values, np.cumsum(heights)[:-1])
+    ]
+    return da.block(parts) if len(widths) > 1 else da.concatenate([row[0] for row in parts])
+
+
+def with_duplicates(kind):
+    """Return a function that makes a COO matrix whose every element is the sum of two entries."""
+
+    def make(chunk):
+        i, j = np.nonzero(chunk)
+        half = chunk[i, j] // 2
+        values = np.concatenate([half, chunk[i, j] - half])
+        return kind((values, (np.tile(i, 2), np.tile(j, 2))), shape=chunk.shape)
+
+    return make
+
+
+def frame(chunk):
+    pandas = pytest.importorskip("pandas")
+    # Labels by which no row may be selected.
+    return pandas.DataFrame(chunk, index=np.arange(len(chunk))[::-1] + 0.5)
+
+
+def dense(dtype):
+    return np.empty((0, 0), dtype)
+
+
+def csr(dtype, kind=sp.csr_array):
+    return kind((0, 0), dtype=dtype)
+
+
+LOSES_NOTHING = {
+    "integers as floats": (WHOLE, dense(float), np.asarray),
+    "booleans as integers": (WHOLE > 0, dense(int), np.asarray),
+    "int8 as int64": (WHOLE.astype("i1"), dense(int), np.asarray),
+    "float32 as float64": (REAL.astype("f4"), dense(float), np.asarray),
+    "real as complex": (REAL, dense(complex), np.asarray),
+    "another byte order": (REAL.astype(">f8"), dense(float), np.asarray),
+    "np.matrix": (REAL, dense(float), np.asmatrix),
+    "CSR as dense": (REAL, dense(float), sp.csr_array),
+    "CSR matrix as dense": (REAL, dense(float), sp.csr_matrix),
+    "CSR of integers as dense": (WHOLE, dense(int), sp.csr_array),
+    "COO as dense": (REAL, dense(float), sp.coo_matrix),
+    "BSR as dense": (REAL, dense(float), sp.bsr_array),
+    "DIA of integers as dense floats": (WHOLE, dense(float), sp.dia_array),
+    "dense as CSR": (REAL, csr(float), np.asarray),
+    "dense as CSR matrix": (REAL, csr(float, sp.csr_matrix), np.asarray),
+    "COO as CSR": (REAL, csr(float), sp.coo_array),
+    "BSR as CSR matrix": (REAL, csr(float, sp.csr_matrix), sp.bsr_matrix),
+    "CSC of integers as CSR of floats": (WHOLE, csr(float), sp.csc_array),
+    "float32 CSR as float64 CSR": (REAL.astype("f4"), csr(float), sp.csr_matrix),
+    "COO with duplicates as dense": (WHOLE, dense(float), with_duplicates(sp.coo_array)),
+    "COO with duplicates as CSR": (WHOLE, csr(int), with_duplicates(sp.coo_matrix)),
+    "data frame": pytest.param(REAL, dense(float), frame, marks=pytest.mark.extras),
+    "data frame of integers": pytest.param(WHOLE, dense(float), frame, marks=pytest.mark.extras),
+    "data frame as CSR": pytest.param(REAL, csr(float), frame, marks=pytest.mark.extras),
+}
+
+
+def suits(code, meta):
+    return code.exact or meta.dtype.kind in "fc"
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
+@pytest.mark.parametrize(("values", "meta", "make"), LOSES_NOTHING.values(), ids=LOSES_NOTHING)
+def test_chunks_that_can_be_what_is_declared_are_converted(values, meta, make):
+    @gen_cluster(client=True, nthreads=FOUR)
+    async def test(c, s, *workers):
+        for layout in LAYOUTS:
+            source = lying(values, meta, layout, make)
+            persisted = c.persist(source, workers=workers[0].address)
+            for code, A in zip(CODES, (source, persisted), strict=True):
+                if not suits(code, meta):
+                    continue
+                C = await coded.encode(A, code, c)
+                assert C.dtype == meta.dtype
+                lazy = c.compute(C @ da.from_array(x, chunks=2))
+                loop = coded.submit(operator.matmul, C, x, client=c)
+                plain = c.compute(C)
+                for found in await c.gather([lazy, loop]):
+                    np.testing.assert_allclose(found, values @ x, atol=1e-12)
+                plain = await plain
+                plain = plain.toarray() if sp.issparse(plain) else plain
+                np.testing.assert_allclose(plain, values, atol=1e-12)
+
+    test()
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_small_integers_at_one_place_are_added_as_the_product_adds_them(c, s, *workers):
+    def make(chunk):
+        twice = ([200, 100], ([0, 0], [0, 0]))
+        return sp.coo_array(twice, shape=chunk.shape, dtype=np.uint8)
+
+    for layout in LAYOUTS[::2]:
+        source = lying(np.zeros((N, P)), csr(np.uint8), layout, make)
+        C = await coded.encode(source, coded.Repetition(4, 2), c)
+        found = await c.compute(C @ x)
+        starts = np.cumsum([0, *layout[0][:-1]])
+        np.testing.assert_array_equal(found, np.where(np.isin(np.arange(N), starts), 300, 0))
+
+
+class Unknown:
+    """Looks like a sparse array of another package."""
+
+    def __init__(self, chunk):
+        self.chunk, self.shape, self.dtype, self.ndim = chunk, chunk.shape, chunk.dtype, 2
+
+    def __getitem__(self, index):
+        return Unknown(self.chunk[index])
+
+    def todense(self):
+        return self.chunk
+
+
+HUGE = np.where(REAL > 0, 1e300, REAL)
+REFUSED = {
+    "floats as integers": (REAL, dense(int), np.asarray, "float64, .* int64, .* declare float64"),
+    "float64 as float32": (HUGE, dense("f4"), np.asarray, r"float64, .* float32, .*\.astype"),
+    "complex as real": (REAL + 1j, dense(float), np.asarray, "complex128, .* float64, "),
+    "uint64 as int64": (WHOLE.astype("u8"), dense(int), np.asarray, "uint64, .* int64"),
+    "objects as floats": (REAL.astype(object), dense(float), np.asarray, "object, .* float64"),
+    "texts as floats": (REAL.astype(str), dense(float), np.asarray, "U32, .* float64"),
+    "CSR of floats as integers": (REAL, csr(int), sp.csr_array, "float64, .* int64"),
+    "CSR of floats as dense integers": (REAL, dense(int), sp.csr_array, "float64, .* int64"),
+    "lists": (REAL, dense(float), np.ndarray.tolist, r"builtins.list.*map_blocks\(np.asarray"),
+    "masked": (REAL, dense(float), np.ma.masked_invalid, "must not be masked"),
+    "masked as CSR": (REAL, csr(float), np.ma.masked_invalid, "must not be masked"),
+    "of another package": (REAL, dense(float), Unknown, r"tests.Unknown.*todense\(\)"),
+}
+
+
+@pytest.mark.parametrize(("values", "meta", "make", "says"), REFUSED.values(), ids=REFUSED)
+def test_other_chunks_are_refused_by_name(values, meta, make, says):
+    @gen_cluster(client=True, nthreads=FOUR)
+    async def test(c, s, *workers):
+        for heights, _ in LAYOUTS:
+            source = lying(values, meta, (heights, (P,)), make)
+            persisted = c.persist(source, workers=workers[0].address)
+            for code, A in zip(CODES, (persisted, source), strict=True):
+                if not suits(code, meta):
+                    continue
+                with pytest.raises(TypeError, match=rf"A chunk of the matrix to encode.*{says}"):
+                    await coded.encode(A, code, c)
+        assert not s.extensions["dask-coded"].arrays
+
+    test()
+
+
+@pytest.mark.parametrize("name", ["integers as floats", "float32 as float64", "CSR as dense"])
+def test_chunks_are_converted_on_the_way_through_shared_memory(name, monkeypatch):
+    monkeypatch.setattr(rows, "LEAST_BYTES", 1)
+    values, meta, make = LOSES_NOTHING[name]
+    test_chunks_that_can_be_what_is_declared_are_converted(values, meta, make)
+
+
+def test_wider_chunks_are_refused_on_the_way_through_shared_memory(monkeypatch):
+    monkeypatch.setattr(rows, "LEAST_BYTES", 1)
+    for name in ("float64 as float32", "floats as integers", "complex as real"):
+        test_other_chunks_are_refused_by_name(*REFUSED[name])
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_products_of_pairs_whose_chunks_are_not_as_declared(c, s, *workers):
+    for layout in LAYOUTS:
+        A = lying(WHOLE, dense(float), layout)
+        B = lying(REAL.astype("f4"), dense(float), layout, sp.csr_array)
+        expected = WHOLE.T @ REAL.astype("f4")
+        for source in (A, c.persist(A)):
+            P = await coded.encode_pair(source, B, client=c)
+            np.testing.assert_allclose(await c.compute(P.product()), expected, atol=1e-10)
+        with pytest.raises(TypeError, match="dtype complex128, its dask array declares float64"):
+            await coded.encode_pair(A, lying(REAL + 1j, dense(float), layout), client=c)
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_an_operand_whose_chunks_are_not_as_declared_is_used_as_it_is(c, s, *workers):
+    C = await coded.encode(REAL, coded.MDS(4, 3), c)
+    for values, declared in [(x / 2, int), (1e300 * x, "f4"), (1j * x, float), (x > 2, float)]:
+        halves = [dask.delayed(part) for part in np.split(values, 2)]
+        operand = da.concatenate([da.from_delayed(half, (3,), dtype=declared) for half in halves])
+        found = await c.compute(C @ operand)
+        atol = 1e-12 * np.abs(values).max()
+        np.testing.assert_allclose(found, REAL @ values, rtol=1e-7, atol=atol)
+    wrong = da.from_delayed(dask.delayed(sp.csr_array(np.ones((P, 2)))), (P, 2), dtype=float)
+    with pytest.raises(TypeError, match="must be dense, it is sparse"):
+        await c.compute(C @ wrong)
+
+
+def test_algorithms_of_data_whose_chunks_are_not_as_declared(client):
+    pytest.importorskip("sklearn")
+    from dask_coded.linear_model import Ridge
+
+    for layout in LAYOUTS:
+        good = lying(WHOLE, dense(float), layout)
+        _, s, _ = randomized_svd(good, 3, seed=0, client=client)
+        np.testing.assert_allclose(s, np.linalg.svd(WHOLE)[1][:3], rtol=1e-6)
+        y = WHOLE @ x
+        for X in (
+            good,
+            lying(WHOLE.astype("i1"), dense(int), layout),
+            lying(WHOLE, dense(float), layout, sp.csr_array),
+        ):
+            model = Ridge(tol=1e-10).fit(X, y, client=client)
+            np.testing.assert_allclose(model.coef_, Ridge().fit(WHOLE, y).coef_, rtol=1e-5)
+        bad = lying(REAL, dense(int), layout)
+        with pytest.raises(TypeError, match="dtype float64, its dask array declares int64"):
+            randomized_svd(bad, 3, client=client)
+        # Their products are floats, and so is what `fit` makes of the matrix.
+        fitted = Ridge(tol=1e-10).fit(bad, REAL @ x, client=client).coef_
+        np.testing.assert_allclose(fitted, Ridge().fit(REAL, REAL @ x).coef_, rtol=1e-5)
+        with pytest.raises(TypeError, match="dtype float64, its dask array declares float32"):
+            Ridge().fit(lying(HUGE, dense("f4"), layout), y, client=client)

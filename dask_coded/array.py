@@ -31,6 +31,7 @@ from dask_coded.choice import Choice
 from dask_coded.codes import Code, RandomLinear
 from dask_coded.dispatch import dispatch_products
 from dask_coded.display import Display
+from dask_coded.labels import UNLABELLED, Labels, labels_of
 from dask_coded.loop import PiecesMade
 from dask_coded.products import CodedView, ProductArray, UncodedArray, as_factor, as_plain
 from dask_coded.runtime.client.encoding import Encoded, encode_source, extend, new_id
@@ -152,6 +153,7 @@ def encode(
     """
     client = current_client(client)
     workers = check_workers(workers)
+    labels = A.labels if isinstance(A, ProductArray) else labels_of(A)
     source = matrix_source(as_plain(unwrapped(A)))
     if redundancy is not None and isinstance(code, Code):
         raise TypeError("Pass either a code or a redundancy, not both: a code defines its own.")
@@ -200,7 +202,7 @@ def encode(
             if back is not None:
                 back.release()
             raise
-        return CodedArray(there, back)
+        return CodedArray(there, back, labels)
 
     with outside_pool():
         return client.sync(shown)
@@ -221,12 +223,16 @@ class CodedArray(ProductArray):
     encoded : Encoded
         The pieces: ``spec``, ``futures``, ``workers``, ``nbytes``, ``bytes_moved``.
     code : Code
+    labels : (Axis, Axis)
+        What is known of rows and columns if the matrix was an xarray or pandas object.
     """
 
     encoded: Encoded
     _back: Encoded | None
 
-    def __new__(cls, encoded: Encoded, back: Encoded | None = None) -> Self:
+    def __new__(
+        cls, encoded: Encoded, back: Encoded | None = None, labels: Labels = UNLABELLED
+    ) -> Self:
         spec = encoded.spec
         # Whoever holds the graph, such as a published dataset or a lazy result, holds all pieces.
         both = [encoded] if back is None else [encoded, back]
@@ -238,11 +244,12 @@ class CodedArray(ProductArray):
         self = super().__new__(cls, graph, spec.id, chunks, dtype=spec.dtype, meta=meta)
         self.encoded = encoded
         self._back = back
+        self.labels = labels
         dispatch_products()
         return self
 
     def __reduce__(self) -> Any:
-        return type(self), (self.encoded, self._back)
+        return type(self), (self.encoded, self._back, self.labels)
 
     def __dask_postpersist__(self) -> Any:
         return self._persisted, ()
@@ -258,7 +265,7 @@ class CodedArray(ProductArray):
     # -- products ------------------------------------------------------------------------------
 
     def _times(self, x: Any) -> Any:
-        x = check_right(as_factor(x))
+        x = check_right(as_factor(x, self.labels[1]))
         if not isinstance(x, np.ndarray | da.Array):
             return NotImplemented
         return self._product(check_operand(self.shape, x))
@@ -271,8 +278,8 @@ class CodedArray(ProductArray):
 
     def _transposed(self, plain: da.Array) -> ProductArray:
         if self._back is None:
-            return UncodedArray(plain, TRANSPOSED, self)
-        return CodedArray(self._back, self.encoded)
+            return UncodedArray(plain, TRANSPOSED, self, self.labels[::-1])
+        return CodedArray(self._back, self.encoded, self.labels[::-1])
 
     def _product(self, x: Any) -> da.Array:
         """Return the product as one lazy round per column chunk of ``x``."""
@@ -394,7 +401,7 @@ class CodedArray(ProductArray):
                 if back is not None:
                     back.release(since=self._back)
                 raise
-            return CodedArray(there, back)
+            return CodedArray(there, back, self.labels)
 
         client = self.encoded.client
         with outside_pool():
@@ -436,7 +443,7 @@ class _ClientOperator(RoundOperator):
 
     def __init__(self, array: CodedArray) -> None:
         super().__init__(array.dtype, array.shape)
-        self._array = array
+        self._array, self.labels = array, array.labels
 
     def _product(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         # The client that holds the pieces, even if another one is current.

@@ -49,7 +49,8 @@ def as_declared(what: str, chunk: Any, dtype: np.dtype[Any], sparse: type | None
         ...
     TypeError: A chunk of A has dtype float64, its dask array declares int64, which cannot hold ...
     """
-    if type(chunk) is (sparse or np.ndarray) and chunk.dtype == dtype:
+    declared: Any = sparse or np.ndarray
+    if type(chunk) is declared and chunk.dtype == dtype:
         return chunk
     check_type(what, chunk)
     if scipy.sparse.issparse(chunk):

@@ -23,7 +23,8 @@ from dask_coded.array import RoundLayer
 from dask_coded.caller import warner
 from dask_coded.choice import Choice
 from dask_coded.codes import Polynomial
-from dask_coded.products import as_plain
+from dask_coded.labels import UNLABELLED, Axis, Labels, aligned, labels_of
+from dask_coded.products import ProductArray, as_plain
 from dask_coded.runtime.client.encoding import Encoded, encode_factors
 from dask_coded.runtime.client.source import check_dtype, matrix_source, sparse_type
 from dask_coded.runtime.client.waiting import current_client, outside_pool, while_connected
@@ -109,12 +110,13 @@ def encode_pair(
     >>> client.close()
     """
     client = current_client(client)
-    A, B = _factors(A, B)
+    A, B, labels = _factors(A, B)
     choice = _choice(code, redundancy, workers, minimum_workers)
     options = {"oversubscribe": oversubscribe, "check_finite": check_finite}
 
     async def run() -> CodedPair:
-        return await while_connected(client, _encode(client, A, B, code, choice, **options))
+        encoding = _encode(client, A, B, code, choice, labels=labels, **options)
+        return await while_connected(client, encoding)
 
     with outside_pool():
         return client.sync(run)
@@ -167,13 +169,14 @@ def gram(
     >>> client.close()
     """
     client = current_client(client)
-    A, _ = _factors(A, A)
-    weights = _weights(A.shape[0], weights)
+    A, _, labels = _factors(A, A)
+    weights = _weights(A.shape[0], weights, labels[0])
     choice = _choice(code, redundancy, workers, minimum_workers)
     options = {"oversubscribe": oversubscribe, "check_finite": check_finite}
 
     async def run() -> da.Array:
-        pair = await while_connected(client, _encode(client, A, A, code, choice, **options))
+        encoding = _encode(client, A, A, code, choice, labels=labels, **options)
+        pair = await while_connected(client, encoding)
         return pair.product(weights)
 
     with outside_pool():
@@ -197,14 +200,17 @@ class CodedPair:
     code : Polynomial
     encoded : Encoded
         The pieces: ``spec``, ``futures``, ``workers``, ``nbytes``.
+    labels : (Axis, Axis)
+        Of ``A``, if it was an xarray or pandas object. Labelled weights are aligned with its rows.
     """
 
     #: NumPy leaves ``@`` and other operators alone: a pair has none, only :meth:`product`.
     __array_ufunc__ = None
 
-    def __init__(self, encoded: Encoded) -> None:
+    def __init__(self, encoded: Encoded, labels: Labels = UNLABELLED) -> None:
         spec = encoded.spec
         self.encoded = encoded
+        self.labels = labels
         self.shape = spec.shape
         self.rows = spec.columns
         self.dtype = spec.dtype
@@ -230,7 +236,7 @@ class CodedPair:
         ValueError
             If they are not a vector of length N.
         """
-        weights = _weights(self.rows, weights)
+        weights = _weights(self.rows, weights, self.labels[0])
         spec = self.encoded.spec
         options = round_options()
         name = f"coded-product-{tokenize(spec.id, weights, options)}"
@@ -260,6 +266,7 @@ async def _encode(
     code: Polynomial | None,
     choice: Choice,
     *,
+    labels: Labels,
     oversubscribe: bool,
     check_finite: bool,
 ) -> CodedPair:
@@ -277,7 +284,7 @@ async def _encode(
         oversubscribe=oversubscribe,
         check_finite=check_finite,
     )
-    return CodedPair(encoded)
+    return CodedPair(encoded, labels)
 
 
 def _choice(
@@ -293,8 +300,14 @@ def _choice(
     return Choice(redundancy, check_workers(workers), minimum_workers, warner(UserWarning))
 
 
-def _factors(A: Any, B: Any) -> tuple[Any, Any]:
-    """Return two dense matrices with equal numbers of rows, the same object if A is B."""
+def _factors(A: Any, B: Any) -> tuple[Any, Any, Labels]:
+    """Return two dense matrices with equal numbers of rows, the same object if A is B.
+
+    Also returns the labels of A. If both have labels, the rows of B are in the order of those of A.
+    """
+    labels = A.labels if isinstance(A, ProductArray) else labels_of(A)
+    if B is not A:
+        B = aligned("Argument 'B'", B, labels[0])
     A, B = as_plain(unwrapped(A)), as_plain(unwrapped(B))
     same = A is B or (isinstance(A, da.Array) and isinstance(B, da.Array) and A.name == B.name)
     left = matrix_source(A)
@@ -310,13 +323,14 @@ def _factors(A: Any, B: Any) -> tuple[Any, Any]:
             f"Arguments 'A' and 'B' must have the same number of rows, they have "
             f"{left.shape[0]} and {right.shape[0]}."
         )
-    return left, right
+    return left, right, labels
 
 
-def _weights(rows: int, weights: Any) -> Any:
+def _weights(rows: int, weights: Any, axis: Axis) -> Any:
     if weights is None:
         return None
     what = "The weights of a coded product"
+    weights = aligned(what, weights, axis)
     check_dense(what, check_unmasked(what, weights))
     # A copy, because the caller may change the weights before the product is computed.
     weights = weights if isinstance(weights, da.Array) else np.array(weights)

@@ -26,7 +26,7 @@ from dask.array import einsumfuncs, routines
 from dask.array.core import Array, elemwise, handle_out
 from numpy.lib.array_utils import normalize_axis_index
 
-from dask_coded.arguments import unwrapped
+from dask_coded.labels import UNLABELLED, Axis, Labels, aligned, axes_of
 from dask_coded.uncoded import COLUMNS, ROWS, TRANSPOSED, elementwise, say_uncoded
 
 # Before :mod:`dask_coded.dispatch` replaces it.
@@ -43,6 +43,8 @@ class ProductArray(Array, ABC):
 
     #: Whether ``self @ x`` is computed by coded rounds.
     is_coded = True
+    #: By which labelled operands are aligned.
+    labels: Labels = UNLABELLED
 
     # What subclasses implement.
 
@@ -126,7 +128,7 @@ class ProductArray(Array, ABC):
         rows, *rest = index if isinstance(index, tuple) else (index,)
         whole = (p is Ellipsis or (isinstance(p, slice) and p == slice(None)) for p in rest)
         if rows is None or rows is Ellipsis or not all(whole):
-            return UncodedArray(plain, COLUMNS)
+            return UncodedArray(plain, COLUMNS, labels=_lost(self.labels))
         # A copy, because the caller may change the indices before the product is computed.
         return self._selected(plain, copy(rows))
 
@@ -151,7 +153,7 @@ class ProductArray(Array, ABC):
         inexact = before.kind in "fc" and np.can_cast(before, after, "same_kind")
         if inexact or np.can_cast(before, after, "safe"):
             return self._scaled(plain, 1)
-        return UncodedArray(plain, elementwise("astype"))
+        return UncodedArray(plain, elementwise("astype"), labels=self.labels)
 
     def rechunk(self, *args: Any, **kwargs: Any) -> Array:
         """Return a dask array of the same values in other chunks; products stay coded."""
@@ -166,7 +168,7 @@ class ProductArray(Array, ABC):
 
     def copy(self) -> Array:
         """Return a plain dask array, whose elements can be set and whose products are not coded."""
-        return UncodedArray(super().copy(), elementwise("copy"))
+        return UncodedArray(super().copy(), elementwise("copy"), labels=self.labels)
 
 
 _FIXED = (
@@ -198,6 +200,8 @@ class CodedView(ProductArray):
     ) -> Self:
         self = _adopt(cls, plain)
         self.base, self.factor, self.selections = base, factor, selections
+        rows, columns = base.labels
+        self.labels = (rows.lost() if selections else rows, columns)
         return self
 
     def __reduce__(self) -> Any:
@@ -207,7 +211,7 @@ class CodedView(ProductArray):
         return CodedView(super()._rebuild(*args, **kwargs), self.base, self.factor, self.selections)
 
     def _times(self, x: Any) -> Any:
-        if not isinstance(x := as_factor(x), np.ndarray | Array):
+        if not isinstance(x := as_factor(x, self.labels[1]), np.ndarray | Array):
             return self.base._times(x)
         dtype = np.result_type(self.dtype, x.dtype)
         y = self.base @ x.astype(dtype, copy=False)
@@ -218,7 +222,7 @@ class CodedView(ProductArray):
     def _scaled(self, plain: Array, factor: Any) -> ProductArray:
         product = self.factor * factor
         if not np.isfinite(product) or (0 not in (self.factor, factor) and np.abs(product) < _TINY):
-            return UncodedArray(plain, elementwise("multiply"))
+            return UncodedArray(plain, elementwise("multiply"), labels=self.labels)
         return CodedView(plain, self.base, product, self.selections)
 
     def _selected(self, plain: Array, rows: Any) -> ProductArray:
@@ -226,9 +230,9 @@ class CodedView(ProductArray):
 
     def _transposed(self, plain: Array) -> ProductArray:
         if self.selections:
-            return UncodedArray(plain, ROWS, self)
+            return UncodedArray(plain, ROWS, self, self.labels[::-1])
         if not (back := self.base.T).is_coded:
-            return UncodedArray(plain, TRANSPOSED, self)
+            return UncodedArray(plain, TRANSPOSED, self, self.labels[::-1])
         return CodedView(plain, back, self.factor)
 
 
@@ -243,22 +247,30 @@ class UncodedArray(ProductArray):
         Why its products are not coded and what to do, without a full stop.
     transposed : ProductArray, shape (n, m), optional
         Its transpose, if the products of that are coded.
+    labels : (Axis, Axis), optional
     """
 
     is_coded = False
     reason: str
     transposed: ProductArray | None
 
-    def __new__(cls, plain: Array, reason: str, transposed: ProductArray | None = None) -> Self:
+    def __new__(
+        cls,
+        plain: Array,
+        reason: str,
+        transposed: ProductArray | None = None,
+        labels: Labels = UNLABELLED,
+    ) -> Self:
         self = _adopt(cls, plain)
-        self.reason, self.transposed = reason, transposed
+        self.reason, self.transposed, self.labels = reason, transposed, labels
         return self
 
     def __reduce__(self) -> Any:
-        return type(self), (as_plain(self), self.reason, self.transposed)
+        return type(self), (as_plain(self), self.reason, self.transposed, self.labels)
 
     def _rebuild(self, *args: Any, **kwargs: Any) -> Array:
-        return UncodedArray(super()._rebuild(*args, **kwargs), self.reason, self.transposed)
+        plain = super()._rebuild(*args, **kwargs)
+        return UncodedArray(plain, self.reason, self.transposed, self.labels)
 
     __setitem__ = Array.__setitem__
 
@@ -268,17 +280,21 @@ class UncodedArray(ProductArray):
             self.transposed = None  # The elements are others now.
 
     def _times(self, x: Any) -> Any:
+        x = as_plain(as_factor(x, self.labels[1]))
         say_uncoded(self.reason)
-        return as_plain(self) @ as_plain(as_factor(x))
+        return as_plain(self) @ x
 
     def _scaled(self, plain: Array, factor: Any) -> ProductArray:
-        return UncodedArray(plain, self.reason)
+        return UncodedArray(plain, self.reason, labels=self.labels)
 
     def _selected(self, plain: Array, rows: Any) -> ProductArray:
-        return UncodedArray(plain, self.reason)
+        labels = (self.labels[0].lost(), self.labels[1])
+        return UncodedArray(plain, self.reason, labels=labels)
 
     def _transposed(self, plain: Array) -> ProductArray:
-        return UncodedArray(plain, self.reason) if self.transposed is None else self.transposed
+        if self.transposed is not None:
+            return self.transposed
+        return UncodedArray(plain, self.reason, labels=self.labels[::-1])
 
 
 def _adopt(cls: Any, plain: Array) -> Any:
@@ -291,12 +307,22 @@ def as_plain(x: Any) -> Any:
     return _adopt(Array, x) if isinstance(x, ProductArray) else x
 
 
-def as_factor(x: Any) -> Any:
+def _lost(labels: Labels) -> Labels:
+    return (labels[0].lost(), labels[1].lost())
+
+
+def as_factor(x: Any, axis: Axis = UNLABELLED[1]) -> Any:
     """Return numbers, sequences, tensors and pandas objects as a NumPy array.
 
-    Anything else is returned unchanged.
+    Anything else is returned unchanged. ``axis`` is that of the other factor that the product sums
+    over.
+
+    Raises
+    ------
+    ValueError
+        If the labels of ``x`` are not those of the axis.
     """
-    x = unwrapped(x)
+    x = aligned("The operand of a product", x, axis)
     pandas: Any = sys.modules.get("pandas")
     if pandas and isinstance(x, pandas.Series | pandas.DataFrame):
         return x.to_numpy()
@@ -316,7 +342,8 @@ def _derived(op: Any, args: tuple[Any, ...], plain: Any, kwargs: Any = ()) -> An
     if len(matrices) == 1 and plain.dtype.kind in "fc" and not kwargs:
         factor = _factor(op, args)
     if factor is None:
-        return UncodedArray(plain, elementwise(getattr(op, "__name__", repr(op))))
+        reason = elementwise(getattr(op, "__name__", repr(op)))
+        return UncodedArray(plain, reason, labels=matrices[0].labels)
     return matrices[0]._scaled(plain, factor)
 
 
@@ -377,7 +404,9 @@ def matmul(a: Any, b: Any) -> Any:
         from_left = not b.T.is_coded
     if from_left:
         return a._times(b)
-    if not isinstance(a := as_factor(a), np.ndarray | Array):
+    # Its last axis is summed over.
+    a = as_factor(a.T, b.labels[0]).T if axes_of(a) else as_factor(a)
+    if not isinstance(a, np.ndarray | Array):
         return NotImplemented
     if a.ndim > 2:
         say_uncoded(f"A product with an array of {a.ndim} dimensions is not coded: use matrices")
@@ -407,7 +436,8 @@ def _tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
 
 def _contract(a: Any, of_a: int, b: Any, of_b: int) -> Any:
     """Sum over one axis of each factor."""
-    a, b = as_factor(a), as_factor(b)
+    if max(np.ndim(a), np.ndim(b)) > 2 or not (axes_of(a) or axes_of(b)):
+        a, b = as_factor(a), as_factor(b)
     of_a, of_b = range(a.ndim)[of_a], range(b.ndim)[of_b]
     if max(a.ndim, b.ndim) > 2:
         return _plainly("tensordot", routines.tensordot, a, b, axes=((of_a,), (of_b,)))

@@ -121,7 +121,7 @@ def submit(
     def slot(value: Any) -> Any:
         if isinstance(value, CodedArray | CodedPair):
             arrays[value.encoded.spec.id] = value
-            return OperatorSlot(value.encoded.spec.id)
+            return OperatorSlot(value.encoded.spec.id, value.labels)
         if isinstance(value, Loop):
             return value.slot if isinstance(value, _Watched) else LoopSlot()
         if isinstance(value, Future):
@@ -217,7 +217,8 @@ def as_coded(
     RuntimeError
         If this is the thread of the client's event loop.
     """
-    A = unwrapped(A)
+    if isinstance(found := unwrapped(A), CodedArray):
+        A = found
     if not isinstance(A, CodedArray):
         client = waiting_client(client)
         if isinstance(A, ProductArray):

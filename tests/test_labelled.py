@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import dask.array as da
 import numpy as np
 import pytest
@@ -106,3 +108,153 @@ def test_data_frames_of_dask_are_refused_with_a_way_out(client):
         coded.encode(frame)
     C = coded.encode(frame.to_dask_array(lengths=True), coded.MDS(3, 2))
     np.testing.assert_allclose((C @ x).compute(), A @ x)
+
+
+# -- labels in another order -------------------------------------------------------------------
+
+PLACES, TIMES = list("abcd"), list(range(100, 112))
+ORDER = [2, 0, 3, 1]
+X = np.outer(x, [1.0, 2.0])
+y = np.arange(12.0)
+
+
+def products(operator, *operands):
+    return [operator @ operand for operand in operands]
+
+
+def from_the_left(operator, operand):
+    return operator.T @ operand
+
+
+def weighted(pair, weights):
+    return pair.product(weights)
+
+
+@pytest.fixture
+def matrix():
+    return xarray.DataArray(A, dims=("time", "place"), coords={"time": TIMES, "place": PLACES})
+
+
+@pytest.fixture
+def frame():
+    return pytest.importorskip("pandas").DataFrame(A, index=TIMES, columns=PLACES)
+
+
+@pytest.fixture
+def operands():
+    pandas = pytest.importorskip("pandas")
+    vector = xarray.DataArray(x, dims="place", coords={"place": PLACES}).isel(place=ORDER)
+    several = xarray.DataArray(X, dims=("place", "kind"), coords={"place": PLACES})
+    return [
+        (vector, A @ x),
+        (vector.copy(data=da.from_array(vector.data, chunks=2)), A @ x),
+        (several.isel(place=ORDER), A @ X),
+        (several.isel(place=ORDER).T, A @ X),
+        (pandas.Series(x, PLACES).iloc[ORDER], A @ x),
+        (pandas.DataFrame(X, PLACES).iloc[ORDER], A @ X),
+        (x, A @ x),  # without labels, in the order of the columns
+        (xarray.DataArray(x, dims="place"), A @ x),
+    ]
+
+
+@pytest.mark.parametrize("kind", ["matrix", "frame"])
+def test_an_operand_with_the_same_labels_in_another_order_is_aligned(
+    client, operands, kind, request
+):
+    source = request.getfixturevalue(kind)
+    np.testing.assert_allclose(source @ operands[0 if kind == "matrix" else 4][0], A @ x)
+    C = coded.encode(source, coded.MDS(3, 2), transpose=True)
+    for operand, expected in operands:
+        if kind == "frame" and getattr(operand, "dims", ())[:1] == ("kind",):
+            continue  # pandas knows no dimensions by name
+        for product in (C @ operand, C.dot(operand), da.dot(C, operand), np.dot(C, operand)):
+            np.testing.assert_allclose(product.compute(), expected)
+        for D, result in [((2 * C)[3:], 2 * expected[3:]), (C.T.T, expected), (-C, -expected)]:
+            np.testing.assert_allclose((D @ operand).compute(), result)
+        with pytest.warns(coded.UncodedWarning):
+            product = (C + 0) @ operand
+        np.testing.assert_allclose(product.compute(), expected)
+        (found,) = coded.submit(products, C, operand).result()
+        np.testing.assert_allclose(found, expected)
+    found = C.as_linear_operator() @ operands[0][0]
+    np.testing.assert_allclose(found, A @ x)
+
+
+@pytest.mark.parametrize("kind", ["matrix", "frame"])
+def test_an_operand_from_the_left_is_aligned_with_the_rows(client, kind, request):
+    C = coded.encode(request.getfixturevalue(kind), coded.MDS(3, 2), transpose=True)
+    times = xarray.DataArray(y, dims="time", coords={"time": TIMES})[::-1]
+    for operand in (times, times.to_pandas()):
+        for product in (np.dot(operand, C), da.dot(operand, C), C.T @ operand):
+            np.testing.assert_allclose(product.compute(), y @ A)
+        np.testing.assert_allclose(coded.submit(from_the_left, C, operand).result(), y @ A)
+
+
+def test_labels_stay_with_a_coded_array_that_is_encoded_again_or_extended(client, matrix):
+    vector = xarray.DataArray(x, dims="place", coords={"place": PLACES}).isel(place=ORDER)
+    C = coded.encode(matrix, coded.RandomLinear(2, 1))
+    for D in (C.extend(), coded.encode(C, coded.MDS(3, 2)), pickle.loads(pickle.dumps(2 * C))):
+        np.testing.assert_allclose((D @ vector).compute(), D.compute() @ x)
+
+
+@pytest.mark.parametrize("kind", ["matrix", "frame"])
+def test_the_factors_and_weights_of_a_pair_are_aligned(client, kind, request):
+    source = request.getfixturevalue(kind)
+    weights = xarray.DataArray(y, dims="time", coords={"time": TIMES})[::-1]
+    pair = coded.encode_pair(source, source[::-1])
+    for given in (weights, weights.to_pandas(), y):
+        for found in (
+            pair.product(given).compute(),
+            coded.gram(source, given).compute(),
+            coded.submit(weighted, pair, given).result(),
+        ):
+            np.testing.assert_allclose(found, A.T * y @ A, atol=1e-10)
+
+
+def test_other_labels_are_refused(client, matrix, frame, operands):
+    C, F = coded.encode(matrix, coded.MDS(3, 2)), coded.encode(frame, coded.MDS(3, 2))
+    vector, series = operands[0][0], operands[4][0]
+    for D, operand in [
+        (C, vector.assign_coords(place=list("abcz"))),
+        (C, vector.assign_coords(place=list("aabb"))),
+        (F, series.set_axis(list("abcz"))),
+        (F, series.reset_index(drop=True)),
+    ]:
+        with pytest.raises(ValueError, match=r"operand of a product must have the labels that"):
+            D @ operand
+        with pytest.raises(ValueError, match=r"pass it without labels, as .x.data. or .x.to_num"):
+            coded.submit(products, D, operand).result()
+    with pytest.raises(ValueError, match=r"must have the dimension 'place', .* are .'time',"):
+        C @ vector.rename(place="time")
+    with pytest.raises(ValueError, match="those of this selection of a labelled array are"):
+        C[:, 1:] @ vector[1:]
+    with pytest.raises(ValueError, match="Argument 'B' must have the labels"):
+        coded.encode_pair(matrix, matrix.assign_coords(time=range(12)))
+
+
+def test_operands_of_a_matrix_without_labels_are_in_order(client, operands):
+    C = coded.encode(A, coded.MDS(3, 2))
+    for operand in (operands[0][0], operands[4][0]):
+        np.testing.assert_allclose((C @ operand).compute(), A @ np.asarray(operand))
+
+
+def test_the_start_of_a_power_iteration_is_aligned(client):
+    diagonal = xarray.DataArray(
+        np.diag([4.0, 1.0, 2.0, 3.0]), dims=("place", "other"), coords={"other": PLACES}
+    )
+    start = xarray.DataArray([0.0, 0.0, 0.0, 1.0], dims="other", coords={"other": list("bcda")})
+    pair = coded.linalg.power_iteration(diagonal, start=start)
+    assert pair.value == pytest.approx(4)
+    assert pair.rounds == 1
+
+
+def test_signals_with_labels_are_mapped_to_the_nodes(client):
+    networkx = pytest.importorskip("networkx")
+    from dask_coded.graph import Hops, filter
+
+    path = networkx.path_graph(list("abc"))
+    signal = xarray.DataArray([0.0, 1.0], dims="node", coords={"node": ["c", "a"]})
+    assert filter(path, signal, Hops(1)) == filter(path, {"a": 1.0}, Hops(1))
+    both = xarray.DataArray(np.eye(3)[:, :2], dims=("node", "kind"), coords={"node": list("cba")})
+    expected = filter(path, np.eye(3)[::-1, :2], Hops(1))
+    np.testing.assert_allclose(filter(path, both, Hops(1)), expected)

@@ -12,15 +12,17 @@ import scipy.sparse as sp
 from dask_coded.arguments import check_unmasked, unwrapped
 from dask_coded.graph.adjacency import Graph
 from dask_coded.graph.iteration import Vector
+from dask_coded.labels import axes_of
 
 #: One number per node, in the forms that public functions accept.
 PerNode = Mapping[Any, float] | npt.ArrayLike
 
 
 def by_node(name: str, values: Any) -> Any:
-    """Return a Series as a mapping from its index, an xarray object or a tensor as its array.
+    """Return a Series as a mapping from its index, another labelled array as its array.
 
-    Everything else is returned as it is.
+    An xarray object whose first dimension has labels is a Series or a data frame. A tensor is an
+    array, and everything else is returned as it is.
 
     Raises
     ------
@@ -29,6 +31,9 @@ def by_node(name: str, values: Any) -> Any:
     ValueError
         If an index has a node twice.
     """
+    axes = axes_of(values)
+    if len(axes) in (1, 2) and axes[0].index is not None and hasattr(values, "to_pandas"):
+        values = values.to_pandas()
     values = check_unmasked(f"Argument {name!r}", unwrapped(values))
     if not is_pandas(values):
         return values

@@ -24,7 +24,9 @@ import numpy.typing as npt
 from scipy.linalg import norm
 
 from dask_coded.arguments import check_stopping
+from dask_coded.labels import aligned, labels_of
 from dask_coded.loop import QUIET, ConvergenceError, Loop, Progress
+from dask_coded.products import ProductArray
 from dask_coded.submission import as_coded, run
 from dask_coded.summary import Summary
 
@@ -192,7 +194,8 @@ def power_iteration(
     """
     _check(np.shape(A), tol, max_iter)
     if start is not None:
-        start = _start(start, np.shape(A)[0])
+        labels = A.labels if isinstance(A, ProductArray) else labels_of(A)
+        start = _start(aligned("Argument 'start'", start, labels[1]), np.shape(A)[0])
     coded = as_coded(A, code, client)
     return run(
         power_rounds,

@@ -9,7 +9,8 @@ from weakref import ReferenceType, ref
 import numpy as np
 from scipy.sparse.linalg import LinearOperator
 
-from dask_coded.arguments import check_dense, check_unmasked, to_tensor, unwrapped
+from dask_coded.arguments import check_dense, check_unmasked, to_tensor
+from dask_coded.labels import UNLABELLED, Axis, Labels, aligned, axes_of
 from dask_coded.runtime.coordinator.report import RoundReport
 from dask_coded.runtime.coordinator.rounds import Coordinator
 from dask_coded.runtime.spec import ArraySpec
@@ -21,7 +22,14 @@ class RoundOperator(LinearOperator, ABC):
     SciPy's solvers take it as it is. Products with the adjoint, which some of them also need, are
     one more round each; for these the array must have been encoded with ``transpose=True``. A
     subclass implements ``_product`` and ``_transpose``.
+
+    Attributes
+    ----------
+    labels : (Axis, Axis)
+        By which ``@`` aligns labelled operands.
     """
+
+    labels: Labels = UNLABELLED
 
     @abstractmethod
     def _product(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -29,7 +37,7 @@ class RoundOperator(LinearOperator, ABC):
 
     def _matmat(self, x: Any) -> Any:
         # SciPy passes sparse matrices and others that are not arrays, too.
-        return self._product(check_operand(self.shape, as_operand(x)))
+        return self._product(check_operand(self.shape, as_operand(x, self.labels[1])))
 
     def _matvec(self, x: Any) -> Any:
         return self._matmat(x)
@@ -49,7 +57,8 @@ class RoundOperator(LinearOperator, ABC):
     def _rdot(self, x: Any) -> Any:
         if isinstance(x, LinearOperator) or np.isscalar(x):
             return super()._rdot(x)
-        return to_tensor((self.T @ as_operand(x).T).T, like=x)
+        left = x.T if axes_of(x) else as_operand(x).T
+        return to_tensor((self.T @ left).T, like=x)
 
 
 class Operator(RoundOperator):
@@ -90,6 +99,7 @@ class Operator(RoundOperator):
                 refuse_transpose()
             self._transposed = Operator(self._coordinator.other(spec.transposed))
             self._transposed._original = ref(self)
+            self._transposed.labels = self.labels[::-1]
         return self._transposed
 
 
@@ -108,7 +118,11 @@ class PairOperator:
     code : Polynomial
     last_round : RoundReport or None
         What happened in the last round.
+    labels : (Axis, Axis)
+        Of ``A``. Labelled weights are aligned with its rows.
     """
+
+    labels: Labels = UNLABELLED
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
@@ -135,7 +149,7 @@ class PairOperator:
         dask_coded.CodedPair.product
         """
         if weights is not None:
-            weights = check_weights(self.rows, as_operand(weights))
+            weights = check_weights(self.rows, as_operand(weights, self.labels[0]))
         result, self.last_round = self._coordinator.run(weights)
         return result
 
@@ -148,15 +162,17 @@ def refuse_transpose() -> NoReturn:
     )
 
 
-def as_operand(x: Any) -> np.ndarray[Any, Any]:
-    """Return ``x`` as a NumPy array.
+def as_operand(x: Any, axis: Axis = UNLABELLED[1]) -> np.ndarray[Any, Any]:
+    """Return ``x`` as a NumPy array, in the order of the axis that it is summed with.
 
     Raises
     ------
     TypeError
         If it is masked or sparse.
+    ValueError
+        If its labels are not those of the axis.
     """
-    return np.asarray(check_right(unwrapped(x)))
+    return np.asarray(check_right(aligned("The operand of a coded product", x, axis)))
 
 
 def check_right(x: Any) -> Any:

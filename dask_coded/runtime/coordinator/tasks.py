@@ -12,6 +12,7 @@ import numpy as np
 from distributed import Reschedule, get_worker, secede
 from distributed.worker import thread_state
 
+from dask_coded.labels import Labels
 from dask_coded.rounds import RoundOptions
 from dask_coded.runtime.coordinator.loop import KeptLoop
 from dask_coded.runtime.coordinator.operators import Operator, PairOperator
@@ -23,9 +24,10 @@ from dask_coded.transport.fences import RunOverError
 
 @dataclass(frozen=True)
 class OperatorSlot:
-    """Stands for an operator among the arguments of an algorithm."""
+    """Stands for an operator among the arguments of an algorithm, with its array's labels."""
 
     array_id: str
+    labels: Labels
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,9 @@ def run_loop(
 
     def fill(value: Any) -> Any:
         if isinstance(value, OperatorSlot):
-            return operators[value.array_id]
+            chosen = operators[value.array_id]
+            chosen.labels = value.labels
+            return chosen
         if isinstance(value, DataSlot):
             return found[value.index]
         if isinstance(value, LoopSlot):

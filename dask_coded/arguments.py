@@ -174,7 +174,9 @@ def check_dense(what: str, array: Any) -> Any:
 def unwrapped(x: Any) -> Any:
     """Return the array in a PyTorch tensor or in an xarray object, and anything else unchanged.
 
-    The array shares the tensor's memory, unless that is a GPU's.
+    The array shares the tensor's memory, unless that is a GPU's. Numbers of a dtype that NumPy does
+    not have, such as bfloat16 of PyTorch or of ml_dtypes, become those of the smallest one that
+    holds them all.
 
     Raises
     ------
@@ -184,9 +186,26 @@ def unwrapped(x: Any) -> Any:
     # These can only be here if their libraries have been imported.
     torch: Any = sys.modules.get("torch")
     if torch and isinstance(x, torch.Tensor):
-        return x.cpu().numpy()
+        return _of_tensor(torch, x.cpu())
     xarray: Any = sys.modules.get("xarray")
-    return x.data if xarray and isinstance(x, xarray.DataArray | xarray.Variable) else x
+    x = x.data if xarray and isinstance(x, xarray.DataArray | xarray.Variable) else x
+    dtype = getattr(x, "dtype", None)
+    if isinstance(dtype, np.dtype) and dtype.type.__module__ == "ml_dtypes":
+        fitting = (kind for kind in _WIDER if np.can_cast(dtype, kind, "safe"))
+        x = x.astype(next(fitting, np.float64))
+    return x
+
+
+# What holds the numbers of small dtypes.
+_WIDER = (np.int8, np.uint8, np.float32, np.complex64)
+
+
+def _of_tensor(torch: Any, x: Any) -> Any:
+    if x.is_floating_point() and x.dtype not in (torch.float16, torch.float32, torch.float64):
+        x = x.to(torch.float32)
+    elif x.dtype == torch.complex32:
+        x = x.to(torch.complex64)
+    return x.resolve_conj().resolve_neg().numpy()
 
 
 def to_tensor(array: np.ndarray[Any, Any], like: Any) -> Any:

@@ -31,7 +31,7 @@ def test_tensors_of_small_dtypes_are_data_and_operands(client, name):
     product = client.compute(C @ vector).result()
     assert product.dtype == np.result_type("f4", kind)  # sums of float32
     np.testing.assert_allclose(product, A @ x, rtol=1e-5)
-    if name == "float8_e4m3fn":
+    if name in ("float8_e4m3fn", "complex32"):
         return  # Dask cannot send it
     found = coded.submit(times, C, vector).result()
     assert isinstance(found, torch.Tensor)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import weakref
 
 import dask.array as da
 import numpy as np
 import pytest
+from distributed import Client, scheduler
 from distributed.utils_test import async_poll_for, gen_cluster
 
 import dask_coded as coded
@@ -163,3 +165,40 @@ def test_an_algorithm_leaves_nothing_in_the_cluster(client, source):
         await async_poll_for(lambda: not dask_scheduler.tasks, timeout=10)
 
     client.run_on_scheduler(gone)
+
+
+@pytest.mark.parametrize("source", [A, da.from_array(A, chunks=5)], ids=["numpy", "dask"])
+def test_a_client_that_exits_while_it_encodes_leaves_nothing(source, monkeypatch):
+    begun, left = asyncio.Event(), asyncio.Event()
+    scatter = scheduler.scatter_to_workers
+
+    async def late(*args, **kwargs):
+        begun.set()
+        await left.wait()
+        return await scatter(*args, **kwargs)
+
+    @gen_cluster(client=True, nthreads=FOUR)
+    async def test(c, s, *workers):
+        await encoded(c)  # the plugins are there
+        monkeypatch.setattr(scheduler, "scatter_to_workers", late)
+        async with Client(s.address, asynchronous=True, set_as_default=False) as other:
+            encoding = asyncio.ensure_future(coded.encode(source, coded.MDS(3, 2), other))
+            if source is A:
+                await begun.wait()
+            else:
+                await async_poll_for(lambda: s.clients[other.id].wants_what)
+            encoding.cancel()  # as Ctrl-C does
+        await async_poll_for(lambda: other.id not in s.clients)
+        left.set()
+        if source is A:
+            await async_poll_for(
+                lambda: any(
+                    event["action"] == "scatter" and event["client"] == other.id
+                    for _, event in s.get_events("all")
+                )
+            )
+        await async_poll_for(lambda: not s.tasks)
+        assert other.id not in s.clients
+        assert not s.extensions["dask-coded"].arrays
+
+    test()

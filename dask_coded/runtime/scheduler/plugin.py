@@ -385,6 +385,18 @@ class CodedSchedulerPlugin(SchedulerExtension):
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         self.arrays.remove_client(client)
 
+    def log_event(self, topic: str, msg: Any) -> None:
+        """Release data that were scattered for a client which has left meanwhile.
+
+        The scheduler makes a client of that name again, to hold the data. Nothing would ever
+        release them, because no process is connected to it. Connected clients tell their versions.
+        """
+        if not isinstance(msg, dict) or msg.get("action") != "scatter":
+            return
+        client = self.scheduler.clients.get(msg["client"])
+        if client is not None and not client.versions:
+            self.scheduler.remove_client(client=client.client_key)
+
     def restart(self, scheduler: Scheduler) -> None:
         self.arrays.clear()
         self._holding.clear()

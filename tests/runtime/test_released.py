@@ -202,3 +202,33 @@ def test_a_client_that_exits_while_it_encodes_leaves_nothing(source, monkeypatch
         assert not s.extensions["dask-coded"].arrays
 
     test()
+
+
+@pytest.mark.parametrize("source", [A, da.from_array(A, chunks=5)], ids=["numpy", "dask"])
+def test_the_scheduler_keeps_nothing_of_arrays_that_are_released(source):
+    @gen_cluster(client=True, nthreads=FOUR)
+    async def test(c, s, *workers):
+        def kept() -> dict[str, int]:
+            """Return how many objects there are that Dask and the plugin keep for ever."""
+            spans, plugin = s.extensions["spans"], s.extensions["dask-coded"]
+            (own,) = spans.spans_search_by_name["dask-coded",]
+            found = {"spans": len(spans.spans), "groups": len(own.groups)}
+            found["prefixes"], found["task groups"] = len(s.task_prefixes), len(s.task_groups)
+            found["clients"], found["arrays"] = len(s.clients), len(plugin.arrays)
+            found["measurements"] = max(len(w.digests_total) for w in workers)
+            for part in (plugin, plugin.homes, plugin.arrays, plugin.supervisor, plugin.placing):
+                for name, value in vars(part).items():
+                    if isinstance(value, dict | set | list):
+                        found[f"{type(part).__name__}.{name}"] = len(value)
+            return found
+
+        async def arrays(count: int) -> dict[str, int]:
+            for _ in range(count):
+                await coded.encode(source, coded.MDS(4, 3), c, verify=True)
+                await async_poll_for(lambda: not s.tasks)
+            return kept()
+
+        before = await arrays(3)
+        assert await arrays(6) == before
+
+    test()

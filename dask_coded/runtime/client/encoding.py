@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
+import dask
 import numpy as np
 import scipy.sparse
+from distributed import span
 from distributed.protocol.serialize import ToPickle
 
 from dask_coded._version import __version__
@@ -19,12 +23,40 @@ from dask_coded.runtime.client.blocks import Blocks, chunks_ahead
 from dask_coded.runtime.client.install import ClusterUnfitError, install
 from dask_coded.runtime.client.source import Tally, block_rows, settled, sparse_type, stripes_of
 from dask_coded.runtime.client.waiting import current_client
-from dask_coded.runtime.spec import ArraySpec, CodedDataLostError, CodedSpec, PairSpec, PieceTask
+from dask_coded.runtime.spec import (
+    NAME,
+    ArraySpec,
+    CodedDataLostError,
+    CodedSpec,
+    PairSpec,
+    PieceTask,
+)
 from dask_coded.runtime.worker.checks import make_check
 from dask_coded.runtime.worker.pieces import make_piece
 
 if TYPE_CHECKING:
     from distributed import Client, Future
+
+
+# The annotation of the span that all arrays of a client are in.
+_spans: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+
+@contextmanager
+def _in_one_span(client: Client) -> Iterator[None]:
+    """Submit graphs within the span that all arrays of a client share, or the caller's.
+
+    The scheduler makes another span for each graph that has none, and keeps all of them, and each
+    worker keeps what it measures of each. Their memory would grow with every array.
+    """
+    if "span" in dask.get_annotations():
+        yield
+        return
+    if client not in _spans:
+        with span(NAME):
+            _spans[client] = dask.get_annotations()["span"]
+    with dask.annotate(span=_spans[client]):
+        yield
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,19 +223,22 @@ async def _encode(
             case Placed(workers=placed):
                 pass
         homes = iter(spec.homes)
-        held = [
-            await blocks.load(client, [placed[next(homes)] for _ in blocks.keys])
-            for blocks in sources
-        ]
+        with _in_one_span(client):
+            held = [
+                await blocks.load(client, [placed[next(homes)] for _ in blocks.keys])
+                for blocks in sources
+            ]
         tasks = {key: PieceTask(key, make_piece, spec.id, i) for i, key in enumerate(spec.keys)}
-        futures += client.get(tasks, list(spec.keys), sync=False)
+        with _in_one_span(client):
+            futures += client.get(tasks, list(spec.keys), sync=False)
         await settled(client, futures, count if tally is not None else None)
         received = await scheduler.coded_sealed(array=spec.id)
         if spec.check_keys:
             makers = {
                 k: PieceTask(k, make_check, spec.id, j) for j, k in enumerate(spec.check_keys)
             }
-            checks += client.get(makers, list(spec.check_keys), sync=False)
+            with _in_one_span(client):
+                checks += client.get(makers, list(spec.check_keys), sync=False)
             await settled(client, checks)
     except BaseException:
         # The client keeps the error's traceback, and with it these futures: release them here.
@@ -256,7 +291,8 @@ async def extend(encoded: Encoded, workers: Sequence[str] | None) -> Encoded:
     pieces = range(len(spec.keys) - len(added), len(spec.keys))
     keys = [spec.keys[i] for i in pieces]
     tasks = {spec.keys[i]: PieceTask(spec.keys[i], make_piece, spec.id, i) for i in pieces}
-    futures: list[Future] = client.get(tasks, keys, sync=False)
+    with _in_one_span(client):
+        futures: list[Future] = client.get(tasks, keys, sync=False)
     try:
         await settled(client, futures)
     except BaseException:

@@ -144,8 +144,16 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         for piece, key, before in zip(homes, sources, filling, strict=True):
             if self._homes.array_of(key) is None:  # no piece of an array that is encoded again
                 self._homes.add_sources(dict.fromkeys([key, *before], worker_of[piece]))
+        self._forget_groups()
         self._log("register", array=spec.id, code=repr(spec.code), workers=worker_of)
         return reply(Placed(tuple(worker_of)))
+
+    def _forget_groups(self) -> None:
+        """Forget the task groups of released arrays, which the span of the arrays would keep."""
+        spans = self._scheduler.extensions.get("spans")
+        known = self._scheduler.task_groups
+        for span in spans.spans_search_by_name.get((NAME,), ()) if spans else ():
+            span.groups -= {group for group in span.groups if group.name not in known}
 
     def sealed(self, array: str) -> int:
         """Handler: all pieces are made, so the source blocks are not needed any more.

@@ -83,7 +83,8 @@ def encode(
     Parameters
     ----------
     A : dask array, NumPy array, SciPy sparse matrix or xarray DataArray, shape (rows, columns)
-        Dask arrays may be chunked in any way, with NumPy or SciPy sparse chunks.
+        Dask arrays may be chunked in any way, with NumPy or SciPy sparse chunks. The labels of
+        an xarray object or of a pandas DataFrame are kept; labelled operands are aligned by them.
     code : Code or str, optional
         :class:`MDS`, :class:`RandomLinear`, :class:`Repetition`, a code of your own, or the name of
         a code. By default MDS over all workers for floating-point and complex data, and repetition
@@ -123,7 +124,8 @@ def encode(
     Raises
     ------
     TypeError
-        If A is not a matrix, or its dtype does not suit the code or ``verify``.
+        If A is not a matrix, its dtype does not suit the code or ``verify``, or a chunk of a dask
+        array has a type or a dtype that cannot be converted to the declared one without loss.
     ValueError
         If A is empty, or has NaN, infinity or chunks of unknown size.
     ClusterUnfitError

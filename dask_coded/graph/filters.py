@@ -175,7 +175,8 @@ def filter(
         again.
     signal : mapping node -> number, or array_like of shape (n,) or (n, signals)
         One signal or several. Nodes that a mapping leaves out get zero. A pandas Series or
-        DataFrame is a mapping from its index.
+        DataFrame is a mapping from its index, an xarray object from the labels of its first
+        dimension.
     kernel : callable
         The function ``g`` of eigenvalues, which maps an ndarray to one of the same shape:
         :class:`Hops`, :class:`PolynomialKernel`, :class:`Heat`, or your own.

@@ -234,7 +234,7 @@ async def test_channels_of_others_stay_open(c, s, *workers):
         {"rows": ()},
         {"rows": ((os.getpid(), "../root/pipe", bytes(16), 4096, "<f8", (8,)),)},
     ],
-    ids=str,
+    ids=["another piece", "before the first stripe", "many stripes", "text", "no rows", "a path"],
 )
 def test_a_participant_that_sends_odd_shares_is_done_without(changed):
     @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 4)

@@ -31,9 +31,9 @@ from dask_coded.choice import Choice
 from dask_coded.codes import Code, RandomLinear
 from dask_coded.dispatch import dispatch_products
 from dask_coded.display import Display
-from dask_coded.labels import UNLABELLED, Labels, labels_of
+from dask_coded.labels import UNLABELLED, Labels, as_factor, labels_of
 from dask_coded.loop import PiecesMade
-from dask_coded.products import CodedView, ProductArray, UncodedArray, as_factor, as_plain
+from dask_coded.products import CodedView, ProductArray, UncodedArray, as_plain
 from dask_coded.runtime.client.encoding import Encoded, encode_source, extend, new_id
 from dask_coded.runtime.client.install import ClusterUnfitError
 from dask_coded.runtime.client.source import (

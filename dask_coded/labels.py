@@ -13,6 +13,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from dask_coded.arguments import unwrapped
 
 
@@ -43,6 +45,11 @@ class Axis:
 Labels = tuple[Axis, Axis]
 
 UNLABELLED: Labels = (Axis(), Axis())
+
+
+def lost(labels: Labels) -> Labels:
+    """Return what is known after a selection from both axes."""
+    return (labels[0].lost(), labels[1].lost())
 
 
 def axes_of(x: Any) -> tuple[Axis, ...]:
@@ -116,3 +123,21 @@ def aligned(what: str, x: Any, axis: Axis) -> Any:
             )
         x = x.iloc[order] if hasattr(x, "iloc") else x.isel({axes[0].name: order})
     return unwrapped(x)
+
+
+def as_factor(x: Any, axis: Axis = UNLABELLED[1]) -> Any:
+    """Return numbers, sequences, tensors and pandas objects as a NumPy array.
+
+    Anything else is returned unchanged. ``axis`` is that of the other factor that the product sums
+    over.
+
+    Raises
+    ------
+    ValueError
+        If the labels of ``x`` are not those of the axis.
+    """
+    x = aligned("The operand of a product", x, axis)
+    pandas: Any = sys.modules.get("pandas")
+    if pandas and isinstance(x, pandas.Series | pandas.DataFrame):
+        return x.to_numpy()
+    return np.asarray(x) if isinstance(x, list | tuple) or np.isscalar(x) else x

@@ -13,7 +13,6 @@ A :class:`ProductArray` is a dask array of two dimensions that decides itself ho
 from __future__ import annotations
 
 import operator
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from copy import copy
@@ -26,7 +25,7 @@ from dask.array import einsumfuncs, routines
 from dask.array.core import Array, elemwise, handle_out
 from numpy.lib.array_utils import normalize_axis_index
 
-from dask_coded.labels import UNLABELLED, Axis, Labels, aligned, axes_of
+from dask_coded.labels import UNLABELLED, Labels, as_factor, axes_of, lost
 from dask_coded.uncoded import COLUMNS, ROWS, TRANSPOSED, elementwise, say_uncoded
 
 # Before :mod:`dask_coded.dispatch` replaces it.
@@ -128,7 +127,7 @@ class ProductArray(Array, ABC):
         rows, *rest = index if isinstance(index, tuple) else (index,)
         whole = (p is Ellipsis or (isinstance(p, slice) and p == slice(None)) for p in rest)
         if rows is None or rows is Ellipsis or not all(whole):
-            return UncodedArray(plain, COLUMNS, labels=_lost(self.labels))
+            return UncodedArray(plain, COLUMNS, labels=lost(self.labels))
         # A copy, because the caller may change the indices before the product is computed.
         return self._selected(plain, copy(rows))
 
@@ -305,28 +304,6 @@ def _adopt(cls: Any, plain: Array) -> Any:
 def as_plain(x: Any) -> Any:
     """Return a plain dask array instead of a ProductArray, and anything else unchanged."""
     return _adopt(Array, x) if isinstance(x, ProductArray) else x
-
-
-def _lost(labels: Labels) -> Labels:
-    return (labels[0].lost(), labels[1].lost())
-
-
-def as_factor(x: Any, axis: Axis = UNLABELLED[1]) -> Any:
-    """Return numbers, sequences, tensors and pandas objects as a NumPy array.
-
-    Anything else is returned unchanged. ``axis`` is that of the other factor that the product sums
-    over.
-
-    Raises
-    ------
-    ValueError
-        If the labels of ``x`` are not those of the axis.
-    """
-    x = aligned("The operand of a product", x, axis)
-    pandas: Any = sys.modules.get("pandas")
-    if pandas and isinstance(x, pandas.Series | pandas.DataFrame):
-        return x.to_numpy()
-    return np.asarray(x) if isinstance(x, list | tuple) or np.isscalar(x) else x
 
 
 def _derived(op: Any, args: tuple[Any, ...], plain: Any, kwargs: Any = ()) -> Any:

@@ -16,7 +16,7 @@ from dask.utils import format_bytes
 from distributed import Client, Future, futures_of
 from distributed.system import MEMORY_LIMIT
 
-from dask_coded.arguments import check_chunk, check_unmasked, unwrapped
+from dask_coded.arguments import check_chunk, check_unmasked, to_csr, unwrapped
 from dask_coded.runtime.client.source import check_arrays, settled
 from dask_coded.runtime.client.waiting import outside_pool
 from dask_coded.training.runtime.spec import Blocks
@@ -239,7 +239,7 @@ def _rows(values: Any) -> int | None:
 def _scattered(client: Client, values: Any) -> tuple[Blocks, list[Future]]:
     """Scatter equal blocks, as many as there are workers."""
     if scipy.sparse.issparse(values):
-        values = values.tocsr()  # rows of some other formats cannot be selected
+        values = to_csr(values)  # rows of some other formats cannot be selected
     # Not from `scheduler_info`, whose answer may be replaced before it is read: every two seconds
     # the client asks for one without any worker.
     workers = client.nthreads()

@@ -194,6 +194,19 @@ def test_modules_of_bfloat16_are_summed_in_single_precision():
     assert flat.prediction(parameters, torch.ones(1, 1).bfloat16()).dtype == torch.bfloat16
 
 
+def test_tensors_of_bfloat16_are_data_and_parameters(client):
+    samples, start = torch.tensor(SAMPLES).bfloat16(), torch.zeros(SAMPLES.shape[1]).bfloat16()
+
+    def gradient(w, samples, targets):
+        assert w.dtype == samples.dtype == targets.dtype == np.float32
+        return 0.0, samples.sum(axis=0)
+
+    data, optimizer = (samples, samples[:, 0]), SGD(0.5)
+    found = training.train(gradient, start, data, optimizer=optimizer, steps=1, client=client)
+    wide = samples.float().numpy()
+    np.testing.assert_allclose(found.parameters, -0.5 * wide.mean(axis=0), rtol=1e-5)
+
+
 def test_an_optimizer_that_has_been_used_in_bfloat16_continues():
     net = network().bfloat16()
     used = torch.optim.Adam(net.parameters(), lr=0.05)

@@ -185,6 +185,20 @@ def test_data_may_come_in_any_form(client):
         np.testing.assert_allclose(found.parameters, in_one_process(), rtol=1e-10)
 
 
+def test_samples_whose_entries_are_repeated_are_added_up_as_by_scipy(client):
+    """In the type of the product: 200 and 100 do not fit into their own."""
+    where = ([0, 0, 1], [0, 0, 1])
+    samples = scipy.sparse.coo_array(([200, 100, 3], where), shape=(2, 2), dtype=np.uint8)
+
+    def gradient(w, samples, targets):
+        return 0.0, samples.T @ -np.ones(samples.shape[0])
+
+    for data in (samples, [delayed(samples)]):
+        options = {"optimizer": SGD(2.0), "steps": 1, "client": client}
+        found = train(gradient, np.zeros(2), (data, np.zeros(2)), **options)
+        assert found.parameters.tolist() == [300.0, 3.0]
+
+
 def batches(count=6):
     """Yield batches of 20 samples, and in the end what is left."""
     return ((X[i : i + 20], Y[i : i + 20]) for i in range(0, 20 * count, 20))

@@ -13,7 +13,7 @@ import scipy.sparse
 from dask.typing import Key
 from dask.utils import parse_bytes
 
-from dask_coded.arguments import check_unmasked
+from dask_coded.arguments import check_unmasked, to_csr
 from dask_coded.runtime.answers import Holders, Lost, ask
 from dask_coded.runtime.spec import CodedDataLostError
 from dask_coded.runtime.worker.disk import Disk
@@ -66,7 +66,8 @@ async def _fetch(worker: Worker, key: Key, start: int, stop: int, avoid: set[str
         local: Any = Disk.of(worker).held(key)
         if local is not None:
             # Rows of some sparse formats cannot be selected.
-            rows = await asyncio.to_thread(local.tocsr) if scipy.sparse.issparse(local) else local
+            sparse = scipy.sparse.issparse(local)
+            rows = await asyncio.to_thread(to_csr, local) if sparse else local
             return await asyncio.to_thread(getitem, rows, slice(start, stop))
         holders: tuple[str, ...] = ()
         match await ask(worker.scheduler.coded_holders, key=key, avoid=sorted(avoided)):

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from dask._task_spec import TaskRef
@@ -115,7 +115,10 @@ def submit(
     client = client_for(client, *args, *kwargs.values())
     if not callable(function):
         raise TypeError(f"Argument 'function' must be callable, it is {function!r}.")
-    arrays: dict[str, CodedArray | CodedPair] = {}
+    options, arrays = round_options(), dict[str, CodedArray | CodedPair]()
+    if any(isinstance(value, _Watched) for value in kwargs.values()):
+        # One of this package, all of which iterate until a residual is small.
+        options = replace(options, tolerant=True)
     data: list[Any] = []
 
     def slot(value: Any) -> Any:
@@ -144,7 +147,7 @@ def submit(
         key,
         run_loop,
         tuple(arrays),
-        round_options(),
+        options,
         function,
         places,
         named,

@@ -17,6 +17,7 @@ few columns.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -39,6 +40,11 @@ _ALIKE = 8
 
 class AccuracyWarning(UserWarning):
     """Rows of a result have lost digits, because they were solved for from much larger ones."""
+
+
+def lose_half(error: float, eps: float) -> bool:
+    """Return whether an error, relative to a row, leaves less than half of its digits."""
+    return error > math.sqrt(eps)
 
 
 class NotSolvableError(ArithmeticError):
@@ -75,8 +81,10 @@ class Accuracy:
         solved: npt.NDArray[Any],
         typical: Exponents,
         typical_columns: Exponents | None = None,
-    ) -> int:
-        """Count the rows that have lost digits.
+    ) -> tuple[int, float]:
+        """Return how many rows have lost digits, and how much larger the largest error is.
+
+        The second number is the error of a row in units of the rounding error of a plain sum.
 
         Parameters
         ----------
@@ -109,15 +117,21 @@ class Accuracy:
             least = least - typical_columns.min(axis=1, initial=0)
         some = typical < np.ceil(least).clip(-LARGEST, LARGEST).astype(np.int16)[:, None]
         if not some.any():
-            return 0
+            return 0, 0.0
         rows = np.flatnonzero(some.any(axis=0))
         floors = _powers(typical[:, rows])
         floors = floors.reshape(*floors.shape, *(1,) * (solved.ndim - 2))
         if typical_columns is not None:
             floors = floors * _powers(typical_columns)[:, None]
-        size = np.maximum(np.abs(solved[:, rows]) * unit, floors * spread)
-        found = _combined(squares, np.abs(stack[:, rows]) * unit) > _BOUND * np.square(size)
-        return int(np.count_nonzero(found.reshape(*found.shape[:2], -1).any(axis=2)))
+        size = np.square(np.maximum(np.abs(solved[:, rows]) * unit, floors * spread))
+        error = _combined(squares, np.abs(stack[:, rows]) * unit)
+        found = error > _BOUND * size
+        if not found.any():
+            return 0, 0.0
+        with np.errstate(divide="ignore", invalid="ignore"):
+            worst = float(np.max(error / size, where=found, initial=0.0))
+        count = int(np.count_nonzero(found.reshape(*found.shape[:2], -1).any(axis=2)))
+        return count, _LARGEST_OF_MANY * math.sqrt(worst)
 
 
 def _largest(stack: npt.NDArray[Any], unit: Floats) -> Floats:
@@ -141,9 +155,15 @@ def _powers(typical: Exponents) -> Floats:
 
 
 def doubtful_when_rebuilt(
-    code: Code, weights: Sequence[tuple[int, float]], typical: Sequence[Exponents], block: int
+    code: Code,
+    weights: Sequence[tuple[int, float]],
+    typical: Sequence[Exponents],
+    block: int,
+    eps: float,
 ) -> Bools:
-    """Return which rows of a block lose digits when the block is made from other pieces.
+    """Return which rows of a block lose half of their digits when it is made from other pieces.
+
+    What they lose in a product depends on the operand, which is not known here.
 
     Parameters
     ----------
@@ -153,6 +173,8 @@ def doubtful_when_rebuilt(
     typical : sequence of ndarray of int16
         Of the rows of each block, see :func:`dask_coded.rounds.scaling.typical_of`.
     block : int
+    eps : float
+        Distance from 1 to the next number of the dtype.
 
     Returns
     -------
@@ -165,4 +187,4 @@ def doubtful_when_rebuilt(
     for j, square in enumerate(squares):
         part = _powers(typical[j])[: len(error)]
         error[: len(part)] += square * np.where(np.isfinite(part), part, 0) ** 2
-    return np.asarray(error > _BOUND * own**2)
+    return np.asarray(error * eps > own**2)

@@ -75,6 +75,8 @@ class Assembler:
         row of one block that overflows must not spoil those of others.
     doubtful : int
         Rows that have lost digits so far.
+    worst : float
+        The largest error of these, in units of the rounding error of a plain sum.
     """
 
     def __init__(
@@ -90,7 +92,7 @@ class Assembler:
         self._code = code
         self._scales = scales
         self._accuracy = accuracy
-        self.doubtful = 0
+        self.doubtful, self.worst = 0, 0.0
         self._geometry = geometry
         self._offsets = np.concatenate([[0], np.cumsum(geometry.rows)])
         # The shares of each parity piece, not copied, each with its first row.
@@ -200,11 +202,12 @@ class Assembler:
         if scales.columns:
             columns = _padded([scales.typical_columns[j] for j in missing], solved.shape[2])
         try:
-            self.doubtful += self._accuracy.doubtful(weights, stack, solved, typical, columns)
+            count, worst = self._accuracy.doubtful(weights, stack, solved, typical, columns)
         except NotSolvableError:
             if self._code.systematic:
                 raise
-            # Otherwise there is no other way to compute it.
+            return  # there is no other way to compute it
+        self.doubtful, self.worst = self.doubtful + count, max(self.worst, worst)
 
     def _room(self, count: int, rows: int) -> npt.NDArray[Any]:
         """Return an array of shape ``(count, rows, *columns)`` in memory that all calls share.

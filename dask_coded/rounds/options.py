@@ -19,9 +19,13 @@ class RoundOptions:
         Seconds before a worker runs dry at which it is fed.
     reporting : Reporting
         How often workers report.
+    tolerant : bool
+        Whether the algorithm corrects the errors of a round in later ones, as iterations do. It
+        then warns only of rows that have lost more than half of their digits.
     """
 
     policy: str = "continuous"
     predictor: str = "adaptive"
     lead: float = 0.004
     reporting: Reporting = field(default_factory=Reporting)
+    tolerant: bool = False

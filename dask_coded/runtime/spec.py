@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, Self
 
 import dask
+import distributed
 import numpy as np
 from dask._task_spec import Task
 from dask.typing import Key
@@ -16,7 +18,7 @@ from dask.utils import parse_timedelta
 from dask_coded.codes import Code, Polynomial, RandomLinear
 from dask_coded.prediction import PREDICTORS
 from dask_coded.rounds import POLICIES, Assembler, Geometry, Reporting, RoundOptions, Scales
-from dask_coded.rounds.accuracy import Accuracy
+from dask_coded.rounds.accuracy import Accuracy, AccuracyWarning
 from dask_coded.rounds.decode import Empty
 from dask_coded.rounds.footprint import Footprints
 from dask_coded.rounds.scaling import Exponents
@@ -37,6 +39,13 @@ class CodedDataLostError(RuntimeError):
 
 class CorruptSharesError(RuntimeError):
     """Too many shares do not agree with their checks."""
+
+
+def say_inaccurate(message: str) -> None:
+    """Emit an :class:`AccuracyWarning` on this worker and in its clients."""
+    # Where warnings are errors, this one must not end the round.
+    with suppress(AccuracyWarning):
+        distributed.warn(message, AccuracyWarning)
 
 
 def round_options() -> RoundOptions:

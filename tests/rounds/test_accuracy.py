@@ -124,6 +124,7 @@ def test_a_heavy_column_that_the_operand_does_not_touch() -> None:
     np.testing.assert_array_equal(all_here.rows, whole @ x)
     late = encoded.product(x, [1, 2, 3])
     assert errors(late.rows, whole, x).max() > 1e-2
+    assert late.worst * 6e-8 > 1e-2
     assert late.doubtful >= np.count_nonzero(errors(late.rows, whole, x) > 1e-5)
 
 
@@ -202,7 +203,8 @@ def test_a_rebuilt_block_says_which_rows_have_lost_digits() -> None:
     A[0, :30, 0] = 1e12  # scaled, the others of these rows are tiny
     encoded = Encoded(MDS(4, 3), A)
     weights = list(zip([1, 2, 3], encoded.code.combination(0, [1, 2, 3]), strict=True))
-    doubtful = doubtful_when_rebuilt(encoded.code, weights, encoded.typical, block=0)
+    eps = np.finfo(float).eps
+    doubtful = doubtful_when_rebuilt(encoded.code, weights, encoded.typical, block=0, eps=eps)
     assert np.flatnonzero(doubtful).tolist() == list(range(30))
     parts = [encoded.scaled[1], encoded.scaled[2], encoded.pieces[3]]
     rebuilt = restored(
@@ -210,4 +212,4 @@ def test_a_rebuilt_block_says_which_rows_have_lost_digits() -> None:
     )
     x = rng.standard_normal(20)
     x[0] = 0
-    assert (errors(rebuilt @ x, A[0], x) > 1e-9).tolist() == doubtful.tolist()
+    assert (errors(rebuilt @ x, A[0], x) > eps**0.5).tolist() == doubtful.tolist()

@@ -181,6 +181,7 @@ async def _alone(rounds: list[int]) -> None:
         handlers={},
         stream_handlers={},
         extensions={},
+        memory_manager=SimpleNamespace(memory_limit=None),
         state=SimpleNamespace(nthreads=1, tasks={}),
         scheduler=SimpleNamespace(coded_hello=hello),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
@@ -309,7 +310,8 @@ def test_a_failure_is_reported():
     assert isinstance(message, ShareFailed) and message.pieces == (0,)
     error = pickle.loads(message.error)
     assert repr(error) == "MemoryError('no room')"
-    assert "in fail" in error.__notes__[0]
+    assert error.__notes__ == ["Raised on a worker"]
+    assert "in fail" in "".join(traceback.format_exception(error))
 
 
 def test_a_piece_that_fails_does_not_keep_a_worker_from_its_others():

@@ -237,8 +237,11 @@ class LiveRound:
 
     def result(self) -> np.ndarray[Any, Any]:
         """Return the result of the finished round, once all decoding in the thread is done."""
-        self.report.doubtful = self._assembler.doubtful
-        return self.spec.result(self._assembler.result)
+        found, result = self._assembler, self._assembler.result
+        self.report.doubtful = found.doubtful
+        if found.doubtful:
+            self.report.error = found.worst * float(np.finfo(result.dtype).eps) / 2
+        return self.spec.result(result)
 
     def _welcome_back(self) -> None:
         """Let workers that were silent when the round started take part once they have answered."""

@@ -22,6 +22,8 @@ class RoundReport:
         Messages sent and received by the coordinator.
     doubtful : int
         Rows of the result that have lost digits, see :class:`dask_coded.AccuracyWarning`.
+    error : float
+        Estimate of the largest error of these rows, relative to ``|A| @ |x|`` of the row.
     failed : dict of str to str
         The exceptions of workers whose stripes were computed elsewhere, by address.
     timeline : list of (address, piece, start stripe, stop stripe, begin, end)
@@ -32,6 +34,7 @@ class RoundReport:
     workers: int = 0
     messages: int = 0
     doubtful: int = 0
+    error: float = 0.0
     failed: dict[str, str] = field(default_factory=dict)
     timeline: list[tuple[str, int, int, int, float, float]] = field(default_factory=list)
 

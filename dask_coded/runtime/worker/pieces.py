@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import dask
-import distributed
 import numpy as np
 import scipy.sparse
 from dask.sizeof import sizeof
@@ -24,7 +23,7 @@ from distributed.utils import sync
 
 from dask_coded.arguments import check_chunk
 from dask_coded.chunks import as_declared, check_type, some_rows
-from dask_coded.rounds.accuracy import AccuracyWarning, doubtful_when_rebuilt
+from dask_coded.rounds.accuracy import doubtful_when_rebuilt
 from dask_coded.rounds.footprint import Footprint, footprint_of
 from dask_coded.rounds.scaling import (
     NOT_FINITE,
@@ -35,11 +34,12 @@ from dask_coded.rounds.scaling import (
     typical_of,
 )
 from dask_coded.runtime.answers import Lost, Recipe, Source, Waiting, ask
-from dask_coded.runtime.spec import CodedDataLostError, CodedSpec, as_key
+from dask_coded.runtime.spec import CodedDataLostError, CodedSpec, as_key, say_inaccurate
 from dask_coded.runtime.worker.disk import MappedArray
 from dask_coded.runtime.worker.plugin import CodedWorkerPlugin, worker_plugin
 from dask_coded.transport.backoff import Backoff
 from dask_coded.transport.rows import RowReader, RowsGoneError
+from dask_coded.typing import Bools
 
 # Rows of a sparse source that are fetched at once, because the bytes of a row are not known.
 _SPARSE_ROWS = 2**16
@@ -95,7 +95,14 @@ async def _make(plugin: CodedWorkerPlugin, array_id: str, piece: int) -> Any:
                 except RowsGoneError as gone:
                     avoid.append(gone.address)
                 else:
-                    _warn_of(mixer, sources)
+                    doubtful = await asyncio.to_thread(_doubtful, mixer, sources)
+                    if doubtful.any():
+                        say_inaccurate(
+                            f"{np.count_nonzero(doubtful)} of {len(doubtful)} rows of a block of "
+                            f"{spec.code!r} have lost more than half of their digits: the block "
+                            "was rebuilt from pieces with much larger rows. Encode the array "
+                            "again, with columns of one scale or with `dask_coded.Repetition`."
+                        )
                     await scheduler.coded_made(
                         array=array_id,
                         piece=piece,
@@ -109,21 +116,15 @@ async def _make(plugin: CodedWorkerPlugin, array_id: str, piece: int) -> Any:
         await backoff.wait()
 
 
-def _warn_of(mixer: _Mixer, sources: Sequence[Source]) -> None:
-    """Warn of rows that have lost digits when a block was made from other pieces."""
-    spec, block = mixer.spec, mixer.block
+def _doubtful(mixer: _Mixer, sources: Sequence[Source]) -> Bools:
+    """Return which rows have lost digits, if a block was made from other pieces."""
+    spec = mixer.spec
     if not mixer.restores or len(sources) == 1:
-        return
+        return np.zeros(0, dtype=bool)
     number = {key: piece for piece, key in enumerate(spec.keys)}
     weights = [(number[as_key(source.key)], source.weight) for source in sources]
-    doubtful = doubtful_when_rebuilt(spec.code, weights, spec.typical, block)
-    if count := np.count_nonzero(doubtful):
-        distributed.warn(
-            f"{count} of {len(doubtful)} rows of a block of {spec.code!r} have lost digits: "
-            "the block was rebuilt from pieces with much larger rows. Encode the array again, with "
-            "columns of one scale or with `dask_coded.Repetition`.",
-            AccuracyWarning,
-        )
+    eps = float(np.finfo(spec.dtype).eps)
+    return doubtful_when_rebuilt(spec.code, weights, spec.typical, mixer.block, eps)
 
 
 class _Mixer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import unicodedata
 from collections.abc import Iterable, Sequence
 from numbers import Real
 from typing import Any
@@ -292,5 +293,10 @@ def printable(text: str, encoding: str | None = None) -> str:
     Krähe \u6771 \x1b[2J
     """
     if not text.isprintable():
-        text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+        text = "".join(c if c.isprintable() or _is_shown(c) else ascii(c)[1:-1] for c in text)
     return text.encode(encoding, "backslashreplace").decode(encoding) if encoding else text
+
+
+def _is_shown(character: str) -> bool:
+    """Whether it is a space, or joins or parts letters as some scripts and emoji need it."""
+    return character in "\u200c\u200d" or unicodedata.category(character) == "Zs"

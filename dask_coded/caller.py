@@ -7,7 +7,16 @@ import warnings
 from collections.abc import Callable
 
 # Through these a call may come, by the names of their packages.
-_LIBRARIES = {"dask_coded", "dask", "distributed", "networkx", "numpy", "sklearn"}
+_LIBRARIES = {
+    "dask_coded",
+    "dask",
+    "distributed",
+    "networkx",
+    "numpy",
+    "pandas",
+    "sklearn",
+    "xarray",
+}
 
 
 def warner(category: type[Warning]) -> Callable[[str], None]:

@@ -160,6 +160,11 @@ def convert_to_nx(result: Any, **_: Any) -> Any:
 def can_run(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool | str:
     """Return True if a function can run with these arguments, else the reason why not."""
     _CLIENT.set(kwargs.get("client"))
+    # networkx remembers that a conversion has failed, although there may be a client now.
+    kept = getattr(args[0] if args else kwargs["G"], "__networkx_cache__", {})
+    failed = kept.get("backends", {}).get(NAME, {})
+    for key in [key for key, found in failed.items() if not isinstance(found, CodedGraph)]:
+        del failed[key]
     given = inspect.signature(globals()[name]).bind(*args, **kwargs).arguments
     if name == "katz_centrality":
         return True

@@ -431,6 +431,8 @@ def _einsum(*operands: Any, **kwargs: Any) -> Any:
     if kwargs.get("out") is not None:
         raise TypeError("Argument 'out' must be None: products of coded arrays are new arrays.")
     terms, output, arrays = einsumfuncs.parse_einsum_input(operands)
+    # As they were given, because their conversion has lost the labels.
+    given = operands[1:] if isinstance(operands[0], str) else operands[: 2 * len(arrays) : 2]
     if len(arrays) < 2 or not output:
         # One matrix, or a sum over all elements: what a reduction is to a coded array.
         return NotImplemented
@@ -440,12 +442,17 @@ def _einsum(*operands: Any, **kwargs: Any) -> Any:
         summed = set(a + b) - set(output)
         single = len(summed) == 1 and all(len(set(t)) == len(t) <= 2 for t in (a, b))
         if single and summed <= set(a) & set(b) and len(output) == len(free_a) + len(free_b):
-            found = _contract(arrays[0], a.index(*summed), arrays[1], b.index(*summed))
+            found = _contract(given[0], a.index(*summed), given[1], b.index(*summed))
             return found if list(output) == free_a + free_b else found.T
     return _plainly("einsum", _einsum_of_dask, *operands, **kwargs)
 
 
 def _plainly(name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if any(axis.index is not None for arg in args for axis in axes_of(arg)):
+        raise ValueError(
+            f"This form of `{name}` would ignore the labels of its operands: write it as products "
+            "`C @ x`, or pass the operands without labels, as `x.data` or `x.to_numpy()`."
+        )
     say_uncoded(f"This form of `{name}` is not coded: write it as products `C @ x`, if it is some")
     return function(*map(as_plain, args), **kwargs)
 

@@ -4,7 +4,7 @@
 ending            what is written, highest score first
 ================  =================================================================
 ``.csv``, none    lines ``node,score`` below a header
-``.tsv``, .txt    the same, separated by tabs
+``.tsv, .txt``    the same, separated by tabs
 ``.json``         a list of objects ``{"node": …, "score": …}``
 ``.parquet``      a table of these two columns; needs ``pyarrow``
 ================  =================================================================

@@ -180,6 +180,25 @@ def test_an_operand_with_the_same_labels_in_another_order_is_aligned(
     np.testing.assert_allclose(found, A @ x)
 
 
+def test_sums_over_an_index_by_name_are_aligned_or_refused(client, matrix, operands):
+    C = coded.encode(matrix, coded.MDS(3, 2), transpose=True)
+    vector = operands[0][0]
+    for einsum in (np.einsum, da.einsum):
+        np.testing.assert_allclose(einsum("ij,j->i", C, vector).compute(), A @ x)
+    with pytest.raises(ValueError, match="would ignore the labels"):
+        np.einsum("ij,j,j->i", C, vector, x)
+
+
+def test_a_model_of_a_labelled_coded_array_knows_its_columns(client):
+    pandas = pytest.importorskip("pandas")
+    models = pytest.importorskip("dask_coded.linear_model")
+    frame = pandas.DataFrame(A, columns=[f"c{i}" for i in range(A.shape[1])])
+    model = models.Ridge().fit(coded.encode(frame, coded.MDS(3, 2), transpose=True), y)
+    np.testing.assert_allclose(model.predict(frame), model.predict(frame.copy()))
+    with pytest.raises(ValueError, match="same order"):
+        model.predict(frame.iloc[:, ::-1])
+
+
 @pytest.mark.parametrize("kind", ["matrix", "frame"])
 def test_an_operand_from_the_left_is_aligned_with_the_rows(client, kind, request):
     C = coded.encode(request.getfixturevalue(kind), coded.MDS(3, 2), transpose=True)

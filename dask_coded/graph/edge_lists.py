@@ -5,8 +5,8 @@ commas or bars, else blanks. A first line that may be read in two ways is an err
 to pass.
 
 A file is read once, in blocks of lines. Blocks of integers are parsed by NumPy. All others are
-parsed line by line, which takes ten times as long. Since only integers in their usual form count as
-integers, they turn back into the same names if a later block has a name that is none.
+parsed as text, which takes about five times as long. Since only integers in their usual form count
+as integers, they turn back into the same names if a later block has a name that is none.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+(?:[eE][+-]?\d+)?")
 _THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(?:,\d{3})+")
 # Also what is no valid weight, such as 1_0. The first line is no header then.
 _LIKE_A_NUMBER = re.compile(r"[+-]?(?:[.,]?\d|inf|nan)", re.IGNORECASE)
+_MISSING = {"na", "n/a", "none", "null"}
 _COLUMNS = {"\t": "tabs", ";": "semicolons", ",": "commas", "|": "bars", " ": "blanks"}
 _ADVICE = "`delimiter=` (on the command line --delimiter) says what separates columns"
 _ANYWAY = "`header=False` (--no-header) reads it as an edge list"
@@ -155,8 +156,14 @@ class _Layout:
 
 
 def _layout(number: int, line: str, delimiter: str | None) -> _Layout:
-    delimiter = delimiter or _delimiter(number, _QUOTED.sub("", line))
+    given, delimiter = delimiter, delimiter or _delimiter(number, _QUOTED.sub("", line))
     fields = _fields(line, delimiter)
+    parts = line.replace(delimiter, " ").split()
+    if not given and len(fields) == 2 and len(parts) == 3 and None not in map(_number, parts):
+        raise ValueError(
+            f"expected one kind of separator, line {number} has {_COLUMNS[delimiter]} and blanks: "
+            f"{_ADVICE}."
+        )
     if len(fields) in (2, 3):
         return _Layout(delimiter, len(fields))
     advice = _ADVICE
@@ -212,7 +219,8 @@ def _role(layout: _Layout, line: str, header: bool | None) -> Literal["header", 
     if not all(fields[:2]) or any(_number(name) is not None for name in fields[:2]):
         return "edge"
     if layout.width == 3:
-        return "edge" if _LIKE_A_NUMBER.match(fields[2]) else "header"
+        word = any(map(str.isalpha, fields[2])) and fields[2].lower() not in _MISSING
+        return "header" if word and not _LIKE_A_NUMBER.match(fields[2]) else "edge"
     source, target = (re.sub(r"[\W_]|node|name|id", "", name.lower()) for name in fields)
     return "header" if (source, target) in _HEADERS else "perhaps"
 

@@ -30,7 +30,7 @@ _INDICES = {"indptr", "indices", "row", "col", "coords", "offsets", "shape", "n"
 
 def read_matrix_market(source: Source) -> Graph:
     """Read a Matrix Market file. Of entries that it lists several times, the last one counts."""
-    with source.binary() as file:
+    with source.binary(_ENTRY) as file:
         header = _header(file)
         rows, columns, entries, *_ = scipy.io.mminfo(io.BytesIO(header))
         if rows != columns:

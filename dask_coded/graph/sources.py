@@ -28,9 +28,9 @@ _EDGE = 18 * 8
 # Three columns of the greatest length that the csv module reads.
 _LONGEST = 3 * csv.field_size_limit()
 _BLOCK = 2**20
-_PACKED: dict[str, tuple[Any, bytes]] = {
-    ".gz": (gzip.open, b"\x1f\x8b"),
-    ".bz2": (bz2.open, b"BZh"),
+_PACKED: dict[str, tuple[Any, tuple[bytes, ...]]] = {
+    ".gz": (gzip.open, (b"\x1f\x8b",)),
+    ".bz2": (bz2.open, tuple(b"BZh%d" % level for level in range(1, 10))),
 }
 
 
@@ -55,13 +55,14 @@ class Source:
     rest: BinaryIO
     is_file: bool = False
 
-    def binary(self) -> BinaryIO:
-        """Return the content of a text file, from its beginning, as bytes."""
-        return _Lines.buffered(self.head.removeprefix(b"\xef\xbb\xbf"), self.rest)
+    def binary(self, line: int) -> BinaryIO:
+        """Return a text file from its beginning; a line takes so many bytes when it is read."""
+        lines = _Lines(self.head.removeprefix(b"\xef\xbb\xbf"), self.rest, line)
+        return io.BufferedReader(lines, _BLOCK)
 
     def text(self) -> TextIO:
         """Return the content of a text file, from its beginning."""
-        return io.TextIOWrapper(self.binary(), encoding="utf-8")
+        return io.TextIOWrapper(self.binary(_EDGE), encoding="utf-8")
 
     def seekable(self) -> BinaryIO:
         """Return the content, from its beginning, as a file that allows seeking."""
@@ -147,7 +148,7 @@ def opened(file: str | Path | IO[Any]) -> Iterator[Opened]:
     if not path.is_file():
         raise OSError(
             f"expected a graph file, '{shown}' is a device or a pipe, which may never end: pass "
-            "an open file to read from it."
+            "an open file, or on the command line `-` for standard input."
         )
     with path.open("rb") as content:
         suffixes = [suffix.lower() for suffix in path.suffixes]
@@ -211,8 +212,9 @@ class Joined(io.RawIOBase):
 class _Lines(Joined):
     """A text file that is not longer than memory allows, and neither are its lines."""
 
-    def __init__(self, head: bytes, rest: BinaryIO) -> None:
+    def __init__(self, head: bytes, rest: BinaryIO, line: int) -> None:
         super().__init__(head, rest)
+        self._line = line
         self._limit = available_memory()
         self._taken = 0
         self._lines = 1
@@ -225,7 +227,7 @@ class _Lines(Joined):
         self._unfinished = length - ended + (0 if ended else self._unfinished)
         lines = block.count(b"\n")
         self._lines += lines
-        self._taken += length + _EDGE * lines
+        self._taken += length + self._line * lines
         if self._unfinished > _LONGEST:
             raise ValueError(
                 f"expected lines of text, line {self._lines} has more than {_LONGEST:,} bytes."

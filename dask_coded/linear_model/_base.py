@@ -69,7 +69,10 @@ class LinearModel(BaseEstimator):
                 y = check_array(y, ensure_2d=False, dtype=None, input_name="y")
                 check_consistent_length(range(X.shape[0]), y)
                 self.n_features_in_ = X.shape[1]
-                if hasattr(self, "feature_names_in_"):  # of an earlier fit
+                names = X.labels[1].index if isinstance(X, CodedArray) else None
+                if names is not None and all(isinstance(name, str) for name in names):
+                    self.feature_names_in_ = names.to_numpy(dtype=object)
+                elif hasattr(self, "feature_names_in_"):  # of an earlier fit
                     del self.feature_names_in_
                 return X, y, client
             X = here(X)

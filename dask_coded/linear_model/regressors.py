@@ -133,7 +133,8 @@ class _Regressor(RegressorMixin, LinearModel):
 class LinearRegression(_Regressor):
     r"""Least squares: minimises :math:`\sum_i s_i (x_i^T w + b - y_i)^2`.
 
-    If the data do not determine the coefficients, the smallest ones that fit are found.
+    If the data do not determine the coefficients, the smallest ones that fit are found. Columns
+    that are more than 32 times larger or smaller than the median column count in scaled units.
 
     Parameters
     ----------

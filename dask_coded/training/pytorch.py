@@ -142,6 +142,8 @@ class TorchModule:
             return
         try:
             with torch.no_grad():
+                if float(self._loss(predictions, targets)) != loss:
+                    return  # it draws random numbers
                 parts = [
                     float(self._loss(predictions[rows], targets[rows]))
                     for rows in (slice(middle), slice(middle, None))

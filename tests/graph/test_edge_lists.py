@@ -156,6 +156,8 @@ def test_tabs_come_before_other_marks_and_these_before_blanks(write, line, expec
         ("1 2\n3 4 5", "expected 2 columns as in the first line, line 2 has 3"),
         ("1\t\t2", "expected a source and a target, one of line 1 is empty"),
         ("a,,2", "expected a source and a target, one of line 1 is empty"),
+        ("1,2 5", "expected one kind of separator, line 1 has commas and blanks"),
+        ("1\t2 0.5", "expected one kind of separator, line 1 has tabs and blanks"),
     ],
 )
 def test_a_line_with_several_meanings_is_refused_and_names_the_option(write, line, complaint):
@@ -215,6 +217,12 @@ def test_a_header_above_names_is_recognised(write, header):
     path = write("g.txt", f"{header}\na{mark}b\n")
     assert edges(read_graph(path)) == {("a", "b"): 1.0}
     assert len(edges(read_graph(path, header=False))) == 2
+
+
+@pytest.mark.parametrize("first", ["ada,cy,NA", "ada,cy,$5"])
+def test_a_first_edge_whose_weight_is_no_number_is_no_header(write, first):
+    with pytest.raises(ValueError, match="line 1"):
+        read_graph(write("g.txt", f"{first}\nbob,cy,2\n"))
 
 
 def test_header_says_whether_the_first_line_is_one(write):

@@ -280,5 +280,5 @@ def test_a_fit_does_not_depend_on_the_kernels_of_the_processor(kernels):
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    # OpenBLAS has the same kernels for Zen as for Haswell, and other block sizes.
-    assert {"Zen": "Haswell"}.get(kernels, kernels) in done.stdout
+    # Most builds of OpenBLAS use Haswell's kernels for Zen.
+    assert kernels in done.stdout or (kernels == "Zen" and "Haswell" in done.stdout)

@@ -267,3 +267,13 @@ def test_empty_graphs(client):
     assert nx.pagerank(nx.Graph(), **options) == {}
     assert nx.hits(nx.Graph(), **options) == ({}, {})
     assert nx.katz_centrality(nx.Graph(), **options) == {}
+
+
+@installed
+def test_a_graph_that_could_not_be_converted_is_once_there_is_a_client(request):
+    graph = nx.path_graph(3)
+    with pytest.raises(ValueError, match="first"):
+        nx.pagerank(graph, backend="dask_coded")
+    client = request.getfixturevalue("client")
+    found = nx.pagerank(graph, backend="dask_coded", client=client)
+    assert found == pytest.approx(nx.pagerank(graph), abs=1e-5)

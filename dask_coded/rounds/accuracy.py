@@ -113,6 +113,7 @@ class Accuracy:
             if not np.isfinite(error).all():
                 raise NotSolvableError
             least = np.log2(error / (_BOUND * spread.min(initial=np.inf) ** 2)) / 2
+        least = np.nan_to_num(least, nan=-np.inf)  # of an operand with NaN where no row is
         if typical_columns is not None:
             least = least - typical_columns.min(axis=1, initial=0)
         some = typical < np.ceil(least).clip(-LARGEST, LARGEST).astype(np.int16)[:, None]

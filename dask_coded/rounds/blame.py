@@ -76,7 +76,8 @@ class Evidence:
         found = []
         for piece, open_ in self._doubts():
             open_[list(right)] = False
-            if ((self.deviation[piece] > 0) & ~open_.any(axis=0)).any():
+            # A share of several stripes contradicts the sum of their checks: any may be wrong.
+            if not open_.any():
                 found.append(piece)
         return found
 

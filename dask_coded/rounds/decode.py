@@ -77,6 +77,9 @@ class Assembler:
         Rows that have lost digits so far.
     worst : float
         The largest error of these, in units of the rounding error of a plain sum.
+    spreads : bool
+        Whether rows that are solved for may become infinite or NaN because a share is. By default
+        that is an error, unless the blocks cannot be computed themselves.
     """
 
     def __init__(
@@ -93,6 +96,7 @@ class Assembler:
         self._scales = scales
         self._accuracy = accuracy
         self.doubtful, self.worst = 0, 0.0
+        self.spreads = not code.systematic
         self._geometry = geometry
         self._offsets = np.concatenate([[0], np.cumsum(geometry.rows)])
         # The shares of each parity piece, not copied, each with its first row.
@@ -127,8 +131,8 @@ class Assembler:
         Raises
         ------
         NotSolvableError
-            If missing blocks cannot be solved for because shares of others are not finite, and the
-            code is systematic, so that all blocks can be computed themselves.
+            If missing blocks cannot be solved for because shares of others are not finite, unless
+            these may spread.
         """
         for part, rows in shares:
             self._store(part, rows)
@@ -204,9 +208,11 @@ class Assembler:
         try:
             count, worst = self._accuracy.doubtful(weights, stack, solved, typical, columns)
         except NotSolvableError:
-            if self._code.systematic:
+            if not self.spreads:
                 raise
-            return  # there is no other way to compute it
+            # There is no other way to compute it.
+            spoilt = ~np.isfinite(solved).reshape(*solved.shape[:2], -1).all(axis=2)
+            count, worst = int(np.count_nonzero(spoilt & (typical != NO_ENTRY))), math.inf
         self.doubtful, self.worst = self.doubtful + count, max(self.worst, worst)
 
     def _room(self, count: int, rows: int) -> npt.NDArray[Any]:

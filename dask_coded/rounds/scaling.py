@@ -35,6 +35,8 @@ NO_ENTRY = np.int16(np.iinfo(np.int16).max)
 #: Exponents are at most this, because up to here both 2**e and 2**-e are normal numbers.
 LARGEST = 1021
 
+# More than there are exponents.
+_KEYS = 4 * LARGEST
 # The median of so many entries stands for that of the row. More take longer than the encoding.
 _SAMPLE = 32
 # With fewer non-zeros in the sample, all entries of the row are looked at.
@@ -130,11 +132,19 @@ def typical_of(rows: Any, exponents: Exponents) -> Exponents:
 
 
 def _typical_of_sparse(rows: Any, exponents: Exponents) -> Exponents:
+    if not rows.data.all():
+        rows = rows.copy()  # zeros may be stored; SciPy would remove them in place
+        rows.eliminate_zeros()
     filled = np.diff(rows.indptr)
-    some, sizes = filled > 0, np.abs(rows.data)
-    order = np.lexsort((sizes, np.repeat(np.arange(len(filled)), filled)))
-    found = np.zeros(len(filled), sizes.dtype)
-    found[some] = sizes[order[rows.indptr[:-1][some] + filled[some] // 2]]
+    some = filled > 0
+    # Row and exponent in one integer, because sorting by two keys takes twenty times as long.
+    sizes = np.abs(rows.data)
+    own = np.clip(np.frexp(sizes)[1], -LARGEST, LARGEST).astype(np.int64) + LARGEST
+    keys = np.sort(np.repeat(np.arange(len(filled)) * _KEYS, filled) + own)
+    found = np.zeros(len(filled))
+    middle = rows.indptr[:-1][some] + filled[some] // 2
+    # Between the powers of two that bound it.
+    found[some] = np.ldexp(0.75, (keys[middle] % _KEYS - LARGEST).astype(np.int32))
     return _typical(found, filled, rows.shape[1], exponents)
 
 
@@ -258,4 +268,7 @@ class Scales:
             width = len(self.columns[block])
             out = out[:, :width]
             restored(out.T, self.columns[block], out=out.T)
+            if self.typical_columns:
+                known = self.typical_columns[block] == NO_ENTRY
+                out[:, known & (self.columns[block] != NOT_FINITE)] = 0
         return out

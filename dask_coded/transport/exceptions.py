@@ -45,9 +45,25 @@ def portable(exc: BaseException, where: str) -> bytes:
                 return packed
         except Exception:  # pickling calls what the user's classes define
             continue
-    described = RuntimeError(f"{type(exc).__name__}: {exc}")
+    shown = traceback.format_exception_only(exc)[0]  # also if its text cannot be made
+    described = RuntimeError(f"{type(exc).__name__}: {shown.partition(': ')[2].strip()}")
     packed = dumps(_traced(f"Raised {where}:\n{text}", described))
     return packed
+
+
+def unpacked(packed: bytes) -> Exception:
+    """Return the exception that :func:`portable` has packed on another worker.
+
+    A RuntimeError stands for one that cannot be rebuilt here, where its class may be unknown.
+    """
+    try:
+        found = pickle.loads(packed)
+    except Exception as exc:
+        return RuntimeError(
+            f"A worker has raised an exception that cannot be rebuilt here: {exc!r}"
+        )
+    assert isinstance(found, Exception)
+    return found
 
 
 def _unchanged(exc: BaseException) -> BaseException:

@@ -114,19 +114,25 @@ class Liars:
         computed = np.zeros((code.pieces, STRIPES), dtype=bool)
         deviation = np.zeros((code.pieces, STRIPES))
         lost: set[int] = set()
-        parts = [StripeRange(p, t, t + 1) for p in range(code.pieces) for t in range(STRIPES)]
+        parts = []
+        for piece in range(code.pieces):
+            # Shares of one stripe and of several.
+            cuts = [0, *np.flatnonzero(self.rng.random(STRIPES - 1) < 0.5) + 1, STRIPES]
+            parts += [StripeRange(piece, *map(int, ends)) for ends in itertools.pairwise(cuts)]
         for i in self.rng.permutation(len(parts)).tolist():
             part = parts[i]
-            if part.piece in lost or code.span(computed[:, part.start]).rank == code.k:
+            stripes = slice(part.start, part.stop)
+            known = [code.span(have).rank == code.k for have in computed[:, stripes].T]
+            if part.piece in lost or all(known):
                 continue
             rows = array.share(part, x)
             if part.piece in self.products:
                 rows = rows * self.rng.uniform(1.1, 2)
             if size := verifier.deviation(part, rows):
-                deviation[part.piece, part.start] = size
+                deviation[part.piece, stripes] = size
                 lost.add(part.piece)
                 continue
-            computed[part.piece, part.start] = True
+            computed[part.piece, stripes] = True
             ready = np.array([code.span(c).rank == code.k for c in computed.T])
             assembler.add([(part, rows)], computed, ready)
         evidence = Evidence(code, computed, deviation, verifier.limits)

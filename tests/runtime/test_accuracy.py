@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from distributed.utils_test import gen_cluster
 
 import dask_coded as coded
+from dask_coded.rounds import Assembler
 from dask_coded.runtime.worker.plugin import worker_plugin
 from dask_coded.transport.messages.rounds import CallParticipant, ParticipantRuns, StartRound
 
@@ -102,3 +104,44 @@ async def test_a_block_that_is_rebuilt_with_fewer_digits(c, s, *workers):
         await next(w for w in workers if w.address == C.encoded.workers[0]).close()
         x = np.ones(20, np.float32)
         np.testing.assert_allclose(await c.compute(C @ x), heavy(60) @ x, rtol=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_a_product_that_is_not_finite_ends_without_the_worker_of_a_block(c, s, *workers):
+    """Rows of that block may become NaN, and a warning says so."""
+    A = np.random.default_rng(3).standard_normal((12, 8))
+    A[5] = 1e308
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    handlers = worker_plugin(
+        next(w for w in workers if w.address == C.encoded.workers[0])
+    ).exchange._handlers
+    for message in handlers:  # it does not answer
+        handlers[message] = lambda *_: None
+    options = {"client": c, "workers": C.encoded.workers[1]}
+    with pytest.warns(coded.AccuracyWarning, match="have lost digits"):
+        result = await coded.submit(lambda operator: operator @ np.full(8, 10.0), C, **options)
+    expected = A @ np.full(8, 10.0)
+    others = np.delete(np.arange(12), [1, 5])
+    np.testing.assert_allclose(result[others], expected[others])
+    assert np.isinf(result[5])
+    assert not np.isfinite(result[1])
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_rounds_that_are_not_finite_leave_nothing(c, s, *workers):
+    A = np.random.default_rng(4).standard_normal((12, 8))
+
+    def loop(operator):
+        before = sum(isinstance(found, Assembler) for found in gc.get_objects())
+        gc.disable()
+        try:
+            for _ in range(10):
+                operator @ np.full(8, np.nan)
+        finally:
+            gc.enable()
+        return sum(isinstance(found, Assembler) for found in gc.get_objects()) - before
+
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    miss_a_round(workers, C.encoded.workers[0])
+    assert await coded.submit(loop, C, client=c) <= 2

@@ -374,7 +374,7 @@ async def test_an_error_in_the_coordinator_ends_the_round(c, s, *workers, monkey
         raise ZeroDivisionError("of the test")
 
     C = await coded.encode(A, coded.MDS(6, 3), c, verify=True)
-    monkeypatch.setattr("dask_coded.rounds.verification.Verifier.accepts", fail)
+    monkeypatch.setattr("dask_coded.rounds.verification.Verifier.deviation", fail)
     with pytest.raises(ZeroDivisionError, match="of the test"):
         await c.compute(C @ x)
 

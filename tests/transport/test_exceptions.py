@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.sparse.linalg import ArpackNoConvergence
 
-from dask_coded.transport.exceptions import portable
+from dask_coded.transport.exceptions import portable, unpacked
 
 
 class Keywords(Exception):
@@ -101,6 +101,24 @@ def test_a_function_that_calls_itself_for_ever_says_where():
     found = raised(endless)
     assert type(found) is RecursionError
     assert "in endless" in found.__notes__[-1]
+
+
+def test_an_exception_without_a_text_is_described():
+    class Silent(Particular):
+        def __str__(self):
+            raise ValueError("no text")
+
+    found = raised(lambda: throw(Silent("text", 5)))
+    assert type(found) is RuntimeError
+    assert str(found).startswith("Silent: ")
+
+
+def test_an_exception_of_an_unknown_class_is_described_where_it_arrives():
+    packed = portable(Keywords(code=5), "here")
+    assert type(unpacked(packed)) is Keywords
+    found = unpacked(packed.replace(b"Keywords", b"Unknown8"))
+    assert type(found) is RuntimeError
+    assert "Unknown8" in str(found)
 
 
 @pytest.mark.parametrize("exc", [SystemExit("text"), Particular("text", 5)], ids=repr)

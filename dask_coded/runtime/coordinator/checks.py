@@ -86,7 +86,8 @@ class Checks:
         self.version = 0
         self._since: dict[int, int] = {}
         self._weights: Floats | None = None
-        self._verification: Verification | None = None
+        # With the checks that it was made of.
+        self._verification: tuple[list[Witness], Verification | None] = [], None
         self._fetching: dict[int, asyncio.Task[None]] = {}
         # Workers that did not answer: what one block has found out, the others need not wait for.
         self._silent: set[str] = set()
@@ -138,7 +139,9 @@ class Checks:
             if holder in ("", *self._silent, *plugin.exchange.silent):
                 raise RowsGoneError(holder, silent=False)
             check = await rows_of(plugin.worker, holder, key, 0, spec.geometry.stripes)
-            if is_possible(check, self._bounds(spec, block), spec.columns):
+            # Millions of rows take tens of milliseconds.
+            bounds = await asyncio.to_thread(self._bounds, spec, block)
+            if is_possible(check, bounds, spec.columns):
                 self._found[block] = Witness(check, frozenset([key]))
                 self._makers[block] = holder
                 return
@@ -211,7 +214,7 @@ class Checks:
         elif block not in self._proven:  # two rounds may have reviewed it at once
             self._proven.add(block)
             if found is not before:
-                self._found[block], self._verification = found, None
+                self._found[block] = found
                 self.version += 1
                 self._since[block] = self.version
                 if maker := self._makers.pop(block, None):
@@ -234,7 +237,8 @@ class Checks:
 
     async def _prove(self, spec: CodedSpec, block: int, contradicting: set[str]) -> list[Witness]:
         """Make a check again until two witnesses agree; return those that do, the best first."""
-        witnesses, bounds = [self._found[block]], self._bounds(spec, block)
+        witnesses = [self._found[block]]
+        bounds = await asyncio.to_thread(self._bounds, spec, block)
         async for recipe in self._recipes(spec, block, contradicting):
             if any(_parts(recipe) == witness.parts for witness in witnesses):
                 continue
@@ -267,17 +271,20 @@ class Checks:
     ) -> Callable[[], Verifier]:
         """Return what prepares the verifier of a round, to be called in a thread."""
 
+        # Those of now: a review may replace some while the thread prepares.
+        found = [self._found[j] for j in range(spec.code.k)]
+
         def prepare() -> Verifier:
-            pieces, exponents = spec.code.pieces, spec.exponents
-            if self._verification is None or self._verification.code.pieces != pieces:
-                assert exponents is not None
-                checks = [self._found[j].check for j in range(spec.code.k)]
-                self._verification = Verification(
-                    spec.code, spec.geometry, exponents, weights_of(spec), checks, spec.dtype
+            made_of, made = self._verification
+            if made is None or made_of != found or made.code.pieces != spec.code.pieces:
+                assert spec.exponents is not None
+                checks = [one.check for one in found]
+                made = Verification(
+                    spec.code, spec.geometry, spec.exponents, weights_of(spec), checks, spec.dtype
                 )
-            inexact = [self._found[j].growth for j in range(spec.code.k)]
-            growth = np.asarray(plan.growth) + np.abs(spec.code.G) @ inexact
-            return self._verification.verifier(operand, growth.tolist())
+                self._verification = found, made
+            growth = np.asarray(plan.growth) + np.abs(spec.code.G) @ [one.growth for one in found]
+            return made.verifier(operand, growth.tolist())
 
         return prepare
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import pickle
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial, wraps
@@ -35,6 +34,7 @@ from dask_coded.runtime.coordinator.report import RoundReport
 from dask_coded.runtime.coordinator.verdict import Verdict
 from dask_coded.runtime.spec import CodedDataLostError, CodedSpec
 from dask_coded.transport import Exchange
+from dask_coded.transport.exceptions import unpacked
 from dask_coded.transport.fences import RunOverError
 from dask_coded.transport.memory import LEAST_BYTES, Mappings, SharedArray
 from dask_coded.transport.messages.message import Attempt, Closed, Dropped, Message
@@ -139,6 +139,7 @@ class LiveRound:
         series: str,
         replan: Replan,
         verifier: Callable[[], Verifier] | None = None,
+        spreads: bool = False,
     ) -> None:
         self.run_id = uuid.uuid4().hex
         self.report = RoundReport()
@@ -151,6 +152,7 @@ class LiveRound:
         self.series = series
         empty = exchange.memory.empty if exchange.shares_memory else np.empty
         self._assembler = spec.assembler(operand, empty)
+        self._assembler.spreads |= spreads
         self._size_of_operand = 0 if operand is None else operand.nbytes
         self._least_batch = 1
         if spec.sparse_type is None:
@@ -159,8 +161,9 @@ class LiveRound:
         self._in_thread = in_thread
         self._attempt = attempt
         self._failure: Exception | None = None
+        row = self._assembler.rows.shape[1:]
         holders = [plan.addresses[w] if w >= 0 else "" for w in plan.host]
-        self.verdict = Verdict(spec.code, spec.geometry.stripes, holders, verifier)
+        self.verdict = Verdict(spec.code, spec.geometry, row, holders, verifier)
         # Shares that came before the verifier was prepared.
         self._early: list[tuple[int, Share]] = []
         # Shares that have not been handed to the assembler yet, and their bytes.
@@ -341,7 +344,7 @@ class LiveRound:
 
     def _reason(self) -> Exception:
         """Return why the round cannot finish."""
-        if self._failure is None or not self.round.erred:
+        if self._failure is None or not self.round.erred or self.verdict.contradicting():
             return RoundUnfinishableError(self.round.failed)
         others = "".join(f"\n  {where}: {what}" for where, what in self.report.failed.items())
         self._failure.add_note(f"Too few workers can compute the product. These failed:{others}")
@@ -440,7 +443,7 @@ class LiveRound:
             case PiecesAbsent(_, pieces):
                 self._carry_out(self.round.lost_pieces(pieces, now))
             case ShareFailed(_, pieces, error):
-                failure, address = pickle.loads(error), self._plan.addresses[worker]
+                failure, address = unpacked(error), self._plan.addresses[worker]
                 self._failure = self._failure or failure
                 self.report.failed[address] = f"{type(failure).__name__}: {failure}"
                 self._carry_out(self.round.raised(pieces, now))

@@ -12,6 +12,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from time import monotonic
@@ -153,9 +154,10 @@ class Coordinator:
                 self._plugin.round_over()
 
         try:
-            try:
+            live = None
+            with suppress(NotSolvableError):
                 live = self._drive(round_)
-            except NotSolvableError:
+            if live is None:
                 # The operand or a product is not finite. All rows come from their own blocks then,
                 # so that the result does not depend on which workers are late.
                 live = self._drive(partial(round_, parity=False))
@@ -226,7 +228,10 @@ class Coordinator:
                     failure = exc
                     loop.add_callback(lambda: [task.cancel() for task in running if task])
         if failure is not None:
-            raise failure
+            try:
+                raise failure
+            finally:
+                del failure  # its traceback holds this frame
         return ended.result()
 
     def _share(
@@ -257,7 +262,9 @@ class Coordinator:
             if self._task and self._plugin.exchange.is_over(self._task):
                 raise RunOverError(f"This run of {self._task!r} is over.")
             spec, plan, layout, checks, measured_with = await self._plan(in_thread)
-            if not parity:
+            # Without the worker of a block, what is not finite spreads to the rows of that block.
+            spreads = not parity and not self._has_blocks(plan.without_parity(spec), spec)
+            if not parity and not spreads:
                 plan = plan.without_parity(spec)
                 layout = plan.layout(spec)
             plan = plan.without(self._resting)
@@ -280,8 +287,9 @@ class Coordinator:
                 self._plugin.exchange.attempt(self._task),
                 self._plugin.mappings,
                 series,
-                partial(self._replan, parity),
+                self._replan,
                 verifier,
+                spreads,
             )
             try:
                 await live.run()
@@ -359,13 +367,17 @@ class Coordinator:
             if (current := self._current) is not None:
                 return current
 
-    async def _replan(self, parity: bool) -> tuple[RoundPlan, Layout]:
+    async def _replan(self) -> tuple[RoundPlan, Layout]:
         """Ask for a new plan during a round."""
-        spec, plan, layout, *_ = await self._ask()
-        if not parity:
-            plan = plan.without_parity(spec)
-            layout = plan.layout(spec)
+        _, plan, layout, *_ = await self._ask()
         return plan, layout
+
+    def _has_blocks(self, plan: RoundPlan, spec: CodedSpec) -> bool:
+        """Whether workers that answer hold what a plan needs."""
+        usable = [self._plugin.exchange.is_usable(address) for address in plan.addresses]
+        layout = plan.layout(spec)
+        here = np.array([host >= 0 and usable[host] for host in layout.host.tolist()])
+        return not (layout.lacking(here[:, None]) > 0).any()
 
     async def _ask(self) -> _Current:
         """Send measurements to the scheduler plugin, and return its plan."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dask_coded.codes import Code
-from dask_coded.rounds import StripeRange, Verifier
+from dask_coded.rounds import Geometry, StripeRange, Verifier
 from dask_coded.rounds.blame import Evidence
 from dask_coded.typing import Bools
 
@@ -19,8 +19,9 @@ class Verdict:
     Parameters
     ----------
     code : Code
-    stripes : int
-        Stripes of each piece.
+    geometry : Geometry
+    row : tuple of int
+        Shape of a row of a share.
     holders : sequence of str
         Address of the worker with each piece.
     prepare : callable, optional
@@ -37,12 +38,13 @@ class Verdict:
     def __init__(
         self,
         code: Code,
-        stripes: int,
+        geometry: Geometry,
+        row: tuple[int, ...],
         holders: Sequence[str],
         prepare: Callable[[], Verifier] | None,
     ) -> None:
         self._code = code
-        self._stripes = stripes
+        self._geometry, self._row = geometry, row
         self._holders = holders
         self._prepare = prepare
         self._verifier: Verifier | None = None
@@ -69,8 +71,8 @@ class Verdict:
             return True
         before = len(self._contradicted)
         for part, found in zip(ranges, rows, strict=True):
-            if not verifier.accepts(part, found):
-                self._contradicted.append((part, verifier.deviation(part, found)))
+            if deviation := verifier.deviation(part, found):
+                self._contradicted.append((part, deviation))
         return len(self._contradicted) == before
 
     def _are_possible(
@@ -78,12 +80,21 @@ class Verdict:
     ) -> bool:
         """Whether these are rows of pieces that the worker holds."""
         return len(rows) == len(ranges) and all(
-            0 <= piece < len(self._holders)
-            and self._holders[piece] == address
-            and 0 <= start < stop <= self._stripes
+            0 <= part.piece < len(self._holders)
+            and self._holders[part.piece] == address
+            and 0 <= part.start < part.stop <= self._geometry.stripes
             and isinstance(found, np.ndarray)
-            for (piece, start, stop), found in zip(ranges, rows, strict=True)
+            and found.dtype.kind in "biufc"
+            and found.shape == (self._rows(part), *self._row)
+            for part, found in zip(ranges, rows, strict=True)
         )
+
+    def _rows(self, part: StripeRange) -> int:
+        """Return the rows of a range of stripes; a block may end within it."""
+        edges = self._geometry.edges(int(self._code.group[part.piece]))
+        block = int(self._code.block_of[part.piece])
+        last = self._geometry.rows[block] if block >= 0 else int(edges[-1])
+        return min(int(edges[part.stop]), last) - min(int(edges[part.start]), last)
 
     def contradicting(self) -> set[str]:
         """Return the workers with some share that contradicts the checks, or cannot be one."""

@@ -57,7 +57,7 @@ _SIZE = 200
 # What is wrong with a file that will never be read. With too many open files, for example, it may.
 _LOST = {errno.ENOENT, errno.EIO, errno.ESTALE}
 # What is wrong if there is no room for a file.
-_FULL = {errno.ENOSPC, errno.EDQUOT}
+FULL = {errno.ENOSPC, errno.EDQUOT}
 # Bytes that are copied at once.
 _SLICE = 2**24
 _numbers = itertools.count()
@@ -188,7 +188,7 @@ class Disk:
                 return MappedArray.zeros(shape, dtype, self._worker.local_directory)
         except OSError as exc:
             logger.warning("An array that does not fit into memory is not made in a file: %s", exc)
-            failure = exc if exc.errno in _FULL else None
+            failure = exc if exc.errno in FULL else None
         with self._lock:
             if failure is not None and not self._is_bearable(size):
                 raise OSError(failure.errno, self._where_space_went(size)) from failure

@@ -8,6 +8,7 @@ workers that hold them, and accumulates them.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,11 +36,13 @@ from dask_coded.rounds.scaling import (
 )
 from dask_coded.runtime.answers import Lost, Recipe, Source, Waiting, ask
 from dask_coded.runtime.spec import CodedDataLostError, CodedSpec, as_key, say_inaccurate
-from dask_coded.runtime.worker.disk import MappedArray
+from dask_coded.runtime.worker.disk import FULL, MappedArray
 from dask_coded.runtime.worker.plugin import CodedWorkerPlugin, worker_plugin
 from dask_coded.transport.backoff import Backoff
 from dask_coded.transport.rows import RowReader, RowsGoneError
 from dask_coded.typing import Bools
+
+logger = logging.getLogger("distributed.dask_coded")
 
 # Rows of a sparse source that are fetched at once, because the bytes of a row are not known.
 _SPARSE_ROWS = 2**16
@@ -94,6 +97,11 @@ async def _make(plugin: CodedWorkerPlugin, array_id: str, piece: int) -> Any:
                     data = await _combine(plugin, mixer, sources, meter)
                 except RowsGoneError as gone:
                     avoid.append(gone.address)
+                except OSError as exc:
+                    if exc.errno not in FULL or as_key(sources[0].key) not in spec.keys:
+                        raise
+                    # A piece is rebuilt once there is room again. Only an encoding ends.
+                    logger.warning("A piece is not rebuilt yet: %s", exc)
                 else:
                     doubtful = await asyncio.to_thread(_doubtful, mixer, sources)
                     if doubtful.any():

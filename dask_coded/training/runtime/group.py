@@ -21,6 +21,7 @@ from dask_coded.training.runtime.spec import Group, Outcome, Step
 from dask_coded.training.runtime.storage import write
 from dask_coded.training.runtime.trainer import READ_EVERY, node_message, norm_of
 from dask_coded.transport import ANSWER_SECONDS
+from dask_coded.transport.exceptions import unpacked
 from dask_coded.transport.messages.message import Closed, Message
 from dask_coded.transport.messages.trainings import (
     BeginSteps,
@@ -145,7 +146,7 @@ class LiveGroup:
             case StopRequested():
                 self._halt()
             case TrainingFailed(_, error):
-                raise pickle.loads(error)
+                raise unpacked(error)
             case Closed():
                 self._lose(event.sender)
             case Unreachable(_, address):
@@ -364,7 +365,7 @@ class LiveGroup:
                         return state
                     case TrainingFailed(_, error) if event.sender == address:
                         # It may lack the memory to pickle its state, and does not answer any more.
-                        raise pickle.loads(error)
+                        raise unpacked(error)
                     case Closed():
                         gone.add(event.sender)
                     case Unreachable(_, closing) if closing == event.sender:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 import math
-import pickle
 from collections import deque
 from collections.abc import Sequence
 from time import monotonic
@@ -33,6 +32,7 @@ from dask_coded.training.runtime.memberships import Silent, TrainingWorkerPlugin
 from dask_coded.training.runtime.spec import Group, Outcome, Step, Training
 from dask_coded.training.runtime.storage import check_folder, saved
 from dask_coded.transport import ANSWER_SECONDS
+from dask_coded.transport.exceptions import unpacked
 from dask_coded.transport.messages.message import Closed
 from dask_coded.transport.messages.trainings import (
     Enlisted,
@@ -190,7 +190,7 @@ class Leader:
         while waiting and (event := self._link.next_event(max(deadline - monotonic(), 0))):
             match event.message:
                 case TrainingFailed(_, error):
-                    raise pickle.loads(error)
+                    raise unpacked(error)
                 case Enlisted(_, state):
                     found[event.sender] = state
                     waiting.discard(event.sender)
@@ -218,7 +218,7 @@ class Leader:
                 return False
             match event.message:
                 case TrainingFailed(_, error):
-                    raise pickle.loads(error)
+                    raise unpacked(error)
                 case Closed() if event.sender in addresses:
                     self._link.lose(event.sender)
                     return False

@@ -176,8 +176,8 @@ def unwrapped(x: Any) -> Any:
     """Return the array in a PyTorch tensor or in an xarray object, and anything else unchanged.
 
     The array shares the tensor's memory, unless that is a GPU's. Numbers of a dtype that NumPy does
-    not have, such as bfloat16 of PyTorch or of ml_dtypes, become those of the smallest one that
-    holds them all.
+    not have, such as bfloat16 of PyTorch or of ml_dtypes, are converted to the smallest type
+    that holds them all.
 
     Raises
     ------

@@ -20,7 +20,7 @@ from dask_coded.arguments import unwrapped
 
 @dataclass(frozen=True)
 class Axis:
-    """What is known of the rows or columns of a matrix.
+    """The labels of the rows or columns of a matrix, as far as they are known.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class Axis:
     known: bool = True
 
     def lost(self) -> Axis:
-        """Return what is known after a selection from this axis."""
+        """Return the axis after a selection, whose labels are not known any more."""
         return self if self.index is None else Axis(self.name, None, known=False)
 
 
@@ -48,12 +48,12 @@ UNLABELLED: Labels = (Axis(), Axis())
 
 
 def lost(labels: Labels) -> Labels:
-    """Return what is known after a selection from both axes."""
+    """Return the labels after a selection from both axes."""
     return (labels[0].lost(), labels[1].lost())
 
 
 def axes_of(x: Any) -> tuple[Axis, ...]:
-    """Return what is known of each axis of an xarray or pandas object; nothing of others."""
+    """Return the axes of an xarray or pandas object; none of other objects."""
     # These can only be here if their libraries have been imported.
     xarray: Any = sys.modules.get("xarray")
     if xarray and isinstance(x, xarray.DataArray):
@@ -67,7 +67,7 @@ def axes_of(x: Any) -> tuple[Axis, ...]:
 
 
 def labels_of(A: Any) -> Labels:
-    """Return what is known of the rows and columns of a matrix."""
+    """Return the labels of the rows and columns of a matrix."""
     axes = axes_of(A)
     return (axes[0], axes[1]) if len(axes) == 2 else UNLABELLED
 

@@ -1,9 +1,9 @@
 r"""Whose fault it is if a share contradicts the checks of its stripes.
 
 A share ``y`` of piece ``i`` and the checks of its stripes (:mod:`dask_coded.rounds.verification`)
-are two statements about the same product. If they contradict each other, either may be wrong: the
-worker that computed the share, or one that made a check of a block that piece ``i`` combines, that
-is of a block ``j`` with ``G[i, j] != 0``.
+are two statements about the same product. If they contradict each other, either may be wrong. The
+fault lies with the worker that computed the share, or with a worker that made the check of a block
+``j`` of the piece, which has ``G[i, j] != 0``.
 
 **Shares.** Faults do not agree with each other: two wrong numbers from different workers are equal
 only by design, which verification is not for. So a share that agrees with its checks proves them

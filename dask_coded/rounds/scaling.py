@@ -30,7 +30,7 @@ Exponents = npt.NDArray[np.int16]
 
 #: Stands for the exponent of a row with NaN or infinity.
 NOT_FINITE = np.int16(np.iinfo(np.int16).max)
-#: Stands for the exponent of the typical entry of a row of zeros, or of one that is not finite.
+#: Stands for the exponent of the typical entry of a row of zeros, or with NaN or infinity.
 NO_ENTRY = np.int16(np.iinfo(np.int16).max)
 #: Exponents are at most this, because up to here both 2**e and 2**-e are normal numbers.
 LARGEST = 1021

@@ -19,7 +19,7 @@ _NAMED = 5
 def mismatch(
     scheduler: Scheduler, versions: Mapping[str, str], refused: Mapping[str, str], client: str
 ) -> str | None:
-    """Say who has another version of the package than the scheduler, or return None.
+    """Name the workers with another version of the package than the scheduler; None if all agree.
 
     Parameters
     ----------

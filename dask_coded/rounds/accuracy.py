@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dask_coded.codes import Code
-from dask_coded.rounds.scaling import LARGEST, NO_ENTRY, Exponents
+from dask_coded.rounds.scaling import LARGEST, NO_ENTRY, Exponents, Scales
 from dask_coded.typing import Bools, Floats
 
 #: A row is doubtful if its error may be this many times the rounding of a plain sum of the row.
@@ -58,10 +58,14 @@ class Accuracy:
     Parameters
     ----------
     operand : ndarray, shape (columns,) or (columns, m)
+    scales : Scales
+        With typical entries.
     """
 
-    def __init__(self, operand: npt.NDArray[Any]) -> None:
+    def __init__(self, operand: npt.NDArray[Any], scales: Scales) -> None:
         self._operand = operand
+        self._scales = scales
+        self._lowest: dict[int, int] = {}
 
     @cached_property
     def _sizes(self) -> tuple[Floats, Floats]:
@@ -69,19 +73,29 @@ class Accuracy:
         sizes = np.abs(self._operand).astype(np.float64, copy=False)
         # By powers of two, so that squares neither overflow nor vanish.
         exponents = np.frexp(sizes.max(axis=0, initial=0.0))[1]
-        unit = np.ldexp(1.0, np.clip(-exponents, -LARGEST, LARGEST))
+        unit = np.ldexp(1.0, np.minimum(-exponents, LARGEST))
         kept = len(sizes) - len(sizes) // 16 - 1
         small = np.partition(sizes, kept, axis=0)[:kept] if kept > 0 else sizes[:0]
         # Not zero, so that it can be divided by.
         return unit, np.maximum(small.sum(axis=0) * unit, np.finfo(np.float64).tiny ** 0.25)
 
+    @cached_property
+    def _common(self) -> tuple[float, float]:
+        """The largest unit, or infinity if units differ much; the least square of an error."""
+        unit, spread = self._sizes
+        if unit.ndim == 0:
+            return float(unit), _BOUND * float(spread) ** 2
+        largest = float(unit.max(initial=0.0))
+        alike = largest <= _ALIKE * unit.min(initial=np.inf)
+        return largest if alike else math.inf, _BOUND * float(spread.min(initial=np.inf)) ** 2
+
     def doubtful(
         self,
+        missing: Sequence[int],
         weights: Floats,
+        start: int,
         stack: npt.NDArray[Any],
         solved: npt.NDArray[Any],
-        typical: Exponents,
-        typical_columns: Exponents | None = None,
     ) -> tuple[int, float]:
         """Return how many rows have lost digits, and how much larger the largest error is.
 
@@ -89,44 +103,38 @@ class Accuracy:
 
         Parameters
         ----------
+        missing : sequence of int
+            Blocks.
         weights : ndarray, shape (missing, used)
+        start : int
+            The first of these rows in each block.
         stack : ndarray, shape (used, rows, *columns)
             The scaled shares.
         solved : ndarray, shape (missing, rows, *columns)
             ``weights @ stack``.
-        typical : ndarray of int16, shape (missing, rows)
-            Of the rows that were solved for, see :func:`dask_coded.rounds.scaling.typical_of`.
-        typical_columns : ndarray of int16, shape (missing, columns), optional
-            The same of the other factor, if the products are those of a pair of matrices.
 
         Raises
         ------
         NotSolvableError
             If a share is not finite.
         """
-        unit, spread = self._sizes
-        squares = weights**2
-        # First a bound for all these rows at once: two passes over the stack, where an error for
-        # each row takes ten. Few rows, if any, have typical entries so small that it matters.
-        largest = _largest(stack, unit)
-        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            error = squares @ np.square(largest)
-            if not np.isfinite(error).all():
-                raise NotSolvableError
-            least = np.log2(error / (_BOUND * spread.min(initial=np.inf) ** 2)) / 2
-        least = np.nan_to_num(least, nan=-np.inf)  # of an operand with NaN where no row is
-        if typical_columns is not None:
-            least = least - typical_columns.min(axis=1, initial=0)
-        some = typical < np.ceil(least).clip(-LARGEST, LARGEST).astype(np.int16)[:, None]
-        if not some.any():
+        squares = weights * weights
+        least = self._least(missing, squares, stack)
+        if least is None:
             return 0, 0.0
-        rows = np.flatnonzero(some.any(axis=0))
+        typical = self._typical(missing, start, solved.shape[1])
+        rows = np.flatnonzero((typical < least[:, None]).any(axis=0))
+        if not len(rows):
+            return 0, 0.0
+        unit, spread = self._sizes
         floors = _powers(typical[:, rows])
         floors = floors.reshape(*floors.shape, *(1,) * (solved.ndim - 2))
-        if typical_columns is not None:
-            floors = floors * _powers(typical_columns)[:, None]
+        if self._scales.columns:
+            columns = [self._scales.typical_columns[j] for j in missing]
+            floors = floors * _powers(_padded(columns, solved.shape[2]))[:, None]
         size = np.square(np.maximum(np.abs(solved[:, rows]) * unit, floors * spread))
-        error = _combined(squares, np.abs(stack[:, rows]) * unit)
+        flat = np.square(np.abs(stack[:, rows]) * unit).reshape(len(stack), -1)
+        error = (squares @ flat).reshape(size.shape)
         found = error > _BOUND * size
         if not found.any():
             return 0, 0.0
@@ -135,20 +143,58 @@ class Accuracy:
         count = int(np.count_nonzero(found.reshape(*found.shape[:2], -1).any(axis=2)))
         return count, _LARGEST_OF_MANY * math.sqrt(worst)
 
+    def spoilt(self, missing: Sequence[int], start: int, solved: npt.NDArray[Any]) -> int:
+        """Return how many rows with entries are lost, because a share was not finite."""
+        lost = ~np.isfinite(solved).reshape(*solved.shape[:2], -1).all(axis=2)
+        typical = self._typical(missing, start, solved.shape[1])
+        return int(np.count_nonzero(lost & (typical != NO_ENTRY)))
 
-def _largest(stack: npt.NDArray[Any], unit: Floats) -> Floats:
-    """Return a bound of the sizes in each share, in units: shape (used,)."""
-    if stack.dtype.kind == "c" or unit.max(initial=0.0) > _ALIKE * unit.min(initial=np.inf):
-        stack, unit = np.abs(stack) * unit, np.ones(())
-    flat = stack.reshape(len(stack), -1)
-    sizes = np.maximum(flat.max(axis=1, initial=0.0), -flat.min(axis=1, initial=0.0))
-    return np.asarray(sizes * unit.max(initial=0.0))
+    def _least(
+        self, missing: Sequence[int], squares: Floats, stack: npt.NDArray[Any]
+    ) -> Floats | None:
+        """Return from which typical entry on rows of each block are right; None if all are.
+
+        By one bound for all these rows: it takes two passes over the stack, where an error for each
+        row takes ten. Few rows, if any, have typical entries so small that it matters. The other
+        numbers are few, so that plain Python takes less time than NumPy.
+        """
+        unit, bound = self._common
+        if stack.dtype.kind == "c" or unit == math.inf:
+            stack, unit = np.abs(stack) * self._sizes[0], 1.0
+        flat = stack.reshape(len(stack), -1)
+        largest = np.maximum(flat.max(axis=1, initial=0.0), -flat.min(axis=1, initial=0.0)) * unit
+        with np.errstate(over="ignore"):
+            errors = (squares @ (largest * largest)).tolist()
+        if not all(map(math.isfinite, errors)):
+            raise NotSolvableError
+        least = []
+        for block, error in zip(missing, errors, strict=True):
+            # An operand may have NaN where no row has entries.
+            ratio = error / bound
+            own = math.log2(ratio) / 2 if ratio > 0 else -math.inf
+            if self._scales.columns:
+                own -= int(self._scales.typical_columns[block].min(initial=0))
+            least.append(own)
+        if all(own <= self._lowest_of(j) for own, j in zip(least, missing, strict=True)):
+            return None
+        return np.asarray(least)
+
+    def _lowest_of(self, block: int) -> int:
+        """Return the smallest typical entry of a block."""
+        if block not in self._lowest:
+            self._lowest[block] = int(self._scales.typical[block].min(initial=NO_ENTRY))
+        return self._lowest[block]
+
+    def _typical(self, missing: Sequence[int], start: int, count: int) -> Exponents:
+        return _padded([self._scales.typical[j][start : start + count] for j in missing], count)
 
 
-def _combined(squares: Floats, sizes: Floats) -> Floats:
-    """Return the squares of errors of weighted sums of shares of these sizes."""
-    flat = np.square(sizes).reshape(len(sizes), -1)
-    return np.asarray((squares @ flat).reshape(len(squares), *sizes.shape[1:]))
+def _padded(typical: Sequence[Exponents], length: int) -> Exponents:
+    """Return typical entries of several blocks; there are none where a block is shorter."""
+    out = np.full((len(typical), length), NO_ENTRY)
+    for row, found in zip(out, typical, strict=True):
+        row[: len(found)] = found
+    return out
 
 
 def _powers(typical: Exponents) -> Floats:

@@ -13,8 +13,8 @@ import numpy.typing as npt
 from dask_coded.codes import Code
 from dask_coded.rounds.accuracy import Accuracy, NotSolvableError
 from dask_coded.rounds.layout import StripeRange
-from dask_coded.rounds.scaling import NO_ENTRY, Exponents, Scales
-from dask_coded.typing import Bools
+from dask_coded.rounds.scaling import Scales
+from dask_coded.typing import Bools, Floats
 
 #: Makes an array of a shape and a dtype, as ``numpy.empty`` does.
 Empty = Callable[[tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
@@ -177,7 +177,7 @@ class Assembler:
                 np.matmul(
                     weights, stack.reshape(len(used), -1), out=solved.reshape(len(missing), -1)
                 )
-            self._examine(missing, weights, stack, solved, start)
+            self._examine(missing, weights, start, stack, solved)
             for block, rows in zip(missing, solved, strict=True):
                 known = min(stop, geometry.rows[block])
                 if known <= start:
@@ -192,27 +192,21 @@ class Assembler:
     def _examine(
         self,
         missing: list[int],
-        weights: npt.NDArray[np.float64],
+        weights: Floats,
+        start: int,
         stack: npt.NDArray[Any],
         solved: npt.NDArray[Any],
-        start: int,
     ) -> None:
         """Count the rows, from row ``start`` of their blocks on, that have lost digits."""
-        if self._accuracy is None or self._scales is None:
+        if self._accuracy is None:
             return
-        scales, stop = self._scales, start + solved.shape[1]
-        typical = _padded([scales.typical[j][start:stop] for j in missing], solved.shape[1])
-        columns = None
-        if scales.columns:
-            columns = _padded([scales.typical_columns[j] for j in missing], solved.shape[2])
         try:
-            count, worst = self._accuracy.doubtful(weights, stack, solved, typical, columns)
+            count, worst = self._accuracy.doubtful(missing, weights, start, stack, solved)
         except NotSolvableError:
             if not self.spreads:
                 raise
             # There is no other way to compute it.
-            spoilt = ~np.isfinite(solved).reshape(*solved.shape[:2], -1).all(axis=2)
-            count, worst = int(np.count_nonzero(spoilt & (typical != NO_ENTRY))), math.inf
+            count, worst = self._accuracy.spoilt(missing, start, solved), math.inf
         self.doubtful, self.worst = self.doubtful + count, max(self.worst, worst)
 
     def _room(self, count: int, rows: int) -> npt.NDArray[Any]:
@@ -244,11 +238,3 @@ class Assembler:
         else:
             row[: len(rows)] = rows
         row[len(rows) :] = 0
-
-
-def _padded(typical: list[Exponents], length: int) -> Exponents:
-    """Return typical entries of several blocks; there are none where a block is shorter."""
-    out = np.full((len(typical), length), NO_ENTRY)
-    for row, found in zip(out, typical, strict=True):
-        row[: len(found)] = found
-    return out

@@ -222,9 +222,8 @@ def _powers(exponents: Exponents, sign: int) -> tuple[Bools | None, Floats]:
     if len(exponents) and exponents.max() == NOT_FINITE:
         finite = exponents != NOT_FINITE
         exponents = np.where(finite, exponents, np.int16(0))
-    biased = exponents.astype(np.int64)
-    biased *= sign
-    biased += 1023
+    # As far as possible in two bytes, which takes less time than in eight.
+    biased = (exponents * np.int16(sign) + np.int16(1023)).astype(np.int64)
     biased <<= 52
     return finite, biased.view(np.float64)
 

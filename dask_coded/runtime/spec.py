@@ -276,7 +276,7 @@ class ArraySpec(CodedSpec):
         scales = accuracy = None
         if self.exponents is not None:
             scales = Scales(self.exponents, typical=self.typical)
-            accuracy = Accuracy(operand) if self.typical else None
+            accuracy = Accuracy(operand, scales) if self.typical else None
         columns = operand.shape[1:]
         return Assembler(self.code, self.geometry, dtype, columns, scales, empty, accuracy)
 
@@ -363,7 +363,8 @@ class PairSpec(CodedSpec):
                 )
             )
             if self.typical:
-                accuracy = Accuracy(np.ones(self.columns) if operand is None else operand)
+                of_all = np.ones(self.columns) if operand is None else operand
+                accuracy = Accuracy(of_all, scales)
         columns = (max(self.right_rows),)
         return Assembler(self.code, self.geometry, dtype, columns, scales, empty, accuracy)
 

@@ -36,7 +36,9 @@ class Encoded:
         geometry = Geometry((rows,) * self.code.k, stripes=1, mixed=True)
         scales = Scales(self.exponents, typical=self.typical)
         dtype = np.result_type(self.blocks, x)
-        assembler = Assembler(self.code, geometry, dtype, x.shape[1:], scales, accuracy=Accuracy(x))
+        assembler = Assembler(
+            self.code, geometry, dtype, x.shape[1:], scales, accuracy=Accuracy(x, scales)
+        )
         computed = np.zeros((self.code.pieces, 1), dtype=bool)
         computed[have] = True
         shares = [

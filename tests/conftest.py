@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -38,10 +37,10 @@ utils_test.original_config["coded"] = dask.config.get("coded")
 utils_test.original_config["distributed"]["worker"]["profile"]["enabled"] = False
 
 
-@pytest.fixture(autouse=True)
-def small_jobs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have every second test compute small jobs, which most tests have, in threads as well."""
-    if zlib.crc32(request.node.nodeid.encode()) % 2:
+@pytest.fixture(params=["loop", "threads"])
+def job_place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have workers compute small jobs, as most tests have, on the event loop, then in threads."""
+    if request.param == "threads":
         monkeypatch.setattr(jobs, "_INLINE", 0)
 
 

@@ -48,6 +48,9 @@ from dask_coded.transport.messages.rounds import (
     WithdrawStripes,
 )
 
+# What workers do with small jobs depends on their size.
+pytestmark = pytest.mark.usefixtures("job_place")
+
 FOUR = [("127.0.0.1", 1)] * 4
 SIX = [("127.0.0.1", 1)] * 6
 

@@ -27,6 +27,9 @@ from dask_coded.transport.messages.rounds import (
 
 from .loops import check_rounds_through_faults
 
+# What workers do with small jobs depends on their size.
+pytestmark = pytest.mark.usefixtures("job_place")
+
 ROWS, COLUMNS, WIDTH = 12, 20_000, 30  # operands of 4.8 MB
 APART = {"coded.shared-memory": False}
 ROUNDS = 4

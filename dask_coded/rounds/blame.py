@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dask_coded.codes import Code
-from dask_coded.rounds.verification import check_error
+from dask_coded.rounds.verification import check_error, sizes_of, sums_of
 from dask_coded.typing import Bools, Floats
 
 
@@ -40,7 +40,8 @@ class Evidence:
     computed : ndarray of bool, shape (pieces, stripes)
         Stripes of each piece whose shares agree with their checks.
     deviation : ndarray, shape (pieces, stripes)
-        By how much shares contradict them, in units of the operand's norm; zero where none does.
+        By how much shares contradict them, in a unit that all shares of the round have in common;
+        zero where none does.
     limits : ndarray, shape (pieces,)
         What shares may deviate by, in the same unit. A smaller error of a check is not found.
 
@@ -104,7 +105,7 @@ class Witness:
 
     Parameters
     ----------
-    check : ndarray, shape (stripes, columns + 1)
+    check : ndarray, shape (stripes, 2 * columns)
     parts : frozenset
         What it was made from, with weights: an error of a part that two witnesses have in common
         is the same in both.
@@ -118,30 +119,51 @@ class Witness:
     growth: float = 0.0
 
 
-def proven(witnesses: Sequence[Witness], bounds: Floats, dtype: npt.DTypeLike) -> list[Witness]:
+def proven(
+    witnesses: Sequence[Witness],
+    code: Code,
+    block: int,
+    checks: Sequence[npt.NDArray[Any]],
+    bounds: Floats,
+    dtype: npt.DTypeLike,
+) -> list[Witness]:
     """Return the witnesses with which another one agrees, the most exact first.
+
+    They are compared column by column, because shares are verified as exactly as that.
 
     Parameters
     ----------
     witnesses : sequence of Witness
+    code : Code
+    block : int
+        That the witnesses are about.
+    checks : sequence of ndarray
+        The checks of all blocks. That of the block itself does not matter.
     bounds : ndarray, shape (stripes,)
         From :func:`~dask_coded.rounds.verification.size_bounds`.
     dtype : dtype
         Of the pieces.
     """
+    weights = np.abs(code.G)
+    reach = weights[:, block].max()
+    # In pieces that combine blocks, rounding errors are relative to the entries of all these.
+    others = np.zeros(sizes_of(checks[block]).shape)
+    for row in np.unique(weights, axis=0):
+        used = [j for j in np.flatnonzero(row).tolist() if j != block]
+        np.maximum(others, sum((row[j] * sizes_of(checks[j]) for j in used), 0.0), out=others)
+
+    def agree(one: Witness, other: Witness) -> bool:
+        first, second = sizes_of(one.check), sizes_of(other.check)
+        # The smaller one: with too large sizes, a wrong check would agree with any.
+        own = np.minimum(first, second)
+        growth = one.growth + other.growth
+        limit = check_error(growth, dtype, own, others + reach * own, bounds)
+        sums = np.abs(sums_of(one.check) - sums_of(other.check))
+        return bool((sums <= limit).all() and (np.abs(first - second) <= limit).all())
+
     agreeing = [
         one
         for one in witnesses
-        if any(
-            one.parts.isdisjoint(other.parts) and _agree(one, other, bounds, dtype)
-            for other in witnesses
-        )
+        if any(one.parts.isdisjoint(other.parts) and agree(one, other) for other in witnesses)
     ]
     return sorted(agreeing, key=lambda one: one.growth)
-
-
-def _agree(one: Witness, other: Witness, bounds: Floats, dtype: npt.DTypeLike) -> bool:
-    limit = check_error(one.growth + other.growth, dtype) * bounds
-    sums = np.linalg.norm(one.check[:, :-1] - other.check[:, :-1], axis=1)
-    sizes = np.sqrt(np.abs(one.check[:, -1])) - np.sqrt(np.abs(other.check[:, -1]))
-    return bool((sums <= limit).all() and (np.abs(sizes) <= limit).all())

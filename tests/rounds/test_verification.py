@@ -96,6 +96,35 @@ def test_right_shares_are_accepted_at_every_scale(data: st.DataObject) -> None:
                 assert verifier.accepts(part, array.share(part, x))
 
 
+@given(st.data())
+@settings(max_examples=150)
+def test_right_shares_are_accepted_with_columns_of_every_scale(data: st.DataObject) -> None:
+    """Also where entries and their squares vanish, and where the operand touches only these."""
+    dtype, operand = (np.dtype(data.draw(st.sampled_from(["f2", "f4", "f8", "c8"]))) for _ in "ab")
+    reach = {2: 2, 4: 15, 8: 150}[np.finfo(dtype).bits // 8]
+    code = data.draw(st.sampled_from(CODES))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    columns, stripes = data.draw(st.integers(1, 60)), data.draw(st.integers(1, 5))
+    sizes = 10.0 ** rng.uniform(-2 * reach, reach, columns)
+    numbers = rng.standard_normal((code.k, data.draw(st.integers(1, 40)), columns)) * sizes
+    array = Array(code, list(numbers.astype(dtype)), stripes)
+    touched = data.draw(st.sampled_from(["all", "alike", "some", "lightest"]))
+    x = rng.standard_normal((columns, 2))
+    x[:, 0] *= {
+        "all": np.ones(columns),
+        "alike": 1 / sizes,
+        "some": rng.random(columns) < 0.5,
+        "lightest": sizes == sizes.min(),
+    }[touched]
+    with np.errstate(all="ignore"):
+        x = (x * 10.0 ** data.draw(st.floats(-reach, reach))).astype(operand)
+        verifier = array.verifier(x, data.draw(st.sampled_from([0.0, 10.0])))
+        for piece in range(code.pieces):
+            for a in range(stripes):
+                part = StripeRange(piece, a, data.draw(st.integers(a + 1, stripes)))
+                assert verifier.accepts(part, array.share(part, x))
+
+
 def flipped(rows: np.ndarray, row: int, bit: int) -> np.ndarray:
     wrong = rows.copy()
     flat = wrong.reshape(-1)[row : row + 1].view(f"u{rows.dtype.itemsize}")
@@ -202,4 +231,60 @@ def test_a_column_that_is_not_a_number_next_to_one_that_overflows() -> None:
         assert np.isinf(rows[:, 0]).all()
         assert verifier.accepts(part, rows)
         rows[3, 2] = np.inf  # the last column can neither overflow nor be NaN
+        assert not verifier.accepts(part, rows)
+
+
+HEAVY = [MDS(4, 3), MDS(12, 10), RandomLinear(6, 4), Repetition(4, 2)]
+
+
+def uneven(kind: str, rng: np.random.Generator, k: int, dtype: str) -> tuple[list[Any], Any]:
+    """Return blocks with heavy columns, and an operand that is small or zero where they are."""
+    columns = 20
+    if kind == "one column":
+        sizes = np.where(np.arange(columns) == 0, 1e8, 1.0)
+    else:
+        sigma = float(kind)
+        sizes = np.minimum(rng.lognormal(0, sigma, columns), 1e30)
+    blocks = list((rng.standard_normal((k, 60, columns)) * sizes).astype(dtype))
+    x = rng.standard_normal(columns) / sizes
+    if kind == "one column":
+        x[0] = 0
+    return blocks, x.astype(dtype)
+
+
+@pytest.mark.parametrize("kind", ["one column", "4", "6", "8"])
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c8", "c16"])
+@pytest.mark.parametrize("code", HEAVY, ids=repr)
+def test_wrong_shares_are_found_beside_columns_that_the_operand_does_not_touch(
+    code: Code, dtype: str, kind: str
+) -> None:
+    rng = np.random.default_rng(0)
+    blocks, x = uneven(kind, rng, code.k, dtype)
+    array = Array(code, blocks, stripes=3)
+    verifier = array.verifier(x)
+    for piece in range(code.pieces):
+        for part in (StripeRange(piece, 0, 3), StripeRange(piece, 1, 2)):
+            rows = array.share(part, x)
+            assert verifier.accepts(part, rows)
+            row = rng.integers(len(rows))
+            if np.dtype(dtype).itemsize == 8 << (dtype[0] == "c"):
+                assert not verifier.accepts(part, rows * 1.001)
+            assert not verifier.accepts(part, rows * np.float32(1.1))
+            rows[row] -= np.copysign(np.abs(rows).max(), rows[row].real)
+            assert not verifier.accepts(part, rows)
+
+
+@pytest.mark.parametrize("m", [1, 3])
+def test_each_column_of_the_operand_has_its_own_limit(m: int) -> None:
+    rng = np.random.default_rng(0)
+    blocks = list(rng.standard_normal((4, 60, 20)) * np.where(np.arange(20) == 0, 1e12, 1.0))
+    array = Array(MDS(6, 4), blocks, stripes=3)
+    x = rng.standard_normal((20, m))
+    x[0, -1] = 0  # only the last column does not touch what is heavy
+    verifier = array.verifier(x)
+    for piece in range(6):
+        part = StripeRange(piece, 0, 3)
+        rows = array.share(part, x)
+        assert verifier.accepts(part, rows)
+        rows[5, -1] *= 1.001
         assert not verifier.accepts(part, rows)

@@ -453,15 +453,18 @@ def spoil(s, workers, spec, block: int, change: Callable[[np.ndarray], np.ndarra
 
 
 def turned(check: np.ndarray) -> np.ndarray:
-    return np.concatenate([-check[:, :-1], check[:, -1:]], axis=1)
+    half = check.shape[1] // 2
+    return np.concatenate([-check[:, :half], check[:, half:]], axis=1)
 
 
 def inflated(check: np.ndarray) -> np.ndarray:
-    return np.concatenate([turned(check)[:, :-1], 1e30 * check[:, -1:]], axis=1)
+    half = check.shape[1] // 2
+    return np.concatenate([turned(check)[:, :half], 1e30 * check[:, half:]], axis=1)
 
 
 def deflated(check: np.ndarray) -> np.ndarray:
-    return np.concatenate([check[:, :-1], 1e-40 * check[:, -1:]], axis=1)
+    half = check.shape[1] // 2
+    return np.concatenate([check[:, :half], 1e-40 * check[:, half:]], axis=1)
 
 
 WRONG_CHECKS = {

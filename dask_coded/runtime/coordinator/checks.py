@@ -228,12 +228,12 @@ class Checks:
         return wrong
 
     def _bounds(self, spec: CodedSpec, block: int) -> Floats:
-        """Return what the sizes in a check of a block are at most, shape (stripes,)."""
+        """Return what the sizes of columns in a check of a block are at most, (stripes,)."""
         assert spec.exponents is not None
         if self._weights is None:
             self._weights = weights_of(spec)
         edges = spec.geometry.edges(block)
-        return size_bounds(self._weights, edges, spec.exponents[block], spec.columns)
+        return size_bounds(self._weights, edges, spec.exponents[block])
 
     async def _prove(self, spec: CodedSpec, block: int, contradicting: set[str]) -> list[Witness]:
         """Make a check again until two witnesses agree; return those that do, the best first."""
@@ -246,7 +246,10 @@ class Checks:
                 witnesses.append(await self._witness(recipe, block))
             except RowsGoneError:
                 continue
-            if agreeing := proven(witnesses, bounds, spec.dtype):
+            checks = [self._found[j].check for j in range(spec.code.k)]
+            if agreeing := await asyncio.to_thread(
+                proven, witnesses, spec.code, block, checks, bounds, spec.dtype
+            ):
                 return agreeing
         return []
 

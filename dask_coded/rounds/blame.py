@@ -12,8 +12,10 @@ has such a share for every stripe, because pieces that determine all blocks invo
 Then the workers whose shares contradict are to blame. Checks that no share supports are *disputed*.
 
 **Checks.** A disputed check is made again, from the rows of several workers in turn, until two of
-these *witnesses* agree. They may be decoded from sets that have pieces in common, as long as these
-pieces have other weights in each: then an error in one would not be the same in both.
+these *witnesses* agree. The check that a worker holds was made from the block, so the two are not
+independent: if the block was wrong before, both are wrong alike. Others may be decoded from sets
+that have pieces in common, as long as these pieces have other weights in each: then an error in one
+would not be the same in both.
 """
 
 from __future__ import annotations

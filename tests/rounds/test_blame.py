@@ -31,6 +31,11 @@ def parts(weights: dict[int, float]) -> frozenset[tuple[int, float]]:
     return frozenset((piece, round(weight, 9)) for piece, weight in weights.items())
 
 
+def fetched(code: Code, block: int) -> frozenset[object]:
+    """What the check of a block is made from, which a worker holds: the block, and the check."""
+    return frozenset([f"check {block}", *parts({int(code.systematic_pieces[block]): 1.0})])
+
+
 class Liars:
     """Rounds of one array among workers that lie, one piece and at most one check on each.
 
@@ -65,7 +70,7 @@ class Liars:
             check = self.right[j]
             if j in checks:
                 check = check * rng.uniform(1.1, 2)
-            self.witnesses.append([Witness(check, frozenset([f"check {j}"]))])
+            self.witnesses.append([Witness(check, fetched(code, j))])
         self.checks = [found[0] for found in self.witnesses]
         self.settled: set[int] = set()
 
@@ -202,7 +207,7 @@ def test_the_honest_are_never_blamed(data: st.DataObject) -> None:
             one.isdisjoint(other)
             for one, other in itertools.combinations(
                 [
-                    *([frozenset([f"check {block}"])] if block not in checks else []),
+                    *([fetched(code, block)] if block not in checks else []),
                     *(parts(used) for used in cluster.sources(block) if set(used) <= set(left)),
                 ],
                 2,
@@ -225,6 +230,17 @@ def test_a_share_supports_a_check_only_up_to_the_error_that_it_would_have_shown(
     assert evidence.to_blame(right=[0]) == [0]
     deviation[0] = np.inf
     assert not evidence.disputed() and evidence.to_blame() == [0]
+
+
+@pytest.mark.parametrize("code", [MDS(6, 4), Repetition(6, 3)], ids=repr)
+def test_a_check_made_from_a_wrong_block_is_not_proven_by_that_block(code: Code) -> None:
+    """The block was damaged before its check was made, so both are wrong in the same way."""
+    cluster = Liars(code, np.random.default_rng(0), set(), {0}, set())
+    copy = cluster.made_from(0, {0: 1.0})
+    cluster.checks[0] = Witness(copy.check, fetched(code, 0))
+    assert cluster.prove(0)
+    found, right = cluster.checks[0].check, cluster.right[0]
+    np.testing.assert_allclose(found, right, rtol=1e-9, atol=1e-9)
 
 
 def test_no_evidence_blames_no_worker() -> None:

@@ -142,7 +142,9 @@ class Checks:
             # Millions of rows take tens of milliseconds.
             bounds = await asyncio.to_thread(self._bounds, spec, block)
             if is_possible(check, bounds, spec.columns):
-                self._found[block] = Witness(check, frozenset([key]))
+                # If the block was wrong when the check was made from it, both are wrong alike.
+                source = spec.keys[spec.code.systematic_pieces[block]]
+                self._found[block] = Witness(check, frozenset([key, (source, 1.0)]))
                 self._makers[block] = holder
                 return
             self._wrong.append(WrongCheck(block, holder, True))

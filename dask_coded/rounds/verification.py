@@ -344,10 +344,10 @@ class Verifier:
         limits = (whole[:, usable] / self._scale[usable]).max(axis=1, initial=0.0)
         #: What a share of all stripes of each piece may deviate by, in units of :meth:`deviation`.
         self.limits: Floats = np.where(np.isfinite(limits), limits, np.inf)
-        # Only rows with a larger exponent can overflow, for each column of the operand.
+        # A bound of the products of scaled rows; only rows with a larger exponent can overflow.
         with np.errstate(divide="ignore"):
-            most = np.log2(absolute.sum(axis=0)) + exponents
-        self._highest = result.maxexp - 1 - np.maximum(most, 0)
+            self._most = np.log2(absolute.sum(axis=0)) + exponents
+        self._highest = result.maxexp - 1 - np.maximum(self._most, 0)
 
     def accepts(self, part: StripeRange, rows: npt.NDArray[Any]) -> bool:
         """Return whether a share agrees with the checks of its stripes.
@@ -375,8 +375,8 @@ class Verifier:
             weights, rows = weights[kept], rows[kept]
         expected = self._expected[piece, start:stop].sum(axis=0)
         limit = np.hypot.reduce(self._limits[piece, start:stop], axis=0)
-        found = _weighted_sum(weights, rows.reshape(len(rows), len(limit)))
-        with np.errstate(invalid="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = _weighted_sum(weights, rows.reshape(len(rows), len(limit)))
             error = np.abs(found - expected)
             agrees = error <= limit
         if agrees.all():
@@ -384,6 +384,9 @@ class Verifier:
         # Where the operand is not finite, or the product overflows, nothing is known.
         unknown = ~np.isfinite(expected)
         overflows = array.highest[piece, start:stop].max() >= self._highest
+        # So may the weighted sum of products that do not.
+        most = self._most + math.log2(max(array.rows[piece, start:stop].sum(), 1.0))
+        overflows |= most >= np.finfo(np.float64).maxexp - 1
         unknown |= overflows & ~np.isfinite(found)
         if (agrees | unknown).all():
             return 0.0

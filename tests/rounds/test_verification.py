@@ -220,6 +220,17 @@ def test_rows_at_the_end_of_the_range_of_numbers_may_overflow() -> None:
         assert array.verifier(x).accepts(part, rows)
 
 
+def test_the_weighted_sum_of_large_products_may_overflow() -> None:
+    """The rows cancel, so that the check does not overflow."""
+    signs = np.sign(random_weights("array", 200)) * np.repeat([0.7, -0.7], 100)
+    array = Array(Repetition(3, 2), [signs[:, None] for _ in range(3)], stripes=1)
+    part, x = StripeRange(1, 0, 1), np.array([2e307])
+    assert np.isfinite(array.verification.checks @ x).all()
+    verifier, rows = array.verifier(x), array.share(part, x)
+    assert verifier.accepts(part, rows)
+    assert not array.verifier(x / 1e10).accepts(part, rows * np.inf)
+
+
 def test_a_column_that_is_not_a_number_next_to_one_that_overflows() -> None:
     rng = np.random.default_rng(0)
     array = Array(MDS(6, 4), list(rng.random((4, 10, 5)) * 1e300), stripes=2)

@@ -21,20 +21,15 @@ from distributed.comm import connect, get_address_host
 from distributed.core import Status
 
 from dask_coded.transport.memory import SharedArray, is_readable
-from dask_coded.transport.messages.message import (
+from dask_coded.transport.messages import (
     PROTOCOL,
     Closed,
+    EndRun,
     MemoryProbed,
     Message,
+    Ping,
+    Pong,
     ProbeMemory,
-)
-from dask_coded.transport.messages.rounds import (
-    CallParticipant,
-    DropRound,
-    OperandChunk,
-    ParticipantRuns,
-    StartRound,
-    StopRound,
 )
 from dask_coded.transport.wire import pack, unpack
 
@@ -53,7 +48,7 @@ Listener = Callable[[Message], None]
 
 #: The run id of messages about shared memory.
 PROBE = "memory"
-# It answers `StopRound` at once, but a throttled worker may stall for this many seconds.
+# A worker that is asked answers at once, but a throttled worker may stall for this many seconds.
 _SILENCE = 1.0
 # A worker with a hundredth of a core may need 0.5 s to say that it runs. It may owe an answer for
 # this many times as long, but not for longer than 5 s: a worker may be slow to answer only because
@@ -123,21 +118,19 @@ class _Outbox:
             self._task = None
 
     def _take(self) -> list[Message]:
-        """Take the next batch. Large chunks go one by one, so that the rest can be discarded."""
-        chunks = (i for i, m in enumerate(self._waiting) if isinstance(m, OperandChunk))
+        """Take the next batch. What is bulky goes one by one, so that the rest can be discarded."""
+        chunks = (i for i, m in enumerate(self._waiting) if m.is_bulky)
         end = next(chunks, len(self._waiting)) + 1
         batch, self._waiting = self._waiting[:end], self._waiting[end:]
         return batch
 
     def discard(self, run_id: Key) -> None:
-        """Do not write the chunks of a run that are still waiting."""
-        self._waiting = [
-            m for m in self._waiting if m.run_id != run_id or not isinstance(m, OperandChunk)
-        ]
+        """Do not write the bulky messages of a run that are still waiting."""
+        self._waiting = [m for m in self._waiting if m.run_id != run_id or not m.is_bulky]
 
     def withdraw(self, run_id: Key) -> bool:
         """If the first message of a run still waits, write none of it; return whether it did."""
-        if not any(isinstance(m, StartRound) and m.run_id == run_id for m in self._waiting):
+        if not any(m.opens_run and m.run_id == run_id for m in self._waiting):
             return False
         self._waiting = [m for m in self._waiting if m.run_id != run_id]
         return True
@@ -145,7 +138,7 @@ class _Outbox:
     @property
     def will_stop(self) -> bool:
         """Whether a message waits whose answer shows that the peer runs."""
-        return any(isinstance(m, StopRound) for m in self._waiting)
+        return any(isinstance(m, EndRun) and m.answer for m in self._waiting)
 
     def close(self) -> None:
         self._waiting = []
@@ -200,8 +193,8 @@ class Channel:
         self.unreadable = 0
         self.asked: float | None = None
         self.answer_time = 0.0
-        # When the oldest call was sent that has not been answered.
-        self._called: float | None = None
+        # The run of the oldest ping that has not been answered, and when it was sent.
+        self._called: tuple[Key, float] | None = None
         self.closed = False
         self._closed_at = math.inf
         self._worker = worker
@@ -239,8 +232,8 @@ class Channel:
             self._sent.add(message.run_id)
         if self.asked is None:
             self.asked = monotonic()
-        if isinstance(message, CallParticipant) and self._called is None:
-            self._called = monotonic()
+        if isinstance(message, Ping) and self._called is None:
+            self._called = message.run_id, monotonic()
         self.post(message)
 
     def flush(self) -> None:
@@ -293,8 +286,8 @@ class Channel:
         """Stop listening to a run that began at ``began``, and have the peer drop its part.
 
         If the run's first message still waits for earlier ones, it is not sent any more. A peer
-        that owes no answer is sent :class:`DropRound` with the next message. A peer that owes one
-        is sent :class:`StopRound` at once; :attr:`asked` then starts again from now, unless it
+        that owes no answer is sent :class:`EndRun` with the next message. A peer that owes one
+        is sent it at once, and answers; :attr:`asked` then starts again from now, unless it
         dates from before the run. One such message is enough for all runs that were not begun.
         """
         self._listeners.pop(run_id, None)
@@ -310,18 +303,19 @@ class Channel:
             return
         if self.asked is None:
             if not unheard:
-                self._over.append(DropRound(run_id))
+                self._over.append(EndRun(run_id))
         elif not (unheard and self._outbox.will_stop):
             if self.asked >= began:
                 self.asked = None
-            self.send(StopRound(run_id))
+            self.send(EndRun(run_id, answer=True))
 
     def receive(self, message: Message) -> None:
         """Hand a message from the peer to the listener of its run."""
         if message.run_id != PROBE:
             self.asked = None
-        if isinstance(message, ParticipantRuns) and self._called is not None:
-            seconds, self._called = monotonic() - self._called, None
+        # It may also be the answer to the end of another run.
+        if isinstance(message, Pong) and self._called and message.run_id == self._called[0]:
+            seconds, self._called = monotonic() - self._called[1], None
             self.answer_time = max(min(seconds, _SLOWEST), _FALL * self.answer_time)
         if listener := self._listeners.get(message.run_id):
             listener(message)

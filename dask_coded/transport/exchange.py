@@ -17,7 +17,7 @@ from distributed.core import Status
 from dask_coded.transport.channels import PROBE, Answer, Channel, Handler, from_any_thread, serve
 from dask_coded.transport.fences import Fences
 from dask_coded.transport.memory import Memory, SharedArray, is_readable
-from dask_coded.transport.messages.message import (
+from dask_coded.transport.messages import (
     PROTOCOL,
     Attempt,
     Dropped,

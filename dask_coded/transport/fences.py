@@ -13,7 +13,7 @@ from operator import index
 
 from dask.typing import Key
 
-from dask_coded.transport.messages.message import Attempt
+from dask_coded.transport.messages import Attempt
 
 # How many tasks a worker remembers; a run that is given up ends within seconds or with its worker.
 _TASKS = 1000

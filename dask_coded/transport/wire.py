@@ -12,6 +12,7 @@ import threading
 import types
 from collections.abc import Callable, Iterable
 from dataclasses import fields
+from functools import cache
 from inspect import get_annotations
 from typing import Any, get_args, get_origin
 
@@ -20,16 +21,7 @@ import numpy as np
 from dask.typing import Key
 from distributed.protocol import Serialize, to_serialize
 
-from dask_coded.transport.messages import message, rounds, trainings
-from dask_coded.transport.messages.message import Message
-
-#: Messages by the name under which they travel.
-KINDS: dict[str, type[Message]] = {
-    name: kind
-    for module in (message, rounds, trainings)
-    for name, kind in vars(module).items()
-    if isinstance(kind, type) and issubclass(kind, Message) and kind is not Message
-}
+from dask_coded.transport.messages import KINDS, Message
 
 
 class OddMessageError(ValueError):
@@ -73,16 +65,15 @@ def _is_key(value: Any) -> bool:
     return isinstance(value, (str, int, float))
 
 
-def _fields(kind: type[Message]) -> list[tuple[str, Callable[[Any], bool]]]:
+@cache
+def _checks(kind: Any) -> list[tuple[str, Callable[[Any], bool]]]:
+    """Return, for each field that may not hold anything, whether a value fits."""
     hints: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         hints |= get_annotations(base, eval_str=True)
     names = [field.name for field in fields(kind) if hints[field.name] is not Any]
     return [(name, _fits(hints[name])) for name in names]
 
-
-# For each kind, whether a value fits each of its fields that may not hold anything.
-_FITTING = {name: _fields(kind) for name, kind in KINDS.items()}
 
 # Bytes up to which copying an array is cheaper than a frame.
 _SMALL = 1 << 16
@@ -168,9 +159,10 @@ def unpack(packed: list[Any]) -> list[Message]:
 
 
 def _message(name: str, *values: Any) -> Message:
-    message = KINDS[name](*values)
+    kind: Any = KINDS[name]
+    message: Message = kind(*values)
     found = vars(message)
-    for field, fits in _FITTING[name]:
+    for field, fits in _checks(kind):
         if not fits(found[field]):
             raise TypeError(f"{name} has the {field} {found[field]!r:.80}")
     return message

@@ -11,8 +11,9 @@ from distributed.utils_test import gen_cluster
 
 import dask_coded as coded
 from dask_coded.rounds import Assembler
+from dask_coded.runtime.messages import StartRound
 from dask_coded.runtime.worker.plugin import worker_plugin
-from dask_coded.transport.messages.rounds import CallParticipant, ParticipantRuns, StartRound
+from dask_coded.transport.messages import Ping, Pong
 
 FOUR = [("127.0.0.1", 1)] * 4
 
@@ -20,7 +21,7 @@ FOUR = [("127.0.0.1", 1)] * 4
 def miss_a_round(workers, address: str) -> list[str]:
     """Have a worker miss one round, and compute from the next one on; return the missed one."""
     handlers = worker_plugin(next(w for w in workers if w.address == address)).exchange._handlers
-    start, call, missed = handlers[StartRound], handlers[CallParticipant], list[str]()
+    start, call, missed = handlers[StartRound], handlers[Ping], list[str]()
 
     def started(message, answer):
         if missed:
@@ -30,11 +31,11 @@ def miss_a_round(workers, address: str) -> list[str]:
 
     def called(message, answer):
         if message.run_id in missed:
-            answer(ParticipantRuns(message.run_id))
+            answer(Pong(message.run_id))
         else:
             call(message, answer)
 
-    handlers[StartRound], handlers[CallParticipant] = started, called
+    handlers[StartRound], handlers[Ping] = started, called
     return missed
 
 

@@ -25,10 +25,10 @@ from distributed.utils_test import async_poll_for, gen_cluster
 
 import dask_coded as coded
 from dask_coded.runtime.coordinator.rounds import Coordinator
+from dask_coded.runtime.messages import StartRound
 from dask_coded.runtime.worker.plugin import CodedWorkerPlugin, worker_plugin
 from dask_coded.transport import Channel
-from dask_coded.transport.messages.message import Message
-from dask_coded.transport.messages.rounds import StartRound
+from dask_coded.transport.messages import Message
 
 FOUR = [("127.0.0.1", 1)] * 4
 A = np.random.default_rng(0).standard_normal((24, 6))

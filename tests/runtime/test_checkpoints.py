@@ -16,11 +16,11 @@ import dask_coded as coded
 from dask_coded.loop import Progress
 from dask_coded.runtime.coordinator import loop
 from dask_coded.runtime.coordinator.loop import KeptLoop
+from dask_coded.runtime.messages import KeepState, StateKept
 from dask_coded.runtime.scheduler.loops import choose_keepers
 from dask_coded.runtime.worker.keeper import StateKeeper
 from dask_coded.runtime.worker.plugin import worker_plugin
 from dask_coded.transport import rows
-from dask_coded.transport.messages.rounds import KeepState, StateKept
 
 KILLED_AFTER = 5
 

@@ -27,6 +27,7 @@ from dask_coded.runtime.client.install import install
 from dask_coded.runtime.coordinator import live_round as live_round_module
 from dask_coded.runtime.coordinator import rounds as coordinator_module
 from dask_coded.runtime.coordinator.live_round import LiveRound
+from dask_coded.runtime.messages import ChangeRound, ChunksLacking, PiecesAbsent, Share, StartRound
 from dask_coded.runtime.scheduler import extension
 from dask_coded.runtime.scheduler.extension import SchedulerExtension
 from dask_coded.runtime.scheduler.plugin import CodedSchedulerPlugin
@@ -34,19 +35,7 @@ from dask_coded.runtime.worker import plugin as worker_module
 from dask_coded.runtime.worker.plugin import CodedWorkerPlugin, worker_plugin
 from dask_coded.transport.backoff import Backoff
 from dask_coded.transport.channels import Channel
-from dask_coded.transport.messages.rounds import (
-    AddStripes,
-    CallParticipant,
-    ChunksLacking,
-    DropRound,
-    ParticipantRuns,
-    PiecesAbsent,
-    RoundStopped,
-    Share,
-    StartRound,
-    StopRound,
-    WithdrawStripes,
-)
+from dask_coded.transport.messages import EndRun, Ping, Pong
 
 # What workers do with small jobs depends on their size.
 pytestmark = pytest.mark.usefixtures("job_place")
@@ -83,8 +72,8 @@ async def test_a_stop_is_answered_even_if_its_round_is_gone(c, s, *workers):
     """Without the answer, the coordinator would assume that the worker is stopped."""
     await coded.encode(A, coded.MDS(4, 3), c)
     answers = []
-    worker_plugin(workers[0])._handle(StopRound("gone"), answers.append)
-    assert answers == [RoundStopped("gone")]
+    worker_plugin(workers[0])._handle(EndRun("gone", answer=True), answers.append)
+    assert answers == [Pong("gone")]
 
 
 @gen_cluster(client=True, nthreads=FOUR)
@@ -649,7 +638,7 @@ async def test_workers_that_answer_while_a_round_is_planned_again_go_on_with_it(
         asked.append(arguments)
         if len(asked) == 2:  # during the round
             for channel in channels.values():
-                channel.receive(RoundStopped("earlier"))
+                channel.receive(Pong("earlier"))
         return await plan(**arguments)
 
     async def ended(live):
@@ -926,7 +915,7 @@ async def test_worker_that_answers_again_takes_the_place_of_another_that_is_sile
     exchanges[stopped]._handlers[StartRound] = lambda message, answer: started.set()
     future = coded.submit(lambda operator: operator @ x, C, client=c, workers=first)
     await started.wait()
-    channel.receive(RoundStopped("earlier"))
+    channel.receive(Pong("earlier"))
     np.testing.assert_allclose(await future, A @ x)
 
 
@@ -947,7 +936,7 @@ async def test_piece_moved_while_a_round_waits_for_a_silent_worker(c, s, *worker
         if worker.address in (silent, leaving):
             handlers = worker_plugin(worker).exchange._handlers
             handlers[StartRound] = partial(stop, address=worker.address)
-            handlers[CallParticipant] = lambda message, answer: None
+            handlers[Ping] = lambda message, answer: None
     future = coded.submit(lambda operator: operator @ x, C, client=c, workers=spare)
     await async_poll_for(lambda: asked == {silent, leaving})
     await c.retire_workers([leaving])
@@ -964,7 +953,7 @@ async def test_a_worker_whose_channel_has_closed_serves_a_round_that_waits_for_a
     there = {worker.address: worker_plugin(worker).exchange for worker in workers}
     usual, asked = there[lost]._handlers[StartRound], []
     there[silent]._handlers[StartRound] = lambda message, answer: asked.append(silent)
-    there[silent]._handlers[CallParticipant] = lambda message, answer: None
+    there[silent]._handlers[Ping] = lambda message, answer: None
     there[lost]._handlers[StartRound] = lambda message, answer: asked.append(lost)
     future = coded.submit(lambda operator: operator @ x, C, client=c, workers=spare)
     await async_poll_for(lambda: {silent, lost} <= set(asked), timeout=60)
@@ -980,7 +969,7 @@ async def test_a_round_notices_that_participants_answer_calls(c, s, *workers, mo
     def spy(channel, message):
         called = channel._called is not None
         receive(channel, message)
-        if isinstance(message, ParticipantRuns):
+        if isinstance(message, Pong):
             noticed.append(called and channel._called is None)
 
     monkeypatch.setattr(Channel, "receive", spy)
@@ -993,11 +982,11 @@ async def test_a_round_notices_that_participants_answer_calls(c, s, *workers, mo
         handlers[StartRound] = lambda *found: waiting.append(found)
 
         def called(message, answer):
-            answer(ParticipantRuns(message.run_id))
+            answer(Pong(message.run_id))
             while waiting:
                 start(*waiting.pop())
 
-        handlers[CallParticipant] = called
+        handlers[Ping] = called
 
     for worker in workers:
         late(worker_plugin(worker).exchange._handlers)
@@ -1017,18 +1006,18 @@ async def test_messages_of_an_older_run_are_ignored(c, s, *workers):
         # The participant's side: nothing is computed, and only a stop is answered.
         answers = []
         for message in (
-            AddStripes("older", ((0, 0, 1),)),
-            WithdrawStripes("older", ((0, 0, 1),)),
-            DropRound("older"),
-            StopRound("older"),
+            ChangeRound("older", ((0, 0, 1),), ()),
+            ChangeRound("older", (), ((0, 0, 1),)),
+            EndRun("older"),
+            EndRun("older", answer=True),
         ):
             plugin._handle(message, answers.append)
-        assert answers == [RoundStopped("older")]
+        assert answers == [Pong("older")]
         # The coordinator's side: nothing is decoded.
         for channel in plugin.exchange._channels.values():
             channel.receive(Share("older", ((0, 0, 1),), rows, 0.0))
             channel.receive(PiecesAbsent("older", (0, 1, 2, 3)))
-            channel.receive(RoundStopped("older"))
+            channel.receive(Pong("older"))
     await Event("old-go").set()
     np.testing.assert_allclose(await future, [A @ x] * 2)
 

@@ -22,9 +22,9 @@ from dask_coded.rounds.scaling import exponents_of, scaled
 from dask_coded.runtime.client.blocks import _filled
 from dask_coded.runtime.client.encoding import extend
 from dask_coded.runtime.client.source import block_rows
+from dask_coded.runtime.messages import StartRound
 from dask_coded.runtime.spec import CodedTask
 from dask_coded.runtime.worker.plugin import worker_plugin
-from dask_coded.transport.messages.rounds import StartRound
 
 FIVE = [("127.0.0.1", 1)] * 5
 SIX = [("127.0.0.1", 1)] * 6

@@ -13,9 +13,9 @@ from distributed.utils_test import async_poll_for, captured_logger, gen_cluster
 
 import dask_coded as coded
 from dask_coded.rounds.policies import POLICIES
+from dask_coded.runtime.messages import ShareFailed, StartRound
 from dask_coded.runtime.worker.plugin import worker_plugin
 from dask_coded.transport.channels import Channel
-from dask_coded.transport.messages.rounds import ShareFailed, StartRound
 
 SIX = [("127.0.0.1", 1)] * 6
 CODES = [coded.MDS(6, 4), coded.RandomLinear(6, 4), coded.Repetition(6, 2)]

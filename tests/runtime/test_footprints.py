@@ -13,8 +13,8 @@ from distributed.utils_test import async_poll_for, gen_cluster
 import dask_coded as coded
 from dask_coded.rounds import footprint
 from dask_coded.runtime.coordinator.delivery import Delivery
+from dask_coded.runtime.messages import LendOperand, OperandChunk, OperandShared, Part
 from dask_coded.runtime.worker.operands import _Coming
-from dask_coded.transport.messages.rounds import LendOperand, OperandChunk, OperandShared, Part
 
 from .loops import check_rounds_through_faults
 from .test_operands import APART, distant_coordinator, nothing_is_left, refuse, spy

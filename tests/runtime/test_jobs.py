@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from dask_coded.rounds import Reporting, StripeRange
+from dask_coded.runtime.messages import Share, ShareFailed
 from dask_coded.runtime.worker import jobs
 from dask_coded.runtime.worker.jobs import Job
 from dask_coded.runtime.worker.output import Output
 from dask_coded.transport.memory import Mappings, Memory
-from dask_coded.transport.messages.message import Message
-from dask_coded.transport.messages.rounds import Share, ShareFailed
+from dask_coded.transport.messages import Message
 
 
 class Executor:

@@ -16,18 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dask_coded as coded
+from dask_coded.runtime.messages import ChangeRound, MemoryLost, OperandChunk, Share, StartRound
 from dask_coded.transport import Exchange
-from dask_coded.transport.messages.message import PROTOCOL, MemoryProbed, ProbeMemory
-from dask_coded.transport.messages.rounds import (
-    AddStripes,
-    MemoryLost,
-    OperandChunk,
-    RoundStopped,
-    Share,
-    StartRound,
-    StopRound,
-)
-from dask_coded.transport.wire import KINDS, pack, unpack
+from dask_coded.transport.messages import KINDS, PROTOCOL, EndRun, MemoryProbed, Pong, ProbeMemory
+from dask_coded.transport.wire import pack, unpack
 from tests.transport.test_wire import fields_of, values_of
 
 A = np.random.default_rng(0).standard_normal((60, 8))
@@ -101,7 +93,7 @@ def C(client):
 
 def odd_message(data: st.DataObject, keys: list[Any]) -> Any:
     """Draw a message whose fields have the right types, mostly, and odd values."""
-    often = [StartRound, StartRound, OperandChunk, AddStripes]
+    often = [StartRound, StartRound, OperandChunk, ChangeRound]
     kind = data.draw(st.sampled_from([*often, *KINDS.values()]))
     fields = {}
     pieces = st.tuples(st.integers(-1, 4), st.sampled_from(keys) | st.text(max_size=2), NUMBERS)
@@ -126,8 +118,16 @@ async def sent(address: str, messages: list[Any]) -> None:
     with suppress(OSError):  # the worker has hung up
         for message in messages:
             await comm.write(pack([message]))
-        await comm.write(pack([StopRound("run"), StopRound("other"), StopRound("last")]))
-        while RoundStopped("last") not in unpack(await comm.read()):
+        await comm.write(
+            pack(
+                [
+                    EndRun("run", answer=True),
+                    EndRun("other", answer=True),
+                    EndRun("last", answer=True),
+                ]
+            )
+        )
+        while Pong("last") not in unpack(await comm.read()):
             pass
     comm.abort()
 
@@ -150,8 +150,8 @@ async def answers(address: str, message: Any) -> list[Any]:
     found: list[Any] = []
     with suppress(OSError):
         await comm.write(pack([message]))
-        await comm.write(pack([StopRound("last")]))
-        while RoundStopped("last") not in found:
+        await comm.write(pack([EndRun("last", answer=True)]))
+        while Pong("last") not in found:
             found += unpack(await comm.read())
     comm.abort()
     return found

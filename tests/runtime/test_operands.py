@@ -14,9 +14,7 @@ from distributed.utils_test import async_poll_for, gen_cluster
 
 import dask_coded as coded
 from dask_coded.runtime.coordinator.delivery import Delivery
-from dask_coded.runtime.worker.plugin import worker_plugin
-from dask_coded.transport.channels import Channel
-from dask_coded.transport.messages.rounds import (
+from dask_coded.runtime.messages import (
     ChunkConfirmed,
     ChunksLacking,
     LendOperand,
@@ -24,6 +22,8 @@ from dask_coded.transport.messages.rounds import (
     OperandShared,
     Part,
 )
+from dask_coded.runtime.worker.plugin import worker_plugin
+from dask_coded.transport.channels import Channel
 
 from .loops import check_rounds_through_faults
 

@@ -11,9 +11,9 @@ import scipy.sparse
 from distributed.utils_test import async_poll_for, gen_cluster, poll_for
 
 import dask_coded as coded
+from dask_coded.runtime.messages import Share, StartRound
 from dask_coded.runtime.worker import plugin as worker_module
 from dask_coded.runtime.worker.plugin import worker_plugin
-from dask_coded.transport.messages.rounds import Share, StartRound
 
 from .loops import checked_loop, wait_for_rounds
 

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 import dask_coded as coded
 from dask_coded.loop import Progress
 from dask_coded.rounds.placement import not_slow
+from dask_coded.runtime.messages import KeepState, StartRound, StateKept
 from dask_coded.runtime.scheduler.watch import Watch
 from dask_coded.runtime.spec import CodedTask
 from dask_coded.runtime.worker.plugin import worker_plugin
-from dask_coded.transport.messages.rounds import KeepState, StartRound, StateKept
 
 FOUR = {
     "client": True,

@@ -9,18 +9,10 @@ import pytest
 from distributed.comm import CommClosedError, connect, listen
 from distributed.utils_test import async_poll_for, captured_logger, gen_cluster, gen_test
 
+from dask_coded.runtime.messages import ChangeRound, StartRound
 from dask_coded.transport import Exchange, channels
 from dask_coded.transport import exchange as exchange_module
-from dask_coded.transport.messages.message import PROTOCOL, Closed
-from dask_coded.transport.messages.rounds import (
-    CallParticipant,
-    DropRound,
-    ParticipantRuns,
-    RoundStopped,
-    StartRound,
-    StopRound,
-    WithdrawStripes,
-)
+from dask_coded.transport.messages import PROTOCOL, Closed, EndRun, Ping, Pong
 
 
 @gen_test()
@@ -32,9 +24,7 @@ async def test_an_answer_that_cannot_be_packed_closes_the_channel(monkeypatch):
     closed = []
 
     async def serving(comm):
-        await channels.serve(
-            comm, lambda message, answer: answer(RoundStopped("run")), closed.append
-        )
+        await channels.serve(comm, lambda message, answer: answer(Pong("run")), closed.append)
 
     async with listen("tcp://127.0.0.1:0", serving) as listener:
         comm = await connect(listener.contact_address)
@@ -50,7 +40,7 @@ async def test_a_worker_that_is_lost_is_silent_for_a_while(s, a, b, monkeypatch)
     exchange, lost = Exchange.of(a), []
     channel = exchange.channel(b.address)
     channel.listen("run", lost.append)
-    channel.send(StopRound("run"))
+    channel.send(EndRun("run", answer=True))
     await b.close()
     await async_poll_for(lambda: lost, timeout=60)
     channel.asked = 0.0
@@ -70,9 +60,9 @@ async def test_a_worker_that_answers_slowly_counts_as_silent_later(s, a, b, monk
     def answer(seconds):
         """Let the worker answer a call, and return for how long it may owe the next answer."""
         nonlocal clock
-        channel.send(CallParticipant("run"))
+        channel.send(Ping("run"))
         clock += seconds
-        channel.receive(ParticipantRuns("run"))
+        channel.receive(Pong("run"))
         return channel.patience
 
     assert channel.patience == answer(0.001) == 1
@@ -85,11 +75,11 @@ async def test_a_worker_that_answers_slowly_counts_as_silent_later(s, a, b, monk
     clock += 0.2
     assert channel.silent
     # What it answers to other messages says nothing, because it may compute first.
-    channel.receive(RoundStopped("run"))
+    channel.receive(Pong("run"))
     assert channel.patience == 5
     for _ in range(3):
         channel.listen("run", lambda message: None)
-        channel.send(StopRound("run"))
+        channel.send(EndRun("run", answer=True))
         channel.end("run", 0.0)
     assert channel.patience == 1
 
@@ -99,10 +89,10 @@ async def test_a_call_that_a_round_did_not_wait_for_says_nothing(s, a, b, monkey
     channel = Exchange.of(a).channel(b.address)
     monkeypatch.setattr(channel, "post", lambda message: None)
     channel.listen("run", lambda message: None)
-    channel.send(CallParticipant("run"))
+    channel.send(Ping("run"))
     channel.end("run", 0.0)
     monkeypatch.setattr(channels, "monotonic", lambda: 1e9)
-    channel.receive(ParticipantRuns("run"))
+    channel.receive(Pong("run"))
     assert channel.patience == 1
 
 
@@ -148,7 +138,7 @@ async def test_what_listens_at_the_address_of_a_lost_worker_says_nothing(s, a, m
     async with saying_nothing() as (address, _, asked):
         channel = Exchange.of(a).channel(address)
         channel.listen("run", lost.append)
-        channel.send(StopRound("run"))
+        channel.send(EndRun("run", answer=True))
         await async_poll_for(lambda: lost and asked, timeout=60)
     assert asked[0] and channel.closed and lost == [Closed("run")]
 
@@ -171,7 +161,7 @@ async def test_a_channel_that_is_still_connecting_can_be_broken(s, a):
     async with saying_nothing() as (address, connected, _):
         channel = Exchange.of(a).channel(address)
         channel.listen("run", lost.append)
-        channel.send(StopRound("run"))
+        channel.send(EndRun("run", answer=True))
         await connected.wait()
         channel.abort()
         await async_poll_for(lambda: lost, timeout=60)
@@ -189,10 +179,10 @@ async def test_rounds_that_a_stopped_peer_never_hears_of_leave_nothing(s, a):
             run = f"run-{number}"
             channel.listen(run, lambda message: None)
             channel.send(start_round(run))
-            channel.send(WithdrawStripes(run, ()))
+            channel.send(ChangeRound(run, (), ()))
             channel.end(run, 0.0)
         # Its answer will show that the peer runs. Until then it owes it, and counts as silent.
-        assert channel._outbox._waiting == [*before, StopRound("run-0")]
+        assert channel._outbox._waiting == [*before, EndRun("run-0", answer=True)]
         assert channel.asked is not None
         channel.abort()
 
@@ -201,7 +191,7 @@ async def test_rounds_that_a_stopped_peer_never_hears_of_leave_nothing(s, a):
 async def test_another_version_of_the_protocol_is_refused(s, a, b, monkeypatch):
     received = []
     here, there = Exchange.of(a), Exchange.of(b)
-    there.register(lambda message, answer: received.append(message), [StopRound])
+    there.register(lambda message, answer: received.append(message), [EndRun])
     monkeypatch.setattr(channels, "PROTOCOL", PROTOCOL)
     serve = b.handlers["coded_channel"]
 
@@ -212,7 +202,7 @@ async def test_another_version_of_the_protocol_is_refused(s, a, b, monkeypatch):
     with captured_logger("distributed.dask_coded") as log:
         channel = here.channel(b.address)
         channel.listen("run", received.append)
-        channel.send(StopRound("run"))
+        channel.send(EndRun("run", answer=True))
         await async_poll_for(lambda: received, timeout=60)
     assert received == [Closed("run")]
     assert channel.closed
@@ -222,28 +212,26 @@ async def test_another_version_of_the_protocol_is_refused(s, a, b, monkeypatch):
 @gen_cluster(nthreads=[("127.0.0.1", 1)] * 2)
 async def test_the_end_of_a_round_is_sent_only_to_peers_that_took_part(s, a, b):
     received = []
-    Exchange.of(b).register(
-        lambda message, answer: received.append(message), [WithdrawStripes, DropRound]
-    )
+    Exchange.of(b).register(lambda message, answer: received.append(message), [ChangeRound, EndRun])
     channel = Exchange.of(a).channel(b.address)
     for i in range(100):
         channel.listen(f"idle-{i}", received.append)
         channel.end(f"idle-{i}", 0.0)
     channel.listen("run", received.append)
-    channel.send(WithdrawStripes("run", ()))
+    channel.send(ChangeRound("run", (), ()))
     channel.asked = None  # as if the peer had answered
     channel.end("run", 0.0)
     channel.listen("next", received.append)
-    channel.send(WithdrawStripes("next", ()))
+    channel.send(ChangeRound("next", (), ()))
     await async_poll_for(lambda: len(received) == 3, timeout=60)
-    assert received == [WithdrawStripes("run", ()), DropRound("run"), WithdrawStripes("next", ())]
+    assert received == [ChangeRound("run", (), ()), EndRun("run"), ChangeRound("next", (), ())]
 
 
 @gen_cluster(nthreads=[("127.0.0.1", 1)])
 async def test_a_message_of_no_registered_kind_is_dropped(s, a):
     exchange = Exchange.of(a)
     assert Exchange.of(a) is exchange
-    exchange.channel(a.address).send(StopRound("run"))
+    exchange.channel(a.address).send(EndRun("run", answer=True))
     await exchange.close()
 
 

@@ -19,7 +19,7 @@ from hypothesis.extra import numpy as hnp
 
 from dask_coded.transport import Exchange, memory
 from dask_coded.transport.memory import Mappings, Memory, Segment, SharedArray, aligned
-from dask_coded.transport.messages.rounds import StopRound
+from dask_coded.transport.messages import EndRun
 
 DTYPES = st.sampled_from(["f4", "f8", ">f8", "c16", "i8", "u1", "?"])
 ARRAYS = DTYPES.flatmap(lambda d: hnp.arrays(d, hnp.array_shapes(max_dims=3, min_side=0)))
@@ -332,8 +332,8 @@ async def test_sharing_can_be_switched_off_on_either_side(s, a, b):
         channel = Exchange.of(a).channel(b.address)
         heard = []
         channel.listen("run", heard.append)
-        Exchange.of(b).register(lambda message, answer: answer(message), [StopRound])
-        channel.send(StopRound("run"))
+        Exchange.of(b).register(lambda message, answer: answer(message), [EndRun])
+        channel.send(EndRun("run", answer=True))
         await async_poll_for(lambda heard=heard: heard, timeout=60)
         assert not channel.shared
         await Exchange.of(a).close()

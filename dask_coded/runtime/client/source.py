@@ -56,7 +56,7 @@ def matrix_source(A: Any) -> Any:
 
 
 def check_arrays() -> None:
-    """Check that the arrays of ``dask.array`` have what coded arrays and trainings need.
+    """Check that the arrays of ``dask.array`` have what coded arrays need.
 
     Raises
     ------
@@ -65,7 +65,7 @@ def check_arrays() -> None:
     """
     if da.Array is not Array:
         raise RuntimeError(
-            "Coded arrays and trainings need dask.array without query planning: unset "
+            "Coded arrays need dask.array without query planning: unset "
             "`array.query-planning` in Dask's configuration, which is the environment variable "
             "DASK_ARRAY__QUERY_PLANNING, or make it False before dask.array is imported."
         )

@@ -27,9 +27,9 @@ from distributed.comm import get_address_host
 
 from dask_coded.rounds.broadcast import Broadcast, Route, SendChunk, chunk_bytes
 from dask_coded.rounds.footprint import Footprints
+from dask_coded.runtime.messages import LendOperand, OperandChunk, Part
 from dask_coded.transport import Channel, Exchange
 from dask_coded.transport.memory import LEAST_BYTES, SharedArray
-from dask_coded.transport.messages.rounds import LendOperand, OperandChunk, Part
 from dask_coded.typing import Floats, Ints
 
 # Operands go from host to host if the coordinator would have to send this many bytes otherwise.

@@ -32,15 +32,8 @@ from dask_coded.runtime.coordinator.calls import Calls
 from dask_coded.runtime.coordinator.delivery import Delivery
 from dask_coded.runtime.coordinator.report import RoundReport
 from dask_coded.runtime.coordinator.verdict import Verdict
-from dask_coded.runtime.spec import CodedDataLostError, CodedSpec
-from dask_coded.transport import Exchange
-from dask_coded.transport.exceptions import unpacked
-from dask_coded.transport.fences import RunOverError
-from dask_coded.transport.memory import LEAST_BYTES, Mappings, SharedArray
-from dask_coded.transport.messages.message import Attempt, Closed, Dropped, Message
-from dask_coded.transport.messages.rounds import (
-    AddStripes,
-    CallParticipant,
+from dask_coded.runtime.messages import (
+    ChangeRound,
     ChunkConfirmed,
     ChunksLacking,
     MemoryLost,
@@ -48,8 +41,13 @@ from dask_coded.transport.messages.rounds import (
     Share,
     ShareFailed,
     StartRound,
-    WithdrawStripes,
 )
+from dask_coded.runtime.spec import CodedDataLostError, CodedSpec
+from dask_coded.transport import Exchange
+from dask_coded.transport.exceptions import unpacked
+from dask_coded.transport.fences import RunOverError
+from dask_coded.transport.memory import LEAST_BYTES, Mappings, SharedArray
+from dask_coded.transport.messages import Attempt, Closed, Dropped, Message, Ping
 from dask_coded.typing import Bools
 
 # Bytes of shares that are decoded together while the rest is computed. Waking up the algorithm's
@@ -295,7 +293,7 @@ class LiveRound:
             # short by chance.
             lag = max(lags[worker], channel.answer_time)
             if self._calls.due(worker, channel.asked, heard[worker], lag, channel.patience, now):
-                self._send(worker, CallParticipant(self.run_id))
+                self._send(worker, Ping(self.run_id))
                 self._calls.record(worker, monotonic())
 
     async def _end_if_possible_elsewhere(self) -> None:
@@ -327,12 +325,12 @@ class LiveRound:
         for command in commands:
             match command:
                 case Assign(worker, ranges) if worker in self._started:
-                    self._send(worker, AddStripes(self.run_id, ranges))
+                    self._send(worker, ChangeRound(self.run_id, ranges, ()))
                 case Assign(worker, ranges):
                     self._started.add(worker)
                     self._send(worker, self._start_of(worker, ranges))
                 case Withdraw(worker, ranges):
-                    self._send(worker, WithdrawStripes(self.run_id, ranges))
+                    self._send(worker, ChangeRound(self.run_id, (), ranges))
         if self._done.done():
             return
         if self.round.finished:

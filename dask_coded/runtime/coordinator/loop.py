@@ -19,10 +19,10 @@ from distributed import get_worker
 from distributed.utils import sync
 
 from dask_coded.loop import Loop, Progress, State
+from dask_coded.runtime.messages import KeepState, StateKept
 from dask_coded.runtime.worker.keeper import StateKeeper
 from dask_coded.transport import ANSWER_SECONDS, Channel, Exchange
-from dask_coded.transport.messages.message import Message
-from dask_coded.transport.messages.rounds import KeepState, StateKept
+from dask_coded.transport.messages import Message
 from dask_coded.transport.rows import large_answer
 
 if TYPE_CHECKING:

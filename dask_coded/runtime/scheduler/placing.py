@@ -32,7 +32,7 @@ class Limits:
 
 
 class Placing:
-    """Restricts tasks that coordinate rounds or trainings to fast workers.
+    """Restricts tasks that coordinate to fast workers.
 
     Parameters
     ----------

@@ -12,10 +12,10 @@ known to be slow, and if its worker is stopped, it waits for `worker-ttl`, five 
   counts as paused until it gives a sign of life, so that the scheduler gives it no other tasks;
 - workers that a coordinator may be fetching its operands from are asked, too, and other workers end
   what they fetch from a silent one;
-- while a client waits for the data of a training, the workers that compute these data are asked,
-  too. If one is silent, tasks that usually take less than two seconds run on another worker;
-- the workers that take part in a training are asked once within the timeout. Its leader is told
-  of those that are silent or have become available, and forms its groups accordingly;
+- while a client waits for tasks and says so, the workers that compute these are asked, too. If one
+  is silent, tasks that usually take less than two seconds run on another worker;
+- the workers that a coordinator may choose from are asked once within the timeout, if a plugin
+  follows them for it. The plugin is told of those that are silent or have become available;
 - the same happens to a coordinator that waits on a worker which pauses, because it has no memory;
 - whenever such a task is to run again, a fence is raised at all workers against its last run: see
   :mod:`dask_coded.transport.fences`. The scheduler itself drops the results of earlier runs.
@@ -41,13 +41,16 @@ from dask_coded.runtime.scheduler.awaited import Awaited
 from dask_coded.runtime.scheduler.placing import Limits, Placing
 from dask_coded.runtime.scheduler.watch import Watch
 from dask_coded.runtime.spec import NAME, CodedTask, as_key
-from dask_coded.transport.messages.message import Attempt
+from dask_coded.transport.messages import Attempt
 from dask_coded.typing import Floats
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState, WorkerState
 
 logger = logging.getLogger("distributed.dask_coded")
+
+#: Tells the worker of a task whether another worker is silent.
+Tell = Callable[[str, Key, str, bool], None]
 
 # A worker is asked this many times within the timeout, unless it owes an answer.
 _TICKS = 5
@@ -84,9 +87,10 @@ class _Run:
     born: float = field(default_factory=time)
     setbacks: int = 0
     round: int = 0
-    #: Workers that may take part in it; those of them that its leader knows to be silent.
-    members: frozenset[str] = frozenset()
+    #: Workers that are followed for it, those of them that are known to be silent, and who is told.
+    followed: frozenset[str] = frozenset()
     silent: set[str] = field(default_factory=set)
+    tell: Tell | None = None
     #: In how many plans its worker has been slow, up to the last one.
     slow: int = 0
     #: From which silent workers its own was told to fetch nothing, and after how many seconds.
@@ -94,7 +98,7 @@ class _Run:
 
 
 class Supervisor:
-    """Has the tasks that coordinate rounds or trainings placed, watches them, and moves them.
+    """Has the tasks that coordinate placed, watches them, and moves them.
 
     Parameters
     ----------
@@ -236,11 +240,23 @@ class Supervisor:
 
     # -- watching ------------------------------------------------------------------------------
 
-    def follow(self, key: Key, members: Iterable[str], round: int) -> None:
-        """Watch the workers that may take part from that round on in what a task leads."""
+    def follow(self, key: Key, workers: Iterable[str], round: int, tell: Tell) -> None:
+        """Watch the workers that a task may choose from, from that round on.
+
+        Parameters
+        ----------
+        key : Key
+            Of the task.
+        workers : iterable of str
+            Addresses.
+        round : int
+        tell : callable(worker, key, address, silent)
+            Called with the worker of the task, and with a worker that is silent or, as it may be
+            one that has just joined, is available.
+        """
         self.resumed(key, round)
         if run := self._runs.get(key):
-            run.members = frozenset(members)
+            run.followed, run.tell = frozenset(workers), tell
             run.silent.clear()
 
     def expect(self, keys: Collection[Key], client: str = "") -> None:
@@ -277,11 +293,11 @@ class Supervisor:
         for address in (*fetching, *computing):
             if address in self._able:
                 watched.setdefault(address, [])
-        # There may be many members, so they are asked less often.
+        # There may be many, so they are asked less often.
         self._ticks += 1
         asked = self._ticks % _TICKS == 0
         for key in self._processing:
-            for address in self._runs[key].members:
+            for address in self._runs[key].followed:
                 if address in self._able and (asked or self._watch.owes(address)):
                     watched.setdefault(address, [])
         before, self._running = self._running, self._running_now()
@@ -290,7 +306,7 @@ class Supervisor:
         self._send(self._watch.tick(watched), op="coded-ping")
         silent, again, stopped = [], [], []
         owing = {a: ticks * self._timeout / _TICKS for a, ticks in self._watch.silent(_TICKS)}
-        self._tell_leaders(owing)
+        self._tell_followers(owing)
         for address, seconds in owing.items():
             late = [
                 ts
@@ -372,28 +388,29 @@ class Supervisor:
                 found.append((late, address, f"paused for {seconds:.1f} s"))
         return found
 
-    def _tell_leaders(self, silent: Mapping[str, float]) -> None:
-        """Tell leaders which members are silent, each leader as soon as its patience ends."""
+    def _tell_followers(self, silent: Mapping[str, float]) -> None:
+        """Say which workers are silent, for each task as soon as its patience ends."""
         for key in self._processing:
             run, patience = self._runs[key], self._patience(self._scheduler.tasks[key])
             late = [
                 address
-                for address in run.members.difference(run.silent, [run.worker])
+                for address in run.followed.difference(run.silent, [run.worker])
                 if silent.get(address, 0.0) >= patience
             ]
             for address in late:
                 self._set_aside(address)
-                self._send([run.worker], op="coded-silent", task=key, address=address)
+                assert run.tell is not None
+                run.tell(run.worker, key, address, True)
             run.silent.update(late)
             run.setbacks += bool(late)
 
     def available(self, address: str) -> None:
-        """Tell the leaders of trainings that a worker has joined, answers, or runs again."""
+        """Say that a worker has joined, answers, or runs again."""
         for key in self._processing:
             run = self._runs[key]
-            if run.members:
+            if run.tell is not None:
                 run.silent.discard(address)
-                self._send([run.worker], op="coded-available", task=key, address=address)
+                run.tell(run.worker, key, address, False)
 
     def _set_aside(self, address: str) -> None:
         """Give a silent worker no tasks, and end what other workers fetch from it."""

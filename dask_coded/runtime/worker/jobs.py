@@ -15,12 +15,12 @@ from dask.typing import Key
 
 from dask_coded.rounds import Reporting, StripeRange, batch_size, stripes_in, without
 from dask_coded.rounds.kernels import Product, Rows
+from dask_coded.runtime.messages import Share, ShareFailed
 from dask_coded.runtime.worker.output import Output
 from dask_coded.transport import Answer
 from dask_coded.transport.exceptions import portable
 from dask_coded.transport.memory import Memory
-from dask_coded.transport.messages.message import Attempt, Message
-from dask_coded.transport.messages.rounds import Share, ShareFailed
+from dask_coded.transport.messages import Attempt, Message
 
 # A job of fewer multiplications (about 0.1 ms) is done on the event loop. To hand it to a thread,
 # and its rows back, would take as long.

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from dask.typing import Key
 from distributed.protocol import to_serialize
 
+from dask_coded.runtime.messages import KeepState, StateKept
 from dask_coded.transport import Answer, Exchange
 from dask_coded.transport.fences import Fences
-from dask_coded.transport.messages.message import Message
-from dask_coded.transport.messages.rounds import KeepState, StateKept
+from dask_coded.transport.messages import Message
 
 if TYPE_CHECKING:
     from distributed.worker import Worker

@@ -16,10 +16,7 @@ from distributed.system import MEMORY_LIMIT
 
 from dask_coded.rounds.broadcast import LEAST_CHUNK, Confirm, PassOn, Relay, ReportLacking
 from dask_coded.rounds.footprint import indices_of
-from dask_coded.transport import Answer, Channel, Exchange
-from dask_coded.transport.memory import RESULTS, Mappings, Segment, SharedArray
-from dask_coded.transport.messages.message import Closed, Message
-from dask_coded.transport.messages.rounds import (
+from dask_coded.runtime.messages import (
     ChunkConfirmed,
     ChunksLacking,
     LendOperand,
@@ -28,6 +25,9 @@ from dask_coded.transport.messages.rounds import (
     OperandShared,
     Part,
 )
+from dask_coded.transport import Answer, Channel, Exchange
+from dask_coded.transport.memory import RESULTS, Mappings, Segment, SharedArray
+from dask_coded.transport.messages import Closed, Message
 from dask_coded.typing import Ints
 
 # Chunks may come before their round is started here, or after it has ended. This many operands

@@ -22,6 +22,13 @@ from dask_coded._version import __version__
 from dask_coded.chunks import some_rows
 from dask_coded.rounds import Reporting, StripeRange
 from dask_coded.rounds.kernels import KERNELS, Product
+from dask_coded.runtime.messages import (
+    ChangeRound,
+    MemoryLost,
+    PiecesAbsent,
+    ShareFailed,
+    StartRound,
+)
 from dask_coded.runtime.spec import NAME, CodedSpec, as_key
 from dask_coded.runtime.worker.disk import Disk, MappedArray, streamed
 from dask_coded.runtime.worker.jobs import Job
@@ -32,20 +39,7 @@ from dask_coded.runtime.worker.probe import Probe
 from dask_coded.transport import Answer, Exchange
 from dask_coded.transport.exceptions import portable
 from dask_coded.transport.memory import Mappings
-from dask_coded.transport.messages.message import Attempt, Message
-from dask_coded.transport.messages.rounds import (
-    AddStripes,
-    CallParticipant,
-    DropRound,
-    MemoryLost,
-    ParticipantRuns,
-    PiecesAbsent,
-    RoundStopped,
-    ShareFailed,
-    StartRound,
-    StopRound,
-    WithdrawStripes,
-)
+from dask_coded.transport.messages import Attempt, EndRun, Message, Ping, Pong
 from dask_coded.transport.rows import NO_ROWS, dense_rows, sent_rows
 
 if TYPE_CHECKING:
@@ -120,7 +114,7 @@ class CodedWorkerPlugin(WorkerPlugin):
         self._probe = Probe(self._executor)
         self.exchange.register(
             self._handle,
-            [StartRound, AddStripes, WithdrawStripes, CallParticipant, DropRound, StopRound],
+            [StartRound, ChangeRound, Ping, EndRun],
             on_closed=self._coordinator_gone,
             on_fenced=self._run_over,
         )
@@ -246,23 +240,20 @@ class CodedWorkerPlugin(WorkerPlugin):
         match message:
             case StartRound():
                 self._start(message, answer)
-            case AddStripes(run_id, ranges):
+            case ChangeRound(run_id, added, withdrawn):
                 if job := self._jobs.get(run_id):
-                    job.assign(StripeRange(*part) for part in ranges)
-            case WithdrawStripes(run_id, ranges):
-                if job := self._jobs.get(run_id):
-                    job.withdraw(StripeRange(*part) for part in ranges)
-            case CallParticipant(run_id):
+                    job.withdraw(StripeRange(*part) for part in withdrawn)
+                    job.assign(StripeRange(*part) for part in added)
+            case Ping(run_id):
                 # Otherwise it has none of the round's work, and must not seem to be at it.
                 if run_id in self._jobs:
-                    answer(ParticipantRuns(run_id))
-            case DropRound(run_id):
+                    answer(Pong(run_id))
+            case EndRun(run_id, owes):
                 self._drop(run_id, over=True)
-            case StopRound(run_id):
-                # Always answered, because without an answer the coordinator would assume that
-                # this worker is stopped.
-                self._drop(run_id, over=True)
-                answer(RoundStopped(run_id))
+                if owes:
+                    # Always answered, because without an answer the coordinator would assume that
+                    # this worker is stopped.
+                    answer(Pong(run_id))
 
     @property
     def _where(self) -> str:

@@ -17,13 +17,7 @@ from dask_coded.aggregation.formation import can_finish, form
 from dask_coded.compression import Partial
 from dask_coded.training.runtime.link import Event, Link
 from dask_coded.training.runtime.memberships import Available, Silent, StopRequested
-from dask_coded.training.runtime.spec import Group, Outcome, Step
-from dask_coded.training.runtime.storage import write
-from dask_coded.training.runtime.trainer import READ_EVERY, node_message, norm_of
-from dask_coded.transport import ANSWER_SECONDS
-from dask_coded.transport.exceptions import unpacked
-from dask_coded.transport.messages.message import Closed, Message
-from dask_coded.transport.messages.trainings import (
+from dask_coded.training.runtime.messages import (
     BeginSteps,
     Enlisted,
     GradientComputed,
@@ -38,6 +32,12 @@ from dask_coded.transport.messages.trainings import (
     TrainingFailed,
     Unreachable,
 )
+from dask_coded.training.runtime.spec import Group, Outcome, Step
+from dask_coded.training.runtime.storage import write
+from dask_coded.training.runtime.trainer import READ_EVERY, node_message, norm_of
+from dask_coded.transport import ANSWER_SECONDS
+from dask_coded.transport.exceptions import unpacked
+from dask_coded.transport.messages import Closed, Message
 
 # A ring may be this many steps ahead of its leader's view of it.
 _AHEAD = 10

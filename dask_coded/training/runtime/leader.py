@@ -29,18 +29,12 @@ from dask_coded.loop import Loop, Progress
 from dask_coded.training.runtime.group import GroupOverError, LiveGroup
 from dask_coded.training.runtime.link import Link
 from dask_coded.training.runtime.memberships import Silent, TrainingWorkerPlugin, training_plugin
+from dask_coded.training.runtime.messages import Enlisted, Joined, TrainingFailed, Unreachable
 from dask_coded.training.runtime.spec import Group, Outcome, Step, Training
 from dask_coded.training.runtime.storage import check_folder, saved
 from dask_coded.transport import ANSWER_SECONDS
 from dask_coded.transport.exceptions import unpacked
-from dask_coded.transport.messages.message import Closed
-from dask_coded.transport.messages.trainings import (
-    Enlisted,
-    Joined,
-    Joining,
-    TrainingFailed,
-    Unreachable,
-)
+from dask_coded.transport.messages import Closed, Pong
 
 logger = logging.getLogger("distributed.dask_coded")
 
@@ -225,7 +219,7 @@ class Leader:
                 case Unreachable(_, address) | Silent(_, address):
                     self._link.lose(address)
                     return False
-                case Joining():
+                case Pong():
                     silent.discard(event.sender)
                 case Joined():
                     silent.discard(event.sender)

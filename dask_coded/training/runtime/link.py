@@ -20,11 +20,11 @@ from dask_coded.training.runtime.memberships import (
     StopRequested,
     TrainingWorkerPlugin,
 )
+from dask_coded.training.runtime.messages import Enlist, Enlisted, Join
 from dask_coded.training.runtime.spec import Group, Training
 from dask_coded.transport import Channel
 from dask_coded.transport.fences import RunOverError
-from dask_coded.transport.messages.message import Message
-from dask_coded.transport.messages.trainings import Enlist, Enlisted, Join
+from dask_coded.transport.messages import Message
 
 
 class Event(NamedTuple):

@@ -14,25 +14,24 @@ from distributed.protocol import to_serialize
 from distributed.protocol.pickle import dumps
 from distributed.worker import WORKER_ANY_RUNNING
 
-from dask_coded.training.runtime.spec import Group, Replica
-from dask_coded.training.runtime.trainer import Trainer, failure
-from dask_coded.transport import Answer, Exchange
-from dask_coded.transport.fences import Fences
-from dask_coded.transport.messages.message import Attempt, Message
-from dask_coded.transport.messages.trainings import (
+from dask_coded.training.runtime.messages import (
     BeginSteps,
     Enlist,
     Enlisted,
     HaltTraining,
     Join,
     Joined,
-    Joining,
     NodeMessage,
     SendState,
     SkipNode,
     TrainingFailed,
     Unreachable,
 )
+from dask_coded.training.runtime.spec import Group, Replica
+from dask_coded.training.runtime.trainer import Trainer, failure
+from dask_coded.transport import Answer, Exchange
+from dask_coded.transport.fences import Fences
+from dask_coded.transport.messages import Attempt, Message, Pong
 
 if TYPE_CHECKING:
     from distributed.worker import Worker
@@ -45,26 +44,26 @@ NAME = "dask-coded-training"
 
 
 @dataclass(frozen=True)
-class Cancelled(Message):
+class Cancelled(Message, travels=False):
     """The leader's task is cancelled, or another worker has taken it over."""
 
 
 @dataclass(frozen=True)
-class Silent(Message):
+class Silent(Message, travels=False):
     """A worker that was asked to take part gives no sign of life."""
 
     address: str
 
 
 @dataclass(frozen=True)
-class Available(Message):
+class Available(Message, travels=False):
     """A worker has joined the cluster, or a silent worker answers again."""
 
     address: str
 
 
 @dataclass(frozen=True)
-class StopRequested(Message):
+class StopRequested(Message, travels=False):
     """The client wants a training to end soon; leaders of other trainings do not care."""
 
     training: str
@@ -109,8 +108,7 @@ class TrainingWorkerPlugin(WorkerPlugin):
         )
         worker.handlers["coded_trained"] = self.state
         worker.stream_handlers["coded-enough"] = self._enough
-        worker.stream_handlers["coded-silent"] = self._silent
-        worker.stream_handlers["coded-available"] = self._available
+        worker.stream_handlers["coded-standing"] = self._standing
         worker.stream_handlers["coded-training-over"] = self._forget
         worker.extensions[NAME] = self
 
@@ -132,7 +130,7 @@ class TrainingWorkerPlugin(WorkerPlugin):
                 task = asyncio.create_task(self._join(message, answer))
                 self._joining[task] = message.training
                 task.add_done_callback(self._joining.pop)
-                answer(Joining(message.run_id))
+                answer(Pong(message.run_id))
             case NodeMessage():
                 for trainer in self._of(message.run_id):
                     trainer.receive(message)
@@ -251,15 +249,10 @@ class TrainingWorkerPlugin(WorkerPlugin):
             del self._led[training]
             self.trainers.pop(training).stop()
 
-    def _silent(self, task: Key, address: str) -> None:
-        """Stream handler: a worker that may take part in a leader's training is silent."""
+    def _standing(self, task: Key, address: str, silent: bool) -> None:
+        """Stream handler: a worker that may be in a leader's training is silent, or available."""
         if tell := self.leaders.get(task):
-            tell(Silent(task, address))
-
-    def _available(self, task: Key, address: str) -> None:
-        """Stream handler: a worker can now take part in a leader's training."""
-        if tell := self.leaders.get(task):
-            tell(Available(task, address))
+            tell(Silent(task, address) if silent else Available(task, address))
 
     def _enough(self, training: str) -> None:
         """Stream handler: the client wants a training to end soon."""

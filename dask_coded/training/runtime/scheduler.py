@@ -64,7 +64,7 @@ class TrainingSchedulerPlugin(SchedulerExtension):
         ]
         involved.setdefault(worker, False)
         involved.update(dict.fromkeys(able, True))
-        self._coded.supervisor.follow(as_key(key), able, round)
+        self._coded.supervisor.follow(as_key(key), able, round, self._standing)
         return self._coded.best(able)
 
     def _can_take_part(self, ws: WorkerState, member: bool) -> bool:
@@ -83,6 +83,10 @@ class TrainingSchedulerPlugin(SchedulerExtension):
         """Handler: whether a run of a leader's task has not been given up."""
         ts = self.scheduler.tasks.get(as_key(key))
         return ts is not None and ts.state == "processing" and ts.run_id == run
+
+    def _standing(self, worker: str, task: Key, address: str, silent: bool) -> None:
+        """Tell a leader that another worker is silent, or available."""
+        self._send(worker, "coded-standing", task=task, address=address, silent=silent)
 
     def enough(self, training: str) -> None:
         """Handler: the client wants a training to end soon; its leader is told."""
@@ -127,6 +131,6 @@ class TrainingSchedulerPlugin(SchedulerExtension):
     def restart(self, scheduler: Scheduler) -> None:
         self._involved.clear()
 
-    def _send(self, address: str, op: str, **fields: Any) -> None:
-        if address in self.scheduler.stream_comms:
-            self.scheduler.worker_send(address, {"op": op, **fields})
+    def _send(self, worker: str, op: str, **fields: Any) -> None:
+        if worker in self.scheduler.stream_comms:
+            self.scheduler.worker_send(worker, {"op": op, **fields})

@@ -28,12 +28,7 @@ from scipy.linalg import norm
 
 from dask_coded.aggregation import ROOT, Command, Compute, Finished, Machine, Send, Tag
 from dask_coded.compression import Partial
-from dask_coded.training.runtime.shards import fetch_rows
-from dask_coded.training.runtime.spec import Group, Replica
-from dask_coded.transport import Answer, Channel, Exchange
-from dask_coded.transport.exceptions import portable
-from dask_coded.transport.messages.message import Closed, Message
-from dask_coded.transport.messages.trainings import (
+from dask_coded.training.runtime.messages import (
     GradientComputed,
     NodeMessage,
     ReplicaState,
@@ -43,6 +38,11 @@ from dask_coded.transport.messages.trainings import (
     TrainingFailed,
     Unreachable,
 )
+from dask_coded.training.runtime.shards import fetch_rows
+from dask_coded.training.runtime.spec import Group, Replica
+from dask_coded.transport import Answer, Channel, Exchange
+from dask_coded.transport.exceptions import portable
+from dask_coded.transport.messages import Closed, Message
 
 if TYPE_CHECKING:
     from distributed.worker import Worker

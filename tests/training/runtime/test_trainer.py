@@ -30,18 +30,13 @@ from dask_coded.training.runtime.memberships import (
     Silent,
     TrainingWorkerPlugin,
 )
-from dask_coded.training.runtime.spec import Group, Step
-from dask_coded.training.runtime.storage import saved
-from dask_coded.training.runtime.trainer import READ_EVERY, Trainer, norm_of
-from dask_coded.transport.messages.message import Closed, Message
-from dask_coded.transport.messages.trainings import (
+from dask_coded.training.runtime.messages import (
     BeginSteps,
     Enlist,
     Enlisted,
     HaltTraining,
     Join,
     Joined,
-    Joining,
     NodeMessage,
     ReplicaState,
     SendState,
@@ -52,6 +47,10 @@ from dask_coded.transport.messages.trainings import (
     TrainingFailed,
     Unreachable,
 )
+from dask_coded.training.runtime.spec import Group, Step
+from dask_coded.training.runtime.storage import saved
+from dask_coded.training.runtime.trainer import READ_EVERY, Trainer, norm_of
+from dask_coded.transport.messages import Closed, Message, Pong
 
 
 class Counter:
@@ -424,7 +423,7 @@ def leading(aggregation, count):
 
 
 def test_worker_stopped_while_it_joins():
-    events = [("a", Joining("run")), ("b", Joining("run")), ("a", Joined("run"))]
+    events = [("a", Pong("run")), ("b", Pong("run")), ("a", Joined("run"))]
     found = leader(*events, ("a", Silent("t", "b")))
     assert not found._all_joined(("a", "b"))
     assert found._link._lost == {"b"}
@@ -436,7 +435,7 @@ def test_all_workers_are_asked_again_if_none_answers_in_time(monkeypatch):
     def invite(steps):
         invited.append(steps)
         if len(invited) > 1:
-            for message in (Enlisted("run", None), Joining("run"), Joined("run")):
+            for message in (Enlisted("run", None), Pong("run"), Joined("run")):
                 found._link._hear("a", message)
         return ["a"]
 
@@ -544,7 +543,7 @@ def test_a_leader_without_any_worker_waits_for_one(monkeypatch):
         if len(invited) == 1:
             return []
         assert not found._link._lost
-        for message in (Enlisted("run", None), Joining("run"), Joined("run")):
+        for message in (Enlisted("run", None), Pong("run"), Joined("run")):
             found._link._hear("a", message)
         return ["a"]
 
@@ -563,7 +562,7 @@ def test_a_training_that_has_begun_waits_for_enough_workers(monkeypatch):
         invited.append("ab"[: len(invited) + 1])
         messages = [Enlisted("run", None)]
         if len(invited) == 2:
-            messages += Joining("run"), Joined("run")
+            messages += Pong("run"), Joined("run")
         for message in messages:
             for address in invited[-1]:
                 found._link._hear(address, message)
@@ -590,7 +589,7 @@ def test_a_training_begins_although_a_worker_is_late_at_first(monkeypatch):
         if len(invited) == 2:
             found._link._hear("b", Enlisted("run", None))
             for address in "ab":
-                found._link._hear(address, Joining("run"))
+                found._link._hear(address, Pong("run"))
                 found._link._hear(address, Joined("run"))
         return ["a", "b"]
 
@@ -642,7 +641,7 @@ def test_a_stop_that_is_requested_while_a_group_is_formed_is_not_lost():
     assert link.next_event(0) is None
     assert not link.enough
     plugin._enough("training")
-    for message in (Joining("run"), Joined("run")):
+    for message in (Pong("run"), Joined("run")):
         link._hear("a", message)
     assert found._all_joined(("a",))
     assert link.enough
@@ -673,7 +672,7 @@ def test_worker_lost_after_it_was_enlisted_is_not_called():
 
 
 def test_workers_that_come_while_a_group_is_formed_can_join_the_next_one():
-    joined = [("a", Joining("run")), ("a", Joined("run"))]
+    joined = [("a", Pong("run")), ("a", Joined("run"))]
     late = [("x", Available("t", "b")), ("c", Enlisted("run", None)), ("d", Enlisted("old", None))]
     found = leader(("a", Enlisted("run", None)), ("x", Available("t", "e")), *late, *joined)
     assert set(found._enlisted(["a"])[0]) == {"a"}
@@ -697,7 +696,7 @@ def test_worker_stopped_while_another_fetches_its_state_and_joins_the_next_group
         assert answers[1:] == [Enlisted("run", None)]
         plugin._handle(Join("run", "t", 0, "training", dumps(second)), answer)
         await asyncio.gather(*plugin._joining, return_exceptions=True)
-        assert answers[2:] == [Joining("run"), Joined("run")]
+        assert answers[2:] == [Pong("run"), Joined("run")]
         assert not plugin._joining
 
     worker = SimpleNamespace(

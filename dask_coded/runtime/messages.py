@@ -1,13 +1,17 @@
-"""Messages of rounds, of the operands of rounds, and of the loops that rounds are part of."""
+"""Messages of rounds, of the operands of rounds, and of the loops that rounds are part of.
+
+A round is led by its *coordinator*; the workers that compute for it are *participants*. When it is
+over, participants receive :class:`~dask_coded.transport.messages.EndRun`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from dask.typing import Key
 
-from dask_coded.transport.messages.message import Attempt, Message
+from dask_coded.transport.messages import Attempt, Message
 
 #: Ranges of stripes: (piece, first stripe, stripe after the last).
 Ranges = tuple[tuple[int, int, int], ...]
@@ -56,6 +60,8 @@ class OperandChunk(Message):
     number: int
     data: Any
     below: tuple[Any, ...]
+
+    is_bulky: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -149,37 +155,18 @@ class StartRound(Message):
     series: str
     attempt: Attempt | None = None
 
-
-@dataclass(frozen=True)
-class AddStripes(Message):
-    """More stripes of a round. The coordinator sends this when work moves to the participant."""
-
-    ranges: Ranges
+    opens_run: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
-class WithdrawStripes(Message):
-    """Stripes not to compute any more. The coordinator sends this when work moves elsewhere."""
+class ChangeRound(Message):
+    """Stripes to compute as well, and not to compute any more.
 
-    ranges: Ranges
-
-
-@dataclass(frozen=True)
-class CallParticipant(Message):
-    """A participant owes stripes and may have stopped: it answers :class:`ParticipantRuns`."""
-
-
-@dataclass(frozen=True)
-class DropRound(Message):
-    """A round is over. The coordinator sends this to a participant that owes no answer."""
-
-
-@dataclass(frozen=True)
-class StopRound(Message):
-    """A round is over. The coordinator sends this to a participant that owes an answer.
-
-    The participant answers with :class:`RoundStopped`, which proves that it still runs.
+    The coordinator sends this when work moves to the participant, or from it.
     """
+
+    added: Ranges
+    withdrawn: Ranges
 
 
 # -- of rounds: participant to coordinator ---------------------------------------------------------
@@ -228,16 +215,6 @@ class ShareFailed(Message):
 
     pieces: tuple[int, ...]
     error: bytes
-
-
-@dataclass(frozen=True)
-class ParticipantRuns(Message):
-    """The answer to :class:`CallParticipant`."""
-
-
-@dataclass(frozen=True)
-class RoundStopped(Message):
-    """The answer to :class:`StopRound`."""
 
 
 # -- of loops --------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 
 from dask.typing import Key
 
-from dask_coded.transport.messages.message import Attempt, Message
+from dask_coded.transport.messages import Attempt, Message
 
 # -- of trainings: leader to participant -----------------------------------------------------------
 
@@ -34,8 +34,8 @@ class Enlist(Message):
 class Join(Message):
     """The worker is in the group. It creates its replica, in the most advanced state.
 
-    It answers at once with :class:`Joining`, then with :class:`Joined`, or with
-    :class:`Unreachable` or :class:`TrainingFailed`.
+    It answers at once with :class:`~dask_coded.transport.messages.Pong`, because a replica may
+    take long, then with :class:`Joined`, or with :class:`Unreachable` or :class:`TrainingFailed`.
 
     Parameters
     ----------
@@ -106,11 +106,6 @@ class Enlisted(Message):
     """
 
     state: tuple[int, str] | None
-
-
-@dataclass(frozen=True)
-class Joining(Message):
-    """The first answer to :class:`Join`: the worker is alive and is creating its replica."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,347 @@
+"""Which peers are there: a state machine without I/O and clock, and the table of all timeouts.
+
+Each worker has a :class:`Membership` for the workers at the other ends of its channels, and the
+scheduler has one for all workers. Each peer is in one of three states::
+
+              owes an answer for too long, or misses its beats, or another one suspects it
+        Alive ----------------------------------------------------------------------------> Suspect
+          ^  <---------------------------------------------------------------------------      |
+          |                              heard in the same epoch                               |
+          |  opened again, in the next epoch                               closed              |
+          +------------------------------------- Gone <----------------------------------------+
+
+Only the end of a connection makes a peer Gone, never time. Silence takes away a peer's work, never
+its data: what it sends late in the same epoch counts.
+
+Time comes with each event. The machine's own time advances by at most two ticks from one event to
+the next, and a look after a longer gap suspects no peer: an observer that stood still has not read
+the answers yet, and blames no peer for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from math import inf
+from typing import Final
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """Every timeout of the package, in seconds.
+
+    Parameters
+    ----------
+    silence : float
+        The one that all others follow from: for how long a peer may owe an answer.
+    handshake : float
+        How long Dask waits for a connection. Whatever listens at the address of a worker that has
+        died may accept a connection and say nothing: an HTTP server, for example.
+
+    Examples
+    --------
+    >>> timeouts = Timeouts(1.0)
+    >>> [timeouts.quiet(lag) for lag in (0.0, 0.02, 1.0)]
+    [0.5, 2.0, 5.0]
+    >>> [timeouts.patience(seconds) for seconds in (0.0, 0.3, 60.0)]
+    [1.0, 3.0, 5.0]
+    """
+
+    silence: float
+    handshake: float = 30.0
+
+    #: Heartbeats that may fail to come: Dask sends them every 0.5 s with up to fifty workers.
+    BEATS: Final = 4
+    # A call costs a peer two messages. After this many lags without a word, calls take it 1 or 2 %
+    # of its time.
+    _LAGS: Final = 100
+    # A worker with a hundredth of a core may need 0.5 s for one answer and far less for the next. A
+    # peer may owe one for this many times as long as it needed before.
+    _ANSWERS: Final = 10
+
+    @property
+    def tick(self) -> float:
+        """Between two looks: five within the time that a peer may be silent."""
+        return self.silence / 5
+
+    @property
+    def longest(self) -> float:
+        """The longest that anything is believed of a worker without a word from it.
+
+        So long a slow peer may be silent, a connection may take, a client may need to fetch a
+        result, and the memory of the last rounds is kept for the next one.
+        """
+        return 5 * self.silence
+
+    @property
+    def answer(self) -> float:
+        """For an answer on a connection of its own, which may have to be opened first."""
+        return 2 * self.silence
+
+    @property
+    def joining(self) -> float:
+        """Until a worker that joins has the plugin: it imports the package, which may take long."""
+        return 10 * self.silence
+
+    def quiet(self, lag: float = 0.0) -> float:
+        """Until a peer that has work is asked whether it runs.
+
+        ``lag`` is what it needs to begin work and to report it, or to answer. It may include the
+        time for which it was stopped, so it does not count beyond a limit.
+        """
+        return min(max(self.silence / 2, self._LAGS * lag), self.longest)
+
+    def patience(self, seconds: float) -> float:
+        """For how long a peer may owe an answer that needed some seconds for the last ones."""
+        return min(max(self.silence, self._ANSWERS * seconds), self.longest)
+
+
+class Standing(Enum):
+    """Whether a peer is there."""
+
+    ALIVE = "alive"
+    SUSPECT = "suspect"
+    GONE = "gone"
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Ask a peer whether it runs."""
+
+    peer: str
+
+
+@dataclass(frozen=True)
+class Changed:
+    """The standing of a peer has changed, or its epoch.
+
+    Parameters
+    ----------
+    peer : str
+    epoch : int
+    standing : Standing
+    """
+
+    peer: str
+    epoch: int
+    standing: Standing
+
+
+@dataclass
+class _Peer:
+    epoch: int
+    standing: Standing = Standing.ALIVE
+    #: Since when it has owed an answer, and when it was called first since then.
+    owes: float | None = None
+    called: float | None = None
+    #: When it was last heard.
+    heard: float = -inf
+    #: About the seconds that it needs for an answer; 0 before it has answered.
+    answer: float = 0.0
+
+
+class Membership:
+    """Which peers are alive, suspect or gone.
+
+    All times are seconds of one clock, which the caller reads; it never goes back.
+
+    Parameters
+    ----------
+    timeouts : Timeouts
+
+    Attributes
+    ----------
+    time : float
+        The machine's own time, which an observer that stands still does not advance.
+    suspects : set of str
+        The peers that are suspect now; the same object for ever.
+
+    Examples
+    --------
+    >>> membership = Membership(Timeouts(1.0))
+    >>> membership.opened("b", now=0.0)
+    Changed(peer='b', epoch=1, standing=<Standing.ALIVE: 'alive'>)
+    >>> membership.react(0.2, {"b": 0.0})
+    [Ask(peer='b')]
+    >>> [command for i in range(2, 8) for command in membership.react(i / 5, {"b": 0.0})]
+    [Changed(peer='b', epoch=1, standing=<Standing.SUSPECT: 'suspect'>)]
+    >>> membership.heard("b", now=1.5)
+    [Changed(peer='b', epoch=1, standing=<Standing.ALIVE: 'alive'>)]
+    """
+
+    # A peer is called a second time if the first message that it owes an answer to is not a call:
+    # once it has owed it for this share of the time that it may, so that the answer comes before.
+    _OWED = 0.6
+    # Answer times fall by this factor at most, with each answer and each end of a run: a slow peer
+    # answers at once if it has used little of its quota, which says little about the next time.
+    _FALL = 0.5
+
+    def __init__(self, timeouts: Timeouts) -> None:
+        self.timeouts = timeouts
+        self.time = 0.0
+        self.suspects: set[str] = set()
+        self._peers: dict[str, _Peer] = {}
+        self._owing: set[str] = set()  # those that are alive and owe an answer
+        self._last: float | None = None
+
+    def _advance(self, now: float) -> bool:
+        """Advance the machine's time; return whether the observer stood still."""
+        gap = 0.0 if self._last is None else max(now - self._last, 0.0)
+        self._last = now
+        most = 2 * self.timeouts.tick
+        self.time += min(gap, most)
+        return gap > most
+
+    def _set(self, peer: str, standing: Standing) -> Changed:
+        found = self._peers[peer]
+        found.standing = standing
+        if standing is Standing.SUSPECT:
+            self.suspects.add(peer)
+        else:
+            self.suspects.discard(peer)
+            found.owes = found.called = None
+        self._owing.discard(peer)
+        return Changed(peer, found.epoch, standing)
+
+    # -- events --------------------------------------------------------------------------------
+
+    def opened(self, peer: str, now: float) -> Changed:
+        """A connection to a peer is opened, or it has joined: its next epoch begins."""
+        self._advance(now)
+        epoch = self._peers[peer].epoch + 1 if peer in self._peers else 1
+        self._peers[peer] = _Peer(epoch, heard=self.time)
+        return self._set(peer, Standing.ALIVE)
+
+    def closed(self, peer: str) -> list[Changed]:
+        """The connection to a peer has ended, or it has left."""
+        if self.standing(peer) is Standing.GONE or peer not in self._peers:
+            return []
+        return [self._set(peer, Standing.GONE)]
+
+    def forget(self, peer: str) -> None:
+        """Remember nothing of a peer."""
+        self.closed(peer)
+        self._peers.pop(peer, None)
+
+    def heard(self, peer: str, now: float, answers: bool = False) -> list[Changed]:
+        """A peer has sent something; ``answers`` if it answers a call."""
+        self._advance(now)
+        found = self._peers.get(peer)
+        if found is None or found.standing is Standing.GONE:
+            return []
+        if answers and found.called is not None:
+            slowest = self.timeouts.silence / 2
+            seconds = min(self.time - found.called, slowest)
+            found.answer = max(seconds, self._FALL * found.answer)
+            found.called = None
+        found.heard, found.owes = self.time, None
+        self._owing.discard(peer)
+        return [self._set(peer, Standing.ALIVE)] if found.standing is Standing.SUSPECT else []
+
+    def asked(self, peer: str, now: float, call: bool = False) -> None:
+        """A peer was sent something that it answers; ``call`` if it does so at once."""
+        self._advance(now)
+        found = self._peers.get(peer)
+        if found is None or found.standing is Standing.GONE:
+            return
+        if found.owes is None:
+            found.owes = self.time
+            if found.standing is Standing.ALIVE:
+                self._owing.add(peer)
+        if call and found.called is None:
+            found.called = self.time
+
+    def settled(self, peer: str, began: float) -> None:
+        """A run has ended: what a peer has owed only since it ``began`` is not due any more.
+
+        ``began`` is in the machine's time.
+        """
+        if (found := self._peers.get(peer)) is None:
+            return
+        found.answer *= self._FALL
+        found.called = None  # peers do not answer calls of a run that they have dropped
+        if found.owes is not None and found.owes >= began:
+            found.owes = None
+            self._owing.discard(peer)
+
+    def suspect(self, peer: str) -> list[Changed]:
+        """Another observer suspects a peer, which stays so until it is heard."""
+        if peer not in self._peers or self.standing(peer) is not Standing.ALIVE:
+            return []
+        return [self._set(peer, Standing.SUSPECT)]
+
+    def react(
+        self, now: float, watched: Mapping[str, float] | None = None, beat: float = inf
+    ) -> list[Ask | Changed]:
+        """Look which peers are silent, and which to ask.
+
+        Parameters
+        ----------
+        now : float
+        watched : mapping of str to float, optional
+            The peers of which something is expected, and for how long each may say nothing before
+            it is asked; see :meth:`Timeouts.quiet`.
+        beat : float
+            Seconds between two heartbeats of each peer; infinite if they send none.
+        """
+        stood_still = self._advance(now)
+        commands: list[Ask | Changed] = []
+        for peer, quiet in (watched or {}).items():
+            found = self._peers.get(peer)
+            if found is None or found.standing is Standing.GONE:
+                continue
+            if found.owes is None:
+                due = self.time - found.heard >= quiet
+            else:
+                uncalled = found.called is None or found.called < found.owes
+                due = uncalled and self._reaches(found, self._OWED * self.patience(peer))
+            if due:
+                self.asked(peer, now, call=True)
+                commands.append(Ask(peer))
+        if stood_still:
+            return commands
+        late = [p for p in self._owing if self._reaches(self._peers[p], self.patience(p))]
+        commands += [self._set(peer, Standing.SUSPECT) for peer in late]
+        if beat < inf:
+            due_since = self.time - Timeouts.BEATS * beat
+            for peer, found in self._peers.items():
+                if found.standing is Standing.ALIVE and found.heard < due_since:
+                    commands.append(self._set(peer, Standing.SUSPECT))
+        return commands
+
+    def _reaches(self, found: _Peer, seconds: float) -> bool:
+        # Looks are a tick apart, and come a little early or late.
+        assert found.owes is not None
+        return self.time - found.owes >= seconds - self.timeouts.tick / 2
+
+    # -- what is known -------------------------------------------------------------------------
+
+    @property
+    def wake(self) -> float | None:
+        """In how many seconds to look again, even if nothing is watched; None if never."""
+        return self.timeouts.tick if self._owing else None
+
+    def standing(self, peer: str) -> Standing:
+        """Return the standing of a peer; nothing is known against one that is unknown."""
+        found = self._peers.get(peer)
+        return found.standing if found else Standing.ALIVE
+
+    def owed(self, peer: str) -> float:
+        """Return for how many seconds a peer has owed an answer; 0 if it owes none."""
+        found = self._peers.get(peer)
+        return 0.0 if found is None or found.owes is None else self.time - found.owes
+
+    def owes(self, peer: str) -> bool:
+        """Whether a peer owes an answer."""
+        found = self._peers.get(peer)
+        return found is not None and found.owes is not None
+
+    def answer_time(self, peer: str) -> float:
+        """Return about how many seconds a peer needs for an answer; 0 if that is unknown."""
+        found = self._peers.get(peer)
+        return found.answer if found else 0.0
+
+    def patience(self, peer: str) -> float:
+        """Return for how many seconds a peer may owe an answer before it is suspect."""
+        return self.timeouts.patience(self.answer_time(peer))

@@ -6,9 +6,20 @@ from pathlib import Path
 
 import dask
 import yaml
+from dask.utils import parse_timedelta
+
+from dask_coded.membership import Timeouts
 
 _FILE = Path(__file__).with_name("dask_coded.yaml")
 
 with _FILE.open() as file:
     dask.config.update_defaults(yaml.safe_load(file))
 dask.config.ensure_file(source=str(_FILE))
+
+
+def timeouts() -> Timeouts:
+    """Return the timeouts of this process."""
+    return Timeouts(
+        silence=parse_timedelta(dask.config.get("coded.coordinator.timeout")),
+        handshake=parse_timedelta(dask.config.get("distributed.comm.timeouts.connect")),
+    )

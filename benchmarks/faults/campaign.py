@@ -412,15 +412,16 @@ def rounds(dask_worker: Any = None) -> str:
     states = [f"{str(ts.key)[:40]} {ts.state}" for ts in dask_worker.state.tasks.values()]
     unfinished = [state for state in states if not state.endswith("memory")]
     lines = [f"{dask_worker.status.name}, {unfinished}"]
+    plugin = dask_worker.extensions["dask-coded"]
+    membership = plugin.exchange.membership
     for live in [found for found in gc.get_objects() if isinstance(found, LiveRound)]:
         state, channels = live.round.state, live._channels
         lines.append(f"runs round {live.run_id} of {live.spec.code}:")
         lines += [
-            f"    {channel.address} owes {owed:g}, asked {channel.asked is not None}, "
+            f"    {channel.address} owes {owed:g}, asked {membership.owes(channel.address)}, "
             f"silent {channel.silent}, closed {channel.closed}"
             for channel, owed in zip(channels, state.workers.todo.tolist(), strict=True)
         ]
-    plugin = dask_worker.extensions["dask-coded"]
     for run_id, job in plugin._jobs.items():
         begun = bool(job._kernels)
         lines.append(f"takes part in {run_id}: begun {begun}, active {job._active}, {job._queue}")

@@ -20,6 +20,7 @@ from dask.typing import Key
 from distributed.comm import connect, get_address_host
 from distributed.core import Status
 
+from dask_coded.membership import Membership
 from dask_coded.transport.memory import SharedArray, is_readable
 from dask_coded.transport.messages import (
     PROTOCOL,
@@ -48,25 +49,6 @@ Listener = Callable[[Message], None]
 
 #: The run id of messages about shared memory.
 PROBE = "memory"
-# A worker that is asked answers at once, but a throttled worker may stall for this many seconds.
-_SILENCE = 1.0
-# A worker with a hundredth of a core may need 0.5 s to say that it runs. It may owe an answer for
-# this many times as long, but not for longer than 5 s: a worker may be slow to answer only because
-# it was stopped.
-_TIMES, _SLOWEST = 10, 0.5
-# A slow worker answers at once if it has used little of its quota, which says little about the next
-# time. So what is expected falls by this factor at most, with each answer and each round.
-_FALL = 0.5
-# What a worker owed when its channel closed says nothing after this many seconds: another one may
-# have its address by then.
-_FORGOTTEN = 10.0
-# A worker that cannot be connected to in this time is gone for a round. Dask tries for 30 seconds,
-# even if the worker's process has ended; the scheduler knows earlier.
-_CONNECT = 5.0
-# Whatever listens at the address of a worker that has died may accept a connection and say nothing:
-# an HTTP server of another process, for example. Dask would wait for ever. A worker that is stopped
-# for longer is connected to again in a later round.
-_HANDSHAKE = 30.0
 # A message that cannot be handled ends its own channel, and with it what came that way. The peer
 # notices that at once; it might wait for ever for an answer to a message that is dropped.
 _HANG_UP = "The channel to %s is closed because a message from there cannot be handled"
@@ -156,6 +138,10 @@ class Channel:
     worker : Worker
     address : str
         Of the peer.
+    membership : Membership
+        Which peers of this worker are there. Messages of all runs count as signs of life.
+    owes : callable(), optional
+        Called when the peer has been sent a message that it answers.
     local : callable(Message), optional
         Takes the messages, if the peer is this worker.
     probe : SharedArray, optional
@@ -165,11 +151,6 @@ class Channel:
 
     Attributes
     ----------
-    asked : float or None
-        Monotonic time since which an answer has been due; None if none is due. A stopped worker
-        owes it until it runs again; a message of any run counts as the answer.
-    answer_time : float
-        About the seconds that the peer needs to answer a call; 0 until it has answered one.
     closed : bool
     near : bool
         Whether messages stay in this process.
@@ -183,6 +164,8 @@ class Channel:
         self,
         worker: Worker,
         address: str,
+        membership: Membership,
+        owes: Callable[[], None] = lambda: None,
         local: Callable[[Message], None] | None = None,
         probe: SharedArray | None = None,
         own: str = "",
@@ -191,14 +174,16 @@ class Channel:
         self._own = own or worker.address
         self.shared: bool | None = False
         self.unreadable = 0
-        self.asked: float | None = None
-        self.answer_time = 0.0
-        # The run of the oldest ping that has not been answered, and when it was sent.
-        self._called: tuple[Key, float] | None = None
+        self._membership = membership
+        self._owes = owes
+        membership.opened(address, monotonic())
+        # The run of the oldest ping that has not been answered.
+        self._called: Key | None = None
         self.closed = False
-        self._closed_at = math.inf
         self._worker = worker
         self._listeners: dict[Key, Listener] = {}
+        # When each run began, by the time of the membership.
+        self._began: dict[Key, float] = {}
         # Runs that the peer knows and must be told to drop when they are over.
         self._sent: set[Key] = set()
         self._over: list[Message] = []
@@ -218,10 +203,12 @@ class Channel:
     def listen(self, run_id: Key, listener: Listener) -> None:
         """Hand the messages of a run to ``listener`` from now on."""
         self._listeners[run_id] = listener
+        self._began[run_id] = self._membership.time
 
     def unlisten(self, run_id: Key) -> None:
         """Drop the messages of a run from now on, without telling the peer."""
         self._listeners.pop(run_id, None)
+        self._began.pop(run_id, None)
         self._sent.discard(run_id)
         self._outbox.discard(run_id)
 
@@ -230,10 +217,11 @@ class Channel:
         self.flush()
         if message.run_id in self._listeners:
             self._sent.add(message.run_id)
-        if self.asked is None:
-            self.asked = monotonic()
-        if isinstance(message, Ping) and self._called is None:
-            self._called = message.run_id, monotonic()
+        call = isinstance(message, Ping)
+        if call and self._called is None:
+            self._called = message.run_id
+        self._membership.asked(self.address, monotonic(), call=call)
+        self._owes()
         self.post(message)
 
     def flush(self) -> None:
@@ -271,52 +259,45 @@ class Channel:
         return self.shared
 
     @property
-    def patience(self) -> float:
-        """Seconds for which the peer may owe an answer before it counts as silent."""
-        return max(_TIMES * self.answer_time, _SILENCE)
-
-    @property
     def silent(self) -> bool:
         """Whether the peer has owed an answer for longer than its event loop may be busy."""
-        now = monotonic()
-        owes = self.asked is not None and now - self.asked > self.patience
-        return owes and now - self._closed_at < _FORGOTTEN
+        return self.address in self._membership.suspects
 
-    def end(self, run_id: Key, began: float) -> None:
-        """Stop listening to a run that began at ``began``, and have the peer drop its part.
+    def end(self, run_id: Key) -> None:
+        """Stop listening to a run, and have the peer drop its part.
 
         If the run's first message still waits for earlier ones, it is not sent any more. A peer
         that owes no answer is sent :class:`EndRun` with the next message. A peer that owes one
-        is sent it at once, and answers; :attr:`asked` then starts again from now, unless it
-        dates from before the run. One such message is enough for all runs that were not begun.
+        is sent it at once, and answers; it owes that answer from now on, unless it has owed one
+        since before the run. One such message is enough for all runs that were not begun.
         """
         self._listeners.pop(run_id, None)
+        began = self._began.pop(run_id, 0.0)
         # Messages, and their operands, must not pile up for a peer that is stopped.
         unheard = self._outbox.withdraw(run_id)
         self._outbox.discard(run_id)
         if run_id not in self._sent:
             return
         self._sent.discard(run_id)
-        self.answer_time *= _FALL
+        owes = self._membership.owes(self.address)
         self._called = None  # a peer does not answer calls of a round that it has dropped
-        if self.closed:
+        covered = unheard and self._outbox.will_stop
+        self._membership.settled(self.address, math.inf if covered else began)
+        if self.closed or (covered and owes):
             return
-        if self.asked is None:
-            if not unheard:
-                self._over.append(EndRun(run_id))
-        elif not (unheard and self._outbox.will_stop):
-            if self.asked >= began:
-                self.asked = None
+        if owes:
             self.send(EndRun(run_id, answer=True))
+        elif not unheard:
+            self._over.append(EndRun(run_id))
 
     def receive(self, message: Message) -> None:
         """Hand a message from the peer to the listener of its run."""
-        if message.run_id != PROBE:
-            self.asked = None
         # It may also be the answer to the end of another run.
-        if isinstance(message, Pong) and self._called and message.run_id == self._called[0]:
-            seconds, self._called = monotonic() - self._called[1], None
-            self.answer_time = max(min(seconds, _SLOWEST), _FALL * self.answer_time)
+        answers = isinstance(message, Pong) and message.run_id == self._called
+        if answers:
+            self._called = None
+        if message.run_id != PROBE:
+            self._membership.heard(self.address, monotonic(), answers)
         if listener := self._listeners.get(message.run_id):
             listener(message)
 
@@ -328,8 +309,13 @@ class Channel:
     async def _connect_and_read(self) -> None:
         comm = None
         try:
-            async with asyncio.timeout(_HANDSHAKE):
-                comm = await connect(self.address, timeout=_CONNECT, **self._worker.connection_args)
+            # Dask tries for long, even if the worker's process has ended; the scheduler knows
+            # earlier. Once connected, whatever listens there may say nothing.
+            timeouts = self._membership.timeouts
+            async with asyncio.timeout(timeouts.handshake):
+                comm = await connect(
+                    self.address, timeout=timeouts.longest, **self._worker.connection_args
+                )
             comm.name = "coded channel"
             await comm.write({"op": "coded_channel", "protocol": PROTOCOL, "reply": False})
             self._outbox.open(comm)
@@ -349,7 +335,8 @@ class Channel:
                 comm.abort()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self.closed, self._closed_at = True, monotonic()
+        self.closed = True
+        self._membership.closed(self.address)
         self._outbox.close()
         for run_id, listener in list(self._listeners.items()):
             listener(Closed(run_id))
@@ -359,6 +346,7 @@ class Channel:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         self.closed = True
+        self._membership.closed(self.address)
 
 
 def from_any_thread(take: Callable[[Message], None]) -> Answer:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import dask
@@ -14,6 +15,8 @@ import numpy as np
 from dask.typing import Key
 from distributed.core import Status
 
+from dask_coded.config import timeouts
+from dask_coded.membership import Ask, Membership, Standing
 from dask_coded.transport.channels import PROBE, Answer, Channel, Handler, from_any_thread, serve
 from dask_coded.transport.fences import Fences
 from dask_coded.transport.memory import Memory, SharedArray, is_readable
@@ -53,6 +56,9 @@ class Exchange:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._channels: dict[str, Channel] = {}
+        #: Which peers are there. It needs no looks unless a peer owes an answer.
+        self.membership = Membership(timeouts())
+        self._next_look: asyncio.TimerHandle | None = None
         self._handlers: dict[type[Message], Handler] = {}
         self._on_closed: list[Callable[[Answer], None]] = []
         self._on_fenced: list[Callable[[Attempt], None]] = []
@@ -136,8 +142,17 @@ class Exchange:
             gone = [known for known, other in self._channels.items() if other.closed]
             for known in gone[:-_GONE]:
                 del self._channels[known]
+                self.membership.forget(known)
             local = self._receive_own if address == self.address else None
-            channel = Channel(self._worker, address, local, self._probe, self.address)
+            channel = Channel(
+                self._worker,
+                address,
+                self.membership,
+                self._look_soon,
+                local,
+                self._probe,
+                self.address,
+            )
             self._channels[address] = channel
         return channel
 
@@ -148,13 +163,27 @@ class Exchange:
 
     def is_usable(self, address: str) -> bool:
         """Whether nothing is known against sending to a worker: not closed, not silent."""
-        channel = self._channels.get(address)
-        return channel is None or not (channel.closed or channel.silent)
+        return self.membership.standing(address) is Standing.ALIVE
 
     @property
     def silent(self) -> list[str]:
         """Addresses of the peers that have owed an answer for too long."""
-        return [address for address, channel in self._channels.items() if channel.silent]
+        return list(self.membership.suspects)
+
+    def look(self, watched: Mapping[str, float]) -> list[str]:
+        """Look which peers are silent; return those to ask, see :meth:`Membership.react`."""
+        commands = self.membership.react(monotonic(), watched)
+        return [command.peer for command in commands if isinstance(command, Ask)]
+
+    def _look_soon(self) -> None:
+        """Look a tick from now, and again as long as a peer owes an answer."""
+        if self._next_look is None and (wake := self.membership.wake) is not None:
+            self._next_look = asyncio.get_running_loop().call_later(wake, self._look)
+
+    def _look(self) -> None:
+        self._next_look = None
+        self.look({})
+        self._look_soon()
 
     def room(self) -> float:
         """Return how many bytes this process may use until it exceeds Dask's target, or infinity.
@@ -193,6 +222,8 @@ class Exchange:
         answer(MemoryProbed(message.run_id, self._probe if readable else None))
 
     async def close(self) -> None:
+        if self._next_look is not None:
+            self._next_look.cancel()
         await asyncio.gather(*(channel.close() for channel in self._channels.values()))
         self.memory.close()
 

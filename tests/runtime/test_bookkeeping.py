@@ -195,7 +195,9 @@ async def _alone(rounds: list[int]) -> None:
     def answer(message: Message) -> None:
         loop.call_soon(channel.receive, message)
 
-    channel = Channel(worker, "b", local=lambda message: exchange._handle(message, answer))
+    channel = Channel(
+        worker, "b", exchange.membership, local=lambda message: exchange._handle(message, answer)
+    )
 
     async def run(number: int) -> None:
         """Run one round; it ends in one of the ways in which rounds end."""
@@ -209,7 +211,7 @@ async def _alone(rounds: list[int]) -> None:
             exchange._fence([attempt])
         if number % 13 == 0:
             plugin._coordinator_gone(answer)
-        channel.end(run_id, began=0.0)
+        channel.end(run_id)
 
     counts = []
     numbers = itertools.count(1)

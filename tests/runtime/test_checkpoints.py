@@ -115,7 +115,8 @@ async def test_a_keeper_that_is_stopped_is_replaced(c, s, *workers):
     plugins[stopped].exchange._handlers[KeepState] = lambda *message: received.append(message)
     running = s.tasks[future.key].processing_on.address
     # As if it had owed an answer for a long time.
-    plugins[running].exchange.channel(stopped).asked = 0.0
+    plugins[running].exchange.channel(stopped)
+    plugins[running].exchange.membership.suspect(stopped)
     await Event("go-1", client=c).set()
     await Event("done-2", client=c).wait()
     await async_poll_for(lambda: len(keepers(2)) == 2, timeout=60)

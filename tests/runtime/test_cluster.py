@@ -630,7 +630,8 @@ async def test_a_lazy_round_that_is_cancelled_ends(c, s, *workers):
 async def test_workers_that_answer_while_a_round_is_planned_again_go_on_with_it(c, s, *workers):
     C = await coded.encode(A, coded.MDS(4, 3), c)
     first, *late, _ = C.encoded.workers
-    channels = {address: plugin_at(workers, first).exchange.channel(address) for address in late}
+    there = plugin_at(workers, first).exchange
+    channels = {address: there.channel(address) for address in late}
     plan, asked, go = s.handlers["coded_plan"], [], asyncio.Event()
     held, end = [], LiveRound._end_if_possible_elsewhere
 
@@ -647,7 +648,7 @@ async def test_workers_that_answer_while_a_round_is_planned_again_go_on_with_it(
 
     def hold(address, handle):
         def start(message, answer):
-            channels[address].asked = 0.0  # as if it had owed an answer for a long time
+            there.membership.suspect(address)  # as if it had owed an answer for a long time
             held.append(partial(handle, message, answer))
 
         return start
@@ -911,7 +912,7 @@ async def test_worker_that_answers_again_takes_the_place_of_another_that_is_sile
     first, back, stopped, _ = C.encoded.workers
     exchanges = {w.address: worker_plugin(w).exchange for w in workers}
     channel, started = exchanges[first].channel(back), asyncio.Event()
-    channel.asked = 0.0  # as if it had owed an answer for a long time
+    exchanges[first].membership.suspect(back)  # as if it had owed an answer for a long time
     exchanges[stopped]._handlers[StartRound] = lambda message, answer: started.set()
     future = coded.submit(lambda operator: operator @ x, C, client=c, workers=first)
     await started.wait()

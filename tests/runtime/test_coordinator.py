@@ -13,7 +13,6 @@ from distributed.utils_test import gen_cluster
 import dask_coded as coded
 from dask_coded.rounds import RoundOptions
 from dask_coded.runtime.coordinator import live_round, rounds
-from dask_coded.runtime.coordinator.calls import Calls
 from dask_coded.runtime.coordinator.rounds import Coordinator
 from dask_coded.runtime.spec import CodedDataLostError
 from dask_coded.runtime.worker import probe
@@ -96,34 +95,6 @@ def test_no_measurements_pile_up_while_all_threads_of_a_worker_are_busy(monkeypa
     waiting[0].set_result(None)
     found.refresh()
     assert len(waiting) == 2
-
-
-def test_participants_that_report_are_not_called():
-    calls = Calls()
-    assert not any(calls.due(0, None, now - 0.4, 0.001, 1.0, now) for now in np.arange(1, 30, 0.5))
-
-
-def called(asked, heard, lag, patience=1.0):
-    """Return when a participant is called, if the round looks four times a second."""
-    calls, found = Calls(), []
-    for now in np.arange(asked or heard, 100, 0.25):
-        if calls.due(0, asked, heard, lag, patience, now):
-            calls.record(0, now)
-            found.append(now)
-    return found
-
-
-@pytest.mark.parametrize(("lag", "pause"), [(0.0, 0.5), (0.001, 0.5), (0.02, 2), (8, 5)])
-def test_a_silent_participant_is_called_the_less_often_the_slower_it_is(lag, pause):
-    found = called(None, 0.0, lag)
-    np.testing.assert_allclose(np.diff([0.0, *found]), pause)
-
-
-@pytest.mark.parametrize(("patience", "when"), [(1.0, 1.75), (5.0, 4.0)])
-def test_a_participant_that_owes_an_answer_is_called_once_before_it_counts_as_silent(
-    patience, when
-):
-    assert called(1.0, 0.0, 1.0, patience) == [when]
 
 
 def test_a_round_ends_if_the_event_loop_of_its_worker_is_closed():

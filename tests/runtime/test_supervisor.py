@@ -739,8 +739,10 @@ async def test_a_run_that_is_over_takes_no_worker_for_stopped(c, s, *workers):
         exchange._fence([["loop", 3]])
         channel = one.channel(exchange._worker.address)
         channel.send(KeepState("loop", 1, b"state", ("loop", 3)))
-        assert channel.asked is not None
-        await async_poll_for(lambda channel=channel: channel.asked is None, timeout=60)
+        assert one.membership.owes(channel.address)
+        await async_poll_for(
+            lambda address=channel.address: not one.membership.owes(address), timeout=60
+        )
     np.testing.assert_allclose(await c.compute(C @ x, workers=[workers[0].address]), A @ x)
 
 

@@ -16,11 +16,12 @@ from distributed import Event
 from distributed.utils_test import async_poll_for, captured_logger, gen_cluster
 
 import dask_coded as coded
+from dask_coded.membership import Timeouts
 from dask_coded.rounds.policies import POLICIES
 from dask_coded.runtime.coordinator import checks
 from dask_coded.runtime.coordinator.checks import Checks
 from dask_coded.runtime.worker.plugin import worker_plugin
-from dask_coded.transport import channels, rows
+from dask_coded.transport import rows
 
 SIX = [("127.0.0.1", 1)] * 6
 CODES = [coded.MDS(6, 4), coded.RandomLinear(6, 4), coded.Repetition(6, 2)]
@@ -93,7 +94,9 @@ async def test_a_worker_that_computes_wrongly_again_and_again_gets_no_more_work(
         plugin._suspect(C.encoded.spec.id, [wrong])
     # If others seem silent, it is asked all the same.
     with monkeypatch.context() as patch:
-        patch.setattr(channels, "_SILENCE", 60.0)
+        for worker in workers:
+            membership = worker_plugin(worker).exchange.membership
+            patch.setattr(membership, "timeouts", Timeouts(60.0))
         computed = await coded.submit(loop, C, 20, client=c)
     assert len(computed) >= 4 and wrong not in computed
     assert len(events(s, "corrupt")) == 3  # no share of it has arrived since

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 from distributed.comm import CommClosedError, connect, listen
@@ -35,7 +36,7 @@ async def test_an_answer_that_cannot_be_packed_closes_the_channel(monkeypatch):
 
 
 @gen_cluster(nthreads=[("127.0.0.1", 1)] * 2)
-async def test_a_worker_that_is_lost_is_silent_for_a_while(s, a, b, monkeypatch):
+async def test_a_worker_that_is_lost_is_gone_until_a_channel_to_its_address_opens(s, a, b):
     """Another worker may get its address, and no message may ever go there."""
     exchange, lost = Exchange.of(a), []
     channel = exchange.channel(b.address)
@@ -43,57 +44,53 @@ async def test_a_worker_that_is_lost_is_silent_for_a_while(s, a, b, monkeypatch)
     channel.send(EndRun("run", answer=True))
     await b.close()
     await async_poll_for(lambda: lost, timeout=60)
-    channel.asked = 0.0
-    assert exchange.silent == [b.address]
-    monkeypatch.setattr(channels, "_FORGOTTEN", 0.0)
+    assert not exchange.is_usable(b.address)
     assert exchange.silent == []
+    exchange.channel(b.address)
+    assert exchange.is_usable(b.address)
+
+
+@gen_cluster(nthreads=[("127.0.0.1", 1)] * 2, config={"coded.coordinator.timeout": "20ms"})
+async def test_a_worker_that_owes_an_answer_is_silent_until_it_answers(s, a, b):
+    exchange, other = Exchange.of(a), Exchange.of(b)
+    held = []
+    other.register(lambda *found: held.append(found), [EndRun])
+    channel = exchange.channel(b.address)
+    channel.listen("run", lambda message: None)
+    channel.send(EndRun("run", answer=True))
+    await async_poll_for(lambda: exchange.silent and held, timeout=60)
+    assert channel.silent and not exchange.is_usable(b.address)
+    await async_poll_for(lambda: exchange._next_look is None, timeout=60)  # nothing more is due
+    message, answer = held[0]
+    answer(Pong(message.run_id))
+    await async_poll_for(lambda: not exchange.silent, timeout=60)
+    assert exchange.is_usable(b.address) and not exchange.membership.owes(b.address)
 
 
 @gen_cluster(nthreads=[("127.0.0.1", 1)] * 2)
-async def test_a_worker_that_answers_slowly_counts_as_silent_later(s, a, b, monkeypatch):
+async def test_only_the_answer_to_a_call_says_how_long_the_peer_needs(s, a, b, monkeypatch):
     channel = Exchange.of(a).channel(b.address)
-    monkeypatch.setattr(channel, "post", lambda message: None)
-    channel.listen("run", lambda message: None)
+    membership = Exchange.of(a).membership
     clock = 0.0
     monkeypatch.setattr(channels, "monotonic", lambda: clock)
-
-    def answer(seconds):
-        """Let the worker answer a call, and return for how long it may owe the next answer."""
-        nonlocal clock
-        channel.send(Ping("run"))
-        clock += seconds
-        channel.receive(Pong("run"))
-        return channel.patience
-
-    assert channel.patience == answer(0.001) == 1
-    assert answer(0.3) == pytest.approx(3)
-    assert answer(0.001) == pytest.approx(1.5)  # one quick answer says little
-    assert answer(60) == 5  # it was stopped
-    channel.asked = clock
-    clock += 4.9
-    assert not channel.silent
-    clock += 0.2
-    assert channel.silent
-    # What it answers to other messages says nothing, because it may compute first.
-    channel.receive(Pong("run"))
-    assert channel.patience == 5
-    for _ in range(3):
-        channel.listen("run", lambda message: None)
-        channel.send(EndRun("run", answer=True))
-        channel.end("run", 0.0)
-    assert channel.patience == 1
-
-
-@gen_cluster(nthreads=[("127.0.0.1", 1)] * 2)
-async def test_a_call_that_a_round_did_not_wait_for_says_nothing(s, a, b, monkeypatch):
-    channel = Exchange.of(a).channel(b.address)
     monkeypatch.setattr(channel, "post", lambda message: None)
     channel.listen("run", lambda message: None)
-    channel.send(Ping("run"))
-    channel.end("run", 0.0)
-    monkeypatch.setattr(channels, "monotonic", lambda: 1e9)
     channel.receive(Pong("run"))
-    assert channel.patience == 1
+
+    def answer(run_id):
+        nonlocal clock
+        clock += 0.3
+        channel.receive(Pong(run_id))
+        return membership.answer_time(b.address)
+
+    channel.send(EndRun("other", answer=True))
+    assert answer("other") == 0  # it may compute first
+    channel.send(Ping("run"))
+    assert answer("other") == 0
+    assert answer("run") > 0.3
+    channel.send(Ping("run"))
+    channel.end("run")
+    assert answer("run") < 0.3  # it does not answer calls of a run that it has dropped
 
 
 def start_round(run_id: str) -> StartRound:
@@ -132,8 +129,9 @@ async def saying_nothing():
 
 
 @gen_cluster(nthreads=[("127.0.0.1", 1)])
-async def test_what_listens_at_the_address_of_a_lost_worker_says_nothing(s, a, monkeypatch):
-    monkeypatch.setattr(channels, "_HANDSHAKE", 3.0)
+async def test_what_listens_at_the_address_of_a_lost_worker_says_nothing(s, a):
+    exchange = Exchange.of(a)
+    exchange.membership.timeouts = replace(exchange.membership.timeouts, handshake=3.0)
     lost = []
     async with saying_nothing() as (address, _, asked):
         channel = Exchange.of(a).channel(address)
@@ -180,10 +178,10 @@ async def test_rounds_that_a_stopped_peer_never_hears_of_leave_nothing(s, a):
             channel.listen(run, lambda message: None)
             channel.send(start_round(run))
             channel.send(ChangeRound(run, (), ()))
-            channel.end(run, 0.0)
+            channel.end(run)
         # Its answer will show that the peer runs. Until then it owes it, and counts as silent.
         assert channel._outbox._waiting == [*before, EndRun("run-0", answer=True)]
-        assert channel.asked is not None
+        assert Exchange.of(a).membership.owes(address)
         channel.abort()
 
 
@@ -216,11 +214,11 @@ async def test_the_end_of_a_round_is_sent_only_to_peers_that_took_part(s, a, b):
     channel = Exchange.of(a).channel(b.address)
     for i in range(100):
         channel.listen(f"idle-{i}", received.append)
-        channel.end(f"idle-{i}", 0.0)
+        channel.end(f"idle-{i}")
     channel.listen("run", received.append)
     channel.send(ChangeRound("run", (), ()))
-    channel.asked = None  # as if the peer had answered
-    channel.end("run", 0.0)
+    Exchange.of(a).membership.heard(b.address, channels.monotonic())
+    channel.end("run")
     channel.listen("next", received.append)
     channel.send(ChangeRound("next", (), ()))
     await async_poll_for(lambda: len(received) == 3, timeout=60)

@@ -6,7 +6,6 @@
 - ``rounds`` runs the rounds of one array, by plans of the scheduler plugin.
 - ``live_round`` carries out one round: commands become messages, messages become events.
 - ``delivery`` sends the operand to the workers.
-- ``calls`` says when to ask participants whether they run.
 - ``checks`` fetches what shares are verified by, and makes again what is wrong of it.
 - ``verdict`` verifies the shares of a round.
 """

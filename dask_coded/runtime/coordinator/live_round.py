@@ -28,7 +28,6 @@ from dask_coded.rounds import (
 )
 from dask_coded.rounds.assignment import all_tried
 from dask_coded.runtime.answers import RoundPlan
-from dask_coded.runtime.coordinator.calls import Calls
 from dask_coded.runtime.coordinator.delivery import Delivery
 from dask_coded.runtime.coordinator.report import RoundReport
 from dask_coded.runtime.coordinator.verdict import Verdict
@@ -170,7 +169,6 @@ class LiveRound:
         self._lead, self._reporting = pace.lead, pace.reporting
         self._channels = [exchange.channel(address) for address in plan.addresses]
         self._started: set[int] = set()
-        self._calls = Calls()
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[None] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
@@ -285,16 +283,17 @@ class LiveRound:
 
     def _call_participants(self) -> None:
         """Ask workers that owe stripes whether they run, if they have been quiet for long."""
-        now, workers = monotonic(), self.round.state.workers
-        heard, lags = workers.heard.tolist(), np.nan_to_num(workers.measured_lag).tolist()
-        for worker in workers.todo.nonzero()[0].tolist():
-            channel = self._channels[worker]
-            # Before a worker's first report its lag is unknown, and that of a slow worker may be
-            # short by chance.
-            lag = max(lags[worker], channel.answer_time)
-            if self._calls.due(worker, channel.asked, heard[worker], lag, channel.patience, now):
-                self._send(worker, Ping(self.run_id))
-                self._calls.record(worker, monotonic())
+        workers, membership = self.round.state.workers, self._exchange.membership
+        lags = np.nan_to_num(workers.measured_lag).tolist()
+        owing = {self._plan.addresses[w]: w for w in workers.todo.nonzero()[0].tolist()}
+        # Before a worker's first report its lag is unknown, and that of a slow worker may be short
+        # by chance.
+        watched = {
+            address: membership.timeouts.quiet(max(lags[w], membership.answer_time(address)))
+            for address, w in owing.items()
+        }
+        for address in self._exchange.look(watched):
+            self._send(owing[address], Ping(self.run_id))
 
     async def _end_if_possible_elsewhere(self) -> None:
         try:
@@ -499,7 +498,7 @@ class LiveRound:
         self._delivery.end()
         large = max(self._size_of_operand, self._assembler.rows.nbytes) >= LEAST_BYTES
         for channel in self._channels:
-            channel.end(self.run_id, self.began)
+            channel.end(self.run_id)
             if large:
                 # Participants hold the operand and their rows until they hear of the end.
                 channel.flush()

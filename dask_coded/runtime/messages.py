@@ -203,18 +203,19 @@ class MemoryLost(Message):
 
 
 @dataclass(frozen=True)
-class ShareFailed(Message):
-    """The participant has raised an exception, and computes nothing more of these pieces.
+class Failed(Message):
+    """The participant has raised an exception, and computes nothing more.
 
     Parameters
     ----------
-    pieces : tuple of int
     error : bytes
         The exception, pickled.
+    pieces : tuple of int
+        If only of these.
     """
 
-    pieces: tuple[int, ...]
     error: bytes
+    pieces: tuple[int, ...] = ()
 
 
 # -- of loops --------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from distributed.utils_test import async_poll_for, captured_logger, gen_cluster
 
 import dask_coded as coded
 from dask_coded.rounds.policies import POLICIES
-from dask_coded.runtime.messages import ShareFailed, StartRound
+from dask_coded.runtime.messages import Failed, StartRound
 from dask_coded.runtime.worker.plugin import worker_plugin
 from dask_coded.transport.channels import Channel
 
@@ -53,7 +53,7 @@ def have_it_raise_first(workers: Any, address: str, monkeypatch: pytest.MonkeyPa
     def received(channel: Channel, message: Any) -> None:
         nonlocal held
         receive(channel, message)
-        if isinstance(message, ShareFailed) and held is not None:
+        if isinstance(message, Failed) and held is not None:
             waiting, held = held, None
             for begin in waiting:
                 begin()

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from dask_coded.rounds import Reporting, StripeRange
-from dask_coded.runtime.messages import Share, ShareFailed
+from dask_coded.runtime.messages import Failed, Share
 from dask_coded.runtime.worker import jobs
 from dask_coded.runtime.worker.jobs import Job
 from dask_coded.runtime.worker.output import Output
@@ -307,7 +307,7 @@ def test_a_failure_is_reported():
     work.assign([StripeRange(0, 0, 1)])
     executor.run()
     (message,) = messages
-    assert isinstance(message, ShareFailed) and message.pieces == (0,)
+    assert isinstance(message, Failed) and message.pieces == (0,)
     error = pickle.loads(message.error)
     assert repr(error) == "MemoryError('no room')"
     assert error.__notes__ == ["Raised on a worker"]
@@ -328,7 +328,7 @@ def test_a_piece_that_fails_does_not_keep_a_worker_from_its_others():
     executor.run()
     work.assign([StripeRange(0, 5, 6), StripeRange(1, 5, 6)])
     executor.run()
-    failed = [message for message in messages if isinstance(message, ShareFailed)]
+    failed = [message for message in messages if isinstance(message, Failed)]
     assert [message.pieces for message in failed] == [(0,)]
     shares = [message for message in messages if isinstance(message, Share)]
     found = {(p, s) for m in shares for p, start, stop in m.ranges for s in range(start, stop)}

@@ -35,10 +35,10 @@ from dask_coded.runtime.messages import (
     ChangeRound,
     ChunkConfirmed,
     ChunksLacking,
+    Failed,
     MemoryLost,
     PiecesAbsent,
     Share,
-    ShareFailed,
     StartRound,
 )
 from dask_coded.runtime.spec import CodedDataLostError, CodedSpec
@@ -439,7 +439,7 @@ class LiveRound:
                 self._done.set_exception(RunOverError("Another worker has taken over this round."))
             case PiecesAbsent(_, pieces):
                 self._carry_out(self.round.lost_pieces(pieces, now))
-            case ShareFailed(_, pieces, error):
+            case Failed(_, error, pieces):
                 failure, address = unpacked(error), self._plan.addresses[worker]
                 self._failure = self._failure or failure
                 self.report.failed[address] = f"{type(failure).__name__}: {failure}"

@@ -15,7 +15,7 @@ from dask.typing import Key
 
 from dask_coded.rounds import Reporting, StripeRange, batch_size, stripes_in, without
 from dask_coded.rounds.kernels import Product, Rows
-from dask_coded.runtime.messages import Share, ShareFailed
+from dask_coded.runtime.messages import Failed, Share
 from dask_coded.runtime.worker.output import Output
 from dask_coded.transport import Answer
 from dask_coded.transport.exceptions import portable
@@ -197,7 +197,7 @@ class Job:
 
     def failed(self, pieces: tuple[int, ...], exc: Exception) -> None:
         """Report that no more of these pieces is computed here."""
-        self.answer(ShareFailed(self.run_id, pieces, portable(exc, self._where)))
+        self.answer(Failed(self.run_id, portable(exc, self._where), pieces))
 
     def _fail(self, batch: StripeRange, exc: Exception) -> None:
         """Leave the rest of a piece to other workers; those of other pieces go on."""

@@ -24,9 +24,9 @@ from dask_coded.rounds import Reporting, StripeRange
 from dask_coded.rounds.kernels import KERNELS, Product
 from dask_coded.runtime.messages import (
     ChangeRound,
+    Failed,
     MemoryLost,
     PiecesAbsent,
-    ShareFailed,
     StartRound,
 )
 from dask_coded.runtime.spec import NAME, CodedSpec, as_key
@@ -270,7 +270,7 @@ class CodedWorkerPlugin(WorkerPlugin):
                 data = self.piece(as_key(key))
             except Exception as exc:  # there is no memory for it, for example
                 logger.exception("Worker %s cannot read the piece %r", self.worker.address, key)
-                answer(ShareFailed(message.run_id, (piece,), portable(exc, self._where)))
+                answer(Failed(message.run_id, portable(exc, self._where), (piece,)))
                 continue
             if data is None:
                 absent.append(piece)

@@ -15,21 +15,19 @@ from dask.utils import parse_bytes
 from dask_coded.aggregation import ROOT, Command, Finished, Machine, Send, Tag
 from dask_coded.aggregation.formation import can_finish, form
 from dask_coded.compression import Partial
+from dask_coded.runtime.messages import Failed
 from dask_coded.training.runtime.link import Event, Link
 from dask_coded.training.runtime.memberships import Available, Silent, StopRequested
 from dask_coded.training.runtime.messages import (
     BeginSteps,
     Enlisted,
-    GradientComputed,
     HaltTraining,
     NodeMessage,
     ReplicaState,
     SendState,
     SkipNode,
+    StepProgress,
     StepsFinished,
-    StepSummed,
-    SumsRead,
-    TrainingFailed,
     Unreachable,
 )
 from dask_coded.training.runtime.spec import Group, Outcome, Step
@@ -133,19 +131,13 @@ class LiveGroup:
         match event.message:
             case NodeMessage():
                 self._received(event.message)
-            case GradientComputed(_, step, seconds):
-                self._computed(step, event.sender, seconds)
-            case SumsRead(_, step):
-                self._read[event.sender] = step
-            case StepSummed(_, number, loss, norm):
-                seen = self._step(number)
-                seen.loss = loss
-                self._end(seen, norm)
+            case StepProgress():
+                self._progressed(event.sender, event.message)
             case ReplicaState(_, state):
                 self._write(state)
             case StopRequested():
                 self._halt()
-            case TrainingFailed(_, error):
+            case Failed(_, error):
                 raise unpacked(error)
             case Closed():
                 self._lose(event.sender)
@@ -177,9 +169,16 @@ class LiveGroup:
     def _over(self, step: int) -> bool:
         return step < self._version or step in self._done
 
-    def _computed(self, step: int, address: str, seconds: float) -> None:
-        computing = self._step(step).computing
-        computing[address] = computing.get(address, 0.0) + seconds
+    def _progressed(self, address: str, message: StepProgress) -> None:
+        if message.seconds is not None:
+            computing = self._step(message.step).computing
+            computing[address] = computing.get(address, 0.0) + message.seconds
+            return
+        self._read[address] = message.step
+        if message.loss is not None and message.norm is not None:
+            seen = self._step(message.step)
+            seen.loss = message.loss
+            self._end(seen, message.norm)
 
     # -- the root ------------------------------------------------------------------------------
 
@@ -346,7 +345,7 @@ class LiveGroup:
                 case Unreachable(_, address) if address == event.sender:  # it closes
                     waiting.discard(address)
                     gone.add(address)
-                case GradientComputed() | StepSummed() | ReplicaState():
+                case StepProgress() | ReplicaState():
                     self._react(event)
         packed = self._final_state(gone)
         self._write(packed)
@@ -363,7 +362,7 @@ class LiveGroup:
                 match event.message:
                     case ReplicaState(_, state) if event.sender == address:
                         return state
-                    case TrainingFailed(_, error) if event.sender == address:
+                    case Failed(_, error) if event.sender == address:
                         # It may lack the memory to pickle its state, and does not answer any more.
                         raise unpacked(error)
                     case Closed():

@@ -26,10 +26,11 @@ from distributed.worker import thread_state
 
 from dask_coded.aggregation.formation import check_memory, form
 from dask_coded.loop import Loop, Progress
+from dask_coded.runtime.messages import Failed
 from dask_coded.training.runtime.group import GroupOverError, LiveGroup
 from dask_coded.training.runtime.link import Link
 from dask_coded.training.runtime.memberships import Silent, TrainingWorkerPlugin, training_plugin
-from dask_coded.training.runtime.messages import Enlisted, Joined, TrainingFailed, Unreachable
+from dask_coded.training.runtime.messages import Enlisted, Joined, Unreachable
 from dask_coded.training.runtime.spec import Group, Outcome, Step, Training
 from dask_coded.training.runtime.storage import check_folder, saved
 from dask_coded.transport import ANSWER_SECONDS
@@ -183,7 +184,7 @@ class Leader:
         deadline = monotonic() + ANSWER_SECONDS
         while waiting and (event := self._link.next_event(max(deadline - monotonic(), 0))):
             match event.message:
-                case TrainingFailed(_, error):
+                case Failed(_, error):
                     raise unpacked(error)
                 case Enlisted(_, state):
                     found[event.sender] = state
@@ -211,7 +212,7 @@ class Leader:
             if event is None:
                 return False
             match event.message:
-                case TrainingFailed(_, error):
+                case Failed(_, error):
                     raise unpacked(error)
                 case Closed() if event.sender in addresses:
                     self._link.lose(event.sender)

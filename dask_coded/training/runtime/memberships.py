@@ -14,6 +14,7 @@ from distributed.protocol import to_serialize
 from distributed.protocol.pickle import dumps
 from distributed.worker import WORKER_ANY_RUNNING
 
+from dask_coded.runtime.messages import Failed
 from dask_coded.training.runtime.messages import (
     BeginSteps,
     Enlist,
@@ -24,7 +25,6 @@ from dask_coded.training.runtime.messages import (
     NodeMessage,
     SendState,
     SkipNode,
-    TrainingFailed,
     Unreachable,
 )
 from dask_coded.training.runtime.spec import Group, Replica
@@ -139,7 +139,7 @@ class TrainingWorkerPlugin(WorkerPlugin):
                     try:
                         trainer.begin()
                     except Exception as exc:  # there can be no more threads
-                        answer(TrainingFailed(run_id, failure(exc, self.worker.address)))
+                        answer(Failed(run_id, failure(exc, self.worker.address)))
             case SkipNode(run_id, node, unread):
                 for trainer in self._of(run_id):
                     trainer.skip(node, unread)
@@ -169,7 +169,7 @@ class TrainingWorkerPlugin(WorkerPlugin):
             if member.failure is None:
                 answer(Enlisted(run_id, (version, last)))
             else:  # the leader may have missed it, because it was about to form this group
-                answer(TrainingFailed(run_id, member.failure))
+                answer(Failed(run_id, member.failure))
 
         member.retire(retired)
 
@@ -179,7 +179,7 @@ class TrainingWorkerPlugin(WorkerPlugin):
             await self._take_part(message, answer)
         except Exception as exc:
             if self.worker.status in WORKER_ANY_RUNNING:
-                answer(TrainingFailed(run_id, failure(exc, own)))
+                answer(Failed(run_id, failure(exc, own)))
             else:  # what fails is that it closes
                 answer(Unreachable(run_id, own))
 

@@ -35,7 +35,8 @@ class Join(Message):
     """The worker is in the group. It creates its replica, in the most advanced state.
 
     It answers at once with :class:`~dask_coded.transport.messages.Pong`, because a replica may
-    take long, then with :class:`Joined`, or with :class:`Unreachable` or :class:`TrainingFailed`.
+    take long, then with :class:`Joined`, or with :class:`Unreachable` or
+    :class:`~dask_coded.runtime.messages.Failed`.
 
     Parameters
     ----------
@@ -121,43 +122,25 @@ class Unreachable(Message):
 
 
 @dataclass(frozen=True)
-class TrainingFailed(Message):
-    """A participant cannot go on; ``error`` is the pickled exception."""
+class StepProgress(Message):
+    """What a participant has done for a step.
 
-    error: bytes
-
-
-@dataclass(frozen=True)
-class GradientComputed(Message):
-    """A participant has computed its part of a step, which took ``seconds``."""
-
-    step: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class SumsRead(Message):
-    """A participant has read all sums up to a step. It sends this every few steps."""
-
-    step: int
-
-
-@dataclass(frozen=True)
-class StepSummed(Message):
-    """A sum is made, in a plan without a root. The participant at node 0 sends this.
+    It has computed its part, which took ``seconds``. Otherwise it has read all sums up to this
+    step, which it says every few steps, or, at node 0 of a plan without a root, in each.
 
     Parameters
     ----------
     step : int
-    loss : float
-        The sum over the samples.
-    norm : float
-        Of the summed gradient.
+    seconds : float or None
+    loss, norm : float or None
+        Of the sum of the step: the sum over the samples, and the norm of the summed gradient. Only
+        node 0 says it, and only in a plan without a root.
     """
 
     step: int
-    loss: float
-    norm: float
+    seconds: float | None = None
+    loss: float | None = None
+    norm: float | None = None
 
 
 @dataclass(frozen=True)

@@ -28,14 +28,12 @@ from scipy.linalg import norm
 
 from dask_coded.aggregation import ROOT, Command, Compute, Finished, Machine, Send, Tag
 from dask_coded.compression import Partial
+from dask_coded.runtime.messages import Failed
 from dask_coded.training.runtime.messages import (
-    GradientComputed,
     NodeMessage,
     ReplicaState,
+    StepProgress,
     StepsFinished,
-    StepSummed,
-    SumsRead,
-    TrainingFailed,
     Unreachable,
 )
 from dask_coded.training.runtime.shards import fetch_rows
@@ -200,7 +198,7 @@ class Trainer:
             # What fails on a worker that closes is no error: the worker is about to be lost.
             if not self._stopped and self._worker.status in WORKER_ANY_RUNNING:
                 error = self.failure or failure(exc, self._worker.address)
-                self.answer(TrainingFailed(self.group.run_id, error))
+                self.answer(Failed(self.group.run_id, error))
 
     def _over(self, step: int) -> bool:
         """Whether this node has the sum of a step, or does not need it any more."""
@@ -321,7 +319,7 @@ class Trainer:
                 total.add(partial, coefficient)
         assert total is not None
         seconds = perf_counter() - began
-        self.answer(GradientComputed(self.group.run_id, step, seconds))
+        self.answer(StepProgress(self.group.run_id, step, seconds))
         for segment, vector in enumerate(np.array_split(total.vector, self.group.plan.segments)):
             # The loss travels with the first segment.
             loss = 0.0 if segment else total.loss
@@ -409,11 +407,11 @@ class Trainer:
             self._changed.notify_all()
         del self._machines[step], self._segments[step]
         if step % READ_EVERY == 0:
-            self.answer(SumsRead(self.group.run_id, step))
+            self.answer(StepProgress(self.group.run_id, step))
         self._choices.pop(self.group.begins_with(step + 1) - 1, None)
         if self._node == 0 and not self.group.plan.rooted:
             loss = sum(total.loss for total in totals)
-            self.answer(StepSummed(self.group.run_id, step, loss, norm_of(totals)))
+            self.answer(StepProgress(self.group.run_id, step, None, loss, norm_of(totals)))
 
     def _send(self, step: int, command: Send, choice: Any) -> None:
         message = node_message(self.group.run_id, step, self._node, command, choice)

@@ -20,6 +20,7 @@ from distributed.utils_test import captured_logger
 
 from dask_coded.aggregation import ROOT, CodedReduce, Finished, GradientCoding, Ring, Star
 from dask_coded.compression import EXACT, Partial
+from dask_coded.runtime.messages import Failed
 from dask_coded.training import Pipelined, Synchronous
 from dask_coded.training.runtime.group import GroupOverError, LiveGroup
 from dask_coded.training.runtime.leader import History, Leader
@@ -41,10 +42,8 @@ from dask_coded.training.runtime.messages import (
     ReplicaState,
     SendState,
     SkipNode,
+    StepProgress,
     StepsFinished,
-    StepSummed,
-    SumsRead,
-    TrainingFailed,
     Unreachable,
 )
 from dask_coded.training.runtime.spec import Group, Step
@@ -112,7 +111,7 @@ def test_an_error_is_reported_unless_its_worker_closes(status, reported):
         raise RuntimeError("ConnectionPool is closed")
 
     found._guarded(fail)
-    assert [type(a) for a in answers] == [TrainingFailed] * reported
+    assert [type(a) for a in answers] == [Failed] * reported
 
 
 def message(step, sender, tag=("sum", 0, 0)):
@@ -164,9 +163,9 @@ def test_an_update_that_has_failed_is_not_tried_again_but_reported_again(retires
     plugin.trainers["training"] = worker
     plugin._enlist("next", "training", answers.put)
     answer = answers.get(timeout=60)
-    assert (type(answer), answer.run_id) == (TrainingFailed, "next")
+    assert (type(answer), answer.run_id) == (Failed, "next")
     assert tries == [1]
-    found = leader(("a", TrainingFailed("run", answer.error)))
+    found = leader(("a", Failed("run", answer.error)))
     with pytest.raises(MemoryError, match="on purpose"):
         found._enlisted(["a"])
 
@@ -182,13 +181,13 @@ def test_a_worker_that_can_start_no_more_threads_says_so():
         raise RuntimeError("can't start new thread")
 
     answers, _ = join(None, (), before=SimpleNamespace(stop=fail))
-    assert [type(answer) for answer in answers] == [TrainingFailed]
+    assert [type(answer) for answer in answers] == [Failed]
     own = SimpleNamespace(address="a", handlers={}, stream_handlers={}, extensions={})
     plugin, answers = plugin_of(own), []
     member = SimpleNamespace(group=SimpleNamespace(run_id="run"), begin=fail)
     plugin.trainers["training"] = member
     plugin._handle(BeginSteps("run"), answers.append)
-    assert [type(answer) for answer in answers] == [TrainingFailed]
+    assert [type(answer) for answer in answers] == [Failed]
 
 
 def test_the_event_loop_does_not_wait_while_an_update_is_applied():
@@ -279,7 +278,7 @@ def test_the_last_step_is_reported_before_the_end():
         worker._finished(99, Finished(segment, Partial(np.ones(1))))
     worker.stop()
     worker._communicate()
-    assert [type(message) for message in answered] == [StepSummed, StepsFinished]
+    assert [type(message) for message in answered] == [StepProgress, StepsFinished]
 
 
 def test_other_workers_keep_the_recent_part_of_a_long_history():
@@ -737,7 +736,7 @@ def test_worker_gone_after_the_last_step_before_it_sends_its_state(others, event
 
 
 def test_worker_that_cannot_send_the_final_state_ends_the_training():
-    link = leader(("a", TrainingFailed("run", dumps(MemoryError("of a")))))._link
+    link = leader(("a", Failed("run", dumps(MemoryError("of a")))))._link
     link.send = lambda messages: None
     live = LiveGroup(link, group(Star().plan(1), 99), 0.0, None, lambda losses: losses)
     with pytest.raises(MemoryError, match="of a"):
@@ -808,7 +807,7 @@ def test_a_worker_that_has_too_many_sums_to_read_is_given_up():
     given, sent = [], []
     link.give_up, link.send = given.append, sent.extend
     for address in "bcd":
-        live._react(Event(address, SumsRead("run", 2 * READ_EVERY)))
+        live._react(Event(address, StepProgress("run", 2 * READ_EVERY)))
     live._give_up(2 * READ_EVERY, 10**6)
     assert not given  # however large sums are, a worker may be so many behind
     live._give_up(2 * READ_EVERY + 1, 10**6)

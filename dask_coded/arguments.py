@@ -6,6 +6,7 @@ import math
 import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
+from functools import singledispatch
 from numbers import Real
 from typing import Any
 
@@ -103,6 +104,15 @@ def check_fraction(name: str, value: float) -> None:
         raise ValueError(f"Argument {name!r} must be between 0 and 1, it is {value}.")
 
 
+@singledispatch
+def meta_of(array: Any) -> Any:
+    """Return an array of the type that an array's chunks have: by default the array itself.
+
+    :mod:`dask_coded.compat` knows dask arrays; this module knows no Dask.
+    """
+    return array
+
+
 def check_unmasked(what: str, array: Any) -> Any:
     """Return an array, or a dask array, unless its elements are masked.
 
@@ -118,7 +128,7 @@ def check_unmasked(what: str, array: Any) -> Any:
         ...
     TypeError: The operand must not be masked: replace masked elements, as `x.filled(0)` does.
     """
-    if isinstance(getattr(array, "_meta", array), np.ma.MaskedArray):
+    if isinstance(meta_of(array), np.ma.MaskedArray):
         raise TypeError(
             f"{what} must not be masked: replace masked elements, as `x.filled(0)` does."
         )
@@ -165,7 +175,7 @@ def check_dense(what: str, array: Any) -> Any:
         ...
     TypeError: The operand must be dense, it is sparse: pass a NumPy array, as `x.todense()` is.
     """
-    if hasattr(getattr(array, "_meta", array), "todense"):
+    if hasattr(meta_of(array), "todense"):
         raise TypeError(
             f"{what} must be dense, it is sparse: pass a NumPy array, as `x.todense()` is."
         )

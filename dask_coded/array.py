@@ -18,7 +18,6 @@ from typing import Any, Self
 import dask
 import dask.array as da
 import numpy as np
-from dask._task_spec import TaskRef
 from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.utils import format_bytes
@@ -29,6 +28,7 @@ from dask_coded.arguments import check_workers, unwrapped
 from dask_coded.caller import warner
 from dask_coded.choice import Choice
 from dask_coded.codes import Code, RandomLinear
+from dask_coded.compat import TaskRef
 from dask_coded.dispatch import dispatch_products
 from dask_coded.display import Display
 from dask_coded.labels import UNLABELLED, Labels, as_factor, labels_of
@@ -253,12 +253,9 @@ class CodedArray(ProductArray):
     def __reduce__(self) -> Any:
         return type(self), (self.encoded, self._back, self.labels)
 
-    def __dask_postpersist__(self) -> Any:
-        return self._persisted, ()
-
-    def _persisted(self, dsk: Any, *, rename: Any = None) -> da.Array:
+    def _persisted(self, dsk: Any, rebuild: Any, args: Any, *, rename: Any = None) -> da.Array:
         # The pieces are in memory already, so persisting returns the same coded array.
-        return self if rename is None else super()._rebuild(dsk, rename=rename)
+        return self if rename is None else rebuild(dsk, *args, rename=rename)
 
     @property
     def code(self) -> Code:

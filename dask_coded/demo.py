@@ -34,6 +34,7 @@ from dask import core
 from dask.system import CPU_COUNT
 from distributed import Client, wait
 
+from dask_coded.arguments import meta_of
 from dask_coded.array import encode
 from dask_coded.codes import MDS, Repetition
 from dask_coded.display import Display
@@ -279,7 +280,7 @@ def _normal(seed: int, rows: int, columns: int) -> np.ndarray[Any, Any]:
 
 
 def _product(matrix: da.Array, x: np.ndarray[Any, Any]) -> da.Array:
-    if isinstance(matrix._meta, np.ndarray):
+    if isinstance(meta_of(matrix), np.ndarray):
         return matrix @ x
     # dask.array does not multiply sparse chunks by dense ones.
     chunks = (matrix.chunks[0], (x.shape[1],))

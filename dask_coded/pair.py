@@ -13,7 +13,6 @@ from typing import Any
 import dask.array as da
 import numpy as np
 import scipy.sparse
-from dask._task_spec import TaskRef
 from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 from distributed import Client
@@ -23,6 +22,7 @@ from dask_coded.array import RoundLayer
 from dask_coded.caller import warner
 from dask_coded.choice import Choice
 from dask_coded.codes import Polynomial
+from dask_coded.compat import TaskRef
 from dask_coded.labels import UNLABELLED, Axis, Labels, aligned, labels_of
 from dask_coded.products import ProductArray, as_plain
 from dask_coded.runtime.client.encoding import Encoded, encode_factors

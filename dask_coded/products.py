@@ -21,10 +21,12 @@ from typing import Any, Self
 
 import dask.array as da
 import numpy as np
-from dask.array import einsumfuncs, routines
-from dask.array.core import Array, elemwise, handle_out
+from dask.array import routines
+from dask.array.core import Array
 from numpy.lib.array_utils import normalize_axis_index
 
+from dask_coded.arguments import meta_of
+from dask_coded.compat import HookedArray, handle_out, parse_einsum_input
 from dask_coded.labels import UNLABELLED, Labels, as_factor, axes_of, lost
 from dask_coded.uncoded import COLUMNS, ROWS, TRANSPOSED, elementwise, say_uncoded
 
@@ -37,7 +39,7 @@ _TINY = np.finfo(np.float64).tiny
 # -- arrays ------------------------------------------------------------------------------------
 
 
-class ProductArray(Array, ABC):
+class ProductArray(HookedArray, ABC):
     """A dask array, shape (rows, columns), that decides itself how its products are computed."""
 
     #: Whether ``self @ x`` is computed by coded rounds.
@@ -62,6 +64,13 @@ class ProductArray(Array, ABC):
     @abstractmethod
     def _transposed(self, plain: Array) -> ProductArray:
         """Return ``self.T``, which as a dask array is ``plain``."""
+
+    @abstractmethod
+    def _persisted(self, dsk: Any, rebuild: Any, args: Any, *, rename: Any = None) -> Array:
+        """Return this array over another graph; ``rebuild`` makes the plain dask array."""
+
+    def __dask_postpersist__(self) -> Any:
+        return self._persisted, super().__dask_postpersist__()
 
     # Products.
 
@@ -116,9 +125,9 @@ class ProductArray(Array, ABC):
 
     # Derived arrays.
 
-    def _elemwise(self, op: Any, *args: Any, **kwargs: Any) -> Any:
-        # The ufuncs of dask.array ask for this.
-        return _derived(op, args, elemwise(op, *args, **kwargs), kwargs)
+    def elementwise(self, op: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the result of a ufunc of dask.array."""
+        return _derived(op, args, super().elementwise(op, *args, **kwargs), kwargs)
 
     def __getitem__(self, index: Any) -> Any:
         plain = super().__getitem__(index)
@@ -134,14 +143,11 @@ class ProductArray(Array, ABC):
     def __setitem__(self, index: Any, value: Any) -> None:
         raise TypeError(_FIXED)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        # dask.array sets these, chunks first, if the array is given as `out=`. It also sets chunks
-        # of unknown size when it computes them.
-        if name in ("_chunks", "dask") and self.is_coded and hasattr(self, "_meta"):
-            sizes = self.chunks == value or np.isnan(self.shape).any()
-            if name == "dask" or not sizes:
-                raise TypeError(_FIXED)
-        super().__setattr__(name, value)
+    def assigned(self, name: str, value: Any) -> None:
+        """Refuse a new graph or new chunks, unless these are what was unknown before."""
+        known = name == "dask" or not (self.chunks == value or np.isnan(self.shape).any())
+        if self.is_coded and known:
+            raise TypeError(_FIXED)
 
     def astype(self, dtype: Any, **kwargs: Any) -> Array:
         """Return a dask array of another dtype. Products stay coded if no entry is truncated."""
@@ -206,8 +212,9 @@ class CodedView(ProductArray):
     def __reduce__(self) -> Any:
         return type(self), (as_plain(self), self.base, self.factor, self.selections)
 
-    def _rebuild(self, *args: Any, **kwargs: Any) -> Array:
-        return CodedView(super()._rebuild(*args, **kwargs), self.base, self.factor, self.selections)
+    def _persisted(self, dsk: Any, rebuild: Any, args: Any, *, rename: Any = None) -> Array:
+        plain = rebuild(dsk, *args, rename=rename)
+        return CodedView(plain, self.base, self.factor, self.selections)
 
     def _times(self, x: Any) -> Any:
         if not isinstance(x := as_factor(x, self.labels[1]), np.ndarray | Array):
@@ -267,8 +274,8 @@ class UncodedArray(ProductArray):
     def __reduce__(self) -> Any:
         return type(self), (as_plain(self), self.reason, self.transposed, self.labels)
 
-    def _rebuild(self, *args: Any, **kwargs: Any) -> Array:
-        plain = super()._rebuild(*args, **kwargs)
+    def _persisted(self, dsk: Any, rebuild: Any, args: Any, *, rename: Any = None) -> Array:
+        plain = rebuild(dsk, *args, rename=rename)
         return UncodedArray(plain, self.reason, self.transposed, self.labels)
 
     __setitem__ = Array.__setitem__
@@ -298,7 +305,7 @@ class UncodedArray(ProductArray):
 
 def _adopt(cls: Any, plain: Array) -> Any:
     """Return an instance of a subclass of dask's array with the values of a dask array."""
-    return Array.__new__(cls, plain.dask, plain.name, plain.chunks, meta=plain._meta)
+    return Array.__new__(cls, plain.dask, plain.name, plain.chunks, meta=meta_of(plain))
 
 
 def as_plain(x: Any) -> Any:
@@ -430,7 +437,7 @@ def _inner(a: Any, b: Any) -> Any:
 def _einsum(*operands: Any, **kwargs: Any) -> Any:
     if kwargs.get("out") is not None:
         raise TypeError("Argument 'out' must be None: products of coded arrays are new arrays.")
-    terms, output, arrays = einsumfuncs.parse_einsum_input(operands)
+    terms, output, arrays = parse_einsum_input(operands)
     # As they were given, because their conversion has lost the labels.
     given = operands[1:] if isinstance(operands[0], str) else operands[: 2 * len(arrays) : 2]
     if len(arrays) < 2 or not output:

@@ -15,12 +15,12 @@ from contextvars import copy_context
 from dataclasses import fields, replace
 from typing import Any
 
-from dask._task_spec import TaskRef
 from dask.base import is_dask_collection
 from distributed import Client, Future
 
 from dask_coded.arguments import unwrapped
 from dask_coded.array import CodedArray, encode
+from dask_coded.compat import TaskRef
 from dask_coded.loop import QUIET, Loop, PiecesMade, Progress
 from dask_coded.pair import CodedPair
 from dask_coded.products import ProductArray

@@ -28,7 +28,7 @@ import scipy.sparse as sp
 from sklearn import kernel_approximation
 from sklearn.utils.validation import check_is_fitted
 
-from dask_coded.arguments import unwrapped
+from dask_coded.arguments import meta_of, unwrapped
 from dask_coded.linear_model._base import rowwise
 from dask_coded.linear_model._fit import check_dask
 
@@ -125,7 +125,7 @@ class RBFSampler(kernel_approximation.RBFSampler):
 
 def _deviation(X: da.Array) -> float:
     """Return the standard deviation of all elements."""
-    if not sp.issparse(X._meta):
+    if not sp.issparse(meta_of(X)):
         return float(X.std().compute())
     moments = da.map_blocks(
         _moments, X.rechunk({1: -1}), chunks=((1,) * X.numblocks[0], (3,)), meta=np.empty((0, 0))

@@ -11,11 +11,11 @@ from typing import Any, ClassVar, NamedTuple, Self
 import dask
 import distributed
 import numpy as np
-from dask._task_spec import Task
 from dask.typing import Key
 from dask.utils import parse_timedelta
 
 from dask_coded.codes import Code, Polynomial, RandomLinear
+from dask_coded.compat import UnfusedTask
 from dask_coded.prediction import PREDICTORS
 from dask_coded.rounds import POLICIES, Assembler, Geometry, Reporting, RoundOptions, Scales
 from dask_coded.rounds.accuracy import Accuracy, AccuracyWarning
@@ -392,7 +392,7 @@ def _combined(
     ]
 
 
-class CodedTask(Task):
+class CodedTask(UnfusedTask):
     """A task that runs rounds: ``args[0]`` are the ids of the arrays that it needs.
 
     The scheduler plugin recognises it by its type, because names may change on the way to the
@@ -405,16 +405,8 @@ class CodedTask(Task):
     def array_ids(self) -> tuple[str, ...]:
         return tuple(self.args[0])
 
-    @property
-    def block_fusion(self) -> bool:
-        return True
 
-
-class PieceTask(Task):
+class PieceTask(UnfusedTask):
     """The task that makes a piece from source blocks or other pieces; args: array id, piece."""
 
     __slots__ = ()
-
-    @property
-    def block_fusion(self) -> bool:
-        return True

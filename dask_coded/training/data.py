@@ -17,6 +17,7 @@ from distributed import Client, Future, futures_of
 from distributed.system import MEMORY_LIMIT
 
 from dask_coded.arguments import check_chunk, check_unmasked, to_csr, unwrapped
+from dask_coded.compat import send_to_scheduler
 from dask_coded.runtime.client.source import check_arrays, settled
 from dask_coded.runtime.client.waiting import outside_pool
 from dask_coded.training.runtime.spec import Blocks
@@ -203,7 +204,7 @@ def _settle(client: Client, futures: list[Future]) -> None:
     async def settle() -> None:
         # On the stream on which the graph has been sent, so that the tasks are known by then.
         keys = [future.key for future in futures]
-        client._send_to_scheduler({"op": "coded-awaited", "keys": keys})
+        send_to_scheduler(client, {"op": "coded-awaited", "keys": keys})
         await settled(client, futures)
 
     with outside_pool():

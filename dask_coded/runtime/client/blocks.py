@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 import dask
 import dask.array as da
 import numpy as np
-from dask._task_spec import Alias, GraphNode, Task, TaskRef, convert_legacy_graph
 from dask.highlevelgraph import HighLevelGraph
 from dask.typing import Key
 from dask.utils import ensure_dict
 from distributed import futures_of
 
-from dask_coded.arguments import check_chunk
+from dask_coded.arguments import check_chunk, meta_of
 from dask_coded.chunks import as_declared
+from dask_coded.compat import Alias, GraphNode, Task, TaskRef, UnfusedTask, convert_legacy_graph
 from dask_coded.runtime.client.source import settled, sparse_type
 from dask_coded.runtime.spec import CodedTask
 from dask_coded.runtime.worker.disk import keep, zeros
@@ -62,7 +62,7 @@ class Blocks:
                 source, self.steps = _filled(source, rows, ahead)
             elif source.chunks != chunks:
                 declared = partial(_checked, source.dtype, sparse_type(source))
-                source = da.map_blocks(declared, source, meta=source._meta).rechunk(chunks)
+                source = da.map_blocks(declared, source, meta=meta_of(source)).rechunk(chunks)
             self.keys = [(source.name, j, 0) for j in range(len(rows))]
         else:
             name = f"coded-source-{uuid.uuid4().hex[:16]}"
@@ -102,14 +102,10 @@ async def chunks_ahead(client: Client, blocks: int) -> int:
     return max(2, math.ceil(1.5 * threads / blocks))
 
 
-class _FillTask(Task):
-    """A task on the way from chunks to a block, which Dask must not merge with others."""
+class _FillTask(UnfusedTask):
+    """A task on the way from chunks to a block."""
 
     __slots__ = ()
-
-    @property
-    def block_fusion(self) -> bool:
-        return True
 
 
 def _filled(
@@ -170,7 +166,7 @@ def _filled(
             )
     chunks: Any = source
     layers = HighLevelGraph.from_collections(name, tasks, dependencies=[chunks])
-    filled = da.Array(layers, name, (rows, (columns,)), dtype=source.dtype, meta=source._meta)
+    filled = da.Array(layers, name, (rows, (columns,)), dtype=source.dtype, meta=meta_of(source))
     return filled, steps
 
 
@@ -184,7 +180,7 @@ def _own_task(
     """
     node = graph.get(key)
     while isinstance(node, Alias) and users[key] == 1:
-        key = node.target
+        (key,) = node.dependencies
         node = graph.get(key)
     # The scheduler watches over coded rounds, which it would not find in another task.
     if not isinstance(node, Task) or isinstance(node, CodedTask) or users[key] > 1:

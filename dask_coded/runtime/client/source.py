@@ -13,7 +13,7 @@ import scipy.sparse
 from dask.array.core import Array
 from distributed import as_completed, wait
 
-from dask_coded.arguments import check_unmasked, to_csr
+from dask_coded.arguments import check_unmasked, meta_of, to_csr
 from dask_coded.codes import Code, Polynomial
 from dask_coded.loop import PiecesMade
 
@@ -29,7 +29,7 @@ def matrix_source(A: Any) -> Any:
         raise ValueError(
             "The array has chunks of unknown size: call `A.compute_chunk_sizes()` first."
         )
-    meta = getattr(A, "_meta", A)
+    meta = meta_of(A)
     if hasattr(meta, "todense") and not scipy.sparse.issparse(meta):
         each = "each chunk" if isinstance(A, da.Array) else "it"
         raise TypeError(
@@ -123,7 +123,7 @@ def is_verified(source: Any, wanted: bool | None) -> bool:
 
 def sparse_type(source: Any) -> type | None:
     """Return the CSR type for a sparse array, or for the chunks of a dask array; None if dense."""
-    meta = getattr(source, "_meta", source)
+    meta = meta_of(source)
     if isinstance(meta, scipy.sparse.sparray):
         return scipy.sparse.csr_array
     return scipy.sparse.csr_matrix if scipy.sparse.issparse(meta) else None

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from distributed import Client, Future, default_client, get_client, rejoin, secede
-from distributed.worker import thread_state
+
+from dask_coded.compat import current_key
 
 T = TypeVar("T")
 
@@ -22,7 +23,7 @@ _LOOK = 0.1
 
 def in_task() -> bool:
     """Return whether this thread runs a task of a Dask worker."""
-    return bool(getattr(thread_state, "key", None))
+    return bool(current_key())
 
 
 @contextmanager

@@ -21,9 +21,8 @@ from typing import Any, NamedTuple, Self, TypeVar
 import numpy as np
 from dask.typing import Key
 from distributed import get_worker, secede
-from distributed.threadpoolexecutor import thread_state as pool_state
-from distributed.worker import thread_state
 
+from dask_coded.compat import current_key, in_pool
 from dask_coded.rounds import Layout, LoopHistory, Rest, RoundOptions
 from dask_coded.rounds.accuracy import LIMIT, NotSolvableError, lose_half
 from dask_coded.runtime.answers import Lost, RoundPlan, ask
@@ -63,7 +62,7 @@ T = TypeVar("T")
 
 def _leave_pool() -> None:
     """Leave the thread pool of the worker, if this is the thread of a task in it."""
-    if getattr(pool_state, "proceed", False):
+    if in_pool():
         secede()
 
 
@@ -120,7 +119,7 @@ class Coordinator:
                 "closed. Call `client.compute(product)` with the array's client; if that is "
                 "closed, the pieces are released: encode the array again with another client."
             ) from None
-        return cls(plugin, array_id, options, getattr(thread_state, "key", None))
+        return cls(plugin, array_id, options, current_key())
 
     def other(self, array_id: str) -> Coordinator:
         """Return the coordinator of another array, in the same task."""

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 from distributed import Reschedule, get_worker, secede
-from distributed.worker import thread_state
 
+from dask_coded.compat import current_key
 from dask_coded.labels import Labels
 from dask_coded.rounds import RoundOptions
 from dask_coded.runtime.coordinator.loop import KeptLoop
@@ -127,7 +127,7 @@ def run_loop(
                 plugin.worker,
                 plugin.keeper,
                 plugin.exchange,
-                thread_state.key,
+                current_key(),
                 copies,
                 value.topic,
                 value.interval,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.metrics import time
 from distributed.protocol.pickle import dumps
-from distributed.scheduler import heartbeat_interval
 
+from dask_coded.compat import heartbeat_interval
 from dask_coded.transport.backoff import Backoff
 
 if TYPE_CHECKING:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from dask.typing import Key
 
+from dask_coded.compat import truncate_topic
+
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
 
@@ -74,7 +76,7 @@ class LoopDirectory:
         """Have the keepers drop the state of a loop that has ended; drop its reports, too."""
         if (topic := self._topics.pop(key, None)) is not None:
             # Clients have received them. The scheduler would keep a thousand of each loop.
-            self._scheduler._broker.truncate(topic)
+            truncate_topic(self._scheduler, topic)
         for address in self._keepers.pop(key, ()):
             if address in self._scheduler.stream_comms:
                 run = self._scheduler.tasks[key].run_id

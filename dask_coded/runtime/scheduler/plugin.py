@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from dask.typing import Key
 from distributed.metrics import time
-from distributed.scheduler import heartbeat_interval
 
+from dask_coded.compat import heartbeat_interval
 from dask_coded.prediction import SpeedHistory, in_seconds
 from dask_coded.rounds import POLICIES, InfeasibleError, Layout
 from dask_coded.rounds.assignment import all_tried

@@ -36,6 +36,7 @@ from distributed.core import Status
 from distributed.metrics import time
 from tornado.ioloop import PeriodicCallback
 
+from dask_coded.compat import makes_result
 from dask_coded.runtime.scheduler import stuck
 from dask_coded.runtime.scheduler.awaited import Awaited
 from dask_coded.runtime.scheduler.placing import Limits, Placing
@@ -156,7 +157,7 @@ class Supervisor:
         The same goes for a task that makes the client's result of it, as ``compute`` adds. Other
         tasks that need its result are the user's own, and may not bear to run twice.
         """
-        for new in (ts, *(other for other in ts.dependents if _makes_result(other))):
+        for new in (ts, *(other for other in ts.dependents if makes_result(other))):
             limits = Limits(new.worker_restrictions, new.host_restrictions)
             self._runs.setdefault(new.key, _Run(limits))
 
@@ -500,11 +501,6 @@ class Supervisor:
         for address in addresses:
             if address in self._scheduler.stream_comms:
                 self._scheduler.worker_send(address, message)
-
-
-def _makes_result(ts: TaskState) -> bool:
-    """Whether ``compute`` has added a task, to put the chunks of a client's result together."""
-    return bool(ts.who_wants) and isinstance(ts.key, str) and ts.key.startswith("finalize-")
 
 
 def _place_of(ts: TaskState) -> WorkerState | None:

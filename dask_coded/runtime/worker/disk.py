@@ -36,12 +36,16 @@ from dask.typing import Key
 from dask.utils import format_bytes
 from distributed import get_worker
 from distributed.metrics import time
-from distributed.protocol.numpy import deserialize_numpy_ndarray, serialize_numpy_ndarray
 from distributed.protocol.serialize import dask_deserialize, dask_serialize
-from distributed.spill import SpillBuffer
-from distributed.worker_state_machine import RemoveReplicasEvent
 from tornado.ioloop import PeriodicCallback
 
+from dask_coded.compat import (
+    RemoveReplicasEvent,
+    SpillBuffer,
+    deserialize_numpy_ndarray,
+    forget_file,
+    serialize_numpy_ndarray,
+)
 from dask_coded.rounds.kernels import Kernel, Product, Rows
 
 if TYPE_CHECKING:
@@ -272,7 +276,7 @@ class Disk:
             data: Any = self._worker.data
             if isinstance(data, SpillBuffer) and key in data.fast:
                 # It was in use, and so in memory, but its file could not be deleted.
-                self._forget_file(key)
+                forget_file(self._worker.data, key)
                 return data.fast[key]
             logger.exception("Worker %s cannot read %r", self._worker.address, key)
             if _is_lost(exc):
@@ -289,16 +293,9 @@ class Disk:
         try:
             del self._worker.data[key]
         except OSError:  # the worker would close if this happened to Dask
-            self._forget_file(key)
+            forget_file(self._worker.data, key)
         stimulus = f"coded-lost-{time()}"
         self._worker.handle_stimulus(RemoveReplicasEvent(keys=[key], stimulus_id=stimulus))
-
-    def _forget_file(self, key: Key) -> None:
-        """Forget the size of a file that could not be deleted, or Dask spills the key no more."""
-        data: Any = self._worker.data
-        slow = data.slow.data
-        if size := slow.weight_by_key.pop(key, None):
-            slow.total_weight -= size
 
     def unspill(self, key: Key) -> Any:
         """Return what :meth:`held` does; what Dask has to read for that, it does not read again."""

@@ -20,6 +20,7 @@ from distributed.system import MEMORY_LIMIT
 
 from dask_coded._version import __version__
 from dask_coded.chunks import some_rows
+from dask_coded.compat import end_fetches
 from dask_coded.rounds import Reporting, StripeRange
 from dask_coded.rounds.kernels import KERNELS, Product
 from dask_coded.runtime.messages import (
@@ -58,8 +59,6 @@ _OUTPUTS = 4
 _MAPPED = 64
 # Bytes that a job has for each of its stripes, about.
 _STRIPE = 1 << 10
-# What Dask calls a connection through which it fetches data for tasks.
-_GATHER = "Ephemeral Worker->Worker for gather"
 
 
 class CodedWorkerPlugin(WorkerPlugin):
@@ -222,12 +221,7 @@ class CodedWorkerPlugin(WorkerPlugin):
     async def _hang_up(self, address: str) -> None:
         """Stream handler: a worker is silent, so end what Dask fetches from it."""
         await asyncio.sleep(0)  # what Dask has just begun to fetch has reached the pool then
-        pool = self.worker.rpc
-        for comm in tuple(pool.occupied.get(address, ())):
-            if comm.name == _GATHER:  # others may be the user's, for example calls of actors
-                comm.abort()
-        for end in tuple(pool._connecting.get(address, ())):
-            end("The worker is silent.")
+        end_fetches(self.worker.rpc, address)
         # To end a connection twice, before it has ended, is an error, and the next message may be
         # that the worker has left. Its task ends in the second turn of the event loop from here.
         for _ in range(2):

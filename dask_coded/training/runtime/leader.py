@@ -22,9 +22,9 @@ from time import monotonic
 
 from dask.typing import Key
 from distributed import get_worker
-from distributed.worker import thread_state
 
 from dask_coded.aggregation.formation import check_memory, form
+from dask_coded.compat import current_key
 from dask_coded.loop import Loop, Progress
 from dask_coded.runtime.messages import Failed
 from dask_coded.training.runtime.group import GroupOverError, LiveGroup
@@ -46,7 +46,7 @@ _RECENT = 1000
 
 def lead(training: Training, loop: Loop) -> Outcome:
     """Lead a training to its end, as a task."""
-    return Leader(training_plugin(get_worker()), training, thread_state.key, loop).run()
+    return Leader(training_plugin(get_worker()), training, current_key(), loop).run()
 
 
 class History:

@@ -12,8 +12,8 @@ from dask.typing import Key
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.protocol import to_serialize
 from distributed.protocol.pickle import dumps
-from distributed.worker import WORKER_ANY_RUNNING
 
+from dask_coded.compat import WORKER_ANY_RUNNING
 from dask_coded.runtime.messages import Failed
 from dask_coded.training.runtime.messages import (
     BeginSteps,

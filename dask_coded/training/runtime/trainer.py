@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from distributed.protocol.pickle import dumps
 from distributed.utils import sync
-from distributed.worker import WORKER_ANY_RUNNING
 from scipy.linalg import norm
 
 from dask_coded.aggregation import ROOT, Command, Compute, Finished, Machine, Send, Tag
+from dask_coded.compat import WORKER_ANY_RUNNING
 from dask_coded.compression import Partial
 from dask_coded.runtime.messages import Failed
 from dask_coded.training.runtime.messages import (

@@ -1,9 +1,9 @@
-"""Which peers are there: a state machine without I/O and clock, and the table of all timeouts.
+"""Which peers are there: a state machine without I/O and clock, and the timeouts of channels.
 
-Each worker has a :class:`Membership` for the workers at the other ends of its channels, and the
-scheduler has one for all workers. Each peer is in one of three states::
+Each worker has a :class:`Membership` for the workers at the other ends of its channels. Each peer
+is in one of three states::
 
-              owes an answer for too long, or misses its beats, or another one suspects it
+                     owes an answer for too long, or another observer suspects it
         Alive ----------------------------------------------------------------------------> Suspect
           ^  <---------------------------------------------------------------------------      |
           |                              heard in the same epoch                               |
@@ -29,12 +29,12 @@ from typing import Final
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Every timeout of the package, in seconds.
+    """The timeouts of channels and of the peers at their ends, in seconds.
 
     Parameters
     ----------
     silence : float
-        The one that all others follow from: for how long a peer may owe an answer.
+        For how long a peer may owe an answer. All the others but ``handshake`` follow from it.
     handshake : float
         How long Dask waits for a connection. Whatever listens at the address of a worker that has
         died may accept a connection and say nothing: an HTTP server, for example.
@@ -51,8 +51,6 @@ class Timeouts:
     silence: float
     handshake: float = 30.0
 
-    #: Heartbeats that may fail to come: Dask sends them every 0.5 s with up to fifty workers.
-    BEATS: Final = 4
     # A call costs a peer two messages. After this many lags without a word, calls take it 1 or 2 %
     # of its time.
     _LAGS: Final = 100
@@ -67,22 +65,8 @@ class Timeouts:
 
     @property
     def longest(self) -> float:
-        """The longest that anything is believed of a worker without a word from it.
-
-        So long a slow peer may be silent, a connection may take, a client may need to fetch a
-        result, and the memory of the last rounds is kept for the next one.
-        """
+        """For how long the slowest peer may be silent, and a connection may take."""
         return 5 * self.silence
-
-    @property
-    def answer(self) -> float:
-        """For an answer on a connection of its own, which may have to be opened first."""
-        return 2 * self.silence
-
-    @property
-    def joining(self) -> float:
-        """Until a worker that joins has the plugin: it imports the package, which may take long."""
-        return 10 * self.silence
 
     def quiet(self, lag: float = 0.0) -> float:
         """Until a peer that has work is asked whether it runs.
@@ -271,9 +255,7 @@ class Membership:
             return []
         return [self._set(peer, Standing.SUSPECT)]
 
-    def react(
-        self, now: float, watched: Mapping[str, float] | None = None, beat: float = inf
-    ) -> list[Ask | Changed]:
+    def react(self, now: float, watched: Mapping[str, float] | None = None) -> list[Ask | Changed]:
         """Look which peers are silent, and which to ask.
 
         Parameters
@@ -282,8 +264,6 @@ class Membership:
         watched : mapping of str to float, optional
             The peers of which something is expected, and for how long each may say nothing before
             it is asked; see :meth:`Timeouts.quiet`.
-        beat : float
-            Seconds between two heartbeats of each peer; infinite if they send none.
         """
         stood_still = self._advance(now)
         commands: list[Ask | Changed] = []
@@ -302,20 +282,14 @@ class Membership:
         if stood_still:
             return commands
         late = [p for p in self._owing if self._reaches(self._peers[p], self.patience(p))]
-        commands += [self._set(peer, Standing.SUSPECT) for peer in late]
-        if beat < inf:
-            due_since = self.time - Timeouts.BEATS * beat
-            for peer, found in self._peers.items():
-                if found.standing is Standing.ALIVE and found.heard < due_since:
-                    commands.append(self._set(peer, Standing.SUSPECT))
-        return commands
+        return commands + [self._set(peer, Standing.SUSPECT) for peer in late]
 
     def _reaches(self, found: _Peer, seconds: float) -> bool:
         # Looks are a tick apart, and come a little early or late.
         assert found.owes is not None
         return self.time - found.owes >= seconds - self.timeouts.tick / 2
 
-    # -- what is known -------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------
 
     @property
     def wake(self) -> float | None:
@@ -323,14 +297,9 @@ class Membership:
         return self.timeouts.tick if self._owing else None
 
     def standing(self, peer: str) -> Standing:
-        """Return the standing of a peer; nothing is known against one that is unknown."""
+        """Return the standing of a peer. A peer that never had a connection is alive."""
         found = self._peers.get(peer)
         return found.standing if found else Standing.ALIVE
-
-    def owed(self, peer: str) -> float:
-        """Return for how many seconds a peer has owed an answer; 0 if it owes none."""
-        found = self._peers.get(peer)
-        return 0.0 if found is None or found.owes is None else self.time - found.owes
 
     def owes(self, peer: str) -> bool:
         """Whether a peer owes an answer."""

@@ -196,16 +196,6 @@ def test_a_peer_that_owes_an_answer_is_called_in_time_to_give_it():
     }
 
 
-def test_a_peer_that_misses_its_beats_is_suspect():
-    machine = Membership(T)
-    machine.opened("a", 0.0)
-    machine.opened("b", 0.0)
-    for tick in range(1, 11):
-        machine.heard("b", tick / 5)
-        assert not machine.react(tick / 5, beat=0.5)
-    assert machine.react(2.2, beat=0.5) == [Changed("a", 1, Standing.SUSPECT)]
-
-
 def test_what_a_closed_peer_sends_or_owes_says_nothing():
     machine = Membership(T)
     machine.opened("a", 0.0)

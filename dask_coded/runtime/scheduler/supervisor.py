@@ -14,8 +14,8 @@ known to be slow, and if its worker is stopped, it waits for `worker-ttl`, five 
   what they fetch from a silent one;
 - while a client waits for tasks and says so, the workers that compute these are asked, too. If one
   is silent, tasks that usually take less than two seconds run on another worker;
-- the workers that a coordinator may choose from are asked once within the timeout, if a plugin
-  follows them for it. The plugin is told of those that are silent or have become available;
+- a plugin may follow workers for a coordinator. They are asked once within the timeout, and the
+  plugin learns which of them are silent or available again;
 - the same happens to a coordinator that waits on a worker which pauses, because it has no memory;
 - whenever such a task is to run again, a fence is raised at all workers against its last run: see
   :mod:`dask_coded.transport.fences`. The scheduler itself drops the results of earlier runs.
@@ -88,7 +88,7 @@ class _Run:
     born: float = field(default_factory=time)
     setbacks: int = 0
     round: int = 0
-    #: Workers that are followed for it, those of them that are known to be silent, and who is told.
+    #: The workers that a plugin follows for it; those reported as silent; how to report them.
     followed: frozenset[str] = frozenset()
     silent: set[str] = field(default_factory=set)
     tell: Tell | None = None
@@ -242,18 +242,10 @@ class Supervisor:
     # -- watching ------------------------------------------------------------------------------
 
     def follow(self, key: Key, workers: Iterable[str], round: int, tell: Tell) -> None:
-        """Watch the workers that a task may choose from, from that round on.
+        """Watch workers for a task from that round on.
 
-        Parameters
-        ----------
-        key : Key
-            Of the task.
-        workers : iterable of str
-            Addresses.
-        round : int
-        tell : callable(worker, key, address, silent)
-            Called with the worker of the task, and with a worker that is silent or, as it may be
-            one that has just joined, is available.
+        ``tell(worker, key, address, silent)`` reports to the worker of the task that another
+        worker is silent, or that it is available: it answers again, or has just joined.
         """
         self.resumed(key, round)
         if run := self._runs.get(key):

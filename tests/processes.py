@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Any
 
 import dask
 import dask.cli
@@ -51,6 +52,12 @@ def run(command: tuple[str, ...], log: str, environment: dict[str, str]) -> None
     dask.config.set(_CONFIG)
     sys.argv = ["dask", *command]
     dask.cli.run_cli()
+
+
+def running(dask_scheduler: Any) -> dict[str, str]:
+    """Return the addresses of the workers that run, by their names; called in the scheduler."""
+    workers = dask_scheduler.workers.values()
+    return {ws.name: ws.address for ws in workers if ws.status.name == "running"}
 
 
 class Processes:
@@ -100,9 +107,8 @@ class Processes:
 
     def _running(self) -> dict[str, str]:
         """Return the addresses of the workers by their names."""
-        workers = self.client.sync(self.client.scheduler.identity, n_workers=-1)["workers"]
-        running = {a: info for a, info in workers.items() if info["status"] == "running"}
-        return {info["name"]: address for address, info in running.items()}
+        found: dict[str, str] = self.client.run_on_scheduler(running)
+        return found
 
     def process(self, address: str) -> ForkServerProcess:
         return self.workers[self._names[address]]

@@ -30,6 +30,8 @@ from dask_coded.runtime.worker.plugin import CodedWorkerPlugin, worker_plugin
 from dask_coded.transport import Channel
 from dask_coded.transport.messages import Message
 
+pytestmark = pytest.mark.versions
+
 FOUR = [("127.0.0.1", 1)] * 4
 A = np.random.default_rng(0).standard_normal((24, 6))
 

@@ -126,6 +126,7 @@ def test_workers_killed_during_rounds(code, patient, processes, tmp_path):
     assert len(made) == BLOCKS  # lost pieces were rebuilt from the others
 
 
+@pytest.mark.versions
 def test_workers_killed_one_after_another(processes, tmp_path):
     """In all, more workers than the code can lose at once; pieces are rebuilt after each loss."""
     processes.add(5)
@@ -169,6 +170,7 @@ def test_worker_stopped_and_another_killed_during_rounds(processes, tmp_path):
     loop.finish()
 
 
+@pytest.mark.versions
 def test_coordinator_killed_during_rounds(processes, tmp_path):
     processes.add(4)
     made = Log(tmp_path / "blocks")
@@ -238,6 +240,7 @@ def test_coordinator_killed_during_lazy_rounds(processes, tmp_path):
     np.testing.assert_allclose(future.result(timeout=60), WHOLE @ x, atol=1e-10)
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("blocks", [1, BLOCKS])
 def test_worker_killed_while_encoding(blocks, processes, tmp_path):
     processes.add(4, threads=2)

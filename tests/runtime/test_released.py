@@ -15,6 +15,8 @@ from distributed.utils_test import async_poll_for, gen_cluster
 import dask_coded as coded
 from dask_coded.linalg import power_iteration, randomized_svd
 
+pytestmark = pytest.mark.versions
+
 FOUR = [("127.0.0.1", 1)] * 4
 A = np.random.default_rng(0).standard_normal((24, 7))
 x = np.arange(7.0)

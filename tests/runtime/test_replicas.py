@@ -14,6 +14,8 @@ from distributed.utils_test import async_poll_for, gen_cluster
 
 import dask_coded as coded
 
+pytestmark = pytest.mark.versions
+
 A = np.random.default_rng(0).standard_normal((120, 10))
 
 

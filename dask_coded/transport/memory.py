@@ -19,8 +19,8 @@ shrink, and only the part of it that exists is read.
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import fcntl
 import logging
 import math
 import mmap
@@ -32,6 +32,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
 import numpy as np
+
+with contextlib.suppress(ImportError):  # Windows has none, and no segments either
+    import fcntl
 
 #: Smaller arrays travel in messages: opening and mapping a segment would cost more.
 LEAST_BYTES = 1 << 16

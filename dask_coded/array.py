@@ -105,7 +105,7 @@ def encode(
         Allow several pieces on one worker if there are fewer workers than the code wants.
     check_finite : bool
         Reject NaN and infinity. If they are accepted, the results of their rows are NaN or
-        infinite, and NaN if their block had to be solved for.
+        infinite, and NaN if their block had to be recovered.
     verify : bool, optional
         Check every share of every round, so that a worker that computes wrongly does no harm: its
         shares are computed again elsewhere. For dense floating-point and complex matrices. By

@@ -42,7 +42,7 @@ slightly below 1 as well, because the speeds in the bound are measured before an
 
 Simulated rounds use the same round engine, driven in virtual time. Speeds of real machines are
 replayed from traces, with the differences between the machines or, where a row says so, each over
-the machine's own mean. Predictors have not seen these machines and times. Of bytedance-SE and
+the machine's own mean. Predictors were trained on other machines and times. Of bytedance-SE and
 google2011, 9 and 58 samples of each machine remain for that; longer runs repeat them. On
 processes, CPU quotas hold the workers to the speeds ({throttle}). The full text of the paper was
 not available, so each published figure is marked with how certain it is.

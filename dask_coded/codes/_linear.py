@@ -270,7 +270,7 @@ class Code:
     ) -> npt.NDArray[Any]:
         """Recover the ``k`` blocks of a stripe from the results for enough of its pieces.
 
-        Computed blocks are copied. Only missing blocks are solved for, in double precision
+        Computed blocks are copied. Only missing blocks are recovered, in double precision
         regardless of the dtype of the results.
 
         Parameters
@@ -283,7 +283,7 @@ class Code:
         Returns
         -------
         ndarray, shape (k, rows, …)
-            In the common dtype of the results. Blocks of integers that had to be solved for are
+            In the common dtype of the results. Blocks of integers that had to be recovered are
             not exact, so the result is then in double precision.
 
         Raises

@@ -1,6 +1,6 @@
-r"""Which rows have lost digits when they were solved for.
+r"""Which rows have lost digits when they were recovered.
 
-A row that is solved for is a weighted sum of scaled shares, :math:`y = \sum_i w_i s_i`. The error
+A row that is recovered is a weighted sum of scaled shares, :math:`y = \sum_i w_i s_i`. The error
 of a share is about :math:`u |s_i|` with the unit roundoff ``u``, because products and rounding
 errors are both sums of terms of random signs. So the error of ``y`` is about
 
@@ -40,7 +40,7 @@ _ALIKE = 8
 
 
 class AccuracyWarning(UserWarning):
-    """Rows of a result have lost digits, because they were solved for from much larger ones."""
+    """Rows of a result have lost digits, because they were recovered from much larger ones."""
 
 
 def lose_half(error: float, eps: float) -> bool:
@@ -49,7 +49,7 @@ def lose_half(error: float, eps: float) -> bool:
 
 
 class NotSolvableError(ArithmeticError):
-    """A share is not finite, so that rows of other blocks cannot be solved for."""
+    """A share is not finite, so that rows of other blocks cannot be recovered."""
 
 
 class Accuracy:

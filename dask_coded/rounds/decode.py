@@ -50,7 +50,7 @@ class Geometry:
 class Assembler:
     """Assembles the result of a round while its shares arrive.
 
-    Shares of systematic pieces are copied at once. The missing blocks of a stripe are solved for as
+    Shares of systematic pieces are copied at once. The missing blocks of a stripe are recovered as
     soon as enough of its pieces have arrived, so little is left to do after the last share.
 
     Parameters
@@ -78,7 +78,7 @@ class Assembler:
     worst : float
         The largest error of these, in units of the rounding error of a plain sum.
     spreads : bool
-        Whether rows that are solved for may become infinite or NaN because a share is. By default
+        Whether rows that are recovered may become infinite or NaN because a share is. By default
         that is an error, unless the blocks cannot be computed themselves.
     """
 
@@ -131,7 +131,7 @@ class Assembler:
         Raises
         ------
         NotSolvableError
-            If missing blocks cannot be solved for because shares of others are not finite, unless
+            If missing blocks cannot be recovered because shares of others are not finite, unless
             these may spread.
         """
         for part, rows in shares:

@@ -8,7 +8,7 @@ is scaled before it is added, so that its largest entry lies between 1/2 and 1:
 
 What is decoded is multiplied by :math:`2^{e_{jr}}`. Both are exact, so that the error of each
 decoded row is relative to the row itself. Pieces that equal a block are stored as they are; their
-shares are scaled only when a missing block is solved for.
+shares are scaled only when a missing block is recovered.
 
 A row with NaN or infinity is left out of the sum, so that it does not spread to other blocks. If
 its own block is missing, its result is NaN.

@@ -1,4 +1,4 @@
-"""Rows that lose digits when they are solved for are noticed, and no others."""
+"""Rows that lose digits when they are recovered are noticed, and no others."""
 
 from __future__ import annotations
 

@@ -273,7 +273,7 @@ def test_a_round_with_enough_surviving_pieces_ends_and_decodes(cluster: Cluster)
 def test_shares_in_any_parts_are_decoded(
     order: list[int], stacked: int, width: int, data: st.DataObject
 ) -> None:
-    """Also if few rows are solved for at a time, and if blocks end within the last stripe."""
+    """Also if few rows are recovered at a time, and if blocks end within the last stripe."""
     code, stripes = MDS(8, 5), 4
     geometry = Geometry((9, 8, 9, 8, 8), stripes, mixed=True)
     rng = np.random.default_rng(0)

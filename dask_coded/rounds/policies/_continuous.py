@@ -1,7 +1,7 @@
 """Continuous squeeze: S2C2's assignment, then work flows from late workers to free ones, at once.
 
 Workers stream what they have computed. A worker that is about to run dry receives the tail of the
-list of the worker that is predicted to finish last. No data moves, because every worker holds a
+list of the worker that is predicted to finish last. No data are copied: every worker holds a
 piece of every stripe. Partial work counts, and there is no timeout. At the end of the round, free
 workers compute a second copy of the stripes that slow or silent workers still hold.
 

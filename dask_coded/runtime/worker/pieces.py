@@ -240,7 +240,7 @@ class _Mixer:
         parts = list[tuple[Exponents, Exponents]]()
         for rows in self._parts(data):
             found = exponents_of(rows)
-            # Only rows that are solved for are examined for lost digits.
+            # Only rows that are recovered are examined for lost digits.
             typical = typical_of(rows, found) if self.spec.combines else np.zeros_like(found)
             parts.append((found, typical))
         self._found[block], typical = map(np.concatenate, zip(*parts, strict=True))

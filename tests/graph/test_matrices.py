@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import zipfile
+from itertools import count
 
 import numpy as np
 import pytest
@@ -61,7 +62,7 @@ def test_npz_of_bare_arrays(tmp_path, extra, n, weight):
     ("arrays", "complaint"),
     [
         ({"votes": [1]}, "the archive holds ['votes']"),
-        ({"indptr": [0, 1], "indices": [5]}, "indices"),
+        ({"indptr": [0, 1], "indices": [5]}, "ind"),
         ({"indptr": [0, 2], "indices": [0]}, ""),
         ({"indptr": [0, 1, 1], "indices": [2], "shape": [2, 3]}, "this one is 2 x 3"),
         ({"indptr": [0, 1], "indices": [0], "data": [-1.0]}, "edge 0 -> 0 has -1.0"),
@@ -153,6 +154,7 @@ def array_of(shape, content=b""):
             "the archive holds no valid sparse matrix",
         ),
     ],
+    ids=count(),  # because archives hold the time, which would become part of the names
 )
 def test_archives_made_to_harm_are_refused_in_one_sentence(write, content, complaint):
     with pytest.raises(ValueError) as caught:

@@ -130,6 +130,8 @@ def test_logistic_regression(rows, kind, class_weight, weighted):
         ({}, {"penalty": "l2"}),
     ],
 )
+# Of scikit-learn 1.8, although C is infinite.
+@pytest.mark.filterwarnings("ignore:Setting penalty=None will ignore the C")
 def test_current_and_former_names_of_penalties(rows, names, old):
     X, y, _ = rows
     y = np.minimum(y, 1)
@@ -202,6 +204,7 @@ def test_ridge_with_a_penalty_for_each_target(rows, solver, fit_intercept):
     y = np.stack([z, z**2, -z], axis=1)
     options = {"alpha": [0.1, 10.0, 1e4], "fit_intercept": fit_intercept}
     ours = Ridge(**options, solver=solver, tol=1e-10).fit(X, y, WEIGHTS)
+    options["alpha"] = np.array(options["alpha"])  # scikit-learn 1.8 takes no list
     theirs = reference.Ridge(**options).fit(X, y, WEIGHTS)
     np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=1e-7)
     np.testing.assert_allclose(ours.intercept_, theirs.intercept_, atol=1e-6)

@@ -102,7 +102,8 @@ class Loop:
         ----------
         progress : Progress
         state : picklable, optional
-            What the next round starts from. Do not change it in place afterwards.
+            What the next round starts from. A copy is kept, so that its arrays may be changed in
+            place afterwards.
         last : bool
             Whether this was the last round.
         """

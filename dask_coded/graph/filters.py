@@ -91,6 +91,7 @@ def chebyshev_rounds(
     to_come = np.append(np.cumsum(np.abs(c)[::-1])[::-1], 0.0)
     to_come /= to_come[0] or 1
     first, before, now, y = loop.resume((1, np.zeros_like(x), x, c[0] * x))
+    term = None  # memory for all terms, which new arrays would cost much more than computing
     for k in range(first, len(c)):
         # T_1 is L~ T_0, and T_{k+1} is 2 L~ T_k - T_{k-1}.
         found = product(operator, now)
@@ -105,7 +106,8 @@ def chebyshev_rounds(
                 f"{lmax:.4g} the expansion diverges. Pass a larger one."
             )
         before, now = now, found
-        y = y + c[k] * now
+        term = np.multiply(now, c[k], out=term)
+        y = y + term if k == first else np.add(y, term, out=y)
         loop.report(
             Progress.of(operator, k, to_come[k + 1]),
             state=(k + 1, before, now, y),
@@ -143,9 +145,10 @@ def polynomial_rounds(
     c = np.asarray(coefficients, dtype=np.float64)
     degree = len(c) - 1
     first, y = loop.resume((1, c[degree] * x))
+    term = np.empty_like(x)
     for i in range(first, degree + 1):
         found = product(operator, y)
-        found += c[degree - i] * x
+        found += np.multiply(x, c[degree - i], out=term)
         y = found
         loop.report(Progress.of(operator, i, degree - i), state=(i + 1, y), last=i == degree)
     return y

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from dask_coded.arguments import check_stopping
 from dask_coded.graph.conversion import as_graph
-from dask_coded.graph.iteration import Vector, iterate
+from dask_coded.graph.iteration import Vector, iterate, product
 from dask_coded.graph.values import PerNode, distribution, named, vector
 from dask_coded.loop import QUIET, Loop, Progress
 from dask_coded.submission import as_coded, run
@@ -79,14 +79,15 @@ def hits_rounds(
     check_stopping(tol, max_iter)
 
     def step(authorities: Vector) -> Vector:
-        found = np.asarray(operator.T @ (operator @ authorities), dtype=np.float64)
+        found = product(operator.T, operator @ authorities)
         total = found.sum()
         if not total > 0:
             raise ValueError(
                 "HITS expects an edge of positive weight to a node with a positive 'start' score, "
                 "there is none: pass a graph with edges, or another 'start'."
             )
-        return np.asarray(found / total)
+        found /= total
+        return found
 
     found = iterate(
         "HITS",

@@ -101,13 +101,18 @@ def pagerank_rounds(
     lost = np.asarray(dangling, dtype=np.float64)
     n = len(lost)
     jump = distribution("personalization", personalization, n)
-    landing = jump if from_dangling is None else distribution("dangling", from_dangling, n)
+    landing = None if from_dangling is None else distribution("dangling", from_dangling, n)
+    added = np.empty(n)  # memory for both terms, see `iterate`
 
     def step(x: Vector) -> Vector:
         found = product(operator, x)
-        found += (lost @ x) * landing
         found *= damping
-        found += (1 - damping) * jump
+        jumping, landed = 1 - damping, damping * float(lost @ x)
+        if landing is None:
+            jumping += landed
+        else:
+            found += np.multiply(landing, landed, out=added)
+        found += np.multiply(jump, jumping, out=added)
         return found
 
     return iterate(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import networkx as nx
 import pytest
 
@@ -20,8 +22,8 @@ class Heard(Loop):
         return state if self.state is None else self.state
 
     def report(self, progress, state=None, last=False):
-        self.state = state
-        self.states.append(state)
+        self.state = deepcopy(state)  # algorithms may go on in the same arrays
+        self.states.append(self.state)
         self.reports.append((progress, last))
 
 

@@ -1,7 +1,7 @@
-"""Which peers are there: a state machine without I/O and clock, and the timeouts of channels.
+"""Which peers are there: a state machine without I/O and clock, and all timeouts of the package.
 
-Each worker has a :class:`Membership` for the workers at the other ends of its channels. Each peer
-is in one of three states::
+Each worker has a :class:`Membership` for the workers at the other ends of its channels, and the
+scheduler has one for all workers. Each peer is in one of three states::
 
                      owes an answer for too long, or another observer suspects it
         Alive ----------------------------------------------------------------------------> Suspect
@@ -10,7 +10,7 @@ is in one of three states::
           |  opened again, in the next epoch                               closed              |
           +------------------------------------- Gone <----------------------------------------+
 
-Only the end of a connection makes a peer Gone, never time. Silence takes away a peer's work, never
+Only the end of a connection makes a peer Gone, never time; the scheduler forgets workers that leave. Silence takes away a peer's work, never
 its data: what it sends late in the same epoch counts.
 
 Time comes with each event. The machine's own time advances by at most two ticks from one event to
@@ -24,17 +24,34 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from math import inf
-from typing import Final
+from typing import ClassVar
 
 
 @dataclass(frozen=True)
 class Timeouts:
-    """The timeouts of channels and of the peers at their ends, in seconds.
+    """All timeouts of the package, in seconds.
+
+    ==================  ==================================  ========================================
+    timeout             value                               for what
+    ==================  ==================================  ========================================
+    ``silence``         T, `coded.coordinator.timeout`      a peer may owe an answer
+    ``tick``            T / 5                               between two looks
+    ``quiet(lag)``      T / 2 or 100 lags, at most 5 T      until a peer that has work is asked
+    ``patience(s)``     T or 10 answer times, at most 5 T   until a peer that owes one is suspect
+    ``answer``          2 T                                 a request that needs no work
+    ``longest``         5 T                                 the slowest peer; to open a connection
+    ``lease``           5 T                                 what may be needed again is kept
+    ``joining``         10 T                                a worker that joins gets the plugin
+    ``unclaimed``       30 T                                an operand without a round is kept
+    ``beats(s)``        4 heartbeat intervals               until a worker without one is suspect
+    ``handshake``       `distributed.comm.timeouts.connect` the first message of a connection
+    ``LOOK``            0.5                                 between two looks of a process at itself
+    ==================  ==================================  ========================================
 
     Parameters
     ----------
     silence : float
-        For how long a peer may owe an answer. All the others but ``handshake`` follow from it.
+        For how long a peer may owe an answer.
     handshake : float
         How long Dask waits for a connection. Whatever listens at the address of a worker that has
         died may accept a connection and say nothing: an HTTP server, for example.
@@ -51,12 +68,19 @@ class Timeouts:
     silence: float
     handshake: float = 30.0
 
+    #: Attempts, and looks at the own process, which cost little, are this far apart, and the first
+    #: ones less.
+    FIRST_LOOK: ClassVar[float] = 0.01
+    LOOK: ClassVar[float] = 0.5
+
     # A call costs a peer two messages. After this many lags without a word, calls take it 1 or 2 %
     # of its time.
-    _LAGS: Final = 100
+    _LAGS: ClassVar[int] = 100
     # A worker with a hundredth of a core may need 0.5 s for one answer and far less for the next. A
     # peer may owe one for this many times as long as it needed before.
-    _ANSWERS: Final = 10
+    _ANSWERS: ClassVar[int] = 10
+    # Heartbeats come late while a worker's event loop is busy.
+    _BEATS: ClassVar[int] = 4
 
     @property
     def tick(self) -> float:
@@ -64,9 +88,29 @@ class Timeouts:
         return self.silence / 5
 
     @property
+    def answer(self) -> float:
+        """For how long a request may take that needs no work, its connection included."""
+        return 2 * self.silence
+
+    @property
     def longest(self) -> float:
         """For how long the slowest peer may be silent, and a connection may take."""
         return 5 * self.silence
+
+    @property
+    def lease(self) -> float:
+        """For how long results and memory are kept that may be asked for, or used again."""
+        return 5 * self.silence
+
+    @property
+    def joining(self) -> float:
+        """For how long a worker that joins may import the package, which it may also lack."""
+        return 10 * self.silence
+
+    @property
+    def unclaimed(self) -> float:
+        """For how long an operand is kept whose round has not begun, or has ended."""
+        return 30 * self.silence
 
     def quiet(self, lag: float = 0.0) -> float:
         """Until a peer that has work is asked whether it runs.
@@ -79,6 +123,10 @@ class Timeouts:
     def patience(self, seconds: float) -> float:
         """For how long a peer may owe an answer that needed some seconds for the last ones."""
         return min(max(self.silence, self._ANSWERS * seconds), self.longest)
+
+    def beats(self, interval: float) -> float:
+        """For how long a worker may send no heartbeat, which it sends at this interval."""
+        return self._BEATS * interval
 
 
 class Standing(Enum):
@@ -116,8 +164,10 @@ class Changed:
 class _Peer:
     epoch: int
     standing: Standing = Standing.ALIVE
-    #: Since when it has owed an answer, and when it was called first since then.
+    #: Since when it has owed an answer, and whether it was called since then.
     owes: float | None = None
+    reminded: bool = False
+    #: When it got the first call that it has not answered.
     called: float | None = None
     #: When it was last heard.
     heard: float = -inf
@@ -230,11 +280,13 @@ class Membership:
         if found is None or found.standing is Standing.GONE:
             return
         if found.owes is None:
-            found.owes = self.time
+            found.owes, found.reminded = self.time, False
             if found.standing is Standing.ALIVE:
                 self._owing.add(peer)
-        if call and found.called is None:
-            found.called = self.time
+        if call:
+            found.reminded = True
+            if found.called is None:
+                found.called = self.time
 
     def settled(self, peer: str, began: float) -> None:
         """A run has ended: what a peer has owed only since it ``began`` is not due any more.
@@ -244,7 +296,8 @@ class Membership:
         if (found := self._peers.get(peer)) is None:
             return
         found.answer *= self._FALL
-        found.called = None  # peers do not answer calls of a run that they have dropped
+        # Peers do not answer calls of a run that they have dropped.
+        found.called, found.reminded = None, False
         if found.owes is not None and found.owes >= began:
             found.owes = None
             self._owing.discard(peer)
@@ -274,20 +327,24 @@ class Membership:
             if found.owes is None:
                 due = self.time - found.heard >= quiet
             else:
-                uncalled = found.called is None or found.called < found.owes
-                due = uncalled and self._reaches(found, self._OWED * self.patience(peer))
+                due = not found.reminded and self.owes(peer, self._OWED * self.patience(peer))
             if due:
                 self.asked(peer, now, call=True)
                 commands.append(Ask(peer))
         if stood_still:
             return commands
-        late = [p for p in self._owing if self._reaches(self._peers[p], self.patience(p))]
+        late = [peer for peer in self._owing if self.owes(peer, self.patience(peer))]
         return commands + [self._set(peer, Standing.SUSPECT) for peer in late]
 
-    def _reaches(self, found: _Peer, seconds: float) -> bool:
-        # Looks are a tick apart, and come a little early or late.
-        assert found.owes is not None
-        return self.time - found.owes >= seconds - self.timeouts.tick / 2
+    def unheard(self, seconds: float, now: float) -> list[Changed]:
+        """Suspect the peers that have said nothing for so long, although they report unasked."""
+        self._advance(now)
+        late = [
+            peer
+            for peer, found in self._peers.items()
+            if found.standing is Standing.ALIVE and self.time - found.heard > seconds
+        ]
+        return [self._set(peer, Standing.SUSPECT) for peer in late]
 
     # -- queries -------------------------------------------------------------------------------
 
@@ -301,10 +358,16 @@ class Membership:
         found = self._peers.get(peer)
         return found.standing if found else Standing.ALIVE
 
-    def owes(self, peer: str) -> bool:
-        """Whether a peer owes an answer."""
+    def owed(self, peer: str) -> float | None:
+        """Return for how many seconds a peer has owed an answer; None if it owes none."""
         found = self._peers.get(peer)
-        return found is not None and found.owes is not None
+        return None if found is None or found.owes is None else self.time - found.owes
+
+    def owes(self, peer: str, seconds: float = 0.0) -> bool:
+        """Whether a peer owes an answer, and has done so for that long."""
+        # Looks are a tick apart, and come a little early or late.
+        owed = self.owed(peer)
+        return owed is not None and owed >= seconds - self.timeouts.tick / 2
 
     def answer_time(self, peer: str) -> float:
         """Return about how many seconds a peer needs for an answer; 0 if that is unknown."""

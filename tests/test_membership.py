@@ -23,6 +23,7 @@ EVENTS = st.lists(
                 "opened",
                 "suspect",
                 "look",
+                "unheard",
             ]
         ),
         st.sampled_from(PEERS),
@@ -47,6 +48,8 @@ def act(machine: Membership, event: str, peer: str, now: float) -> list:
             return [machine.opened(peer, now)]
         case "suspect":
             return machine.suspect(peer)
+        case "unheard":
+            return machine.unheard(2.0, now)
         case "look":
             return machine.react(now, dict.fromkeys(PEERS, T.quiet()))
     return []
@@ -207,3 +210,67 @@ def test_what_a_closed_peer_sends_or_owes_says_nothing():
     assert machine.opened("a", 1.0) == Changed("a", 2, Standing.ALIVE)
     machine.forget("a")
     assert machine.standing("a") is Standing.ALIVE
+
+
+def test_a_peer_that_answered_otherwise_is_called_once_more_and_no_more():
+    """It sent something after a call that it has not answered, and then fell silent."""
+    machine = Membership(T)
+    machine.opened("a", 0.0)
+    machine.asked("a", 0.0, call=True)
+    machine.heard("a", 0.1)
+    machine.asked("a", 0.2)
+    found = [c for t in range(3, 30) for c in machine.react(t / 10, {"a": 0.0})]
+    assert found == [Ask("a"), Changed("a", 1, Standing.SUSPECT)]
+
+
+@given(EVENTS)
+def test_peers_that_report_unasked_are_suspect_once_they_have_not_been_heard_for_long(events):
+    """By the machine's time, in which a gap of an observer that stood still does not count."""
+    machine, now, heard = Membership(T), 0.0, {}
+    for event, peer, seconds in [("opened", p, 0.0) for p in PEERS] + events:
+        now += seconds
+        act(machine, event, peer, now)
+        if event in ("heard", "answers") and machine.standing(peer) is not Standing.GONE:
+            heard[peer] = machine.time
+        elif event == "opened":
+            heard[peer] = machine.time
+        elif event == "unheard":
+            late = {p for p in PEERS if machine.time - heard[p] > 2.0}
+            there = {p for p in PEERS if machine.standing(p) is Standing.ALIVE}
+            assert not late & there
+
+
+def test_an_observer_that_stood_still_blames_no_peer_that_it_has_yet_to_hear():
+    machine = Membership(T)
+    for peer in PEERS:
+        machine.opened(peer, 0.0)
+    assert machine.unheard(2.0, 60.0) == []
+    changes = []
+    for tick in range(1, 20):
+        machine.heard("a", 60.0 + tick / 5)
+        changes += machine.unheard(2.0, 60.0 + tick / 5)
+    assert changes == [Changed(peer, 1, Standing.SUSPECT) for peer in "bc"]
+    assert machine.heard("b", 64.0) == [Changed("b", 1, Standing.ALIVE)]
+
+
+@given(EVENTS, st.floats(0.0, 3.0))
+def test_how_long_a_peer_has_owed_an_answer_agrees_with_what_it_was_asked(events, seconds):
+    machine, now, since = Membership(T), 0.0, {}
+    for event, peer, gap in [("opened", p, 0.0) for p in PEERS] + events:
+        now += gap
+        asked = [c.peer for c in act(machine, event, peer, now) if isinstance(c, Ask)]
+        if event in ("asked", "called"):
+            asked.append(peer)
+        if event in ("heard", "answers", "closed", "opened"):
+            since.pop(peer, None)
+        elif event == "settled" and since.get(peer, -1.0) >= machine.time - now % 1:
+            del since[peer]
+        for p in asked:
+            if machine.standing(p) is not Standing.GONE:
+                since.setdefault(p, machine.time)
+        assert {p: machine.owed(p) for p in PEERS} == {
+            p: machine.time - since[p] if p in since else None for p in PEERS
+        }
+    for p in PEERS:
+        late = p in since and machine.time - since[p] >= seconds - T.tick / 2
+        assert machine.owes(p, seconds) == late

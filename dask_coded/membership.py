@@ -10,12 +10,12 @@ scheduler has one for all workers. Each peer is in one of three states::
           |  opened again, in the next epoch                               closed              |
           +------------------------------------- Gone <----------------------------------------+
 
-Only the end of a connection makes a peer Gone, never time; the scheduler forgets workers that leave. Silence takes away a peer's work, never
+Only the end of a connection makes a peer Gone, never time. Silence takes away a peer's work, never
 its data: what it sends late in the same epoch counts.
 
 Time comes with each event. The machine's own time advances by at most two ticks from one event to
-the next, and a look after a longer gap suspects no peer: an observer that stood still has not read
-the answers yet, and blames no peer for that.
+the next, and the first look after a longer gap suspects no peer: an observer that stood still has
+not read the answers yet, and blames no peer for that.
 """
 
 from __future__ import annotations
@@ -218,14 +218,14 @@ class Membership:
         self._peers: dict[str, _Peer] = {}
         self._owing: set[str] = set()  # those that are alive and owe an answer
         self._last: float | None = None
+        self._stood_still = False  # since the last look
 
-    def _advance(self, now: float) -> bool:
-        """Advance the machine's time; return whether the observer stood still."""
+    def _advance(self, now: float) -> None:
         gap = 0.0 if self._last is None else max(now - self._last, 0.0)
         self._last = now
         most = 2 * self.timeouts.tick
         self.time += min(gap, most)
-        return gap > most
+        self._stood_still |= gap > most
 
     def _set(self, peer: str, standing: Standing) -> Changed:
         found = self._peers[peer]
@@ -318,7 +318,8 @@ class Membership:
             The peers of which something is expected, and for how long each may say nothing before
             it is asked; see :meth:`Timeouts.quiet`.
         """
-        stood_still = self._advance(now)
+        self._advance(now)
+        stood_still, self._stood_still = self._stood_still, False
         commands: list[Ask | Changed] = []
         for peer, quiet in (watched or {}).items():
             found = self._peers.get(peer)

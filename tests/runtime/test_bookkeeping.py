@@ -87,7 +87,8 @@ async def count(scheduler: Any, workers: Any) -> Counter[str]:
         plugin = scheduler.extensions["dask-coded"]
         return (
             len(plugin._holding) <= 1
-            and not plugin.supervisor._watch._owed  # workers asked a moment ago whether they live
+            # Workers were asked a moment ago whether they live.
+            and not any(plugin.standings.owes(worker.address) for worker in workers)
             and not any(p._jobs for p in plugins)
             and not any(c._sent for c in channels)
         )

@@ -21,15 +21,15 @@ import dask_coded as coded
 from dask_coded.loop import Progress
 from dask_coded.rounds.placement import not_slow
 from dask_coded.runtime.messages import KeepState, StartRound, StateKept
-from dask_coded.runtime.scheduler.watch import Watch
 from dask_coded.runtime.spec import CodedTask
 from dask_coded.runtime.worker.plugin import worker_plugin
+from tests.clocks import DAY, clock_of, look
 
 FOUR = {
     "client": True,
     "nthreads": [("", 1)] * 4,
     "timeout": 120,
-    # The supervisor's own clock stands still.
+    # The supervisor does not look by itself.
     "config": {"coded.coordinator.timeout": "1 day"},
 }
 
@@ -43,8 +43,7 @@ def plugin_of(s):
 
 def fall_silent(s):
     """Let the timeout pass without an answer of any worker that is watched now."""
-    for _ in range(6):
-        plugin_of(s).supervisor._tick()
+    look(s, 6)
 
 
 def first_does_not_answer(workers):
@@ -303,12 +302,7 @@ async def test_a_coordinator_fetches_its_operand_from_a_worker_that_falls_silent
     asked, over = first_does_not_answer(holders)
     future = c.compute(C @ operand)
     await async_poll_for(lambda: asked, timeout=60)
-    supervisor = plugin_of(s).supervisor
-    for _ in range(6):
-        supervisor._tick()
-        for w in workers:
-            if w.address != asked[0]:
-                supervisor._heard(w.address, "running")
+    turn(s, 6, {asked[0]})
     np.testing.assert_allclose(await future, A @ np.sin(x))
     assert asked[0] != asked[1]
     over.set()
@@ -341,9 +335,9 @@ def held_up(name, *needed):
 def turn(s, ticks, silent):
     """Let some ticks pass in which all workers but some answer."""
     for _ in range(ticks):
-        plugin_of(s).supervisor._tick()
+        look(s)
         for address in set(s.workers) - silent:
-            plugin_of(s).supervisor._heard(address, "running")
+            plugin_of(s).supervisor.answered(address, "running")
 
 
 @gen_cluster(**FOUR)
@@ -377,7 +371,7 @@ async def test_what_a_client_waits_for_is_computed_elsewhere_if_its_worker_is_si
     await Event("begun-block", client=c).wait()
     await Event("block", client=c).set()
     assert await block not in silent
-    supervisor._tick()
+    look(s)
     assert not supervisor._awaited
     assert not supervisor._awaited._times
 
@@ -518,14 +512,14 @@ async def test_the_result_of_a_long_loop_on_a_silent_worker_is_kept_for_longer(c
     C = await coded.encode(A, coded.MDS(4, 3), c)
     future = coded.submit(place, C, 0, client=c)
     address = await started(c, s, future)
-    plugin_of(s).supervisor._runs[future.key].since -= 100 * 24 * 3600.0
+    clock_of(s).now += 100 * DAY
     for w in workers:
         await Event(f"go-{w.address}", client=c).set()
     await wait(future)
     fall_silent(s)  # for a day
     assert {ws.address for ws in s.tasks[future.key].who_has} == {address}
     # The seconds in which clients fetch results are over, but the worker still owes an answer.
-    plugin_of(s).supervisor._fresh[future.key] = 0.0
+    clock_of(s).now += 5 * DAY
     for _ in range(5):
         fall_silent(s)
     assert address != await future
@@ -536,12 +530,11 @@ async def test_a_worker_that_answers_late_keeps_its_coordinator(c, s, *workers):
     C = await coded.encode(A, coded.MDS(4, 3), c)
     future = coded.submit(place, C, 0, client=c)
     address = await started(c, s, future)
-    supervisor = plugin_of(s).supervisor
+    standings = plugin_of(s).standings
     for _ in range(20):
-        for _ in range(5):
-            supervisor._tick()
-        assert supervisor._watch._owed
-        await async_poll_for(lambda: not supervisor._watch._owed, timeout=60)
+        look(s, 5)
+        assert standings.owes(address)
+        await async_poll_for(lambda: not standings.owes(address), timeout=60)
     await Event(f"go-{address}", client=c).set()
     assert await future == address
 
@@ -552,19 +545,17 @@ async def test_a_loop_that_would_lose_much_is_given_more_time(c, s, *workers):
     future = coded.submit(place, C, 0, client=c)
     address = await started(c, s, future)
     supervisor, ts = plugin_of(s).supervisor, s.tasks[future.key]
-    day = 24 * 3600.0
-    assert supervisor._patience(ts) == day
-    supervisor._runs[future.key].since -= 100 * day
-    assert supervisor._patience(ts) == pytest.approx(5 * day, rel=1e-3)
+    assert supervisor._patience(ts) == DAY
+    clock_of(s).now += 100 * DAY
+    assert supervisor._patience(ts) == pytest.approx(5 * DAY, rel=1e-3)
     # It loses little once its state is kept.
     plugin_of(s).loops.keepers(future.key, address, 2)
-    assert supervisor._patience(ts) == day
+    assert supervisor._patience(ts) == DAY
     # A task that always holds up its event loop ends all the same.
     supervisor._runs[future.key].setbacks = 3
-    supervisor._runs[future.key].born -= 100 * day
-    assert supervisor._patience(ts) == 8 * day
+    assert supervisor._patience(ts) == 8 * DAY
     supervisor._runs[future.key].setbacks = 6
-    assert supervisor._patience(ts) == pytest.approx(25 * day, rel=1e-3)
+    assert supervisor._patience(ts) == pytest.approx(25 * DAY, rel=1e-3)
     await Event(f"go-{address}", client=c).set()
     await future
 
@@ -631,8 +622,8 @@ async def test_a_round_that_waits_on_a_worker_which_pauses_is_taken_over(c, s, *
     await async_poll_for(lambda: s.workers[old].status == Status.paused)
     await Event("free", client=c).set()
     for _ in range(6):
-        plugin_of(s).supervisor._tick()
-        await async_poll_for(lambda: not plugin_of(s).supervisor._watch._owed, timeout=60)
+        look(s)
+        await async_poll_for(lambda: not plugin_of(s).standings.owes(old), timeout=60)
     np.testing.assert_allclose(await future, A @ x)
     # What has begun there goes on.
     assert s.tasks[loop.key].processing_on.address == old
@@ -666,7 +657,7 @@ async def test_a_loop_that_gets_further_each_time_is_taken_over_soon_each_time(c
             timeout=60,
         )
         old = s.tasks[future.key].processing_on
-        assert supervisor._patience(s.tasks[future.key]) == 24 * 3600
+        assert supervisor._patience(s.tasks[future.key]) == DAY
         fall_silent(s)
         assert s.tasks[future.key].processing_on is not old
         await async_poll_for(lambda i=i: supervisor._runs[future.key].round == i + 1, timeout=60)
@@ -822,14 +813,14 @@ async def test_a_loop_that_has_begun_on_a_slow_worker_moves(c, s, *workers):
     slow = await started(c, s, future)
     crawl(s, slow)
     supervisor = plugin_of(s).supervisor
-    begun = supervisor._runs[future.key].since
+    clock = clock_of(s)
     # Not if much work would be lost.
-    supervisor._runs[future.key].since -= 100
+    clock.now += 100 * DAY
     addresses = list(s.workers)
     speeds = plugin_of(s)._predict(addresses)
     supervisor.reconsider(future.key, addresses, speeds)
     assert s.tasks[future.key].processing_on.address == slow
-    supervisor._runs[future.key].since = begun + 100
+    clock.now -= 100 * DAY
     # Nor because of speeds that are slow only now and then.
     for seen in (speeds, speeds, np.ones(4), speeds, speeds):
         supervisor.reconsider(future.key, addresses, seen)
@@ -883,23 +874,6 @@ async def test_the_only_fast_worker_leaves(c, s, *workers):
 
 
 # -- the parts without a cluster ---------------------------------------------------------------
-
-
-@given(
-    st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=40),
-    st.integers(1, 6),
-)
-def test_only_workers_that_owe_an_answer_for_long_are_silent(events, ticks):
-    """The watch agrees with a record of when each worker was asked and when it answered."""
-    watch, asked = Watch(), {}
-    for now, (worker, answers) in enumerate(events):
-        for address in watch.tick(["a", "b", "c"]):
-            asked[address] = now
-        if answers:
-            watch.heard(worker)
-            asked.pop(worker, None)
-        late = {a: now - since for a, since in asked.items() if now - since >= ticks}
-        assert dict(watch.silent(ticks)) == late
 
 
 @given(st.lists(st.floats(0.0, 10.0), min_size=1, max_size=20), st.data())

@@ -22,6 +22,7 @@ from dask_coded.runtime.coordinator import checks
 from dask_coded.runtime.coordinator.checks import Checks
 from dask_coded.runtime.worker.plugin import worker_plugin
 from dask_coded.transport import rows
+from tests.clocks import clock_of
 
 SIX = [("127.0.0.1", 1)] * 6
 CODES = [coded.MDS(6, 4), coded.RandomLinear(6, 4), coded.Repetition(6, 2)]
@@ -328,9 +329,14 @@ async def test_a_new_coordinator_asks_no_worker_for_checks_that_is_known_to_be_s
             worker.handlers["coded_rows"] = lambda **request: asked.append(request)
             worker.periodic_callbacks["heartbeat"].stop()
             if known_by == "a round":
-                s.extensions["dask-coded"]._silence(worker.address)
-            else:
-                s.workers[worker.address].last_seen -= 60
+                s.extensions["dask-coded"].standings.suspect([worker.address])
+    if known_by == "heartbeats":
+        clock, standings = clock_of(s), s.extensions["dask-coded"].standings
+        for _ in range(12):
+            clock.now += 0.2
+            for worker in workers:
+                if worker.address not in stopped:
+                    standings.heard(worker.address)
     one = next(w.address for w in workers if w.address not in stopped)
     assert is_right(await c.compute(C @ x, workers=[one]))
     assert not asked

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from dask.typing import Key
 
 from dask_coded.runtime.scheduler import stuck
+from dask_coded.runtime.scheduler.standings import Standings
 from dask_coded.runtime.spec import as_key
 
 if TYPE_CHECKING:
@@ -25,14 +26,14 @@ class Awaited:
     Parameters
     ----------
     scheduler : Scheduler
-    timeout : float
-        Seconds for which the worker of a task may be silent, at least. After each time that
-        something was done about a task, twice as many.
+    standings : Standings
+        The worker of a task may be silent for its timeout, at least. After each time that something
+        was done about a task, twice as long.
     """
 
-    def __init__(self, scheduler: Scheduler, timeout: float) -> None:
+    def __init__(self, scheduler: Scheduler, standings: Standings) -> None:
         self._scheduler = scheduler
-        self._timeout = timeout
+        self._standings = standings
         self._keys: set[Key] = set()
         self._times: Counter[Key] = Counter()
 
@@ -60,16 +61,16 @@ class Awaited:
             self.clear()
         return stuck.under_way(lacking)
 
-    def give_up(self, ts: TaskState, seconds: float) -> bool:
-        """Whether to wait no more for a worker that has been silent for so long; counts if so."""
+    def give_up(self, ts: TaskState, address: str) -> bool:
+        """Whether to wait no more for a silent worker; counts if so."""
         usual = _DURATIONS * max(ts.prefix.duration_average, 0.0)
-        if seconds < max(self._timeout, usual) * 2 ** self._times[ts.key]:
-            return False
-        self._times[ts.key] += 1
-        return True
+        patience = max(self._standings.timeouts.silence, usual) * 2 ** self._times[ts.key]
+        late = self._standings.owes(address, patience)
+        self._times[ts.key] += late
+        return late
 
-    def give_up_here(self, ts: TaskState, seconds: float) -> bool:
+    def give_up_here(self, ts: TaskState, address: str) -> bool:
         """As :meth:`give_up`, for a task on the silent worker itself: if it can run elsewhere."""
         running, valid = self._scheduler.running, self._scheduler.valid_workers(ts)
         able = running if valid is None or ts.loose_restrictions else valid & running
-        return bool(able - {ts.processing_on}) and self.give_up(ts, seconds)
+        return bool(able - {ts.processing_on}) and self.give_up(ts, address)

@@ -2,6 +2,7 @@
 
 It remembers how fast every worker has been, and plans each round so that the part of every worker
 fits its predicted speed. It prevents the release of pieces that a running round needs.
+:class:`~dask_coded.runtime.scheduler.standings.Standings` says which workers are there,
 :class:`~dask_coded.runtime.scheduler.arrays.ArrayDirectory` knows the arrays,
 :class:`~dask_coded.runtime.scheduler.homes.Homes` knows where pieces are, and
 :class:`~dask_coded.runtime.scheduler.supervisor.Supervisor` looks after coordinators.
@@ -9,16 +10,14 @@ fits its predicted speed. It prevents the release of pieces that a running round
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from dask.typing import Key
-from distributed.metrics import time
 
-from dask_coded.compat import heartbeat_interval
+from dask_coded.membership import Changed, Standing
 from dask_coded.prediction import SpeedHistory, in_seconds
 from dask_coded.rounds import POLICIES, InfeasibleError, Layout
 from dask_coded.rounds.assignment import all_tried
@@ -28,9 +27,11 @@ from dask_coded.runtime.scheduler.extension import SchedulerExtension
 from dask_coded.runtime.scheduler.homes import Homes
 from dask_coded.runtime.scheduler.loops import LoopDirectory
 from dask_coded.runtime.scheduler.placing import Placing
+from dask_coded.runtime.scheduler.standings import Standings
 from dask_coded.runtime.scheduler.supervisor import Supervisor
 from dask_coded.runtime.spec import NAME, CodedSpec, CodedTask, as_key
 from dask_coded.runtime.worker.plugin import CodedWorkerPlugin
+from dask_coded.transport.backoff import Backoff
 from dask_coded.typing import Floats
 
 if TYPE_CHECKING:
@@ -40,14 +41,6 @@ logger = logging.getLogger("distributed.dask_coded")
 
 # A worker that has sent wrong shares in this many rounds gets no more work.
 _DISTRUSTED = 3
-# A worker counts as silent if no heartbeat has come for this many intervals: that is two to four
-# seconds with up to fifty workers. A new coordinator would have to find that out by itself.
-_BEATS = 4
-# A worker that joins imports the package, which takes seconds on a busy host. It may also lack the
-# package, so nothing waits for it longer than this many seconds.
-_JOINING = 10.0
-# Seconds between two looks at whether it has the plugin.
-_LOOK = 0.02
 
 
 class CodedSchedulerPlugin(SchedulerExtension):
@@ -59,6 +52,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
     homes : Homes
     loops : LoopDirectory
     placing : Placing
+    standings : Standings
     supervisor : Supervisor
     speeds : SpeedHistory
     versions : dict of str to str
@@ -73,9 +67,8 @@ class CodedSchedulerPlugin(SchedulerExtension):
         self.versions: dict[str, str] = {}
         # Until when to wait for the plugin of each worker that has joined.
         self._joining: dict[str, float] = {}
-        # Workers that were silent and have not reported since.
-        self._silent: set[str] = set()
-        self.homes = Homes(scheduler, self.versions, self._predict, self._silent)
+        self.standings = Standings(scheduler, self._changed)
+        self.homes = Homes(scheduler, self.versions, self._predict, self.standings.suspects)
         self.arrays = ArrayDirectory(
             scheduler, self.versions, self.refused, self._predict, self.homes
         )
@@ -85,7 +78,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
             scheduler,
             self.versions,
             self.placing,
-            self._silence,
+            self.standings,
             self.loops.keeps,
             self.replaceable,
         )
@@ -114,7 +107,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
         self._joining.pop(worker, None)
         self.versions[worker] = version
         self.placing.measured(worker, product)
-        self.supervisor.available(worker)
+        self.standings.joined(worker)
         self.arrays.relieve(worker)
         return worker
 
@@ -137,8 +130,9 @@ class CodedSchedulerPlugin(SchedulerExtension):
             coming = _named((*self.giving, *self._coming()), allowed)
             return len(there) < needed <= len(there | coming)
 
+        backoff = Backoff()
         while waits():
-            await asyncio.sleep(_LOOK)
+            await backoff.wait()
         if client not in self.scheduler.clients:
             # No client would release the array.
             return reply(
@@ -153,13 +147,14 @@ class CodedSchedulerPlugin(SchedulerExtension):
 
         Answers :class:`Extended`, :class:`Unfit` or :class:`Lost`.
         """
+        backoff = Backoff()
         while _named(self._coming(), allowed):
-            await asyncio.sleep(_LOOK)
+            await backoff.wait()
         return self.arrays.extend(array, allowed)
 
     def _coming(self) -> list[str]:
         """Return the workers that have just joined, and may soon have the plugin."""
-        now = time()
+        now = self.standings.clock()
         return [address for address, until in self._joining.items() if now < until]
 
     # -- rounds --------------------------------------------------------------------------------
@@ -184,10 +179,9 @@ class CodedSchedulerPlugin(SchedulerExtension):
         if the asking worker knows a different number of pieces. ``task`` is the coordinator's.
         """
         self.speeds.record({w: s for w, s in measured.items() if w in self.scheduler.workers})
-        due = time() - _BEATS * heartbeat_interval(len(self.scheduler.workers))
-        late = [ws.address for ws in self.scheduler.workers.values() if ws.last_seen < due]
-        for address in (*silent, *late):
-            self._silence(address)
+        self.standings.suspect(silent)
+        # A new coordinator would have to find out by itself whose heartbeats have ceased.
+        self.standings.expect_heartbeats()
         self.placing.changed()
         self._suspect(array, corrupt)
         self._suspect_checks(array, wrong_checks)
@@ -208,7 +202,8 @@ class CodedSchedulerPlugin(SchedulerExtension):
         trusted = [w if w < 0 or self._trusts(addresses[w]) else -1 for w in host]
         if trusted != host and not spec.check_keys:
             without = Layout.of(spec.code, trusted, work, len(addresses))
-            usable = np.array([w >= 0 and addresses[w] not in self._silent for w in trusted])
+            away = self.standings.suspects
+            usable = np.array([w >= 0 and addresses[w] not in away for w in trusted])
             if not without.lacking(usable[:, None]).any():
                 host, layout = trusted, without
         if layout.lacking((layout.host >= 0)[:, None]).any():
@@ -290,14 +285,14 @@ class CodedSchedulerPlugin(SchedulerExtension):
     def _predict(self, addresses: Sequence[str], predictor: str | None = None) -> Floats:
         """Return predicted speeds; without a predictor, those to place coordinators and pieces by.
 
-        Zero for a worker that was silent and has not reported since, or that is not trusted.
+        Zero for a worker that is suspect, or that is not trusted.
         """
         if predictor is None:
             speeds = self.speeds.assured(addresses)
         else:
             speeds = self.speeds.predict(addresses, predictor)
         for i, address in enumerate(addresses):
-            if not self._trusts(address) or address in self._silent:
+            if not self._trusts(address) or address in self.standings.suspects:
                 speeds[i] = 0.0
         return speeds
 
@@ -307,14 +302,15 @@ class CodedSchedulerPlugin(SchedulerExtension):
             return all(self.arrays.get(array) for array in ts.run_spec.array_ids)
         return self.homes.replaceable(ts, silent)
 
-    def _silence(self, address: str) -> None:
-        # Workers that have left are skipped, because nothing would ever remove their addresses.
-        if address in self.scheduler.workers:
-            self._silent.add(address)
+    def _changed(self, change: Changed) -> None:
+        """Act on the standing of a worker, which has changed."""
+        self.placing.changed()
+        if change.standing is Standing.ALIVE:
+            self.supervisor.returned(change.peer)
 
     def heartbeat(self, ws: WorkerState, data: float) -> None:
         """Take what a worker's plugin adds to its heartbeat: the seconds of a small product."""
-        self._silent.discard(ws.address)
+        self.standings.heard(ws.address)
         self.placing.measured(ws.address, data)
 
     def best(self, addresses: Sequence[str]) -> list[str]:
@@ -366,7 +362,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
             self.scheduler.clients.pop(holder, None)
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
-        self._joining[worker] = time() + _JOINING
+        self._joining[worker] = self.standings.clock() + self.standings.timeouts.joining
 
     def remove_worker(
         self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **kwargs: Any
@@ -375,7 +371,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
         self.versions.pop(worker, None)
         self.refused.pop(worker, None)
         self.speeds.forget(worker)
-        self._silent.discard(worker)
+        self.standings.left(worker)
         self._corrupt.pop(worker, None)
         self._errors.pop(worker, None)
         self.placing.remove_worker(worker)

@@ -6,16 +6,17 @@ known to be slow, and if its worker is stopped, it waits for `worker-ttl`, five 
 - a coordinator is restricted to workers that are not known to be slow, see
   :mod:`dask_coded.runtime.scheduler.placing`;
 - a worker that runs one is asked several times a second for a sign of life, which its event loop
-  gives. If none comes for `coded.coordinator.timeout`, the coordinator is taken over: its task goes
-  from ``processing`` to ``released`` in the scheduler, as after the loss of a worker, and from
-  there to another worker. The worker itself and its data stay, because it may only be busy, but it
-  counts as paused until it gives a sign of life, so that the scheduler gives it no other tasks;
+  gives, see :mod:`dask_coded.runtime.scheduler.standings`. If none comes for
+  `coded.coordinator.timeout`, the coordinator is taken over: its task goes from ``processing`` to
+  ``released`` in the scheduler, as after the loss of a worker, and from there to another worker.
+  The worker itself and its data stay, because it may only be busy, but it counts as paused until it
+  gives a sign of life, so that the scheduler gives it no other tasks;
 - workers that a coordinator may be fetching its operands from are asked, too, and other workers end
   what they fetch from a silent one;
 - while a client waits for tasks and says so, the workers that compute these are asked, too. If one
   is silent, tasks that usually take less than two seconds run on another worker;
-- a plugin may follow workers for a coordinator. They are asked once within the timeout, and the
-  plugin learns which of them are silent or available again;
+- a plugin may follow workers for a coordinator. They are asked if they say nothing, and the plugin
+  learns which of them are silent or available again;
 - the same happens to a coordinator that waits on a worker which pauses, because it has no memory;
 - whenever such a task is to run again, a fence is raised at all workers against its last run: see
   :mod:`dask_coded.transport.fences`. The scheduler itself drops the results of earlier runs.
@@ -28,10 +29,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import dask
 import numpy as np
 from dask.typing import Key
-from dask.utils import parse_timedelta
 from distributed.core import Status
 from distributed.metrics import time
 from tornado.ioloop import PeriodicCallback
@@ -40,7 +39,7 @@ from dask_coded.compat import makes_result
 from dask_coded.runtime.scheduler import stuck
 from dask_coded.runtime.scheduler.awaited import Awaited
 from dask_coded.runtime.scheduler.placing import Limits, Placing
-from dask_coded.runtime.scheduler.watch import Watch
+from dask_coded.runtime.scheduler.standings import Standings
 from dask_coded.runtime.spec import NAME, CodedTask, as_key
 from dask_coded.transport.messages import Attempt
 from dask_coded.typing import Floats
@@ -53,8 +52,6 @@ logger = logging.getLogger("distributed.dask_coded")
 #: Tells the worker of a task whether another worker is silent.
 Tell = Callable[[str, Key, str, bool], None]
 
-# A worker is asked this many times within the timeout, unless it owes an answer.
-_TICKS = 5
 # A task that keeps no state loses all its work when it is taken over. Its worker may be silent for
 # this fraction of the time that the task has been there, because its event loop may only be busy.
 _STAKE = 0.05
@@ -62,14 +59,9 @@ _STAKE = 0.05
 # unless that is less than the timeout.
 _AGE = 0.25
 # A coordinator on a worker below this fraction of the median speed, in that many plans one after
-# another, is moved, but only if less than `_BEGUN` seconds of work are lost. Speeds from a few
-# rounds of milliseconds are noise.
+# another, is moved. Speeds from a few rounds of milliseconds are noise.
 _SLOW = 0.25
 _PLANS = 3
-_BEGUN = 2.0
-# Clients fetch a result within this many seconds. If its worker falls silent meanwhile, the result
-# is computed again, after the same patience with which its task would have been taken over.
-_GATHER = 5.0
 
 
 @dataclass
@@ -77,15 +69,16 @@ class _Run:
     """A task that coordinates."""
 
     limits: Limits
+    #: When it was first there.
+    born: float
     #: Where it is, since when, and how many seconds it took once it has ended.
     worker: str = ""
     since: float = 0.0
     took: float | None = None
     #: How often it was taken over.
     takeovers: int = 0
-    #: When it was first there; how often it was taken over since it got further than before, and
-    #: from which round it went on last.
-    born: float = field(default_factory=time)
+    #: How often it was taken over since it got further than before, and from which round it went
+    #: on last.
     setbacks: int = 0
     round: int = 0
     #: The workers that a plugin follows for it; those reported as silent; how to report them.
@@ -107,8 +100,8 @@ class Supervisor:
     able : collection of str
         Addresses of workers that have the plugin; it changes as workers come and go.
     placing : Placing
-    silence : callable(address)
-        Called with the address of a worker that is silent.
+    standings : Standings
+        Says which workers are there, and has the clock.
     resumes : callable(Key) -> bool
         Whether the state of a task is kept elsewhere.
     replaceable : callable(TaskState, silent) -> bool
@@ -120,35 +113,34 @@ class Supervisor:
         scheduler: Scheduler,
         able: Collection[str],
         placing: Placing,
-        silence: Callable[[str], None],
+        standings: Standings,
         resumes: Callable[[Key], bool],
         replaceable: stuck.Replaceable,
     ) -> None:
         self._scheduler = scheduler
         self._able = able
         self._placing = placing
-        self._silence = silence
+        self._standings = standings
         self._resumes = resumes
         self._replaceable = replaceable
-        self._timeout = parse_timedelta(dask.config.get("coded.coordinator.timeout"))
+        self._timeouts = standings.timeouts
         self._runs: dict[Key, _Run] = {}
         self._processing: set[Key] = set()
-        # When tasks have ended whose results a client is probably fetching.
+        # When tasks have ended whose results a client is probably fetching. If their worker falls
+        # silent meanwhile, they are computed again, after the same patience as with a coordinator.
         self._fresh: dict[Key, float] = {}
-        self._awaited = Awaited(scheduler, self._timeout)
-        self._watch = Watch()
-        # For how many ticks workers of coordinators have been paused.
-        self._paused: dict[str, int] = {}
-        # Workers that were running, not paused, at the last tick.
+        self._awaited = Awaited(scheduler, standings)
+        # Since when workers of coordinators have been paused.
+        self._paused: dict[str, float] = {}
+        # Workers that were running, not paused, at the last look.
         self._running: set[str] = set()
         self._given_up: list[Attempt] = []
         #: Silent workers, which the scheduler has been told to treat as paused.
         self.absent: set[str] = set()
-        clock = PeriodicCallback(self._tick, 1000 * self._timeout / _TICKS)
-        self._clock = scheduler.periodic_callbacks[f"{NAME}-supervisor"] = clock
-        self._ticks = 0
+        timer = PeriodicCallback(self.look, 1000 * self._timeouts.tick)
+        self._timer = scheduler.periodic_callbacks[f"{NAME}-supervisor"] = timer
         scheduler.handlers["coded_resumed"] = self.resumed
-        scheduler.stream_handlers["coded-alive"] = self._heard
+        scheduler.stream_handlers["coded-alive"] = self.answered
         scheduler.stream_handlers["coded-awaited"] = self.expect
 
     def add(self, ts: TaskState) -> None:
@@ -159,7 +151,7 @@ class Supervisor:
         """
         for new in (ts, *(other for other in ts.dependents if makes_result(other))):
             limits = Limits(new.worker_restrictions, new.host_restrictions)
-            self._runs.setdefault(new.key, _Run(limits))
+            self._runs.setdefault(new.key, _Run(limits, self._standings.clock()))
 
     def clear(self) -> None:
         """Forget all tasks."""
@@ -181,7 +173,7 @@ class Supervisor:
             return
         self._processing.discard(key)
         self._fresh.pop(key, None)
-        run = self._runs[key]
+        run, now = self._runs[key], self._standings.clock()
         match finish:
             case "waiting":
                 if ts.run_id is not None:
@@ -189,13 +181,13 @@ class Supervisor:
                 self._placing.place(ts, run.limits)
             case "processing":
                 assert ts.processing_on is not None
-                run.worker, run.since, run.took = ts.processing_on.address, time(), None
+                run.worker, run.since, run.took = ts.processing_on.address, now, None
                 run.hung_up.clear()
                 self._processing.add(key)
-                self._start_clock()
+                self._start_timer()
             case "memory":
-                run.took = time() - run.since
-                self._fresh[key] = time()
+                run.took = now - run.since
+                self._fresh[key] = now
             case "released" if start == "processing" and not ts.who_wants and not ts.waiters:
                 # It was cancelled, perhaps because its worker is stopped.
                 assert ts.run_id is not None
@@ -218,20 +210,20 @@ class Supervisor:
 
     def remove_worker(self, address: str) -> None:
         """Forget a worker that has left."""
-        self._watch.heard(address)
         self.absent.discard(address)
 
     def reconsider(self, key: Key, addresses: Sequence[str], speeds: Floats) -> None:
         """Move a coordinator that turns out to be on a slow one of these workers, at most once.
 
-        Only if less than two seconds of work are lost.
+        Only if less work is lost than moving it may take.
         """
         ts, run = self._scheduler.tasks.get(key), self._runs.get(key)
         if ts is None or run is None or ts.processing_on is None or run.takeovers:
             return
         if ts not in ts.processing_on.long_running or run.worker != ts.processing_on.address:
             return
-        if not self._resumes(key) and time() - run.since > _BEGUN:
+        begun = self._standings.clock() - run.since
+        if not self._resumes(key) and begun > self._timeouts.answer:
             return
         if run.worker in addresses:
             slow = speeds[addresses.index(run.worker)] < _SLOW * np.median(speeds)
@@ -255,30 +247,31 @@ class Supervisor:
     def expect(self, keys: Collection[Key], client: str = "") -> None:
         """Stream handler: a client, whose name Dask adds, waits for tasks."""
         self._awaited.add(keys)
-        self._start_clock()
+        self._start_timer()
 
-    def _start_clock(self) -> None:
-        if not self._clock.is_running():
+    def _start_timer(self) -> None:
+        if not self._timer.is_running():
             self._running = self._running_now()
-            self._clock.start()
+            self._timer.start()
 
-    def _tick(self) -> None:
+    def look(self) -> None:
         """Ask workers for a sign of life; take over, or compute elsewhere, where none comes."""
+        now, standings = self._standings.clock(), self._standings
         self._fresh = {
             key: end
             for key, end in self._fresh.items()
-            if time() < end + _GATHER or self._watch.owes(self._runs[key].worker)
+            if now < end + self._timeouts.lease or standings.owes(self._runs[key].worker)
         }
         awaited = [ts for ts in self._awaited.under_way() if ts.key not in self._runs]
         if not self._processing and not self._fresh and not self._awaited:
-            self._clock.stop()
+            self._timer.stop()
         watched: dict[str, list[TaskState]] = {}
         for key in (*self._processing, *self._fresh):
             ts = self._scheduler.tasks[key]
             if (ws := _place_of(ts)) and ws.address in self._able:
                 run = self._runs[key]
                 if run.worker != ws.address:  # another worker has stolen it
-                    run.worker, run.since = ws.address, time()
+                    run.worker, run.since = ws.address, now
                 watched.setdefault(ws.address, []).append(ts)
         coordinators = [self._scheduler.tasks[key] for key in self._processing]
         fetching = stuck.fetching([*coordinators, *awaited])
@@ -287,37 +280,34 @@ class Supervisor:
             if address in self._able:
                 watched.setdefault(address, [])
         # There may be many, so they are asked less often.
-        self._ticks += 1
-        asked = self._ticks % _TICKS == 0
-        for key in self._processing:
-            for address in self._runs[key].followed:
-                if address in self._able and (asked or self._watch.owes(address)):
-                    watched.setdefault(address, [])
+        followed = {a for key in self._processing for a in self._runs[key].followed}
+        quiet = dict.fromkeys(followed.intersection(self._able), self._timeouts.quiet())
+        standings.look(quiet | dict.fromkeys(watched, 0.0))
         before, self._running = self._running, self._running_now()
         for address in self._running.difference(before).intersection(self._able):
             self.available(address)  # it was paused, perhaps since it joined
-        self._send(self._watch.tick(watched), op="coded-ping")
+        self._tell_followers()
         silent, again, stopped = [], [], []
-        owing = {a: ticks * self._timeout / _TICKS for a, ticks in self._watch.silent(_TICKS)}
-        self._tell_followers(owing)
-        for address, seconds in owing.items():
+        for address, tasks in watched.items():
+            if not standings.owes(address, self._timeouts.silence):
+                continue
             late = [
                 ts
-                for ts in watched[address]
-                if seconds >= self._patience(ts) and self._can_run_again(ts)
+                for ts in tasks
+                if standings.owes(address, self._patience(ts)) and self._can_run_again(ts)
             ]
             helped = stuck.helped(fetching.get(address, ()))
-            waiting = [ts for ts in helped if self._waits(ts, address, seconds)]
+            waiting = [ts for ts in helped if self._waits(ts, address)]
             moved = [
-                ts for ts in computing.get(address, ()) if self._awaited.give_up_here(ts, seconds)
+                ts for ts in computing.get(address, ()) if self._awaited.give_up_here(ts, address)
             ]
             if late or waiting or moved:
-                self._set_aside(address)
+                self.set_aside(address)
             self._hang_up((ts.processing_on.address for ts in waiting if ts.processing_on), address)
             again += moved
             stopped += [*moved, *waiting]
             if late:
-                silent.append((late, address, f"silent for {seconds:.1f} s"))
+                silent.append((late, address, f"silent for {standings.owed(address):.1f} s"))
         # Once all silent workers are known, so that nothing moves from one to another.
         self.run_again([*again, *stuck.stranded(stopped, self.absent, self._replaceable)])
         for late, address, reason in (*silent, *self._paused_for_long(watched)):
@@ -337,20 +327,18 @@ class Supervisor:
     def _running_now(self) -> set[str]:
         return {ws.address for ws in self._scheduler.running}
 
-    def _waits(self, ts: TaskState, address: str, seconds: float) -> bool:
+    def _waits(self, ts: TaskState, address: str) -> bool:
         """Whether something is to be done for a task that may be fetching from a silent worker.
 
         Once, and again when the worker has been silent for twice as long: what its worker had not
         begun to fetch at first was not ended.
         """
         if (run := self._runs.get(ts.key)) is None:
-            return self._awaited.give_up(ts, seconds)
-        if seconds < self._patience(ts):
-            return False
-        if address in run.hung_up and seconds < 2 * run.hung_up[address]:
-            return False
-        run.hung_up[address] = seconds
-        return True
+            return self._awaited.give_up(ts, address)
+        patience = max(self._patience(ts), 2 * run.hung_up.get(address, 0.0))
+        if late := self._standings.owes(address, patience):
+            run.hung_up[address] = self._standings.owed(address)
+        return late
 
     def _paused_for_long(
         self, watched: Mapping[str, list[TaskState]]
@@ -360,38 +348,40 @@ class Supervisor:
         Dask leaves them there until the worker has memory again. Tasks that have left the worker's
         thread pool have begun, and go on.
         """
+        now = self._standings.time
         self._paused = {
-            address: self._paused.get(address, 0) + 1
+            address: self._paused.get(address, now)
             for address in watched
             if address not in self.absent
             and self._scheduler.workers[address].status == Status.paused
         }
         found = []
-        for address, ticks in self._paused.items():
-            seconds = ticks * self._timeout / _TICKS
+        for address, since in self._paused.items():
+            # Looks come a little early or late.
+            seconds, slack = now - since, self._timeouts.tick / 2
             ws = self._scheduler.workers[address]
             late = [
                 ts
                 for ts in watched[address]
                 if ts.processing_on is ws
                 and ts not in ws.long_running
-                and seconds >= self._patience(ts)
+                and seconds >= self._patience(ts) - slack
             ]
             if late:
                 found.append((late, address, f"paused for {seconds:.1f} s"))
         return found
 
-    def _tell_followers(self, silent: Mapping[str, float]) -> None:
+    def _tell_followers(self) -> None:
         """Say which workers are silent, for each task as soon as its patience ends."""
         for key in self._processing:
             run, patience = self._runs[key], self._patience(self._scheduler.tasks[key])
             late = [
                 address
                 for address in run.followed.difference(run.silent, [run.worker])
-                if silent.get(address, 0.0) >= patience
+                if address in self._able and self._standings.owes(address, patience)
             ]
             for address in late:
-                self._set_aside(address)
+                self.set_aside(address)
                 assert run.tell is not None
                 run.tell(run.worker, key, address, True)
             run.silent.update(late)
@@ -405,9 +395,9 @@ class Supervisor:
                 run.silent.discard(address)
                 run.tell(run.worker, key, address, False)
 
-    def _set_aside(self, address: str) -> None:
+    def set_aside(self, address: str) -> None:
         """Give a silent worker no tasks, and end what other workers fetch from it."""
-        self._silence(address)
+        self._standings.suspect([address])
         if address not in self.absent:
             self.absent.add(address)
             self._hang_up(self._able, address)
@@ -422,9 +412,14 @@ class Supervisor:
         """
         self._send(workers, op="coded-hang-up", address=address)
 
-    def _heard(self, worker: str, status: str) -> None:
+    def returned(self, address: str) -> None:
+        """Say that a worker has joined, or was heard again; not before it gets tasks again."""
+        if address not in self.absent:
+            self.available(address)
+
+    def answered(self, worker: str, status: str) -> None:
         """Stream handler: the event loop of a worker runs; its status, as the worker knows it."""
-        self._watch.heard(worker)
+        self._standings.heard(worker, answers=True)
         if worker in self.absent:
             self.absent.discard(worker)
             self._set_status(worker, status)
@@ -440,7 +435,7 @@ class Supervisor:
         Twice as long after each takeover, but no longer than a fraction of the task's age. So a
         task that holds up its event loop for longer than the timeout ends all the same.
         """
-        run, patience, now = self._runs[ts.key], self._timeout, time()
+        run, patience, now = self._runs[ts.key], self._timeouts.silence, self._standings.clock()
         if not self._resumes(ts.key):
             took = now - run.since if run.took is None else run.took
             patience = max(patience, _STAKE * took)

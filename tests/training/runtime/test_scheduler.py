@@ -36,6 +36,7 @@ from dask_coded.training.runtime.shards import fetch_rows
 from dask_coded.training.runtime.spec import Blocks, Training
 from dask_coded.transport import rows
 from dask_coded.transport.rows import RowsGoneError
+from tests.clocks import look
 
 THREE = {
     "client": True,
@@ -86,8 +87,7 @@ async def test_a_leader_that_was_taken_over_is_refused(c, s, *workers):
         return address
 
     old = await running()
-    for _ in range(6):
-        s.extensions["dask-coded"].supervisor._tick()
+    look(s, 6)
     new = await running()
     assert new != old
     await Event(f"go-{old}", client=c).set()
@@ -187,7 +187,7 @@ async def test_a_worker_that_pauses_or_retires_is_still_asked_for_its_replica(c,
     for address, status in ((first, "paused"), (second, "closing_gracefully"), (third, "paused")):
         s.handle_worker_status_change(status, address, "test")
     assert candidates() == {first, second}  # the third knows nothing of the training
-    s.extensions["dask-coded"].supervisor.absent.add(first)
+    s.extensions["dask-coded"].standings.suspect([first])
     assert candidates() == {second}
 
 
@@ -201,7 +201,7 @@ async def test_a_block_that_only_a_silent_worker_holds_is_computed_again(c, s, *
     (holder,) = ts.who_has
     plugin = s.extensions["dask-coded-training"]
     assert plugin.holders(key)["answer"].data.addresses == (holder.address,)
-    s.extensions["dask-coded"].supervisor._set_aside(holder.address)
+    s.extensions["dask-coded"].supervisor.set_aside(holder.address)
     assert plugin.holders(key)["answer"].data.addresses == ()
     await async_poll_for(lambda: ts.state == "memory", timeout=60)
     assert holder not in ts.who_has
@@ -217,7 +217,7 @@ async def test_a_block_that_cannot_be_computed_again_is_left_to_its_silent_worke
     del source
     await async_poll_for(lambda: gone not in s.tasks, timeout=60)
     plugin = s.extensions["dask-coded-training"]
-    s.extensions["dask-coded"].supervisor._set_aside(a.address)
+    s.extensions["dask-coded"].supervisor.set_aside(a.address)
     assert plugin.holders(block.key)["answer"].data.addresses == (a.address,)
     assert s.tasks[block.key].state == "memory"
 
@@ -231,7 +231,7 @@ async def test_a_block_whose_source_stays_on_a_silent_worker_is_left_there(c, s,
     s.remove_replica(s.tasks[source.key], s.workers[a.address])
     plugin = s.extensions["dask-coded-training"]
     for address in (a.address, b.address):
-        s.extensions["dask-coded"].supervisor._set_aside(address)
+        s.extensions["dask-coded"].supervisor.set_aside(address)
     assert plugin.holders(block.key)["answer"].data.addresses == (a.address,)
     assert s.tasks[block.key].state == "memory"
 
@@ -275,7 +275,7 @@ async def test_a_block_that_a_silent_worker_computes_is_computed_elsewhere(c, s,
     await async_poll_for(lambda: "n" in s.tasks and s.tasks["n"].state == "processing")
     for name in ("needed", "block"):
         (on,) = [ws for ws in s.workers.values() if ws.processing]
-        plugin._coded.supervisor._set_aside(on.address)
+        plugin._coded.supervisor.set_aside(on.address)
         assert plugin.holders(block.key)["answer"].data.addresses == ()
         (elsewhere,) = [ws for ws in s.workers.values() if ws.processing]
         assert elsewhere is not on
@@ -283,7 +283,7 @@ async def test_a_block_that_a_silent_worker_computes_is_computed_elsewhere(c, s,
         if name == "needed":
             await async_poll_for(lambda: s.tasks[block.key].state == "processing")
             # A new run begins where all workers answer.
-            plugin._coded.supervisor._heard(on.address, "running")
+            plugin._coded.supervisor.answered(on.address, "running")
     np.testing.assert_array_equal(await block, np.ones((4, 2)))
 
 
@@ -355,11 +355,10 @@ async def test_a_leader_is_told_of_workers_that_fall_silent_and_of_those_that_co
     leader = s.tasks[future.key].processing_on.address
     stopped, other = (w.address for w in workers if w.address != leader)
     # Messages go out when the test waits, so only these two are considered alive.
-    heard = supervisor._watch.heard
     for _ in range(12):
-        supervisor._tick()
-        heard(leader)
-        heard(other)
+        look(s)
+        for address in (leader, other):
+            supervisor.answered(address, "running")
     assert supervisor.absent == {stopped}
     assert s.workers[stopped].status.name == "paused"
     # In fact it runs, and answers.
@@ -372,7 +371,6 @@ async def test_a_leader_is_told_when_a_worker_runs_again_that_was_paused_from_th
     c, s, *workers
 ):
     await install(c, TrainingSchedulerPlugin())
-    supervisor = s.extensions["dask-coded"].supervisor
 
     async def become(status):
         workers[0].status = status
@@ -382,7 +380,7 @@ async def test_a_leader_is_told_when_a_worker_runs_again_that_was_paused_from_th
     await become(Status.paused)
     future = coded.submit(lead, 1, client=c)
     await Event("started", client=c).wait()
-    supervisor._tick()
+    look(s)
     await become(Status.running)
-    supervisor._tick()
+    look(s)
     assert await future == [("Available", workers[0].address)]

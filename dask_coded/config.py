@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import dask
 import yaml
@@ -19,7 +21,12 @@ dask.config.ensure_file(source=str(_FILE))
 
 def timeouts() -> Timeouts:
     """Return the timeouts of this process."""
-    return Timeouts(
-        silence=parse_timedelta(dask.config.get("coded.coordinator.timeout")),
-        handshake=parse_timedelta(dask.config.get("distributed.comm.timeouts.connect")),
+    return _timeouts(
+        dask.config.get("coded.coordinator.timeout"),
+        dask.config.get("distributed.comm.timeouts.connect"),
     )
+
+
+@cache
+def _timeouts(silence: Any, handshake: Any) -> Timeouts:
+    return Timeouts(parse_timedelta(silence), parse_timedelta(handshake))

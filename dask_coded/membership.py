@@ -45,7 +45,8 @@ class Timeouts:
     ``unclaimed``       30 T                                an operand without a round is kept
     ``beats(s)``        4 heartbeat intervals               until a worker without one is suspect
     ``handshake``       `distributed.comm.timeouts.connect` the first message of a connection
-    ``LOOK``            0.5                                 between two looks of a process at itself
+    ``LOOK``            0.5                                 between attempts, or looks at itself
+    ``PLANS``           0.05                                between the plans of short rounds
     ==================  ==================================  ========================================
 
     Parameters
@@ -72,6 +73,8 @@ class Timeouts:
     #: ones less.
     FIRST_LOOK: ClassVar[float] = 0.01
     LOOK: ClassVar[float] = 0.5
+    #: A loop does not ask for plans more often, unless it loses a worker: rounds may take 2 ms.
+    PLANS: ClassVar[float] = 0.05
 
     # A call costs a peer two messages. After this many lags without a word, calls take it 1 or 2 %
     # of its time.

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
+
+import pytest
+
+from dask_coded.membership import Timeouts
 
 DAY = 24 * 3600.0
 
@@ -31,3 +36,9 @@ def look(scheduler: Any, ticks: int = 1) -> None:
     for _ in range(ticks):
         clock.now += plugin.standings.timeouts.tick
         plugin.supervisor.look()
+
+
+def set_timeouts(patch: pytest.MonkeyPatch, silence: float, *modules: ModuleType) -> None:
+    """Have modules read other timeouts than those of the configuration."""
+    for module in modules:
+        patch.setattr(module, "timeouts", lambda: Timeouts(silence))

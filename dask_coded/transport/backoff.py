@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-_FIRST = 0.01
-_LAST = 0.5
+from dask_coded.membership import Timeouts
 
 
 class Backoff:
@@ -26,9 +25,9 @@ class Backoff:
 
     def __init__(self) -> None:
         self.attempts = 0
-        self._seconds = _FIRST
+        self._seconds = Timeouts.FIRST_LOOK
 
     async def wait(self) -> None:
         await asyncio.sleep(self._seconds)
         self.attempts += 1
-        self._seconds = min(2 * self._seconds, _LAST)
+        self._seconds = min(2 * self._seconds, Timeouts.LOOK)

@@ -12,15 +12,11 @@ from dask.utils import parse_timedelta
 from distributed.protocol import to_serialize
 
 from dask_coded.arguments import check_chunk
+from dask_coded.config import timeouts
 from dask_coded.transport.memory import LEAST_BYTES, Memory, Segment, SharedArray, leave
 
 if TYPE_CHECKING:
     from distributed.worker import Worker
-
-#: A worker whose event loop runs answers a question within this many seconds.
-ANSWER_SECONDS = 2.0
-# Rows that take longer than this may be many, or their worker is stopped: so it is asked.
-_SOON = 0.5
 
 
 class RowsGoneError(Exception):
@@ -160,8 +156,9 @@ async def large_answer(asked: Awaitable[Any], question: Callable[[], Awaitable[A
     """
     coming = asyncio.ensure_future(asked)
     try:
-        while not (await asyncio.wait([coming], timeout=_SOON))[0]:
-            await asyncio.wait_for(question(), ANSWER_SECONDS)
+        # What takes longer may be large, or its worker is stopped: so it is asked.
+        while not (await asyncio.wait([coming], timeout=timeouts().quiet()))[0]:
+            await asyncio.wait_for(question(), timeouts().answer)
         return coming.result()
     finally:
         coming.cancel()

@@ -14,6 +14,7 @@ from distributed.utils_test import async_poll_for, gen_cluster, gen_test, poll_f
 
 import dask_coded as coded
 from dask_coded.loop import Progress
+from dask_coded.membership import Timeouts
 from dask_coded.runtime.coordinator import loop
 from dask_coded.runtime.coordinator.loop import KeptLoop
 from dask_coded.runtime.messages import KeepState, StateKept
@@ -21,6 +22,7 @@ from dask_coded.runtime.scheduler.loops import choose_keepers
 from dask_coded.runtime.worker.keeper import StateKeeper
 from dask_coded.runtime.worker.plugin import worker_plugin
 from dask_coded.transport import rows
+from tests.clocks import set_timeouts
 
 KILLED_AFTER = 5
 
@@ -144,7 +146,7 @@ def wait_long_for_keepers(client, seconds=30):
     """Have loops that resume wait longer for states: keepers may be late on a busy machine."""
 
     def wait_long():
-        loop.ANSWER_SECONDS = seconds
+        dask.config.set({"coded.coordinator.timeout": seconds})
 
     client.run(wait_long)
 
@@ -293,7 +295,7 @@ async def test_a_state_may_take_long_to_travel(c, s, a, *others):
         worker.handlers["coded_kept"] = handler(number)
     mine = worker_plugin(a)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows, "_SOON", 0.01)
+        set_timeouts(patch, 0.02, rows)
         kept = KeptLoop(a, mine.keeper, mine.exchange, task.key, 2)
         assert await kept._resume() == b"state"
     assert set(questions[2:]) == {8}  # the worker with the latest state
@@ -343,8 +345,8 @@ async def test_no_state_is_sent_to_a_keeper_that_has_not_confirmed_the_last(c, s
 @gen_cluster(client=True, nthreads=[("", 1)] * 3)
 async def test_a_keeper_is_waited_for_while_it_answers_questions(c, s, a, *others, monkeypatch):
     """A large state travels long, and meanwhile its channel is silent."""
-    monkeypatch.setattr(rows, "_SOON", 0.01)
-    monkeypatch.setattr(rows, "ANSWER_SECONDS", 5.0)
+    monkeypatch.setattr(Timeouts, "answer", 5.0)
+    set_timeouts(monkeypatch, 0.02, rows)
     await coded.encode(np.eye(4), coded.MDS(3, 2), client=c)
     asked, stopped, over = [], [], asyncio.Event()
     for worker in others:
@@ -364,7 +366,7 @@ async def test_a_keeper_is_waited_for_while_it_answers_questions(c, s, a, *other
     await asyncio.to_thread(kept.report, Progress(1, residual=0.0), state=1)
     await async_poll_for(lambda: len(asked) > 20, timeout=60)
     assert len(mine.keeper.owing[task.key]) == 2
-    monkeypatch.setattr(rows, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(Timeouts, "answer", 0.1)
     stopped += [worker.address for worker in others]
     await async_poll_for(lambda: not mine.keeper.owing, timeout=60)
     over.set()

@@ -21,6 +21,7 @@ from distributed.security import Security
 from distributed.utils_test import async_poll_for, captured_logger, gen_cluster
 
 import dask_coded as coded
+from dask_coded.membership import Timeouts
 from dask_coded.preload import dask_setup
 from dask_coded.rounds import Pace
 from dask_coded.runtime.client.install import install
@@ -36,6 +37,7 @@ from dask_coded.runtime.worker.plugin import CodedWorkerPlugin, worker_plugin
 from dask_coded.transport.backoff import Backoff
 from dask_coded.transport.channels import Channel
 from dask_coded.transport.messages import EndRun, Ping, Pong
+from tests.clocks import set_timeouts
 
 # What workers do with small jobs depends on their size.
 pytestmark = pytest.mark.usefixtures("job_place")
@@ -252,7 +254,7 @@ async def test_a_result_that_is_asked_for_again_does_not_hold_the_pieces(c, s, *
 
 @gen_cluster(client=True, nthreads=FOUR)
 async def test_nothing_holds_the_pieces_of_a_released_array(c, s, *workers, monkeypatch):
-    monkeypatch.setattr(worker_module, "_IDLE_SECONDS", 0.1)
+    set_timeouts(monkeypatch, 0.02, worker_module)
     C = await coded.encode(A, coded.MDS(4, 3), c)
     await check(c, C)
     pieces = [weakref.ref(piece) for w in workers for piece in w.data.values()]
@@ -268,7 +270,7 @@ async def test_nothing_holds_the_pieces_of_a_released_array(c, s, *workers, monk
 
 @gen_cluster(client=True, nthreads=FOUR)
 async def test_nothing_holds_the_pieces_after_a_round_that_failed(c, s, *workers, monkeypatch):
-    monkeypatch.setattr(worker_module, "_IDLE_SECONDS", 0.1)
+    set_timeouts(monkeypatch, 0.02, worker_module)
     monkeypatch.setattr(worker_module, "streamed", Mock(side_effect=ValueError("no product")))
     C = await coded.encode(A, coded.MDS(4, 3), c)
     with pytest.raises(ValueError, match="no product"):
@@ -288,7 +290,7 @@ async def test_kernel_that_no_worker_has_ends_the_round(c, s, *workers, monkeypa
 
 @gen_cluster(client=True, nthreads=FOUR)
 async def test_worker_that_is_stopped_when_plugins_are_installed(c, s, *workers, monkeypatch):
-    monkeypatch.setattr(extension, "_PATIENCE", 0.2)
+    set_timeouts(monkeypatch, 0.04, extension)
     monkeypatch.setattr(extension, "heartbeat_interval", lambda workers: 0.01)
     stopped, answer, goes_on = workers[0], workers[0].handlers["plugin-add"], asyncio.Event()
 
@@ -550,7 +552,7 @@ async def test_workers_out_of_reach_of_the_coordinator_alone(c, s, *workers):
         worker.handlers["coded_channel"] = broken
     with (
         patch.object(coordinator_module, "Backoff", Counted),
-        patch.object(live_round_module, "_LOOK", 1e6),
+        patch.object(live_round_module, "timeouts", lambda: Timeouts(1e6)),
     ):
         future = coded.submit(lambda operator: operator @ x, C, client=c, workers=first)
         await async_poll_for(lambda: len(asked) >= 6, timeout=60)
@@ -576,8 +578,8 @@ async def test_no_round_uses_the_plan_of_an_unusually_long_one(c, s, *workers):
 
     s.handlers["coded_plan"] = counted
     with (
-        patch.object(coordinator_module, "_ASK_SECONDS", 1e6),
-        patch.object(live_round_module, "_LOOK", 1e6),
+        patch.object(Timeouts, "PLANS", 1e6),
+        patch.object(live_round_module, "timeouts", lambda: Timeouts(1e6)),
     ):
         for factor, plans in ((float("inf"), 1), (0.0, 6)):
             with patch.object(Pace, "SLOWED", factor):
@@ -601,7 +603,7 @@ async def test_loss_of_more_than_the_code_survives_while_rounds_hold_all_threads
     lost, *left = workers
     futures = [c.compute(C @ (i * x), workers=[w.address]) for i, w in enumerate(left)]
     await async_poll_for(lambda: len(asked) == 2, timeout=60)
-    with patch.object(coordinator_module, "_LONG", 0.02):
+    with patch.object(coordinator_module, "timeouts", lambda: Timeouts(0.02)):
         await lost.close()
         go.set()
         for future in futures:
@@ -658,7 +660,7 @@ async def test_workers_that_answer_while_a_round_is_planned_again_go_on_with_it(
         handlers = plugin_at(workers, address).exchange._handlers
         handlers[StartRound] = hold(address, handlers[StartRound])
     with (
-        patch.object(live_round_module, "_LOOK", 0.02),
+        patch.object(live_round_module, "timeouts", lambda: Timeouts(0.1)),
         patch.object(LiveRound, "_end_if_possible_elsewhere", ended),
     ):
         future = coded.submit(lambda operator: operator @ x, C, client=c, workers=first)
@@ -1046,7 +1048,7 @@ async def test_speeds_are_learnt(c, s, *workers):
             operator @ np.ones(100)
 
     # Measurements travel with the question for a new plan.
-    with patch.object(coordinator_module, "_ASK_SECONDS", 0.0):
+    with patch.object(Timeouts, "PLANS", 0.0):
         await c.gather([coded.submit(loop, C, client=c), coded.submit(loop, C, client=c)])
     history = plugin_of(s).speeds
     assert history.rounds > 0

@@ -11,8 +11,9 @@ import pytest
 from distributed.utils_test import gen_cluster
 
 import dask_coded as coded
+from dask_coded.membership import Timeouts
 from dask_coded.rounds import RoundOptions
-from dask_coded.runtime.coordinator import live_round, rounds
+from dask_coded.runtime.coordinator import live_round
 from dask_coded.runtime.coordinator.rounds import Coordinator
 from dask_coded.runtime.spec import CodedDataLostError
 from dask_coded.runtime.worker import probe
@@ -72,7 +73,7 @@ async def test_speeds_measured_with_another_width_are_in_no_known_unit(c, s, *wo
         return C @ np.ones((20, 3))
 
     C = await coded.encode(np.ones((120, 20)), coded.MDS(4, 3), c)
-    monkeypatch.setattr(rounds, "_ASK_SECONDS", 0.0)
+    monkeypatch.setattr(Timeouts, "PLANS", 0.0)
     planned, delivered = spy_on("Round", 5), spy_on("Delivery", 5)
     np.testing.assert_allclose(await coded.submit(loop, C, client=c), np.full((120, 3), 20.0))
     assert planned[-2].any()

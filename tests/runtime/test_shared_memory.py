@@ -14,6 +14,7 @@ import dask_coded as coded
 from dask_coded.runtime.messages import Share, StartRound
 from dask_coded.runtime.worker import plugin as worker_module
 from dask_coded.runtime.worker.plugin import worker_plugin
+from tests.clocks import set_timeouts
 
 from .loops import checked_loop, wait_for_rounds
 
@@ -262,7 +263,7 @@ async def test_shares_of_a_small_operand_are_not_kept_after_the_last_round(c, s,
 
     # Without the clock that drops what is idle.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker_module, "_IDLE_SECONDS", 1e6)
+        set_timeouts(patch, 1e6, worker_module)
         np.testing.assert_allclose(await coded.submit(rounds, C, client=c), 3.0)
         plugins = [worker_plugin(worker) for worker in workers]
         await async_poll_for(lambda: not any(plugin._jobs for plugin in plugins), timeout=60)

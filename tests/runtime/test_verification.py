@@ -22,7 +22,7 @@ from dask_coded.runtime.coordinator import checks
 from dask_coded.runtime.coordinator.checks import Checks
 from dask_coded.runtime.worker.plugin import worker_plugin
 from dask_coded.transport import rows
-from tests.clocks import clock_of
+from tests.clocks import clock_of, set_timeouts
 
 SIX = [("127.0.0.1", 1)] * 6
 CODES = [coded.MDS(6, 4), coded.RandomLinear(6, 4), coded.Repetition(6, 2)]
@@ -271,8 +271,7 @@ async def test_pieces_made_from_inexact_ones_are_less_exact(c, s, *workers):
 @pytest.fixture
 def impatient(monkeypatch):
     """Workers are silent sooner than usual."""
-    monkeypatch.setattr(checks, "ANSWER_SECONDS", 0.5)
-    monkeypatch.setattr(rows, "ANSWER_SECONDS", 0.5)
+    set_timeouts(monkeypatch, 0.25, checks, rows)
 
 
 @pytest.mark.usefixtures("impatient")

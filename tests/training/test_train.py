@@ -48,6 +48,7 @@ from dask_coded.training._train import _Watch
 from dask_coded.training.data import load
 from dask_coded.training.runtime import group, leader
 from dask_coded.training.runtime.link import Link
+from tests.clocks import set_timeouts
 
 STEPS = 30
 X = np.random.default_rng(0).normal(size=(103, 5))
@@ -82,9 +83,7 @@ def blocks():
 )
 def test_parameters_match_one_process(client, aggregation, schedule, monkeypatch):
     # On a busy machine a worker may answer late, and would be left out.
-    monkeypatch.setattr(group, "_LAST", 60.0)
-    for module in (group, leader):
-        monkeypatch.setattr(module, "ANSWER_SECONDS", 60.0)
+    set_timeouts(monkeypatch, 300.0, group, leader)
     optimizer = SGD(0.1, momentum=0.5)
     found = train(
         squares,

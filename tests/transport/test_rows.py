@@ -13,6 +13,7 @@ import dask_coded as coded
 from dask_coded.runtime.worker.plugin import worker_plugin
 from dask_coded.transport import rows as module
 from dask_coded.transport.rows import RowReader, RowsGoneError
+from tests.clocks import set_timeouts
 
 TWO = {"client": True, "nthreads": [("127.0.0.1", 1)] * 2}
 WIDE = np.random.default_rng(0).random((60, 400))  # 192 kB
@@ -75,7 +76,7 @@ def test_rows_that_do_not_fit_into_memory_are_sent(data, monkeypatch):
 
 @pytest.mark.parametrize("data", [WIDE, scipy.sparse.csr_array(WIDE)], ids=["dense", "sparse"])
 def test_rows_are_sent_while_a_long_round_is_computed(data, monkeypatch):
-    monkeypatch.setattr(module, "ANSWER_SECONDS", 1.0)
+    set_timeouts(monkeypatch, 0.5, module)
 
     @gen_cluster(**TWO)
     async def test(c, s, *workers):

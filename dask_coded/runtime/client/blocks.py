@@ -27,16 +27,13 @@ from distributed import futures_of
 from dask_coded.arguments import check_chunk, meta_of
 from dask_coded.chunks import as_declared
 from dask_coded.compat import Alias, GraphNode, Task, TaskRef, UnfusedTask, convert_legacy_graph
+from dask_coded.config import timeouts
 from dask_coded.runtime.client.source import settled, sparse_type
 from dask_coded.runtime.spec import CodedTask
 from dask_coded.runtime.worker.disk import keep, zeros
 
 if TYPE_CHECKING:
     from distributed import Client, Future
-
-
-# A worker that is paused for longer than this many seconds does not get its block.
-_PAUSED = 1.0
 
 
 class Blocks:
@@ -84,7 +81,7 @@ class Blocks:
                 block = block.copy()
             try:
                 scattered = await client.scatter(
-                    {key: block}, workers=[worker], hash=False, timeout=_PAUSED
+                    {key: block}, workers=[worker], hash=False, timeout=timeouts().silence
                 )
             except (KeyError, OSError):  # it has left, or is paused: any other will do
                 scattered = await client.scatter({key: block}, hash=False)

@@ -14,11 +14,9 @@ from typing import Any, TypeVar
 from distributed import Client, Future, default_client, get_client, rejoin, secede
 
 from dask_coded.compat import current_key
+from dask_coded.membership import Timeouts
 
 T = TypeVar("T")
-
-# How often to look whether the client is still connected, in seconds.
-_LOOK = 0.1
 
 
 def in_task() -> bool:
@@ -120,7 +118,7 @@ async def while_connected(client: Client, work: Coroutine[Any, Any, T]) -> T:
     task = asyncio.create_task(work)
     try:
         while not task.done() and client.status == "running":
-            await asyncio.wait([task], timeout=_LOOK)
+            await asyncio.wait([task], timeout=Timeouts.LOOK)
     finally:
         task.cancel()
         await asyncio.wait([task])

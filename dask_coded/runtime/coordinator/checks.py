@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from dask_coded.config import timeouts
 from dask_coded.rounds import Verifier
 from dask_coded.rounds.blame import Witness, proven
 from dask_coded.rounds.verification import Verification, is_possible, size_bounds
@@ -22,7 +23,6 @@ from dask_coded.runtime.answers import Recipe, RoundPlan, ask
 from dask_coded.runtime.spec import CodedSpec
 from dask_coded.runtime.worker.checks import check_of, weights_of
 from dask_coded.runtime.worker.plugin import CodedWorkerPlugin
-from dask_coded.transport import ANSWER_SECONDS
 from dask_coded.transport.rows import RowsGoneError, rows_of
 from dask_coded.typing import Floats
 
@@ -120,7 +120,7 @@ class Checks:
                     self._fetch(spec, block, holders[block])
                 )
         if fetching := [task for task in self._fetching.values() if not task.done()]:
-            for task in (await asyncio.wait(fetching, timeout=2 * ANSWER_SECONDS))[0]:
+            for task in (await asyncio.wait(fetching, timeout=2 * timeouts().answer))[0]:
                 task.result()
         if len(self._found) < spec.code.k:
             return False

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from dask_coded.config import timeouts
 from dask_coded.rounds import (
     POLICIES,
     Assign,
@@ -53,9 +54,6 @@ from dask_coded.typing import Bools
 # thread takes time from the event loop, which small rounds cannot spare. In rounds of 1.2 s with a
 # result of 19 MB, decoding ends 4 ms after the last share, and 9 ms after it with 512 KB.
 _DECODE_BYTES = 1 << 16
-# Seconds between two looks at workers that take no part, which are reserves and those that were
-# silent, and at whether the round waits only for workers that are silent.
-_LOOK = 0.25
 
 #: Schedules a call in the algorithm's thread.
 InThread = Callable[[Callable[[], None]], None]
@@ -229,7 +227,7 @@ class LiveRound:
             self._delivery.plan(c.worker for c in commands if isinstance(c, Assign))
             self._carry_out(commands)
             self._delivery.begin()
-            self._watch = self._loop.call_later(_LOOK, self._look_elsewhere)
+            self._watch = self._loop.call_later(timeouts().tick, self._look_elsewhere)
             await self._done
         finally:
             self._end()
@@ -269,7 +267,7 @@ class LiveRound:
 
         What they hold may have been rebuilt, or moved from workers that have left meanwhile.
         """
-        self._watch = self._loop.call_later(_LOOK, self._look_elsewhere)
+        self._watch = self._loop.call_later(timeouts().tick, self._look_elsewhere)
         self._call_participants()
         if self._lacks() and (self._asking is None or self._asking.done()):
             self._asking = asyncio.create_task(self._end_if_possible_elsewhere())
@@ -386,7 +384,7 @@ class LiveRound:
         delays = [] if self.round.wake is None else [max(self.round.wake - monotonic(), 0.0)]
         if self._reserve or self._silent:
             # The policy knows nothing of them, and need not wake.
-            delays.append(_LOOK)
+            delays.append(timeouts().tick)
         if delays:
             self._timer = self._loop.call_later(min(delays), self._tick)
 

@@ -18,10 +18,11 @@ from dask.typing import Key
 from distributed import get_worker
 from distributed.utils import sync
 
+from dask_coded.config import timeouts
 from dask_coded.loop import Loop, Progress, State
 from dask_coded.runtime.messages import KeepState, StateKept
 from dask_coded.runtime.worker.keeper import StateKeeper
-from dask_coded.transport import ANSWER_SECONDS, Channel, Exchange
+from dask_coded.transport import Channel, Exchange
 from dask_coded.transport.messages import Message
 from dask_coded.transport.rows import large_answer
 
@@ -114,7 +115,7 @@ class KeptLoop(Loop):
     async def _round_kept(self, address: str) -> int:
         """Return the round whose state a worker keeps; 0 if it keeps none or does not answer."""
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
+            async with asyncio.timeout(timeouts().answer):
                 return (await self._ask_round(address)) or 0
         except OSError:
             return 0

@@ -23,6 +23,8 @@ from dask.typing import Key
 from distributed import get_worker, secede
 
 from dask_coded.compat import current_key, in_pool
+from dask_coded.config import timeouts
+from dask_coded.membership import Timeouts
 from dask_coded.rounds import Layout, LoopHistory, Rest, RoundOptions
 from dask_coded.rounds.accuracy import LIMIT, NotSolvableError, lose_half
 from dask_coded.runtime.answers import Lost, RoundPlan, ask
@@ -47,12 +49,6 @@ from dask_coded.transport.memory import LEAST_BYTES, Segment, SharedArray
 
 # A round may wait for a new plan for this fraction of the last round's time.
 _PATIENCE = 0.02
-# How often a waiting thread looks whether the event loop of its worker still exists, in seconds.
-_LOOK = 1.0
-# Least seconds between two requests for a plan, unless a worker is lost; rounds may be far shorter.
-_ASK_SECONDS = 0.05
-# A plan that takes longer than this many seconds waits for something.
-_LONG = 1.0
 # Rounds in a row that may fail because shares are wrong.
 _FAILURES = 8
 
@@ -213,7 +209,7 @@ class Coordinator:
         failure: BaseException | None = None
         while True:
             try:
-                step = steps.get(timeout=_LOOK)
+                step = steps.get(timeout=Timeouts.LOOK)
             except Empty:
                 if loop.asyncio_loop.is_closed():  # nothing runs there any more
                     raise RunOverError(f"The worker of {self._task!r} has closed.") from None
@@ -315,7 +311,7 @@ class Coordinator:
             await self._judge(live, checks, spec, version)
             fresh = history.pace.slowed or not live.round.state.available.all()
             fresh = fresh or bool(self._wrong_checks)
-            if fresh or monotonic() - self._asked >= _ASK_SECONDS:
+            if fresh or monotonic() - self._asked >= Timeouts.PLANS:
                 self._ask_ahead(fresh=fresh)
             return live
 
@@ -353,8 +349,8 @@ class Coordinator:
             if self._current is None and self._asking is None:
                 self._asking = asyncio.create_task(self._ask())
             if (asking := self._asking) is not None:
-                timeout = _LONG if self._current is None else _PATIENCE * self._seconds
-                await asyncio.wait([asking], timeout=timeout)
+                patience = _PATIENCE * self._seconds if self._current else timeouts().silence
+                await asyncio.wait([asking], timeout=patience)
                 if self._current is None and not asking.done():
                     # The task that rebuilds what is lacking may need this thread.
                     in_thread(_leave_pool)

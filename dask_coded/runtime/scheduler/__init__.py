@@ -9,6 +9,6 @@
 - ``stuck`` finds what tasks fetch from silent workers, and what to compute again.
 - ``awaited`` knows which tasks clients wait for before they go on.
 - ``placing`` chooses the workers that coordinators may run on.
-- ``watch`` counts for how long a worker has owed a sign of life.
+- ``standings`` says which workers are there: it asks them, and drives the membership.
 - ``loops`` names the workers that keep the states of loops.
 """

@@ -11,14 +11,12 @@ from distributed.metrics import time
 from distributed.protocol.pickle import dumps
 
 from dask_coded.compat import heartbeat_interval
+from dask_coded.config import timeouts
 from dask_coded.transport.backoff import Backoff
 
 if TYPE_CHECKING:
     from distributed.diagnostics.plugin import WorkerPlugin
     from distributed.scheduler import Scheduler
-
-# The installation stops waiting for a worker that has sent no heartbeat for this many seconds.
-_PATIENCE = 5.0
 
 
 class SchedulerExtension(SchedulerPlugin, ABC):
@@ -65,13 +63,14 @@ class SchedulerExtension(SchedulerPlugin, ABC):
         """
         scheduler.worker_plugins[name] = packed = dumps(plugin)
         message = {"op": "plugin-add", "plugin": packed, "name": name}
-        began = time()
+        began, times = time(), timeouts()
 
         def answers(address: str) -> bool:
             ws = scheduler.workers.get(address)
             if ws is None:
                 return False
-            patience = max(_PATIENCE, 3 * heartbeat_interval(len(scheduler.workers)))
+            beats = times.beats(heartbeat_interval(len(scheduler.workers)))
+            patience = max(times.longest, beats)
             return time() - max(ws.last_seen, began) < patience
 
         async def install(address: str) -> None:
@@ -95,7 +94,7 @@ class SchedulerExtension(SchedulerPlugin, ABC):
 
         self.giving = {a: asyncio.create_task(install(a)) for a in scheduler.workers}
         while any(map(answers, self.giving)):
-            await asyncio.wait(self.giving.values(), timeout=_PATIENCE / 5)
+            await asyncio.wait(self.giving.values(), timeout=times.silence)
 
     async def close(self) -> None:
         for task in self.giving.values():

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from dask_coded.config import timeouts
+
 if TYPE_CHECKING:
     from distributed.scheduler import TaskState
 
@@ -17,8 +19,6 @@ Replaceable = Callable[["TaskState", Collection[str]], bool]
 
 #: What takes more tasks than this is waited for.
 MANY = 1000
-# So is what takes longer to compute, in seconds.
-_SOON = 2.0
 
 
 def fetching(tasks: Iterable[TaskState]) -> dict[str, list[tuple[TaskState, TaskState]]]:
@@ -141,13 +141,14 @@ def _is_away(ts: TaskState, silent: Collection[str]) -> bool:
 
 def _is_cheap(ts: TaskState) -> bool:
     """Whether a task, and what it needs for that, can be computed again, and soon."""
-    seconds = 0.0
+    # To wait for the worker may take as long.
+    seconds, soon = 0.0, timeouts().answer
     for count, needed in enumerate(_unfinished([ts])):
         duration = needed.prefix.duration_average
         if not _is_repeatable(needed) or duration < 0:
             return False
         seconds += duration
-        if seconds >= _SOON or count > MANY:
+        if seconds >= soon or count > MANY:
             return False
     return True
 

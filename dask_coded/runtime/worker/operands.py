@@ -14,6 +14,7 @@ import numpy as np
 from dask.typing import Key
 from distributed.system import MEMORY_LIMIT
 
+from dask_coded.config import timeouts
 from dask_coded.rounds.broadcast import LEAST_CHUNK, Confirm, PassOn, Relay, ReportLacking
 from dask_coded.rounds.footprint import indices_of
 from dask_coded.runtime.messages import (
@@ -31,10 +32,8 @@ from dask_coded.transport.messages import Closed, Message
 from dask_coded.typing import Ints
 
 # Chunks may come before their round is started here, or after it has ended. This many operands
-# without a round are kept, for this many seconds, and this many rounds that have ended are
-# remembered.
+# without a round are kept, and this many rounds that have ended are remembered.
 _UNCLAIMED = 8
-_UNCLAIMED_SECONDS = 30.0
 _ENDED = 1024
 # Of how many blocks the columns are kept unpacked. Loops ask for the same ones in every round, and
 # a receiver needs those of all blocks on its host.
@@ -140,7 +139,7 @@ class Operands:
             for key in unclaimed[: 1 - _UNCLAIMED]:
                 self._coming.pop(key).close(over=False)
             # If its coordinator has died, nothing else would ever remove it.
-            asyncio.get_running_loop().call_later(_UNCLAIMED_SECONDS, self._expire, run_id)
+            asyncio.get_running_loop().call_later(timeouts().unclaimed, self._expire, run_id)
             operand = self._coming[run_id] = _Coming(self._exchange, run_id, self._columns)
         return operand
 

@@ -21,6 +21,7 @@ from distributed.system import MEMORY_LIMIT
 from dask_coded._version import __version__
 from dask_coded.chunks import some_rows
 from dask_coded.compat import end_fetches
+from dask_coded.config import timeouts
 from dask_coded.rounds import Reporting, StripeRange
 from dask_coded.rounds.kernels import KERNELS, Product
 from dask_coded.runtime.messages import (
@@ -50,8 +51,6 @@ logger = logging.getLogger("distributed.dask_coded")
 
 # Specs of arrays that a worker remembers for the rounds that it coordinates.
 _SPECS = 64
-# The memory of the last rounds' operands and rows is kept this long after its last use.
-_IDLE_SECONDS = 5.0
 # The products of all threads read at most this many entries of a piece, or one stripe each.
 _BATCH_ENTRIES = 1 << 23
 # Of how many rounds rows are kept: as many as usually run at once. Of how many participants.
@@ -400,7 +399,7 @@ class _Idle:
         """Begin to wait, from now on."""
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._function)
+        self._timer = asyncio.get_running_loop().call_later(timeouts().lease, self._function)
 
     def end(self) -> None:
         """Call the function now, if it has ever been asked for."""

@@ -15,6 +15,7 @@ from dask.utils import parse_bytes
 from dask_coded.aggregation import ROOT, Command, Finished, Machine, Send, Tag
 from dask_coded.aggregation.formation import can_finish, form
 from dask_coded.compression import Partial
+from dask_coded.config import timeouts
 from dask_coded.runtime.messages import Failed
 from dask_coded.training.runtime.link import Event, Link
 from dask_coded.training.runtime.memberships import Available, Silent, StopRequested
@@ -33,7 +34,6 @@ from dask_coded.training.runtime.messages import (
 from dask_coded.training.runtime.spec import Group, Outcome, Step
 from dask_coded.training.runtime.storage import write
 from dask_coded.training.runtime.trainer import READ_EVERY, node_message, norm_of
-from dask_coded.transport import ANSWER_SECONDS
 from dask_coded.transport.exceptions import unpacked
 from dask_coded.transport.messages import Closed, Message
 
@@ -42,9 +42,6 @@ _AHEAD = 10
 # Workers that join are taken in when a group has worked this many times as long as it took to form
 # it, data included. So forming groups takes a sixth of the time at most.
 _WORTH = 5
-# When the first worker has finished, the others are given as long as the last step took, and at
-# least this many seconds.
-_LAST = 0.25
 
 
 class GroupOverError(Exception):
@@ -322,10 +319,12 @@ class LiveGroup:
         self._digests[sender] = first.digest
         self._joinable.clear()  # too late
         last = self._seen.get(version - 1)
-        patience = min(max(_LAST, last.seconds if last else 0.0), ANSWER_SECONDS)
+        times = timeouts()
+        # The others are given as long as the last step took, and at least a tick.
+        patience = min(max(times.tick, last.seconds if last else 0.0), times.answer)
         if not self._plan.rooted:
             # All workers of a ring end together, and only one of them reports the steps.
-            patience = ANSWER_SECONDS
+            patience = times.answer
         deadline = monotonic() + patience
         absent = {self._members[node] for node in self._absent}
         waiting = set(self._members) - absent - set(self._digests)

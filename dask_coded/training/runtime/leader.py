@@ -25,6 +25,7 @@ from distributed import get_worker
 
 from dask_coded.aggregation.formation import check_memory, form
 from dask_coded.compat import current_key
+from dask_coded.config import timeouts
 from dask_coded.loop import Loop, Progress
 from dask_coded.runtime.messages import Failed
 from dask_coded.training.runtime.group import GroupOverError, LiveGroup
@@ -33,7 +34,6 @@ from dask_coded.training.runtime.memberships import Silent, TrainingWorkerPlugin
 from dask_coded.training.runtime.messages import Enlisted, Joined, Unreachable
 from dask_coded.training.runtime.spec import Group, Outcome, Step, Training
 from dask_coded.training.runtime.storage import check_folder, saved
-from dask_coded.transport import ANSWER_SECONDS
 from dask_coded.transport.exceptions import unpacked
 from dask_coded.transport.messages import Closed, Pong
 
@@ -136,7 +136,7 @@ class Leader:
                 # again. Lost workers may be there after all.
                 if not candidates:
                     self._link.ask_lost()
-                    self._link.next_event(ANSWER_SECONDS)
+                    self._link.next_event(timeouts().answer)
                 continue
             best = max((state for state in found.values() if state is not None), default=(0, ""))
             if late and best[0] < steps:
@@ -150,7 +150,7 @@ class Leader:
             except ValueError as exc:
                 logger.warning("A training waits for more workers: %s", exc)
                 self._link.ask_lost()
-                self._link.next_event(ANSWER_SECONDS)
+                self._link.next_event(timeouts().answer)
                 continue
             if training.remembers:
                 check_memory(plan)
@@ -181,7 +181,7 @@ class Leader:
         """
         waiting = set(candidates)
         found: dict[str, tuple[int, str] | None] = {}
-        deadline = monotonic() + ANSWER_SECONDS
+        deadline = monotonic() + timeouts().answer
         while waiting and (event := self._link.next_event(max(deadline - monotonic(), 0))):
             match event.message:
                 case Failed(_, error):
@@ -206,7 +206,7 @@ class Leader:
         """
         silent = set(addresses)
         coming = set(addresses)
-        deadline = monotonic() + ANSWER_SECONDS
+        deadline = monotonic() + timeouts().answer
         while coming:
             event = self._link.next_event(max(deadline - monotonic(), 0) if silent else None)
             if event is None:

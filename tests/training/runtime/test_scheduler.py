@@ -36,7 +36,7 @@ from dask_coded.training.runtime.shards import fetch_rows
 from dask_coded.training.runtime.spec import Blocks, Training
 from dask_coded.transport import rows
 from dask_coded.transport.rows import RowsGoneError
-from tests.clocks import look
+from tests.clocks import look, set_timeouts
 
 THREE = {
     "client": True,
@@ -147,7 +147,7 @@ async def test_no_worker_takes_part_in_a_training_that_was_cancelled_before_it_b
 async def test_a_worker_that_is_stopped_before_it_has_the_plugin_takes_no_part(
     c, s, *workers, monkeypatch
 ):
-    monkeypatch.setattr(extension, "_PATIENCE", 0.2)
+    set_timeouts(monkeypatch, 0.04, extension)
     monkeypatch.setattr(extension, "heartbeat_interval", lambda workers: 0.01)
     await install(c)
     stopped, answer, goes_on = workers[0], workers[0].handlers["plugin-add"], asyncio.Event()
@@ -291,7 +291,7 @@ async def test_a_block_that_a_silent_worker_computes_is_computed_elsewhere(c, s,
 async def test_blocks_are_computed_again_while_the_worker_that_holds_them_is_stopped(
     c, s, a, b, *others, monkeypatch
 ):
-    monkeypatch.setattr(rows, "ANSWER_SECONDS", 1.0)
+    set_timeouts(monkeypatch, 0.5, rows)
     await install(c, TrainingSchedulerPlugin())
     X = np.arange(24.0).reshape(12, 2)
     array = c.persist(da.from_array(X, chunks=(2, -1)), workers=[a.address])

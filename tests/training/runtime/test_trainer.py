@@ -22,6 +22,7 @@ from dask_coded.aggregation import ROOT, CodedReduce, Finished, GradientCoding, 
 from dask_coded.compression import EXACT, Partial
 from dask_coded.runtime.messages import Failed
 from dask_coded.training import Pipelined, Synchronous
+from dask_coded.training.runtime import leader as leader_module
 from dask_coded.training.runtime.group import GroupOverError, LiveGroup
 from dask_coded.training.runtime.leader import History, Leader
 from dask_coded.training.runtime.link import Event
@@ -50,6 +51,7 @@ from dask_coded.training.runtime.spec import Group, Step
 from dask_coded.training.runtime.storage import saved
 from dask_coded.training.runtime.trainer import READ_EVERY, Trainer, norm_of
 from dask_coded.transport.messages import Closed, Message, Pong
+from tests.clocks import set_timeouts
 
 
 class Counter:
@@ -440,7 +442,7 @@ def test_all_workers_are_asked_again_if_none_answers_in_time(monkeypatch):
 
     found._link.invite = invite
     found._link.call = lambda group: None
-    monkeypatch.setattr("dask_coded.training.runtime.leader.ANSWER_SECONDS", 0.01)
+    set_timeouts(monkeypatch, 0.005, leader_module)
     assert found._form(0).addresses == ("a",)
     assert invited == [0, 0]
 
@@ -461,7 +463,7 @@ def test_workers_that_may_be_further_are_waited_for(monkeypatch):
             found._link._hear(address, Joined("run"))
 
     found._link.invite, found._link.call = invite, call
-    monkeypatch.setattr("dask_coded.training.runtime.leader.ANSWER_SECONDS", 0.01)
+    set_timeouts(monkeypatch, 0.005, leader_module)
     formed = found._form(7)
     assert (formed.version, formed.sources) == (7, ("old",))
     assert invited == [7, 7]
@@ -549,7 +551,7 @@ def test_a_leader_without_any_worker_waits_for_one(monkeypatch):
     found._link.lose("a")
     found._link.invite = invite
     found._link.call = lambda group: None
-    monkeypatch.setattr("dask_coded.training.runtime.leader.ANSWER_SECONDS", 0.01)
+    set_timeouts(monkeypatch, 0.005, leader_module)
     assert found._form(0).addresses == ("a",)
     assert invited == [0, 0]
 
@@ -569,7 +571,7 @@ def test_a_training_that_has_begun_waits_for_enough_workers(monkeypatch):
 
     found._link.invite = invite
     found._link.call = lambda group: None
-    monkeypatch.setattr("dask_coded.training.runtime.leader.ANSWER_SECONDS", 0.01)
+    set_timeouts(monkeypatch, 0.005, leader_module)
     with captured_logger("distributed.dask_coded") as log:
         assert found._form(1).addresses == ("a", "b")
     assert invited == ["a", "ab"]
@@ -594,7 +596,7 @@ def test_a_training_begins_although_a_worker_is_late_at_first(monkeypatch):
 
     found._link.invite = invite
     found._link.call = lambda group: None
-    monkeypatch.setattr("dask_coded.training.runtime.leader.ANSWER_SECONDS", 0.01)
+    set_timeouts(monkeypatch, 0.005, leader_module)
     assert found._form(0).addresses == ("a", "b")
     assert invited == [0, 0]
 

@@ -47,6 +47,7 @@ class Timeouts:
     ``handshake``       `distributed.comm.timeouts.connect` the first message of a connection
     ``LOOK``            0.5                                 between attempts, or looks at itself
     ``PLANS``           0.05                                between the plans of short rounds
+    ``REPORTS``         0.1                                 between reports of rounds to the client
     ==================  ==================================  ========================================
 
     Parameters
@@ -75,6 +76,8 @@ class Timeouts:
     LOOK: ClassVar[float] = 0.5
     #: A loop does not ask for plans more often, unless it loses a worker: rounds may take 2 ms.
     PLANS: ClassVar[float] = 0.05
+    #: A loop does not report rounds to its client more often, which shows them to a person.
+    REPORTS: ClassVar[float] = 0.1
 
     # A call costs a peer two messages. After this many lags without a word, calls take it 1 or 2 %
     # of its time.
@@ -362,16 +365,17 @@ class Membership:
         found = self._peers.get(peer)
         return found.standing if found else Standing.ALIVE
 
-    def owed(self, peer: str) -> float | None:
-        """Return for how many seconds a peer has owed an answer; None if it owes none."""
+    def owed(self, peer: str) -> float:
+        """Return for how many seconds a peer has owed an answer; 0 if it owes none."""
         found = self._peers.get(peer)
-        return None if found is None or found.owes is None else self.time - found.owes
+        return 0.0 if found is None or found.owes is None else self.time - found.owes
 
     def owes(self, peer: str, seconds: float = 0.0) -> bool:
         """Whether a peer owes an answer, and has done so for that long."""
         # Looks are a tick apart, and come a little early or late.
-        owed = self.owed(peer)
-        return owed is not None and owed >= seconds - self.timeouts.tick / 2
+        found = self._peers.get(peer)
+        late = self.owed(peer) >= seconds - self.timeouts.tick / 2
+        return found is not None and found.owes is not None and late
 
     def answer_time(self, peer: str) -> float:
         """Return about how many seconds a peer needs for an answer; 0 if that is unknown."""

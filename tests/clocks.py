@@ -34,7 +34,7 @@ def look(scheduler: Any, ticks: int = 1) -> None:
     """Let some ticks pass, after each of which the supervisor looks who is silent."""
     plugin, clock = scheduler.extensions["dask-coded"], clock_of(scheduler)
     for _ in range(ticks):
-        clock.now += plugin.standings.timeouts.tick
+        clock.now += plugin.standings.membership.timeouts.tick
         plugin.supervisor.look()
 
 

@@ -269,9 +269,8 @@ def test_how_long_a_peer_has_owed_an_answer_agrees_with_what_it_was_asked(events
         for p in asked:
             if machine.standing(p) is not Standing.GONE:
                 since.setdefault(p, machine.time)
-        assert {p: machine.owed(p) for p in PEERS} == {
-            p: machine.time - since[p] if p in since else None for p in PEERS
-        }
+        owed = {p: machine.time - since[p] if p in since else 0.0 for p in PEERS}
+        assert {p: machine.owed(p) for p in PEERS} == owed
     for p in PEERS:
         late = p in since and machine.time - since[p] >= seconds - T.tick / 2
         assert machine.owes(p, seconds) == late

@@ -88,7 +88,7 @@ async def count(scheduler: Any, workers: Any) -> Counter[str]:
         return (
             len(plugin._holding) <= 1
             # Workers were asked a moment ago whether they live.
-            and not any(plugin.standings.owes(worker.address) for worker in workers)
+            and not any(plugin.standings.membership.owes(worker.address) for worker in workers)
             and not any(p._jobs for p in plugins)
             and not any(c._sent for c in channels)
         )

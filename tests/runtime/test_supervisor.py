@@ -389,7 +389,7 @@ async def test_what_a_client_waits_for_stays_where_it_must(c, s, *workers):
     fall_silent(s)  # it can be nowhere else
     assert ts.processing_on is there
     ts.worker_restrictions = None
-    for seconds in (-1, 60):  # unknown, and long
+    for seconds in (-1, 60 * DAY):  # unknown, and long
         prefix.duration_average = seconds
         fall_silent(s)
         assert ts.processing_on is there
@@ -530,11 +530,11 @@ async def test_a_worker_that_answers_late_keeps_its_coordinator(c, s, *workers):
     C = await coded.encode(A, coded.MDS(4, 3), c)
     future = coded.submit(place, C, 0, client=c)
     address = await started(c, s, future)
-    standings = plugin_of(s).standings
+    membership = plugin_of(s).standings.membership
     for _ in range(20):
         look(s, 5)
-        assert standings.owes(address)
-        await async_poll_for(lambda: not standings.owes(address), timeout=60)
+        assert membership.owes(address)
+        await async_poll_for(lambda: not membership.owes(address), timeout=60)
     await Event(f"go-{address}", client=c).set()
     assert await future == address
 
@@ -623,7 +623,7 @@ async def test_a_round_that_waits_on_a_worker_which_pauses_is_taken_over(c, s, *
     await Event("free", client=c).set()
     for _ in range(6):
         look(s)
-        await async_poll_for(lambda: not plugin_of(s).standings.owes(old), timeout=60)
+        await async_poll_for(lambda: not plugin_of(s).standings.membership.owes(old), timeout=60)
     np.testing.assert_allclose(await future, A @ x)
     # What has begun there goes on.
     assert s.tasks[loop.key].processing_on.address == old

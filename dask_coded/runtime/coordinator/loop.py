@@ -20,6 +20,7 @@ from distributed.utils import sync
 
 from dask_coded.config import timeouts
 from dask_coded.loop import Loop, Progress, State
+from dask_coded.membership import Timeouts
 from dask_coded.runtime.messages import KeepState, StateKept
 from dask_coded.runtime.worker.keeper import StateKeeper
 from dask_coded.transport import Channel, Exchange
@@ -50,8 +51,6 @@ class KeptLoop(Loop):
         On how many other workers to keep the state.
     topic : str or None
         Event topic by which rounds are reported to the client.
-    interval : float
-        Seconds between two reports to the client, at least.
     number : int
         Of this loop among those of the task.
     """
@@ -64,7 +63,6 @@ class KeptLoop(Loop):
         key: Key,
         copies: int,
         topic: str | None = None,
-        interval: float = 0.1,
         number: int = 0,
     ) -> None:
         self._worker = worker
@@ -73,7 +71,6 @@ class KeptLoop(Loop):
         self._key = key
         self._copies = copies
         self._topic = topic
-        self._interval = interval
         # Which loop of the task has a state, and which algorithm, if several use it in turn.
         self._place = number, 0
         self._keepers: list[str] = []
@@ -134,7 +131,7 @@ class KeptLoop(Loop):
 
     def report(self, progress: Progress, state: Any = None, last: bool = False) -> None:
         now = monotonic()
-        if self._topic and (last or now >= self._reported + self._interval):
+        if self._topic and (last or now >= self._reported + Timeouts.REPORTS):
             self._reported = now
             get_worker().log_event(self._topic, vars(progress))
         # States would pile up for a keeper that has not received the last one.

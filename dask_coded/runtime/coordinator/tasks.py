@@ -45,12 +45,9 @@ class LoopSlot:
     ----------
     topic : str or None
         Event topic by which rounds are reported to the client.
-    interval : float
-        Seconds between two events, at least.
     """
 
     topic: str | None = None
-    interval: float = 0.1
 
 
 def operator(array_id: str, options: RoundOptions) -> Operator | PairOperator:
@@ -130,7 +127,6 @@ def run_loop(
                 current_key(),
                 copies,
                 value.topic,
-                value.interval,
                 next(loops),
             )
         return value

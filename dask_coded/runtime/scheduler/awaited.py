@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from dask.typing import Key
 
+from dask_coded.membership import Membership
 from dask_coded.runtime.scheduler import stuck
-from dask_coded.runtime.scheduler.standings import Standings
 from dask_coded.runtime.spec import as_key
 
 if TYPE_CHECKING:
@@ -26,14 +26,14 @@ class Awaited:
     Parameters
     ----------
     scheduler : Scheduler
-    standings : Standings
-        The worker of a task may be silent for its timeout, at least. After each time that something
-        was done about a task, twice as long.
+    membership : Membership
+        Of the workers. That of a task may be silent for its timeout, at least. After each time that
+        something was done about a task, twice as long.
     """
 
-    def __init__(self, scheduler: Scheduler, standings: Standings) -> None:
+    def __init__(self, scheduler: Scheduler, membership: Membership) -> None:
         self._scheduler = scheduler
-        self._standings = standings
+        self._membership = membership
         self._keys: set[Key] = set()
         self._times: Counter[Key] = Counter()
 
@@ -64,8 +64,8 @@ class Awaited:
     def give_up(self, ts: TaskState, address: str) -> bool:
         """Whether to wait no more for a silent worker; counts if so."""
         usual = _DURATIONS * max(ts.prefix.duration_average, 0.0)
-        patience = max(self._standings.timeouts.silence, usual) * 2 ** self._times[ts.key]
-        late = self._standings.owes(address, patience)
+        patience = max(self._membership.timeouts.silence, usual) * 2 ** self._times[ts.key]
+        late = self._membership.owes(address, patience)
         self._times[ts.key] += late
         return late
 

@@ -68,7 +68,9 @@ class CodedSchedulerPlugin(SchedulerExtension):
         # Until when to wait for the plugin of each worker that has joined.
         self._joining: dict[str, float] = {}
         self.standings = Standings(scheduler, self._changed)
-        self.homes = Homes(scheduler, self.versions, self._predict, self.standings.suspects)
+        self.homes = Homes(
+            scheduler, self.versions, self._predict, self.standings.membership.suspects
+        )
         self.arrays = ArrayDirectory(
             scheduler, self.versions, self.refused, self._predict, self.homes
         )
@@ -202,7 +204,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
         trusted = [w if w < 0 or self._trusts(addresses[w]) else -1 for w in host]
         if trusted != host and not spec.check_keys:
             without = Layout.of(spec.code, trusted, work, len(addresses))
-            away = self.standings.suspects
+            away = self.standings.membership.suspects
             usable = np.array([w >= 0 and addresses[w] not in away for w in trusted])
             if not without.lacking(usable[:, None]).any():
                 host, layout = trusted, without
@@ -292,7 +294,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
         else:
             speeds = self.speeds.predict(addresses, predictor)
         for i, address in enumerate(addresses):
-            if not self._trusts(address) or address in self.standings.suspects:
+            if not self._trusts(address) or address in self.standings.membership.suspects:
                 speeds[i] = 0.0
         return speeds
 
@@ -362,7 +364,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
             self.scheduler.clients.pop(holder, None)
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
-        self._joining[worker] = self.standings.clock() + self.standings.timeouts.joining
+        self._joining[worker] = self.standings.clock() + self.standings.membership.timeouts.joining
 
     def remove_worker(
         self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **kwargs: Any
@@ -387,7 +389,11 @@ class CodedSchedulerPlugin(SchedulerExtension):
         The scheduler makes a client of that name again, to hold the data. Nothing would ever
         release them, because no process is connected to it. Connected clients tell their versions.
         """
-        if not isinstance(msg, dict) or msg.get("action") != "scatter":
+        if not isinstance(msg, dict):
+            return
+        if msg.get("action") == "worker-status-change" and msg["status"] == "running":
+            self.supervisor.returned(topic)  # it was paused, perhaps since it joined
+        if msg.get("action") != "scatter":
             return
         client = self.scheduler.clients.get(msg["client"])
         if client is not None and not client.versions:

@@ -6,7 +6,7 @@ no heartbeat for some intervals, or another worker reports it. A heartbeat or an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -29,63 +29,46 @@ class Standings:
 
     Attributes
     ----------
-    timeouts : Timeouts
-    suspects : set of str
-        The workers that are suspect now; the same object for ever.
+    membership : Membership
     clock : callable() -> float
         Seconds that never go back. Tests turn it by hand.
     """
 
     def __init__(self, scheduler: Scheduler, changed: Callable[[Changed], None]) -> None:
-        self.timeouts = timeouts()
+        self.membership = Membership(timeouts())
         self.clock: Callable[[], float] = monotonic
         self._scheduler = scheduler
         self._changed = changed
-        self._membership = Membership(self.timeouts)
-        self.suspects: Set[str] = self._membership.suspects
-
-    @property
-    def time(self) -> float:
-        """The seconds that have passed, without those for which the scheduler stood still."""
-        return self._membership.time
 
     def joined(self, worker: str) -> None:
         """Record that a worker has the plugin."""
-        self._changed(self._membership.opened(worker, self.clock()))
+        self._changed(self.membership.opened(worker, self.clock()))
 
     def left(self, worker: str) -> None:
         """Forget a worker that has left."""
-        self._membership.forget(worker)
+        self.membership.forget(worker)
 
     def heard(self, worker: str, answers: bool = False) -> None:
         """Record a heartbeat of a worker, or that it ``answers``."""
-        self._report(self._membership.heard(worker, self.clock(), answers))
+        self._report(self.membership.heard(worker, self.clock(), answers))
 
     def suspect(self, workers: Iterable[str]) -> None:
         """Take workers that have left another one waiting for suspect, until they are heard."""
         for worker in workers:
-            self._report(self._membership.suspect(worker))
+            self._report(self.membership.suspect(worker))
 
     def expect_heartbeats(self) -> None:
         """Take workers whose heartbeats have ceased for suspect."""
-        seconds = self.timeouts.beats(heartbeat_interval(len(self._scheduler.workers)))
-        self._report(self._membership.unheard(seconds, self.clock()))
+        seconds = self.membership.timeouts.beats(heartbeat_interval(len(self._scheduler.workers)))
+        self._report(self.membership.unheard(seconds, self.clock()))
 
     def look(self, watched: Mapping[str, float]) -> None:
         """Ask workers whether they run, if they have said nothing for so many seconds."""
-        commands = self._membership.react(self.clock(), watched)
+        commands = self.membership.react(self.clock(), watched)
         for command in commands:
             if isinstance(command, Ask) and command.peer in self._scheduler.stream_comms:
                 self._scheduler.worker_send(command.peer, {"op": "coded-ping"})
         self._report(c for c in commands if isinstance(c, Changed))
-
-    def owed(self, worker: str) -> float:
-        """Return for how many seconds a worker has owed an answer; 0 if it owes none."""
-        return self._membership.owed(worker) or 0.0
-
-    def owes(self, worker: str, seconds: float = 0.0) -> bool:
-        """Whether a worker owes an answer, and has done so for that long."""
-        return self._membership.owes(worker, seconds)
 
     def _report(self, changes: Iterable[Changed]) -> None:
         for change in changes:

@@ -123,17 +123,15 @@ class Supervisor:
         self._standings = standings
         self._resumes = resumes
         self._replaceable = replaceable
-        self._timeouts = standings.timeouts
+        self._membership, self._timeouts = standings.membership, standings.membership.timeouts
         self._runs: dict[Key, _Run] = {}
         self._processing: set[Key] = set()
         # When tasks have ended whose results a client is probably fetching. If their worker falls
         # silent meanwhile, they are computed again, after the same patience as with a coordinator.
         self._fresh: dict[Key, float] = {}
-        self._awaited = Awaited(scheduler, standings)
+        self._awaited = Awaited(scheduler, standings.membership)
         # Since when workers of coordinators have been paused.
         self._paused: dict[str, float] = {}
-        # Workers that were running, not paused, at the last look.
-        self._running: set[str] = set()
         self._given_up: list[Attempt] = []
         #: Silent workers, which the scheduler has been told to treat as paused.
         self.absent: set[str] = set()
@@ -184,7 +182,7 @@ class Supervisor:
                 run.worker, run.since, run.took = ts.processing_on.address, now, None
                 run.hung_up.clear()
                 self._processing.add(key)
-                self._start_timer()
+                self._timer.start()
             case "memory":
                 run.took = now - run.since
                 self._fresh[key] = now
@@ -247,20 +245,15 @@ class Supervisor:
     def expect(self, keys: Collection[Key], client: str = "") -> None:
         """Stream handler: a client, whose name Dask adds, waits for tasks."""
         self._awaited.add(keys)
-        self._start_timer()
-
-    def _start_timer(self) -> None:
-        if not self._timer.is_running():
-            self._running = self._running_now()
-            self._timer.start()
+        self._timer.start()
 
     def look(self) -> None:
         """Ask workers for a sign of life; take over, or compute elsewhere, where none comes."""
-        now, standings = self._standings.clock(), self._standings
+        now, owes = self._standings.clock(), self._membership.owes
         self._fresh = {
             key: end
             for key, end in self._fresh.items()
-            if now < end + self._timeouts.lease or standings.owes(self._runs[key].worker)
+            if now < end + self._timeouts.lease or owes(self._runs[key].worker)
         }
         awaited = [ts for ts in self._awaited.under_way() if ts.key not in self._runs]
         if not self._processing and not self._fresh and not self._awaited:
@@ -282,19 +275,14 @@ class Supervisor:
         # There may be many, so they are asked less often.
         followed = {a for key in self._processing for a in self._runs[key].followed}
         quiet = dict.fromkeys(followed.intersection(self._able), self._timeouts.quiet())
-        standings.look(quiet | dict.fromkeys(watched, 0.0))
-        before, self._running = self._running, self._running_now()
-        for address in self._running.difference(before).intersection(self._able):
-            self.available(address)  # it was paused, perhaps since it joined
+        self._standings.look(quiet | dict.fromkeys(watched, 0.0))
         self._tell_followers()
         silent, again, stopped = [], [], []
         for address, tasks in watched.items():
-            if not standings.owes(address, self._timeouts.silence):
+            if not owes(address, self._timeouts.silence):
                 continue
             late = [
-                ts
-                for ts in tasks
-                if standings.owes(address, self._patience(ts)) and self._can_run_again(ts)
+                ts for ts in tasks if owes(address, self._patience(ts)) and self._can_run_again(ts)
             ]
             helped = stuck.helped(fetching.get(address, ()))
             waiting = [ts for ts in helped if self._waits(ts, address)]
@@ -307,7 +295,7 @@ class Supervisor:
             again += moved
             stopped += [*moved, *waiting]
             if late:
-                silent.append((late, address, f"silent for {standings.owed(address):.1f} s"))
+                silent.append((late, address, f"silent for {self._membership.owed(address):.1f} s"))
         # Once all silent workers are known, so that nothing moves from one to another.
         self.run_again([*again, *stuck.stranded(stopped, self.absent, self._replaceable)])
         for late, address, reason in (*silent, *self._paused_for_long(watched)):
@@ -324,9 +312,6 @@ class Supervisor:
         silent = self.absent.union(ws.address for ws in holders)
         return stuck.repeatable(ts, silent, self._replaceable)
 
-    def _running_now(self) -> set[str]:
-        return {ws.address for ws in self._scheduler.running}
-
     def _waits(self, ts: TaskState, address: str) -> bool:
         """Whether something is to be done for a task that may be fetching from a silent worker.
 
@@ -336,8 +321,8 @@ class Supervisor:
         if (run := self._runs.get(ts.key)) is None:
             return self._awaited.give_up(ts, address)
         patience = max(self._patience(ts), 2 * run.hung_up.get(address, 0.0))
-        if late := self._standings.owes(address, patience):
-            run.hung_up[address] = self._standings.owed(address)
+        if late := self._membership.owes(address, patience):
+            run.hung_up[address] = self._membership.owed(address)
         return late
 
     def _paused_for_long(
@@ -348,7 +333,7 @@ class Supervisor:
         Dask leaves them there until the worker has memory again. Tasks that have left the worker's
         thread pool have begun, and go on.
         """
-        now = self._standings.time
+        now = self._membership.time
         self._paused = {
             address: self._paused.get(address, now)
             for address in watched
@@ -378,7 +363,7 @@ class Supervisor:
             late = [
                 address
                 for address in run.followed.difference(run.silent, [run.worker])
-                if address in self._able and self._standings.owes(address, patience)
+                if address in self._able and self._membership.owes(address, patience)
             ]
             for address in late:
                 self.set_aside(address)
@@ -423,7 +408,8 @@ class Supervisor:
         if worker in self.absent:
             self.absent.discard(worker)
             self._set_status(worker, status)
-            self.available(worker)
+            if status != "running":  # otherwise the scheduler's event says so
+                self.available(worker)
 
     def _set_status(self, address: str, status: str) -> None:
         self._scheduler.handle_worker_status_change(status, address, f"coded-watch-{time()}")

@@ -380,7 +380,5 @@ async def test_a_leader_is_told_when_a_worker_runs_again_that_was_paused_from_th
     await become(Status.paused)
     future = coded.submit(lead, 1, client=c)
     await Event("started", client=c).wait()
-    look(s)
     await become(Status.running)
-    look(s)
     assert await future == [("Available", workers[0].address)]

@@ -68,9 +68,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
         # Until when to wait for the plugin of each worker that has joined.
         self._joining: dict[str, float] = {}
         self.standings = Standings(scheduler, self._changed)
-        self.homes = Homes(
-            scheduler, self.versions, self._predict, self.standings.membership.suspects
-        )
+        self.homes = Homes(scheduler, self.versions, self._predict, self.standings.suspects)
         self.arrays = ArrayDirectory(
             scheduler, self.versions, self.refused, self._predict, self.homes
         )
@@ -204,8 +202,8 @@ class CodedSchedulerPlugin(SchedulerExtension):
         trusted = [w if w < 0 or self._trusts(addresses[w]) else -1 for w in host]
         if trusted != host and not spec.check_keys:
             without = Layout.of(spec.code, trusted, work, len(addresses))
-            away = self.standings.membership.suspects
-            usable = np.array([w >= 0 and addresses[w] not in away for w in trusted])
+            alive = [address not in self.standings.suspects for address in addresses]
+            usable = np.array([w >= 0 and alive[w] for w in trusted])
             if not without.lacking(usable[:, None]).any():
                 host, layout = trusted, without
         if layout.lacking((layout.host >= 0)[:, None]).any():
@@ -294,7 +292,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
         else:
             speeds = self.speeds.predict(addresses, predictor)
         for i, address in enumerate(addresses):
-            if not self._trusts(address) or address in self.standings.membership.suspects:
+            if not self._trusts(address) or address in self.standings.suspects:
                 speeds[i] = 0.0
         return speeds
 

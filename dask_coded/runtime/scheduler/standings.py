@@ -30,12 +30,15 @@ class Standings:
     Attributes
     ----------
     membership : Membership
+    suspects : set of str
+        The workers that are suspect now; the same object for ever.
     clock : callable() -> float
         Seconds that never go back. Tests turn it by hand.
     """
 
     def __init__(self, scheduler: Scheduler, changed: Callable[[Changed], None]) -> None:
         self.membership = Membership(timeouts())
+        self.suspects = self.membership.suspects
         self.clock: Callable[[], float] = monotonic
         self._scheduler = scheduler
         self._changed = changed

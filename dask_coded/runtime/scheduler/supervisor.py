@@ -71,10 +71,9 @@ class _Run:
     limits: Limits
     #: When it was first there.
     born: float
-    #: Where it is, since when, and how many seconds it took once it has ended.
+    #: Where it is, and since when.
     worker: str = ""
     since: float = 0.0
-    took: float | None = None
     #: How often it was taken over.
     takeovers: int = 0
     #: How often it was taken over since it got further than before, and from which round it went
@@ -179,12 +178,11 @@ class Supervisor:
                 self._placing.place(ts, run.limits)
             case "processing":
                 assert ts.processing_on is not None
-                run.worker, run.since, run.took = ts.processing_on.address, now, None
+                run.worker, run.since = ts.processing_on.address, now
                 run.hung_up.clear()
                 self._processing.add(key)
                 self._timer.start()
             case "memory":
-                run.took = now - run.since
                 self._fresh[key] = now
             case "released" if start == "processing" and not ts.who_wants and not ts.waiters:
                 # It was cancelled, perhaps because its worker is stopped.
@@ -269,9 +267,7 @@ class Supervisor:
         coordinators = [self._scheduler.tasks[key] for key in self._processing]
         fetching = stuck.fetching([*coordinators, *awaited])
         computing = stuck.computing(awaited)
-        for address in (*fetching, *computing):
-            if address in self._able:
-                watched.setdefault(address, [])
+        watched = {a: [] for a in (*fetching, *computing) if a in self._able} | watched
         # There may be many, so they are asked less often.
         followed = {a for key in self._processing for a in self._runs[key].followed}
         quiet = dict.fromkeys(followed.intersection(self._able), self._timeouts.quiet())
@@ -423,7 +419,7 @@ class Supervisor:
         """
         run, patience, now = self._runs[ts.key], self._timeouts.silence, self._standings.clock()
         if not self._resumes(ts.key):
-            took = now - run.since if run.took is None else run.took
+            took = self._fresh.get(ts.key, now) - run.since
             patience = max(patience, _STAKE * took)
         return float(min(patience * 2**run.setbacks, max(patience, _AGE * (now - run.born))))
 

@@ -74,7 +74,7 @@ class TrainingSchedulerPlugin(SchedulerExtension):
         status = ws.status == Status.running or (member and ws.status in _CONTINUING)
         return (
             status
-            and ws.address not in self._coded.standings.membership.suspects
+            and ws.address not in self._coded.standings.suspects
             and ws.address in self._coded.versions
             and ws.address not in self.giving  # it has the first plugin, but not this one's
         )

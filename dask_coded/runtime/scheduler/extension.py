@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from math import inf
 from typing import TYPE_CHECKING
 
 from distributed.diagnostics.plugin import SchedulerPlugin
@@ -64,14 +65,12 @@ class SchedulerExtension(SchedulerPlugin, ABC):
         scheduler.worker_plugins[name] = packed = dumps(plugin)
         message = {"op": "plugin-add", "plugin": packed, "name": name}
         began, times = time(), timeouts()
+        beats = times.beats(heartbeat_interval(len(scheduler.workers)))
 
         def answers(address: str) -> bool:
             ws = scheduler.workers.get(address)
-            if ws is None:
-                return False
-            beats = times.beats(heartbeat_interval(len(scheduler.workers)))
-            patience = max(times.longest, beats)
-            return time() - max(ws.last_seen, began) < patience
+            silence = time() - max(ws.last_seen, began) if ws else inf
+            return silence < max(times.longest, beats)
 
         async def install(address: str) -> None:
             backoff = Backoff()

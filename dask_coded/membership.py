@@ -48,6 +48,7 @@ class Timeouts:
     ``LOOK``            0.5                                 between attempts, or looks at itself
     ``PLANS``           0.05                                between the plans of short rounds
     ``REPORTS``         0.1                                 between reports of rounds to the client
+    ``PROBES``          5                                   between measurements of a worker's speed
     ==================  ==================================  ========================================
 
     Parameters
@@ -78,6 +79,8 @@ class Timeouts:
     PLANS: ClassVar[float] = 0.05
     #: A loop does not report rounds to its client more often, which shows them to a person.
     REPORTS: ClassVar[float] = 0.1
+    #: A measurement takes about 8 ms: less than two thousandths of a core.
+    PROBES: ClassVar[float] = 5.0
 
     # A call costs a peer two messages. After this many lags without a word, calls take it 1 or 2 %
     # of its time.

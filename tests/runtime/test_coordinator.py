@@ -87,7 +87,7 @@ def test_no_measurements_pile_up_while_all_threads_of_a_worker_are_busy(monkeypa
         waiting.append(Future())
         return waiting[-1]
 
-    monkeypatch.setattr(probe, "_EVERY", -1.0)
+    monkeypatch.setattr(Timeouts, "PROBES", -1.0)
     waiting: list[Future[None]] = []
     found = probe.Probe(SimpleNamespace(submit=submit))
     for _ in range(3):

@@ -10,8 +10,8 @@ from time import monotonic, perf_counter
 
 import numpy as np
 
-# Seconds between two measurements, which take about 8 ms: less than two thousandths of a core.
-_EVERY = 5.0
+from dask_coded.membership import Timeouts
+
 # Products by this matrix fit in a core's cache. Together they take longer than the turns that an
 # operating system gives to a throttled process, so they are timed as a whole.
 _SHAPE = (100, 1000)
@@ -50,7 +50,7 @@ class Probe:
         there must not be dozens of them, which the next one would have to wait for.
         """
         waits = self._due is not None and not self._due.done()
-        if monotonic() - self._last > _EVERY and not waits:
+        if monotonic() - self._last > Timeouts.PROBES and not waits:
             self._last = monotonic()
             with suppress(RuntimeError):  # a worker that closes sends a last heartbeat
                 self._due = self._executor.submit(self._measure)

@@ -725,7 +725,7 @@ async def test_workers_that_have_left_are_not_remembered_as_silent(c, s, *worker
     await plugin_of(s).plan(
         C.encoded.spec.id, {}, {}, "continuous", "adaptive", silent=silent, known=4
     )
-    assert set(plugin_of(s)._silent) <= {workers[0].address}
+    assert plugin_of(s).standings.suspects <= {workers[0].address}
 
 
 @gen_cluster(client=True, nthreads=FOUR)

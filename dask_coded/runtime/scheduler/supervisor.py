@@ -275,7 +275,7 @@ class Supervisor:
         self._tell_followers()
         silent, again, stopped = [], [], []
         for address, tasks in watched.items():
-            if not owes(address, self._timeouts.silence):
+            if address not in self._standings.suspects:
                 continue
             late = [
                 ts for ts in tasks if owes(address, self._patience(ts)) and self._can_run_again(ts)
@@ -359,7 +359,7 @@ class Supervisor:
             late = [
                 address
                 for address in run.followed.difference(run.silent, [run.worker])
-                if address in self._able and self._membership.owes(address, patience)
+                if address in self._standings.suspects and self._membership.owes(address, patience)
             ]
             for address in late:
                 self.set_aside(address)

@@ -13,6 +13,7 @@ from distributed.core import Status
 from distributed.utils_test import async_poll_for, gen_cluster
 
 import dask_coded as coded
+from dask_coded.runtime.worker.plugin import worker_plugin
 
 pytestmark = pytest.mark.versions
 
@@ -34,17 +35,16 @@ def test_the_memory_manager_drops_copies_but_leaves_pieces_where_they_belong(ful
         for piece in (0, 1):
             (future,) = [f for f in C.encoded.futures if f.key == C.encoded.spec.keys[piece]]
             await c.replicate([future], workers=list(home))
-        await async_poll_for(lambda: len(holders(s, C)[1]) == 4)
         # It drops copies on the worker with the most memory in use first.
         for ws in s.workers.values():
             ws.metrics["memory"] = 2**30 * (1 + (ws.address == home[fullest]))
         s.extensions["amm"].run_once()
         await async_poll_for(lambda: holders(s, C) == [{a} for a in home])
-        # Other data are reduced as before.
+        # Dask's own policy is left alone.
         other = await c.scatter(np.ones(5), broadcast=True)
         s.extensions["amm"].run_once()
         await async_poll_for(lambda: len(s.tasks[other.key].who_has) == 1)
-        assert all(isinstance(p, ReduceReplicas) for p in s.extensions["amm"].policies)
+        assert [type(p) for p in s.extensions["amm"].policies] == [ReduceReplicas]
 
     test()
 
@@ -73,7 +73,7 @@ async def test_copies_of_pieces_of_a_worker_that_will_close_are_kept(c, s, *work
     C = await coded.encode(A, coded.MDS(4, 3), c)
     gone = C.encoded.workers[:2]
     await c.retire_workers(list(gone), close_workers=False, remove=False)
-    s.extensions["dask-coded"].homes._bring_home()
+    s.extensions["dask-coded"].homes._homecoming._look()
     await c.run(lambda: None)  # workers have dropped what they were told to drop
     for worker in workers:
         if worker.address in gone:
@@ -93,6 +93,48 @@ async def test_a_paused_worker_keeps_its_pieces_and_computes_on_them(c, s, *work
     product = await c.compute(C @ x, workers=[C.encoded.workers[1]])
     np.testing.assert_allclose(product, A @ x)
     assert holders(s, C) == before
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 4)
+async def test_nothing_of_ours_runs_once_the_last_array_is_gone(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    plugin = s.extensions["dask-coded"]
+    await async_poll_for(lambda: all(worker_plugin(w)._probing for w in workers))
+    # A piece that cannot come home is looked at again and again.
+    paused = next(w for w in workers if w.address == C.encoded.workers[1])
+    paused.periodic_callbacks["memory_monitor"].stop()
+    paused.status = Status.paused
+    await async_poll_for(lambda: s.workers[paused.address].status == Status.paused)
+    plugin.homes._pin(C.encoded.spec.keys[0], paused.address)
+    await async_poll_for(lambda: plugin.homes._homecoming._timer is not None)
+    C.encoded.release()
+    del C
+    await async_poll_for(lambda: not plugin.arrays)
+    await async_poll_for(lambda: not any(worker_plugin(w)._probing for w in workers))
+    assert plugin.homes._homecoming._timer is None
+    assert not plugin.homes._homecoming._due
+    assert not plugin.supervisor._clock.is_running()
+    # What Dask does by itself remains, with a single memory manager.
+    running = [name for name, clock in s.periodic_callbacks.items() if clock.is_running()]
+    assert len([name for name in running if name.startswith("amm-")]) == 1
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 4)
+async def test_pieces_that_dask_moves_come_home(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    s.extensions["amm"].stop()
+    at_home = [{a} for a in C.encoded.workers]
+    await c.replicate(list(C.encoded.futures))
+    await async_poll_for(lambda: holders(s, C) == at_home)
+    # A task leaves copies on its worker; Dask's policy then drops the originals.
+    await c.compute(C, workers=[C.encoded.workers[3]])
+    s.extensions["amm"].run_once()
+    await c.compute(C @ np.ones(10))
+    await async_poll_for(lambda: holders(s, C) == at_home)
+    for ws in s.workers.values():
+        ws.metrics["memory"] = 2**20 * (1 + 50 * (ws.address == C.encoded.workers[0]))
+    await c.rebalance()
+    await async_poll_for(lambda: holders(s, C) == at_home)
 
 
 def hold_rows(workers):

@@ -17,7 +17,7 @@ from distributed.metrics import time
 
 from dask_coded.codes import DecodeError
 from dask_coded.rounds.placement import not_slow, relief, spare
-from dask_coded.runtime.scheduler.replicas import keep_home
+from dask_coded.runtime.scheduler.replicas import Homecoming
 from dask_coded.runtime.scheduler.state import ArrayState
 from dask_coded.runtime.spec import NAME
 from dask_coded.typing import Floats
@@ -59,7 +59,7 @@ class Homes:
         self._pins: dict[Key, str] = {}
         # The restrictions that source blocks had before. Some blocks are chunks of the user's.
         self._limits: dict[Key, set[str] | None] = {}
-        self._bring_home = keep_home(scheduler, self._rescue, self._homes, self._arrays)
+        self._homecoming = Homecoming(scheduler, self._rescue, self._homes)
 
     # -- what belongs where --------------------------------------------------------------------
 
@@ -85,6 +85,8 @@ class Homes:
                 limit = self._limits.pop(key)
                 if key in self._scheduler.tasks:
                     self._scheduler.set_restrictions({key: limit})
+        if not self._arrays:
+            self._homecoming.stop()
 
     def array_of(self, key: Key) -> ArrayState | None:
         """Return the array that a piece or a check is of."""
@@ -115,6 +117,7 @@ class Homes:
         self._arrays.clear()
         self._pins.clear()
         self._limits.clear()
+        self._homecoming.stop()
 
     # -- where pieces are ----------------------------------------------------------------------
 
@@ -194,8 +197,26 @@ class Homes:
             if ts is not None and ts.who_has and home is not None:
                 yield ts, home
 
-    def _rescue(self) -> None:
-        """Have elsewhere made what a paused worker was to make: Dask would wait for it."""
+    def bring_home(self) -> None:
+        """Bring pieces back to their workers, as some may have been moved or copied."""
+        if self._arrays:
+            self._homecoming.soon()
+
+    def transition(self, ts: TaskState, finish: str) -> None:
+        """Follow a transition of any task, while there are arrays."""
+        if ts.key in self._pins:
+            moved = finish in ("memory", "no-worker")
+        else:  # its worker has fetched copies of the pieces that it needs
+            over = finish in ("memory", "erred", "released", "forgotten")
+            moved = over and any(needed.key in self._arrays for needed in ts.dependencies)
+        if moved:
+            self.bring_home()
+
+    def _rescue(self) -> bool:
+        """Have elsewhere made what a paused worker was to make: Dask would wait for it.
+
+        Returns whether anything still waits.
+        """
         running = {ws.address for ws in self._scheduler.running}.intersection(self._able)
         waiting = [
             key
@@ -206,13 +227,14 @@ class Homes:
         ]
         if running and waiting:
             self._settle(waiting, f"coded-rescue-{time()}")
+        return bool(waiting)
 
     def _pin(self, key: Key, address: str) -> None:
         """Have a piece or a check belong to a worker: it is moved there, or rebuilt there."""
         self._pins[key] = address
         if key in self._scheduler.tasks:  # otherwise its task will come
             self._scheduler.set_restrictions({key: {address} if address else None})
-            self._bring_home()
+            self.bring_home()
 
     def make_elsewhere(self, state: ArrayState, key: Key, avoid: Collection[str]) -> None:
         """Have a check that is wrong made again by another worker than these, if possible."""

@@ -41,6 +41,8 @@ logger = logging.getLogger("distributed.dask_coded")
 
 # A worker that has sent wrong shares in this many rounds gets no more work.
 _DISTRUSTED = 3
+# Events after which pieces may be elsewhere, or workers may take those that are theirs.
+_MOVES = {"rebalance", "replicate", "retire-workers", "worker-status-change"}
 
 
 class CodedSchedulerPlugin(SchedulerExtension):
@@ -190,6 +192,8 @@ class CodedSchedulerPlugin(SchedulerExtension):
             return reply(Lost(RELEASED))
         spec = state.spec
         holder = [self.homes.holder_of(key) for key in spec.keys]
+        if any(a and a != self.homes.home(key) for a, key in zip(holder, spec.keys, strict=True)):
+            self.homes.bring_home()
         addresses = sorted({address for address in holder if address})
         number = {address: i for i, address in enumerate(addresses)}
         host = [number.get(address or "", -1) for address in holder]
@@ -347,6 +351,10 @@ class CodedSchedulerPlugin(SchedulerExtension):
         self, key: Key, start: str, finish: str, *args: Any, stimulus_id: str, **kwargs: Any
     ) -> None:
         self.supervisor.transition(key, start, finish)
+        if not self.arrays and not self._holding and not self.loops:
+            return
+        if self.arrays and (ts := self.scheduler.tasks.get(key)):
+            self.homes.transition(ts, finish)
         if finish in ("memory", "erred", "forgotten"):
             if holder := self._holding.pop(key, None):
                 # A transition must not start another one.
@@ -391,6 +399,8 @@ class CodedSchedulerPlugin(SchedulerExtension):
             return
         if msg.get("action") == "worker-status-change" and msg["status"] == "running":
             self.supervisor.returned(topic)  # it was paused, perhaps since it joined
+        if msg.get("action") in _MOVES:
+            self.homes.bring_home()
         if msg.get("action") != "scatter":
             return
         client = self.scheduler.clients.get(msg["client"])

@@ -1,25 +1,26 @@
-"""Keeps each piece on its own worker while Dask moves and copies data.
+"""Brings each piece back to its own worker after Dask has moved or copied data.
 
 A task that uses pieces, such as the one that makes the result of ``C.compute()``, leaves copies of
 them on its worker, and Dask's active memory manager may drop the originals instead. It also moves
 the data of a worker that retires to any other one. In both cases one worker would hold several
 pieces, and the code could survive fewer losses.
+
+Dask's policies stay as they are. Something has to happen before pieces are looked at, and no timer
+runs once all are at home. If Dask drops an original first, the piece is copied once more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
-from typing import TYPE_CHECKING, Any
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
+import dask
 from dask.typing import Key
+from dask.utils import parse_timedelta
 from distributed import Status
-from distributed.active_memory_manager import (
-    ActiveMemoryManagerExtension,
-    ActiveMemoryManagerPolicy,
-    ReduceReplicas,
-    Suggestion,
-    SuggestionGenerator,
-)
+from distributed.metrics import time
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState, WorkerState
@@ -27,90 +28,63 @@ if TYPE_CHECKING:
 #: The pieces in memory, each with the worker that it belongs to.
 Homes = Callable[[], Iterable[tuple["TaskState", "WorkerState"]]]
 
-# Seconds between two looks at all pieces.
-_INTERVAL = 2.0
 
-
-class PiecesAtHome(ActiveMemoryManagerPolicy):
+class Homecoming:
     """Copies each piece to the worker that it belongs to, then drops the other copies.
 
     Parameters
     ----------
-    rescue : callable()
-        Called before.
+    scheduler : Scheduler
+    rescue : callable() -> bool
+        Called before. Returns whether a piece still waits for a worker.
     homes : callable() -> iterable of (TaskState, WorkerState)
     """
 
-    __slots__ = ("_homes", "_rescue")
-
-    def __init__(self, rescue: Callable[[], None], homes: Homes) -> None:
+    def __init__(self, scheduler: Scheduler, rescue: Callable[[], bool], homes: Homes) -> None:
+        self._scheduler = scheduler
         self._rescue = rescue
         self._homes = homes
+        self._due = False
+        # As often as Dask looks at copies of other data.
+        interval = dask.config.get("distributed.scheduler.active-memory-manager.interval")
+        self._interval = parse_timedelta(interval)
+        self._timer: asyncio.TimerHandle | None = None
 
-    def run(self) -> SuggestionGenerator:
-        self._rescue()
+    def soon(self) -> None:
+        """Look at all pieces after the present events, because many pieces move together."""
+        if not self._due:
+            self._due = True
+            self._scheduler.loop.add_callback(self._run)
+
+    def stop(self) -> None:
+        """Look no more until the next event."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _run(self) -> None:
+        self._due = False
+        self.stop()
+        if self._look():
+            self._timer = asyncio.get_running_loop().call_later(self._interval, self._run)
+
+    def _look(self) -> bool:
+        """Ask workers for what is to be done now; return whether to look again."""
+        again = self._rescue()
+        wanted, spare = defaultdict[str, list[Key]](list), defaultdict[str, list[Key]](list)
         for ts, home in self._homes():
             holders = ts.who_has or set()
             if home not in holders:
-                yield Suggestion("replicate", ts, {home})
+                again = True
+                if home in self._scheduler.running:
+                    wanted[home.address].append(ts.key)
             elif not ts.waiters and home.status == Status.running:
                 # The copies of what a worker has that is about to close are made on purpose.
                 for ws in holders - {home}:
-                    yield Suggestion("drop", ts, {ws})
-
-
-class ReduceOtherReplicas(ReduceReplicas):
-    """Dask's policy for superfluous copies, for all data but pieces.
-
-    Parameters
-    ----------
-    pieces : container of Key
-    """
-
-    __slots__ = ("_pieces",)
-
-    def __init__(self, pieces: Container[Key]) -> None:
-        self._pieces = pieces
-
-    def run(self) -> SuggestionGenerator:
-        for suggestion in super().run():
-            if suggestion.ts.key not in self._pieces:
-                yield suggestion
-
-
-def keep_home(
-    scheduler: Scheduler, rescue: Callable[[], None], homes: Homes, pieces: Container[Key]
-) -> Callable[[], None]:
-    """Keep pieces at home from now on; return a function that looks after them at once.
-
-    Parameters
-    ----------
-    scheduler : Scheduler
-    rescue : callable()
-        Gives pieces that are not in memory another home if need be.
-    homes : callable() -> iterable of (TaskState, WorkerState)
-    pieces : container of Key
-    """
-    shared: Any = scheduler.extensions.get("amm")
-    if isinstance(shared, ActiveMemoryManagerExtension):
-        for policy in list(shared.policies):
-            if type(policy) is ReduceReplicas:
-                shared.policies.remove(policy)
-                shared.add_policy(ReduceOtherReplicas(pieces))
-    own = ActiveMemoryManagerExtension(
-        scheduler, {PiecesAtHome(rescue, homes)}, register=False, start=True, interval=_INTERVAL
-    )
-    due = False
-
-    def run() -> None:
-        nonlocal due
-        due = False
-        own.run_once()
-
-    def soon() -> None:
-        nonlocal due
-        if not due:  # many pieces move together
-            due = True
-            scheduler.loop.add_callback(run)
-
-    return soon
+                    spare[ws.address].append(ts.key)
+        stimulus = f"coded-home-{time()}"
+        for address, keys in wanted.items():
+            self._scheduler.request_acquire_replicas(address, keys, stimulus_id=stimulus)
+        for address, keys in spare.items():
+            self._scheduler.request_remove_replicas(address, keys, stimulus_id=stimulus)
+        return again

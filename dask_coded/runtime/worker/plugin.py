@@ -110,6 +110,7 @@ class CodedWorkerPlugin(WorkerPlugin):
         self._rounds: dict[Key, set[asyncio.Task[Any]]] = {}
         self._executor = ThreadPoolExecutor(worker.state.nthreads, thread_name_prefix="Coded")
         self._probe = Probe(self._executor)
+        self._probing = False
         self.exchange.register(
             self._handle,
             [StartRound, ChangeRound, Ping, EndRun],
@@ -118,6 +119,7 @@ class CodedWorkerPlugin(WorkerPlugin):
         )
         worker.handlers["coded_rows"] = self._rows
         worker.stream_handlers["coded-ping"] = self._alive
+        worker.stream_handlers["coded-probe"] = self._set_probing
         worker.stream_handlers["coded-hang-up"] = self._hang_up
         worker.stream_handlers["coded-released"] = self._released
         worker.extensions[NAME] = self
@@ -210,8 +212,13 @@ class CodedWorkerPlugin(WorkerPlugin):
 
     def heartbeat(self) -> float:
         """Return what the scheduler plugin gets with each heartbeat: how fast this worker is."""
-        self._probe.refresh()
+        if self._probing:
+            self._probe.refresh()
         return self._probe.seconds
+
+    def _set_probing(self, wanted: bool) -> None:
+        """Stream handler: there are arrays from now on, or none any more."""
+        self._probing = wanted
 
     def _alive(self) -> None:
         """Stream handler: the scheduler asks whether this worker's event loop runs."""

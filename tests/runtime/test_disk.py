@@ -235,6 +235,19 @@ async def test_pieces_that_fit_are_in_memory(c, s, *workers):
     np.testing.assert_allclose(await c.compute(C @ x), A @ x)
 
 
+@gen_cluster(**FOUR | {"config": PAUSING | {"distributed.worker.memory.target": 0.6}})
+async def test_arrays_that_are_being_filled_count_once(c, s, *workers):
+    disk, size = Disk.of(workers[0]), 8 * 10**7
+    process = workers[0].monitor.get_process_memory
+    workers[0].memory_manager.memory_limit = 10 * (process() + 2.5 * size) / 8
+    workers[0].data.fast.n = 10 * size
+    first = disk.zeros("first", (size // 8,), np.dtype(float))
+    assert type(first) is np.ndarray and process() > size
+    # The process uses all of it already, and so there is room for as much again, but not for two.
+    assert disk._is_bearable(size)
+    assert not disk._is_bearable(2 * size)
+
+
 @gen_cluster(**FOUR | {"worker_kwargs": {"memory_limit": 10**9}})
 async def test_a_piece_whose_making_has_failed_does_not_count(c, s, *workers):
     disk = Disk.of(workers[0])
@@ -376,6 +389,7 @@ async def test_released_pieces_free_the_disk(c, s, *workers):
     await c.compute(C @ x)
     del C
     await async_poll_for(lambda: not in_files(workers))
+    assert not any(Disk.of(w)._trimming for w in workers)
     for w in workers:
         worker_plugin(w)._forget()  # as a few seconds after the last round
     await async_poll_for(lambda: gc.collect() >= 0 and all(array() is None for array in arrays))

@@ -184,8 +184,7 @@ class Disk:
         with self._lock:
             self._filling.pop(key, None)  # of an attempt that has failed
             if self._fits(size):
-                self._filling[key] = size
-                return np.zeros(shape, dtype)
+                return self._in_use(key, shape, dtype)
             failure = None if self._may_spill(size) else OSError(errno.EDQUOT, "max-spill")
         try:
             if failure is None:
@@ -196,15 +195,24 @@ class Disk:
         with self._lock:
             if failure is not None and not self._is_bearable(size):
                 raise OSError(failure.errno, self._where_space_went(size)) from failure
-            self._filling[key] = size
-        return np.zeros(shape, dtype)
+            return self._in_use(key, shape, dtype)
+
+    def _in_use(self, key: Key, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Rows:
+        """Make an array of zeros all of which is memory of the process from now on.
+
+        So what the process uses includes arrays that are being filled, however far they are.
+        """
+        array = np.zeros(shape, dtype)
+        array.reshape(-1).view(np.uint8)[:: mmap.PAGESIZE] = 0
+        self._filling[key] = array.nbytes
+        return array
 
     def _is_bearable(self, size: int) -> bool:
         """Whether the worker is not paused because of an array in memory that Dask cannot spill."""
         limits: Any = self._worker.memory_manager
         if not limits.memory_limit or not limits.memory_pause_fraction:
             return True
-        used = self._worker.monitor.get_process_memory() + sum(tuple(self._filling.values()))
+        used = self._worker.monitor.get_process_memory()
         return bool(used + size <= limits.memory_pause_fraction * limits.memory_limit)
 
     def _where_space_went(self, size: int) -> str:
@@ -234,14 +242,15 @@ class Disk:
         limits: Any = self._worker.memory_manager
         if not _ABLE or not isinstance(data, SpillBuffer):
             return True
-        size += sum(tuple(self._filling.values()))
-        size += sum(dict(tuple(self._in_memory.values())).values())
+        filling = sum(tuple(self._filling.values()))
+        size += filling + sum(dict(tuple(self._in_memory.values())).values())
         if size > data.n:
             return False
         if not limits.memory_spill_fraction:
             return True
         # What Dask cannot spill, such as the modules of the process.
-        other = max(self._worker.monitor.get_process_memory() - data.fast.total_weight, 0)
+        used = self._worker.monitor.get_process_memory()
+        other = max(used - data.fast.total_weight - filling, 0)
         return other + size <= limits.memory_spill_fraction * limits.memory_limit
 
     def _may_spill(self, size: int) -> bool:
@@ -256,7 +265,7 @@ class Disk:
         if isinstance(array, MappedArray):
             array.release()
             self._kept[key] = array
-            self._worker.loop.add_callback(self._trim_from_now_on)
+            self._worker.loop.add_callback(self._start_trimming)
         elif isinstance(array, np.ndarray):
             self._in_memory[key] = id(array), array.nbytes
         return array
@@ -337,18 +346,24 @@ class Disk:
             if state != "memory":
                 self._in_memory.pop(key, None)
                 self._kept.pop(key, None)
+                if not self._kept:
+                    self._stop_trimming()
 
     def close(self) -> None:
         """Keep nothing. The worker calls this when it closes."""
-        if self._trimming is not None:
-            self._trimming.stop()
+        self._stop_trimming()
         for task in tuple(self._copying.values()):
             task.cancel()
         self._kept.clear()
 
-    def _trim_from_now_on(self) -> None:
+    def _stop_trimming(self) -> None:
+        if self._trimming is not None:
+            self._trimming.stop()
+            self._trimming = None
+
+    def _start_trimming(self) -> None:
         # Other tasks may read any part of an array, and Dask may send it as a whole.
-        if self._trimming is None:
+        if self._trimming is None and self._kept:
             self._trimming = PeriodicCallback(self._trim, _TRIM_SECONDS * 1000)
             self._trimming.start()
 

@@ -41,9 +41,6 @@ from distributed.threadpoolexecutor import thread_state as _pool_state
 from distributed.worker import WORKER_ANY_RUNNING
 from distributed.worker import thread_state as _task_state
 
-# Tells a worker that spilled data are lost; without it, tasks that need them fail again and again.
-from distributed.worker_state_machine import RemoveReplicasEvent
-
 from dask_coded.arguments import meta_of
 
 if TYPE_CHECKING:
@@ -55,7 +52,6 @@ __all__ = [
     "Alias",
     "GraphNode",
     "HookedArray",
-    "RemoveReplicasEvent",
     "SpillBuffer",
     "Task",
     "TaskRef",

@@ -19,7 +19,7 @@ from dask_coded.codes import DecodeError
 from dask_coded.rounds.placement import not_slow, relief, spare
 from dask_coded.runtime.scheduler.replicas import Homecoming
 from dask_coded.runtime.scheduler.state import ArrayState
-from dask_coded.runtime.spec import NAME
+from dask_coded.runtime.spec import NAME, as_key
 from dask_coded.typing import Floats
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ class Homes:
         # The restrictions that source blocks had before. Some blocks are chunks of the user's.
         self._limits: dict[Key, set[str] | None] = {}
         self._homecoming = Homecoming(scheduler, self._rescue, self._homes)
+        scheduler.stream_handlers["coded-lost"] = self.lost
 
     # -- what belongs where --------------------------------------------------------------------
 
@@ -235,6 +236,18 @@ class Homes:
         if key in self._scheduler.tasks:  # otherwise its task will come
             self._scheduler.set_restrictions({key: {address} if address else None})
             self.bring_home()
+
+    def lost(self, worker: str, key: Key) -> None:
+        """Stream handler: a worker cannot read what it has spilled, and never will."""
+        ts = self._scheduler.tasks.get(key := as_key(key))
+        holders = {ws.address: ws for ws in (ts and ts.who_has) or ()}
+        if ts is None or worker not in holders:
+            return
+        stimulus = f"coded-lost-{time()}"
+        if len(holders) == 1:
+            self._scheduler.transitions({key: "released"}, stimulus_id=stimulus)
+        elif not any(user.processing_on is holders[worker] for user in ts.waiters or ()):
+            self._scheduler.request_remove_replicas(worker, [key], stimulus_id=stimulus)
 
     def make_elsewhere(self, state: ArrayState, key: Key, avoid: Collection[str]) -> None:
         """Have a check that is wrong made again by another worker than these, if possible."""

@@ -35,12 +35,10 @@ from dask.sizeof import sizeof
 from dask.typing import Key
 from dask.utils import format_bytes
 from distributed import get_worker
-from distributed.metrics import time
 from distributed.protocol.serialize import dask_deserialize, dask_serialize
 from tornado.ioloop import PeriodicCallback
 
 from dask_coded.compat import (
-    RemoveReplicasEvent,
     SpillBuffer,
     deserialize_numpy_ndarray,
     forget_file,
@@ -293,7 +291,7 @@ class Disk:
             return None
 
     def _give_up(self, key: Key) -> None:
-        """Let Dask know that data are not here any more; it makes them again if they are wanted."""
+        """Tell the scheduler that data are gone; it has them made again if they are wanted."""
         task = self._worker.state.tasks.get(key)
         if task is None or task.state != "memory" or not self.is_spilled(key):
             return
@@ -303,8 +301,7 @@ class Disk:
             del self._worker.data[key]
         except OSError:  # the worker would close if this happened to Dask
             forget_file(self._worker.data, key)
-        stimulus = f"coded-lost-{time()}"
-        self._worker.handle_stimulus(RemoveReplicasEvent(keys=[key], stimulus_id=stimulus))
+        self._worker.batched_send({"op": "coded-lost", "key": key})
 
     def unspill(self, key: Key) -> Any:
         """Return what :meth:`held` does; what Dask has to read for that, it does not read again."""

@@ -243,6 +243,11 @@ class Channel:
             self._task.cancel()
 
     @property
+    def idle(self) -> bool:
+        """Whether no run listens, and the peer owes no answer."""
+        return not self._membership.owes(self.address) and self._listeners.keys() <= {PROBE}
+
+    @property
     def connected(self) -> bool:
         """Whether messages now reach the peer, as far as is known."""
         return self._local is not None or self._outbox.is_open

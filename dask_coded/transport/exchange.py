@@ -161,6 +161,15 @@ class Exchange:
         for channel in self._channels.values():
             channel.flush()
 
+    async def close_idle(self) -> None:
+        """Close the channels to other workers that no run uses; the next run opens them again."""
+        for address, channel in list(self._channels.items()):
+            if channel.idle:
+                await channel.close()
+                if self._channels.get(address) is channel:
+                    del self._channels[address]
+                    self.membership.forget(address)  # it has not left
+
     def is_usable(self, address: str) -> bool:
         """Whether nothing is known against sending to a worker: not closed, not silent."""
         return self.membership.standing(address) is Standing.ALIVE

@@ -389,7 +389,7 @@ async def test_released_pieces_free_the_disk(c, s, *workers):
     await c.compute(C @ x)
     del C
     await async_poll_for(lambda: not in_files(workers))
-    assert not any(Disk.of(w)._trimming for w in workers)
+    assert not any(Disk.of(w)._trimming.is_running() for w in workers)
     for w in workers:
         worker_plugin(w)._forget()  # as a few seconds after the last round
     await async_poll_for(lambda: gc.collect() >= 0 and all(array() is None for array in arrays))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -136,8 +136,6 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         self._arrays[spec.id] = state = ArrayState(
             spec, (*sources, *chain(*filling)), client, alive=alive, allowed=named
         )
-        if len(self._arrays) == 1:
-            self._have_probed(self._versions, True)
         self._homes.add(state, dict(zip(spec.keys, worker_of, strict=True)))
         for piece, key in zip(homes, spec.check_keys, strict=False):
             # On another worker than the block, the next one in the order of the pieces.
@@ -217,14 +215,6 @@ class ArrayDirectory(Mapping[str, ArrayState]):
                 if address in self._scheduler.stream_comms:
                     message = {"op": "coded-released", "array": array}
                     self._scheduler.worker_send(address, message)
-            if not self._arrays:
-                self._have_probed(self._versions, False)
-
-    def _have_probed(self, addresses: Iterable[str], wanted: bool) -> None:
-        """Have workers measure now and then how fast they are, or have them stop."""
-        for address in addresses:
-            if address in self._scheduler.stream_comms:
-                self._scheduler.worker_send(address, {"op": "coded-probe", "wanted": wanted})
 
     def _drop_sources(self, state: ArrayState) -> None:
         keys, state.sources = set(state.sources or ()), None
@@ -377,7 +367,6 @@ class ArrayDirectory(Mapping[str, ArrayState]):
     def relieve(self, newcomer: str) -> None:
         """Have a new worker take over pieces from workers that hold several of one array."""
         if self._arrays:
-            self._have_probed([newcomer], True)
             self._homes.bring_home()
         for state in self._arrays.values():
             self._homes.relieve(state, newcomer)

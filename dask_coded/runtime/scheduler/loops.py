@@ -72,9 +72,6 @@ class LoopDirectory:
         """Whether workers have been named to keep the state of a loop."""
         return bool(self._keepers.get(key))
 
-    def __bool__(self) -> bool:
-        return bool(self._keepers or self._topics)
-
     def forget(self, key: Key) -> None:
         """Have the keepers drop the state of a loop that has ended; drop its reports, too."""
         if (topic := self._topics.pop(key, None)) is not None:

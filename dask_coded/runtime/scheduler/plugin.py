@@ -69,6 +69,8 @@ class CodedSchedulerPlugin(SchedulerExtension):
         self.versions: dict[str, str] = {}
         # Until when to wait for the plugin of each worker that has joined.
         self._joining: dict[str, float] = {}
+        # Workers that know that there is something to do.
+        self._active: set[str] = set()
         self.standings = Standings(scheduler, self._changed)
         self.homes = Homes(scheduler, self.versions, self._predict, self.standings.suspects)
         self.arrays = ArrayDirectory(
@@ -316,6 +318,15 @@ class CodedSchedulerPlugin(SchedulerExtension):
         """Take what a worker's plugin adds to its heartbeat: the seconds of a small product."""
         self.standings.heard(ws.address)
         self.placing.measured(ws.address, data)
+        active = not self._is_idle
+        if active != (ws.address in self._active) and ws.address in self.scheduler.stream_comms:
+            self._active ^= {ws.address}
+            self.scheduler.worker_send(ws.address, {"op": "coded-active", "active": active})
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether the cluster has no array, and no task that coordinates a round or a training."""
+        return not self.arrays and self.supervisor.is_idle
 
     def best(self, addresses: Sequence[str]) -> list[str]:
         """Sort workers by predicted speed, the fastest first."""
@@ -350,9 +361,9 @@ class CodedSchedulerPlugin(SchedulerExtension):
     def transition(
         self, key: Key, start: str, finish: str, *args: Any, stimulus_id: str, **kwargs: Any
     ) -> None:
+        if self._is_idle:
+            return  # most transitions on a shared cluster are those of others
         self.supervisor.transition(key, start, finish)
-        if not self.arrays and not self._holding and not self.loops:
-            return
         if self.arrays and (ts := self.scheduler.tasks.get(key)):
             self.homes.transition(ts, finish)
         if finish in ("memory", "erred", "forgotten"):
@@ -379,6 +390,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
         self.versions.pop(worker, None)
         self.refused.pop(worker, None)
         self.speeds.forget(worker)
+        self._active.discard(worker)
         self.standings.left(worker)
         self._corrupt.pop(worker, None)
         self._errors.pop(worker, None)

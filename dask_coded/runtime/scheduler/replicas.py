@@ -14,12 +14,14 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import dask
 from dask.typing import Key
 from dask.utils import parse_timedelta
 from distributed import Status
+from distributed.comm import CommClosedError
 from distributed.metrics import time
 
 if TYPE_CHECKING:
@@ -82,9 +84,11 @@ class Homecoming:
                 # The copies of what a worker has that is about to close are made on purpose.
                 for ws in holders - {home}:
                     spare[ws.address].append(ts.key)
-        stimulus = f"coded-home-{time()}"
-        for address, keys in wanted.items():
-            self._scheduler.request_acquire_replicas(address, keys, stimulus_id=stimulus)
-        for address, keys in spare.items():
-            self._scheduler.request_remove_replicas(address, keys, stimulus_id=stimulus)
+        for request, found in (
+            (self._scheduler.request_acquire_replicas, wanted),
+            (self._scheduler.request_remove_replicas, spare),
+        ):
+            for address, keys in found.items():
+                with suppress(CommClosedError):  # the scheduler is about to notice
+                    request(address, keys, stimulus_id=f"coded-home-{time()}")
         return again

@@ -140,6 +140,11 @@ class Supervisor:
         scheduler.stream_handlers["coded-alive"] = self.answered
         scheduler.stream_handlers["coded-awaited"] = self.expect
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is no task to place or to watch."""
+        return not self._runs
+
     def add(self, ts: TaskState) -> None:
         """Place a new task when Dask is about to choose its worker, and watch it from then on.
 

@@ -54,6 +54,7 @@ _ABLE = all([hasattr(os, "posix_fallocate"), hasattr(mmap, "MADV_DONTNEED")])
 # How often pages are let go if the process needs more memory than Dask's target. The nanny looks
 # every 100 ms, in which a sum over an array may read half a gigabyte.
 _TRIM_SECONDS = 0.02
+_TRIMMING = "dask-coded-trim"
 # What Dask counts for an array in a file.
 _SIZE = 200
 # What is wrong with a file that will never be read. With too many open files, for example, it may.
@@ -159,7 +160,7 @@ class Disk:
         self._filling: dict[Key, int] = {}
         self._in_memory: dict[Key, tuple[int, int]] = {}
         self._copying: dict[Key, asyncio.Task[None]] = {}
-        self._trimming: PeriodicCallback | None = None
+        self._trimming = PeriodicCallback(self._trim, _TRIM_SECONDS * 1000)
 
     @classmethod
     def of(cls, worker: Worker) -> Disk:
@@ -263,7 +264,7 @@ class Disk:
         if isinstance(array, MappedArray):
             array.release()
             self._kept[key] = array
-            self._worker.loop.add_callback(self._start_trimming)
+            self._worker.loop.add_callback(self._trim_while_needed)
         elif isinstance(array, np.ndarray):
             self._in_memory[key] = id(array), array.nbytes
         return array
@@ -338,30 +339,29 @@ class Disk:
 
     def moved(self, key: Key, state: str) -> None:
         """Take note that a task of the worker is in another state."""
+        if not (self._kept or self._in_memory or self._filling):
+            return  # as long as others use the worker
         if state in ("memory", "error", "released", "forgotten"):
             self._filling.pop(key, None)
             if state != "memory":
                 self._in_memory.pop(key, None)
-                self._kept.pop(key, None)
-                if not self._kept:
-                    self._stop_trimming()
+                if self._kept.pop(key, None) is not None:
+                    self._trim_while_needed()
 
     def close(self) -> None:
         """Keep nothing. The worker calls this when it closes."""
-        self._stop_trimming()
         for task in tuple(self._copying.values()):
             task.cancel()
         self._kept.clear()
+        self._trim_while_needed()
 
-    def _stop_trimming(self) -> None:
-        if self._trimming is not None:
-            self._trimming.stop()
-            self._trimming = None
-
-    def _start_trimming(self) -> None:
+    def _trim_while_needed(self) -> None:
         # Other tasks may read any part of an array, and Dask may send it as a whole.
-        if self._trimming is None and self._kept:
-            self._trimming = PeriodicCallback(self._trim, _TRIM_SECONDS * 1000)
+        if not self._kept:
+            self._trimming.stop()
+            self._worker.periodic_callbacks.pop(_TRIMMING, None)
+        elif not self._trimming.is_running():
+            self._worker.periodic_callbacks[_TRIMMING] = self._trimming
             self._trimming.start()
 
     def _trim(self) -> None:

@@ -110,7 +110,7 @@ class CodedWorkerPlugin(WorkerPlugin):
         self._rounds: dict[Key, set[asyncio.Task[Any]]] = {}
         self._executor = ThreadPoolExecutor(worker.state.nthreads, thread_name_prefix="Coded")
         self._probe = Probe(self._executor)
-        self._probing = False
+        self._active = False
         self.exchange.register(
             self._handle,
             [StartRound, ChangeRound, Ping, EndRun],
@@ -118,8 +118,8 @@ class CodedWorkerPlugin(WorkerPlugin):
             on_fenced=self._run_over,
         )
         worker.handlers["coded_rows"] = self._rows
+        worker.stream_handlers["coded-active"] = self._activate
         worker.stream_handlers["coded-ping"] = self._alive
-        worker.stream_handlers["coded-probe"] = self._set_probing
         worker.stream_handlers["coded-hang-up"] = self._hang_up
         worker.stream_handlers["coded-released"] = self._released
         worker.extensions[NAME] = self
@@ -143,7 +143,7 @@ class CodedWorkerPlugin(WorkerPlugin):
     def transition(self, key: Key, start: str, finish: str, **kwargs: Any) -> None:
         """Hook: a task of the worker has changed its state."""
         self.disk.moved(key, finish)
-        if finish == "released":
+        if finish == "released" and self._rounds:
             self._end_rounds(key)  # it was cancelled
 
     # -- the coordinator's side ----------------------------------------------------------------
@@ -212,13 +212,17 @@ class CodedWorkerPlugin(WorkerPlugin):
 
     def heartbeat(self) -> float:
         """Return what the scheduler plugin gets with each heartbeat: how fast this worker is."""
-        if self._probing:
+        if self._active:
             self._probe.refresh()
         return self._probe.seconds
 
-    def _set_probing(self, wanted: bool) -> None:
-        """Stream handler: there are arrays from now on, or none any more."""
-        self._probing = wanted
+    async def _activate(self, active: bool) -> None:
+        """Stream handler: there is an array or a training from now on, or none any more."""
+        self._active = active
+        if active:
+            self._probe.refresh()
+        else:
+            await self.exchange.close_idle()
 
     def _alive(self) -> None:
         """Stream handler: the scheduler asks whether this worker's event loop runs."""

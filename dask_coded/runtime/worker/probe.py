@@ -19,7 +19,7 @@ _PRODUCTS = 150
 
 
 class Probe:
-    """Measures a small product on a worker, at its start and now and then, in a thread.
+    """Measures a small product on a worker, in a thread: at its start, and when it is asked to.
 
     Parameters
     ----------

@@ -10,9 +10,10 @@ import pytest
 from distributed import Event, Worker
 from distributed.active_memory_manager import ReduceReplicas
 from distributed.core import Status
-from distributed.utils_test import async_poll_for, gen_cluster
+from distributed.utils_test import async_poll_for, gen_cluster, poll_for
 
 import dask_coded as coded
+from dask_coded.runtime.worker.disk import Disk
 
 pytestmark = pytest.mark.versions
 
@@ -46,6 +47,77 @@ def test_the_memory_manager_drops_copies_but_leaves_pieces_where_they_belong(ful
         assert [type(p) for p in s.extensions["amm"].policies] == [ReduceReplicas]
 
     test()
+
+
+def held_up(*blocks):
+    """Use pieces until an event is set."""
+    Event("go").wait()
+    return sum(block.shape[0] for block in blocks)
+
+
+def copies_at(s, C, address):
+    """Whether a worker has copies of all pieces."""
+    return all(address in found for found in holders(s, C))
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_pieces_stay_at_home_while_a_task_uses_them_elsewhere(mapped, monkeypatch):
+    @gen_cluster(client=True, nthreads=[("127.0.0.1", 1, {"memory_limit": 2**30})] * 4)
+    async def test(c, s, *workers):
+        if mapped:
+            monkeypatch.setattr("dask_coded.runtime.worker.disk.Disk._fits", lambda *_: False)
+        C = await coded.encode(A, coded.MDS(4, 2), c)
+        manager, home, keys = s.extensions["amm"], C.encoded.workers, C.encoded.spec.keys
+        manager.stop()  # it runs when the test says so
+        at = {w.address: w for w in workers}
+        task = c.submit(held_up, *C.encoded.futures, workers=[home[3]])
+        await async_poll_for(lambda: copies_at(s, C, home[3]))
+        for _ in range(3):
+            before = [at[address].data[key] for address, key in zip(home, keys, strict=True)]
+            manager.run_once()  # it keeps the copies where the task runs
+            assert holders(s, C) == [{home[3]}] * 4
+            await async_poll_for(lambda: holders(s, C) == [{a, home[3]} for a in home])
+            for address, key, array in zip(home, keys, before, strict=True):
+                assert at[address].data[key] is array
+        await Event("go", client=c).set()
+        assert await task == 4 * 60
+        del task
+        await async_poll_for(lambda: holders(s, C) == [{a} for a in home])
+        assert not any(Disk.of(w)._held for w in workers)
+        # No home holds a piece for longer than its array lives.
+        assert await c.submit(held_up, *C.encoded.futures, key="again") == 4 * 60
+        C.encoded.release()
+        await async_poll_for(lambda: not any(Disk.of(w)._held or w.data for w in workers))
+
+    test()
+
+
+def memory_manager(dask_scheduler):
+    return dask_scheduler.extensions["amm"].run_once()
+
+
+@pytest.mark.parametrize("when", ["while it uses them", "afterwards"])
+def test_a_worker_that_has_used_all_pieces_is_killed(processes, when):
+    processes.add(4)
+    client, x = processes.client, np.arange(10.0)
+    C = coded.encode(A, coded.MDS(4, 3), client)
+    used = C.encoded.workers[3]
+    task = client.submit(held_up, *C.encoded.futures, workers=[used], allow_other_workers=True)
+    poll_for(lambda: all(used in a for a in client.who_has(C.encoded.futures).values()))
+    for _ in range(3):
+        client.run_on_scheduler(memory_manager)
+    if when == "afterwards":
+        Event("go", client=client).set()
+        assert task.result() == 160
+    processes.kill(used)
+    np.testing.assert_allclose(client.compute(C @ x).result(), A @ x)
+    Event("go", client=client).set()
+    assert task.result() == 160
+    # Only the piece that was at home there is made again.
+    poll_for(lambda: all(client.who_has(C.encoded.futures).values()))
+    events = [event for _, event in client.get_events("dask-coded")]
+    made = [event["piece"] for event in events if event["action"] == "made"]
+    assert made == [C.encoded.workers.index(used)]
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 6)

@@ -275,6 +275,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         if (state := self._arrays.get(array)) is None:
             return reply(Lost(RELEASED))
         spec, keys = state.spec, state.sources
+        self._homes.not_held(spec.keys[piece])
         if keys is not None:
             ingredients = spec.from_sources(piece)
         else:
@@ -291,7 +292,9 @@ class ArrayDirectory(Mapping[str, ArrayState]):
             else:
                 # Those that do not answer may do so later.
                 unknown = any(
-                    self._homes.holders(key) for key in keys if not self._homes.holders(key, avoid)
+                    self._homes.holders(key) or self._homes.is_held(key)
+                    for key in keys
+                    if not self._homes.holders(key, avoid)
                 )
                 return reply(Waiting() if unknown else Lost(self.lost_message(state)))
         found, growth = [], 0.0

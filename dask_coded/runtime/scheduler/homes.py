@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from dask.typing import Key
+from distributed import Status
 from distributed.metrics import time
 
 from dask_coded.codes import DecodeError
@@ -60,6 +61,7 @@ class Homes:
         # The restrictions that source blocks had before. Some blocks are chunks of the user's.
         self._limits: dict[Key, set[str] | None] = {}
         self._homecoming = Homecoming(scheduler, self._rescue, self._homes)
+        scheduler.stream_handlers["coded-dropped"] = self.dropped
         scheduler.stream_handlers["coded-lost"] = self.lost
 
     # -- what belongs where --------------------------------------------------------------------
@@ -82,6 +84,7 @@ class Homes:
         for key in keys:
             self._pins.pop(key, None)
             self._arrays.pop(key, None)
+            self._homecoming.let_go(key)
             if key in self._limits:
                 limit = self._limits.pop(key)
                 if key in self._scheduler.tasks:
@@ -206,12 +209,36 @@ class Homes:
     def transition(self, ts: TaskState, finish: str) -> None:
         """Follow a transition of any task, while there are arrays."""
         if ts.key in self._pins:
-            moved = finish in ("memory", "no-worker")
-        else:  # its worker has fetched copies of the pieces that it needs
-            over = finish in ("memory", "erred", "released", "forgotten")
-            moved = over and any(needed.key in self._arrays for needed in ts.dependencies)
-        if moved:
+            if finish in ("memory", "no-worker"):
+                self.bring_home()
+        elif used := [needed.key for needed in ts.dependencies if needed.key in self._arrays]:
+            if finish == "processing":  # its worker will fetch copies
+                for key in used:
+                    self._homecoming.hold(key, self._pins[key])
+            elif finish in ("memory", "erred", "released", "forgotten"):
+                self.bring_home()
+
+    def dropped(self, worker: str, key: Key, held: bool) -> None:
+        """Stream handler: Dask has had a worker drop a piece; it may hold the piece all the same.
+
+        If the only other copy is lost meanwhile, the worker makes the piece from what it holds.
+        """
+        ts, ws = self._scheduler.tasks.get(key := as_key(key)), self._scheduler.workers.get(worker)
+        if ts is None or ws is None or key not in self._arrays:
+            return
+        stays = ws.status in (Status.running, Status.paused) and self._pins[key] == worker
+        if held and stays and ts.who_has and ws not in ts.who_has and self._homecoming.is_held(key):
+            self._homecoming.put_back(key)
+        else:
             self.bring_home()
+
+    def is_held(self, key: Key) -> bool:
+        """Whether its home still has a piece that Dask has dropped, as far as is known."""
+        return self._homecoming.is_held(key)
+
+    def not_held(self, key: Key) -> None:
+        """Learn that the home of a piece does not have it."""
+        self._homecoming.let_go(key)
 
     def _rescue(self) -> bool:
         """Have elsewhere made what a paused worker was to make: Dask would wait for it.

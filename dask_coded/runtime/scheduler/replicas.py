@@ -1,12 +1,13 @@
-"""Brings each piece back to its own worker after Dask has moved or copied data.
+"""Keeps each piece on its own worker, its home, while Dask moves and copies data.
 
 A task that uses pieces, such as the one that makes the result of ``C.compute()``, leaves copies of
-them on its worker, and Dask's active memory manager may drop the originals instead. It also moves
-the data of a worker that retires to any other one. In both cases one worker would hold several
-pieces, and the code could survive fewer losses.
+them on its worker. Meanwhile Dask's active memory manager drops all other copies, the originals
+included. It also moves the data of a worker that retires to any other one. In both cases one worker
+would hold several pieces, and the code could survive fewer losses.
 
-Dask's policies stay as they are. Something has to happen before pieces are looked at, and no timer
-runs once all are at home. If Dask drops an original first, the piece is copied once more.
+Dask's policies stay as they are. While tasks use a piece, its home holds the array, and puts it
+back among Dask's data if Dask has dropped it: nothing is copied. Otherwise a piece that is away is
+copied home. Pieces are looked at after events only, and no timer runs once all are at home.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import dask
 from dask.typing import Key
@@ -46,11 +47,37 @@ class Homecoming:
         self._scheduler = scheduler
         self._rescue = rescue
         self._homes = homes
+        # The homes that hold pieces.
+        self._holders: dict[Key, str] = {}
         self._due = False
         # As often as Dask looks at copies of other data.
         interval = dask.config.get("distributed.scheduler.active-memory-manager.interval")
         self._interval = parse_timedelta(interval)
         self._timer: asyncio.TimerHandle | None = None
+
+    def hold(self, key: Key, home: str) -> None:
+        """Have its home hold a piece until no task uses it."""
+        if self._holders.get(key) != home:
+            self.let_go(key)
+            self._holders[key] = home
+            self._send(home, op="coded-hold", key=key, hold=True)
+
+    def let_go(self, key: Key) -> None:
+        """Have a piece be as all other data again."""
+        if (home := self._holders.pop(key, None)) is not None:
+            self._send(home, op="coded-hold", key=key, hold=False)
+
+    def is_held(self, key: Key) -> bool:
+        """Whether its home holds a piece, as far as is known, even if Dask has dropped it."""
+        return self._holders.get(key) in self._scheduler.workers
+
+    def put_back(self, key: Key) -> None:
+        """Have its home put a piece that it holds back among Dask's data."""
+        self._send(self._holders[key], op="coded-put-back", key=key)
+
+    def _send(self, address: str, **message: Any) -> None:
+        if address in self._scheduler.stream_comms:
+            self._scheduler.worker_send(address, message)
 
     def soon(self) -> None:
         """Look at all pieces after the present events, because many pieces move together."""
@@ -74,6 +101,7 @@ class Homecoming:
         """Ask workers for what is to be done now; return whether to look again."""
         again = self._rescue()
         wanted, spare = defaultdict[str, list[Key]](list), defaultdict[str, list[Key]](list)
+        unused: list[Key] = []
         for ts, home in self._homes():
             holders = ts.who_has or set()
             if home not in holders:
@@ -84,6 +112,7 @@ class Homecoming:
                 # The copies of what a worker has that is about to close are made on purpose.
                 for ws in holders - {home}:
                     spare[ws.address].append(ts.key)
+                unused.append(ts.key)
         for request, found in (
             (self._scheduler.request_acquire_replicas, wanted),
             (self._scheduler.request_remove_replicas, spare),
@@ -91,4 +120,6 @@ class Homecoming:
             for address, keys in found.items():
                 with suppress(CommClosedError):  # the scheduler is about to notice
                     request(address, keys, stimulus_id=f"coded-home-{time()}")
+        for key in unused:
+            self.let_go(key)
         return again

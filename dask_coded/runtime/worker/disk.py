@@ -45,6 +45,7 @@ from dask_coded.compat import (
     serialize_numpy_ndarray,
 )
 from dask_coded.rounds.kernels import Kernel, Product, Rows
+from dask_coded.runtime.spec import as_key
 
 if TYPE_CHECKING:
     from distributed.worker import Worker
@@ -160,6 +161,9 @@ class Disk:
         self._filling: dict[Key, int] = {}
         self._in_memory: dict[Key, tuple[int, int]] = {}
         self._copying: dict[Key, asyncio.Task[None]] = {}
+        # Pieces that tasks use, whatever Dask does with them meanwhile. None for what Dask has
+        # spilled, because memory is short.
+        self._held: dict[Key, Any] = {}
         self._trimming = PeriodicCallback(self._trim, _TRIM_SECONDS * 1000)
 
     @classmethod
@@ -267,7 +271,31 @@ class Disk:
             self._worker.loop.add_callback(self._trim_while_needed)
         elif isinstance(array, np.ndarray):
             self._in_memory[key] = id(array), array.nbytes
+        if key in self._held:
+            self._held[key] = array
         return array
+
+    def hold(self, key: Key, hold: bool) -> None:
+        """Stream handler: keep a piece even if Dask drops it, or do so no longer."""
+        key = as_key(key)
+        if hold:
+            spilled, found = self.is_spilled(key), self.unspill(key)
+            self._held[key] = None if spilled else found
+        else:
+            self._held.pop(key, None)
+
+    def put_back(self, key: Key) -> None:
+        """Stream handler: put a piece that Dask has dropped back among Dask's data."""
+        key = as_key(key)
+        found, task = self._held.get(key), self._worker.state.tasks.get(key)
+        # Otherwise it is on its way; if it is made again, its task returns what is held.
+        if found is not None and (task is None or task.state == "released"):
+            self._worker.update_data({key: self.keep(key, found)})
+            self._worker.batched_send({"op": "add-keys", "keys": [key]})
+
+    def still_held(self, key: Key) -> Any:
+        """Return a piece that Dask has dropped and this worker holds; None if there is none."""
+        return self._held.get(key)
 
     def held(self, key: Key) -> Any:
         """Return an array that this worker holds, in memory or on the disk.
@@ -276,8 +304,9 @@ class Disk:
         does not hold it any more. Arrays in files are not looked up in ``worker.data``, which would
         read their notes.
         """
-        if (found := self._kept.get(key)) is not None:
-            return found
+        for kept in (self._kept, self._held):
+            if (found := kept.get(key)) is not None:
+                return found
         try:
             return self._worker.data.get(key)
         except Exception as exc:
@@ -339,20 +368,30 @@ class Disk:
 
     def moved(self, key: Key, state: str) -> None:
         """Take note that a task of the worker is in another state."""
-        if not (self._kept or self._in_memory or self._filling):
+        if not (self._kept or self._in_memory or self._filling or self._held):
             return  # as long as others use the worker
         if state in ("memory", "error", "released", "forgotten"):
             self._filling.pop(key, None)
+            if state == "released" and any(
+                key in d for d in (self._held, self._kept, self._in_memory)
+            ):
+                # Once Dask has told the scheduler.
+                self._worker.loop.add_callback(self._report, key)
             if state != "memory":
                 self._in_memory.pop(key, None)
                 if self._kept.pop(key, None) is not None:
                     self._trim_while_needed()
+
+    def _report(self, key: Key) -> None:
+        held = self._held.get(key) is not None
+        self._worker.batched_send({"op": "coded-dropped", "key": key, "held": held})
 
     def close(self) -> None:
         """Keep nothing. The worker calls this when it closes."""
         for task in tuple(self._copying.values()):
             task.cancel()
         self._kept.clear()
+        self._held.clear()
         self._trim_while_needed()
 
     def _trim_while_needed(self) -> None:

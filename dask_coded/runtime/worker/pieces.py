@@ -74,10 +74,13 @@ class _Meter:
 
 def make_piece(array_id: str, piece: int) -> Any:
     """Make one piece on this worker, as a task."""
+    worker = get_worker()
+    plugin, key = worker_plugin(worker), worker.get_current_task()
+    if (held := plugin.disk.still_held(key)) is not None:
+        return plugin.disk.keep(key, held)
     # Its sources may be on slow or stopped workers. Meanwhile coordinators may need this thread.
     secede()
-    plugin = worker_plugin(get_worker())
-    return sync(plugin.worker.loop, _make, plugin, array_id, piece)
+    return sync(worker.loop, _make, plugin, array_id, piece)
 
 
 async def _make(plugin: CodedWorkerPlugin, array_id: str, piece: int) -> Any:

@@ -119,6 +119,8 @@ class CodedWorkerPlugin(WorkerPlugin):
         )
         worker.handlers["coded_rows"] = self._rows
         worker.stream_handlers["coded-active"] = self._activate
+        worker.stream_handlers["coded-hold"] = self.disk.hold
+        worker.stream_handlers["coded-put-back"] = self.disk.put_back
         worker.stream_handlers["coded-ping"] = self._alive
         worker.stream_handlers["coded-hang-up"] = self._hang_up
         worker.stream_handlers["coded-released"] = self._released

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
+from unittest.mock import patch
 
 import numpy as np
 import pytest
-from distributed.utils_test import async_poll_for, gen_cluster
+from distributed import Client
+from distributed.active_memory_manager import ActiveMemoryManagerPolicy, Suggestion
+from distributed.utils_test import async_poll_for, gen_cluster, poll_for
 
 import dask_coded as coded
 from dask_coded.runtime.worker.plugin import worker_plugin
@@ -68,3 +72,118 @@ def test_timers_end_with_the_last_array(mapped, monkeypatch):
         np.testing.assert_allclose(await c.compute(C @ np.ones(10)), A.sum(1))
 
     test()
+
+
+@gen_cluster(**FOUR)
+async def test_tasks_of_others_cost_no_more_than_a_look(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    del C
+    plugin = s.extensions["dask-coded"]
+    await async_poll_for(lambda: not plugin.arrays and not s.tasks)
+    with (
+        patch.object(plugin.supervisor, "transition") as followed,
+        patch.object(plugin.homes, "transition") as looked,
+        patch.object(plugin.loops, "forget") as ended,
+    ):
+        assert await c.submit(sum, [1, 2]) == 3
+        await async_poll_for(lambda: not s.tasks)
+        assert not (followed.called or looked.called or ended.called)
+        # With an array, transitions are followed.
+        await coded.encode(A, coded.MDS(4, 3), c)
+        assert followed.called
+        assert looked.called
+
+
+def add_policy(dask_scheduler):
+    """Add a policy to Dask's memory manager that copies data whose keys begin with "own"."""
+
+    class TwoCopies(ActiveMemoryManagerPolicy):
+        def run(self):
+            for ts in self.manager.scheduler.tasks.values():
+                if str(ts.key).startswith("own") and len(ts.who_has or ()) == 1:
+                    yield Suggestion("replicate", ts)
+
+    dask_scheduler.extensions["amm"].add_policy(TwoCopies())
+
+
+def take_policy(dask_scheduler):
+    """Return the policies of Dask's memory manager, and remove the one that was added."""
+    manager = dask_scheduler.extensions["amm"]
+    found = sorted(type(policy).__name__ for policy in manager.policies)
+    manager.policies = {p for p in manager.policies if type(p).__name__ != "TwoCopies"}
+    return found
+
+
+def managers(dask_scheduler):
+    return sum(name.startswith("amm-") for name in dask_scheduler.periodic_callbacks)
+
+
+def seen_by_others(address, workers, tasks):
+    """What a client sees that uses no coded array."""
+    seen = {}
+    with Client(address, set_as_default=False) as client:
+
+        def copies(futures):
+            return [len(client.who_has([future])[future.key]) for future in futures]
+
+        def holders(futures):
+            return len({address for held in client.who_has(futures).values() for address in held})
+
+        seen["managers"] = client.run_on_scheduler(managers)
+        client.amm.stop()  # it runs when this says so
+        squares = client.gather(client.map(lambda i: i * i, range(tasks), pure=False))
+        seen["right"] = squares == [i * i for i in range(tasks)]
+        total = client.submit(sum, client.map(abs, range(1000), pure=False))
+        seen["total"] = total.result()
+        seen["error"] = repr(client.submit(divmod, 1, 0).exception())
+        blocks = [np.full(20_000, float(i)) for i in range(8)]
+        data = client.scatter(blocks, workers=workers[:1])
+        seen["gathered"] = [block.sum() for block in client.gather(data)]
+        seen["scattered"] = holders(data)
+        client.rebalance(data)
+        seen["rebalanced"] = holders(data)
+        client.replicate(data[:2], n=3)
+        seen["replicated"] = copies(data[:2])
+        client.amm.run_once()
+        poll_for(lambda: copies(data[:2]) == [1, 1])
+        own = client.submit(np.ones, 5, key=f"own-{uuid.uuid4()}")
+        own.result()
+        client.run_on_scheduler(add_policy)
+        client.amm.run_once()
+        poll_for(lambda: copies([own]) == [2])
+        client.amm.run_once()  # Dask's policy drops the copy
+        poll_for(lambda: copies([own]) == [1])
+        seen["policies"] = client.run_on_scheduler(take_policy)
+        client.amm.start()
+    return seen
+
+
+def running(dask_scheduler=None, dask_worker=None):
+    return timers(dask_scheduler or dask_worker)
+
+
+def rebalance_by_data(dask_scheduler):
+    """Have the scheduler balance what it knows of, not the memory of the processes."""
+    dask_scheduler.MEMORY_REBALANCE_MEASURE = "managed"
+
+
+def arrays(dask_scheduler):
+    return len(dask_scheduler.extensions["dask-coded"].arrays)
+
+
+def test_others_see_the_same_with_and_without_our_plugins(processes):
+    workers, client = processes.add(4, options=("--memory-limit", "0")), processes.client
+    address = client.scheduler.address
+    client.run_on_scheduler(rebalance_by_data)
+    before = seen_by_others(address, workers, 10_000)
+    assert (before["scattered"], before["rebalanced"], before["managers"]) == (1, 4, 1)
+    assert before["policies"] == ["ReduceReplicas", "TwoCopies"]
+    C = coded.encode(A, coded.MDS(4, 3), client)
+    assert seen_by_others(address, workers, 10_000) == before
+    np.testing.assert_allclose(client.compute(C @ np.ones(10)).result(), A.sum(1))
+    C.encoded.release()
+    del C
+    poll_for(lambda: not client.run_on_scheduler(arrays))
+    assert seen_by_others(address, workers, 1_000) == before
+    poll_for(lambda: not client.run_on_scheduler(running))
+    poll_for(lambda: not any(client.run(running).values()))

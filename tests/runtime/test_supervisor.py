@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Event, futures_of, get_worker, wait
+from distributed import Client, Event, futures_of, get_worker, wait
 from distributed.comm import CommClosedError
 from distributed.core import Status
 from distributed.utils_test import async_poll_for, gen_cluster
@@ -185,6 +185,27 @@ async def test_the_result_of_a_lazy_round_on_a_silent_worker_is_computed_again(c
     np.testing.assert_allclose(await future, A @ x)
     (worker,) = [w for w in workers if w.address == old.address]
     await gone(worker, future.key)
+
+
+@gen_cluster(**FOUR)
+async def test_the_gather_of_another_client_from_a_silent_worker_goes_on(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    future = c.compute(C @ x)
+    await wait(future)
+    (old,) = s.tasks[future.key].who_has
+    (worker,) = [w for w in workers if w.address == old.address]
+    asked, over = first_does_not_answer([worker])
+    async with Client(s.address, asynchronous=True, set_as_default=False) as other:
+        data = await other.scatter(np.ones(3), workers=[old.address])
+        gathering = asyncio.create_task(other.gather(data, direct=False))
+        await async_poll_for(lambda: asked)
+        fall_silent(s)
+        await async_poll_for(lambda: s.tasks[future.key].state == "memory")
+        assert old not in s.tasks[future.key].who_has
+        np.testing.assert_allclose(await future, A @ x)
+        over.set()
+        np.testing.assert_array_equal(await gathering, np.ones(3))
+    assert len(asked) == 1
 
 
 @gen_cluster(**FOUR)

@@ -449,7 +449,7 @@ class Supervisor:
                 moved.append(ts)
             else:
                 run.limits.avoid = before
-        if any(ts.state == "memory" for ts in moved):
+        if any(ts.state == "memory" for ts in moved) and not self._serves_others(address, moved):
             # A client may be waiting for a result that it has asked this worker for.
             self._scheduler.rpc.remove(address)
         if moved and address in self.absent:
@@ -464,6 +464,19 @@ class Supervisor:
             )
             event = {"worker": address, "reason": reason, "taker": taker}
             self._scheduler.log_event(NAME, {"action": "take-over", "key": str(ts.key), **event})
+
+    def _serves_others(self, address: str, tasks: Iterable[TaskState]) -> bool:
+        """Whether clients that want none of some tasks may be fetching what a worker alone has.
+
+        Those that only hold pieces are no clients of their own, and have told no versions.
+        """
+        clients = {client for ts in tasks for client in ts.who_wants or ()}
+        return any(
+            client.versions and client not in clients
+            for ts in self._scheduler.workers[address].has_what
+            if len(ts.who_has or ()) == 1
+            for client in ts.who_wants or ()
+        )
 
     def run_again(self, tasks: Iterable[TaskState]) -> None:
         """Release tasks that run, or have their only result, on a worker that is not to be used."""

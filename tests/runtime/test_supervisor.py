@@ -516,12 +516,19 @@ async def test_a_worker_hangs_up_twice_and_is_told_that_the_other_has_left(c, s,
 
     async with await asyncio.start_server(serving, "127.0.0.1") as server:
         address = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        # As if Dask fetched the data of a task from there.
+        data = await c.scatter(1, workers=[worker.address])
+        worker.state.tasks[data.key].coming_from = address
         connecting = asyncio.create_task(worker.rpc.connect(address))
         await async_poll_for(lambda: worker.rpc._connecting, timeout=60)
         comm = s.stream_comms[worker.address].comm
-        for op in ("coded-hang-up", "coded-hang-up", "remove-worker"):
-            stimulus = {"worker": address, "stimulus_id": "test"}
-            await comm.write([{"op": op, **(stimulus if op[0] == "r" else {"address": address})}])
+        # What is fetched for others only goes on.
+        await worker.stream_handlers["coded-hang-up"](address=address, keys=["another task"])
+        assert not connecting.done()
+        hang_up = {"op": "coded-hang-up", "address": address, "keys": [data.key]}
+        left = {"op": "remove-worker", "worker": address, "stimulus_id": "test"}
+        for message in (hang_up, hang_up, left):
+            await comm.write([message])
         with pytest.raises(CommClosedError):
             await connecting
         over.set()

@@ -11,8 +11,8 @@ known to be slow, and if its worker is stopped, it waits for `worker-ttl`, five 
   ``released`` in the scheduler, as after the loss of a worker, and from there to another worker.
   The worker itself and its data stay, because it may only be busy, but it counts as paused until it
   gives a sign of life, so that the scheduler gives it no other tasks;
-- workers that a coordinator may be fetching its operands from are asked, too, and other workers end
-  what they fetch from a silent one;
+- workers that a coordinator may be fetching its operands from are asked, too, and what it fetches
+  from a silent one is ended;
 - while a client waits for tasks and says so, the workers that compute these are asked, too. If one
   is silent, tasks that usually take less than two seconds run on another worker;
 - a plugin may follow workers for a coordinator. They are asked if they say nothing, and the plugin
@@ -292,7 +292,7 @@ class Supervisor:
             ]
             if late or waiting or moved:
                 self.set_aside(address)
-            self._hang_up((ts.processing_on.address for ts in waiting if ts.processing_on), address)
+            self._hang_up(address, waiting)
             again += moved
             stopped += [*moved, *waiting]
             if late:
@@ -386,17 +386,26 @@ class Supervisor:
         self._standings.suspect([address])
         if address not in self.absent:
             self.absent.add(address)
-            self._hang_up(self._able, address)
+            self._hang_up(address)
         if self._scheduler.workers[address].status == Status.running:
             self._set_status(address, "paused")
 
-    def _hang_up(self, workers: Iterable[str], address: str) -> None:
-        """Have workers end what Dask fetches from a silent one.
+    def _hang_up(self, address: str, tasks: Iterable[TaskState] = ()) -> None:
+        """Have workers end what Dask fetches from a silent one for watched tasks.
 
         Dask would wait for the data, and would also begin no task on a worker that is still
         fetching an earlier result of the same task.
         """
-        self._send(workers, op="coded-hang-up", address=address)
+        ws = self._scheduler.workers[address]
+        running = (self._scheduler.tasks[key] for key in self._processing)
+        # What they need may have been released there meanwhile, to be computed again.
+        keys = {
+            needed.key
+            for ts in (*running, *self._awaited.under_way(), *tasks)
+            for needed in (ts, *ts.dependencies)
+            if not needed.who_has or ws in needed.who_has
+        }
+        self._send(self._able, op="coded-hang-up", address=address, keys=list(keys))
 
     def returned(self, address: str) -> None:
         """Say that a worker has joined, or was heard again; not before it gets tasks again."""
@@ -453,7 +462,7 @@ class Supervisor:
             # A client may be waiting for a result that it has asked this worker for.
             self._scheduler.rpc.remove(address)
         if moved and address in self.absent:
-            self._hang_up(self._able, address)
+            self._hang_up(address, moved)
         self.run_again([*moved, *stuck.stranded(moved, self.absent, self._replaceable)])
         for ts in moved:
             if not isinstance(ts.run_spec, CodedTask):

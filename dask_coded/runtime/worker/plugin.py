@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -230,9 +230,15 @@ class CodedWorkerPlugin(WorkerPlugin):
         """Stream handler: the scheduler asks whether this worker's event loop runs."""
         self.worker.batched_send({"op": "coded-alive", "status": self.worker.status.name})
 
-    async def _hang_up(self, address: str) -> None:
-        """Stream handler: a worker is silent, so end what Dask fetches from it."""
+    async def _hang_up(self, address: str, keys: Collection[Key]) -> None:
+        """Stream handler: a worker is silent, so end what Dask fetches from it.
+
+        Unless none of these keys is among that: then it is fetched for others.
+        """
         await asyncio.sleep(0)  # what Dask has just begun to fetch has reached the pool then
+        found = (self.worker.state.tasks.get(as_key(key)) for key in keys)
+        if not any(ts is not None and ts.coming_from == address for ts in found):
+            return
         end_fetches(self.worker.rpc, address)
         # To end a connection twice, before it has ended, is an error, and the next message may be
         # that the worker has left. Its task ends in the second turn of the event loop from here.

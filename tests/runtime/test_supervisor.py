@@ -21,6 +21,7 @@ import dask_coded as coded
 from dask_coded.loop import Progress
 from dask_coded.rounds.placement import not_slow
 from dask_coded.runtime.messages import KeepState, StartRound, StateKept
+from dask_coded.runtime.scheduler.placing import Limits
 from dask_coded.runtime.spec import CodedTask
 from dask_coded.runtime.worker.plugin import worker_plugin
 from tests.clocks import DAY, clock_of, look
@@ -263,16 +264,17 @@ async def test_a_run_that_is_cancelled_is_over_for_all_workers(c, s, *workers):
 
 
 @gen_cluster(**FOUR)
-async def test_a_silent_worker_gets_no_tasks_until_it_answers(c, s, *workers):
+async def test_a_silent_worker_gets_no_coordinators_until_it_answers(c, s, *workers):
     C = await coded.encode(A, coded.MDS(4, 3), c)
     future = coded.submit(place, C, 0, client=c)
     old = s.workers[await started(c, s, future)]
     fall_silent(s)
+    placing, ts = plugin_of(s).placing, s.tasks[future.key]
+    assert not placing.choice(ts, Limits({old.address}, None))
+    assert old in s.running  # for all others
     # In fact it is alive, and answers the question at once.
-    assert old not in s.running
-    await async_poll_for(lambda: old in s.running, timeout=60)
-    assert old.status.name == "running"
-    assert not plugin_of(s).supervisor.absent
+    await async_poll_for(lambda: not plugin_of(s).supervisor.absent)
+    assert placing.choice(ts, Limits({old.address}, None)) == {old.address}
     for w in workers:
         await Event(f"go-{w.address}", client=c).set()
     await future
@@ -358,7 +360,7 @@ def turn(s, ticks, silent):
     for _ in range(ticks):
         look(s)
         for address in set(s.workers) - silent:
-            plugin_of(s).supervisor.answered(address, "running")
+            plugin_of(s).supervisor.answered(address)
 
 
 @gen_cluster(**FOUR)
@@ -386,7 +388,8 @@ async def test_what_a_client_waits_for_is_computed_elsewhere_if_its_worker_is_si
         turn(s, 5 * times, silent)
         assert ts.processing_on is old
         turn(s, 1, silent)
-        assert old.status == Status.paused
+        assert old.address in plugin_of(s).supervisor.absent
+        assert old.status == Status.running  # for all others
         # What it needs was in memory only there.
         assert s.tasks[needed.key].who_has != {old}
     await Event("begun-block", client=c).wait()

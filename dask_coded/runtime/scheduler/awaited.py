@@ -69,8 +69,9 @@ class Awaited:
         self._times[ts.key] += late
         return late
 
-    def give_up_here(self, ts: TaskState, address: str) -> bool:
+    def give_up_here(self, ts: TaskState, address: str, silent: Collection[str]) -> bool:
         """As :meth:`give_up`, for a task on the silent worker itself: if it can run elsewhere."""
         running, valid = self._scheduler.running, self._scheduler.valid_workers(ts)
         able = running if valid is None or ts.loose_restrictions else valid & running
-        return bool(able - {ts.processing_on}) and self.give_up(ts, address)
+        others = (ws for ws in able if ws is not ts.processing_on)
+        return any(ws.address not in silent for ws in others) and self.give_up(ts, address)

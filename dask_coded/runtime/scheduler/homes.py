@@ -183,15 +183,19 @@ class Homes:
         """Give data another worker, and have those that wait for one made there."""
         stranded: dict[Key, Any] = {}
         for key in keys:
-            if state := self._arrays.get(key):
-                self._pin(key, self._spare(state, key))
-            else:  # a source block, or a step on the way to one: any worker will do
-                self.drop([key])
+            self._give_home(key)
             if (ts := self._scheduler.tasks.get(key)) and ts.state == "no-worker":
                 stranded[key] = "processing"
         if stranded:
             self._log("repair", keys=list(map(str, stranded)))
             self._scheduler.transitions(stranded, stimulus_id=stimulus_id)
+
+    def _give_home(self, key: Key) -> None:
+        """Give data another worker."""
+        if state := self._arrays.get(key):
+            self._pin(key, self._spare(state, key))
+        else:  # a source block, or a step on the way to one: any worker will do
+            self.drop([key])
 
     def _homes(self) -> Iterator[tuple[TaskState, WorkerState]]:
         """Yield the pieces and checks in memory, each with the worker that it belongs to."""
@@ -211,6 +215,8 @@ class Homes:
         if ts.key in self._pins:
             if finish in ("memory", "no-worker"):
                 self.bring_home()
+            elif finish == "waiting" and self._pins[ts.key] in self._silent:
+                self._give_home(ts.key)  # otherwise it would wait for that worker
         elif used := [needed.key for needed in ts.dependencies if needed.key in self._arrays]:
             if finish == "processing":  # its worker will fetch copies
                 for key in used:
@@ -288,8 +294,9 @@ class Homes:
         known = self._scheduler.workers
         addresses = [a for a in self._able if a in known]
         addresses = [a for a in addresses if a not in avoid] or addresses
-        # A worker that is paused would make it only later.
-        addresses = [a for a in addresses if known[a] in self._scheduler.running] or addresses
+        # A worker that is paused or silent would make it only later.
+        running = {ws.address for ws in self._scheduler.running}.difference(self._silent)
+        addresses = [a for a in addresses if a in running] or addresses
         # Among the workers that were named for it, unless none of them is left.
         addresses = [a for a in addresses if a in (state.allowed or addresses)] or addresses
         speeds = dict(zip(addresses, self._predict(addresses), strict=True))

@@ -52,6 +52,8 @@ class Placing:
         self._scheduler = scheduler
         self._able = able
         self._predict = predict
+        #: Workers that are silent: no task that is placed runs there.
+        self.absent: set[str] = set()
         self._fast: set[str] | None = None
         self._running = 0  # workers when that was found
         #: How long a small product takes on each worker, in seconds.
@@ -59,31 +61,42 @@ class Placing:
 
     def place(self, ts: TaskState, limits: Limits) -> None:
         """Restrict a task to workers that are not known to be slow, among those its user named."""
-        chosen = self.choice(ts, limits)
+        self._restrict(ts, limits, self.choice(ts, limits))
+
+    def keep_away(self, ts: TaskState, limits: Limits) -> None:
+        """Restrict a task to workers that are not silent, unless all that may run it are."""
+        self._restrict(ts, limits, self._allowed(ts, limits))
+
+    def _restrict(self, ts: TaskState, limits: Limits, chosen: set[str]) -> None:
         ts.worker_restrictions = chosen or limits.workers
         # The scheduler would allow the workers on these hosts in addition to those named.
         ts.host_restrictions = None if chosen else limits.hosts
 
     def choice(self, ts: TaskState, limits: Limits) -> set[str]:
         """Return the workers that may run a task, without the one that it was taken from."""
-        fast = self._fast_workers() - {limits.avoid}
+        fast = self._fast_workers() - self.absent - {limits.avoid}
         if limits.avoid:
             # All of a host may be cut off, and only workers of coordinators are watched.
             host = get_address_host(limits.avoid)
             fast = {address for address in fast if get_address_host(address) != host} or fast
         if fast and not (limits.workers or limits.hosts or ts.resource_restrictions):
             return fast
+        allowed = self._allowed(ts, limits).intersection(self._able) - {limits.avoid}
+        return (allowed & fast) or allowed
+
+    def _allowed(self, ts: TaskState, limits: Limits) -> set[str]:
+        """Return the workers that may run a task by its user's limits, and are not silent."""
         ts.worker_restrictions, ts.host_restrictions = limits.workers, limits.hosts
         valid = self._scheduler.valid_workers(ts)
         found = self._scheduler.running if valid is None else valid
-        allowed = {ws.address for ws in found if ws.address in self._able} - {limits.avoid}
-        return (allowed & fast) or allowed
+        return {ws.address for ws in found} - self.absent
 
     def _fast_workers(self) -> set[str]:
         # The scheduler moves the tasks of a worker that has left before it tells its plugins.
         if self._fast is None or len(self._scheduler.running) != self._running:
             self._running = len(self._scheduler.running)
-            running = [ws for ws in self._scheduler.running if ws.address in self._able]
+            able = set(self._able) - self.absent
+            running = [ws for ws in self._scheduler.running if ws.address in able]
             addresses = [ws.address for ws in running]
             mask = not_slow(
                 self._predict(addresses),

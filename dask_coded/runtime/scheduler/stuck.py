@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from dask_coded.config import timeouts
 
 if TYPE_CHECKING:
-    from distributed.scheduler import TaskState
+    from dask.typing import Key
+    from distributed.scheduler import TaskState, WorkerState
 
 #: Whether what a task makes can be made again without silent workers.
 Replaceable = Callable[["TaskState", Collection[str]], bool]
@@ -120,6 +121,35 @@ def repeatable(ts: TaskState, silent: Collection[str], replaceable: Replaceable)
             if _is_away(dts, silent) and not (_is_cheap(dts) and replaceable(dts, silent)):
                 return False
     return True
+
+
+def needed_from(ws: WorkerState, tasks: Iterable[TaskState]) -> list[Key]:
+    """Return the keys of tasks, and of what they need, that others may be fetching from a worker.
+
+    Some may have been released there meanwhile, to be computed again.
+    """
+    return list(
+        {
+            needed.key
+            for ts in tasks
+            for needed in (ts, *ts.dependencies)
+            if not needed.who_has or ws in needed.who_has
+        }
+    )
+
+
+def serves_others(ws: WorkerState, tasks: Iterable[TaskState]) -> bool:
+    """Return whether clients that want none of some tasks may be fetching what a worker alone has.
+
+    Those that only hold pieces are no clients of their own, and have told no versions.
+    """
+    clients = {client for ts in tasks for client in ts.who_wants or ()}
+    return any(
+        client.versions and client not in clients
+        for ts in ws.has_what
+        if len(ts.who_has or ()) == 1
+        for client in ts.who_wants or ()
+    )
 
 
 def _replaced(found: dict[TaskState, None], silent: Collection[str]) -> list[TaskState]:

@@ -9,8 +9,8 @@ known to be slow, and if its worker is stopped, it waits for `worker-ttl`, five 
   gives, see :mod:`dask_coded.runtime.scheduler.standings`. If none comes for
   `coded.coordinator.timeout`, the coordinator is taken over: its task goes from ``processing`` to
   ``released`` in the scheduler, as after the loss of a worker, and from there to another worker.
-  The worker itself and its data stay, because it may only be busy, but it counts as paused until it
-  gives a sign of life, so that the scheduler gives it no other tasks;
+  The worker itself, its data and the tasks of others stay, because it may only be busy, but no
+  coordinator is placed there until it gives a sign of life;
 - workers that a coordinator may be fetching its operands from are asked, too, and what it fetches
   from a silent one is ended;
 - while a client waits for tasks and says so, the workers that compute these are asked, too. If one
@@ -40,7 +40,7 @@ from dask_coded.runtime.scheduler import stuck
 from dask_coded.runtime.scheduler.awaited import Awaited
 from dask_coded.runtime.scheduler.placing import Limits, Placing
 from dask_coded.runtime.scheduler.standings import Standings
-from dask_coded.runtime.spec import NAME, CodedTask, as_key
+from dask_coded.runtime.spec import NAME, CodedTask, PieceTask, as_key
 from dask_coded.transport.messages import Attempt
 from dask_coded.typing import Floats
 
@@ -132,8 +132,8 @@ class Supervisor:
         # Since when workers of coordinators have been paused.
         self._paused: dict[str, float] = {}
         self._given_up: list[Attempt] = []
-        #: Silent workers, which the scheduler has been told to treat as paused.
-        self.absent: set[str] = set()
+        # What the user's limits of other tasks are, while these are kept away from silent workers.
+        self._kept_away: dict[Key, Limits] = {}
         timer = PeriodicCallback(self.look, 1000 * self._timeouts.tick)
         self._timer = scheduler.periodic_callbacks[f"{NAME}-supervisor"] = timer
         scheduler.handlers["coded_resumed"] = self.resumed
@@ -141,9 +141,14 @@ class Supervisor:
         scheduler.stream_handlers["coded-awaited"] = self.expect
 
     @property
+    def absent(self) -> set[str]:
+        """Silent workers."""
+        return self._placing.absent
+
+    @property
     def is_idle(self) -> bool:
         """Whether there is no task to place or to watch."""
-        return not self._runs
+        return not self._runs and not self._kept_away
 
     def add(self, ts: TaskState) -> None:
         """Place a new task when Dask is about to choose its worker, and watch it from then on.
@@ -158,19 +163,25 @@ class Supervisor:
     def clear(self) -> None:
         """Forget all tasks."""
         self._runs.clear()
+        self._kept_away.clear()
         self._processing.clear()
         self._fresh.clear()
         self._awaited.clear()
 
     def transition(self, key: Key, start: str, finish: str) -> None:
         """Follow a transition of any task; called by the scheduler plugin."""
-        if not self._runs or (ts := self._scheduler.tasks.get(key)) is None:
+        if self.is_idle or (ts := self._scheduler.tasks.get(key)) is None:
             return
         if finish == "memory":
             for dependent in ts.dependents:
-                ready = dependent.state == "waiting" and not dependent.waiting_on
-                if ready and dependent.key in self._runs:
-                    self._placing.place(dependent, self._runs[dependent.key].limits)
+                if dependent.state == "waiting" and not dependent.waiting_on:
+                    self._place(dependent)
+        elif finish == "waiting":
+            self._place(ts)
+        if finish in ("memory", "erred", "forgotten") and (
+            limits := self._kept_away.pop(key, None)
+        ):
+            ts.worker_restrictions, ts.host_restrictions = limits.workers, limits.hosts
         if key not in self._runs:
             return
         self._processing.discard(key)
@@ -180,7 +191,6 @@ class Supervisor:
             case "waiting":
                 if ts.run_id is not None:
                     self._give_up((key, ts.run_id))
-                self._placing.place(ts, run.limits)
             case "processing":
                 assert ts.processing_on is not None
                 run.worker, run.since = ts.processing_on.address, now
@@ -195,6 +205,13 @@ class Supervisor:
                 self._give_up((key, ts.run_id))
             case "forgotten":
                 del self._runs[key]
+
+    def _place(self, ts: TaskState) -> None:
+        """Restrict a task that Dask is about to give to a worker."""
+        if run := self._runs.get(ts.key):
+            self._placing.place(ts, run.limits)
+        elif limits := self._kept_away.get(ts.key):
+            self._placing.keep_away(ts, limits)
 
     # -- fencing -------------------------------------------------------------------------------
 
@@ -288,7 +305,9 @@ class Supervisor:
             helped = stuck.helped(fetching.get(address, ()))
             waiting = [ts for ts in helped if self._waits(ts, address)]
             moved = [
-                ts for ts in computing.get(address, ()) if self._awaited.give_up_here(ts, address)
+                ts
+                for ts in computing.get(address, ())
+                if self._awaited.give_up_here(ts, address, self.absent)
             ]
             if late or waiting or moved:
                 self.set_aside(address)
@@ -382,13 +401,12 @@ class Supervisor:
                 run.tell(run.worker, key, address, False)
 
     def set_aside(self, address: str) -> None:
-        """Give a silent worker no tasks, and end what other workers fetch from it."""
+        """Place no tasks on a silent worker, and end what watched tasks fetch from it."""
         self._standings.suspect([address])
         if address not in self.absent:
             self.absent.add(address)
+            self._placing.changed()
             self._hang_up(address)
-        if self._scheduler.workers[address].status == Status.running:
-            self._set_status(address, "paused")
 
     def _hang_up(self, address: str, tasks: Iterable[TaskState] = ()) -> None:
         """Have workers end what Dask fetches from a silent one for watched tasks.
@@ -396,34 +414,23 @@ class Supervisor:
         Dask would wait for the data, and would also begin no task on a worker that is still
         fetching an earlier result of the same task.
         """
-        ws = self._scheduler.workers[address]
         running = (self._scheduler.tasks[key] for key in self._processing)
-        # What they need may have been released there meanwhile, to be computed again.
-        keys = {
-            needed.key
-            for ts in (*running, *self._awaited.under_way(), *tasks)
-            for needed in (ts, *ts.dependencies)
-            if not needed.who_has or ws in needed.who_has
-        }
-        self._send(self._able, op="coded-hang-up", address=address, keys=list(keys))
+        watched = (*running, *self._awaited.under_way(), *tasks)
+        keys = stuck.needed_from(self._scheduler.workers[address], watched)
+        self._send(self._able, op="coded-hang-up", address=address, keys=keys)
 
     def returned(self, address: str) -> None:
         """Say that a worker has joined, or was heard again; not before it gets tasks again."""
         if address not in self.absent:
             self.available(address)
 
-    def answered(self, worker: str, status: str) -> None:
-        """Stream handler: the event loop of a worker runs; its status, as the worker knows it."""
+    def answered(self, worker: str) -> None:
+        """Stream handler: the event loop of a worker runs."""
         self._standings.heard(worker, answers=True)
         if worker in self.absent:
             self.absent.discard(worker)
-            self._set_status(worker, status)
-            if status != "running":  # otherwise the scheduler's event says so
-                self.available(worker)
-
-    def _set_status(self, address: str, status: str) -> None:
-        self._scheduler.handle_worker_status_change(status, address, f"coded-watch-{time()}")
-        self._placing.changed()
+            self._placing.changed()
+            self.available(worker)
 
     def _patience(self, ts: TaskState) -> float:
         """Return how many seconds the worker of a task may be silent.
@@ -458,7 +465,8 @@ class Supervisor:
                 moved.append(ts)
             else:
                 run.limits.avoid = before
-        if any(ts.state == "memory" for ts in moved) and not self._serves_others(address, moved):
+        ws = self._scheduler.workers[address]
+        if any(ts.state == "memory" for ts in moved) and not stuck.serves_others(ws, moved):
             # A client may be waiting for a result that it has asked this worker for.
             self._scheduler.rpc.remove(address)
         if moved and address in self.absent:
@@ -474,21 +482,16 @@ class Supervisor:
             event = {"worker": address, "reason": reason, "taker": taker}
             self._scheduler.log_event(NAME, {"action": "take-over", "key": str(ts.key), **event})
 
-    def _serves_others(self, address: str, tasks: Iterable[TaskState]) -> bool:
-        """Whether clients that want none of some tasks may be fetching what a worker alone has.
-
-        Those that only hold pieces are no clients of their own, and have told no versions.
-        """
-        clients = {client for ts in tasks for client in ts.who_wants or ()}
-        return any(
-            client.versions and client not in clients
-            for ts in self._scheduler.workers[address].has_what
-            if len(ts.who_has or ()) == 1
-            for client in ts.who_wants or ()
-        )
-
     def run_again(self, tasks: Iterable[TaskState]) -> None:
-        """Release tasks that run, or have their only result, on a worker that is not to be used."""
+        """Release tasks that run, or have their only result, on a worker that is not to be used.
+
+        Until they have a result, they are kept away from silent workers. Pieces get other homes.
+        """
+        tasks = list(tasks)
+        for ts in tasks:
+            if ts.key not in self._runs and not isinstance(ts.run_spec, PieceTask):
+                limits = Limits(ts.worker_restrictions, ts.host_restrictions)
+                self._kept_away.setdefault(ts.key, limits)
         self._scheduler.transitions(
             {ts.key: "released" for ts in tasks}, stimulus_id=f"coded-run-again-{time()}"
         )

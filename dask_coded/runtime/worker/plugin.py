@@ -228,7 +228,7 @@ class CodedWorkerPlugin(WorkerPlugin):
 
     def _alive(self) -> None:
         """Stream handler: the scheduler asks whether this worker's event loop runs."""
-        self.worker.batched_send({"op": "coded-alive", "status": self.worker.status.name})
+        self.worker.batched_send({"op": "coded-alive"})
 
     async def _hang_up(self, address: str, keys: Collection[Key]) -> None:
         """Stream handler: a worker is silent, so end what Dask fetches from it.

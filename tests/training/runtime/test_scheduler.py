@@ -283,7 +283,7 @@ async def test_a_block_that_a_silent_worker_computes_is_computed_elsewhere(c, s,
         if name == "needed":
             await async_poll_for(lambda: s.tasks[block.key].state == "processing")
             # A new run begins where all workers answer.
-            plugin._coded.supervisor.answered(on.address, "running")
+            plugin._coded.supervisor.answered(on.address)
     np.testing.assert_array_equal(await block, np.ones((4, 2)))
 
 
@@ -358,7 +358,7 @@ async def test_a_leader_is_told_of_workers_that_fall_silent_and_of_those_that_co
     for _ in range(12):
         look(s)
         for address in (leader, other):
-            supervisor.answered(address, "running")
+            supervisor.answered(address)
     assert supervisor.absent == {stopped}
     assert s.workers[stopped].status.name == "paused"
     # In fact it runs, and answers.

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from unittest.mock import patch
 
 import numpy as np
 import pytest
-from distributed import Client
+from distributed import Client, Event, get_worker
 from distributed.active_memory_manager import ActiveMemoryManagerPolicy, Suggestion
 from distributed.utils_test import async_poll_for, gen_cluster, poll_for
 
 import dask_coded as coded
 from dask_coded.runtime.worker.plugin import worker_plugin
 from dask_coded.transport import Exchange
+from tests.processes import Processes
 
 FOUR = {"client": True, "nthreads": [("127.0.0.1", 1, {"memory_limit": 2**30})] * 4}
 A = np.random.default_rng(0).standard_normal((120, 10))
@@ -187,3 +192,69 @@ def test_others_see_the_same_with_and_without_our_plugins(processes):
     assert seen_by_others(address, workers, 1_000) == before
     poll_for(lambda: not client.run_on_scheduler(running))
     poll_for(lambda: not any(client.run(running).values()))
+
+
+def loop(operator):
+    """Return where the loop runs, once it may end."""
+    Event("begun").set()
+    Event("end").wait()
+    return get_worker().address
+
+
+def status_of(address, dask_scheduler):
+    return dask_scheduler.workers[address].status.name
+
+
+def place_of(client, key):
+    """Where a task runs; None if it runs nowhere."""
+
+    def find(dask_scheduler):
+        ts = dask_scheduler.tasks.get(key)
+        return ts.processing_on.address if ts and ts.processing_on else None
+
+    return client.run_on_scheduler(find)
+
+
+def seen_of_a_silent_worker(
+    processes: Processes, silent: str, until: Callable[[], object]
+) -> dict[str, object]:
+    """What a client sees that uses no coded array while a worker with its results is stopped."""
+    seen: dict[str, object] = {}
+    busy = next(a for a in processes.client.ncores() if a != silent)
+    address = processes.client.scheduler.address
+    with (
+        Client(address, set_as_default=False) as client,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        data = client.submit(os.urandom, 1000, workers=[silent], pure=False)
+        before = data.result()
+        with processes.stopped(silent):
+            gather = threads.submit(client.gather, data, direct=False)
+            used = client.submit(len, data, workers=[busy])
+            late = client.submit(abs, -7, workers=[silent], pure=False)
+            poll_for(lambda: place_of(client, late.key))
+            until()
+            seen["status"] = client.run_on_scheduler(partial(status_of, silent))
+            seen["place"] = place_of(client, late.key) == silent
+            seen["done"] = [used.done(), gather.done()]
+        seen["same"] = gather.result() == before  # it was not computed again
+        seen["used"], seen["late"] = used.result(), late.result()
+    return seen
+
+
+def test_others_see_a_silent_worker_as_without_our_plugins(processes):
+    """A coordinator runs there, which is taken over."""
+    workers, client = processes.add(4), processes.client
+    before = seen_of_a_silent_worker(processes, workers[0], lambda: None)
+    assert (before["status"], before["done"]) == ("running", [False, False])
+    C = coded.encode(A, coded.MDS(4, 3), client)
+    future = coded.submit(loop, C, client=client)
+    Event("begun", client=client).wait()
+    silent = place_of(client, future.key)
+
+    def taken_over() -> bool:
+        return place_of(client, future.key) not in (None, silent)
+
+    assert seen_of_a_silent_worker(processes, silent, lambda: poll_for(taken_over)) == before
+    Event("end", client=client).set()
+    assert future.result() != silent

@@ -283,6 +283,27 @@ def test_no_piece_waits_for_a_worker_that_is_paused(when):
     test()
 
 
+@pytest.mark.parametrize("silent", ["the one without a piece", "the one that has it"])
+def test_no_piece_is_made_by_a_worker_that_is_silent(silent):
+    @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 5)
+    async def test(c, s, *workers):
+        C = await coded.encode(A, coded.MDS(4, 3), c)
+        home, key = C.encoded.workers[0], C.encoded.spec.keys[0]
+        (free,) = [w.address for w in workers if w.address not in C.encoded.workers]
+        address = free if silent == "the one without a piece" else home
+        (worker,) = [w for w in workers if w.address == address]
+        worker.periodic_callbacks["heartbeat"].stop()  # it would end the silence
+        s.extensions["dask-coded"]._silence(address)
+        if address == free:
+            await next(w for w in workers if w.address == home).close()
+        else:
+            s.transitions({key: "released"}, stimulus_id="test")
+        await async_poll_for(lambda: all(holders(s, C)))
+        assert address not in holders(s, C)[0]
+
+    test()
+
+
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 4)
 async def test_no_block_to_encode_waits_for_a_worker_that_is_paused(c, s, *workers):
     def gated(block):

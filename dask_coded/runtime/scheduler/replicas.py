@@ -86,14 +86,19 @@ class Homecoming:
             self._scheduler.loop.add_callback(self._run)
 
     def stop(self) -> None:
-        """Look no more until the next event."""
+        """Look no more until the next event, and hold nothing, because there are no pieces."""
+        self._cancel()
+        for key in list(self._holders):
+            self.let_go(key)
+
+    def _cancel(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _run(self) -> None:
         self._due = False
-        self.stop()
+        self._cancel()
         if self._look():
             self._timer = asyncio.get_running_loop().call_later(self._interval, self._run)
 

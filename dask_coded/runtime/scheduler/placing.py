@@ -65,7 +65,10 @@ class Placing:
 
     def keep_away(self, ts: TaskState, limits: Limits) -> None:
         """Restrict a task to workers that are not silent, unless all that may run it are."""
-        self._restrict(ts, limits, self._allowed(ts, limits))
+        found = self._allowed(ts, limits)
+        if not found and ts.loose_restrictions:
+            found = {ws.address for ws in self._scheduler.running} - self.absent
+        self._restrict(ts, limits, found)
 
     def _restrict(self, ts: TaskState, limits: Limits, chosen: set[str]) -> None:
         ts.worker_restrictions = chosen or limits.workers

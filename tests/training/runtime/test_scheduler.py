@@ -360,7 +360,7 @@ async def test_a_leader_is_told_of_workers_that_fall_silent_and_of_those_that_co
         for address in (leader, other):
             supervisor.answered(address)
     assert supervisor.absent == {stopped}
-    assert s.workers[stopped].status.name == "paused"
+    assert s.workers[stopped].status.name == "running"  # for all others
     # In fact it runs, and answers.
     assert await future == [("Silent", stopped), ("Available", stopped)]
     assert not supervisor.absent

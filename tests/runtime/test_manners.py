@@ -176,6 +176,7 @@ def arrays(dask_scheduler):
     return len(dask_scheduler.extensions["dask-coded"].arrays)
 
 
+@pytest.mark.timeout(900)  # twenty thousand tasks
 def test_others_see_the_same_with_and_without_our_plugins(processes):
     workers, client = processes.add(4, options=("--memory-limit", "0")), processes.client
     address = client.scheduler.address

@@ -693,8 +693,8 @@ async def test_a_loop_that_gets_further_each_time_is_taken_over_soon_each_time(c
         assert s.tasks[future.key].processing_on is not old
         await async_poll_for(lambda i=i: supervisor._runs[future.key].round == i + 1, timeout=60)
         await gates[i].set()
-        # The old worker was not silent in fact, so it is soon one of those that may take over. It
-        # is not given more time than others once it has answered at once for some times.
+        # The old worker was not silent in fact, so it is soon one of those that may take over. Once
+        # it has answered at once for some times, it is given no more time than others.
         await async_poll_for(lambda: not supervisor.absent, timeout=60)
         turn(s, 6, set())
     await gates[3].set()

@@ -6,9 +6,9 @@ known to be slow, and if its worker is stopped, it waits for `worker-ttl`, five 
 - a coordinator is restricted to workers that are not known to be slow, see
   :mod:`dask_coded.runtime.scheduler.placing`;
 - a worker that runs one is asked several times a second for a sign of life, which its event loop
-  gives, see :mod:`dask_coded.runtime.scheduler.standings`. If none comes for
-  `coded.coordinator.timeout`, the coordinator is taken over: its task goes from ``processing`` to
-  ``released`` in the scheduler, as after the loss of a worker, and from there to another worker.
+  gives, see :mod:`dask_coded.runtime.scheduler.standings`. If it is suspect, and has said nothing
+  for `coded.coordinator.timeout`, the coordinator is taken over: its task goes from ``processing``
+  to ``released`` in the scheduler, as after the loss of a worker, and from there to another worker.
   The worker itself, its data and the tasks of others stay, because it may only be busy, but no
   coordinator is placed there until it gives a sign of life;
 - workers that a coordinator may be fetching its operands from are asked, too, and what it fetches

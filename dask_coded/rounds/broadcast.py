@@ -90,8 +90,9 @@ class Broadcast:
     Parameters
     ----------
     parts : sequence of (int, sequence of int)
-        How many chunks each part of the operand has, and which hosts need them. Chunks of all parts
-        are numbered together, and share the windows of relays and the link of the coordinator.
+        How many chunks each part of the operand has, and which hosts need them; more may join.
+        Chunks of all parts are numbered together, and share the windows of relays and the link of
+        the coordinator.
     delays : ndarray, shape (hosts,)
         Seconds after which each host usually begins to answer. Hosts that need more than twice the
         median pass nothing on. Zeros if nothing is known.
@@ -101,14 +102,19 @@ class Broadcast:
 
     Examples
     --------
-    Two hosts need the first part, a third one needs the second.
+    Two hosts need the first part, a third one needs the second. One more needs the first part, too,
+    after its chunks have left.
 
-    >>> broadcast = Broadcast([(2, [0, 1]), (1, [2])], np.zeros(3))
+    >>> broadcast = Broadcast([(2, [0, 1]), (1, [2])], np.zeros(4))
     >>> for command in broadcast.start(now=0.0):
     ...     print(command)
     SendChunk(host=0, chunk=0, below=((1, ()),))
     SendChunk(host=1, chunk=1, below=((0, ()),))
     SendChunk(host=2, chunk=2, below=())
+    >>> for command in broadcast.join(3, part=0, now=0.1):
+    ...     print(command)
+    SendChunk(host=3, chunk=0, below=())
+    SendChunk(host=3, chunk=1, below=())
     """
 
     def __init__(
@@ -126,7 +132,10 @@ class Broadcast:
             self._waiting[self._part_of[chunk]].append(chunk)
         # When each chunk was sent to a relay, until the relay has passed it on or is overdue.
         self._out: dict[tuple[int, int], float] = {}
-        self._alone: set[tuple[int, int]] = set()  # those that are for the receiving host only
+        # Chunks that left before a host needed them, or that it lacks: those to be sent to this
+        # host only, in order, and those of them that are on their way.
+        self._owed: dict[int, dict[int, None]] = {}
+        self._alone: dict[int, set[int]] = {}
         self._held = np.zeros(len(self._delays), dtype=np.intp)  # how many chunks, by relay
         self._window = np.ones(len(self._delays), dtype=np.intp)
         self._passed = np.zeros(len(self._part_of), dtype=bool)
@@ -138,8 +147,9 @@ class Broadcast:
 
     @property
     def finished(self) -> bool:
-        """Whether each chunk has been passed on."""
-        return bool(self._passed.all())
+        """Whether no chunk waits, and none is on its way."""
+        waits = any(w and t for w, t in zip(self._waiting, self._trees, strict=True))
+        return not (waits or self._out or any(self._owed.values()))
 
     @property
     def wake(self) -> float | None:
@@ -150,12 +160,28 @@ class Broadcast:
         """Return the first chunks to send."""
         return self._hand_out(now)
 
+    def join(self, host: int, part: int, now: float) -> list[SendChunk]:
+        """Record that one more host needs a part.
+
+        It gets chunks that have left already from the coordinator, and those that wait as all
+        hosts do.
+        """
+        if not self._alive[host] or host in self._hosts[part]:
+            return []
+        self._hosts[part].add(host)
+        left = set(self._waiting[part])
+        owed = (c for c, its in enumerate(self._part_of) if its == part and c not in left)
+        self._owed.setdefault(host, {}).update(dict.fromkeys(owed))
+        self._plant([host])
+        return self._hand_out(now)
+
     def passed(self, host: int, chunk: int, now: float) -> list[SendChunk]:
         """Record that a host has a chunk, and has passed it on to most hosts below it."""
-        self._passed[chunk] = True
+        alone = chunk in self._alone.get(host, ())
+        since = self._forget(host, chunk)
+        self._passed[chunk] |= not alone
         self._window[host] = _WINDOW
-        if (since := self._out.pop((host, chunk), None)) is not None:
-            self._held[host] -= 1
+        if since is not None:
             taken = now - since
             # Chunks that wait for one link arrive one after the other, the first of them soon. A
             # mean would not grow as fast as these times do.
@@ -170,40 +196,61 @@ class Broadcast:
             return []
         self._alive[list(gone)] = False
         for relay, chunk in [key for key in self._out if key[0] in gone]:
-            del self._out[relay, chunk]
-            if not self._passed[chunk]:
+            alone = chunk in self._alone.get(relay, ())
+            self._forget(relay, chunk)
+            if not (alone or self._passed[chunk]):
                 self._wait(chunk)
+        for host in gone:
+            self._owed.pop(host, None)
         self._plant(gone)
         return self._hand_out(now)
 
     def lacking(self, host: int, chunks: Iterable[int], now: float) -> list[SendChunk]:
         """Record that a host still waits for chunks, and send some that no relay will bring."""
+        if not self._alive[host]:
+            return []
         # A chunk sent to another host alone does not come to this one.
-        coming = {chunk for relay, chunk in self._out if (relay, chunk) not in self._alone}
-        coming |= {chunk for relay, chunk in self._out if relay == host}
+        coming = {c for to, c in self._out if to == host or c not in self._alone.get(to, ())}
+        for waiting, hosts in zip(self._waiting, self._hosts, strict=True):
+            if host in hosts:
+                coming.update(waiting)
+        owed = self._owed.setdefault(host, {})
         # Not all at once: a host behind a thin link reports what is already on its way there.
-        wanted = [chunk for chunk in chunks if chunk not in coming][: 2 * _WINDOW]
-        self._alone.update((host, chunk) for chunk in wanted)
-        return [self._sent(host, chunk, (), now) for chunk in wanted] + self._hand_out(now)
+        wanted = [chunk for chunk in chunks if chunk not in coming and chunk not in owed]
+        owed.update(dict.fromkeys(wanted[: max(2 * _WINDOW - len(owed), 0)]))
+        return self._hand_out(now)
 
     def react(self, now: float) -> list[SendChunk]:
         """Give chunks that are overdue to other relays."""
         overdue = [key for key, since in self._out.items() if now >= since + self._patience]
+        late = set()
         for relay, chunk in overdue:
-            del self._out[relay, chunk]
-            self._held[relay] -= 1
-            self._late.add(relay)
+            alone = chunk in self._alone.get(relay, ())
+            self._forget(relay, chunk)
+            if alone:
+                continue  # the host says what it lacks
+            late.add(relay)
             # If only this host needs it, it will get there the way that it was sent.
             again = len(self._hosts[self._part_of[chunk]]) > 1 and chunk not in self._repeated
             if again and not self._passed[chunk]:
                 self._repeated.add(chunk)  # once; then hosts say what they lack
                 self._wait(chunk)
-        if overdue:
-            self._plant({relay for relay, _ in overdue})
+        self._late |= late
+        if late:
+            self._plant(late)
         return self._hand_out(now)
 
     def _wait(self, chunk: int) -> None:
         self._waiting[self._part_of[chunk]].append(chunk)
+
+    def _forget(self, host: int, chunk: int) -> float | None:
+        """Record that a chunk is not on its way to a host; return since when it has been."""
+        since = self._out.pop((host, chunk), None)
+        if since is not None:
+            alone = self._alone.get(host, set())
+            self._held[host] -= chunk not in alone
+            alone.discard(chunk)
+        return since
 
     def _plant(self, changed: Iterable[int]) -> None:
         """Choose the trees of all parts that go to some of these hosts."""
@@ -244,12 +291,22 @@ class Broadcast:
                 )
                 if self._held[relay] >= self._window[relay]:
                     break
-                commands.append(self._sent(relay, waiting.pop(), below, now))
+                chunk = waiting.pop()
+                # It may be on its way to the relay alone; then it comes once more, with a route.
+                self._forget(relay, chunk)
+                self._held[relay] += 1
+                commands.append(self._sent(relay, chunk, below, now))
+        for host, owed in self._owed.items():
+            alone = self._alone.setdefault(host, set())
+            while owed and len(alone) < 2 * _WINDOW:
+                del owed[chunk := next(iter(owed))]
+                if (host, chunk) not in self._out:
+                    alone.add(chunk)
+                    commands.append(self._sent(host, chunk, (), now))
         return commands
 
     def _sent(self, host: int, chunk: int, below: Route, now: float) -> SendChunk:
         """Record that a chunk goes to a host."""
-        self._held[host] += (host, chunk) not in self._out
         self._out[host, chunk] = now
         return SendChunk(host, chunk, below)
 
@@ -336,7 +393,6 @@ class Relay:
         # For each chunk on its way down: its sender, the hosts that have not confirmed it, and how
         # many of them may still be missing.
         self._pending: dict[int, list[tuple[Any, set[Any], int]]] = {}
-        self._borrowers: dict[int, list[Any]] = {}  # for each chunk that has not come
 
     def expect(self, chunks: Iterable[int], now: float) -> None:
         """Record that the host needs these chunks; some may have come already."""
@@ -352,22 +408,11 @@ class Relay:
         self._last = now
         self.wake = now + self._patience if self._lacking else None
         passed: list[PassOn | Confirm] = [PassOn(host, chunk, further) for host, further in below]
-        passed += [PassOn(host, chunk, ()) for host in self._borrowers.pop(chunk, ())]
         if len(below) <= 1:
             # If one slow host had to confirm, it would hold up the other one.
             return [*passed, Confirm(sender, chunk)]
         hosts = {host for host, _ in below}
         self._pending.setdefault(chunk, []).append((sender, hosts, len(hosts) // 2))
-        return passed
-
-    def lend(self, host: Any, chunks: Iterable[int]) -> list[PassOn]:
-        """Pass chunks on to a host that has joined late: those that are here, others later."""
-        passed = []
-        for chunk in chunks:
-            if chunk in self._here:
-                passed.append(PassOn(host, chunk, ()))
-            else:
-                self._borrowers.setdefault(chunk, []).append(host)
         return passed
 
     def confirmed(self, host: Any, chunk: int) -> list[Confirm]:

@@ -65,26 +65,18 @@ class OperandChunk(Message):
 
 
 @dataclass(frozen=True)
-class OperandShared(Message):
-    """Where the operand lies. The receiver of a host sends this to others on the same host."""
+class OperandAt(Message):
+    """The operand is here. The receiver of a host sends this to the coordinator.
 
-    operand: tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class LendOperand(Message):
-    """Send a part of the operand to a worker that is called in late: the coordinator to a receiver.
+    The coordinator sends it on to others of the host.
 
     Parameters
     ----------
-    address : str
-        Of that worker.
-    first : int
-        Number of the part's first chunk.
+    place : SharedArray or None
+        Where it lies; None if others cannot read it.
     """
 
-    address: str
-    first: int
+    place: tuple[Any, ...] | None
 
 
 @dataclass(frozen=True)
@@ -96,9 +88,18 @@ class ChunkConfirmed(Message):
 
 @dataclass(frozen=True)
 class ChunksLacking(Message):
-    """Chunks have not come for a while. A receiver sends this to the coordinator."""
+    """A participant sends this to the coordinator if it waits for the operand.
+
+    Parameters
+    ----------
+    numbers : tuple of int
+        Of chunks that have not come for a while.
+    unreadable : bool
+        Whether it cannot read the memory where the operand lies.
+    """
 
     numbers: tuple[int, ...]
+    unreadable: bool = False
 
 
 # -- of rounds: coordinator to participant ---------------------------------------------------------
@@ -115,16 +116,13 @@ class StartRound(Message):
     operand : ndarray, SharedArray or None
     parts : tuple of (Part, bytes or None)
         What is on its way to this participant, or to its host, if the operand is large: each part
-        with its entries, see :mod:`dask_coded.rounds.footprint`, or None for all of them. Next to a
-        SharedArray they come only if that cannot be read.
+        with its entries, see :mod:`dask_coded.rounds.footprint`, or None for all of them.
     shared : bool
         Whether large shares are to be left in shared memory.
     stripes : int
         Stripes of each piece.
     pieces : tuple of (int, Key, int)
         The pieces on this participant: number, Dask key, and rows of its product.
-    neighbours : tuple of str
-        Addresses on the same host, to which this participant gives the operand once it is here.
     ranges : Ranges
         What to compute.
     least_batch : int
@@ -146,7 +144,6 @@ class StartRound(Message):
     shared: bool
     stripes: int
     pieces: tuple[tuple[int, Key, int], ...]
-    neighbours: tuple[str, ...]
     ranges: Ranges
     least_batch: int
     interval: float
@@ -195,11 +192,6 @@ class PiecesAbsent(Message):
     """The participant no longer holds these pieces. It sends this when a round starts."""
 
     pieces: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class MemoryLost(Message):
-    """The participant cannot read the operand in shared memory. It sends it when a round starts."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from dask_coded.rounds.broadcast import (
     Confirm,
     PassOn,
     Relay,
+    ReportLacking,
     chunk_bytes,
     route,
 )
@@ -103,6 +104,171 @@ def test_every_host_that_goes_on_gets_the_operand(hosts, size, happens, seed):
     assert np.isfinite(np.delete(times, list(gone))).all()
 
 
+class Hosts:
+    """Hosts that pass chunks on, while messages arrive in any order and some of them never."""
+
+    def __init__(self, parts, count) -> None:
+        self.chunks, first = [], 0
+        for chunks, _ in parts:
+            self.chunks.append(range(first, first + chunks))
+            first += chunks
+        self.now = 0.0
+        self.broadcast = Broadcast(parts, np.zeros(count))
+        self.relays = [Relay(0.0) for _ in range(count)]
+        self.needs: list[set[int]] = [set() for _ in range(count)]
+        self.here: list[set[int]] = [set() for _ in range(count)]
+        self.dead: set[int] = set()
+        self.noticed: set[int] = set()
+        self.under_way: list[tuple] = []  # (method, receiver, sender, arguments)
+        for part, (_, members) in enumerate(parts):
+            for host in members:
+                self.expect(host, part)
+        self.send_out(self.broadcast.start(0.0))
+
+    def expect(self, host, part) -> None:
+        self.needs[host].update(self.chunks[part])
+        self.relays[host].expect(self.chunks[part], self.now)
+
+    def send_out(self, commands) -> None:
+        for host, chunk, below in ((c.host, c.chunk, c.below) for c in commands):
+            self.under_way.append((self.chunk, host, None, (chunk, below)))
+
+    def obey(self, host, commands) -> None:
+        for command in commands:
+            match command:
+                case PassOn(below, chunk, further):
+                    self.under_way.append((self.chunk, below, host, (chunk, further)))
+                case Confirm(sender, chunk):
+                    self.under_way.append((self.confirmed, sender, host, (chunk,)))
+                case ReportLacking(chunks):
+                    self.under_way.append((self.lacking, None, host, (chunks,)))
+
+    def chunk(self, host, sender, chunk, below) -> None:
+        self.here[host].add(chunk)
+        self.obey(host, self.relays[host].received(chunk, sender, below, self.now))
+
+    def confirmed(self, to, host, chunk) -> None:
+        if to is None:
+            self.send_out(self.broadcast.passed(host, chunk, self.now))
+        else:
+            self.obey(to, self.relays[to].confirmed(host, chunk))
+
+    def lacking(self, _, host, chunks) -> None:
+        self.send_out(self.broadcast.lacking(host, chunks, self.now))
+
+    def deliver(self, number) -> None:
+        method, to, sender, arguments = self.under_way.pop(number % len(self.under_way))
+        if to not in self.dead and sender not in self.dead:
+            method(to, sender, *arguments)
+
+    def notice(self, host) -> None:
+        self.noticed.add(host)
+        self.send_out(self.broadcast.lost([host], self.now))
+        for other, relay in enumerate(self.relays):
+            if other not in self.dead:
+                self.obey(other, relay.lost(host))
+
+    def act(self, kind, number) -> None:
+        host, part = number % len(self.relays), number % len(self.chunks)
+        if kind == "dies":
+            self.dead.add(host)
+        elif kind == "noticed" and host in self.dead:
+            self.notice(host)
+        elif kind == "joins" and host not in self.dead:
+            self.expect(host, part)
+            self.send_out(self.broadcast.join(host, part, self.now))
+        elif kind == "arrives" and self.under_way:
+            self.deliver(number)
+        elif kind == "vanishes" and self.under_way:
+            self.under_way.pop(number % len(self.under_way))
+        elif kind == "passes":
+            self.wait()
+
+    def wait(self) -> None:
+        """Let time pass until the next timer."""
+        live = [h for h in range(len(self.relays)) if h not in self.dead]
+        wakes = [self.broadcast.wake, *(self.relays[host].wake for host in live)]
+        self.now = max(self.now, min((w for w in wakes if w is not None), default=self.now))
+        if self.broadcast.wake is not None and self.broadcast.wake <= self.now:
+            self.send_out(self.broadcast.react(self.now))
+        for host in live:
+            self.obey(host, self.relays[host].react(self.now))
+
+    @property
+    def lacks(self) -> bool:
+        live = (host for host in range(len(self.relays)) if host not in self.dead)
+        return any(not self.needs[host] <= self.here[host] for host in live)
+
+
+KINDS = ["dies", "noticed", "joins", "arrives", "arrives", "arrives", "vanishes", "passes"]
+
+
+@given(
+    st.integers(1, 20).flatmap(
+        lambda count: st.tuples(
+            st.just(count),
+            st.lists(
+                st.tuples(st.integers(0, 12), st.sets(st.integers(0, count - 1))),
+                min_size=1,
+                max_size=4,
+            ),
+        )
+    ),
+    st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 10_000)), max_size=80),
+)
+def test_every_live_host_gets_what_it_needs_whatever_joins_dies_and_vanishes(network, events):
+    count, parts = network
+    hosts = Hosts([(chunks, sorted(members)) for chunks, members in parts], count)
+    for kind, number in events:
+        hosts.act(kind, number)
+    turns = 0
+    while hosts.lacks:
+        while hosts.under_way:
+            hosts.deliver(0)
+        hosts.wait()
+        turns += 1
+        assert turns < 1000, "some host never gets what it lacks"
+    for host in sorted(hosts.dead - hosts.noticed):
+        hosts.notice(host)
+    while hosts.under_way or hosts.broadcast.wake is not None:
+        while hosts.under_way:
+            hosts.deliver(0)
+        hosts.wait()
+        turns += 1
+        assert turns < 2000, "the broadcast never ends"
+    assert hosts.broadcast.finished
+
+
+def test_hosts_that_join_before_a_chunk_has_left_share_it():
+    broadcast = Broadcast([(1, [0]), (1, [])], np.zeros(3))
+    assert [c.chunk for c in broadcast.start(0.0)] == [0]
+    (first,) = broadcast.join(1, part=1, now=0.1)
+    assert (first.host, first.chunk) == (1, 1)
+    # The chunk has left: the next one gets it alone.
+    (second,) = broadcast.join(2, part=1, now=0.1)
+    assert (second.host, second.chunk, second.below) == (2, 1, ())
+    assert not broadcast.join(2, part=1, now=0.2)
+    for command in (first, second):
+        broadcast.passed(command.host, command.chunk, 0.3)
+    broadcast.passed(0, 0, 0.3)
+    assert broadcast.finished
+
+
+def test_chunks_for_one_host_follow_one_another():
+    """Those that it does not need any more can be taken back, and they do not fill its link."""
+    broadcast = Broadcast([(20, [0])], np.zeros(2))
+    chunks = broadcast.start(0.0)
+    while chunks:  # all of them leave for the first host
+        chunks = broadcast.passed(0, chunks[0].chunk, 0.0) + chunks[1:]
+    sent = broadcast.join(1, part=0, now=1.0)
+    assert 1 < len(sent) < 20
+    arrived = []
+    while sent:
+        arrived.append(sent[0].chunk)
+        sent = sent[1:] + broadcast.passed(1, sent[0].chunk, 1.0)
+    assert arrived == list(range(20))
+
+
 def test_a_chunk_that_is_overdue_goes_to_another_relay_once():
     broadcast = Broadcast([(1, range(3))], np.zeros(3))
     (first,) = broadcast.start(0.0)
@@ -137,16 +303,6 @@ def test_a_chunk_for_one_host_is_sent_once():
     (command,) = broadcast.start(0.0)
     assert command.host == 1
     assert not broadcast.react(broadcast.wake)
-
-
-def test_a_host_lends_chunks_that_are_here_and_those_that_come():
-    relay = Relay(now=0.0)
-    relay.expect([0, 1], now=0.0)
-    relay.received(0, "coordinator", (), 0.1)
-    assert relay.lend("late", [0, 1]) == [PassOn("late", 0, ())]
-    passed, confirmed = relay.received(1, "coordinator", (), 0.2)
-    assert passed == PassOn("late", 1, ())
-    assert confirmed == Confirm("coordinator", 1)
 
 
 def test_what_a_lost_relay_held_goes_to_another():

@@ -163,7 +163,6 @@ def start(run_id: str, attempt: tuple[str, int], key: str) -> StartRound:
         shared=False,
         stripes=4,
         pieces=((0, key, 24),),
-        neighbours=(),
         ranges=((0, 0, 4),),
         least_batch=1,
         interval=1.0,

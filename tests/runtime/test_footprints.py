@@ -13,7 +13,7 @@ from distributed.utils_test import async_poll_for, gen_cluster
 import dask_coded as coded
 from dask_coded.rounds import footprint
 from dask_coded.runtime.coordinator.delivery import Delivery
-from dask_coded.runtime.messages import LendOperand, OperandChunk, OperandShared, Part
+from dask_coded.runtime.messages import OperandAt, OperandChunk, Part
 from dask_coded.runtime.worker.operands import _Coming
 
 from .loops import check_rounds_through_faults
@@ -117,7 +117,7 @@ async def test_workers_of_a_distant_host_share_what_they_need_together(c, s, *wo
         # The memory that the receiver shares has NaN where nothing came.
         await check_rounds(c, C, A, workers=workers[0].address)
     assert all(message.part[4][0] < SIZE / 2 for _, message in chunks_of(seen))
-    assert any(isinstance(message, OperandShared) for _, message in seen)
+    assert any(isinstance(message, OperandAt) for _, message in seen)
     await nothing_is_left(workers)
 
 
@@ -166,7 +166,6 @@ async def test_a_worker_called_in_late_gets_its_entries(c, s, *workers):
         await check_rounds(c, C, A, workers=workers[0].address)
     finally:
         Delivery.plan = plan
-    assert any(isinstance(message, LendOperand) for _, message in seen)
     lengths = [message.part[4][0] for to, message in chunks_of(seen) if to == late]
     # None, if the machine is so busy that others take over all its stripes before its chunks come.
     assert all(length < SIZE / 2 for length in lengths)

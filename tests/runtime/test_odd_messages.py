@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dask_coded as coded
-from dask_coded.runtime.messages import ChangeRound, MemoryLost, OperandChunk, Share, StartRound
+from dask_coded.runtime.messages import ChangeRound, ChunksLacking, OperandChunk, Share, StartRound
 from dask_coded.transport import Exchange
 from dask_coded.transport.messages import KINDS, PROTOCOL, EndRun, MemoryProbed, Pong, ProbeMemory
 from dask_coded.transport.wire import pack, unpack
@@ -32,7 +32,6 @@ START = {
     "shared": False,
     "stripes": 4,
     "pieces": (),
-    "neighbours": (),
     "ranges": ((0, 0, 4),),
     "least_batch": 1,
     "interval": 0.0,
@@ -76,7 +75,7 @@ ODD = {
         st.sampled_from([(), 3, None, "x"]), lambda r: st.tuples(st.tuples(st.text(max_size=9), r))
     ).filter(lambda r: isinstance(r, tuple)),
     "address": st.sampled_from(["", "nonsense", "tcp://", "tcp://127.0.0.1:1", "inproc://x"]),
-    "neighbours": st.lists(st.sampled_from(["", "nonsense", "tcp://127.0.0.1:1"])).map(tuple),
+    "place": PLACES | st.none(),
     "ranges": st.lists(st.tuples(st.integers(-1, 4), NUMBERS, NUMBERS), max_size=2).map(tuple),
     "segment": PLACES,
     "attempt": st.none() | st.tuples(st.text(max_size=2), st.integers(-1, 3)),
@@ -169,7 +168,7 @@ def test_the_path_of_a_pipe_in_place_of_a_descriptor(client, C, tmp_path):
     probed = client.sync(answers, worker, ProbeMemory("memory", place))
     assert MemoryProbed("memory", None) in probed
     found = client.sync(answers, worker, start(operand=place))
-    assert MemoryLost("run") in found
+    assert ChunksLacking("run", (), True) in found
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,11 @@ from dask_coded.runtime.coordinator.delivery import Delivery
 from dask_coded.runtime.messages import (
     ChunkConfirmed,
     ChunksLacking,
-    LendOperand,
+    OperandAt,
     OperandChunk,
-    OperandShared,
     Part,
 )
+from dask_coded.runtime.operand import Ticket
 from dask_coded.runtime.worker.plugin import worker_plugin
 from dask_coded.transport.channels import Channel
 
@@ -44,7 +44,7 @@ def spy(workers) -> list[tuple[str, object]]:
     seen = []
     for worker in workers:
         handlers = worker_plugin(worker).exchange._handlers
-        for kind in (OperandChunk, OperandShared, LendOperand):
+        for kind in (OperandChunk, OperandAt):
 
             def handle(message, answer, handle=handlers[kind], address=worker.address):
                 seen.append((address, message))
@@ -149,7 +149,7 @@ async def test_an_operand_that_came_another_way_is_not_looked_for_any_more(c, s,
         operands = worker_plugin(worker).operands
         handlers = worker_plugin(worker).exchange._handlers
 
-        def handle(message, answer, operands=operands, usual=handlers[OperandShared]):
+        def handle(message, answer, operands=operands, usual=handlers[OperandAt]):
             """Wait until the coordinator has sent the operand, because its receiver is slow."""
             coming = operands._coming.get(message.run_id)
             if coming is not None and coming._operand is None:
@@ -158,7 +158,7 @@ async def test_an_operand_that_came_another_way_is_not_looked_for_any_more(c, s,
                 late.append(message)
                 usual(message, answer)
 
-        handlers[OperandShared] = handle
+        handlers[OperandAt] = handle
     with distant_coordinator():
         await check_rounds(c, C, A, workers=workers[0].address)
     await async_poll_for(lambda: late, timeout=60)
@@ -173,7 +173,7 @@ async def test_workers_of_one_distant_host_get_one_copy(c, s, *workers):
     seen = spy(workers)
     with distant_coordinator():
         await check_rounds(c, C, A, workers=workers[0].address)
-    assert any(isinstance(m, OperandShared) for _, m in seen)
+    assert any(isinstance(m, OperandAt) for _, m in seen)
     await nothing_is_left(workers)
 
 
@@ -243,7 +243,7 @@ async def test_a_round_may_begin_long_after_its_first_chunk(c, s, *workers):
     chunk, ready = OperandChunk("late", part, 0, x.view("u1"), ()), []
     operands._handle(chunk, lambda message: None)
     operands._expire("late")
-    operands.expect("late", [(Part(*part), None)], [], ready.append, lambda message: None)
+    operands.expect("late", Ticket(None, ((Part(*part), None),)), ready.append, print)
     operands._handle(chunk, lambda message: None)
     await async_poll_for(lambda: ready)
     np.testing.assert_array_equal(ready[0], x)
@@ -260,20 +260,14 @@ async def test_memory_that_neighbours_may_read_is_not_used_again(c, s, *workers)
         data = np.full(16384, value).view(np.uint8)
         return OperandChunk(run_id, (0, 1, data.size, "<f8", (16384,), 16384), 0, data, ())
 
-    posted = []
-    channel = SimpleNamespace(post=posted.append)
-    usual, receiver._exchange.channel = receiver._exchange.channel, lambda address: channel
-    found = []
-    try:
-        parts = [(Part(0, 1, 131072, "<f8", (16384,), 16384), None)]
-        receiver.expect("live", parts, ["neighbour"], found.append, print)
-        receiver._handle(chunk("live", 1.0), lambda message: None)
-        neighbour.expect("live", parts, [], found.append, print)
-        neighbour._handle(posted[0], lambda message: None)
-        receiver.drop("live", over=False)
-        receiver._handle(chunk("next", -1.0), lambda message: None)
-    finally:
-        receiver._exchange.channel = usual
+    ticket = Ticket(None, ((Part(0, 1, 131072, "<f8", (16384,), 16384), None),))
+    found, told = [], []
+    receiver.expect("live", ticket, found.append, told.append)
+    receiver._handle(chunk("live", 1.0), lambda message: None)
+    neighbour.expect("live", ticket, found.append, print)
+    neighbour._handle(told[0], lambda message: None)
+    receiver.drop("live", over=False)
+    receiver._handle(chunk("next", -1.0), lambda message: None)
     assert len(found) == 2 and all((x == 1.0).all() for x in found)
     for run_id in ("live", "next"):
         receiver.drop(run_id, over=True)
@@ -290,8 +284,8 @@ async def test_chunks_of_an_operand_that_is_here_already_are_confirmed(c, s, *wo
     array[:] = 1.0
     found, answers = [], []
     part = Part(0, 1, 131072, "<f8", (16384,), 16384)
-    neighbour.operands.expect("run", [(part, None)], [], found.append, print)
-    neighbour.operands._handle(OperandShared("run", segment.place(array)), answers.append)
+    neighbour.operands.expect("run", Ticket(None, ((part, None),)), found.append, print)
+    neighbour.operands._handle(OperandAt("run", segment.place(array)), answers.append)
     chunk = OperandChunk("run", part, 0, array.view(np.uint8), ())
     neighbour.operands._handle(chunk, answers.append)
     assert answers == [ChunkConfirmed("run", 0)]
@@ -311,7 +305,8 @@ async def test_the_receiver_of_a_host_is_the_worker_that_reports_first(c, s, *wo
         x, lags, speeds = np.ones(100_000), np.array(lags), np.array(speeds)
         delivery = Delivery(exchange, "run", channels, x, None, lags, speeds, None, None)
         delivery.plan(range(3))
-        assert delivery.parcel(2).neighbours == (workers[1].address, workers[0].address)
+        host = delivery._host_of[2]
+        assert (host.receiver, host.waiting) == (2, [1, 0])
 
 
 @gen_cluster(client=True, timeout=120, nthreads=[("127.0.0.1", 1)] * 5, config=APART)
@@ -354,7 +349,7 @@ def test_relays_and_receivers_killed_and_stopped_while_chunks_travel(
     nthreads=[("127.0.0.1", 1)] * 5,
     config={**APART, "coded.policy": "static"},  # it is called in for every round
 )
-async def test_a_worker_called_in_late_gets_the_operand_from_a_receiver(c, s, *workers):
+async def test_a_worker_called_in_late_gets_the_operand(c, s, *workers):
     A = matrix()
     C = await coded.encode(A, coded.Repetition(5, 5), c)  # any worker can do any work
     seen = spy(workers)
@@ -369,5 +364,5 @@ async def test_a_worker_called_in_late_gets_the_operand_from_a_receiver(c, s, *w
         await check_rounds(c, C, A, workers=workers[0].address)
     finally:
         Delivery.plan = plan
-    assert any(isinstance(m, LendOperand) for _, m in seen)
+    assert any(at == late and isinstance(m, OperandChunk) for at, m in seen)
     await nothing_is_left(workers)

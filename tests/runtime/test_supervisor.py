@@ -722,7 +722,6 @@ async def test_states_and_jobs_of_a_run_that_is_over_count_for_nothing(c, s, *wo
             shared=False,
             stripes=4,
             pieces=((piece, key, 8),),
-            neighbours=(),
             ranges=ranges,
             least_batch=1,
             interval=1.0,

@@ -102,7 +102,6 @@ def start_round(run_id: str) -> StartRound:
         shared=False,
         stripes=1,
         pieces=(),
-        neighbours=(),
         ranges=(),
         least_batch=1,
         interval=1.0,

@@ -37,7 +37,7 @@ from dask_coded.runtime.messages import (
     ChunkConfirmed,
     ChunksLacking,
     Failed,
-    MemoryLost,
+    OperandAt,
     PiecesAbsent,
     Share,
     StartRound,
@@ -347,7 +347,7 @@ class LiveRound:
 
     def _start_of(self, worker: int, ranges: tuple[StripeRange, ...]) -> StartRound:
         spec, geometry = self.spec, self.spec.geometry
-        operand, parts, neighbours = self._delivery.parcel(worker)
+        operand, parts = self._delivery.ticket(worker)
         return StartRound(
             self.run_id,
             kernel=spec.kernel,
@@ -359,7 +359,6 @@ class LiveRound:
                 (p, spec.keys[p], int(geometry.edges(int(spec.code.group[p]))[-1]))
                 for p in self._layout.pieces_of[worker]
             ),
-            neighbours=neighbours,
             ranges=ranges,
             least_batch=self._least_batch,
             interval=self._reporting.interval,
@@ -420,19 +419,12 @@ class LiveRound:
         now = monotonic()
         match message:
             case Share():
-                self._delivery.arrived(worker)
                 self._carry_out(self._share(worker, message, now))
-            case ChunkConfirmed(_, number):
-                self._delivery.confirmed(worker, number)
-            case ChunksLacking(_, numbers):
-                self._delivery.lacking(worker, numbers)
+            case ChunkConfirmed() | ChunksLacking() | OperandAt():
+                self._delivery.heard(worker, message)
             case Closed():
                 self._delivery.lost(worker)
                 self._carry_out(self.round.lost([worker], now))
-            case MemoryLost():
-                if not self._delivery.unreadable(worker):
-                    self._channels[worker].shared = False
-                    self._carry_out(self.round.lost([worker], now))
             case Dropped():
                 self._done.set_exception(RunOverError("Another worker has taken over this round."))
             case PiecesAbsent(_, pieces):

@@ -1,4 +1,7 @@
-"""Operands at a participant: read in shared memory, or received in chunks and passed on."""
+"""Operands at a participant: read in shared memory, or received in chunks and passed on.
+
+A participant that has received one says where it lies, so that others on its host can read it.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +15,18 @@ from typing import Any
 
 import numpy as np
 from dask.typing import Key
-from distributed.system import MEMORY_LIMIT
 
 from dask_coded.config import timeouts
-from dask_coded.rounds.broadcast import LEAST_CHUNK, Confirm, PassOn, Relay, ReportLacking
+from dask_coded.rounds.broadcast import Confirm, PassOn, Relay, ReportLacking
 from dask_coded.rounds.footprint import indices_of
 from dask_coded.runtime.messages import (
     ChunkConfirmed,
     ChunksLacking,
-    LendOperand,
-    MemoryLost,
+    OperandAt,
     OperandChunk,
-    OperandShared,
     Part,
 )
+from dask_coded.runtime.operand import Entries, Ticket, checked_part, numbers_of
 from dask_coded.transport import Answer, Channel, Exchange
 from dask_coded.transport.memory import RESULTS, Mappings, Segment, SharedArray
 from dask_coded.transport.messages import Closed, Message
@@ -63,42 +64,31 @@ class Operands:
         self._columns = lru_cache(maxsize=_UNPACKED)(indices_of)
         self._coming: dict[Key, _Coming] = {}
         self._ended: dict[Key, None] = {}
-        exchange.register(self._handle, [OperandChunk, OperandShared, LendOperand])
+        exchange.register(self._handle, [OperandChunk, OperandAt])
 
-    def here(self, operand: Any) -> Any:
-        """Return an operand that came with its round, wherever it lies.
-
-        Raises
-        ------
-        OSError
-            If it lies in memory that this worker cannot read.
-        """
-        if isinstance(operand, tuple):
-            return self._mappings.view(SharedArray.received(operand))
-        return operand
-
-    def expect(
-        self,
-        run_id: Key,
-        parts: Sequence[tuple[Part, bytes | None]],
-        neighbours: Sequence[str],
-        ready: Ready,
-        answer: Answer,
-    ) -> None:
+    def expect(self, run_id: Key, ticket: Ticket, ready: Ready, answer: Answer) -> None:
         """Call ``ready`` with the operand of a round once it is here, and pass it on meanwhile.
 
         Parameters
         ----------
         run_id : Key
-        parts : sequence of (Part, bytes or None)
-            What comes, with its entries; None for all of them.
-        neighbours : sequence of str
-            Addresses on the same host that wait for it.
-        ready : callable(ndarray)
+        ticket : Ticket
+        ready : callable(ndarray or None)
         answer : callable(Message)
             Sends a message to the coordinator.
         """
-        self._of(run_id).claim(parts, neighbours, ready, answer)
+        operand, parts = ticket
+        if isinstance(operand, tuple):
+            try:
+                operand = self._mappings.view(SharedArray.received(operand))
+            except OSError:
+                self._of(run_id).claim((), ready, answer)
+                answer(ChunksLacking(run_id, (), unreadable=True))
+                return
+        if operand is None and parts:
+            self._of(run_id).claim(parts, ready, answer)
+        else:
+            ready(operand)
 
     def drop(self, run_id: Key, over: bool) -> None:
         """Pass nothing on any more, and keep nothing of the operand.
@@ -149,70 +139,9 @@ class Operands:
         match message:
             case OperandChunk(run_id):
                 self._of(run_id).receive(message, answer)
-            case OperandShared(run_id, shared):
-                self._of(run_id).found(shared, self._mappings)
-            case LendOperand(run_id, address, first):
+            case OperandAt(run_id, place):
                 if operand := self._coming.get(run_id):
-                    operand.lend(address, first)
-
-
-class _Entries:
-    """A part of an operand, as far as it has come."""
-
-    def __init__(self, part: Part, array: np.ndarray[Any, Any]) -> None:
-        self.part = part
-        self.array = array
-        self._bytes = array.reshape(-1).view(np.uint8)
-
-    def chunk(self, number: int) -> np.ndarray[Any, Any]:
-        """Return the bytes of a chunk."""
-        at = (number - self.part.first) * self.part.chunk_bytes
-        return self._bytes[at : at + self.part.chunk_bytes]
-
-    @property
-    def numbers(self) -> range:
-        """The numbers of the chunks."""
-        return _numbers(self.part)
-
-
-def checked_part(fields: Sequence[Any]) -> Part:
-    """Return a part as a peer has described it.
-
-    Raises
-    ------
-    ValueError
-        If there can be no such part.
-    """
-    part = Part(*fields) if len(fields) == len(Part._fields) else None
-    if part is None or not _is_possible(part):
-        raise ValueError(f"A peer has described a part of an operand as {fields!r:.200}")
-    return part
-
-
-def _is_possible(part: Part) -> bool:
-    first, chunks, chunk_bytes, dtype, shape, length = part
-    if type(shape) is not tuple or not shape or type(dtype) is not str:
-        return False
-    if any(type(n) is not int or n < 0 for n in (first, chunks, chunk_bytes, length, *shape)):
-        return False
-    try:
-        found = np.dtype(dtype)
-    except TypeError:
-        return False
-    row = math.prod(shape[1:]) * found.itemsize
-    size = shape[0] * row
-    return (
-        found.kind in "biufc"
-        and shape[0] <= length
-        and length * row <= MEMORY_LIMIT
-        # Chunks of whole entries may be somewhat smaller than the least size.
-        and (chunks <= 1 or 2 * chunk_bytes >= LEAST_CHUNK)
-        and chunks == (-(-size // chunk_bytes) if chunk_bytes else 0)
-    )
-
-
-def _numbers(part: Part) -> range:
-    return range(part.first, part.first + part.chunks)
+                    operand.found(place, self._mappings)
 
 
 class _Coming:
@@ -226,10 +155,8 @@ class _Coming:
         self._ready: Ready | None = None
         self._answer: Answer | None = None
         self._expected: Sequence[tuple[Part, bytes | None]] = ()
-        self._neighbours: Sequence[str] = ()
-        self._entries: dict[int, _Entries] = {}  # by the number of the first chunk
+        self._entries: dict[int, Entries] = {}  # by the number of the first chunk
         self._operand: Any = None
-        self._unreadable = False
         self._channels: dict[str, Channel] = {}  # to workers that this one passes chunks on to
         self._relay = Relay(monotonic())
         self._timer: asyncio.TimerHandle | None = None
@@ -251,21 +178,21 @@ class _Coming:
         return self._ready is not None
 
     def claim(
-        self,
-        parts: Sequence[tuple[Part, bytes | None]],
-        neighbours: Sequence[str],
-        ready: Ready,
-        answer: Answer,
+        self, parts: Sequence[tuple[Part, bytes | None]], ready: Ready, answer: Answer
     ) -> None:
-        self._expected, self._neighbours = parts, neighbours
+        """Record that the round has been started here; without parts the whole operand comes."""
         self._ready, self._answer = ready, answer
         if packed := [footprint for _, footprint in parts if footprint is not None]:
             # In a thread, because millions of columns take milliseconds. They are here before the
             # last chunk, as a rule.
             self._loop.run_in_executor(None, lambda: [self._columns(found) for found in packed])
-        self._relay.expect((n for part, _ in parts for n in _numbers(part)), monotonic())
+        self._expect(parts)
         self._complete()
         self._set_timer()
+
+    def _expect(self, parts: Sequence[tuple[Part, bytes | None]]) -> None:
+        self._expected = parts
+        self._relay.expect((n for part, _ in parts for n in numbers_of(part)), monotonic())
 
     def receive(self, chunk: OperandChunk, answer: Answer) -> None:
         if self._operand is None:
@@ -277,75 +204,54 @@ class _Coming:
 
     def _store(self, chunk: OperandChunk) -> None:
         part = checked_part(chunk.part)
-        if chunk.number not in _numbers(part):
+        if chunk.number not in numbers_of(part):
             raise ValueError(f"Chunk {chunk.number} is not of the part {part}")
+        whole = part.shape[0] == part.length
         if (entries := self._entries.get(part.first)) is None:
-            whole = part.shape[0] == part.length
             array = self._room(part, part.length) if whole else np.empty(part.shape, part.dtype)
-            entries = self._entries[part.first] = _Entries(part, array)
+            entries = self._entries[part.first] = Entries(part, array)
         entries.chunk(chunk.number)[...] = chunk.data
+        if whole and self.claimed and not self._expected:
+            self._expect([(part, None)])
 
     def _complete(self) -> None:
-        """Put the parts together once all of them are here."""
-        if self._operand is None and self._answer is not None and self._relay.wake is None:
-            part, packed = self._expected[0]
-            if packed is None:
-                self._operand = self._entries[part.first].array
-            else:
-                # Products do not read the entries that do not come, so these may hold anything.
-                self._operand = self._room(part, part.length)
-                for part, packed in self._expected:
-                    if not part.chunks:
-                        continue
-                    assert packed is not None
-                    self._operand[self._columns(packed)] = self._entries[part.first].array
+        """Put the parts together once all of them are here, and hand them on."""
+        if self._operand is not None or not self._expected or self._relay.wake is not None:
+            return
+        part, packed = self._expected[0]
+        if packed is None:
+            self._operand = self._entries[part.first].array
+        else:
+            # Products do not read the entries that do not come, so these may hold anything.
+            self._operand = self._room(part, part.length)
+            for part, packed in self._expected:
+                if not part.chunks:
+                    continue
+                assert packed is not None
+                self._operand[self._columns(packed)] = self._entries[part.first].array
         self._deliver()
+        place = None if self._segment is None else self._segment.place(self._operand)
+        self._tell(OperandAt(self._run_id, place))
 
-    def found(self, shared: tuple[Any, ...], mappings: Mappings) -> None:
+    def found(self, place: Any, mappings: Mappings) -> None:
         """Record where the receiver of this host has left the operand."""
-        if self._operand is not None:
+        if self._operand is not None or not self.claimed:
             return  # it came another way meanwhile
         try:
-            self._operand = mappings.view(SharedArray.received(shared))
+            self._operand = mappings.view(SharedArray.received(place))
         except OSError:
-            self._unreadable = True
-        self._deliver()
+            self._tell(ChunksLacking(self._run_id, (), unreadable=True))
+        else:
+            self._deliver()
 
     def _deliver(self) -> None:
-        """Hand on the operand, once it is here and its round has been started."""
-        if self._answer is None or self._ready is None:
-            return
-        if self._unreadable:
-            self._unreadable = False
-            self._answer(MemoryLost(self._run_id))
-        if self._operand is None:
-            return
+        assert self._ready is not None
         ready, self._ready = self._ready, _done
         ready(self._operand)
-        for address in self._neighbours:
-            if self._segment is not None:
-                shared = self._segment.place(self._operand)
-                self._exchange.channel(address).post(OperandShared(self._run_id, shared))
-            else:
-                self._send_whole(address)
-        self._neighbours = ()
 
-    def lend(self, address: str, first: int) -> None:
-        """Send the part with this first chunk to a worker: what is here, and the rest later."""
-        for part, _ in self._expected:
-            if part.first == first:
-                for passed in self._relay.lend(address, _numbers(part)):
-                    self._obey([passed], self._chunk(self._entries[first], passed.chunk))
-
-    def _send_whole(self, address: str) -> None:
-        channel = self._exchange.channel(address)
-        self._channels.setdefault(address, channel)  # to take back what is not sent at the end
-        for entries in self._entries.values():
-            for number in entries.numbers:
-                channel.post(self._chunk(entries, number))
-
-    def _chunk(self, entries: _Entries, number: int) -> OperandChunk:
-        return OperandChunk(self._run_id, entries.part, number, entries.chunk(number), ())
+    def _tell(self, message: Message) -> None:
+        if self._answer is not None:
+            self._answer(message)
 
     def _obey(
         self, commands: Sequence[PassOn | Confirm | ReportLacking], chunk: Any = None
@@ -361,8 +267,7 @@ class _Coming:
                 case Confirm(answer, number):
                     answer(ChunkConfirmed(self._run_id, number))
                 case ReportLacking(numbers):
-                    if self._answer is not None:
-                        self._answer(ChunksLacking(self._run_id, numbers))
+                    self._tell(ChunksLacking(self._run_id, numbers))
 
     def _heard(self, address: str, message: Message) -> None:
         match message:

@@ -24,18 +24,13 @@ from dask_coded.compat import end_fetches
 from dask_coded.config import timeouts
 from dask_coded.rounds import Reporting, StripeRange
 from dask_coded.rounds.kernels import KERNELS, Product
-from dask_coded.runtime.messages import (
-    ChangeRound,
-    Failed,
-    MemoryLost,
-    PiecesAbsent,
-    StartRound,
-)
+from dask_coded.runtime.messages import ChangeRound, Failed, PiecesAbsent, StartRound
+from dask_coded.runtime.operand import Ticket
 from dask_coded.runtime.spec import NAME, CodedSpec, as_key
 from dask_coded.runtime.worker.disk import Disk, MappedArray, streamed
 from dask_coded.runtime.worker.jobs import Job
 from dask_coded.runtime.worker.keeper import StateKeeper
-from dask_coded.runtime.worker.operands import Operands, checked_part
+from dask_coded.runtime.worker.operands import Operands
 from dask_coded.runtime.worker.output import Output
 from dask_coded.runtime.worker.probe import Probe
 from dask_coded.transport import Answer, Exchange
@@ -273,7 +268,7 @@ class CodedWorkerPlugin(WorkerPlugin):
         return f"on worker {self.worker.address}, in its part of a coded product"
 
     def _start(self, message: StartRound, answer: Answer) -> None:
-        parts = [(checked_part(part), footprint) for part, footprint in message.parts]
+        ticket = Ticket.received(message.operand, message.parts)
         if not 1 <= message.stripes <= self._most_stripes:
             raise ValueError(f"A round cannot have {message.stripes} stripes")
         held, edges, absent = {}, {}, []
@@ -326,16 +321,7 @@ class CodedWorkerPlugin(WorkerPlugin):
                     job.failed((piece,), exc)
             job.begin(bound, sum(_entries(held[piece][0]) for piece in bound))
 
-        if message.operand is not None or not parts:
-            try:
-                x = self.operands.here(message.operand)
-            except OSError:
-                answer(MemoryLost(message.run_id))
-            else:
-                begin(x)
-                return
-        if parts:
-            self.operands.expect(message.run_id, parts, message.neighbours, begin, answer)
+        self.operands.expect(message.run_id, ticket, begin, answer)
 
     def _drop(self, run_id: Key, over: bool = False) -> None:
         """Drop a round; ``over`` says that it has ended for all workers."""

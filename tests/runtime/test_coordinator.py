@@ -74,7 +74,7 @@ async def test_speeds_measured_with_another_width_are_in_no_known_unit(c, s, *wo
 
     C = await coded.encode(np.ones((120, 20)), coded.MDS(4, 3), c)
     monkeypatch.setattr(Timeouts, "PLANS", 0.0)
-    planned, delivered = spy_on("Round", 5), spy_on("Delivery", 5)
+    planned, delivered = spy_on("Round", 5), spy_on("Delivery", 4)
     np.testing.assert_allclose(await coded.submit(loop, C, client=c), np.full((120, 3), 20.0))
     assert planned[-2].any()
     assert planned[-1] is None

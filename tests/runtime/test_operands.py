@@ -13,7 +13,7 @@ import pytest
 from distributed.utils_test import async_poll_for, gen_cluster
 
 import dask_coded as coded
-from dask_coded.runtime.coordinator.delivery import Delivery
+from dask_coded.runtime.coordinator.delivery import Delivery, Offer
 from dask_coded.runtime.messages import (
     ChunkConfirmed,
     ChunksLacking,
@@ -303,7 +303,7 @@ async def test_the_receiver_of_a_host_is_the_worker_that_reports_first(c, s, *wo
     ]
     for lags, speeds in [((0.5, 0.02, 0.01), (1, 1, 1)), ((0, 0, 0), (0.2, 0.9, 1))]:
         x, lags, speeds = np.ones(100_000), np.array(lags), np.array(speeds)
-        delivery = Delivery(exchange, "run", channels, x, None, lags, speeds, None, None)
+        delivery = Delivery(exchange, "run", channels, Offer(x), lags, speeds, None, None)
         delivery.plan(range(3))
         host = delivery._host_of[2]
         assert (host.receiver, host.waiting) == (2, [1, 0])

@@ -19,10 +19,11 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from dask.typing import Key
@@ -43,6 +44,40 @@ _LEAST_SENT = 1 << 20
 # A worker that could not read its neighbour's memory this often is on another host, in effect. Once
 # may be because the neighbour died just then.
 _APART = 2
+
+
+class Offer(NamedTuple):
+    """The operand of a round at its coordinator.
+
+    Parameters
+    ----------
+    array : ndarray or None
+        Contiguous.
+    place : SharedArray or None
+        The same in memory that workers of this host can read.
+    """
+
+    array: np.ndarray[Any, Any] | None
+    place: SharedArray | None = None
+
+
+@contextmanager
+def offered(exchange: Exchange, operand: np.ndarray[Any, Any] | None) -> Iterator[Offer]:
+    """Put a large operand where the workers of this host can read it, if there are any.
+
+    Called from a thread, because a large operand takes milliseconds to copy.
+    """
+    if operand is None or operand.nbytes < LEAST_BYTES or not exchange.shares_memory:
+        yield Offer(None if operand is None else np.ascontiguousarray(operand))
+        return
+    operand = np.ascontiguousarray(operand)
+    segment, place = exchange.memory.share(operand) or (None, None)
+    try:
+        yield Offer(operand, place)
+    finally:
+        if segment is not None:
+            # A late worker may still read it, for a round whose messages are dropped.
+            exchange.memory.reuse(segment)
 
 
 @dataclass
@@ -66,10 +101,7 @@ class Delivery:
         Of the round.
     channels : sequence of Channel
         To each worker of the round.
-    operand : ndarray or None
-        Contiguous.
-    shared : SharedArray or None
-        The operand in memory that workers of this host can read.
+    operand : Offer
     lags : ndarray, shape (workers,)
         Seconds that each worker is expected to need before it reports.
     speeds : ndarray, shape (workers,)
@@ -85,8 +117,7 @@ class Delivery:
         exchange: Exchange,
         run_id: Key,
         channels: Sequence[Channel],
-        operand: np.ndarray[Any, Any] | None,
-        shared: SharedArray | None,
+        operand: Offer,
         lags: Floats,
         speeds: Floats,
         footprints: Footprints | None,
@@ -95,8 +126,7 @@ class Delivery:
         self._exchange = exchange
         self._run_id = run_id
         self._channels = channels
-        self._operand = operand
-        self._shared = shared
+        self._operand, self._place = operand
         self._lags = lags
         self._speeds = speeds
         self._footprints = footprints
@@ -137,7 +167,7 @@ class Delivery:
 
     def _reads(self, worker: int) -> bool:
         """Whether a worker reads the operand in this worker's memory, as far as is known."""
-        return self._shared is not None and self._channels[worker].may_share
+        return self._place is not None and self._channels[worker].may_share
 
     def _name(self, worker: int) -> str:
         """Return the name of a worker's host; its address, if it shares memory with no other."""
@@ -166,7 +196,7 @@ class Delivery:
     def ticket(self, worker: int) -> Ticket:
         """Return what the first message to a worker says about the operand."""
         if self._reads(worker):
-            return Ticket(self._shared)
+            return Ticket(self._place)
         if self._rides or self._channels[worker].near:
             return Ticket(self._operand)
         host = self._host_of.get(worker) or self._late(worker)
@@ -261,10 +291,7 @@ class Delivery:
             host.waiting.remove(worker)
         if host.receiver == worker:
             host.place, host.lends = None, False
-            usable = [
-                w for w in host.waiting if self._exchange.is_usable(self._channels[w].address)
-            ]
-            if others := usable or host.waiting:
+            if others := list(filter(self._answers, host.waiting)) or host.waiting:
                 self._join(others[0], host)
 
     def end(self) -> None:

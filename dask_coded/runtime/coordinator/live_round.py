@@ -29,7 +29,7 @@ from dask_coded.rounds import (
 )
 from dask_coded.rounds.assignment import all_tried
 from dask_coded.runtime.answers import RoundPlan
-from dask_coded.runtime.coordinator.delivery import Delivery
+from dask_coded.runtime.coordinator.delivery import Delivery, Offer
 from dask_coded.runtime.coordinator.report import RoundReport
 from dask_coded.runtime.coordinator.verdict import Verdict
 from dask_coded.runtime.messages import (
@@ -92,9 +92,7 @@ class LiveRound:
         Of the plan.
     in_seconds : bool
         Whether the plan's speeds are work per second with this operand.
-    operand : ndarray or None
-    shared : SharedArray or None
-        The operand in memory that workers of this host can read.
+    operand : Offer
     options : RoundOptions
     pace : Pace
     in_thread : callable
@@ -124,8 +122,7 @@ class LiveRound:
         plan: RoundPlan,
         layout: Layout,
         in_seconds: bool,
-        operand: np.ndarray[Any, Any] | None,
-        shared: SharedArray | None,
+        operand: Offer,
         options: RoundOptions,
         pace: Pace,
         in_thread: InThread,
@@ -146,9 +143,9 @@ class LiveRound:
         self._mappings = mappings
         self.series = series
         empty = exchange.memory.empty if exchange.shares_memory else np.empty
-        self._assembler = spec.assembler(operand, empty)
+        self._assembler = spec.assembler(operand.array, empty)
         self._assembler.spreads |= spreads
-        self._size_of_operand = 0 if operand is None else operand.nbytes
+        self._size_of_operand = 0 if operand.array is None else operand.array.nbytes
         self._least_batch = 1
         if spec.sparse_type is None:
             rows = max(spec.geometry.rows) / spec.geometry.stripes
@@ -186,7 +183,6 @@ class LiveRound:
             self.run_id,
             self._channels,
             operand,
-            shared,
             lags,
             speeds,
             spec.footprints,

@@ -29,6 +29,7 @@ from dask_coded.rounds import Layout, LoopHistory, Rest, RoundOptions
 from dask_coded.rounds.accuracy import LIMIT, NotSolvableError, lose_half
 from dask_coded.runtime.answers import Lost, RoundPlan, ask
 from dask_coded.runtime.coordinator.checks import Checks, WrongCheck
+from dask_coded.runtime.coordinator.delivery import Offer, offered
 from dask_coded.runtime.coordinator.live_round import (
     InThread,
     LiveRound,
@@ -45,7 +46,6 @@ from dask_coded.runtime.spec import (
 from dask_coded.runtime.worker.plugin import CodedWorkerPlugin, worker_plugin
 from dask_coded.transport.backoff import Backoff
 from dask_coded.transport.fences import RunOverError
-from dask_coded.transport.memory import LEAST_BYTES, Segment, SharedArray
 
 # A round may wait for a new plan for this fraction of the last round's time.
 _PATIENCE = 0.02
@@ -137,29 +137,14 @@ class Coordinator:
         """
         began = monotonic()
         # Here and not on the event loop, because a large operand takes milliseconds to copy.
-        if operand is not None:
-            operand = np.ascontiguousarray(operand)
-        lease = self._share(operand)
-
-        async def round_(in_thread: InThread, parity: bool = True) -> LiveRound:
-            try:
-                return await self._round(operand, lease[1] if lease else None, in_thread, parity)
-            finally:
-                # Until they hear that it is over, participants hold the pieces of a round.
-                self._plugin.round_over()
-
-        try:
+        with offered(self._plugin.exchange, operand) as offer:
             live = None
             with suppress(NotSolvableError):
-                live = self._drive(round_)
+                live = self._drive(partial(self._round, offer))
             if live is None:
                 # The operand or a product is not finite. All rows come from their own blocks then,
                 # so that the result does not depend on which workers are late.
-                live = self._drive(partial(round_, parity=False))
-        finally:
-            if lease and lease[0] is not None:
-                # A late worker may still read it, for a round whose messages are dropped.
-                self._plugin.exchange.memory.reuse(lease[0])
+                live = self._drive(partial(self._round, offer, parity=False))
         result = live.result()
         live.report.seconds = self._seconds = monotonic() - began
         self._warn_of(live)
@@ -229,28 +214,20 @@ class Coordinator:
                 del failure  # its traceback holds this frame
         return ended.result()
 
-    def _share(
-        self, operand: np.ndarray[Any, Any] | None
-    ) -> tuple[Segment | None, SharedArray] | None:
-        """Put a large operand where the workers of this host can read it, if there are any."""
-        exchange = self._plugin.exchange
-        if operand is None or operand.nbytes < LEAST_BYTES or not exchange.shares_memory:
-            return None
-        return exchange.memory.share(operand)
-
     def open(self) -> CodedSpec:
         """Return the spec of the array; called from a thread."""
         return self._drive(self._plan).spec
 
-    async def _round(
-        self,
-        operand: np.ndarray[Any, Any] | None,
-        shared: SharedArray | None,
-        in_thread: InThread,
-        parity: bool,
-    ) -> LiveRound:
+    async def _round(self, operand: Offer, in_thread: InThread, parity: bool = True) -> LiveRound:
+        try:
+            return await self._attempts(operand, in_thread, parity)
+        finally:
+            # Until they hear that it is over, participants hold the pieces of a round.
+            self._plugin.round_over()
+
+    async def _attempts(self, operand: Offer, in_thread: InThread, parity: bool) -> LiveRound:
         history, failed, again, backoff = self._history, 0, False, Backoff()
-        row = () if operand is None else operand.shape[1:]
+        row = () if operand.array is None else operand.array.shape[1:]
         series = self._plugin.take_series(self._id)
         while True:
             # The thread of a task that is over keeps running, so it ends where a round starts.
@@ -264,8 +241,8 @@ class Coordinator:
                 layout = plan.layout(spec)
             plan = plan.without(self._resting)
             verifier, version = None, checks.version if checks else 0
-            if checks is not None and operand is not None:
-                verifier = checks.verifier(spec, plan, operand)
+            if checks is not None and operand.array is not None:
+                verifier = checks.verifier(spec, plan, operand.array)
             live = LiveRound(
                 self._plugin.exchange,
                 spec,
@@ -275,7 +252,6 @@ class Coordinator:
                 # another unit.
                 measured_with == row,
                 operand,
-                shared,
                 self._options,
                 history.pace,
                 in_thread,

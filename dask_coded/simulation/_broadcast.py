@@ -74,6 +74,7 @@ def broadcast_times(
     delays: Floats | None = None,
     outages: Mapping[int, Outage] | None = None,
     limit: float = np.inf,
+    joining: Mapping[int, float] | None = None,
 ) -> tuple[Floats, Ints]:
     """Send an operand to all hosts, and return when it has reached each.
 
@@ -91,6 +92,8 @@ def broadcast_times(
         By host.
     limit : float
         Seconds after which the simulation ends.
+    joining : mapping of int to float, optional
+        Hosts that need the operand only from a time on.
 
     Returns
     -------
@@ -120,7 +123,7 @@ def broadcast_times(
             f"Argument 'rates' must hold positive numbers, one for each host and one for the "
             f"coordinator, it is {rates}."
         )
-    run = _VirtualBroadcast(size, rates, latency, delays, dict(outages or {}))
+    run = _VirtualBroadcast(size, rates, latency, delays, dict(outages or {}), dict(joining or {}))
     run.run(limit)
     return run.times, run.sent
 
@@ -133,6 +136,7 @@ class _VirtualBroadcast:
         latency: float,
         delays: Floats | None,
         outages: dict[int, Outage],
+        joining: dict[int, float],
     ) -> None:
         hosts = len(rates) - 1
         each = chunk_bytes(size, hosts)
@@ -146,18 +150,22 @@ class _VirtualBroadcast:
         self._up = [_Link(rate) for rate in rates.tolist()]
         self._down = [_Link(rate) for rate in rates.tolist()]
         self._relays = [Relay(0.0) for _ in range(hosts)]
-        for relay in self._relays:
-            relay.expect(range(chunks), 0.0)
+        members = [host for host in range(hosts) if host not in joining]
+        for host in members:
+            self._relays[host].expect(range(chunks), 0.0)
+        self._joining = joining
         self._quiet = [np.inf] * hosts  # when each host's `Relay.react` is due
         self._events: list[tuple[float, int, str, tuple[Any, ...]]] = []
         self._count = itertools.count()
         self._broadcast = Broadcast(
-            [(chunks, range(hosts))], np.zeros(hosts) if delays is None else delays
+            [(chunks, members)], np.zeros(hosts) if delays is None else delays
         )
 
     def run(self, limit: float) -> None:
         for host, outage in self._outages.items():
             self._at(outage.noticed, "noticed", host)
+        for host, time in self._joining.items():
+            self._at(time, "joins", host)
         for host in range(len(self._relays)):
             self._watch(host)
         self._send_out(self._broadcast.start(0.0))
@@ -182,6 +190,11 @@ class _VirtualBroadcast:
         self._send_out(self._broadcast.lost([host], self.now))
         for other, relay in enumerate(self._relays):
             self._obey(other, relay.lost(host))
+
+    def _joins(self, host: int) -> None:
+        self._relays[host].expect(range(len(self._sizes)), self.now)
+        self._watch(host)
+        self._send_out(self._broadcast.join(host, 0, self.now))
 
     # -- the hosts -----------------------------------------------------------------------------
 

@@ -58,6 +58,15 @@ def test_a_thin_link_holds_up_only_its_own_host():
     assert np.delete(times, 3).max() < 0.3
 
 
+def test_a_host_that_joins_late_costs_the_coordinator_one_operand_at_most():
+    size, rates = 20_000_000, np.full(9, 1e8)
+    for time in (0.0, 0.1, 1.0):
+        times, sent = broadcast_times(size, rates, joining={3: time})
+        assert times[3] < time + 0.45  # 0.2 at best
+        assert np.delete(times, 3).max() < 0.45
+        assert sent[-1] <= 2 * size
+
+
 @pytest.mark.parametrize("hosts", [2, 3, 9])
 @pytest.mark.parametrize("stopped", [False, True])
 def test_one_slow_or_stopped_host_does_not_hold_up_the_others(hosts, stopped):
@@ -92,14 +101,16 @@ def outages() -> st.SearchStrategy[Outage]:
     st.integers(1, 45),
     st.integers(1, 20_000_000),
     st.dictionaries(st.integers(0, 44), outages(), max_size=20),
+    st.dictionaries(st.integers(0, 44), st.floats(0.0, 1.0), max_size=20),
     st.integers(0, 1 << 32),
 )
-def test_every_host_that_goes_on_gets_the_operand(hosts, size, happens, seed):
-    """Whichever hosts die, are cut off or stop for a while."""
+def test_every_host_that_goes_on_gets_the_operand(hosts, size, happens, joining, seed):
+    """Whichever hosts join late, die, are cut off or stop for a while."""
     rng = np.random.default_rng(seed)
     rates = 1e8 * rng.uniform(0.05, 1.0, hosts + 1)
     happens = {host: outage for host, outage in happens.items() if host < hosts}
-    times, _ = broadcast_times(size, rates, outages=happens, limit=10_000.0)
+    joining = {host: time for host, time in joining.items() if host < hosts}
+    times, _ = broadcast_times(size, rates, outages=happens, limit=10_000.0, joining=joining)
     gone = {host for host, outage in happens.items() if np.isinf(outage.until)}
     assert np.isfinite(np.delete(times, list(gone))).all()
 

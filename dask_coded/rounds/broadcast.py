@@ -132,10 +132,11 @@ class Broadcast:
             self._waiting[self._part_of[chunk]].append(chunk)
         # When each chunk was sent to a relay, until the relay has passed it on or is overdue.
         self._out: dict[tuple[int, int], float] = {}
-        # Chunks that left before a host needed them, or that it lacks: those to be sent to this
-        # host only, in order, and those of them that are on their way.
-        self._owed: dict[int, dict[int, None]] = {}
-        self._alone: dict[int, set[int]] = {}
+        # Chunks that left before a host needed them, or that it lacks, in order, and whether they
+        # may come by another host that is owed them, too.
+        self._owed: dict[int, dict[int, bool]] = {}
+        # Those on their way, by the host that they are sent to, each with all hosts that get it.
+        self._behind: dict[int, dict[int, set[int]]] = {}
         self._held = np.zeros(len(self._delays), dtype=np.intp)  # how many chunks, by relay
         self._window = np.ones(len(self._delays), dtype=np.intp)
         self._passed = np.zeros(len(self._part_of), dtype=bool)
@@ -163,23 +164,22 @@ class Broadcast:
     def join(self, host: int, part: int, now: float) -> list[SendChunk]:
         """Record that one more host needs a part.
 
-        It gets chunks that have left already from the coordinator, and those that wait as all
-        hosts do.
+        Chunks that have left already leave once more for all hosts that have joined by then; those
+        that wait come as to all hosts.
         """
         if not self._alive[host] or host in self._hosts[part]:
             return []
         self._hosts[part].add(host)
         left = set(self._waiting[part])
         owed = (c for c, its in enumerate(self._part_of) if its == part and c not in left)
-        self._owed.setdefault(host, {}).update(dict.fromkeys(owed))
+        self._owed.setdefault(host, {}).update(dict.fromkeys(owed, True))
         self._plant([host])
         return self._hand_out(now)
 
     def passed(self, host: int, chunk: int, now: float) -> list[SendChunk]:
         """Record that a host has a chunk, and has passed it on to most hosts below it."""
-        alone = chunk in self._alone.get(host, ())
-        since = self._forget(host, chunk)
-        self._passed[chunk] |= not alone
+        since, behind = self._forget(host, chunk)
+        self._passed[chunk] |= behind is None
         self._window[host] = _WINDOW
         if since is not None:
             taken = now - since
@@ -196,9 +196,11 @@ class Broadcast:
             return []
         self._alive[list(gone)] = False
         for relay, chunk in [key for key in self._out if key[0] in gone]:
-            alone = chunk in self._alone.get(relay, ())
-            self._forget(relay, chunk)
-            if not (alone or self._passed[chunk]):
+            _, behind = self._forget(relay, chunk)
+            for host in behind or ():
+                if self._alive[host]:
+                    self._owed[host][chunk] = True
+            if behind is None and not self._passed[chunk]:
                 self._wait(chunk)
         for host in gone:
             self._owed.pop(host, None)
@@ -209,15 +211,19 @@ class Broadcast:
         """Record that a host still waits for chunks, and send some that no relay will bring."""
         if not self._alive[host]:
             return []
-        # A chunk sent to another host alone does not come to this one.
-        coming = {c for to, c in self._out if to == host or c not in self._alone.get(to, ())}
+        # A chunk sent to few others only does not come to this one.
+        coming = set()
+        for to, chunk in self._out:
+            behind = self._behind.get(to, {}).get(chunk)
+            if behind is None or host in behind or host == to:
+                coming.add(chunk)
         for waiting, hosts in zip(self._waiting, self._hosts, strict=True):
             if host in hosts:
                 coming.update(waiting)
         owed = self._owed.setdefault(host, {})
         # Not all at once: a host behind a thin link reports what is already on its way there.
         wanted = [chunk for chunk in chunks if chunk not in coming and chunk not in owed]
-        owed.update(dict.fromkeys(wanted[: max(2 * _WINDOW - len(owed), 0)]))
+        owed.update(dict.fromkeys(wanted[: max(2 * _WINDOW - len(owed), 0)], False))
         return self._hand_out(now)
 
     def react(self, now: float) -> list[SendChunk]:
@@ -225,10 +231,9 @@ class Broadcast:
         overdue = [key for key, since in self._out.items() if now >= since + self._patience]
         late = set()
         for relay, chunk in overdue:
-            alone = chunk in self._alone.get(relay, ())
-            self._forget(relay, chunk)
-            if alone:
-                continue  # the host says what it lacks
+            _, behind = self._forget(relay, chunk)
+            if behind is not None:
+                continue  # hosts say what they lack
             late.add(relay)
             # If only this host needs it, it will get there the way that it was sent.
             again = len(self._hosts[self._part_of[chunk]]) > 1 and chunk not in self._repeated
@@ -243,14 +248,15 @@ class Broadcast:
     def _wait(self, chunk: int) -> None:
         self._waiting[self._part_of[chunk]].append(chunk)
 
-    def _forget(self, host: int, chunk: int) -> float | None:
-        """Record that a chunk is not on its way to a host; return since when it has been."""
+    def _forget(self, host: int, chunk: int) -> tuple[float | None, set[int] | None]:
+        """Record that a chunk is not on its way to a host.
+
+        Return since when it has been, and which hosts it was for, if not for all of a part.
+        """
         since = self._out.pop((host, chunk), None)
-        if since is not None:
-            alone = self._alone.get(host, set())
-            self._held[host] -= chunk not in alone
-            alone.discard(chunk)
-        return since
+        behind = self._behind.get(host, {}).pop(chunk, None)
+        self._held[host] -= since is not None and behind is None
+        return since, behind
 
     def _plant(self, changed: Iterable[int]) -> None:
         """Choose the trees of all parts that go to some of these hosts."""
@@ -292,17 +298,21 @@ class Broadcast:
                 if self._held[relay] >= self._window[relay]:
                     break
                 chunk = waiting.pop()
-                # It may be on its way to the relay alone; then it comes once more, with a route.
-                self._forget(relay, chunk)
+                self._forget(relay, chunk)  # it comes once more, with a longer route
                 self._held[relay] += 1
                 commands.append(self._sent(relay, chunk, below, now))
         for host, owed in self._owed.items():
-            alone = self._alone.setdefault(host, set())
-            while owed and len(alone) < 2 * _WINDOW:
-                del owed[chunk := next(iter(owed))]
-                if (host, chunk) not in self._out:
-                    alone.add(chunk)
-                    commands.append(self._sent(host, chunk, (), now))
+            sent = self._behind.setdefault(host, {})
+            while owed and len(sent) < 2 * _WINDOW:
+                chunk = next(iter(owed))
+                shared = owed.pop(chunk)
+                if (host, chunk) in self._out:
+                    continue
+                others = [w for w, its in self._owed.items() if shared and its.get(chunk)]
+                for other in others:
+                    del self._owed[other][chunk]
+                sent[chunk] = {host, *others}
+                commands.append(self._sent(host, chunk, route([host, *others], FANOUT), now))
         return commands
 
     def _sent(self, host: int, chunk: int, below: Route, now: float) -> SendChunk:

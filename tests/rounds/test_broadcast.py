@@ -265,6 +265,41 @@ def test_hosts_that_join_before_a_chunk_has_left_share_it():
     assert broadcast.finished
 
 
+def test_hosts_that_join_later_share_what_has_left():
+    broadcast = Broadcast([(20, [0])], np.zeros(4))
+    chunks = broadcast.start(0.0)
+    while chunks:
+        chunks = broadcast.passed(0, chunks[0].chunk, 0.0) + chunks[1:]
+    sent = [command for host in (1, 2, 3) for command in broadcast.join(host, 0, 1.0)]
+    got = {host: set() for host in (1, 2, 3)}
+    times = 0
+    while sent:
+        command, times = sent.pop(0), times + 1
+        for host in (command.host, *flat(command.below)):
+            got[host].add(command.chunk)
+        sent += broadcast.passed(command.host, command.chunk, 1.0)
+    assert all(chunks == set(range(20)) for chunks in got.values())
+    assert times < 40  # twice: each of the first ones left again before the others joined
+
+
+def test_what_hosts_that_joined_together_have_not_passed_on_comes_again():
+    broadcast = Broadcast([(20, [0])], np.zeros(4))
+    chunks = broadcast.start(0.0)
+    while chunks:
+        chunks = broadcast.passed(0, chunks[0].chunk, 0.0) + chunks[1:]
+    sent = [command for host in (1, 2, 3) for command in broadcast.join(host, 0, 1.0)]
+    (shared,) = broadcast.passed(2, next(c.chunk for c in sent if c.host == 2), 1.0)
+    assert shared.host == 2 and sorted(flat(shared.below)) == [1, 3]
+    sent = [command for command in sent if command.host == 1]
+    sent += broadcast.lost([3], 1.1) + broadcast.lost([2], 1.2)
+    arrived = set()
+    while sent:
+        assert sent[0].host == 1
+        arrived.add(sent[0].chunk)
+        sent = sent[1:] + broadcast.passed(1, sent[0].chunk, 2.0)
+    assert arrived == set(range(20))
+
+
 def test_chunks_for_one_host_follow_one_another():
     """Those that it does not need any more can be taken back, and they do not fill its link."""
     broadcast = Broadcast([(20, [0])], np.zeros(2))

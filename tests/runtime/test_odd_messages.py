@@ -76,6 +76,7 @@ ODD = {
     ).filter(lambda r: isinstance(r, tuple)),
     "address": st.sampled_from(["", "nonsense", "tcp://", "tcp://127.0.0.1:1", "inproc://x"]),
     "place": PLACES | st.none(),
+    "unreadable": st.booleans(),
     "ranges": st.lists(st.tuples(st.integers(-1, 4), NUMBERS, NUMBERS), max_size=2).map(tuple),
     "segment": PLACES,
     "attempt": st.none() | st.tuples(st.text(max_size=2), st.integers(-1, 3)),

@@ -1,13 +1,14 @@
-"""Messages of rounds, of the operands of rounds, and of the loops that rounds are part of.
+"""Messages of rounds, and of the loops that rounds are part of.
 
 A round is led by its *coordinator*; the workers that compute for it are *participants*. When it is
-over, participants receive :class:`~dask_coded.transport.messages.EndRun`.
+over, participants receive :class:`~dask_coded.transport.messages.EndRun`. The messages that bring
+the operand are in :mod:`dask_coded.runtime.operand`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from dask.typing import Key
 
@@ -15,91 +16,6 @@ from dask_coded.transport.messages import Attempt, Message
 
 #: Ranges of stripes: (piece, first stripe, stripe after the last).
 Ranges = tuple[tuple[int, int, int], ...]
-
-
-# -- of operands: coordinator to host, and host to host --------------------------------------------
-
-
-class Part(NamedTuple):
-    """Some entries of an operand, or all of them, that come in chunks.
-
-    Parameters
-    ----------
-    first, chunks : int
-        Number of the first chunk, and how many. Chunks of all parts are numbered together.
-    chunk_bytes : int
-        Size of each but the last.
-    dtype, shape : str and tuple of int
-        Of the part.
-    length : int
-        Of the operand.
-    """
-
-    first: int
-    chunks: int
-    chunk_bytes: int
-    dtype: str
-    shape: tuple[int, ...]
-    length: int
-
-
-@dataclass(frozen=True)
-class OperandChunk(Message):
-    """A chunk of an operand, for the receiver of a host: it answers :class:`ChunkConfirmed`.
-
-    Parameters
-    ----------
-    part : Part
-    number : int
-    data : ndarray of uint8
-    below : Route
-        Addresses that it passes the chunk on to, each with what this one does.
-    """
-
-    part: tuple[Any, ...]
-    number: int
-    data: Any
-    below: tuple[Any, ...]
-
-    is_bulky: ClassVar[bool] = True
-
-
-@dataclass(frozen=True)
-class OperandAt(Message):
-    """The operand is here. The receiver of a host sends this to the coordinator.
-
-    The coordinator sends it on to others of the host.
-
-    Parameters
-    ----------
-    place : SharedArray or None
-        Where it lies; None if others cannot read it.
-    """
-
-    place: tuple[Any, ...] | None
-
-
-@dataclass(frozen=True)
-class ChunkConfirmed(Message):
-    """The answer to :class:`OperandChunk`: the chunk is here, and at most hosts below."""
-
-    number: int
-
-
-@dataclass(frozen=True)
-class ChunksLacking(Message):
-    """A participant sends this to the coordinator if it waits for the operand.
-
-    Parameters
-    ----------
-    numbers : tuple of int
-        Of chunks that have not come for a while.
-    unreadable : bool
-        Whether it cannot read the memory where the operand lies.
-    """
-
-    numbers: tuple[int, ...]
-    unreadable: bool = False
 
 
 # -- of rounds: coordinator to participant ---------------------------------------------------------
@@ -113,10 +29,8 @@ class StartRound(Message):
     ----------
     kernel : str
         A key of ``KERNELS``.
-    operand : ndarray, SharedArray or None
-    parts : tuple of (Part, bytes or None)
-        What is on its way to this participant, or to its host, if the operand is large: each part
-        with its entries, see :mod:`dask_coded.rounds.footprint`, or None for all of them.
+    ticket : Ticket
+        The operand, or what comes of it and how.
     shared : bool
         Whether large shares are to be left in shared memory.
     stripes : int
@@ -139,8 +53,7 @@ class StartRound(Message):
     """
 
     kernel: str
-    operand: Any
-    parts: tuple[Any, ...]
+    ticket: tuple[Any, ...]
     shared: bool
     stripes: int
     pieces: tuple[tuple[int, Key, int], ...]

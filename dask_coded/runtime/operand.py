@@ -1,17 +1,100 @@
-"""An operand on its way: what a worker is told of it, and the chunks that it travels in."""
+"""An operand on its way: what workers say about it, and the chunks that it travels in."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Self
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from distributed.system import MEMORY_LIMIT
 
 from dask_coded.rounds.broadcast import LEAST_CHUNK, chunk_bytes
-from dask_coded.runtime.messages import Part
+from dask_coded.transport.messages import Message
 from dask_coded.typing import Ints
+
+
+class Part(NamedTuple):
+    """Some entries of an operand, or all of them, that come in chunks.
+
+    Parameters
+    ----------
+    first, chunks : int
+        Number of the first chunk, and how many. Chunks of all parts are numbered together.
+    chunk_bytes : int
+        Size of each but the last.
+    dtype, shape : str and tuple of int
+        Of the part.
+    length : int
+        Of the operand.
+    """
+
+    first: int
+    chunks: int
+    chunk_bytes: int
+    dtype: str
+    shape: tuple[int, ...]
+    length: int
+
+
+@dataclass(frozen=True)
+class OperandChunk(Message):
+    """A chunk of an operand, for the receiver of a host: it answers :class:`ChunkConfirmed`.
+
+    Parameters
+    ----------
+    part : Part
+    number : int
+    data : ndarray of uint8
+    below : Route
+        Addresses that it passes the chunk on to, each with what this one does.
+    """
+
+    part: tuple[Any, ...]
+    number: int
+    data: Any
+    below: tuple[Any, ...]
+
+    is_bulky: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class OperandAt(Message):
+    """The operand is here. The receiver of a host sends this to the coordinator.
+
+    The coordinator sends it on to others of the host.
+
+    Parameters
+    ----------
+    place : SharedArray or None
+        Where it lies; None if others cannot read it.
+    """
+
+    place: tuple[Any, ...] | None
+
+
+@dataclass(frozen=True)
+class ChunkConfirmed(Message):
+    """The answer to :class:`OperandChunk`: the chunk is here, and at most hosts below."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class ChunksLacking(Message):
+    """A participant sends this to the coordinator if it waits for the operand.
+
+    Parameters
+    ----------
+    numbers : tuple of int
+        Of chunks that have not come for a while.
+    unreadable : bool
+        Whether it cannot read the memory where the operand lies.
+    """
+
+    numbers: tuple[int, ...]
+    unreadable: bool = False
 
 
 class Ticket(NamedTuple):
@@ -30,7 +113,7 @@ class Ticket(NamedTuple):
     parts: tuple[tuple[Part, bytes | None], ...] = ()
 
     @classmethod
-    def received(cls, operand: Any, parts: Sequence[Any]) -> Self:
+    def received(cls, fields: Sequence[Any]) -> Self:
         """Return a ticket that a peer has sent.
 
         Raises
@@ -38,6 +121,7 @@ class Ticket(NamedTuple):
         ValueError
             If there can be no such parts.
         """
+        operand, parts = fields
         return cls(operand, tuple((checked_part(part), packed) for part, packed in parts))
 
 

@@ -158,8 +158,7 @@ def start(run_id: str, attempt: tuple[str, int], key: str) -> StartRound:
     return StartRound(
         run_id,
         kernel="matvec",
-        operand=np.ones(6),
-        parts=(),
+        ticket=(np.ones(6), ()),
         shared=False,
         stripes=4,
         pieces=((0, key, 24),),

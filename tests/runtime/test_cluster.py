@@ -28,7 +28,8 @@ from dask_coded.runtime.client.install import install
 from dask_coded.runtime.coordinator import live_round as live_round_module
 from dask_coded.runtime.coordinator import rounds as coordinator_module
 from dask_coded.runtime.coordinator.live_round import LiveRound
-from dask_coded.runtime.messages import ChangeRound, ChunksLacking, PiecesAbsent, Share, StartRound
+from dask_coded.runtime.messages import ChangeRound, PiecesAbsent, Share, StartRound
+from dask_coded.runtime.operand import ChunksLacking
 from dask_coded.runtime.scheduler import extension
 from dask_coded.runtime.scheduler.extension import SchedulerExtension
 from dask_coded.runtime.scheduler.plugin import CodedSchedulerPlugin

@@ -13,8 +13,13 @@ from distributed.utils_test import gen_test
 
 from dask_coded.rounds.footprint import Footprints
 from dask_coded.runtime.coordinator.delivery import Delivery, Offer
-from dask_coded.runtime.messages import ChunkConfirmed, ChunksLacking, OperandAt, OperandChunk
-from dask_coded.runtime.operand import Ticket
+from dask_coded.runtime.operand import (
+    ChunkConfirmed,
+    ChunksLacking,
+    OperandAt,
+    OperandChunk,
+    Ticket,
+)
 from dask_coded.transport.messages import Message
 
 PLACE = (1, 2, bytes(16), 4096, "<f8", (100_000,))

@@ -13,7 +13,7 @@ from distributed.utils_test import async_poll_for, gen_cluster
 import dask_coded as coded
 from dask_coded.rounds import footprint
 from dask_coded.runtime.coordinator.delivery import Delivery
-from dask_coded.runtime.messages import OperandAt, OperandChunk, Part
+from dask_coded.runtime.operand import OperandAt, OperandChunk, Part
 from dask_coded.runtime.worker.operands import _Coming
 
 from .loops import check_rounds_through_faults

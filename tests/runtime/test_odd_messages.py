@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dask_coded as coded
-from dask_coded.runtime.messages import ChangeRound, ChunksLacking, OperandChunk, Share, StartRound
+from dask_coded.runtime.messages import ChangeRound, Share, StartRound
+from dask_coded.runtime.operand import ChunksLacking, OperandChunk
 from dask_coded.transport import Exchange
 from dask_coded.transport.messages import KINDS, PROTOCOL, EndRun, MemoryProbed, Pong, ProbeMemory
 from dask_coded.transport.wire import pack, unpack
@@ -27,8 +28,7 @@ x = np.arange(8.0)
 PART = (0, 1, 64, "<f8", (8,), 8)
 START = {
     "kernel": "matvec",
-    "operand": x,
-    "parts": (),
+    "ticket": (x, ()),
     "shared": False,
     "stripes": 4,
     "pieces": (),
@@ -59,10 +59,13 @@ PARTS = st.tuples(
 )
 ODD = {
     "kernel": st.sampled_from(["matvec", "bilinear", "no kernel"]),
-    "operand": PLACES | st.none() | st.text(max_size=3) | st.just(np.ones(3)) | st.just(x > 2),
-    "parts": st.lists(
-        st.tuples(st.just(PART) | PARTS, st.none() | st.binary(max_size=9)), max_size=2
-    ).map(tuple),
+    "ticket": st.tuples(
+        PLACES | st.none() | st.text(max_size=3) | st.just(np.ones(3)) | st.just(x > 2),
+        st.lists(
+            st.tuples(st.just(PART) | PARTS, st.none() | st.binary(max_size=9)), max_size=2
+        ).map(tuple),
+    )
+    | st.lists(NUMBERS, max_size=3).map(tuple),
     "part": st.just(PART) | PARTS,
     "stripes": NUMBERS,
     "number": NUMBERS,
@@ -168,7 +171,7 @@ def test_the_path_of_a_pipe_in_place_of_a_descriptor(client, C, tmp_path):
     worker = C.encoded.workers[0]
     probed = client.sync(answers, worker, ProbeMemory("memory", place))
     assert MemoryProbed("memory", None) in probed
-    found = client.sync(answers, worker, start(operand=place))
+    found = client.sync(answers, worker, start(ticket=(place, ())))
     assert ChunksLacking("run", (), True) in found
 
 
@@ -180,11 +183,11 @@ def test_the_path_of_a_pipe_in_place_of_a_descriptor(client, C, tmp_path):
         {"ranges": ((0, -1, 4),)},
         {"ranges": ((0, 0, 5),)},
         {"ranges": ((0, 3, 2),)},
-        {"parts": (((0, 2**40, 1, "<f8", (2**37,), 2**37), None),), "operand": None},
-        {"parts": (((0, 2**27, 1, "<u1", (2**27,), 2**27), None),), "operand": None},
-        {"parts": ((PART[:5], None),), "operand": None},
-        {"parts": (((0, 1, 64, "O", (8,), 8), None),), "operand": None},
-        {"parts": (((0, 1, 64, "<f8", (-8,), 8), None),), "operand": None},
+        {"ticket": (None, (((0, 2**40, 1, "<f8", (2**37,), 2**37), None),))},
+        {"ticket": (None, (((0, 2**27, 1, "<u1", (2**27,), 2**27), None),))},
+        {"ticket": (None, ((PART[:5], None),))},
+        {"ticket": (None, (((0, 1, 64, "O", (8,), 8), None),))},
+        {"ticket": (None, (((0, 1, 64, "<f8", (-8,), 8), None),))},
     ],
     ids=str,
 )
@@ -199,7 +202,7 @@ def test_a_round_that_cannot_be_is_refused_at_once(changed, client, C):
 
 def test_an_operand_that_is_too_short_is_not_read_beyond_its_end(client):
     S = coded.encode(scipy.sparse.csr_array(A), coded.Repetition(4, 2), client)
-    message = start(pieces=((0, S.encoded.spec.keys[0], 20),), operand=x[:3])
+    message = start(pieces=((0, S.encoded.spec.keys[0], 20),), ticket=(x[:3], ()))
     for answer in client.sync(answers, S.encoded.workers[0], message):
         assert not isinstance(answer, Share)
 

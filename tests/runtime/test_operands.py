@@ -14,14 +14,14 @@ from distributed.utils_test import async_poll_for, gen_cluster
 
 import dask_coded as coded
 from dask_coded.runtime.coordinator.delivery import Delivery, Offer
-from dask_coded.runtime.messages import (
+from dask_coded.runtime.operand import (
     ChunkConfirmed,
     ChunksLacking,
     OperandAt,
     OperandChunk,
     Part,
+    Ticket,
 )
-from dask_coded.runtime.operand import Ticket
 from dask_coded.runtime.worker.plugin import worker_plugin
 from dask_coded.transport.channels import Channel
 

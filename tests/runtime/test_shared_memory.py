@@ -183,7 +183,7 @@ async def test_large_arrays_do_not_travel_in_messages(c, s, *workers):
     operands = rows = 0
     while operands < 10 or rows < 10:
         await check_rounds(c, C, A)
-        operands = sum(isinstance(m.operand, tuple) for m in seen if isinstance(m, StartRound))
+        operands = sum(isinstance(m.ticket[0], tuple) for m in seen if isinstance(m, StartRound))
         rows = sum(isinstance(r, tuple) for m in seen if isinstance(m, Share) for r in m.rows)
 
 

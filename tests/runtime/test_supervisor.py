@@ -717,8 +717,7 @@ async def test_states_and_jobs_of_a_run_that_is_over_count_for_nothing(c, s, *wo
         message = StartRound(
             run_id,
             kernel="matvec",
-            operand=x,
-            parts=(),
+            ticket=(x, ()),
             shared=False,
             stripes=4,
             pieces=((piece, key, 8),),

@@ -97,8 +97,7 @@ def start_round(run_id: str) -> StartRound:
     return StartRound(
         run_id,
         kernel="matvec",
-        operand=None,
-        parts=(),
+        ticket=(None, ()),
         shared=False,
         stripes=1,
         pieces=(),

@@ -31,8 +31,15 @@ from distributed.comm import get_address_host
 
 from dask_coded.rounds.broadcast import Broadcast, Route, SendChunk
 from dask_coded.rounds.footprint import Footprints
-from dask_coded.runtime.messages import ChunkConfirmed, ChunksLacking, OperandAt, OperandChunk
-from dask_coded.runtime.operand import Entries, Ticket, entries_of
+from dask_coded.runtime.operand import (
+    ChunkConfirmed,
+    ChunksLacking,
+    Entries,
+    OperandAt,
+    OperandChunk,
+    Ticket,
+    entries_of,
+)
 from dask_coded.transport import Channel, Exchange
 from dask_coded.transport.memory import LEAST_BYTES, SharedArray
 from dask_coded.transport.messages import Message

@@ -34,14 +34,12 @@ from dask_coded.runtime.coordinator.report import RoundReport
 from dask_coded.runtime.coordinator.verdict import Verdict
 from dask_coded.runtime.messages import (
     ChangeRound,
-    ChunkConfirmed,
-    ChunksLacking,
     Failed,
-    OperandAt,
     PiecesAbsent,
     Share,
     StartRound,
 )
+from dask_coded.runtime.operand import ChunkConfirmed, ChunksLacking, OperandAt
 from dask_coded.runtime.spec import CodedDataLostError, CodedSpec
 from dask_coded.transport import Exchange
 from dask_coded.transport.exceptions import unpacked
@@ -343,12 +341,10 @@ class LiveRound:
 
     def _start_of(self, worker: int, ranges: tuple[StripeRange, ...]) -> StartRound:
         spec, geometry = self.spec, self.spec.geometry
-        operand, parts = self._delivery.ticket(worker)
         return StartRound(
             self.run_id,
             kernel=spec.kernel,
-            operand=operand,
-            parts=parts,
+            ticket=self._delivery.ticket(worker),
             shared=bool(self._channels[worker].shared),
             stripes=geometry.stripes,
             pieces=tuple(

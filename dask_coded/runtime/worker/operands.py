@@ -19,14 +19,17 @@ from dask.typing import Key
 from dask_coded.config import timeouts
 from dask_coded.rounds.broadcast import Confirm, PassOn, Relay, ReportLacking
 from dask_coded.rounds.footprint import indices_of
-from dask_coded.runtime.messages import (
+from dask_coded.runtime.operand import (
     ChunkConfirmed,
     ChunksLacking,
+    Entries,
     OperandAt,
     OperandChunk,
     Part,
+    Ticket,
+    checked_part,
+    numbers_of,
 )
-from dask_coded.runtime.operand import Entries, Ticket, checked_part, numbers_of
 from dask_coded.transport import Answer, Channel, Exchange
 from dask_coded.transport.memory import RESULTS, Mappings, Segment, SharedArray
 from dask_coded.transport.messages import Closed, Message

@@ -268,7 +268,7 @@ class CodedWorkerPlugin(WorkerPlugin):
         return f"on worker {self.worker.address}, in its part of a coded product"
 
     def _start(self, message: StartRound, answer: Answer) -> None:
-        ticket = Ticket.received(message.operand, message.parts)
+        ticket = Ticket.received(message.ticket)
         if not 1 <= message.stripes <= self._most_stripes:
             raise ValueError(f"A round cannot have {message.stripes} stripes")
         held, edges, absent = {}, {}, []

@@ -33,6 +33,7 @@ from dask_coded.runtime.operand import ChunksLacking
 from dask_coded.runtime.scheduler import extension
 from dask_coded.runtime.scheduler.extension import SchedulerExtension
 from dask_coded.runtime.scheduler.plugin import CodedSchedulerPlugin
+from dask_coded.runtime.worker import disk
 from dask_coded.runtime.worker import plugin as worker_module
 from dask_coded.runtime.worker.plugin import CodedWorkerPlugin, worker_plugin
 from dask_coded.transport.backoff import Backoff
@@ -282,7 +283,7 @@ async def test_nothing_holds_the_pieces_after_a_round_that_failed(c, s, *workers
 @gen_cluster(client=True, nthreads=FOUR)
 async def test_kernel_that_no_worker_has_ends_the_round(c, s, *workers, monkeypatch):
     C = await coded.encode(A, coded.MDS(4, 3), c)
-    monkeypatch.setattr(worker_module, "KERNELS", {})
+    monkeypatch.setattr(disk, "KERNELS", {})
     with pytest.raises(KeyError, match="matvec") as caught:
         await c.compute(C @ x)
     notes = "".join(caught.value.__notes__)

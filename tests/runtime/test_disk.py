@@ -114,9 +114,7 @@ def test_released_rows_are_still_there(tmp_path):
 def test_products_keep_one_range_of_rows_in_memory(tmp_path):
     array = mapped(tmp_path, 1000, 500)
     most = 0
-    bound = streamed(
-        lambda piece, rows, x: lambda a, b, out: piece[a:b] @ x, array, 0, np.ones(500)
-    )
+    bound = streamed("matvec", array, 1000, np.ones(500))
     expected = [rows.sum() for rows in np.array(array)]
     array.release()
     for a in range(0, 1000, 100):

@@ -13,10 +13,10 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from dask_coded.rounds import Reporting, StripeRange
-from dask_coded.runtime.messages import Failed, Share
+from dask_coded.rounds import StripeRange
+from dask_coded.runtime.messages import Failed, Share, StartRound
 from dask_coded.runtime.worker import jobs
-from dask_coded.runtime.worker.jobs import Job
+from dask_coded.runtime.worker.jobs import Held, Job, Place
 from dask_coded.runtime.worker.output import Output
 from dask_coded.transport.memory import Mappings, Memory
 from dask_coded.transport.messages import Message
@@ -66,25 +66,54 @@ def large(start: int, stop: int, out: Any) -> Any:
     return out
 
 
-def large_job(answer: Callable[[Message], None], executor: Any, **keywords: Any) -> Job:
-    edges = {0: np.arange(9) * ROWS // 8}
-    reporting = Reporting(10, 1)
-    found = Job("run", edges, {0: ROWS}, answer, executor, 1, reporting, lead=0.0, **keywords)
-    found.begin({0: large})
-    found.assign([StripeRange(0, 0, 8)])
-    return found
+def prepared(
+    answer: Callable[[Message], None],
+    executor: Any,
+    *kernels: Any,
+    rows: int = 8,
+    stripes: int = 8,
+    largest: int = 1 << 20,
+    entries: float = math.inf,
+    threads: int = 1,
+    crowded: bool = False,
+    least: int = 1,
+    lead: float = 0.0,
+    **options: Any,
+) -> Job:
+    """Return a job with one piece for each kernel, whose operand is not here yet."""
+    start = StartRound(
+        "run",
+        kernel="",
+        ticket=(None, ()),
+        shared=False,
+        stripes=stripes,
+        pieces=(),
+        ranges=(),
+        least_batch=least,
+        interval=10,
+        growth=1,
+        lead=lead,
+        series="",
+    )
+    place = Place(executor, threads, lambda: crowded, "on a worker")
+    pieces = {
+        i: Held(rows, rows, lambda x, kernel=kernel: kernel, largest, entries)
+        for i, kernel in enumerate(kernels)
+    }
+    return Job(start, pieces, answer, place, **options)
 
 
 def job(
-    answer: Callable[[Message], None],
-    executor: Any,
-    kernel: Any = product,
-    entries: float = math.inf,
-    **keywords: Any,
+    answer: Callable[[Message], None], executor: Any, kernel: Any = product, **options: Any
 ) -> Job:
-    edges = {0: np.arange(9)}
-    found = Job("run", edges, {0: 8}, answer, executor, 1, Reporting(10, 1), lead=0.0, **keywords)
-    found.begin({0: kernel}, entries)
+    found = prepared(answer, executor, kernel, **options)
+    found.begin(None)
+    return found
+
+
+def large_job(answer: Callable[[Message], None], executor: Any, **options: Any) -> Job:
+    found = job(answer, executor, large, rows=ROWS, **options)
+    found.assign([StripeRange(0, 0, 8)])
     return found
 
 
@@ -108,9 +137,8 @@ def test_every_stripe_is_sent_once():
 
 
 def test_several_threads_compute_one_range():
-    executor, edges = Executor(), {0: np.arange(9)}
-    work = Job("run", edges, {0: 8}, lambda m: None, executor, 4, Reporting(10, 1), lead=0.0)
-    work.begin({0: product})
+    executor = Executor()
+    work = job(lambda m: None, executor, threads=4)
     work.assign([StripeRange(0, 0, 3)])
     assert len(executor.submitted) == 3
     work.assign([StripeRange(0, 3, 8)])
@@ -118,7 +146,7 @@ def test_several_threads_compute_one_range():
 
 
 def test_free_threads_compute_what_comes_while_others_are_busy():
-    executor, edges = Executor(), {0: np.arange(9)}
+    executor = Executor()
     submitted: list[int] = []
 
     def kernel(start: int, stop: int, out: Any) -> Any:
@@ -127,15 +155,14 @@ def test_free_threads_compute_what_comes_while_others_are_busy():
             submitted.append(len(executor.submitted))
         return product(start, stop, out)
 
-    work = Job("run", edges, {0: 8}, lambda m: None, executor, 2, Reporting(10, 1), lead=0.0)
-    work.begin({0: kernel})
+    work = job(lambda m: None, executor, kernel, threads=2)
     work.assign([StripeRange(0, 0, 1)])
     executor.submitted.pop(0)()
     assert submitted == [1]  # the second thread
 
 
 def test_jobs_take_turns_after_each_batch():
-    executor, order, edges = Executor(), [], {0: np.arange(9)}
+    executor, order = Executor(), []
 
     def kernel(name: str) -> Any:
         def compute(start: int, stop: int, out: Any) -> Any:
@@ -147,10 +174,7 @@ def test_jobs_take_turns_after_each_batch():
 
     messages: list[Message] = []
     for name in "ab":
-        options = {"lead": 0.0, "largest": {0: 1}, "crowded": lambda: True}
-        reporting = Reporting(10, 1)
-        work = Job(name, edges, {0: 8}, messages.append, executor, 1, reporting, **options)
-        work.begin({0: kernel(name)})
+        work = job(messages.append, executor, kernel(name), largest=1, crowded=True)
         work.assign([StripeRange(0, 0, 3)])
     executor.run()
     assert order == ["a", "b"] * 3
@@ -159,7 +183,7 @@ def test_jobs_take_turns_after_each_batch():
 
 def test_threads_that_end_together_send_one_report():
     messages: list[Message] = []
-    edges, threads = {0: np.arange(9)}, []
+    threads = []
 
     class Threads:
         def submit(self, function: Callable[[], None]) -> None:
@@ -172,9 +196,8 @@ def test_threads_that_end_together_send_one_report():
             both.wait(timeout=60)
         return product(start, stop, out)
 
-    options = {"lead": 1e6, "largest": {0: 1}}  # no report because it is nearly dry
-    work = Job("r", edges, {0: 8}, messages.append, Threads(), 2, Reporting(10, 1), **options)
-    work.begin({0: kernel})
+    # No report because it is nearly dry.
+    work = job(messages.append, Threads(), kernel, threads=2, lead=1e6, largest=1)
     work.assign([StripeRange(0, 0, 2)])
     for thread in threads:
         thread.start()
@@ -233,8 +256,7 @@ def test_a_first_batch_does_not_show_that_the_list_is_about_to_end(monkeypatch):
     monkeypatch.setattr(jobs, "perf_counter", lambda: 0.001 * next(now))
     messages: list[Message] = []
     executor = Executor()
-    work = Job("run", {0: np.arange(9)}, {0: 8}, messages.append, executor, 1, Reporting(10, 1), 1)
-    work.begin({0: product})
+    work = job(messages.append, executor, lead=1)
     work.assign([StripeRange(0, 0, 8)])
     executor.run()
     assert [len(message.ranges) for message in messages] == [1]
@@ -274,11 +296,8 @@ def test_batches_become_smaller_towards_the_end_of_the_list(threads, most, expec
             sizes.append(stop - start)
         return np.zeros(stop - start)
 
-    executor, edges, bound = Executor(), {0: np.arange(41)}, {0: most}
-    work = Job(
-        "run", edges, {0: 40}, Mock(), executor, threads, Reporting(10, 1), 0.0, largest=bound
-    )
-    work.begin({0: counted})
+    executor, sizes_of = Executor(), {"rows": 40, "stripes": 40, "largest": most}
+    work = job(Mock(), executor, counted, threads=threads, **sizes_of)
     # No batch crosses the end of a range, because its rows would not be neighbours.
     work.assign([StripeRange(0, 30, 34), StripeRange(0, 0, 24)])
     executor.run()
@@ -321,10 +340,10 @@ def test_a_piece_that_fails_does_not_keep_a_worker_from_its_others():
         return product(a, b, out)
 
     messages: list[Message] = []
-    executor, edges = Executor(), {0: np.arange(9), 1: np.arange(9)}
-    work = Job("run", edges, {0: 8, 1: 8}, messages.append, executor, 1, Reporting(10, 1), lead=0.0)
+    executor = Executor()
+    work = prepared(messages.append, executor, fail, product)
     work.assign([StripeRange(0, 0, 8), StripeRange(1, 2, 5)])
-    work.begin({0: fail, 1: product})
+    work.begin(None)
     executor.run()
     work.assign([StripeRange(0, 5, 6), StripeRange(1, 5, 6)])
     executor.run()
@@ -405,8 +424,8 @@ def test_memory_that_a_thread_still_writes_to_is_not_used_again():
         return large(start, stop, out)
 
     executor = Executor()
-    work = large_job(lambda message: None, executor)
-    work.begin({0: kernel})
+    work = job(lambda message: None, executor, kernel, rows=ROWS)
+    work.assign([StripeRange(0, 0, 8)])
     executor.run()
     assert stopped == [None]
 

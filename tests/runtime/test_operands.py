@@ -315,7 +315,7 @@ async def test_an_operand_that_cannot_be_used_ends_the_round_with_an_error(c, s,
     C = await coded.encode(A, coded.MDS(5, 5), c)
 
     def rounds(operator, later, columns):
-        import dask_coded.runtime.worker.plugin as module
+        import dask_coded.rounds.kernels as module
 
         def fail(*args):
             raise MemoryError("no room")

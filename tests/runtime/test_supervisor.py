@@ -170,7 +170,7 @@ async def test_a_lazy_round_in_flight_is_taken_over(c, s, *workers):
     for exchange, message, answer in held:
         exchange._handle(message, answer)
     np.testing.assert_allclose(await future, A @ x)
-    assert not old & {job.attempt for w in workers for job in worker_plugin(w)._jobs.values()}
+    assert not old & {job.start.attempt for w in workers for job in worker_plugin(w)._jobs.values()}
     await async_poll_for(lambda: not any(worker_plugin(w)._rounds for w in workers), timeout=60)
 
 

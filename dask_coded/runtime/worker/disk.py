@@ -44,7 +44,7 @@ from dask_coded.compat import (
     forget_file,
     serialize_numpy_ndarray,
 )
-from dask_coded.rounds.kernels import Kernel, Product, Rows
+from dask_coded.rounds.kernels import KERNELS, Product, Rows
 from dask_coded.runtime.spec import as_key
 
 if TYPE_CHECKING:
@@ -436,11 +436,11 @@ def _is_lost(exc: Exception) -> bool:
     return not isinstance(exc, MemoryError)  # what the file holds is wrong
 
 
-def streamed(kernel: Kernel, piece: Any, rows: int, operand: Any) -> Product:
+def streamed(kernel: str, piece: Any, rows: int, operand: Any) -> Product:
     """Bind a kernel; of a piece in a file, the rows of one product at a time are in memory."""
     if not isinstance(piece, MappedArray):
-        return kernel(piece, rows, operand)
-    product = kernel(np.asarray(piece), rows, operand)
+        return KERNELS[kernel](piece, rows, operand)
+    product = KERNELS[kernel](np.asarray(piece), rows, operand)
 
     def computed(a: int, b: int, out: Rows | None) -> Rows:
         found = product(a, b, out)

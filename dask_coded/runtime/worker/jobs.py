@@ -9,22 +9,66 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from contextlib import suppress
 from time import perf_counter
+from typing import Any, NamedTuple
 
 import numpy as np
-from dask.typing import Key
 
 from dask_coded.rounds import Reporting, StripeRange, batch_size, stripes_in, without
 from dask_coded.rounds.kernels import Product, Rows
-from dask_coded.runtime.messages import Failed, Share
+from dask_coded.runtime.messages import Failed, Share, StartRound
 from dask_coded.runtime.worker.output import Output
 from dask_coded.transport import Answer
 from dask_coded.transport.exceptions import portable
 from dask_coded.transport.memory import Memory
-from dask_coded.transport.messages import Attempt, Message
+from dask_coded.transport.messages import Message
 
 # A job of fewer multiplications (about 0.1 ms) is done on the event loop. To hand it to a thread,
 # and its rows back, would take as long.
 _INLINE = 1 << 17
+
+
+class Held(NamedTuple):
+    """A piece that a job computes stripes of.
+
+    Parameters
+    ----------
+    rows : int
+        Of its product, if all its stripes are equal.
+    length : int
+        Rows that it really has; they may end within the last stripe.
+    bind : callable(operand)
+        Returns its product with an operand.
+    largest : int
+        Stripes in one batch, at most.
+    entries : float
+        How many numbers a product with one column touches; infinity if they may be slow.
+    """
+
+    rows: int
+    length: int
+    bind: Callable[[Any], Product]
+    largest: int
+    entries: float = math.inf
+
+
+class Place(NamedTuple):
+    """Where all jobs of a worker are computed.
+
+    Parameters
+    ----------
+    executor : concurrent.futures.Executor
+    threads : int
+        How many of its threads may work on one job.
+    crowded : callable
+        Whether there are several jobs, which take turns after each batch; called from any thread.
+    where : str
+        The same for the notes of exceptions.
+    """
+
+    executor: Executor
+    threads: int
+    crowded: Callable[[], bool]
+    where: str
 
 
 class Job:
@@ -37,81 +81,43 @@ class Job:
 
     Parameters
     ----------
-    run_id : Key
-        Of the round.
-    edges : dict of int to ndarray
-        First row of each stripe of each piece, and the end.
-    lengths : dict of int to int
-        Rows that each piece really has; they may end within the last stripe.
+    start : StartRound
+        The message that the round began with here.
+    pieces : dict of int to Held
     answer : callable(Message)
         Sends a message to the coordinator, from any thread.
-    executor : concurrent.futures.Executor
-    threads : int
-        How many threads may work on this job.
-    reporting : Reporting
-    lead : float
-        Seconds before running dry at which a report is due, so that more work can come in time.
+    place : Place
+        Where to compute.
     memory : Memory, optional
         Where to leave large shares for the coordinator; by default they travel in messages.
-    attempt : Attempt, optional
-        The run of the coordinator's task.
-    series : str, optional
-        As in :class:`StartRound`.
     previous : Output, optional
         The memory of the rows of an earlier round, to use again if the rows are alike.
-    largest : dict of int to int, optional
-        Stripes of each piece in one batch, at most.
-    least : int
-        Stripes of one batch, at least.
-    crowded : callable, optional
-        Whether there are other jobs, which take turns with this one after each batch; called from
-        any thread. By default there are none.
-    where : str, optional
-        Where the job runs, for the notes of exceptions.
     """
 
     def __init__(
         self,
-        run_id: Key,
-        edges: dict[int, Rows],
-        lengths: dict[int, int],
+        start: StartRound,
+        pieces: dict[int, Held],
         answer: Answer,
-        executor: Executor,
-        threads: int,
-        reporting: Reporting,
-        lead: float,
+        place: Place,
         memory: Memory | None = None,
-        attempt: Attempt | None = None,
-        series: str = "",
         previous: Output | None = None,
-        largest: dict[int, int] | None = None,
-        least: int = 1,
-        crowded: Callable[[], bool] = lambda: False,
-        where: str = "on a worker",
     ) -> None:
-        self.series = series
-        self.run_id = run_id
-        self.attempt = attempt
+        self.start = start
         self.answer = answer
-        self._kernels: dict[int, Product] = {}  # empty until the operand is here
-        self._edges = {p: e.tolist() for p, e in edges.items()}
-        self._lengths = lengths
-        self._executor = executor
-        self._threads = threads
-        self._reporting = reporting
-        self._lead = lead
+        self._pieces = pieces
+        self._place = place
         self._memory = memory
         self._previous = previous
-        self._largest, self._least = largest or {}, least
-        self._crowded = crowded
+        self._reporting = Reporting(start.interval, start.growth)
+        self._kernels: dict[int, Product] = {}  # empty until the operand is here
         self._output: Output | None = None
         self._given_up: set[int] = set()  # pieces that raise exceptions
-        self._where = where
         self._inline = False  # whether stripes are computed on the event loop
         self._decided = False  # whether and where there is an output
         self._lock = threading.Lock()
         self._queue: deque[StripeRange] = deque()
-        self._taken = {p: bytearray(len(e) - 1) for p, e in edges.items()}
+        self._taken = {number: bytearray(start.stripes) for number in pieces}
         self._shares: list[tuple[StripeRange, Rows]] = []
         self._active = 0
         self._in_hand = 0  # stripes that threads are computing
@@ -122,14 +128,21 @@ class Job:
         self._stripe = 0.0  # seconds per stripe and thread, of the last batch
         self._hinted = False
 
-    def begin(self, kernels: dict[int, Product], entries: float = math.inf) -> None:
-        """Begin to compute: the operand is here, and each piece has its bound kernel.
-
-        Pieces without one were reported by :meth:`failed`. ``entries`` says how many numbers a
-        product with one column touches, if they are fast.
-        """
+    def begin(self, operand: Any) -> None:
+        """Begin to compute: the operand is here."""
+        kernels: dict[int, Product] = {}
+        entries = 0.0
+        for number, piece in self._pieces.items():
+            # The operand may have come from another worker, whose channel is not to blame.
+            try:
+                if operand is not None:
+                    operand = np.require(operand, requirements=["C", "A"])
+                kernels[number] = piece.bind(operand)
+                entries += piece.entries
+            except Exception as exc:
+                self._failed((number,), exc)
         with self._lock:
-            self._given_up |= self._edges.keys() - kernels.keys()
+            self._given_up |= self._pieces.keys() - kernels.keys()
             self._queue = deque(part for part in self._queue if self._computes(part.piece))
         self._kernels = kernels
         if kernels and entries < _INLINE:
@@ -148,22 +161,22 @@ class Job:
         ValueError
             If a piece has no such stripes.
         """
-        held = [part for part in ranges if part.piece in self._edges]
+        held = [part for part in ranges if part.piece in self._pieces]
         for piece, start, stop in held:
-            if not 0 <= start <= stop < len(self._edges[piece]):
+            if not 0 <= start <= stop <= self.start.stripes:
                 raise ValueError(f"Piece {piece} has no stripes {start} to {stop}")
         with self._lock:
             self._queue.extend(part for part in held if self._computes(part.piece))
             self._hinted = False
             # A thread at work may still need long for what it has taken.
-            free = self._threads - self._active if self._kernels else 0
+            free = self._place.threads - self._active if self._kernels else 0
             missing = min(free, stripes_in(self._queue))
             self._active += missing
         for _ in range(missing):
             if self._inline:
                 self._work()
             else:
-                self._executor.submit(self._work)
+                self._place.executor.submit(self._work)
 
     def withdraw(self, ranges: Iterable[StripeRange]) -> None:
         """Do not compute these stripes, unless a thread has started on them."""
@@ -187,17 +200,17 @@ class Job:
                     self._fail(batch, exc)
                     continue
                 self._finish(batch, rows, perf_counter() - began)
-                if self._crowded() and not self._inline and self._continue_later():
+                if self._place.crowded() and not self._inline and self._continue_later():
                     return
         except Exception as exc:
             # Shares may be lost, so other workers compute everything. The thread stays counted, so
             # that none replaces it.
             self.stop()
-            self.failed(tuple(self._edges), exc)
+            self._failed(tuple(self._pieces), exc)
 
-    def failed(self, pieces: tuple[int, ...], exc: Exception) -> None:
+    def _failed(self, pieces: tuple[int, ...], exc: Exception) -> None:
         """Report that no more of these pieces is computed here."""
-        self.answer(Failed(self.run_id, portable(exc, self._where), pieces))
+        self.answer(Failed(self.start.run_id, portable(exc, self._place.where), pieces))
 
     def _fail(self, batch: StripeRange, exc: Exception) -> None:
         """Leave the rest of a piece to other workers; those of other pieces go on."""
@@ -205,12 +218,12 @@ class Job:
             self._in_hand -= batch.stop - batch.start
             self._given_up.add(batch.piece)
             self._queue = deque(part for part in self._queue if part.piece != batch.piece)
-        self.failed((batch.piece,), exc)
+        self._failed((batch.piece,), exc)
 
     def _continue_later(self) -> bool:
         """Let other jobs use this thread first; return whether it will continue."""
         try:
-            self._executor.submit(self._work)
+            self._place.executor.submit(self._work)
         except RuntimeError:  # the worker closes
             return False
         return True
@@ -228,8 +241,8 @@ class Job:
                 if start == end:
                     continue
                 left = end - start + stripes_in(self._queue)
-                size = batch_size(left, self._stripe, self._threads, self._least)
-                size = min(size, self._largest.get(piece, size))
+                size = batch_size(left, self._stripe, self._place.threads, self.start.least_batch)
+                size = min(size, self._pieces[piece].largest)
                 stop = min(start + size, end)
                 if (again := taken.find(1, start, stop)) >= 0:
                     stop = again
@@ -263,12 +276,12 @@ class Job:
             self._stripe = seconds / (batch.stop - batch.start)
             self._in_hand -= batch.stop - batch.start
             now = perf_counter()
-            left = stripes_in(self._queue) * self._stripe / self._threads
-            in_hand = self._in_hand * self._stripe / self._threads
+            left = stripes_in(self._queue) * self._stripe / self._place.threads
+            in_hand = self._in_hand * self._stripe / self._place.threads
             silent, elapsed = now - self._reported, self._reported - self._started
             # The thread that ends last reports what others have ended just before.
             due = silent >= self._reporting.gap(elapsed, silent + left + in_hand)
-            if not self._hinted and left <= self._lead <= now - self._started:
+            if not self._hinted and left <= self.start.lead <= now - self._started:
                 # Nearly dry: report now, and not again until more work has come. The first batches
                 # may be a burst, from which the time of the others does not follow.
                 self._hinted = due = True
@@ -291,14 +304,15 @@ class Job:
             else output.place(piece, self._row(piece, start), sum(map(len, parts)))
             for (piece, start, _), parts in shares
         )
-        return Share(self.run_id, tuple(part for part, _ in shares), rows, busy)
+        return Share(self.start.run_id, tuple(part for part, _ in shares), rows, busy)
 
     def _row(self, piece: int, stripe: int) -> int:
         """Return the first row of a stripe; pieces may end within the last stripe."""
-        return min(self._edges[piece][stripe], self._lengths[piece])
+        held = self._pieces[piece]
+        return min(stripe * held.rows // self.start.stripes, held.length)
 
     def _computes(self, piece: int) -> bool:
-        return piece in self._edges and piece not in self._given_up
+        return piece in self._pieces and piece not in self._given_up
 
     def _none(self, piece: int) -> Rows:
         """Return no rows; they have the type and the width of all rows."""
@@ -309,7 +323,7 @@ class Job:
         if not self._decided:
             with self._lock:
                 if not self._decided:
-                    lengths = {p: self._row(p, len(e) - 1) for p, e in self._edges.items()}
+                    lengths = {p: self._row(p, self.start.stripes) for p in self._pieces}
                     self._output = Output.of(
                         lengths, self._none(piece), self._memory, self._previous
                     )

@@ -22,13 +22,12 @@ from dask_coded._version import __version__
 from dask_coded.chunks import some_rows
 from dask_coded.compat import end_fetches
 from dask_coded.config import timeouts
-from dask_coded.rounds import Reporting, StripeRange
-from dask_coded.rounds.kernels import KERNELS, Product
+from dask_coded.rounds import StripeRange
 from dask_coded.runtime.messages import ChangeRound, Failed, PiecesAbsent, StartRound
 from dask_coded.runtime.operand import Ticket
 from dask_coded.runtime.spec import NAME, CodedSpec, as_key
 from dask_coded.runtime.worker.disk import Disk, MappedArray, streamed
-from dask_coded.runtime.worker.jobs import Job
+from dask_coded.runtime.worker.jobs import Held, Job, Place
 from dask_coded.runtime.worker.keeper import StateKeeper
 from dask_coded.runtime.worker.operands import Operands
 from dask_coded.runtime.worker.output import Output
@@ -106,6 +105,12 @@ class CodedWorkerPlugin(WorkerPlugin):
         self._executor = ThreadPoolExecutor(worker.state.nthreads, thread_name_prefix="Coded")
         self._probe = Probe(self._executor)
         self._active = False
+        self._place = Place(
+            self._executor,
+            worker.state.nthreads,
+            lambda: len(self._jobs) > 1,
+            f"on worker {worker.address}, in its part of a coded product",
+        )
         self.exchange.register(
             self._handle,
             [StartRound, ChangeRound, Ping, EndRun],
@@ -199,7 +204,8 @@ class CodedWorkerPlugin(WorkerPlugin):
         if self.exchange.is_over(task):
             self._end_rounds(task)
         for run_id, job in list(self._jobs.items()):
-            if job.attempt is not None and job.attempt[0] == task and job.attempt[1] <= run:
+            its = job.start.attempt
+            if its is not None and its[0] == task and its[1] <= run:
                 self._drop(run_id)
 
     def _end_rounds(self, task: Key) -> None:
@@ -262,66 +268,37 @@ class CodedWorkerPlugin(WorkerPlugin):
                     # this worker is stopped.
                     answer(Pong(run_id))
 
-    @property
-    def _where(self) -> str:
-        """For notes of exceptions."""
-        return f"on worker {self.worker.address}, in its part of a coded product"
-
     def _start(self, message: StartRound, answer: Answer) -> None:
         ticket = Ticket.received(message.ticket)
         if not 1 <= message.stripes <= self._most_stripes:
             raise ValueError(f"A round cannot have {message.stripes} stripes")
-        held, edges, absent = {}, {}, []
+        pieces, absent = {}, []
         for piece, key, rows in message.pieces:
             try:
                 data = self.piece(as_key(key))
             except Exception as exc:  # there is no memory for it, for example
                 logger.exception("Worker %s cannot read the piece %r", self.worker.address, key)
-                answer(Failed(message.run_id, portable(exc, self._where), (piece,)))
+                answer(Failed(message.run_id, portable(exc, self._place.where), (piece,)))
                 continue
             if data is None:
                 absent.append(piece)
                 continue
-            held[piece] = data, rows
-            edges[piece] = np.arange(message.stripes + 1) * rows // message.stripes
+            pieces[piece] = Held(
+                rows,
+                data.shape[0],
+                partial(streamed, message.kernel, data, rows),
+                _largest_batch(data, message.stripes, self._place.threads),
+                _entries(data),
+            )
         if absent:
             answer(PiecesAbsent(message.run_id, tuple(absent)))
+        memory = self.exchange.memory if message.shared else None
+        previous = self._outputs.pop(message.series, None)
         job = self._jobs[message.run_id] = Job(
-            message.run_id,
-            edges,
-            {piece: data.shape[0] for piece, (data, _) in held.items()},
-            answer,
-            self._executor,
-            self.worker.state.nthreads,
-            Reporting(message.interval, message.growth),
-            message.lead,
-            self.exchange.memory if message.shared else None,
-            message.attempt,
-            message.series,
-            self._outputs.pop(message.series, None),
-            {
-                piece: _largest_batch(data, message.stripes, self.worker.state.nthreads)
-                for piece, (data, _) in held.items()
-            },
-            message.least_batch,
-            lambda: len(self._jobs) > 1,
-            self._where,
+            message, pieces, answer, self._place, memory, previous
         )
         job.assign(StripeRange(*part) for part in message.ranges)
-
-        def begin(x: Any) -> None:
-            bound: dict[int, Product] = {}
-            for piece, (data, rows) in held.items():
-                # The operand may have come from another worker, whose channel is not to blame.
-                try:
-                    kernel = KERNELS[message.kernel]
-                    x = None if x is None else np.require(x, requirements=["C", "A"])
-                    bound[piece] = streamed(kernel, data, rows, x)
-                except Exception as exc:
-                    job.failed((piece,), exc)
-            job.begin(bound, sum(_entries(held[piece][0]) for piece in bound))
-
-        self.operands.expect(message.run_id, ticket, begin, answer)
+        self.operands.expect(message.run_id, ticket, job.begin, answer)
 
     def _drop(self, run_id: Key, over: bool = False) -> None:
         """Drop a round; ``over`` says that it has ended for all workers."""
@@ -329,7 +306,7 @@ class CodedWorkerPlugin(WorkerPlugin):
         output = job.stop() if job else None
         if over:
             if job and output and self.exchange.room() > 0:
-                self._outputs[job.series] = output
+                self._outputs[job.start.series] = output
                 _keep_last(self._outputs, _OUTPUTS)
             self.round_over()
         self.operands.drop(run_id, over)

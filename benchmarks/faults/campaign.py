@@ -416,7 +416,7 @@ def rounds(dask_worker: Any = None) -> str:
     membership = plugin.exchange.membership
     for live in [found for found in gc.get_objects() if isinstance(found, LiveRound)]:
         state, channels = live.round.state, live._channels
-        lines.append(f"runs round {live.run_id} of {live.spec.code}:")
+        lines.append(f"runs round {live.run_spec.run_id} of {live.run_spec.spec.code}:")
         lines += [
             f"    {channel.address} owes {owed:g}, asked {membership.owes(channel.address)}, "
             f"silent {channel.silent}, closed {channel.closed}"

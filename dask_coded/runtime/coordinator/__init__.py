@@ -5,6 +5,7 @@
 - ``loop`` sends the state of the algorithm to other workers, and resumes it from there.
 - ``rounds`` runs the rounds of one array, by plans of the scheduler plugin.
 - ``live_round`` carries out one round: commands become messages, messages become events.
+- ``run_spec`` says what that round does, and begins it at a participant.
 - ``delivery`` sends the operand to the workers.
 - ``checks`` fetches what shares are verified by, and makes again what is wrong of it.
 - ``verdict`` verifies the shares of a round.

@@ -117,6 +117,11 @@ class Delivery:
         Which entries of the operand each block needs, if these are few.
     blocks_of : callable(int) -> collection of int
         Returns the blocks that the pieces of a worker equal or combine.
+
+    Attributes
+    ----------
+    size : int
+        Bytes of the operand.
     """
 
     def __init__(
@@ -134,6 +139,7 @@ class Delivery:
         self._run_id = run_id
         self._channels = channels
         self._operand, self._place = operand
+        self.size = 0 if operand.array is None else operand.array.nbytes
         self._lags = lags
         self._speeds = speeds
         self._footprints = footprints

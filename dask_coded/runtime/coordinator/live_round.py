@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
-import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial, wraps
 from time import monotonic
@@ -14,38 +12,35 @@ import numpy as np
 
 from dask_coded.config import timeouts
 from dask_coded.rounds import (
-    POLICIES,
+    Assembler,
     Assign,
     Command,
     InfeasibleError,
     Layout,
-    Pace,
     Round,
-    RoundOptions,
     StripeRange,
     Verifier,
     Withdraw,
-    least_batch,
 )
 from dask_coded.rounds.assignment import all_tried
 from dask_coded.runtime.answers import RoundPlan
 from dask_coded.runtime.coordinator.delivery import Delivery, Offer
 from dask_coded.runtime.coordinator.report import RoundReport
+from dask_coded.runtime.coordinator.run_spec import RunSpec
 from dask_coded.runtime.coordinator.verdict import Verdict
 from dask_coded.runtime.messages import (
     ChangeRound,
     Failed,
     PiecesAbsent,
     Share,
-    StartRound,
 )
 from dask_coded.runtime.operand import ChunkConfirmed, ChunksLacking, OperandAt
-from dask_coded.runtime.spec import CodedDataLostError, CodedSpec
-from dask_coded.transport import Exchange
+from dask_coded.runtime.spec import CodedDataLostError
+from dask_coded.runtime.worker.plugin import CodedWorkerPlugin
 from dask_coded.transport.exceptions import unpacked
 from dask_coded.transport.fences import RunOverError
-from dask_coded.transport.memory import LEAST_BYTES, Mappings, SharedArray
-from dask_coded.transport.messages import Attempt, Closed, Dropped, Message, Ping
+from dask_coded.transport.memory import LEAST_BYTES, SharedArray
+from dask_coded.transport.messages import Closed, Dropped, Message, Ping
 from dask_coded.typing import Bools
 
 # Bytes of shares that are decoded together while the rest is computed. Waking up the algorithm's
@@ -82,25 +77,16 @@ class LiveRound:
 
     Parameters
     ----------
-    exchange : Exchange
+    plugin : CodedWorkerPlugin
         Of the coordinator's worker.
-    spec : CodedSpec
-    plan : RoundPlan
-    layout : Layout
-        Of the plan.
+    run_spec : RunSpec
+    operand : Offer
+    assembler : Assembler
+        Of this operand.
     in_seconds : bool
         Whether the plan's speeds are work per second with this operand.
-    operand : Offer
-    options : RoundOptions
-    pace : Pace
     in_thread : callable
         Schedules decoding in the algorithm's thread.
-    attempt : Attempt or None
-        The run of the coordinator's task.
-    mappings : Mappings
-        Memory of participants, as the last rounds have mapped it.
-    series : str
-        Rounds of the array that run one after another, this one among them.
     replan : callable
         Asks the scheduler for the plan of a new round, and returns it with its layout.
     verifier : callable, optional
@@ -108,58 +94,41 @@ class LiveRound:
 
     Attributes
     ----------
+    run_spec : RunSpec
     verdict : Verdict
-    series : str
-    spec : CodedSpec
     """
 
     def __init__(
         self,
-        exchange: Exchange,
-        spec: CodedSpec,
-        plan: RoundPlan,
-        layout: Layout,
-        in_seconds: bool,
+        plugin: CodedWorkerPlugin,
+        run_spec: RunSpec,
         operand: Offer,
-        options: RoundOptions,
-        pace: Pace,
+        assembler: Assembler,
+        in_seconds: bool,
         in_thread: InThread,
-        attempt: Attempt | None,
-        mappings: Mappings,
-        series: str,
         replan: Replan,
         verifier: Callable[[], Verifier] | None = None,
-        spreads: bool = False,
     ) -> None:
-        self.run_id = uuid.uuid4().hex
+        spec, plan, layout = run_spec.spec, run_spec.plan, run_spec.layout
+        self.run_spec = run_spec
         self.report = RoundReport()
         self.began = monotonic()
-        self._exchange = exchange
-        self.spec = spec
+        self._run_id = run_spec.run_id
+        self._exchange = exchange = plugin.exchange
         self._plan = plan
         self._layout = layout
-        self._mappings = mappings
-        self.series = series
-        empty = exchange.memory.empty if exchange.shares_memory else np.empty
-        self._assembler = spec.assembler(operand.array, empty)
-        self._assembler.spreads |= spreads
-        self._size_of_operand = 0 if operand.array is None else operand.array.nbytes
-        self._least_batch = 1
-        if spec.sparse_type is None:
-            rows = max(spec.geometry.rows) / spec.geometry.stripes
-            self._least_batch = least_batch(rows, math.prod(self._assembler.rows.shape[1:]))
+        self._mappings = plugin.mappings
+        self._assembler = assembler
         self._in_thread = in_thread
-        self._attempt = attempt
         self._failure: Exception | None = None
-        row = self._assembler.rows.shape[1:]
-        holders = [plan.addresses[w] if w >= 0 else "" for w in plan.host]
-        self.verdict = Verdict(spec.code, spec.geometry, row, holders, verifier)
+        self.verdict = Verdict(
+            spec.code, spec.geometry, run_spec.columns, run_spec.holders, verifier
+        )
         # Shares that came before the verifier was prepared.
         self._early: list[tuple[int, Share]] = []
         # Shares that have not been handed to the assembler yet, and their bytes.
         self._waiting: list[tuple[StripeRange, np.ndarray[Any, Any]]] = []
         self._size = 0
-        self._lead, self._reporting = pace.lead, pace.reporting
         self._channels = [exchange.channel(address) for address in plan.addresses]
         self._started: set[int] = set()
         self._loop = asyncio.get_running_loop()
@@ -178,7 +147,7 @@ class LiveRound:
         lags = np.asarray(plan.lags)
         self._delivery = Delivery(
             exchange,
-            self.run_id,
+            run_spec.run_id,
             self._channels,
             operand,
             lags,
@@ -188,12 +157,12 @@ class LiveRound:
         )
         self.round = Round(
             layout,
-            POLICIES[options.policy].from_options(options),
+            run_spec.policy,
             speeds,
             self.began,
-            self._reporting,
+            run_spec.pace.reporting,
             lags if in_seconds else None,
-            self._least_batch,
+            run_spec.least_batch,
         )
 
     async def run(self) -> None:
@@ -207,7 +176,7 @@ class LiveRound:
             That of a worker, if kernels fail on so many that the others do not suffice.
         """
         for worker, channel in enumerate(self._channels):
-            channel.listen(self.run_id, partial(self._receive, worker))
+            channel.listen(self._run_id, partial(self._receive, worker))
         if self.verdict.waits:
             self._in_thread(self._prepare_verifier)
         try:
@@ -232,7 +201,7 @@ class LiveRound:
         self.report.doubtful = found.doubtful
         if found.doubtful:
             self.report.error = found.worst * float(np.finfo(result.dtype).eps) / 2
-        return self.spec.result(result)
+        return self.run_spec.spec.result(result)
 
     def _welcome_back(self) -> None:
         """Let workers that were silent when the round started take part once they have answered."""
@@ -285,7 +254,7 @@ class LiveRound:
             for address, w in owing.items()
         }
         for address in self._exchange.look(watched):
-            self._send(owing[address], Ping(self.run_id))
+            self._send(owing[address], Ping(self._run_id))
 
     async def _end_if_possible_elsewhere(self) -> None:
         try:
@@ -316,12 +285,13 @@ class LiveRound:
         for command in commands:
             match command:
                 case Assign(worker, ranges) if worker in self._started:
-                    self._send(worker, ChangeRound(self.run_id, ranges, ()))
+                    self._send(worker, ChangeRound(self._run_id, ranges, ()))
                 case Assign(worker, ranges):
                     self._started.add(worker)
-                    self._send(worker, self._start_of(worker, ranges))
+                    ticket, shares = self._delivery.ticket(worker), self._channels[worker].shared
+                    self._send(worker, self.run_spec.start(worker, ranges, ticket, bool(shares)))
                 case Withdraw(worker, ranges):
-                    self._send(worker, ChangeRound(self.run_id, (), ranges))
+                    self._send(worker, ChangeRound(self._run_id, (), ranges))
         if self._done.done():
             return
         if self.round.finished:
@@ -339,32 +309,11 @@ class LiveRound:
         self._failure.add_note(f"Too few workers can compute the product. These failed:{others}")
         return self._failure
 
-    def _start_of(self, worker: int, ranges: tuple[StripeRange, ...]) -> StartRound:
-        spec, geometry = self.spec, self.spec.geometry
-        return StartRound(
-            self.run_id,
-            kernel=spec.kernel,
-            ticket=self._delivery.ticket(worker),
-            shared=bool(self._channels[worker].shared),
-            stripes=geometry.stripes,
-            pieces=tuple(
-                (p, spec.keys[p], int(geometry.edges(int(spec.code.group[p]))[-1]))
-                for p in self._layout.pieces_of[worker]
-            ),
-            ranges=ranges,
-            least_batch=self._least_batch,
-            interval=self._reporting.interval,
-            growth=self._reporting.growth,
-            lead=self._lead,
-            series=self.series,
-            attempt=self._attempt,
-        )
-
     def _send(self, worker: int, message: Message) -> None:
         self.report.messages += 1
         channel = self._channels[worker]
         if channel.closed:
-            self._loop.call_soon(self._receive, worker, Closed(self.run_id))
+            self._loop.call_soon(self._receive, worker, Closed(self._run_id))
         else:
             channel.send(message)
 
@@ -478,9 +427,9 @@ class LiveRound:
         usual = self.round.finished and self.round.state.available.all()
         self._mappings.trim(2 * len(self._plan.addresses) if usual else 0)
         self._delivery.end()
-        large = max(self._size_of_operand, self._assembler.rows.nbytes) >= LEAST_BYTES
+        large = self._delivery.size >= LEAST_BYTES or self._assembler.rows.nbytes >= LEAST_BYTES
         for channel in self._channels:
-            channel.end(self.run_id)
+            channel.end(self._run_id)
             if large:
                 # Participants hold the operand and their rows until they hear of the end.
                 channel.flush()

@@ -30,12 +30,9 @@ from dask_coded.rounds.accuracy import LIMIT, NotSolvableError, lose_half
 from dask_coded.runtime.answers import Lost, RoundPlan, ask
 from dask_coded.runtime.coordinator.checks import Checks, WrongCheck
 from dask_coded.runtime.coordinator.delivery import Offer, offered
-from dask_coded.runtime.coordinator.live_round import (
-    InThread,
-    LiveRound,
-    RoundUnfinishableError,
-)
+from dask_coded.runtime.coordinator.live_round import InThread, LiveRound, RoundUnfinishableError
 from dask_coded.runtime.coordinator.report import RoundReport
+from dask_coded.runtime.coordinator.run_spec import RunSpec
 from dask_coded.runtime.spec import (
     CodedDataLostError,
     CodedSpec,
@@ -149,12 +146,14 @@ class Coordinator:
         live.report.seconds = self._seconds = monotonic() - began
         self._warn_of(live)
         # The thread has decoded all its rows, so another round may overwrite them.
-        self._plugin.worker.loop.add_callback(self._plugin.put_series, self._id, live.series)
+        self._plugin.worker.loop.add_callback(
+            self._plugin.put_series, self._id, live.run_spec.series
+        )
         return result, live.report
 
     def _warn_of(self, live: LiveRound) -> None:
         """Warn once of rows that have lost digits."""
-        report, spec = live.report, live.spec
+        report, spec = live.report, live.run_spec.spec
         if not report.doubtful or self._warned:
             return
         # What pairs lose by their code is known beforehand, see the page on them.
@@ -243,24 +242,26 @@ class Coordinator:
             verifier, version = None, checks.version if checks else 0
             if checks is not None and operand.array is not None:
                 verifier = checks.verifier(spec, plan, operand.array)
+            exchange = self._plugin.exchange
+            empty = exchange.memory.empty if exchange.shares_memory else np.empty
+            assembler = spec.assembler(operand.array, empty)
+            assembler.spreads |= spreads
+            columns, attempt = assembler.rows.shape[1:], exchange.attempt(self._task)
+            run_spec = RunSpec(
+                spec, plan, layout, columns, self._options, history.pace, series, attempt
+            )
+            # A stripe takes longer with wider rows, so speeds measured with others are in another
+            # unit.
+            in_seconds = measured_with == row
             live = LiveRound(
-                self._plugin.exchange,
-                spec,
-                plan,
-                layout,
-                # A stripe takes longer with wider rows, so speeds measured with others are in
-                # another unit.
-                measured_with == row,
+                self._plugin,
+                run_spec,
                 operand,
-                self._options,
-                history.pace,
+                assembler,
+                in_seconds,
                 in_thread,
-                self._plugin.exchange.attempt(self._task),
-                self._plugin.mappings,
-                series,
                 self._replan,
                 verifier,
-                spreads,
             )
             try:
                 await live.run()

@@ -54,15 +54,15 @@ def test_a_plan_is_asked_for_again_after_an_error():
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 4)
 async def test_speeds_measured_with_another_width_are_in_no_known_unit(c, s, *workers, monkeypatch):
-    def spy_on(name, position):
-        original = getattr(live_round, name)
+    def spy_on(module, name, position):
+        original = getattr(module, name)
 
         def spy(*args):
             spy.seen.append(args[position])
             return original(*args)
 
         spy.seen = []
-        monkeypatch.setattr(live_round, name, spy)
+        monkeypatch.setattr(module, name, spy)
         return spy.seen
 
     def loop(C):
@@ -74,12 +74,12 @@ async def test_speeds_measured_with_another_width_are_in_no_known_unit(c, s, *wo
 
     C = await coded.encode(np.ones((120, 20)), coded.MDS(4, 3), c)
     monkeypatch.setattr(Timeouts, "PLANS", 0.0)
-    planned, delivered = spy_on("Round", 5), spy_on("Delivery", 4)
+    planned, delivered = spy_on(live_round, "Round", 5), spy_on(rounds, "Delivery", 1)
     np.testing.assert_allclose(await coded.submit(loop, C, client=c), np.full((120, 3), 20.0))
     assert planned[-2].any()
     assert planned[-1] is None
     # Where a large operand should not pass does not depend on its width.
-    assert delivered[-1].any()
+    assert any(delivered[-1].plan.lags)
 
 
 def test_no_measurements_pile_up_while_all_threads_of_a_worker_are_busy(monkeypatch):

@@ -48,12 +48,18 @@ class Peer:
 
 
 def delivery(peers: list[Peer], x: Any = None, place: Any = None, **options: Any) -> Delivery:
-    exchange: Any = SimpleNamespace(has_memory=True)
+    by_address = {peer.address: peer for peer in peers}
+    exchange: Any = SimpleNamespace(has_memory=True, channel=by_address.get)
+    plan = SimpleNamespace(
+        addresses=[*by_address],
+        lags=np.arange(float(len(peers))),  # the first one of each host reports first
+        speed=np.ones(len(peers)),
+    )
+    layout = SimpleNamespace(pieces_of=[[worker] for worker in range(len(peers))])
+    spec = SimpleNamespace(**({"footprints": None} | options))
+    run_spec: Any = SimpleNamespace(run_id="run", plan=plan, spec=spec, layout=layout)
     x = np.arange(100_000.0) if x is None else x
-    lags = np.arange(float(len(peers)))  # the first one of each host reports first
-    options = {"footprints": None, "blocks_of": None} | options
-    offer = Offer(x, place)
-    return Delivery(exchange, "run", peers, offer, lags, np.ones(len(peers)), **options)
+    return Delivery(exchange, run_spec, Offer(x, place))
 
 
 def begun(peers: list[Peer], workers: Any, **options: Any) -> tuple[Delivery, list[Ticket]]:
@@ -177,7 +183,7 @@ async def test_a_neighbour_that_needs_other_entries_joins_on_its_own():
         bits[some] = True
         packed.append(zlib.compress(np.packbits(bits).tobytes()))
     peers = [Peer(1, 0), Peer(1, 1), Peer(1, 2)]
-    options = {"footprints": Footprints(packed), "blocks_of": lambda worker: [worker // 2]}
+    options = {"footprints": Footprints(packed), "blocks_of": lambda pieces: {pieces[0] // 2}}
     found, _ = begun(peers, [0], **options, x=np.arange(200_000.0).reshape(100_000, 2))
     found.heard(0, OperandAt("run", PLACE))
     assert found.ticket(1) == Ticket(PLACE)

@@ -297,13 +297,17 @@ async def test_chunks_of_an_operand_that_is_here_already_are_confirmed(c, s, *wo
 async def test_the_receiver_of_a_host_is_the_worker_that_reports_first(c, s, *workers):
     await coded.encode(np.ones((6, 4)), coded.MDS(3, 2), c)
     exchange = worker_plugin(workers[0]).exchange
-    channels = [
-        SimpleNamespace(address=w.address, near=False, may_share=False, unreadable=0)
+    channels = {
+        w.address: SimpleNamespace(
+            address=w.address, near=False, may_share=False, unreadable=0, silent=False
+        )
         for w in workers
-    ]
+    }
     for lags, speeds in [((0.5, 0.02, 0.01), (1, 1, 1)), ((0, 0, 0), (0.2, 0.9, 1))]:
-        x, lags, speeds = np.ones(100_000), np.array(lags), np.array(speeds)
-        delivery = Delivery(exchange, "run", channels, Offer(x), lags, speeds, None, None)
+        plan = SimpleNamespace(addresses=[*channels], lags=lags, speed=np.array(speeds))
+        run_spec = SimpleNamespace(plan=plan, spec=SimpleNamespace(footprints=None))
+        hub = SimpleNamespace(has_memory=exchange.has_memory, channel=channels.get)
+        delivery = Delivery(hub, run_spec, Offer(np.ones(100_000)))
         delivery.plan(range(3))
         host = delivery._host_of[2]
         assert (host.receiver, host.waiting) == (2, [1, 0])

@@ -19,18 +19,17 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, NamedTuple
 
 import numpy as np
-from dask.typing import Key
 from distributed.comm import get_address_host
 
 from dask_coded.rounds.broadcast import Broadcast, Route, SendChunk
-from dask_coded.rounds.footprint import Footprints
+from dask_coded.runtime.coordinator.run_spec import RunSpec
 from dask_coded.runtime.operand import (
     ChunkConfirmed,
     ChunksLacking,
@@ -40,10 +39,9 @@ from dask_coded.runtime.operand import (
     Ticket,
     entries_of,
 )
-from dask_coded.transport import Channel, Exchange
+from dask_coded.transport import Exchange
 from dask_coded.transport.memory import LEAST_BYTES, SharedArray
 from dask_coded.transport.messages import Message
-from dask_coded.typing import Floats
 
 # Operands go from host to host if the coordinator would have to send this many bytes otherwise.
 # Below that, the way over another host takes longer.
@@ -104,19 +102,8 @@ class Delivery:
     Parameters
     ----------
     exchange : Exchange
-    run_id : Key
-        Of the round.
-    channels : sequence of Channel
-        To each worker of the round.
+    run_spec : RunSpec
     operand : Offer
-    lags : ndarray, shape (workers,)
-        Seconds that each worker is expected to need before it reports.
-    speeds : ndarray, shape (workers,)
-        Predicted speeds, in any unit.
-    footprints : Footprints or None
-        Which entries of the operand each block needs, if these are few.
-    blocks_of : callable(int) -> collection of int
-        Returns the blocks that the pieces of a worker equal or combine.
 
     Attributes
     ----------
@@ -124,26 +111,14 @@ class Delivery:
         Bytes of the operand.
     """
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        run_id: Key,
-        channels: Sequence[Channel],
-        operand: Offer,
-        lags: Floats,
-        speeds: Floats,
-        footprints: Footprints | None,
-        blocks_of: Callable[[int], Collection[int]],
-    ) -> None:
+    def __init__(self, exchange: Exchange, run_spec: RunSpec, operand: Offer) -> None:
         self._exchange = exchange
-        self._run_id = run_id
-        self._channels = channels
+        self._run_spec = run_spec
+        self._channels = [exchange.channel(address) for address in run_spec.plan.addresses]
         self._operand, self._place = operand
         self.size = 0 if operand.array is None else operand.array.nbytes
-        self._lags = lags
-        self._speeds = speeds
-        self._footprints = footprints
-        self._blocks_of = blocks_of
+        # Which entries of the operand each block needs, if these are few.
+        self._footprints = run_spec.spec.footprints
         self._ended = False
         self._rides = True  # whether the operand is in the first message
         self._hosts: dict[str, _Host] = {}
@@ -155,7 +130,7 @@ class Delivery:
 
     def plan(self, workers: Iterable[int]) -> None:
         """Choose the way of the operand to the workers that take part from the start."""
-        if self._operand is None or self._operand.nbytes < LEAST_BYTES:
+        if self.size < LEAST_BYTES:
             return
         hosts: dict[str, list[int]] = {}
         for worker in workers:
@@ -164,11 +139,12 @@ class Delivery:
         distant = sum(map(len, hosts.values()))
         # Parts are less to send even to a single worker, which may be called in late.
         least = 1 if self._footprints is None else 2
-        self._rides = max(distant, least) * self._operand.nbytes < _LEAST_SENT
+        self._rides = max(distant, least) * self.size < _LEAST_SENT
         if self._rides:
             return
         # Workers that are expected to report first; in a first round no lags are known.
-        rank = np.lexsort((-self._speeds, self._lags)).argsort()
+        plan, silent = self._run_spec.plan, [channel.silent for channel in self._channels]
+        rank = np.lexsort((-plan.speed, np.array(silent), np.array(plan.lags))).argsort()
         for name, there in hosts.items():
             receiver, *others = sorted(there, key=rank.__getitem__)
             blocks = {block for worker in there for block in self._needed(worker)}
@@ -190,7 +166,9 @@ class Delivery:
 
     def _needed(self, worker: int) -> list[int]:
         """Return the parts that a worker needs."""
-        return [0] if self._footprints is None else sorted(set(self._blocks_of(worker)))
+        if self._footprints is None:
+            return [0]
+        return sorted(self._run_spec.spec.blocks_of(self._run_spec.layout.pieces_of[worker]))
 
     def _forest(self) -> Broadcast:
         """Return the broadcast; the first call makes it, with those that receive by then."""
@@ -203,7 +181,7 @@ class Delivery:
                     receivers[block].append(host.receiver)
             self._parts = entries_of(self._operand, columns, list(map(len, receivers)))
             parts = [(len(e.numbers), to) for e, to in zip(self._parts, receivers, strict=True)]
-            self._broadcast = Broadcast(parts, self._lags)
+            self._broadcast = Broadcast(parts, np.asarray(self._run_spec.plan.lags))
         return self._broadcast
 
     def ticket(self, worker: int) -> Ticket:
@@ -320,7 +298,7 @@ class Delivery:
             entries = self._parts[bisect_right(self._parts, number, key=_first) - 1]
             below = self._addresses(command.below)
             data = entries.chunk(number)
-            message = OperandChunk(self._run_id, entries.part, number, data, below)
+            message = OperandChunk(self._run_spec.run_id, entries.part, number, data, below)
             self._channels[command.host].post(message)
         if self._timer is not None:
             self._timer.cancel()

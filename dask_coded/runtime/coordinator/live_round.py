@@ -24,7 +24,7 @@ from dask_coded.rounds import (
 )
 from dask_coded.rounds.assignment import all_tried
 from dask_coded.runtime.answers import RoundPlan
-from dask_coded.runtime.coordinator.delivery import Delivery, Offer
+from dask_coded.runtime.coordinator.delivery import Delivery
 from dask_coded.runtime.coordinator.report import RoundReport
 from dask_coded.runtime.coordinator.run_spec import RunSpec
 from dask_coded.runtime.coordinator.verdict import Verdict
@@ -80,7 +80,8 @@ class LiveRound:
     plugin : CodedWorkerPlugin
         Of the coordinator's worker.
     run_spec : RunSpec
-    operand : Offer
+    delivery : Delivery
+        Of the operand.
     assembler : Assembler
         Of this operand.
     in_seconds : bool
@@ -102,14 +103,14 @@ class LiveRound:
         self,
         plugin: CodedWorkerPlugin,
         run_spec: RunSpec,
-        operand: Offer,
+        delivery: Delivery,
         assembler: Assembler,
         in_seconds: bool,
         in_thread: InThread,
         replan: Replan,
         verifier: Callable[[], Verifier] | None = None,
     ) -> None:
-        spec, plan, layout = run_spec.spec, run_spec.plan, run_spec.layout
+        plan, layout = run_spec.plan, run_spec.layout
         self.run_spec = run_spec
         self.report = RoundReport()
         self.began = monotonic()
@@ -118,12 +119,11 @@ class LiveRound:
         self._plan = plan
         self._layout = layout
         self._mappings = plugin.mappings
+        self._delivery = delivery
         self._assembler = assembler
         self._in_thread = in_thread
         self._failure: Exception | None = None
-        self.verdict = Verdict(
-            spec.code, spec.geometry, run_spec.columns, run_spec.holders, verifier
-        )
+        self.verdict = Verdict(run_spec, verifier)
         # Shares that came before the verifier was prepared.
         self._early: list[tuple[int, Share]] = []
         # Shares that have not been handed to the assembler yet, and their bytes.
@@ -144,24 +144,13 @@ class LiveRound:
         # wrongly, are given work when another one falls silent.
         self._reserve = set(np.flatnonzero(speeds == 0).tolist()) - self._silent
         speeds[list(self._silent)] = 0.0
-        lags = np.asarray(plan.lags)
-        self._delivery = Delivery(
-            exchange,
-            run_spec.run_id,
-            self._channels,
-            operand,
-            lags,
-            speeds,
-            spec.footprints,
-            lambda worker: spec.blocks_of(layout.pieces_of[worker]),
-        )
         self.round = Round(
             layout,
             run_spec.policy,
             speeds,
             self.began,
             run_spec.pace.reporting,
-            lags if in_seconds else None,
+            np.asarray(plan.lags) if in_seconds else None,
             run_spec.least_batch,
         )
 

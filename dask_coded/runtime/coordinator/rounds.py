@@ -29,7 +29,7 @@ from dask_coded.rounds import Layout, LoopHistory, Rest, RoundOptions
 from dask_coded.rounds.accuracy import LIMIT, NotSolvableError, lose_half
 from dask_coded.runtime.answers import Lost, RoundPlan, ask
 from dask_coded.runtime.coordinator.checks import Checks, WrongCheck
-from dask_coded.runtime.coordinator.delivery import Offer, offered
+from dask_coded.runtime.coordinator.delivery import Delivery, Offer, offered
 from dask_coded.runtime.coordinator.live_round import InThread, LiveRound, RoundUnfinishableError
 from dask_coded.runtime.coordinator.report import RoundReport
 from dask_coded.runtime.coordinator.run_spec import RunSpec
@@ -256,7 +256,7 @@ class Coordinator:
             live = LiveRound(
                 self._plugin,
                 run_spec,
-                operand,
+                Delivery(exchange, run_spec, operand),
                 assembler,
                 in_seconds,
                 in_thread,

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from dask_coded.codes import Code
-from dask_coded.rounds import Geometry, StripeRange, Verifier
+from dask_coded.rounds import StripeRange, Verifier
 from dask_coded.rounds.blame import Evidence
+from dask_coded.runtime.coordinator.run_spec import RunSpec
 from dask_coded.typing import Bools
 
 
@@ -18,12 +18,7 @@ class Verdict:
 
     Parameters
     ----------
-    code : Code
-    geometry : Geometry
-    row : tuple of int
-        Shape of a row of a share.
-    holders : sequence of str
-        Address of the worker with each piece.
+    run_spec : RunSpec
     prepare : callable, optional
         Prepares the verifier, in the algorithm's thread; by default shares are not verified.
 
@@ -35,17 +30,10 @@ class Verdict:
         Addresses of workers that sent what cannot be shares of theirs.
     """
 
-    def __init__(
-        self,
-        code: Code,
-        geometry: Geometry,
-        row: tuple[int, ...],
-        holders: Sequence[str],
-        prepare: Callable[[], Verifier] | None,
-    ) -> None:
-        self._code = code
-        self._geometry, self._row = geometry, row
-        self._holders = holders
+    def __init__(self, run_spec: RunSpec, prepare: Callable[[], Verifier] | None) -> None:
+        self._code, self._geometry = run_spec.spec.code, run_spec.spec.geometry
+        self._row = run_spec.columns
+        self._holders = run_spec.holders
         self._prepare = prepare
         self._verifier: Verifier | None = None
         # With how much each contradicts its checks.

@@ -155,7 +155,8 @@ class _Coming:
         self._columns = columns
         self._run_id = run_id
         self._loop = asyncio.get_running_loop()
-        self._ready: Ready | None = None
+        # Those of the round, once it has been started here.
+        self._ready: Ready
         self._answer: Answer | None = None
         self._expected: Sequence[tuple[Part, bytes | None]] = ()
         self._entries: dict[int, Entries] = {}  # by the number of the first chunk
@@ -178,7 +179,7 @@ class _Coming:
     @property
     def claimed(self) -> bool:
         """Whether its round has been started here."""
-        return self._ready is not None
+        return self._answer is not None
 
     def claim(
         self, parts: Sequence[tuple[Part, bytes | None]], ready: Ready, answer: Answer
@@ -221,6 +222,7 @@ class _Coming:
         """Put the parts together once all of them are here, and hand them on."""
         if self._operand is not None or not self._expected or self._relay.wake is not None:
             return
+        assert self._answer is not None
         part, packed = self._expected[0]
         if packed is None:
             self._operand = self._entries[part.first].array
@@ -232,29 +234,20 @@ class _Coming:
                     continue
                 assert packed is not None
                 self._operand[self._columns(packed)] = self._entries[part.first].array
-        self._deliver()
+        self._ready(self._operand)
         place = None if self._segment is None else self._segment.place(self._operand)
-        self._tell(OperandAt(self._run_id, place))
+        self._answer(OperandAt(self._run_id, place))
 
     def found(self, place: Any, mappings: Mappings) -> None:
         """Record where the receiver of this host has left the operand."""
-        if self._operand is not None or not self.claimed:
+        if self._operand is not None or self._answer is None:
             return  # it came another way meanwhile
         try:
             self._operand = mappings.view(SharedArray.received(place))
         except OSError:
-            self._tell(ChunksLacking(self._run_id, (), unreadable=True))
+            self._answer(ChunksLacking(self._run_id, (), unreadable=True))
         else:
-            self._deliver()
-
-    def _deliver(self) -> None:
-        assert self._ready is not None
-        ready, self._ready = self._ready, _done
-        ready(self._operand)
-
-    def _tell(self, message: Message) -> None:
-        if self._answer is not None:
-            self._answer(message)
+            self._ready(self._operand)
 
     def _obey(
         self, commands: Sequence[PassOn | Confirm | ReportLacking], chunk: Any = None
@@ -270,7 +263,8 @@ class _Coming:
                 case Confirm(answer, number):
                     answer(ChunkConfirmed(self._run_id, number))
                 case ReportLacking(numbers):
-                    self._tell(ChunksLacking(self._run_id, numbers))
+                    assert self._answer is not None  # nothing is lacking before
+                    self._answer(ChunksLacking(self._run_id, numbers))
 
     def _heard(self, address: str, message: Message) -> None:
         match message:
@@ -283,7 +277,7 @@ class _Coming:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._operand is None and self._answer is not None and self._relay.wake is not None:
+        if self._operand is None and self._relay.wake is not None:
             self._timer = self._loop.call_at(
                 self._loop.time() + max(self._relay.wake - monotonic(), 0.0), self._tick
             )
@@ -302,7 +296,3 @@ class _Coming:
         if self._segment is not None and over:
             # A late thread may still read it, for a round whose messages are dropped.
             self._exchange.memory.reuse(self._segment)
-
-
-def _done(operand: Any) -> None:
-    """Stand for a round that has its operand."""

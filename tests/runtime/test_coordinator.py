@@ -13,7 +13,7 @@ from distributed.utils_test import gen_cluster
 import dask_coded as coded
 from dask_coded.membership import Timeouts
 from dask_coded.rounds import RoundOptions
-from dask_coded.runtime.coordinator import live_round
+from dask_coded.runtime.coordinator import live_round, rounds
 from dask_coded.runtime.coordinator.rounds import Coordinator
 from dask_coded.runtime.spec import CodedDataLostError
 from dask_coded.runtime.worker import probe

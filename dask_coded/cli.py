@@ -7,7 +7,7 @@ as plain lines on standard error otherwise. What a terminal cannot show is writt
 exit code  meaning
 =========  ===============================================================
 0          done
-1          the computation failed or did not converge
+1          the computation failed or did not converge; ``check`` has found something to mend
 2          wrong usage, bad input or a scheduler that cannot be reached
 130        interrupted
 =========  ===============================================================
@@ -16,9 +16,10 @@ exit code  meaning
 from __future__ import annotations
 
 import io
+import json
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -32,6 +33,9 @@ from dask_coded import __version__
 from dask_coded.arguments import printable
 from dask_coded.codes import CODES, Code
 from dask_coded.demo import run_demo
+from dask_coded.diagnosis import tables
+from dask_coded.diagnosis.collect import collect
+from dask_coded.diagnosis.findings import findings
 from dask_coded.display import Display
 from dask_coded.graph import ConvergenceError, Graph, pagerank, read_graph
 from dask_coded.local import local_client
@@ -266,6 +270,49 @@ def demo_command(
     run_demo(workers, output, slow=slow, factor=factor, graph=read)
 
 
+@coded.command("check")
+@click.argument("address")
+@click.option("--json", "as_json", is_flag=True, help="Write everything as JSON instead.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=10.0,
+    show_default=True,
+    help="Seconds to wait for each answer of a worker.",
+)
+@click.option(
+    "--peers",
+    type=click.IntRange(min=1),
+    default=16,
+    show_default=True,
+    help="To how many others each worker tries to connect.",
+)
+def check_command(address: str, as_json: bool, timeout: float, peers: int) -> None:
+    """Check whether all workers of a cluster can take part in coded rounds.
+
+    ADDRESS is that of the scheduler. The table shows for each worker: versions that differ from
+    those here; dask-coded's plugins, which the first encoding installs; how many others on its
+    host have memory that it can read; how many of the others that tried have reached it, and how
+    long a round trip takes; its speed relative to the fastest worker, in a small product now and
+    in the last rounds. Below stands what must be mended, and what could be better. The exit code
+    is 1 if something must be mended.
+    """
+    with _cluster(None, address, lambda text: click.echo(text, err=True)) as client:
+        # Asking is all that the client does: nothing is installed on the cluster.
+        cluster = client.sync(collect, client, timeout=timeout, peers=peers)
+    found = findings(cluster)
+    if as_json:
+        click.echo(json.dumps(tables.as_json(cluster, found), indent=2))
+    else:
+        click.echo(tables.heading(cluster))
+        _Display().columns(tables.COLUMNS, tables.rows(cluster))
+        for finding in found:
+            click.echo(f"{finding.severity.capitalize()}: {finding.text}")
+        click.echo(tables.summary(found))
+    if not tables.is_fit(found):
+        click.get_current_context().exit(1)
+
+
 # -- the steps of a command --------------------------------------------------------------------
 
 
@@ -365,6 +412,24 @@ def _writer(path: Path) -> Callable[[Ranking], None]:
 
 class _Display(Display):
     """Also shows results."""
+
+    def columns(self, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """Print a table of words."""
+        if self.console is None:
+            widths = [max(map(len, column)) for column in zip(titles, *rows)]
+            for row in (titles, *rows):
+                cells = (f"{cell:<{width}}" for cell, width in zip(row, widths))
+                click.echo("  ".join(cells).rstrip())
+            return
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(*titles)
+        for row in rows:
+            table.add_row(
+                *(Text(printable(c, self.console.encoding), overflow="fold") for c in row)
+            )
+        self.console.print(table)
 
     def table(self, ranking: Ranking) -> None:
         """Print nodes and scores."""

@@ -56,6 +56,10 @@ class SpeedHistory:
         """The number of rounds recorded."""
         return self._records.rounds
 
+    def __contains__(self, worker: str) -> bool:
+        """Whether the speed of a worker was measured in any round."""
+        return worker in self._rows
+
     def record(self, measured: Mapping[str, float]) -> None:
         """Record one round: work per second of each worker that took part, in any common unit."""
         workers = list(measured)

@@ -174,7 +174,9 @@ def test_a_row_used_again_remembers_nothing() -> None:
     history = SpeedHistory()
     for _ in range(10):
         history.record({"a": 1.0, "b": 0.2})
+    assert "b" in history and "z" not in history
     history.forget("b")
+    assert "b" not in history
     history.record({"a": 1.0, "c": 3.0})
     for name in LEARNING:
         a, c = history.predict(["a", "c"], name)

@@ -28,7 +28,7 @@ from dask_coded.arguments import check_workers, unwrapped
 from dask_coded.caller import warner
 from dask_coded.choice import Choice
 from dask_coded.codes import Code, RandomLinear
-from dask_coded.compat import TaskRef
+from dask_coded.compat import TaskRef, known_workers
 from dask_coded.dispatch import dispatch_products
 from dask_coded.display import Display
 from dask_coded.labels import UNLABELLED, Labels, as_factor, labels_of
@@ -412,11 +412,19 @@ class CodedArray(ProductArray):
         encoded, code = self.encoded, self.code
         each = format_bytes(encoded.nbytes // code.pieces)
         per_worker = encoded.workers.count(encoded.workers[0])
+        homes = len(set(encoded.workers))
+        survives = f"the loss of any {code.tolerance} of its workers"
+        placement = f"{per_worker} on each of {homes} workers"
+        # Pieces of workers that have left move to others, one each as long as there are enough.
+        now = known_workers(encoded.futures[0].client)
+        if now is not None and now < homes:
+            survives += f", once there are {homes} again"
+            placement += f" when encoded, now on the {now} that {'is' if now == 1 else 'are'} left"
         return {
             "Code": repr(code),
-            "Survives": f"the loss of any {code.tolerance} of its workers",
+            "Survives": survives,
             "Pieces": f"{code.pieces} of {each}, {format_bytes(encoded.nbytes)} in total",
-            "Placement": f"{per_worker} on each of {len(set(encoded.workers))} workers",
+            "Placement": placement,
             "Moved": f"{format_bytes(encoded.bytes_moved)} between workers to build the pieces",
             "Transpose": "coded" if self._back is not None else "not coded",
         }

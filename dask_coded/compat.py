@@ -65,6 +65,7 @@ __all__ = [
     "handle_out",
     "heartbeat_interval",
     "in_pool",
+    "known_workers",
     "makes_result",
     "parse_einsum_input",
     "send_to_scheduler",
@@ -183,6 +184,16 @@ def makes_result(ts: TaskState) -> bool:
     Without it, a client's result is lost with the worker that finishes it.
     """
     return bool(ts.who_wants) and isinstance(ts.key, str) and ts.key.startswith("finalize-")
+
+
+def known_workers(client: Client) -> int | None:
+    """Return how many workers a cluster has, as its client has heard within the last two seconds.
+
+    None if it is closed. Without it, the representation of an array does not say that workers have
+    left, because a representation must not wait for the scheduler.
+    """
+    number: int | None = client._scheduler_identity.get("n_workers")
+    return number
 
 
 def send_to_scheduler(client: Client, message: Mapping[str, Any]) -> None:

@@ -62,7 +62,11 @@ class _Collector:
         able = [a for a, has in packages.items() if has.get(_OWN) == __version__]
         hold = (_TOWARDS + 1) * self._timeout
         answers = await self._each(able, lambda a: self._run(a, remote.on_worker, hold))
-        late = f"it gave no answer within {self._timeout:g} seconds"
+        # It imports the package first, which takes seconds, and many times more on a busy host.
+        late = (
+            f"it gave no answer within {self._timeout:g} seconds, perhaps because it was still "
+            "importing dask-coded; try again, or raise --timeout"
+        )
         errors = {a: late for a, x in answers.items() if x is None}
         errors |= {a: repr(x) for a, x in answers.items() if isinstance(x, Exception)}
         own = {a: x for a, x in answers.items() if isinstance(x, dict)}

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 from distributed import Client, LocalCluster
+from distributed.utils_test import async_poll_for, gen_cluster
 
 import dask_coded as coded
 
@@ -650,6 +651,20 @@ def test_repr(both, C):
     assert "<table>" in both._repr_html_()
     assert "not coded" in C._repr_html_()
     assert C.encoded.nbytes >= 5 * 8 * COLUMNS * (ROWS // 3)
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 4)
+async def test_repr_says_that_workers_have_left(c, s, *workers):
+    C = await coded.encode(np.eye(8), coded.MDS(4, 3), client=c)
+    assert "placement=1 on each of 4 workers>" in repr(C)
+    await c.retire_workers([w.address for w in workers[1:]])
+    await async_poll_for(lambda: "when encoded" in repr(C), timeout=60)
+    assert "placement=1 on each of 4 workers when encoded, now on the 1 that is left>" in repr(C)
+    assert "the loss of any 1 of its workers, once there are 4 again" in C._repr_html_()
+    homes = await c.who_has(list(C.encoded.futures))
+    assert set(homes.values()) == {(workers[0].address,)}
+    await c.close()
+    assert "placement=1 on each of 4 workers>" in repr(C)
 
 
 def test_repr_of_repetition(client):

@@ -276,9 +276,9 @@ def demo_command(
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0, min_open=True),
-    default=10.0,
+    default=30.0,
     show_default=True,
-    help="Seconds to wait for each answer of a worker.",
+    help="Seconds to wait for each answer of a worker, which imports the package for the first.",
 )
 @click.option(
     "--peers",

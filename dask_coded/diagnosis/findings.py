@@ -93,7 +93,7 @@ def _all(cluster: ClusterFacts) -> Iterator[Finding]:
                 "need be done. If it should be as fast as the others, look what else runs on its "
                 "host, and at the limits of its processor time.",
             )
-    yield from _links(cluster)
+    yield from _one_cause(cluster, list(_links(cluster)))
 
 
 def _named(worker: WorkerFacts) -> str:
@@ -240,6 +240,31 @@ def _links(cluster: ClusterFacts) -> Iterator[Finding]:
                 f"{name}: {_some([a for a, _ in into])} cannot connect to it ({into[0][1]}). Look "
                 "at the firewalls and routes between them.",
             )
+
+
+def _one_cause(cluster: ClusterFacts, found: list[Finding]) -> list[Finding]:
+    """Return a single finding instead of several if all links that fail end at one worker."""
+    failed = [
+        (a.address, b, link.error)
+        for a in cluster.workers
+        for b, link in a.links.items()
+        if link.seconds is None
+    ]
+    ends = set.intersection(*({a, b} for a, b, _ in failed)) if failed else set()
+    if len(found) < 2 or len(ends) != 1:
+        return found
+    [address] = ends
+    others = sorted({end for a, b, _ in failed for end in (a, b)} - ends)
+    worker = next(w for w in cluster.workers if w.address == address)
+    return [
+        Finding(
+            "error",
+            address,
+            f"{_named(worker)}: connections between it and {_some(others)} fail "
+            f"({failed[0][2]}), those between other workers do not. Look at its firewall and its "
+            "routes.",
+        )
+    ]
 
 
 def _some(addresses: Sequence[str]) -> str:

@@ -129,6 +129,16 @@ def test_a_single_link_that_is_shut_is_named_with_both_ends():
     assert f"{A} cannot connect to it" in text
 
 
+def test_a_worker_at_the_end_of_all_links_that_are_shut_is_named_alone():
+    D = "tcp://10.0.0.5:4000"
+    free = worker(D, links={A: OPEN, B: OPEN, C: OPEN})
+    [(severity, address, text)] = found(
+        linked(A, b=OPEN, c=SHUT), linked(B, a=OPEN, c=SHUT), linked(C, a=SHUT, b=SHUT), free
+    )
+    assert (severity, address) == ("error", C)
+    assert f"connections between it and {A}, {B} fail (Connection refused)" in text
+
+
 def test_workers_that_all_cannot_connect_are_one_error():
     [(severity, address, text)] = found(linked(A, b=SHUT), linked(B, a=SHUT))
     assert (severity, address) == ("error", SCHEDULER)

@@ -192,7 +192,9 @@ def known_workers(client: Client) -> int | None:
     None if it is closed. Without it, the representation of an array does not say that workers have
     left, because a representation must not wait for the scheduler.
     """
-    number: int | None = client._scheduler_identity.get("n_workers")
+    found = client._scheduler_identity
+    # 2024.12.0 has all workers and no number; newer ones have the number and a few workers.
+    number: int | None = found.get("n_workers", len(found["workers"])) if found else None
     return number
 
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from distributed import Client
 
 _OWN = "dask-coded"
-_ASKED = [name for name in PACKAGES if name != "python"]
+# Beside what Dask says anyway. Old releases import what they are asked for.
+_ASKED = ["dask_coded", "scipy"]
 # Connecting to peers takes one timeout, and as much for the round trips; the answer comes after.
 _TOWARDS = 3
 
@@ -113,7 +114,7 @@ class _Collector:
         return ClusterFacts(self._scheduler.address, self._ours, theirs, plugins, tuple(found))
 
     async def _workers(self) -> Mapping[str, Any]:
-        identity = await self._scheduler.identity(n_workers=-1)
+        identity = await self._scheduler.identity()
         workers: Mapping[str, Any] = identity["workers"]
         return workers
 
@@ -157,7 +158,8 @@ class _Collector:
 
 def _versions(found: Mapping[str, Any]) -> dict[str, str]:
     """Return the versions of the packages that matter."""
-    host, packages = found["host"], found["packages"]
+    host, packages = found["host"], dict(found["packages"])
+    packages[_OWN] = packages.get("dask_coded")
     python = ".".join(host["python"].split(".")[:3])
     versions = {name: packages.get(name) for name in PACKAGES} | {"python": python}
     return {name: version for name, version in versions.items() if version}

@@ -77,8 +77,8 @@ async def test_workers_of_other_environments_are_named(c, s, a, b, w, x):
 
         return versions
 
-    b.handlers["versions"] = other(**{"dask-coded": None})
-    w.handlers["versions"] = other(**{"dask-coded": "99.0"})
+    b.handlers["versions"] = other(dask_coded=None)
+    w.handlers["versions"] = other(dask_coded="99.0")
     found = errors(await collect(c, timeout=60, peers=16))
     assert found.keys() == {b.address, w.address}
     assert f"Worker {b.address}" in found[b.address]

@@ -44,6 +44,9 @@ class Model:
         How many steps may be in flight at once.
     state : dict or None
         State of a replica to continue from.
+    cells : int or None
+        Number of cells of the data, see :class:`~dask_coded.training.batches.Batches`. A replica of
+        as many parts computes the gradients of units.
     """
 
     gradient: Gradient
@@ -56,6 +59,7 @@ class Model:
     layers: Sequence[tuple[int, ...]]
     width: int = 1
     state: dict[str, Any] | None = None
+    cells: int | None = None
 
     def replica(self, parts: int, segments: int) -> Replica:
         """Make a replica for data in ``parts`` parts and gradients in ``segments`` segments."""
@@ -85,7 +89,7 @@ class Replica:
         self._model = model
         self._parameters = model.parameters.copy()
         self._optimizer_state = model.optimizer.start(self._parameters)
-        self._batches = Batches(model.samples, parts, model.batch_size, model.seed)
+        self._batches = Batches(model.samples, parts, model.batch_size, model.seed, model.cells)
         self._compressor = (
             Compressor()
             if model.compression is None

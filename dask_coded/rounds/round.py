@@ -128,6 +128,24 @@ class Round:
         self.state.lose(gone)
         return self._after(now, repair=True)
 
+    def forgot(self, worker: int, ranges: list[StripeRange], now: float) -> list[Command]:
+        """Record that a worker is gone, and with it what it has computed of some ranges, and react.
+
+        A round that had finished may go on.
+        """
+        self.state.forget(ranges)
+        self.state.lose(self.layout.pieces_of[worker])
+        return self._reopened(now)
+
+    def regained(self, workers: Iterable[int], now: float) -> list[Command]:
+        """Record that workers are back with their pieces but without results, and react."""
+        self.state.regain([p for worker in workers for p in self.layout.pieces_of[worker]])
+        return self._reopened(now)
+
+    def _reopened(self, now: float) -> list[Command]:
+        self.finished, self.failed, self.erred = False, None, False
+        return self._after(now, repair=True)
+
     def raised(self, pieces: Iterable[int], now: float) -> list[Command]:
         """Record that computing pieces raises an exception on their workers, and react."""
         gone = list(pieces)

@@ -258,6 +258,33 @@ class RoundState:
             self.queues[worker] = deque(r for r in self.queues[worker] if r.piece != piece)
             self.workers.owe(worker, self._owed(worker))
 
+    def credit(self, ranges: list[StripeRange]) -> None:
+        """Record ranges that were computed before the round; they say nothing about speeds."""
+        for part in ranges:
+            self._hold(part)
+            self._compute(part)
+
+    def forget(self, ranges: list[StripeRange]) -> None:
+        """Record that ranges do not count any more, whether they have come back or are owed."""
+        for part in ranges:
+            worker, group = int(self.layout.host[part.piece]), self.layout.group[part.piece]
+            before = self.computed.of[part.piece]
+            self.computed.set(part.piece, before & ~bits_of(part))
+            self._count(self.missing, self.computed, before, part)
+            for stripe in (self.missing[group, part.start : part.stop] > 0).nonzero()[0].tolist():
+                self.open[group] |= 1 << part.start + stripe
+            self._drop(worker, part)
+            self._release(part)
+            self.workers.owe(worker, self._owed(worker))
+
+    def regain(self, pieces: list[int]) -> None:
+        """Record that lost pieces are available again."""
+        for piece in pieces:
+            if not self.available[piece]:
+                worker = int(self.layout.host[piece])
+                self.available[piece] = self.present[worker] = True
+                self._pieces[worker] += 1
+
     def take(self) -> list[Command]:
         """Return the commands given since the last call."""
         commands, self.commands = self.commands, []

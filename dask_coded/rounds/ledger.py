@@ -1,0 +1,522 @@
+"""Who computes which unit of a training step, so that every unit counts exactly once.
+
+The round engine decides which worker should compute what. Its commands are wishes here: a
+:class:`~dask_coded.rounds.state.Withdraw` cannot be refused, and two workers may compute the same
+stripe, but a gradient that was added to a worker's running sum cannot be taken out of it. The
+ledger turns wishes into *exclusive grants*, and tells the engine of those that were refused:
+
+1. A unit is granted to one worker. To move it, the ledger sends `Recall` and grants it to another
+   worker only once it is released. A unit that was begun stays where it is.
+2. A second worker computes a *copy* only of the last unit that a worker owes, and keeps it apart.
+   Its worker is granted nothing more unless the copy is given up, so that it still has the unit in
+   hand, and either of the two can be dropped.
+3. `Close` divides the units among the workers and begins the sum. It precedes computing: it is sent
+   as soon as no move is worth a message, so that a step in which nothing moves has no message of
+   the leader on its critical path. If a worker turns out to be late afterwards, units move as
+   before, and `Close` comes again.
+4. If a worker is lost or does not answer a `Recall`, its *epoch* ends. Its units are free again,
+   also those that it has computed, because they were only in its sum.
+
+However often the step is closed, and whatever two leaders do, each total has all units once:
+contributions carry their units, and receivers add up disjoint sets only. The ledger is there so
+that a total comes about, and soon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import inf
+
+import numpy as np
+
+from dask_coded.rounds.assignment import InfeasibleError
+from dask_coded.rounds.closing import best_gain
+from dask_coded.rounds.granted import Granted
+from dask_coded.rounds.grants import (
+    Answer,
+    Close,
+    Collect,
+    Copy,
+    Deal,
+    Done,
+    Fetch,
+    Grant,
+    Holdings,
+    Recall,
+    Refused,
+    Released,
+    Summed,
+    disjoint,
+)
+from dask_coded.rounds.policies import Policy
+from dask_coded.rounds.reporting import Reporting
+from dask_coded.rounds.round import Round
+from dask_coded.rounds.state import Assign, Command, Withdraw
+from dask_coded.rounds.units import UnitLayout
+from dask_coded.typing import Floats
+
+#: A message and the worker that it is for.
+Letter = tuple[int, Grant]
+
+# An answer to `Recall` is due after the time of one unit and this many lags. The worker answers
+# while it computes, so the unit is for one that had no time at all for messages.
+_ANSWER_LAGS = 2
+
+
+class Ledger:
+    """One step, as its leader sees it: messages of workers in, messages to workers out.
+
+    The leader of a group drives it, or :class:`dask_coded.simulation.SqueezeSimulation`. Every
+    method takes the time of its event. After each, call :meth:`react` at :attr:`wake` if nothing
+    else happens.
+
+    Parameters
+    ----------
+    units : UnitLayout
+    policy : Policy
+        A new instance.
+    speeds : ndarray, shape (workers,)
+        Predicted units per second.
+    now : float
+        Seconds on the caller's clock.
+    step, term : int
+        Term of this leader, which must be higher than those of all earlier ones.
+    lags : ndarray, shape (workers,), optional
+        Expected lags in seconds, see :class:`~dask_coded.rounds.Round`.
+    reporting : Reporting, optional
+        By default workers report each unit.
+    doubt : float
+        Expected relative error of the predicted speeds. With 0 they are trusted to the point of
+        closing the step together with the first deal.
+    holdings : mapping of int to Holdings, optional
+        What workers that are left have of a step that an earlier leader has begun, as they answered
+        `Collect`. Workers without an entry are lost. Pass what else they have sent meanwhile to
+        :meth:`receive` after the start.
+
+    Attributes
+    ----------
+    round : Round
+        What the engine believes; it teaches the speeds of workers.
+    failed : str or None
+        Why the step cannot end: no worker that stores some unit is left.
+    closed : bool
+        Whether the last `Close` holds.
+    closing : int
+        How often the step was closed.
+    moved : int
+        Units granted to another worker than at first.
+    overflow : bool
+        Whether a unit did not fit its grid, so that the step must be done again.
+    wake : float or None
+    """
+
+    def __init__(
+        self,
+        units: UnitLayout,
+        policy: Policy,
+        speeds: Floats,
+        now: float,
+        *,
+        step: int = 0,
+        term: int = 1,
+        lags: Floats | None = None,
+        reporting: Reporting | None = None,
+        doubt: float = 0.0,
+        holdings: Mapping[int, Holdings] | None = None,
+    ) -> None:
+        self.units = units
+        self.step, self.term = step, term
+        self.round = Round(
+            units.layout, policy, speeds, now, reporting or Reporting(0.0, 0.0), lags
+        )
+        self.closed, self.closing, self.moved, self.overflow = False, 0, 0, False
+        self.wake: float | None = None
+        workers = units.layout.workers
+        self._doubt = doubt
+        self._epochs = [0] * workers
+        self._granted = Granted(units.units, workers)
+        # Of units that were recalled: the worker that gets them if they are released, if any.
+        self._target: dict[int, int | None] = {}
+        # When the answer to a `Recall` is due, by worker.
+        self._due: dict[int, float] = {}
+        # Units that were not released because they were begun, and when they may be recalled again.
+        self._begun: dict[int, float] = {}
+        # Workers whose epoch ended because they were silent; a sign of life brings them back.
+        self._silent: set[int] = set()
+        self._summed: set[int] = set()
+        # Whether an epoch has ended, so that some contributions may never come.
+        self._disturbed = False
+        self._letters: list[Letter] = []
+        self._resume(holdings)
+
+    # -- events --------------------------------------------------------------------------------
+
+    @property
+    def failed(self) -> str | None:
+        return None if self._summed else self.round.failed
+
+    @property
+    def over(self) -> bool:
+        """Whether a worker that is left has the sum; the others can fetch it."""
+        return bool(self._summed)
+
+    def start(self) -> list[Letter]:
+        """Deal the units."""
+        round_, layout = self.round, self.units.layout
+        known = [*self.units.absent]
+        for worker in range(layout.workers):
+            held = [u for u, holder in enumerate(self._granted.holder) if holder == worker]
+            known += self.units.ranges(worker, held)
+            round_.state.credit(
+                self.units.ranges(worker, [u for u in held if u in self._granted.done])
+            )
+        round_.state.credit(self.units.absent)
+        for worker, owed in enumerate(self._granted.owed):
+            round_.state.assign(worker, self.units.ranges(worker, sorted(owed)))
+        round_.state.take()
+        workers = round_.state.workers
+        usable = np.where(round_.state.present, workers.prior, 0.0)
+        try:
+            first = round_.policy.first(layout, usable, workers.lags)
+        except InfeasibleError:
+            # The round asks all workers that are left.
+            first = [[] for _ in range(layout.workers)]
+        taken = set(self.units.units_in(known))
+        ranges = [
+            self.units.ranges(worker, [u for u in self.units.units_in(own) if u not in taken])
+            if round_.state.present[worker]
+            else []
+            for worker, own in enumerate(first)
+        ]
+        self._follow(round_.start(ranges))
+        if self.over:
+            self._fetch(range(layout.workers))
+        return self.react(round_.state.now)
+
+    def receive(self, answers: Iterable[Answer], now: float) -> list[Letter]:
+        """Act once on messages that came together; those to other leaders are dropped."""
+        self.round.state.now = now
+        for answer in answers:
+            if answer.step != self.step or answer.term != self.term:
+                continue
+            worker = answer.worker
+            if worker in self._silent:
+                self._silent.discard(worker)
+                self._follow(self.round.regained([worker], now))
+                if self.over:
+                    self._fetch([worker])
+            if isinstance(answer, Summed):
+                self._have_sum(worker)
+            elif isinstance(answer, Holdings):
+                if not self.round.state.present[worker]:
+                    # It comes too late to use what the worker has.
+                    self._epochs[worker] = max(self._epochs[worker], answer.epoch + 1)
+                    self._follow(self.round.regained([worker], now))
+                if answer.summed:
+                    self._have_sum(worker)
+                elif self.over:
+                    self._fetch([worker])
+            elif self.round.state.present[worker] and answer.epoch == self._epochs[worker]:
+                match answer:
+                    case Done(units=units, seconds=seconds, overflow=overflow):
+                        self.overflow |= overflow
+                        self._computed(worker, units, seconds)
+                    case Released(asked=asked, units=units):
+                        self._released(worker, asked, units)
+                    case Refused(closing=closing) if self.closed and closing == self.closing:
+                        self._end_epoch(worker)
+                        self._follow(self.round.regained([worker], now))
+        return self.react(now)
+
+    def lost(self, workers: Iterable[int], now: float) -> list[Letter]:
+        """Record that workers are gone, with what they have computed, and react."""
+        self.round.state.now = now
+        for worker in workers:
+            self._silent.discard(worker)
+            self._end_epoch(worker)
+            if worker in self._summed:
+                # If no other worker has the sum, it is made again.
+                self.closed = False
+                self._summed.remove(worker)
+        if self._summed:
+            self._fetch(range(self.units.layout.workers))
+        return self.react(now)
+
+    def returned(self, worker: int, now: float) -> list[Letter]:
+        """Ask a lost worker that is back what it has; it takes part again once it answers."""
+        self._send(worker, Collect)
+        return self.react(now)
+
+    def react(self, now: float) -> list[Letter]:
+        """React to what was recorded, or to time that has passed."""
+        if not self.over:
+            self.round.state.now = now
+            self._give_up(now)
+            if self.round.finished and self.round.state.unfinished:
+                # A copy was given up that had finished the round.
+                self._follow(self.round.regained([], now))
+            self._follow(self.round.react(now))
+            if self._settled():
+                self._close()
+        wakes = [*self._due.values()]
+        if self.round.wake is not None:
+            wakes.append(self.round.wake)
+        self.wake = None if self.over else min(wakes, default=None)
+        letters, self._letters = self._letters, []
+        return letters
+
+    # -- wishes of the engine ------------------------------------------------------------------
+
+    def _follow(self, commands: list[Command]) -> None:
+        """Turn commands of the engine into messages."""
+        recalled: dict[int, list[int]] = {}
+        wished: dict[int, list[int]] = {}
+        for command in commands:
+            if isinstance(command, Withdraw):
+                for unit in self.units.units_in(command.ranges):
+                    if self._target.get(unit) == command.worker:
+                        self._target[unit] = None
+                    elif self._granted.holder[unit] != command.worker or unit in self._target:
+                        pass
+                    elif unit in self._granted.maker or self._asked_before(unit):
+                        self._believe(command.worker, unit)
+                    elif unit not in self._granted.done:
+                        self._recall(unit, None, recalled)
+        for command in commands:
+            if isinstance(command, Assign):
+                for unit in self.units.units_in(command.ranges):
+                    self._wish(command.worker, unit, recalled, wished)
+        for worker, units in recalled.items():
+            self._send(worker, Recall, units=tuple(units))
+            self._due.setdefault(worker, self.round.state.now + self._patience(worker))
+        for worker, units in wished.items():
+            self._grant(worker, units)
+
+    def _wish(
+        self,
+        worker: int,
+        unit: int,
+        recalled: dict[int, list[int]],
+        wished: dict[int, list[int]],
+    ) -> None:
+        holder = self._granted.holder[unit]
+        if holder is None:
+            wished.setdefault(worker, []).append(unit)
+        elif unit in self._target:
+            if self._target[unit] in (None, worker):
+                self._target[unit] = worker
+            elif worker != holder:
+                self._forget(worker, unit)
+        elif worker in (holder, self._granted.maker.get(unit)):
+            pass
+        elif not self.closed and self._granted.may_copy(worker, unit):
+            self._granted.maker[unit] = worker
+            self._send(worker, Copy, unit=unit)
+        elif self._may_ask(unit):
+            # Its worker is late. It gives the unit back, has begun it, or does not answer.
+            self._recall(unit, worker, recalled)
+        else:
+            self._forget(worker, unit)
+
+    def _may_ask(self, unit: int) -> bool:
+        """Whether a unit is the one that its worker should be computing."""
+        if unit in self._granted.done or unit in self._granted.maker or self._asked_before(unit):
+            return False
+        holder = self._granted.holder[unit]
+        assert holder is not None
+        queue = self.round.state.queues[holder]
+        return bool(queue) and self.units.units_in([queue[0]])[:1] == [unit]
+
+    def _asked_before(self, unit: int) -> bool:
+        return self._begun.get(unit, -inf) > self.round.state.now
+
+    def _recall(self, unit: int, target: int | None, recalled: dict[int, list[int]]) -> None:
+        holder = self._granted.holder[unit]
+        assert holder is not None
+        self._target[unit] = target
+        recalled.setdefault(holder, []).append(unit)
+
+    def _grant(self, worker: int, units: Iterable[int]) -> None:
+        """Grant those units that are free to a worker."""
+        given = []
+        for unit in units:
+            if self._granted.holder[unit] is None:
+                given.append(unit)
+            elif self._granted.holder[unit] != worker:
+                self._forget(worker, unit)
+        if not given:
+            return
+        for unit in [
+            u for u in self._granted.maker if self._granted.holder[u] == worker and u not in given
+        ]:
+            self._give_up_copy(unit)
+        self._granted.grant(worker, given)
+        self.closed = False
+        self._send(worker, Deal, units=tuple(given))
+
+    def _give_up_copy(self, unit: int) -> None:
+        """Let only its holder compute a unit, so that this worker can be granted more."""
+        maker = self._granted.give_up_copy(unit)
+        self._send(maker, Recall, units=(unit,))
+        self._forget(maker, unit)
+
+    # -- answers -------------------------------------------------------------------------------
+
+    def _computed(self, worker: int, units: Iterable[int], seconds: float) -> None:
+        new = self._granted.new(worker, units)
+        if new:
+            self.round.state.record(worker, self.units.ranges(worker, new), seconds)
+        for unit in new:
+            if self._granted.holder[unit] == worker:
+                target = self._target.pop(unit, None)
+                if target is not None:
+                    self._forget(target, unit)
+                if unit in self._granted.maker:
+                    self._give_up_copy(unit)
+
+    def _released(self, worker: int, asked: tuple[int, ...], units: tuple[int, ...]) -> None:
+        self._due.pop(worker, None)
+        free: dict[int, list[int]] = {}
+        orphans = False
+        for unit in asked:
+            if unit not in self._target or self._granted.holder[unit] != worker:
+                continue
+            target = self._target.pop(unit)
+            if unit not in units:
+                self._begun[unit] = self.round.state.now + self._patience(worker)
+                if target is not None and target != worker:
+                    self._forget(target, unit)
+                self._believe(worker, unit)
+                continue
+            self._granted.release(unit)
+            self._begun.pop(unit, None)
+            self.closed = False
+            if target != worker:
+                self._forget(worker, unit)
+                self.moved += 1
+            if target is None:
+                orphans = True
+            else:
+                free.setdefault(target, []).append(unit)
+        if any(self._granted.holder[unit] == worker for unit in self._target):
+            self._due[worker] = self.round.state.now + self._patience(worker)
+        for target, given in free.items():
+            self._grant(target, given)
+        if orphans:
+            self._follow(self.round.regained([], self.round.state.now))
+
+    def _forget(self, worker: int, unit: int) -> None:
+        """Have the engine know that a worker does not compute a unit."""
+        self.round.state.forget(self.units.ranges(worker, [unit]))
+
+    def _believe(self, worker: int, unit: int) -> None:
+        """Have the engine know that a worker still owes a unit."""
+        state = self.round.state
+        [part] = self.units.ranges(worker, [unit])
+        if state.free(part.piece) >> part.start & 1:
+            before, state.commands = state.commands, []
+            state.assign(worker, [part])
+            state.commands = before
+
+    # -- faults --------------------------------------------------------------------------------
+
+    def _end_epoch(self, worker: int) -> None:
+        """Free all units of a worker, also those that it has computed."""
+        self._epochs[worker] += 1
+        self._disturbed = True
+        self._due.pop(worker, None)
+        for unit in [u for u, target in self._target.items() if target == worker]:
+            self._target[unit] = None
+        freed, heirs = self._granted.free(worker)
+        moves: dict[int, list[int]] = {}
+        for unit in freed:
+            self.closed = False
+            self._begun.pop(unit, None)
+            target = heirs.get(unit, self._target.pop(unit, None))
+            if target is not None:
+                moves.setdefault(target, []).append(unit)
+        own = self.units.ranges(worker, self.units.stored[worker])
+        commands = self.round.forgot(worker, own, self.round.state.now)
+        for target, units in moves.items():
+            self._grant(target, units)
+            for unit in units:
+                self._granted.promote(unit)
+        self._follow(commands)
+
+    def _give_up(self, now: float) -> None:
+        """End the epochs of workers that did not answer, unless no other worker could go on."""
+        present = self.round.state.present
+        for worker in [w for w, due in self._due.items() if due <= now]:
+            if any(
+                not any(present[other] for other in holders if other != worker)
+                for holders in self.units.holders
+            ):
+                self._due[worker] = now + self._patience(worker)
+                continue
+            self._end_epoch(worker)
+            self._silent.add(worker)
+
+    def _have_sum(self, worker: int) -> None:
+        self._summed.add(worker)
+        if self._disturbed:
+            self._fetch(range(self.units.layout.workers))
+
+    def _fetch(self, workers: Iterable[int]) -> None:
+        """Have workers without the sum fetch it."""
+        sources = tuple(sorted(self._summed))
+        for worker in workers:
+            if worker not in self._summed and self.round.state.present[worker]:
+                self._send(worker, Fetch, sources=sources)
+
+    def _patience(self, worker: int) -> float:
+        workers = self.round.state.workers
+        speeds = workers.estimate(self.round.state.now).speed
+        speed = speeds[worker] or speeds.max()
+        expected = _ANSWER_LAGS * workers.lag + (1 / speed if speed > 0 else 0.0)
+        # Longer each time, and if no duration is known, as long as the step has taken. Otherwise
+        # holders of a unit could take it from each other again and again.
+        known = expected or self.round.state.now - self.round.state.started
+        return float(known * 2 ** min(self._epochs[worker], 60))
+
+    # -- closing -------------------------------------------------------------------------------
+
+    def _settled(self) -> bool:
+        """Whether to close the step: every unit is granted, and no move is worth a message."""
+        if self.closed or self._target or self._due or self.round.failed:
+            return False
+        granted = self._granted
+        if None in granted.holder or granted.maker.keys() - granted.made:
+            return False
+        state = self.round.state
+        owed = [units - self._granted.made for units in self._granted.owed]
+        return best_gain(self.units, owed, state.estimate(), state, self._doubt) <= 0
+
+    def _close(self) -> None:
+        for unit, holder in self._granted.settle().items():
+            self._forget(holder, unit)
+        self.closed = True
+        self.closing += 1
+        sets = self._granted.sets()
+        for worker in np.flatnonzero(self.round.state.present).tolist():
+            self._send(worker, Close, closing=self.closing, sets=sets)
+
+    def _send(self, worker: int, kind: type[Grant], **fields: object) -> None:
+        message = kind(self.term, self.step, self._epochs[worker], **fields)
+        self._letters.append((worker, message))
+
+    def _resume(self, holdings: Mapping[int, Holdings] | None) -> None:
+        """Take over what workers have: a family of workers whose units are disjoint."""
+        state = self.round.state
+        if holdings is None:
+            return
+        pieces_of = self.units.layout.pieces_of
+        self._disturbed = True
+        state.lose([p for w, own in enumerate(pieces_of) if w not in holdings for p in own])
+        for worker, own in holdings.items():
+            self._epochs[worker] = own.epoch
+            if own.summed:
+                self._summed.add(worker)
+        family = disjoint(holdings)
+        for worker in holdings.keys() - family.keys():
+            self._epochs[worker] += 1
+        self._granted.resume(family)

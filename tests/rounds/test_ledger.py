@@ -1,0 +1,631 @@
+"""Exclusive grants: each unit counts exactly once and each step ends, whatever fails and when.
+
+Workers and leaders exchange messages over channels that keep their order but may be late. Workers
+compute at any pace, stop, resume, die, are taken for dead; leaders die or are replaced while they
+live. Gradients are counters of units, so that a sum shows what it has.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from dask_coded.rounds import (
+    Contribute,
+    Contribution,
+    Drop,
+    Fold,
+    Ledger,
+    Restart,
+    Tally,
+    UnitLayout,
+)
+from dask_coded.rounds.grants import (
+    Answer,
+    Close,
+    Collect,
+    Copy,
+    Deal,
+    Done,
+    Fetch,
+    Grant,
+    Holdings,
+    Recall,
+    Refused,
+    Released,
+    Summed,
+)
+from dask_coded.rounds.policies import POLICIES, Continuous
+from dask_coded.rounds.units import ring_time, seat
+
+NAMES = sorted(POLICIES)
+
+
+@dataclass
+class Worker:
+    """One end: a contribution, its gradients, and what it receives of the others."""
+
+    own: Contribution
+    units: int
+    alive: bool = True
+    stopped: bool = False
+    sum: Counter[int] = field(default_factory=Counter)
+    gradients: set[int] = field(default_factory=set)
+    tally: Tally = field(init=False)
+    received: Counter[int] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.tally = Tally(self.units)
+
+
+@dataclass
+class Leader:
+    """The other end: it collects what workers have, then it has a ledger."""
+
+    term: int
+    asked: set[int] = field(default_factory=set)
+    holdings: dict[int, Holdings] = field(default_factory=dict)
+    others: list[Answer] = field(default_factory=list)
+    ledger: Ledger | None = None
+
+
+class Group:
+    """Workers and leaders of one step, all of whose events are chosen from outside."""
+
+    def __init__(
+        self,
+        units: int,
+        seats: list[int],
+        copies: int,
+        speeds: list[float],
+        policy: str = "continuous",
+        doubt: float = 0.0,
+    ) -> None:
+        self.layout = UnitLayout(units, seats, copies)
+        self.speeds = np.array(speeds)
+        self.policy, self.doubt = policy, doubt
+        self.now = 0.0
+        self.workers = [Worker(Contribution(w, 0), units) for w in range(len(seats))]
+        self.channels: dict[tuple[str, int, int], deque] = {}
+        self.leaders: dict[int, Leader] = {}
+        self.suspected: set[int] = set()
+        self.sent: list[tuple[int, Grant]] = []
+        leader = Leader(1, ledger=self.ledger(1, None))
+        self.leaders[1] = leader
+        self.letters(leader, leader.ledger.start())
+
+    def ledger(self, term: int, holdings: dict[int, Holdings] | None) -> Ledger:
+        return Ledger(
+            self.layout,
+            POLICIES[self.policy](),
+            self.speeds,
+            self.now,
+            term=term,
+            doubt=self.doubt,
+            holdings=holdings,
+        )
+
+    # -- the ends ------------------------------------------------------------------------------
+
+    def letters(self, leader: Leader, letters: list[tuple[int, Grant]]) -> None:
+        self.sent += letters
+        for worker, message in letters:
+            assert message.term == leader.term
+            self.channel("down", leader.term, worker).append(message)
+        ledger = leader.ledger
+        if ledger is not None:
+            assert ledger.over or ledger.failed or ledger.wake is None or ledger.wake >= 0
+
+    def channel(self, kind: str, sender: int, receiver: int) -> deque:
+        return self.channels.setdefault((kind, sender, receiver), deque())
+
+    def obey(self, number: int, commands: list) -> None:
+        worker = self.workers[number]
+        for command in commands:
+            match command:
+                case Answer():
+                    self.channel("up", number, command.term).append(command)
+                case Fold(unit):
+                    worker.gradients.remove(unit)
+                    worker.sum[unit] += 1
+                case Drop(unit):
+                    worker.gradients.remove(unit)
+                case Restart():
+                    worker.sum.clear()
+                    worker.gradients.clear()
+                case Contribute(closing, units):
+                    assert worker.sum == Counter(units), "the label is wrong"
+                    for other in range(len(self.workers)):
+                        self.channel("part", number, other).append((closing, units))
+                case Fetch():
+                    self.channel("fetch", number, number).append(command.sources)
+        # Beside the sum: the unit in hand, the copy, and a Drop that is yet to come.
+        assert len(worker.gradients) <= 2
+
+    def total(self, number: int, total: Counter[int]) -> None:
+        assert total == Counter(range(self.layout.units)), "a unit is missing or counts twice"
+        self.obey(number, self.workers[number].own.have_sum())
+
+    # -- events --------------------------------------------------------------------------------
+
+    def pending(self) -> list[tuple[str, int, int]]:
+        """Return the channels that have a message which can be delivered."""
+        found = []
+        for (kind, sender, receiver), queue in self.channels.items():
+            if queue and kind == "up":
+                if receiver in self.leaders:
+                    found.append((kind, sender, receiver))
+                else:
+                    queue.clear()
+            elif queue and self.workers[receiver].alive and not self.workers[receiver].stopped:
+                found.append((kind, sender, receiver))
+        return sorted(found)
+
+    def deliver(self, key: tuple[str, int, int]) -> None:
+        kind, _, receiver = key
+        message = self.channels[key].popleft()
+        if kind == "up":
+            self.answered(self.leaders[receiver], message)
+        elif kind == "down":
+            self.obey(receiver, self.workers[receiver].own.receive(message))
+            self.workers[receiver].own.begin()
+        elif kind == "part":
+            closing, units = message
+            worker = self.workers[receiver]
+            if worker.tally.begin(closing):
+                worker.received.clear()
+            if worker.tally.add(closing, units):
+                worker.received.update(units)
+                if worker.tally.complete:
+                    self.total(receiver, worker.received)
+        else:
+            for source in message:
+                if self.workers[source].alive:
+                    self.total(receiver, Counter(range(self.layout.units)))
+                    break
+
+    def answered(self, leader: Leader, message: Answer) -> None:
+        if leader.ledger is not None:
+            self.letters(leader, leader.ledger.receive([message], self.now))
+        elif isinstance(message, Holdings):
+            leader.holdings[message.worker] = message
+        else:
+            leader.others.append(message)
+
+    def compute(self, number: int) -> None:
+        """Finish the unit that a worker computes, and begin the next one."""
+        worker = self.workers[number]
+        if worker.own.running is not None:
+            worker.gradients.add(worker.own.running)
+            self.obey(number, worker.own.finished(seconds=1.0))
+        worker.own.begin()
+
+    def busy(self) -> list[int]:
+        return [
+            number
+            for number, worker in enumerate(self.workers)
+            if worker.alive
+            and not worker.stopped
+            and (worker.own.running is not None or (worker.own.queued and not worker.own.summed))
+        ]
+
+    def wake(self) -> bool:
+        """Let the time of the first leader that waits for one come; return whether any does."""
+        due = [
+            (ledger.wake, term)
+            for term, leader in self.leaders.items()
+            if (ledger := leader.ledger) is not None and ledger.wake is not None
+        ]
+        if not due:
+            return False
+        time, term = min(due)
+        self.now = max(self.now + 1e-3, time)
+        leader = self.leaders[term]
+        self.letters(leader, leader.ledger.react(self.now))
+        return True
+
+    def lose(self, number: int) -> None:
+        if not self.workers[number].alive:
+            # Its channels are closed, and nothing comes after that.
+            for term in self.leaders:
+                self.channel("up", number, term).clear()
+        for leader in self.leaders.values():
+            leader.asked.discard(number)
+            leader.holdings.pop(number, None)
+            if leader.ledger is not None:
+                self.letters(leader, leader.ledger.lost([number], self.now))
+
+    def replace(self, keep_old: bool) -> None:
+        """A new leader asks all workers for what they have; the old one dies, or goes on."""
+        term = max(self.leaders) + 1
+        if not keep_old:
+            self.leaders.clear()
+        alive = {w for w, worker in enumerate(self.workers) if worker.alive}
+        leader = self.leaders[term] = Leader(term, asked=alive)
+        self.letters(leader, [(w, Collect(term, 0, 0)) for w in sorted(alive)])
+
+    def take_over(self) -> None:
+        """The newest leader goes on with what it has heard."""
+        leader = self.leaders[max(self.leaders)]
+        leader.ledger = self.ledger(leader.term, leader.holdings)
+        self.letters(leader, leader.ledger.start())
+        self.letters(leader, leader.ledger.receive(leader.others, self.now))
+
+    @property
+    def newest(self) -> Leader:
+        return self.leaders[max(self.leaders)]
+
+    def finish(self) -> None:
+        """Without any more faults the step ends on all workers that are left."""
+        for number, worker in enumerate(self.workers):
+            if not worker.alive:
+                self.lose(number)
+        newest = self.newest
+        if newest.ledger is None and not newest.asked:
+            self.take_over()
+        alive = {w for w, worker in enumerate(self.workers) if worker.alive}
+        back = {number for number in self.suspected if self.workers[number].alive}
+        for _ in range(10_000):
+            if newest.ledger is None and newest.asked <= newest.holdings.keys():
+                self.take_over()
+            while back and newest.ledger is not None:
+                self.letters(newest, newest.ledger.returned(back.pop(), self.now))
+            if all(self.workers[w].own.summed for w in alive):
+                return
+            keys, busy = self.pending(), self.busy()
+            for key in keys:
+                while self.channels[key]:
+                    self.deliver(key)
+                    if newest.ledger is None and newest.asked <= newest.holdings.keys():
+                        self.take_over()
+            for number in busy:
+                self.compute(number)
+            settled = not back and not self.pending()
+            if newest.ledger is not None and newest.ledger.failed and settled:
+                assert any(not alive.intersection(h) for h in self.layout.holders)
+                return
+            if not keys and not busy and not self.wake():
+                break
+            self.now += 0.1
+        raise AssertionError(f"the step does not end: {[w.own for w in self.workers]}")
+
+
+@st.composite
+def groups(draw, least: int = 1):
+    workers = draw(st.integers(least, 6))
+    return Group(
+        units=draw(st.integers(1, 20)),
+        seats=draw(st.permutations(range(workers))),
+        copies=draw(st.integers(1, 3)),
+        speeds=draw(
+            st.lists(st.sampled_from([0.0, 0.3, 1.0, 3.0]), min_size=workers, max_size=workers)
+        ),
+        policy=draw(st.sampled_from([*NAMES, "continuous", "continuous"])),
+        doubt=draw(st.sampled_from([0.0, 0.2, 1.0])),
+    )
+
+
+class Faults(RuleBasedStateMachine):
+    """Any order of events, then a step without more faults ends."""
+
+    group: Group
+
+    @initialize(group=groups())
+    def begin(self, group: Group) -> None:
+        self.group = group
+
+    @rule(data=st.data(), count=st.integers(1, 6))
+    def deliver(self, data, count: int) -> None:
+        for _ in range(count):
+            if keys := self.group.pending():
+                self.group.deliver(data.draw(st.sampled_from(keys)))
+
+    @rule(data=st.data(), count=st.integers(1, 6))
+    def compute(self, data, count: int) -> None:
+        for _ in range(count):
+            self.group.now += data.draw(st.sampled_from([0.0, 0.1, 1.0]))
+            if busy := self.group.busy():
+                self.group.compute(data.draw(st.sampled_from(busy)))
+
+    @rule()
+    def wake(self) -> None:
+        self.group.wake()
+
+    @rule(data=st.data())
+    def stop_or_resume(self, data) -> None:
+        worker = data.draw(st.sampled_from(self.group.workers))
+        worker.stopped = not worker.stopped
+
+    @rule(data=st.data(), noticed=st.booleans())
+    def kill(self, data, noticed: bool) -> None:
+        number = data.draw(st.sampled_from(range(len(self.group.workers))))
+        self.group.workers[number].alive = False
+        if noticed:
+            self.group.lose(number)
+
+    @rule(data=st.data())
+    def suspect(self, data) -> None:
+        number = data.draw(st.sampled_from(range(len(self.group.workers))))
+        self.group.suspected.add(number)
+        self.group.lose(number)
+
+    @precondition(lambda self: self.group.newest.ledger is not None)
+    @rule(keep_old=st.booleans())
+    def replace_leader(self, keep_old: bool) -> None:
+        self.group.replace(keep_old)
+
+    @precondition(lambda self: self.group.newest.ledger is None and self.group.newest.holdings)
+    @rule()
+    def take_over(self) -> None:
+        self.group.take_over()
+
+    def teardown(self) -> None:
+        if hasattr(self, "group"):
+            for worker in self.group.workers:
+                worker.stopped = False
+            self.group.finish()
+
+
+TestFaults = Faults.TestCase
+TestFaults.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
+
+
+def random_group(rng: random.Random) -> Group:
+    workers = rng.randint(1, 6)
+    return Group(
+        units=rng.randint(1, 20),
+        seats=rng.sample(range(workers), workers),
+        copies=rng.randint(1, 3),
+        speeds=rng.choices([0.0, 0.3, 1.0, 3.0], k=workers),
+        policy=rng.choice([*NAMES, "continuous", "continuous", "continuous"]),
+        doubt=rng.choice([0.0, 0.2, 1.0]),
+    )
+
+
+def random_fault(group: Group, rng: random.Random) -> None:
+    number = rng.randrange(len(group.workers))
+    worker = group.workers[number]
+    kind = rng.choice(["stop", "stop", "kill", "suspect", "replace", "take over"])
+    if kind == "stop":
+        worker.stopped = not worker.stopped
+    elif kind == "kill":
+        worker.alive = False
+        if rng.random() < 0.5:
+            group.lose(number)
+    elif kind == "suspect":
+        group.suspected.add(number)
+        group.lose(number)
+    elif kind == "replace" and group.newest.ledger is not None:
+        group.replace(keep_old=rng.random() < 0.5)
+    elif kind == "take over" and group.newest.ledger is None and group.newest.holdings:
+        group.take_over()
+
+
+@pytest.mark.parametrize("faults", [0.0, 0.1, 0.3])
+def test_random_faults(faults: float) -> None:
+    for seed in range(300):
+        rng = random.Random(f"{faults} {seed}")
+        group = random_group(rng)
+        for _ in range(rng.randint(0, 40)):
+            if rng.random() < faults:
+                random_fault(group, rng)
+            elif rng.random() < 0.1:
+                group.wake()
+            for _ in range(rng.randint(0, 6)):
+                if keys := group.pending():
+                    group.deliver(rng.choice(keys))
+            for _ in range(rng.randint(0, 3)):
+                group.now += rng.choice([0.0, 0.1, 1.0])
+                if busy := group.busy():
+                    group.compute(rng.choice(busy))
+        for worker in group.workers:
+            worker.stopped = False
+        group.finish()
+
+
+# -- one rule at a time ----------------------------------------------------------------------------
+
+
+def pair(units: int = 8, doubt: float = 1.0, speeds: tuple[float, ...] = (1.0, 1.0)) -> Ledger:
+    """Return the ledger of two workers that both store all units."""
+    layout = UnitLayout(units, [*range(len(speeds))], copies=2)
+    return Ledger(layout, Continuous(lead=1.5), np.array(speeds), 0.0, doubt=doubt)
+
+
+def done(worker: int, *units: int, epoch: int = 0, seconds: float = 1.0) -> Done:
+    return Done(1, 0, worker, epoch, units, seconds)
+
+
+def dealt(letters) -> dict[int, tuple[int, ...]]:
+    found: dict[int, tuple[int, ...]] = {}
+    for worker, message in letters:
+        if isinstance(message, Deal):
+            found[worker] = found.get(worker, ()) + message.units
+    return found
+
+
+def recalls(letters) -> list[tuple[int, tuple[int, ...]]]:
+    return [(worker, m.units) for worker, m in letters if isinstance(m, Recall)]
+
+
+def test_a_step_closes_together_with_its_deal_if_predictions_are_trusted() -> None:
+    letters = pair(doubt=0.0).start()
+    assert [type(message) for _, message in letters] == [Deal, Deal, Close, Close]
+    closes = [message.sets for _, message in letters if isinstance(message, Close)]
+    assert closes == [{0: (4, 5, 6, 7), 1: (0, 1, 2, 3)}] * 2
+    assert not any(isinstance(message, Close) for _, message in pair(doubt=0.5).start())
+
+
+def test_a_unit_moves_only_once_it_is_released() -> None:
+    ledger = pair(doubt=0.0, units=12)
+    first = dealt(ledger.start())
+    fast, slow = first[0], first[1]
+    ledger.receive([done(1, slow[0], seconds=8.0)], 8.0)
+    letters = []
+    for second, unit in enumerate(fast):
+        letters += ledger.receive([done(0, unit)], 8.0 + second / 10)
+    [(worker, units), *_] = recalls(letters)
+    assert worker == 1
+    assert set(units) <= set(slow[2:])  # what it is believed to be computing stays
+    assert not dealt(letters)
+    letters = ledger.receive([Released(1, 0, 1, 0, units, units[:1])], 9.0)
+    assert dealt(letters) == {0: units[:1]}
+    assert not ledger.closed and ledger.moved == 1
+
+
+def test_units_of_a_lost_worker_are_computed_by_the_other_holder_even_if_done() -> None:
+    ledger = pair(units=6, doubt=0.0)
+    first = dealt(ledger.start())
+    ledger.receive([done(1, *first[1])], 3.0)
+    letters = ledger.lost([1], 3.1)
+    assert dealt(letters) == {0: first[1]}
+    # What it says after that counts for nothing.
+    assert not ledger.receive([done(1, *first[1])], 3.2)
+    letters += ledger.receive([done(0, *range(6))], 9.0)
+    last = [message for worker, message in letters if isinstance(message, Close)][-1]
+    assert (last.closing, last.sets) == (2, {0: (0, 1, 2, 3, 4, 5)})
+
+
+def test_a_worker_that_does_not_answer_a_recall_loses_its_epoch_and_returns_in_the_next() -> None:
+    ledger = pair(doubt=0.0, units=12)
+    first = dealt(ledger.start())
+    ledger.receive([done(1, first[1][0], seconds=8.0)], 8.0)
+    now, letters = 8.0, []
+    for unit in first[0]:
+        letters += ledger.receive([done(0, unit)], now)
+    assert recalls(letters)
+    for _ in range(1000):
+        if dealt(letters):
+            break
+        assert ledger.wake is not None
+        now = max(now, ledger.wake) + 1e-6
+        letters = ledger.react(now)
+    assert set(dealt(letters)[0]) == set(first[1])
+    # A sign of life brings it back, but what it has computed was of the epoch that has ended.
+    ledger.receive([done(1, first[1][1])], now)
+    letters = ledger.lost([0], now + 1)
+    assert sorted(dealt(letters)[1]) == [*range(12)]
+    assert {message.epoch for worker, message in letters if worker == 1} == {1}
+
+
+def test_a_copy_is_of_the_last_unit_and_the_first_of_both_counts() -> None:
+    ledger = pair(units=10, doubt=1.0, speeds=(1.0, 0.25))
+    first = dealt(ledger.start())
+    last = first[1][1:]
+    ledger.receive([done(1, first[1][0], seconds=4.0)], 4.0)
+    letters = ledger.receive([done(0, *first[0], seconds=4.4)], 4.4)
+    [(maker, copy)] = [(w, m) for w, m in letters if isinstance(m, Copy)]
+    assert (maker, (copy.unit,)) == (0, last)
+    letters = ledger.receive([done(0, copy.unit, seconds=0.5)], 5.0)
+    [close, _] = [message for _, message in letters if isinstance(message, Close)]
+    assert close.sets == {0: tuple(sorted(first[0] + last)), 1: first[1][:1]}
+
+
+def test_the_sum_is_fetched_from_a_worker_that_has_it_if_another_one_dies() -> None:
+    layout = UnitLayout(6, [0, 1, 2], copies=2)
+    ledger = Ledger(layout, Continuous(), np.ones(3), 0.0)
+    ledger.start()
+    ledger.receive([Summed(1, 0, 0, 0)], 1.0)
+    letters = ledger.lost([2], 1.1)
+    assert [(w, m.sources) for w, m in letters if isinstance(m, Fetch)] == [(1, (0,))]
+    assert ledger.over
+    # If that one dies as well, what is missing is computed.
+    letters = ledger.lost([0], 1.2)
+    assert ledger.failed and "too few are within reach" in ledger.failed
+    letters = ledger.receive([Holdings(1, 0, 2, 0, (), (), False)], 1.3)
+    assert not ledger.failed and set(dealt(letters)) <= {1, 2}
+
+
+def test_a_new_leader_uses_what_was_computed() -> None:
+    layout = UnitLayout(6, [0, 1, 2], copies=2)
+    holdings = {
+        0: Holdings(2, 0, 0, 0, finished=(0, 1), owed=(2,), summed=False),
+        1: Holdings(2, 0, 1, 3, finished=(2,), owed=(), summed=False),  # of an ended epoch
+    }
+    ledger = Ledger(layout, Continuous(), np.ones(3), 5.0, term=2, holdings=holdings)
+    letters = ledger.start()
+    assert {m.term for _, m in letters} == {2}
+    granted = dealt(letters)
+    assert sorted(unit for units in granted.values() for unit in units) == [3, 4, 5]
+    assert {m.epoch for worker, m in letters if worker == 1} <= {4}
+
+
+def test_a_worker_whose_sum_has_other_units_refuses() -> None:
+    own = Contribution(worker=0, step=0)
+    own.receive(Deal(1, 0, 0, (0, 1, 2)))
+    for _ in range(3):
+        own.begin()
+        own.finished(1.0)
+    assert own.folded == {0, 1} and own.in_hand == 2
+    [answer] = own.receive(Close(1, 0, 0, 1, {0: (1, 2), 1: (0,)}))
+    assert isinstance(answer, Refused)
+    commands = own.receive(Close(1, 0, 0, 2, {0: (0, 1), 1: (2,)}))
+    assert commands == [Drop(2), Contribute((1, 2), frozenset({0, 1}))]
+
+
+def test_a_contribution_drops_a_copy_that_lost_and_keeps_one_that_won() -> None:
+    for units, kept in (((0, 5), True), ((0,), False)):
+        own = Contribution(worker=0, step=0)
+        own.receive(Deal(1, 0, 0, (0,)))
+        own.receive(Copy(1, 0, 0, 5))
+        for _ in range(2):
+            own.begin()
+            own.finished(1.0)
+        assert own.apart and own.in_hand == 0
+        commands = own.receive(Close(1, 0, 0, 1, {0: units}))
+        expected = [Fold(0), Fold(5)] if kept else [Drop(5), Fold(0)]
+        assert commands == [*expected, Contribute((1, 1), frozenset(units))]
+
+
+def test_earlier_leaders_and_epochs_are_not_obeyed() -> None:
+    own = Contribution(worker=0, step=0)
+    own.receive(Deal(2, 0, 1, (0,)))
+    assert own.receive(Deal(1, 0, 1, (1,))) == []
+    assert own.receive(Deal(2, 0, 0, (1,))) == []
+    assert own.receive(Deal(2, 1, 1, (1,))) == []
+    assert own.granted == {0}
+    assert own.receive(Deal(2, 0, 2, (3,))) == [Restart()]
+    assert own.granted == {3}
+    [holdings] = own.receive(Collect(3, 0, 0))
+    assert holdings == Holdings(3, 0, 0, 2, (), (3,), False)
+
+
+@given(units=st.integers(1, 40), copies=st.integers(1, 4), data=st.data())
+def test_units_lie_on_the_ring_like_the_cells_of_parts(units: int, copies: int, data) -> None:
+    workers = data.draw(st.integers(1, 8))
+    seats = data.draw(st.permutations(range(workers)))
+    layout = UnitLayout(units, seats, copies)
+    for unit, holders in enumerate(layout.holders):
+        assert len(holders) == min(copies, workers)
+        block = next(b for b in range(workers) if unit < (b + 1) * units // workers)
+        assert set(holders) == {seats[(block - back) % workers] for back in range(len(holders))}
+    for worker, stored in enumerate(layout.stored):
+        assert layout.units_in(layout.ranges(worker, stored)) == stored
+    assert sum(stop - start for _, start, stop in layout.absent) == (
+        workers * layout.layout.stripes - units
+    )
+
+
+@given(st.integers(2, 20), st.data())
+def test_slow_workers_do_not_sit_side_by_side(workers: int, data) -> None:
+    slow = data.draw(st.integers(0, workers // 2))
+    speeds = np.array(data.draw(st.permutations([0.25] * slow + [1.0] * (workers - slow))))
+    seats = seat(speeds)
+    assert sorted(seats) == [*range(workers)]
+    around = speeds[seats]
+    if slow < workers / 2:
+        assert not ((around < 1) & (np.roll(around, 1) < 1)).any()
+    assert ring_time(around) <= ring_time(np.sort(speeds)[::-1]) + 1e-12
+
+
+def test_two_slow_of_eight_apart_and_side_by_side() -> None:
+    speeds = np.array([1.0] * 6 + [0.25] * 2)
+    assert ring_time(speeds) == 2.0
+    assert ring_time(speeds[seat(speeds)]) == pytest.approx(8 / 6.5)  # 1.23

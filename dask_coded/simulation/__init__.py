@@ -4,7 +4,8 @@
 predictors as a cluster, but its workers are only numbers. A policy that wins in simulation is
 therefore the very code that runs on a cluster. Only the speeds are random, and they follow from a
 seed. :class:`TrainingSimulation` does the same for the state machines of
-:mod:`dask_coded.aggregation`, with messages that occupy links.
+:mod:`dask_coded.aggregation`, with messages that occupy links, and :class:`SqueezeSimulation` for
+trainings whose work moves between workers.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dask_coded.simulation._broadcast import Outage, broadcast_times
 from dask_coded.simulation._cluster import Network
 from dask_coded.simulation._operator import SimulatedOperator
 from dask_coded.simulation._simulation import Assigner, SimulatedRound, Simulation
+from dask_coded.simulation._squeeze import SqueezedStep, SqueezeSimulation
 from dask_coded.simulation.delays import (
     Delays,
     additive,
@@ -41,6 +43,8 @@ __all__ = [
     "SimulatedTraining",
     "Simulation",
     "Speeds",
+    "SqueezeSimulation",
+    "SqueezedStep",
     "TrainingSimulation",
     "additive",
     "broadcast_times",

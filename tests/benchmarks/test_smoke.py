@@ -44,6 +44,7 @@ needs_traces = pytest.mark.skipif(
         ),
         ("aggregation", [], {"step", "step_over_reference"}),
         ("clusters", [], {"step_over_reference"}),
+        pytest.param("squeeze", [], {"step_over_fluid"}, marks=needs_traces),
         (
             "scale",
             [],

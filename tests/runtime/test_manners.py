@@ -21,7 +21,7 @@ from dask_coded.runtime.worker.plugin import worker_plugin
 from dask_coded.transport import Exchange
 from tests.processes import Processes
 
-FOUR = {"client": True, "nthreads": [("127.0.0.1", 1, {"memory_limit": 2**30})] * 4}
+FOUR = {"client": True, "nthreads": [("127.0.0.1", 1, {"memory_limit": 2**36})] * 4}
 A = np.random.default_rng(0).standard_normal((120, 10))
 
 

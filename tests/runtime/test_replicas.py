@@ -62,7 +62,7 @@ def copies_at(s, C, address):
 
 @pytest.mark.parametrize("mapped", [False, True])
 def test_pieces_stay_at_home_while_a_task_uses_them_elsewhere(mapped, monkeypatch):
-    @gen_cluster(client=True, nthreads=[("127.0.0.1", 1, {"memory_limit": 2**30})] * 4)
+    @gen_cluster(client=True, nthreads=[("127.0.0.1", 1, {"memory_limit": 2**36})] * 4)
     async def test(c, s, *workers):
         if mapped:
             monkeypatch.setattr("dask_coded.runtime.worker.disk.Disk._fits", lambda *_: False)
@@ -293,7 +293,7 @@ def test_no_piece_is_made_by_a_worker_that_is_silent(silent):
         address = free if silent == "the one without a piece" else home
         (worker,) = [w for w in workers if w.address == address]
         worker.periodic_callbacks["heartbeat"].stop()  # it would end the silence
-        s.extensions["dask-coded"]._silence(address)
+        s.extensions["dask-coded"].standings.suspect([address])
         if address == free:
             await next(w for w in workers if w.address == home).close()
         else:

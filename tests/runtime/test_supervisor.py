@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import dask.array as da
 import numpy as np
@@ -927,3 +928,19 @@ async def test_coordinators_avoid_workers_whose_event_loop_is_late(c, s, *worker
         ws.metrics["event_loop_interval"] = 0.5 if ws.address == late else 0.02
     placing.changed()
     assert placing._fast_workers() == set(s.workers) - {late}
+
+
+@gen_cluster(**FOUR)
+async def test_one_timer_runs_however_many_tasks_begin(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    timer, ran = plugin_of(s).supervisor._timer, []
+    usual = timer.start
+
+    def start():
+        ran.append(timer.is_running())
+        usual()
+
+    with patch.object(timer, "start", start):
+        for _ in range(5):
+            np.testing.assert_allclose(await c.compute(C @ x), A @ x)
+    assert not any(ran)

@@ -196,7 +196,7 @@ class Supervisor:
                 run.worker, run.since = ts.processing_on.address, now
                 run.hung_up.clear()
                 self._processing.add(key)
-                self._timer.start()
+                self._watch()
             case "memory":
                 self._fresh[key] = now
             case "released" if start == "processing" and not ts.who_wants and not ts.waiters:
@@ -265,7 +265,11 @@ class Supervisor:
     def expect(self, keys: Collection[Key], client: str = "") -> None:
         """Stream handler: a client, whose name Dask adds, waits for tasks."""
         self._awaited.add(keys)
-        self._timer.start()
+        self._watch()
+
+    def _watch(self) -> None:
+        if not self._timer.is_running():  # tornado would add one more
+            self._timer.start()
 
     def look(self) -> None:
         """Ask workers for a sign of life; take over, or compute elsewhere, where none comes."""
@@ -311,7 +315,8 @@ class Supervisor:
             ]
             if late or waiting or moved:
                 self.set_aside(address)
-            self._hang_up(address, waiting)
+            if waiting:
+                self._hang_up(address, waiting)
             again += moved
             stopped += [*moved, *waiting]
             if late:
@@ -417,7 +422,8 @@ class Supervisor:
         running = (self._scheduler.tasks[key] for key in self._processing)
         watched = (*running, *self._awaited.under_way(), *tasks)
         keys = stuck.needed_from(self._scheduler.workers[address], watched)
-        self._send(self._able, op="coded-hang-up", address=address, keys=keys)
+        others = [able for able in self._able if able != address]
+        self._send(others, op="coded-hang-up", address=address, keys=keys)
 
     def returned(self, address: str) -> None:
         """Say that a worker has joined, or was heard again; not before it gets tasks again."""

@@ -339,19 +339,23 @@ class Channel:
             if comm is not None:
                 comm.abort()
 
+    def _end(self) -> None:
+        """Say once that the channel is closed: another one may be opened from then on."""
+        if not self.closed:
+            self.closed = True
+            self._membership.closed(self.address)
+
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self.closed = True
-        self._membership.closed(self.address)
+        self._end()
         self._outbox.close()
         for run_id, listener in list(self._listeners.items()):
             listener(Closed(run_id))
 
     async def close(self) -> None:
+        self._end()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        self.closed = True
-        self._membership.closed(self.address)
 
 
 def from_any_thread(take: Callable[[Message], None]) -> Answer:

@@ -164,11 +164,11 @@ class Exchange:
     async def close_idle(self) -> None:
         """Close the channels to other workers that no run uses; the next run opens them again."""
         for address, channel in list(self._channels.items()):
-            if channel.idle:
+            if channel.idle and self._channels.get(address) is channel:
+                # Before anything waits: a round may open another channel meanwhile.
+                del self._channels[address]
+                self.membership.forget(address)  # it has not left
                 await channel.close()
-                if self._channels.get(address) is channel:
-                    del self._channels[address]
-                    self.membership.forget(address)  # it has not left
 
     def is_usable(self, address: str) -> bool:
         """Whether nothing is known against sending to a worker: not closed, not silent."""

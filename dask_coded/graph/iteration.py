@@ -111,13 +111,15 @@ def iterate(
     first, x = loop.resume((1, start))
     # Workers of Dask return freed memory to the system, so each new array of this size would cost a
     # few times as much as computing its entries.
-    changes = np.empty(len(x))
+    changes = sizes = None
     # Divergence shows in the residual, so NumPy's warnings would add nothing.
     with np.errstate(over="ignore", invalid="ignore"):
         for i in range(first, max_iter + 1):
-            previous, x = x, step(x)
-            np.subtract(x, previous, out=changes)
-            residual = float(np.abs(changes, out=changes).sum())
+            found = step(x)
+            changes = np.subtract(found, x, out=changes)
+            x = found
+            sizes = np.abs(changes, out=sizes)
+            residual = float(sizes.sum())
             converged = residual < tol
             last = converged or i == max_iter or not np.isfinite(residual)
             loop.report(Progress.of(operator, i, residual), state=(i + 1, x), last=last)

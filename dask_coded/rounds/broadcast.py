@@ -31,6 +31,8 @@ FANOUT = 16
 _WINDOW = 2
 # Least seconds without a chunk after which a host reports what it lacks.
 _QUIET = 0.5
+# At most, because a neighbour of the host that reports may wait for a host that has stopped.
+_SELDOM = 8.0
 # A chunk is overdue after this many times the usual time, and given to another relay.
 _OVERDUE = 2.0
 # Bytes of a chunk. Small ones cost processor time for their messages, large ones make the last
@@ -179,7 +181,8 @@ class Broadcast:
     def passed(self, host: int, chunk: int, now: float) -> list[SendChunk]:
         """Record that a host has a chunk, and has passed it on to most hosts below it."""
         since, behind = self._forget(host, chunk)
-        self._passed[chunk] |= behind is None
+        self._passed[chunk] |= since is not None and behind is None
+        self._owed.get(host, {}).pop(chunk, None)
         self._window[host] = _WINDOW
         if since is not None:
             taken = now - since
@@ -231,10 +234,17 @@ class Broadcast:
         overdue = [key for key, since in self._out.items() if now >= since + self._patience]
         late = set()
         for relay, chunk in overdue:
-            _, behind = self._forget(relay, chunk)
-            if behind is not None:
-                continue  # hosts say what they lack
             late.add(relay)
+            if (behind := self._behind.get(relay, {}).get(chunk)) is not None:
+                # It may be on its way behind a thin link, so its host is sent no more until it
+                # confirms; the others get it otherwise.
+                del self._out[relay, chunk]
+                for host in behind - {relay}:
+                    if self._alive[host]:
+                        self._owed.setdefault(host, {})[chunk] = True
+                behind.intersection_update({relay})
+                continue
+            self._forget(relay, chunk)
             # If only this host needs it, it will get there the way that it was sent.
             again = len(self._hosts[self._part_of[chunk]]) > 1 and chunk not in self._repeated
             if again and not self._passed[chunk]:
@@ -308,6 +318,7 @@ class Broadcast:
                 shared = owed.pop(chunk)
                 if (host, chunk) in self._out:
                     continue
+                shared = shared and host not in self._late
                 others = [w for w, its in self._owed.items() if shared and its.get(chunk)]
                 for other in others:
                     del self._owed[other][chunk]
@@ -447,6 +458,6 @@ class Relay:
         """Report what is lacking, if nothing has come for long; less and less often."""
         if self.wake is None or now < self.wake:
             return []
-        self._patience *= 2
+        self._patience = min(2 * self._patience, _SELDOM)
         self.wake = now + self._patience
         return [ReportLacking(tuple(sorted(self._lacking)))]

@@ -377,3 +377,18 @@ def test_a_relay_above_one_host_confirms_at_once():
     relay.expect([0], now=0.0)
     passed, confirmed = relay.received(0, "coordinator", (("b", ()),), 0.1)
     assert passed.host == "b" and confirmed.sender == "coordinator"
+
+
+def test_a_late_host_is_sent_no_more_and_holds_up_none_that_joins():
+    broadcast = Broadcast([(12, [0])], np.zeros(3))
+    chunks = broadcast.start(0.0)
+    while chunks:
+        chunks = broadcast.passed(0, chunks[0].chunk, 0.0) + chunks[1:]
+    assert broadcast.join(1, 0, 1.0)  # it confirms nothing
+    assert not broadcast.react(11.0)
+    sent, arrived = broadcast.join(2, 0, 12.0), set()
+    while sent:
+        assert sent[0].host == 2
+        arrived.add(sent[0].chunk)
+        sent = sent[1:] + broadcast.passed(2, sent[0].chunk, 12.0)
+    assert arrived == set(range(12))

@@ -208,3 +208,24 @@ async def test_a_small_operand_rides_in_the_first_message():
     found.lost(0)
     found.end()
     assert not peers[0].messages and not peers[1].messages
+
+
+@gen_test()
+async def test_the_first_worker_of_another_host_that_is_called_in_late_gets_chunks_at_once():
+    peers = [Peer(1, 0), Peer(2, 1)]
+    peers[0].near = True
+    found, _ = begun(peers, [0], x=np.arange(200_000.0))
+    assert found.ticket(1).parts
+    await asyncio.sleep(0)
+    confirm(found, peers, 1)
+    assert sum(len(m.data) for m in peers[1].messages) == 8 * 200_000
+    found.end()
+
+
+@gen_test()
+async def test_a_silent_worker_does_not_receive_for_its_neighbours():
+    peers = [Peer(1, i) for i in range(2)]
+    peers[0].silent = True
+    found, _ = begun(peers, range(2))
+    assert peers[1].chunks and not peers[0].messages
+    found.end()

@@ -144,7 +144,9 @@ class Delivery:
             return
         # Workers that are expected to report first; in a first round no lags are known.
         plan, silent = self._run_spec.plan, [channel.silent for channel in self._channels]
-        rank = np.lexsort((-plan.speed, np.array(silent), np.array(plan.lags))).argsort()
+        # A worker that is silent, or is to compute nothing, should be nobody's source.
+        keys = (-plan.speed, np.array(plan.lags), plan.speed == 0, np.array(silent))
+        rank = np.lexsort(keys).argsort()
         for name, there in hosts.items():
             receiver, *others = sorted(there, key=rank.__getitem__)
             blocks = {block for worker in there for block in self._needed(worker)}
@@ -204,8 +206,8 @@ class Delivery:
         if host is not None and not joins and host.place is not None:
             return None
         if host is None or joins:
+            self._forest()  # before this worker is among those that receive from the start
             host = self._hosts[name] = _Host(needed, worker)
-            self._forest()
             # The chunks must not overtake the first message.
             asyncio.get_running_loop().call_soon(self._join, worker, host)
         else:
@@ -222,7 +224,7 @@ class Delivery:
 
     def _join(self, worker: int, host: _Host) -> None:
         """Let a worker receive what the workers of a host need."""
-        if self._ended:
+        if self._ended or worker not in self._host_of:  # lost meanwhile
             return
         host.receiver, host.lends = worker, True
         if worker in host.waiting:

@@ -324,3 +324,19 @@ async def test_no_block_to_encode_waits_for_a_worker_that_is_paused(c, s, *worke
     await Event("go", client=c).set()
     C = await encoding
     np.testing.assert_allclose(await c.compute(C @ np.ones(10)), A.sum(1))
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 4)
+async def test_copies_of_a_piece_stay_while_its_home_is_silent(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 2), c)
+    plugin, home = s.extensions["dask-coded"], C.encoded.workers[0]
+    (silent,) = [w for w in workers if w.address == home]
+    silent.periodic_callbacks["heartbeat"].stop()  # it would end the silence
+    plugin.standings.suspect([home])
+    s.request_acquire_replicas(C.encoded.workers[1], [C.encoded.spec.keys[0]], stimulus_id="test")
+    await async_poll_for(lambda: len(holders(s, C)[0]) == 2)
+    plugin.homes._homecoming._look()
+    assert await c.submit(lambda: 1, workers=C.encoded.workers[1]) == 1
+    assert len(holders(s, C)[0]) == 2
+    plugin.standings.heard(home)
+    await async_poll_for(lambda: holders(s, C)[0] == {home})

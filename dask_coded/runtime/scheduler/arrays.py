@@ -114,6 +114,10 @@ class ArrayDirectory(Mapping[str, ArrayState]):
             for ws in self._scheduler.running
             if ws.address in self._versions and (allowed is None or ws.address in allowed)
         ]
+        # What is to come to a silent worker would wait for it.
+        answering = [w for w in workers if self._homes.answers(w.address)]
+        if len(answering) >= (1 if oversubscribe else len(set(spec.code.place.tolist()))):
+            workers = answering
         speeds = self._predict([w.address for w in workers])
         homes = spec.homes
         known = [

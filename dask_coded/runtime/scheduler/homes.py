@@ -60,7 +60,7 @@ class Homes:
         self._pins: dict[Key, str] = {}
         # The restrictions that source blocks had before. Some blocks are chunks of the user's.
         self._limits: dict[Key, set[str] | None] = {}
-        self._homecoming = Homecoming(scheduler, self._rescue, self._homes)
+        self._homecoming = Homecoming(scheduler, self._rescue, self._homes, silent)
         scheduler.stream_handlers["coded-dropped"] = self.dropped
         scheduler.stream_handlers["coded-lost"] = self.lost
 
@@ -124,6 +124,10 @@ class Homes:
         self._homecoming.stop()
 
     # -- where pieces are ----------------------------------------------------------------------
+
+    def answers(self, address: str) -> bool:
+        """Whether a worker is not silent, so that it makes or takes a piece soon."""
+        return address not in self._silent
 
     def holders(self, key: Key, avoid: Collection[str] = ()) -> list[str]:
         """Return the addresses of the workers that hold a key."""
@@ -279,8 +283,11 @@ class Homes:
         stimulus = f"coded-lost-{time()}"
         if len(holders) == 1:
             self._scheduler.transitions({key: "released"}, stimulus_id=stimulus)
-        elif not any(user.processing_on is holders[worker] for user in ts.waiters or ()):
-            self._scheduler.request_remove_replicas(worker, [key], stimulus_id=stimulus)
+            return
+        users = (user for user in ts.waiters or () if user.processing_on is holders[worker])
+        # Otherwise they would fail, and the worker would keep what it takes for a dependency.
+        self._scheduler.transitions({user.key: "released" for user in users}, stimulus_id=stimulus)
+        self._scheduler.request_remove_replicas(worker, [key], stimulus_id=stimulus)
 
     def make_elsewhere(self, state: ArrayState, key: Key, avoid: Collection[str]) -> None:
         """Have a check that is wrong made again by another worker than these, if possible."""

@@ -313,6 +313,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
         self.placing.changed()
         if change.standing is Standing.ALIVE:
             self.supervisor.returned(change.peer)
+            self.homes.bring_home()
 
     def heartbeat(self, ws: WorkerState, data: float) -> None:
         """Take what a worker's plugin adds to its heartbeat: the seconds of a small product."""

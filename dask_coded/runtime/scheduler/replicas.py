@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 #: The pieces in memory, each with the worker that it belongs to.
 Homes = Callable[[], Iterable[tuple["TaskState", "WorkerState"]]]
 
+# Seconds between two looks at all pieces, at least: a look at a thousand takes a millisecond.
+_APART = 0.05
+
 
 class Homecoming:
     """Copies each piece to the worker that it belongs to, then drops the other copies.
@@ -41,15 +44,24 @@ class Homecoming:
     rescue : callable() -> bool
         Called before. Returns whether a piece still waits for a worker.
     homes : callable() -> iterable of (TaskState, WorkerState)
+    silent : collection of str
+        Addresses of workers that may have stopped: a copy elsewhere may be the only one soon.
     """
 
-    def __init__(self, scheduler: Scheduler, rescue: Callable[[], bool], homes: Homes) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        rescue: Callable[[], bool],
+        homes: Homes,
+        silent: Collection[str],
+    ) -> None:
         self._scheduler = scheduler
+        self._silent = silent
         self._rescue = rescue
         self._homes = homes
         # The homes that hold pieces.
         self._holders: dict[Key, str] = {}
-        self._due = False
+        self._due, self._looked = False, 0.0
         # As often as Dask looks at copies of other data.
         interval = dask.config.get("distributed.scheduler.active-memory-manager.interval")
         self._interval = parse_timedelta(interval)
@@ -83,7 +95,8 @@ class Homecoming:
         """Look at all pieces after the present events, because many pieces move together."""
         if not self._due:
             self._due = True
-            self._scheduler.loop.add_callback(self._run)
+            wait = max(self._looked + _APART - time(), 0.0)
+            self._scheduler.loop.call_later(wait, self._run)
 
     def stop(self) -> None:
         """Look no more until the next event, and hold nothing, because there are no pieces."""
@@ -97,9 +110,9 @@ class Homecoming:
             self._timer = None
 
     def _run(self) -> None:
-        self._due = False
+        self._due, self._looked = False, time()
         self._cancel()
-        if self._look():
+        if self._look() and self._scheduler.status == Status.running:
             self._timer = asyncio.get_running_loop().call_later(self._interval, self._run)
 
     def _look(self) -> bool:
@@ -108,12 +121,12 @@ class Homecoming:
         wanted, spare = defaultdict[str, list[Key]](list), defaultdict[str, list[Key]](list)
         unused: list[Key] = []
         for ts, home in self._homes():
-            holders = ts.who_has or set()
+            holders, here = ts.who_has or set(), home.address not in self._silent
             if home not in holders:
                 again = True
-                if home in self._scheduler.running:
+                if home in self._scheduler.running and here:
                     wanted[home.address].append(ts.key)
-            elif not ts.waiters and home.status == Status.running:
+            elif not ts.waiters and home.status == Status.running and here:
                 # The copies of what a worker has that is about to close are made on purpose.
                 for ws in holders - {home}:
                     spare[ws.address].append(ts.key)

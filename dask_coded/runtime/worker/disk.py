@@ -279,10 +279,22 @@ class Disk:
         """Stream handler: keep a piece even if Dask drops it, or do so no longer."""
         key = as_key(key)
         if hold:
-            spilled, found = self.is_spilled(key), self.unspill(key)
-            self._held[key] = None if spilled else found
+            self._held[key] = None if self.is_spilled(key) else self.held(key)
         else:
             self._held.pop(key, None)
+
+    def let_spilled_go(self) -> None:
+        """Hold no piece that Dask has spilled: the memory is needed."""
+        for key in self._held:
+            if self.is_spilled(key):
+                self._held[key] = None
+
+    def replace(self, key: Key, array: Any) -> None:
+        """Put an equal array in the place of one that this worker holds."""
+        if key in self._held:
+            self._held[key] = array
+        if key in self._worker.data:
+            self._worker.data[key] = array
 
     def put_back(self, key: Key) -> None:
         """Stream handler: put a piece that Dask has dropped back among Dask's data."""

@@ -217,6 +217,7 @@ class CodedWorkerPlugin(WorkerPlugin):
         """Return what the scheduler plugin gets with each heartbeat: how fast this worker is."""
         if self._active:
             self._probe.refresh()
+        self.disk.let_spilled_go()
         return self._probe.seconds
 
     async def _activate(self, active: bool) -> None:
@@ -324,7 +325,8 @@ class CodedWorkerPlugin(WorkerPlugin):
         if isinstance(data, np.ndarray) and not (data.flags.aligned and data.flags.c_contiguous):
             # Arrays that came over a comm may be unaligned, which makes a product several times
             # slower. Copy it once; the copy replaces the original.
-            data = self.worker.data[key] = np.require(data, requirements=["C", "A"])
+            data = np.require(data, requirements=["C", "A"])
+            self.disk.replace(key, data)
         return data
 
     async def _rows(self, key: Any, start: int, stop: int, room: Any = None) -> Any:

@@ -22,6 +22,7 @@ from dask_coded.runtime.operand import (
     Part,
     Ticket,
 )
+from dask_coded.runtime.worker.operands import _Coming
 from dask_coded.runtime.worker.plugin import worker_plugin
 from dask_coded.transport.channels import Channel
 
@@ -336,6 +337,25 @@ async def test_an_operand_that_cannot_be_used_ends_the_round_with_an_error(c, s,
     for later, columns in ((False, 30), (True, 30), (True, 1)):
         with pytest.raises(MemoryError, match="no room"):
             await coded.submit(rounds, C, later, columns, client=c)
+    await nothing_is_left(workers)
+
+
+@gen_cluster(client=True, timeout=120, nthreads=[("127.0.0.1", 1)] * 5, config=APART)
+async def test_a_worker_without_room_for_the_operand_leaves_the_round_to_others(c, s, *workers):
+    A = matrix()
+    C = await coded.encode(A, coded.MDS(5, 3), c)
+    full = worker_plugin(workers[1]).operands
+    usual, asked = _Coming._room, []
+
+    def room(self, part, length):
+        if self._exchange is full._exchange:
+            asked.append(part)
+            raise MemoryError("no room for the operand")
+        return usual(self, part, length)
+
+    with patch.object(_Coming, "_room", room):
+        await check_rounds(c, C, A, workers=workers[0].address)
+    assert asked
     await nothing_is_left(workers)
 
 

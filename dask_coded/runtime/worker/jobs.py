@@ -190,6 +190,11 @@ class Job:
             self._queue.clear()
             return None if self._active else self._output
 
+    def fail(self, exc: Exception) -> None:
+        """Leave everything to other workers."""
+        self.stop()
+        self._failed(tuple(self._pieces), exc)
+
     def _work(self) -> None:
         try:
             while (batch := self._next()) is not None:
@@ -203,10 +208,8 @@ class Job:
                 if self._place.crowded() and not self._inline and self._continue_later():
                     return
         except Exception as exc:
-            # Shares may be lost, so other workers compute everything. The thread stays counted, so
-            # that none replaces it.
-            self.stop()
-            self._failed(tuple(self._pieces), exc)
+            # Shares may be lost. The thread stays counted, so that none replaces it.
+            self.fail(exc)
 
     def _failed(self, pieces: tuple[int, ...], exc: Exception) -> None:
         """Report that no more of these pieces is computed here."""

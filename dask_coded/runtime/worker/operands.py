@@ -45,6 +45,8 @@ _UNPACKED = 256
 
 #: Takes an operand that is here.
 Ready = Callable[[Any], None]
+#: Takes the reason why there is none.
+Fail = Callable[[Exception], None]
 #: Unpacks a footprint; called from any thread.
 Columns = Callable[[bytes], Ints]
 
@@ -69,7 +71,9 @@ class Operands:
         self._ended: dict[Key, None] = {}
         exchange.register(self._handle, [OperandChunk, OperandAt])
 
-    def expect(self, run_id: Key, ticket: Ticket, ready: Ready, answer: Answer) -> None:
+    def expect(
+        self, run_id: Key, ticket: Ticket, ready: Ready, failed: Fail, answer: Answer
+    ) -> None:
         """Call ``ready`` with the operand of a round once it is here, and pass it on meanwhile.
 
         Parameters
@@ -77,6 +81,8 @@ class Operands:
         run_id : Key
         ticket : Ticket
         ready : callable(ndarray or None)
+        failed : callable(Exception)
+            Called instead if the operand cannot be put together here.
         answer : callable(Message)
             Sends a message to the coordinator.
         """
@@ -85,11 +91,11 @@ class Operands:
             try:
                 operand = self._mappings.view(SharedArray.received(operand))
             except OSError:
-                self._of(run_id).claim((), ready, answer)
+                self._of(run_id).claim((), ready, failed, answer)
                 answer(ChunksLacking(run_id, (), unreadable=True))
                 return
         if operand is None and parts:
-            self._of(run_id).claim(parts, ready, answer)
+            self._of(run_id).claim(parts, ready, failed, answer)
         else:
             ready(operand)
 
@@ -141,7 +147,13 @@ class Operands:
             return
         match message:
             case OperandChunk(run_id):
-                self._of(run_id).receive(message, answer)
+                coming = self._of(run_id)
+                try:
+                    coming.receive(message, answer)
+                except Exception as exc:
+                    if not coming.claimed:
+                        raise
+                    coming.fail(exc)
             case OperandAt(run_id, place):
                 if operand := self._coming.get(run_id):
                     operand.found(place, self._mappings)
@@ -157,6 +169,8 @@ class _Coming:
         self._loop = asyncio.get_running_loop()
         # Those of the round, once it has been started here.
         self._ready: Ready
+        self._failed: Fail
+        self._gave_up = False  # only passes chunks on
         self._answer: Answer | None = None
         self._expected: Sequence[tuple[Part, bytes | None]] = ()
         self._entries: dict[int, Entries] = {}  # by the number of the first chunk
@@ -182,10 +196,14 @@ class _Coming:
         return self._answer is not None
 
     def claim(
-        self, parts: Sequence[tuple[Part, bytes | None]], ready: Ready, answer: Answer
+        self,
+        parts: Sequence[tuple[Part, bytes | None]],
+        ready: Ready,
+        failed: Fail,
+        answer: Answer,
     ) -> None:
         """Record that the round has been started here; without parts the whole operand comes."""
-        self._ready, self._answer = ready, answer
+        self._ready, self._failed, self._answer = ready, failed, answer
         if packed := [footprint for _, footprint in parts if footprint is not None]:
             # In a thread, because millions of columns take milliseconds. They are here before the
             # last chunk, as a rule.
@@ -194,12 +212,20 @@ class _Coming:
         self._complete()
         self._set_timer()
 
+    def fail(self, exc: Exception) -> None:
+        """Compute nothing here, and have a neighbour receive the operand instead."""
+        assert self._answer is not None
+        if not self._gave_up:
+            self._gave_up = True
+            self._failed(exc)
+            self._answer(OperandAt(self._run_id, None))
+
     def _expect(self, parts: Sequence[tuple[Part, bytes | None]]) -> None:
         self._expected = parts
         self._relay.expect((n for part, _ in parts for n in numbers_of(part)), monotonic())
 
     def receive(self, chunk: OperandChunk, answer: Answer) -> None:
-        if self._operand is None:
+        if self._operand is None and not self._gave_up:
             self._store(chunk)
         now = monotonic()
         self._obey(self._relay.received(chunk.number, answer, chunk.below, now), chunk)
@@ -220,7 +246,9 @@ class _Coming:
 
     def _complete(self) -> None:
         """Put the parts together once all of them are here, and hand them on."""
-        if self._operand is not None or not self._expected or self._relay.wake is not None:
+        if self._gave_up or self._operand is not None or not self._expected:
+            return
+        if self._relay.wake is not None:
             return
         assert self._answer is not None
         part, packed = self._expected[0]

@@ -299,7 +299,7 @@ class CodedWorkerPlugin(WorkerPlugin):
             message, pieces, answer, self._place, memory, previous
         )
         job.assign(StripeRange(*part) for part in message.ranges)
-        self.operands.expect(message.run_id, ticket, job.begin, answer)
+        self.operands.expect(message.run_id, ticket, job.begin, job.fail, answer)
 
     def _drop(self, run_id: Key, over: bool = False) -> None:
         """Drop a round; ``over`` says that it has ended for all workers."""

@@ -11,7 +11,6 @@ from distributed import Client, Event
 import dask_coded as coded
 from dask_coded import submission
 from dask_coded.loop import QUIET, Progress
-from dask_coded.runtime.coordinator.tasks import LoopSlot
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +97,6 @@ def test_a_plain_loop_among_the_arguments_becomes_a_kept_loop(client):
         return type(loop).__name__, loop._copies, loop._topic
 
     assert coded.submit(kind, C, coded.Loop(), client=client).result() == ("KeptLoop", 2, None)
-    assert LoopSlot() == LoopSlot(None, 0.1)
 
 
 def test_arrays_derived_from_coded_ones_say_that_they_are_not_coded(client):

@@ -244,7 +244,7 @@ async def test_a_round_may_begin_long_after_its_first_chunk(c, s, *workers):
     chunk, ready = OperandChunk("late", part, 0, x.view("u1"), ()), []
     operands._handle(chunk, lambda message: None)
     operands._expire("late")
-    operands.expect("late", Ticket(None, ((Part(*part), None),)), ready.append, print)
+    operands.expect("late", Ticket(None, ((Part(*part), None),)), ready.append, print, print)
     operands._handle(chunk, lambda message: None)
     await async_poll_for(lambda: ready)
     np.testing.assert_array_equal(ready[0], x)
@@ -263,9 +263,9 @@ async def test_memory_that_neighbours_may_read_is_not_used_again(c, s, *workers)
 
     ticket = Ticket(None, ((Part(0, 1, 131072, "<f8", (16384,), 16384), None),))
     found, told = [], []
-    receiver.expect("live", ticket, found.append, told.append)
+    receiver.expect("live", ticket, found.append, print, told.append)
     receiver._handle(chunk("live", 1.0), lambda message: None)
-    neighbour.expect("live", ticket, found.append, print)
+    neighbour.expect("live", ticket, found.append, print, print)
     neighbour._handle(told[0], lambda message: None)
     receiver.drop("live", over=False)
     receiver._handle(chunk("next", -1.0), lambda message: None)
@@ -285,7 +285,7 @@ async def test_chunks_of_an_operand_that_is_here_already_are_confirmed(c, s, *wo
     array[:] = 1.0
     found, answers = [], []
     part = Part(0, 1, 131072, "<f8", (16384,), 16384)
-    neighbour.operands.expect("run", Ticket(None, ((part, None),)), found.append, print)
+    neighbour.operands.expect("run", Ticket(None, ((part, None),)), found.append, print, print)
     neighbour.operands._handle(OperandAt("run", segment.place(array)), answers.append)
     chunk = OperandChunk("run", part, 0, array.view(np.uint8), ())
     neighbour.operands._handle(chunk, answers.append)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 from dask.sizeof import sizeof
-from distributed import Nanny, Worker
+from distributed import Event, Nanny, Worker
 from distributed.protocol import deserialize_bytes, serialize_bytes
 from distributed.protocol.serialize import deserialize, serialize
 from distributed.spill import SpillBuffer
@@ -355,6 +355,27 @@ async def test_a_round_ends_if_too_many_spilled_pieces_are_lost(c, s, *workers):
     with pytest.raises(coded.CodedDataLostError, match="2 of its 4 pieces"):
         await c.compute(C @ x)
     assert all(w.status.name == "running" for w in workers)
+
+
+@gen_cluster(**FOUR | {"worker_kwargs": {"memory_limit": 5 * 10**6}})
+async def test_a_lost_piece_is_given_up_once_no_task_takes_it_to_be_there(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    first = next(w for w in workers if w.address == C.encoded.workers[0])
+    future, disk = C.encoded.futures[0], Disk.of(first)
+    busy = c.submit(lambda: Event("go").wait(), workers=[first.address])
+    user = c.submit(np.shape, future, workers=[first.address])
+    tasks = first.state.tasks
+    await async_poll_for(lambda: user.key in tasks and tasks[user.key].state == "ready")
+    await spoil(first, "file")
+    assert disk.held(future.key) is None
+    assert await c.run(lambda: 1, workers=[first.address])
+    assert disk.is_spilled(future.key)
+    await Event("go", client=c).set()
+    await busy
+    assert await user.exception() is not None
+    del user
+    await async_poll_for(lambda: disk.held(future.key) is not None)
+    np.testing.assert_allclose(await c.compute(C @ x), A @ x)
 
 
 @gen_cluster(**FOUR | {"worker_kwargs": {"memory_limit": 5 * 10**6}})

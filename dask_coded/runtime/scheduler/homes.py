@@ -283,11 +283,8 @@ class Homes:
         stimulus = f"coded-lost-{time()}"
         if len(holders) == 1:
             self._scheduler.transitions({key: "released"}, stimulus_id=stimulus)
-            return
-        users = (user for user in ts.waiters or () if user.processing_on is holders[worker])
-        # Otherwise they would fail, and the worker would keep what it takes for a dependency.
-        self._scheduler.transitions({user.key: "released" for user in users}, stimulus_id=stimulus)
-        self._scheduler.request_remove_replicas(worker, [key], stimulus_id=stimulus)
+        elif not any(user.processing_on is holders[worker] for user in ts.waiters or ()):
+            self._scheduler.request_remove_replicas(worker, [key], stimulus_id=stimulus)
 
     def make_elsewhere(self, state: ArrayState, key: Key, avoid: Collection[str]) -> None:
         """Have a check that is wrong made again by another worker than these, if possible."""

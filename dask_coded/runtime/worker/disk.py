@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 
 # Files that may be removed while they are open, and whose pages a process can let go.
 _ABLE = all([hasattr(os, "posix_fallocate"), hasattr(mmap, "MADV_DONTNEED")])
+# Of tasks for which a worker takes their data to be there: without these its state would be wrong.
+_NEEDS_DATA = {"waiting", "ready", "constrained", "executing", "long-running", "resumed"}
 # How often pages are let go if the process needs more memory than Dask's target. The nanny looks
 # every 100 ms, in which a sum over an array may read half a gigabyte.
 _TRIM_SECONDS = 0.02
@@ -337,8 +339,8 @@ class Disk:
         task = self._worker.state.tasks.get(key)
         if task is None or task.state != "memory" or not self.is_spilled(key):
             return
-        if any(other.state in ("executing", "long-running") for other in task.dependents):
-            return  # these will fail, and the next one who needs the data comes here again
+        if any(other.state in _NEEDS_DATA for other in task.dependents):
+            return  # these will fail, and whoever needs the data next comes here again
         try:
             del self._worker.data[key]
         except OSError:  # the worker would close if this happened to Dask

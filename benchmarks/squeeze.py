@@ -74,7 +74,7 @@ def waiting(aggregation: Aggregation, speeds: np.ndarray, nbytes: int) -> np.nda
 
 
 def add(report: Report, case: str, ratios: np.ndarray, goal: float | None, **keys: Any) -> None:
-    """Add the median step, and the one that 99 of 100 do not exceed."""
+    """Add the median and the 99th percentile of a step's time."""
     report.add(case, "step_over_fluid", Summary.of(ratios), goal=goal, quantile=0.5, **keys)
     late = float(np.quantile(ratios, 0.99))
     report.add(f"{case}, 99 %", "step_over_fluid", late, quantile=0.99, **keys)

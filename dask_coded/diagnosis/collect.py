@@ -1,6 +1,6 @@
 """Asks the scheduler and all workers of a cluster for the facts, through a client.
 
-Each worker is asked by itself, so that one that is stopped or cut off holds up no other.
+Each worker is asked separately, so that a stopped or unreachable worker delays no other.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class _Collector:
         return found
 
     async def _each(self, addresses: Any, ask: Callable[[str], Awaitable[Any]]) -> dict[str, Any]:
-        """Ask some workers at once; None for one that does not answer."""
+        """Ask some workers at once; the answer of a silent worker is None."""
         addresses = list(addresses)
         answers = await asyncio.gather(*map(ask, addresses))
         return dict(zip(addresses, answers, strict=True))

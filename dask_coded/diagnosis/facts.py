@@ -38,7 +38,7 @@ class Link:
 
 @dataclass(frozen=True)
 class WorkerFacts:
-    """What is known of a worker; None is what is not known.
+    """The facts about a worker; None if a fact is unknown.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ class WorkerFacts:
 
 @dataclass(frozen=True)
 class ClusterFacts:
-    """What is known of a cluster.
+    """The facts about a cluster.
 
     Parameters
     ----------

@@ -4,7 +4,7 @@ A granted unit is *queued*, then *running*, then *in hand*, then *folded* into t
 running sum. It stays in hand until the next unit is finished, so that the last one can still be
 dropped. A queued unit may be *released* instead, and any unit that is not folded may be *dropped*.
 A copy of another worker's unit is kept *apart* until the step is closed. So a worker has at most
-three gradients beside the one that it computes: the sum, the one in hand, and the copy.
+the gradient that it computes and three others: the sum, the last unit, and the copy.
 
 The sum carries its units: :class:`Contribute` names them, and :class:`Tally` adds up contributions
 only if no unit is in two of them.

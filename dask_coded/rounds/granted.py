@@ -1,4 +1,4 @@
-"""To whom the units of a training step are granted, and what is computed of them."""
+"""Which worker holds which units of a training step, and which units are computed."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ from dask_coded.typing import Floats
 Letter = tuple[int, Grant]
 
 # An answer to `Recall` is due after the time of one unit and this many lags. The worker answers
-# while it computes, so the unit is for one that had no time at all for messages.
+# while it computes; the unit's time is for a worker that could not answer meanwhile.
 _ANSWER_LAGS = 2
 
 
@@ -319,7 +319,7 @@ class Ledger:
             self._forget(worker, unit)
 
     def _may_ask(self, unit: int) -> bool:
-        """Whether a unit is the one that its worker should be computing."""
+        """Whether a worker should be computing this unit now."""
         if unit in self._granted.done or unit in self._granted.maker or self._asked_before(unit):
             return False
         holder = self._granted.holder[unit]

@@ -6,7 +6,7 @@ ring, as in :class:`~dask_coded.codes.Repetition`. Every unit is computed by one
 store it, and neighbours can take over each other's units. The engine sees a block as a group that
 needs one piece, and a unit as a stripe.
 
-Neighbours should differ in speed. The units between two slow neighbours can go to nobody else::
+Neighbours should differ in speed. No third worker can compute the units between two of them::
 
     speeds of seats  1 1 1 1 1 1 ¼ ¼    the last two alone store a block, which takes them 2.0 times
                                         the time of a fast worker
@@ -33,7 +33,7 @@ class UnitLayout:
     units : int
         Of a step.
     seats : sequence of int
-        The worker on each seat of the ring; ``-1`` for one that is lost.
+        The worker on each seat of the ring; ``-1`` if it is lost.
     copies : int
         Workers that store a block, at most one for each seat.
     workers : int

@@ -70,6 +70,14 @@ def begun(peers: list[Peer], workers: Any, **options: Any) -> tuple[Delivery, li
     return found, tickets
 
 
+async def one_turn() -> None:
+    """Let the event loop do what it is to do soon."""
+    loop = asyncio.get_running_loop()
+    turn = loop.create_future()
+    loop.call_soon(turn.set_result, None)
+    await turn
+
+
 def confirm(found: Delivery, peers: list[Peer], worker: int) -> None:
     """Let a worker confirm all chunks that it is sent, until none comes."""
     done = 0
@@ -101,7 +109,7 @@ async def test_a_late_worker_is_told_where_the_operand_lies_or_waits_for_it():
     found.heard(0, OperandAt("run", PLACE))
     assert peers[1].places == [PLACE]
     assert found.ticket(2) == Ticket(PLACE)
-    await asyncio.sleep(0)
+    await one_turn()
     assert not peers[1].chunks and not peers[2].messages
     # It cannot read there, and its first message said nothing of parts: the whole operand comes.
     found.heard(2, ChunksLacking("run", (), True))
@@ -116,7 +124,7 @@ async def test_a_late_worker_of_another_host_joins_after_its_first_message():
     found, _ = begun(peers, [0, 1])
     assert found.ticket(2).parts
     assert not peers[2].messages
-    await asyncio.sleep(0)
+    await one_turn()
     confirm(found, peers, 0)
     confirm(found, peers, 2)
     assert len(set(peers[2].chunks)) > 1
@@ -154,7 +162,7 @@ async def test_neighbours_of_a_receiver_without_memory_to_share_join():
     found.heard(0, OperandAt("run", None))
     assert peers[1].chunks
     found.ticket(2)
-    await asyncio.sleep(0)
+    await one_turn()
     assert peers[2].chunks  # nothing is to be waited for
     found.end()
 
@@ -189,7 +197,7 @@ async def test_a_neighbour_that_needs_other_entries_joins_on_its_own():
     assert found.ticket(1) == Ticket(PLACE)
     part, its = found.ticket(2).parts[0]
     assert part.shape == (50_000, 2) and its == packed[1]
-    await asyncio.sleep(0)
+    await one_turn()
     confirm(found, peers, 2)
     chunks = [m for m in peers[2].messages if isinstance(m, OperandChunk)]
     rows = np.concatenate([m.data for m in sorted(chunks, key=lambda m: m.number)])
@@ -216,7 +224,7 @@ async def test_the_first_worker_of_another_host_that_is_called_in_late_gets_chun
     peers[0].near = True
     found, _ = begun(peers, [0], x=np.arange(200_000.0))
     assert found.ticket(1).parts
-    await asyncio.sleep(0)
+    await one_turn()
     confirm(found, peers, 1)
     assert sum(len(m.data) for m in peers[1].messages) == 8 * 200_000
     found.end()

@@ -373,7 +373,7 @@ async def test_a_lost_piece_is_given_up_once_no_task_takes_it_to_be_there(c, s, 
     await Event("go", client=c).set()
     await busy
     assert await user.exception() is not None
-    del user
+    user.release()
     await async_poll_for(lambda: disk.held(future.key) is not None)
     np.testing.assert_allclose(await c.compute(C @ x), A @ x)
 

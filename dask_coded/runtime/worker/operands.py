@@ -268,8 +268,8 @@ class _Coming:
 
     def found(self, place: Any, mappings: Mappings) -> None:
         """Record where the receiver of this host has left the operand."""
-        if self._operand is not None or self._answer is None:
-            return  # it came another way meanwhile
+        if self._operand is not None or self._gave_up or self._answer is None:
+            return  # it came another way meanwhile, or nothing is computed here
         try:
             self._operand = mappings.view(SharedArray.received(place))
         except OSError:

@@ -61,7 +61,7 @@ class Homes:
         # The restrictions that source blocks had before. Some blocks are chunks of the user's.
         self._limits: dict[Key, set[str] | None] = {}
         self._homecoming = Homecoming(scheduler, self._rescue, self._homes, silent)
-        scheduler.stream_handlers["coded-dropped"] = self.dropped
+        scheduler.stream_handlers["coded-moved"] = self.moved
         scheduler.stream_handlers["coded-lost"] = self.lost
 
     # -- what belongs where --------------------------------------------------------------------
@@ -228,10 +228,11 @@ class Homes:
             elif finish in ("memory", "erred", "released", "forgotten"):
                 self.bring_home()
 
-    def dropped(self, worker: str, key: Key, held: bool) -> None:
-        """Stream handler: Dask has had a worker drop a piece; it may hold the piece all the same.
+    def moved(self, worker: str, key: Key, held: bool) -> None:
+        """Stream handler: a worker has got a piece, or Dask has had it drop one.
 
-        If the only other copy is lost meanwhile, the worker makes the piece from what it holds.
+        It may hold a dropped piece all the same. If the only other copy is lost meanwhile, the
+        worker makes the piece from what it holds.
         """
         ts, ws = self._scheduler.tasks.get(key := as_key(key)), self._scheduler.workers.get(worker)
         if ts is None or ws is None or key not in self._arrays:

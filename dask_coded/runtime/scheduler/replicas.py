@@ -7,7 +7,8 @@ would hold several pieces, and the code could survive fewer losses.
 
 Dask's policies stay as they are. While tasks use a piece, its home holds the array, and puts it
 back among Dask's data if Dask has dropped it: nothing is copied. Otherwise a piece that is away is
-copied home. Pieces are looked at after events only, and no timer runs once all are at home.
+copied home, and its home holds it, too, until the other copies are dropped. Pieces are looked at
+after events only, and no timer runs once all are at home.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Homecoming:
         self._timer: asyncio.TimerHandle | None = None
 
     def hold(self, key: Key, home: str) -> None:
-        """Have its home hold a piece until no task uses it."""
+        """Have its home hold a piece, once it has it, until it is the only one that does."""
         if self._holders.get(key) != home:
             self.let_go(key)
             self._holders[key] = home
@@ -126,6 +127,7 @@ class Homecoming:
                 again = True
                 if home in self._scheduler.running and here:
                     wanted[home.address].append(ts.key)
+                    self.hold(ts.key, home.address)  # it tells when the piece has come
             elif not ts.waiters and home.status == Status.running and here:
                 # The copies of what a worker has that is about to close are made on purpose.
                 for ws in holders - {home}:

@@ -386,6 +386,9 @@ class Disk:
             return  # as long as others use the worker
         if state in ("memory", "error", "released", "forgotten"):
             self._filling.pop(key, None)
+            if state == "memory" and key in self._held:
+                self._held[key] = None if self.is_spilled(key) else self.held(key)
+                self._worker.loop.add_callback(self._report, key)
             if state == "released" and any(
                 key in d for d in (self._held, self._kept, self._in_memory)
             ):
@@ -398,7 +401,7 @@ class Disk:
 
     def _report(self, key: Key) -> None:
         held = self._held.get(key) is not None
-        self._worker.batched_send({"op": "coded-dropped", "key": key, "held": held})
+        self._worker.batched_send({"op": "coded-moved", "key": key, "held": held})
 
     def close(self) -> None:
         """Keep nothing. The worker calls this when it closes."""

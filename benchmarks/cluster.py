@@ -53,10 +53,13 @@ _QUIET = {
 
 
 @contextmanager
-def local_workers(count: int, memory_limit: int = 0) -> Iterator[tuple[Client, list[str]]]:
+def local_workers(
+    count: int, memory_limit: int = 0, alone: bool = False
+) -> Iterator[tuple[Client, list[str]]]:
     """Start a scheduler in this process, and one-thread worker processes, each under a nanny.
 
-    By default no worker has a memory limit, so nothing is spilled or paused during a benchmark.
+    By default no worker has a memory limit, so nothing is spilled or paused during a benchmark, and
+    every product of a loop is a round, because most benchmarks are about rounds.
 
     Yields
     ------
@@ -65,6 +68,7 @@ def local_workers(count: int, memory_limit: int = 0) -> Iterator[tuple[Client, l
         Addresses of the workers.
     """
     with (
+        dask.config.set({"coded.round.alone": alone}),
         LocalCluster(
             n_workers=count,
             threads_per_worker=1,

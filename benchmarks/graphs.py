@@ -100,7 +100,7 @@ def compare(
     rows = A.shape[0]
     x = np.random.default_rng(1).random(rows)
     with ExitStack() as stack:
-        client, addresses = stack.enter_context(local_workers(workers))
+        client, addresses = stack.enter_context(local_workers(workers, alone=True))
         began = perf_counter()
         C = coded.encode(A, client=client)
         encoding = perf_counter() - began

@@ -32,6 +32,8 @@ for name in ("gen_cluster", "gen_test"):
     setattr(utils_test, name, partial(getattr(utils_test, name), timeout=120))
 for name in ("poll_for", "async_poll_for"):
     setattr(utils_test, name, partial(getattr(utils_test, name), timeout=60))
+# Most tests are about rounds, which small matrices would end.
+dask.config.set({"coded.round.alone": False})
 # gen_cluster resets the configuration to what it was when its module was imported.
 utils_test.original_config["coded"] = dask.config.get("coded")
 utils_test.original_config["distributed"]["worker"]["profile"]["enabled"] = False

@@ -114,6 +114,12 @@ class Assembler:
         with np.errstate(over="ignore"):
             return self.rows.astype(self._dtype, copy=False)
 
+    def block(self, piece: int) -> npt.NDArray[Any]:
+        """Return where the rows of a piece belong that equals a block, to compute them there."""
+        block = int(self._code.block_of[piece])
+        assert block >= 0
+        return self.rows[self._offsets[block] : self._offsets[block + 1]]
+
     def add(
         self, shares: Iterable[tuple[StripeRange, npt.NDArray[Any]]], computed: Bools, ready: Bools
     ) -> None:

@@ -22,6 +22,8 @@ class RoundOptions:
     tolerant : bool
         Whether the algorithm corrects the errors of a round in later ones, as iterations do. It
         then warns only of rows that have lost more than half of their digits.
+    alone : bool
+        Whether the coordinator of a loop may compute a product alone, if a round takes longer.
     """
 
     policy: str = "continuous"
@@ -29,3 +31,4 @@ class RoundOptions:
     lead: float = 0.004
     reporting: Reporting = field(default_factory=Reporting)
     tolerant: bool = False
+    alone: bool = True

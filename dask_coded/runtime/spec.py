@@ -71,6 +71,7 @@ def round_options() -> RoundOptions:
         reporting=Reporting(
             parse_timedelta(timing["report-interval"]), float(timing["report-growth"])
         ),
+        alone=bool(timing["alone"]),
     )
 
 

@@ -225,6 +225,11 @@ class Exchange:
             return self.has_memory
         return any(channel.may_share and not channel.closed for channel in channels)
 
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+        """Return an array for a result, which peers can read if it is an operand next."""
+        make = self.memory.empty if self.shares_memory else np.empty
+        return make(shape, dtype)
+
     def _probe_memory(self, message: Message, answer: Answer) -> None:
         assert isinstance(message, ProbeMemory)
         readable = is_readable(message.segment)

@@ -20,6 +20,8 @@ class RoundReport:
         Workers whose shares were used.
     messages : int
         Messages sent and received by the coordinator.
+    alone : bool
+        Whether the coordinator has computed the product alone, because a round takes longer.
     doubtful : int
         Rows of the result that have lost digits, see :class:`dask_coded.AccuracyWarning`.
     error : float
@@ -33,6 +35,7 @@ class RoundReport:
     seconds: float = 0.0
     workers: int = 0
     messages: int = 0
+    alone: bool = False
     doubtful: int = 0
     error: float = 0.0
     failed: dict[str, str] = field(default_factory=dict)

@@ -28,6 +28,7 @@ from dask_coded.membership import Timeouts
 from dask_coded.rounds import Layout, LoopHistory, Rest, RoundOptions
 from dask_coded.rounds.accuracy import LIMIT, NotSolvableError, lose_half
 from dask_coded.runtime.answers import Lost, RoundPlan, ask
+from dask_coded.runtime.coordinator.alone import Alone
 from dask_coded.runtime.coordinator.checks import Checks, WrongCheck
 from dask_coded.runtime.coordinator.delivery import Delivery, Offer, offered
 from dask_coded.runtime.coordinator.live_round import InThread, LiveRound, RoundUnfinishableError
@@ -86,6 +87,7 @@ class Coordinator:
         self._seconds = 0.0  # of the last round
         self._row: tuple[int, ...] = ()  # of its operand
         self._history = LoopHistory(options.lead, options.reporting)
+        self._alone = Alone(plugin)
         self._warned = False
         # Workers whose shares were wrong, not reported yet.
         self._corrupt: set[str] = set()
@@ -133,6 +135,10 @@ class Coordinator:
             That of a worker, if so many raise exceptions that the others do not suffice.
         """
         began = monotonic()
+        if operand is not None and self._options.alone:
+            self._check_run()
+            if (found := self._alone.product(operand)) is not None:
+                return found
         # Here and not on the event loop, because a large operand takes milliseconds to copy.
         with offered(self._plugin.exchange, operand) as offer:
             live = None
@@ -144,12 +150,21 @@ class Coordinator:
                 live = self._drive(partial(self._round, offer, parity=False))
         result = live.result()
         live.report.seconds = self._seconds = monotonic() - began
+        if operand is not None:
+            self._alone.took_round(operand, self._seconds)
         self._warn_of(live)
         # The thread has decoded all its rows, so another round may overwrite them.
         self._plugin.worker.loop.add_callback(
             self._plugin.put_series, self._id, live.run_spec.series
         )
         return result, live.report
+
+    def _check_run(self) -> None:
+        """Raise a RunOverError if the run of the task is over: its thread goes on until then."""
+        if self._plugin.closed:
+            raise RunOverError(f"The worker of {self._task!r} has closed.")
+        if self._task and self._plugin.exchange.is_over(self._task):
+            raise RunOverError(f"This run of {self._task!r} is over.")
 
     def _warn_of(self, live: LiveRound) -> None:
         """Warn once of rows that have lost digits."""
@@ -229,9 +244,7 @@ class Coordinator:
         row = () if operand.array is None else operand.array.shape[1:]
         series = self._plugin.take_series(self._id)
         while True:
-            # The thread of a task that is over keeps running, so it ends where a round starts.
-            if self._task and self._plugin.exchange.is_over(self._task):
-                raise RunOverError(f"This run of {self._task!r} is over.")
+            self._check_run()
             spec, plan, layout, checks, measured_with = await self._plan(in_thread)
             # Without the worker of a block, what is not finite spreads to the rows of that block.
             spreads = not parity and not self._has_blocks(plan.without_parity(spec), spec)
@@ -243,8 +256,7 @@ class Coordinator:
             if checks is not None and operand.array is not None:
                 verifier = checks.verifier(spec, plan, operand.array)
             exchange = self._plugin.exchange
-            empty = exchange.memory.empty if exchange.shares_memory else np.empty
-            assembler = spec.assembler(operand.array, empty)
+            assembler = spec.assembler(operand.array, exchange.empty)
             assembler.spreads |= spreads
             columns, attempt = assembler.rows.shape[1:], exchange.attempt(self._task)
             run_spec = RunSpec(
@@ -283,7 +295,9 @@ class Coordinator:
                 again = True
                 continue
             self._note_failures(live)
-            history.record(live.round, plan.addresses, monotonic() - live.began)
+            speeds = history.record(live.round, plan.addresses, monotonic() - live.began)
+            if self._options.alone:
+                self._alone.look(spec, layout, plan.addresses, speeds.get(exchange.address, 0.0))
             self._row = row
             await self._judge(live, checks, spec, version)
             fresh = history.pace.slowed or not live.round.state.available.all()

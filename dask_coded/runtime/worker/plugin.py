@@ -76,6 +76,8 @@ class CodedWorkerPlugin(WorkerPlugin):
         coordinates.
     mappings : Mappings
         Memory where participants of these rounds have left rows.
+    closed : bool
+        Whether the worker has closed.
     """
 
     name = NAME
@@ -96,7 +98,7 @@ class CodedWorkerPlugin(WorkerPlugin):
         # By array: the series of rounds that this worker has coordinated, unless one is running.
         self._series: dict[str, str] = {}
         self.mappings = Mappings(most=_MAPPED, room=self.exchange.room)
-        self._closed = False
+        self.closed = False
         # Memory is kept for a while in case it is needed again.
         self._idle = _Idle(self._forget)
         self.operands = Operands(self.exchange)
@@ -130,7 +132,7 @@ class CodedWorkerPlugin(WorkerPlugin):
         )
 
     async def teardown(self, worker: Worker) -> None:
-        self._closed = True
+        self.closed = True
         self._idle.end()
         for job in self._jobs.values():
             job.stop()
@@ -329,10 +331,20 @@ class CodedWorkerPlugin(WorkerPlugin):
             self.disk.replace(key, data)
         return data
 
+    def piece_in_memory(self, key: Key) -> Any:
+        """Return a piece as :meth:`piece` does, unless it is on the disk."""
+        found = None if self.disk.is_spilled(key) else self.piece(key)
+        return None if isinstance(found, MappedArray) else found
+
+    @property
+    def threads(self) -> int:
+        """How many threads may work on one job."""
+        return self._place.threads
+
     async def _rows(self, key: Any, start: int, stop: int, room: Any = None) -> Any:
         """Handler: hand rows of an array on this worker to a worker that makes a piece."""
         data: Any = self.disk.held(as_key(key))
-        if data is None or self._closed:
+        if data is None or self.closed:
             return NO_ROWS
         # Not in the threads of rounds: these may be busy for as long as a round takes, and whoever
         # waits for an answer would believe that this worker is stopped.

@@ -13,6 +13,8 @@ from distributed.core import Status
 from distributed.utils_test import async_poll_for, gen_cluster, poll_for
 
 import dask_coded as coded
+from dask_coded.runtime.answers import Waiting
+from dask_coded.runtime.scheduler import arrays
 from dask_coded.runtime.worker.disk import Disk
 
 pytestmark = pytest.mark.versions
@@ -340,3 +342,24 @@ async def test_copies_of_a_piece_stay_while_its_home_is_silent(c, s, *workers):
     assert len(holders(s, C)[0]) == 2
     plugin.standings.heard(home)
     await async_poll_for(lambda: holders(s, C)[0] == {home})
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 4)
+async def test_a_piece_that_comes_back_while_the_others_are_weighed_is_not_lost(
+    c, s, *workers, monkeypatch
+):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    found = s.extensions["dask-coded"].arrays
+    spec = C.encoded.spec
+    away, holders = {spec.keys[0]}, found._homes.holders
+    monkeypatch.setattr(
+        found._homes, "holders", lambda key, avoid=(): [] if key in away else holders(key, avoid)
+    )
+
+    async def offload(function, *args):
+        away.clear()
+        return function(*args)
+
+    monkeypatch.setattr(arrays, "offload", offload)
+    answer = await found.sources(spec.id, 3)
+    assert isinstance(answer["answer"].data, Waiting)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -284,9 +284,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
             ingredients = spec.from_sources(piece)
         else:
             keys = spec.keys
-            others = [
-                i for i, key in enumerate(keys) if i != piece and self._homes.holders(key, avoid)
-            ]
+            others = self._held_beside(piece, keys, avoid)
             slow = self._homes.slow_holders(keys[i] for i in others)
             # Without slow holders, if the others suffice.
             for some in ([i for i in others if keys[i] not in slow], others):
@@ -294,8 +292,8 @@ class ArrayDirectory(Mapping[str, ArrayState]):
                     ingredients = await offload(spec.from_pieces, piece, some)
                     break
             else:
-                # Those that do not answer may do so later.
-                unknown = any(
+                # Those that do not answer may do so later, and one may have come back meanwhile.
+                unknown = others != self._held_beside(piece, keys, avoid) or any(
                     self._homes.holders(key) or self._homes.is_held(key)
                     for key in keys
                     if not self._homes.holders(key, avoid)
@@ -314,6 +312,10 @@ class ArrayDirectory(Mapping[str, ArrayState]):
                 # Every source is rounded twice, and as often as it was when it was rebuilt.
                 growth += abs(weight) * (2 + state.growth.get(source, 0.0))
         return reply(Recipe(spec, tuple(found), growth))
+
+    def _held_beside(self, piece: int, keys: Sequence[Key], avoid: Collection[str]) -> list[int]:
+        """Return which other pieces of an array are held by workers that may be asked."""
+        return [i for i, key in enumerate(keys) if i != piece and self._homes.holders(key, avoid)]
 
     def block(self, array: str, block: int, avoid: Sequence[str] = ()) -> Reply:
         """Handler: where to read a block.

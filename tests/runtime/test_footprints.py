@@ -17,7 +17,7 @@ from dask_coded.runtime.operand import OperandAt, OperandChunk, Part
 from dask_coded.runtime.worker.operands import _Coming
 
 from .loops import check_rounds_through_faults
-from .test_operands import APART, distant_coordinator, nothing_is_left, refuse, spy
+from .test_operands import APART, distant_coordinator, matrix, nothing_is_left, refuse, spy
 
 SIZE, WIDTH, ROUNDS = 20_000, 30, 3  # operands of 4.8 MB
 # Every worker takes part in every round.
@@ -197,3 +197,11 @@ def test_rebuilt_pieces_touch_what_their_blocks_touch(code):
 def test_receivers_of_entries_killed_and_stopped(code, processes, tmp_path, monkeypatch):
     monkeypatch.setenv("DASK_CODED__SHARED_MEMORY", "false")
     check_rounds_through_faults(processes, banded(), code, tmp_path)
+
+
+@pytest.mark.parametrize("code", [coded.MDS(6, 3), coded.Repetition(6, 3)], ids=repr)
+def test_relays_and_receivers_killed_and_stopped_while_chunks_travel(
+    code, processes, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("DASK_CODED__SHARED_MEMORY", "false")
+    check_rounds_through_faults(processes, matrix(), code, tmp_path)

@@ -26,8 +26,6 @@ from dask_coded.runtime.worker.operands import _Coming
 from dask_coded.runtime.worker.plugin import worker_plugin
 from dask_coded.transport.channels import Channel
 
-from .loops import check_rounds_through_faults
-
 # What workers do with small jobs depends on their size.
 pytestmark = pytest.mark.usefixtures("job_place")
 
@@ -357,14 +355,6 @@ async def test_a_worker_without_room_for_the_operand_leaves_the_round_to_others(
         await check_rounds(c, C, A, workers=workers[0].address)
     assert asked
     await nothing_is_left(workers)
-
-
-@pytest.mark.parametrize("code", [coded.MDS(6, 3), coded.Repetition(6, 3)], ids=repr)
-def test_relays_and_receivers_killed_and_stopped_while_chunks_travel(
-    code, processes, tmp_path, monkeypatch
-):
-    monkeypatch.setenv("DASK_CODED__SHARED_MEMORY", "false")
-    check_rounds_through_faults(processes, matrix(), code, tmp_path)
 
 
 @gen_cluster(

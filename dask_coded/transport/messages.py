@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from dask.typing import Key
 
 #: Changes whenever a message does. Both ends of a channel must have the same version.
-PROTOCOL = 16
+PROTOCOL = 17
 
 #: A run of a Dask task: the key of the task, and the scheduler's number of the run.
 Attempt = tuple[Key, int]
@@ -61,14 +61,6 @@ class Closed(Message, travels=False):
 
 
 @dataclass(frozen=True)
-class Dropped(Message):
-    """The answer to a message that counts for nothing, because its run of a task is over.
-
-    Without it, the worker that has sent the message would take this one for stopped.
-    """
-
-
-@dataclass(frozen=True)
 class ProbeMemory(Message):
     """Can you read this segment? The worker that opened a channel sends it first.
 
@@ -106,6 +98,9 @@ class Pong(Message):
 @dataclass(frozen=True)
 class EndRun(Message):
     """A run is over.
+
+    It is also the answer to a message of a run that is over because there is a later run of its
+    task. Without it, the worker that has sent the message would take this one for stopped.
 
     Parameters
     ----------

@@ -275,7 +275,7 @@ CALLS = {
         "silent",
         "known",
         "corrupt",
-        "task",
+        "attempt",
     ],
     "coded_register": ("spec", "allowed", "oversubscribe", "client", "sources", "steps", "version"),
     "coded_extend": ("array", "allowed"),

@@ -24,7 +24,6 @@ from dask_coded.transport.messages import (
     PROTOCOL,
     Attempt,
     EndRun,
-    MemoryProbed,
     Message,
     ProbeMemory,
 )
@@ -225,8 +224,8 @@ class Exchange:
 
     def _probe_memory(self, message: Message, answer: Answer) -> None:
         assert isinstance(message, ProbeMemory)
-        readable = is_readable(message.segment)
-        answer(MemoryProbed(message.run_id, self._probe if readable else None))
+        readable = message.segment is not None and is_readable(message.segment)
+        answer(ProbeMemory(message.run_id, self._probe if readable else None))
 
     async def close(self) -> None:
         if self._next_look is not None:

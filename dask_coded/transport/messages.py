@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from dask.typing import Key
 
 #: Changes whenever a message does. Both ends of a channel must have the same version.
-PROTOCOL = 17
+PROTOCOL = 18
 
 #: A run of a Dask task: the key of the task, and the scheduler's number of the run.
 Attempt = tuple[Key, int]
@@ -64,22 +64,13 @@ class Closed(Message, travels=False):
 class ProbeMemory(Message):
     """Can you read this segment? The worker that opened a channel sends it first.
 
-    Parameters
-    ----------
-    segment : SharedArray
-    """
-
-    segment: tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class MemoryProbed(Message):
-    """The answer to :class:`ProbeMemory`.
+    The answer is the same message.
 
     Parameters
     ----------
     segment : SharedArray or None
-        One of the answering worker, to be read in turn; None if it could not read the other.
+        In the answer, one of the answering worker, to be read in turn; None if it could not read
+        the other.
     """
 
     segment: tuple[Any, ...] | None

@@ -15,7 +15,8 @@ its data: what it sends late in the same epoch counts.
 
 Time comes with each event. The machine's own time advances by at most two ticks from one event to
 the next, and the first look after a longer gap suspects no peer: an observer that stood still has
-not read the answers yet, and blames no peer for that.
+not read the answers yet, and blames no peer for that. An observer that stands still before each of
+its looks has read them by the second one, which is not excused.
 """
 
 from __future__ import annotations
@@ -228,6 +229,7 @@ class Membership:
         self._owing: set[str] = set()  # those that are alive and owe an answer
         self._last: float | None = None
         self._stood_still = False  # since the last look
+        self._excused = False  # whether it did so before the last look, too
 
     def _advance(self, now: float) -> None:
         gap = 0.0 if self._last is None else max(now - self._last, 0.0)
@@ -328,7 +330,8 @@ class Membership:
             it is asked; see :meth:`Timeouts.quiet`.
         """
         self._advance(now)
-        stood_still, self._stood_still = self._stood_still, False
+        excused = self._stood_still and not self._excused
+        self._excused, self._stood_still = self._stood_still, False
         commands: list[Ask | Changed] = []
         for peer, quiet in (watched or {}).items():
             found = self._peers.get(peer)
@@ -341,7 +344,7 @@ class Membership:
             if due:
                 self.asked(peer, now, call=True)
                 commands.append(Ask(peer))
-        if stood_still:
+        if excused:
             return commands
         late = [peer for peer in self._owing if self.owes(peer, self.patience(peer))]
         return commands + [self._set(peer, Standing.SUSPECT) for peer in late]

@@ -274,3 +274,14 @@ def test_how_long_a_peer_has_owed_an_answer_agrees_with_what_it_was_asked(events
     for p in PEERS:
         late = p in since and machine.time - since[p] >= seconds - T.tick / 2
         assert machine.owes(p, seconds) == late
+
+
+def test_an_observer_that_always_stands_still_is_excused_for_one_look_only():
+    machine, found = Membership(T), []
+    machine.opened("a", 0.0)
+    machine.asked("a", 0.0)
+    for look in range(1, 6):
+        found += [c for c in machine.react(3.0 * look) if isinstance(c, Changed)]
+        # By the machine's own time, in which a gap counts as two ticks.
+        assert (machine.standing("a") is Standing.SUSPECT) == (look >= 3)
+    assert found == [Changed("a", 1, Standing.SUSPECT)]

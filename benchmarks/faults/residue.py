@@ -18,11 +18,11 @@ from distributed import Client
 #: By the address of a process, which quantity is how large.
 Counts = dict[str, dict[str, float]]
 
-# Containers that are limited in size, and remember something on purpose: ended loops and tasks,
+# Containers that are limited in size, and remember something on purpose: the last runs of tasks,
 # specs and checks of the last arrays, workers that have computed wrongly, shared memory to be used
 # again.
 _LIMITED = (
-    *("_ended", "_over", "_specs", "checks", "_factors", "_spans"),
+    *("_ended", "_least", "_specs", "checks", "_factors", "_spans"),
     *("_corrupt", "_spare", "_mapped"),
 )
 # Shared segments that a process keeps: its probe, and some for the next operands and shares.

@@ -35,6 +35,11 @@ class Waiting:
 
 
 @dataclass(frozen=True)
+class Over:
+    """The run of the task that asks is over: there is a later one, or it was cancelled."""
+
+
+@dataclass(frozen=True)
 class Placed:
     """Where the pieces of a new array go.
 
@@ -167,7 +172,7 @@ class RoundPlan:
         return np.array(self.speeds, dtype=np.float64)
 
 
-Answer = Lost | Unfit | Waiting | Placed | Extended | Recipe | Holders | RoundPlan
+Answer = Lost | Unfit | Waiting | Over | Placed | Extended | Recipe | Holders | RoundPlan
 
 
 #: An answer as it travels.

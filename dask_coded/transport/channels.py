@@ -26,7 +26,6 @@ from dask_coded.transport.messages import (
     PROTOCOL,
     Closed,
     EndRun,
-    MemoryProbed,
     Message,
     Ping,
     Pong,
@@ -307,7 +306,7 @@ class Channel:
             listener(message)
 
     def _probed(self, message: Message) -> None:
-        if isinstance(message, MemoryProbed):
+        if isinstance(message, ProbeMemory):
             found = message.segment
             self.shared = found is not None and is_readable(found)
 

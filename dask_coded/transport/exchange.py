@@ -17,14 +17,13 @@ from distributed.core import Status
 
 from dask_coded.config import timeouts
 from dask_coded.membership import Ask, Membership, Standing
+from dask_coded.transport.attempts import Attempts, RunOverError
 from dask_coded.transport.channels import PROBE, Answer, Channel, Handler, from_any_thread, serve
-from dask_coded.transport.fences import Fences
 from dask_coded.transport.memory import Memory, SharedArray, is_readable
 from dask_coded.transport.messages import (
     PROTOCOL,
     Attempt,
-    Dropped,
-    MemoryProbed,
+    EndRun,
     Message,
     ProbeMemory,
 )
@@ -51,6 +50,8 @@ class Exchange:
     address : str
         By which the scheduler and other workers know this one. The worker itself may know its host
         by name.
+    attempts : Attempts
+        Which runs of tasks on other workers have begun something here.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -61,8 +62,7 @@ class Exchange:
         self._next_look: asyncio.TimerHandle | None = None
         self._handlers: dict[type[Message], Handler] = {}
         self._on_closed: list[Callable[[Answer], None]] = []
-        self._on_fenced: list[Callable[[Attempt], None]] = []
-        self._fences = Fences()
+        self.attempts = Attempts()
         self.memory = Memory(self.room)
         self.address: str = worker.address
         self._probe: SharedArray | None = None
@@ -72,7 +72,6 @@ class Exchange:
             self._probe = segment.place(segment.array(np.dtype(np.uint8), (len(PROBE),)))
         self.register(self._probe_memory, [ProbeMemory])
         worker.handlers["coded_channel"] = self._serve
-        worker.stream_handlers["coded-fence"] = self._fence
 
     @classmethod
     def of(cls, worker: Any) -> Exchange:
@@ -88,7 +87,6 @@ class Exchange:
         handler: Handler,
         kinds: Iterable[type[Message]],
         on_closed: Callable[[Answer], None] | None = None,
-        on_fenced: Callable[[Attempt], None] | None = None,
     ) -> None:
         """Hand messages of some kinds to ``handler`` from now on.
 
@@ -99,39 +97,38 @@ class Exchange:
         kinds : iterable of type
         on_closed : callable(Answer), optional
             Called when a channel has closed, with the ``Answer`` that its messages came with.
-        on_fenced : callable(Attempt), optional
-            Called when the scheduler has given up a run of a task, on this worker or elsewhere.
         """
         for kind in kinds:
             self._handlers[kind] = handler
         if on_closed is not None:
             self._on_closed.append(on_closed)
-        if on_fenced is not None:
-            self._on_fenced.append(on_fenced)
 
     # -- runs of tasks -------------------------------------------------------------------------
 
     def attempt(self, task: Key | None) -> Attempt | None:
-        """Return the present run of a task on this worker; None outside of tasks."""
+        """Return the present run of a task on this worker; None outside of tasks.
+
+        A thread asks when it begins: once its task is given back to this worker, Dask counts the
+        same thread as the next run.
+        """
         ts = None if task is None else self._worker.state.tasks.get(task)
         return None if ts is None else (ts.key, ts.run_id)
 
-    def is_over(self, task: Key) -> bool:
-        """Whether a task on this worker is cancelled or taken over.
+    def check(self, attempt: Attempt | None) -> None:
+        """Check that a run of a task on this worker is not over.
 
         Its thread runs on until it checks this.
-        """
-        ts = self._worker.state.tasks.get(task)
-        if ts is None:
-            return False
-        return ts.state == "cancelled" or not self._fences.admits((ts.key, ts.run_id))
 
-    def _fence(self, attempts: Iterable[Attempt]) -> None:
-        """Stream handler: the scheduler has given up some runs of tasks."""
-        for attempt in attempts:
-            self._fences.put(attempt)
-            for told in self._on_fenced:
-                told(attempt)
+        Raises
+        ------
+        RunOverError
+            If the task is cancelled, or was taken over.
+        """
+        if attempt is None:
+            return
+        ts = self._worker.state.tasks.get(attempt[0])
+        if ts is None or ts.state == "cancelled" or ts.run_id != attempt[1]:
+            raise RunOverError(attempt[0])
 
     # -- channels ------------------------------------------------------------------------------
 
@@ -232,8 +229,8 @@ class Exchange:
 
     def _probe_memory(self, message: Message, answer: Answer) -> None:
         assert isinstance(message, ProbeMemory)
-        readable = is_readable(message.segment)
-        answer(MemoryProbed(message.run_id, self._probe if readable else None))
+        readable = message.segment is not None and is_readable(message.segment)
+        answer(ProbeMemory(message.run_id, self._probe if readable else None))
 
     async def close(self) -> None:
         if self._next_look is not None:
@@ -256,10 +253,10 @@ class Exchange:
         handler = self._handlers.get(type(message))
         if handler is None:
             return
-        if self._fences.admits(getattr(message, "attempt", None)):
+        if self.attempts.admits(getattr(message, "attempt", None)):
             handler(message, answer)
         else:
-            answer(Dropped(message.run_id))
+            answer(EndRun(message.run_id))
 
     async def _serve(self, comm: Comm, protocol: int = 0) -> Status:
         if protocol != PROTOCOL:

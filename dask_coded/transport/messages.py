@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from dask.typing import Key
 
 #: Changes whenever a message does. Both ends of a channel must have the same version.
-PROTOCOL = 16
+PROTOCOL = 18
 
 #: A run of a Dask task: the key of the task, and the scheduler's number of the run.
 Attempt = tuple[Key, int]
@@ -61,33 +61,16 @@ class Closed(Message, travels=False):
 
 
 @dataclass(frozen=True)
-class Dropped(Message):
-    """The answer to a message that counts for nothing, because its run of a task is over.
-
-    Without it, the worker that has sent the message would take this one for stopped.
-    """
-
-
-@dataclass(frozen=True)
 class ProbeMemory(Message):
     """Can you read this segment? The worker that opened a channel sends it first.
 
-    Parameters
-    ----------
-    segment : SharedArray
-    """
-
-    segment: tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class MemoryProbed(Message):
-    """The answer to :class:`ProbeMemory`.
+    The answer is the same message.
 
     Parameters
     ----------
     segment : SharedArray or None
-        One of the answering worker, to be read in turn; None if it could not read the other.
+        In the answer, one of the answering worker, to be read in turn; None if it could not read
+        the other.
     """
 
     segment: tuple[Any, ...] | None
@@ -106,6 +89,9 @@ class Pong(Message):
 @dataclass(frozen=True)
 class EndRun(Message):
     """A run is over.
+
+    It is also the answer to a message of a run that is over because there is a later run of its
+    task. Without it, the worker that has sent the message would take this one for stopped.
 
     Parameters
     ----------

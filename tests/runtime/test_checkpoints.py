@@ -22,6 +22,7 @@ from dask_coded.runtime.scheduler.loops import choose_keepers
 from dask_coded.runtime.worker.keeper import StateKeeper
 from dask_coded.runtime.worker.plugin import worker_plugin
 from dask_coded.transport import rows
+from dask_coded.transport.attempts import Attempts
 from tests.clocks import set_timeouts
 
 KILLED_AFTER = 5
@@ -83,12 +84,13 @@ async def test_algorithms_of_one_task_do_not_resume_from_each_other(c, s, *worke
 async def test_states_of_a_loop_that_runs_again_are_kept_again(c, s, a, *others):
     """Its result was lost with a worker."""
     await coded.encode(np.eye(4), coded.MDS(3, 2), client=c)
-    keeper, answers = worker_plugin(a).keeper, []
-    keeper._keep(KeepState("loop", 1, b"old", ("loop", 7)), answers.append)
+    plugin, answers = worker_plugin(a), []
+    keeper, keep = plugin.keeper, plugin.exchange._handle
+    keep(KeepState("loop", 1, b"old", ("loop", 7)), answers.append)
     keeper._forget("loop", 7)
-    keeper._keep(KeepState("loop", 2, b"late", ("loop", 7)), answers.append)
+    keep(KeepState("loop", 2, b"late", ("loop", 7)), answers.append)
     assert not keeper.kept
-    keeper._keep(KeepState("loop", 1, b"new", ("loop", 8)), answers.append)
+    keep(KeepState("loop", 1, b"new", ("loop", 8)), answers.append)
     assert keeper.kept == {"loop": (1, b"new")}
     assert len(answers) == 3
 
@@ -266,7 +268,7 @@ async def test_workers_of_one_process_resume_a_state():
             for worker in others:
                 worker_plugin(worker).keeper.kept[task.key] = 7, b"state"
             mine = worker_plugin(a)
-            kept = KeptLoop(a, mine.keeper, mine.exchange, task.key, 2)
+            kept = KeptLoop(a, mine.keeper, mine.exchange, mine.exchange.attempt(task.key), 2)
             assert await kept._resume() == b"state"
             await Event("over", client=client).set()
             await task
@@ -296,7 +298,7 @@ async def test_a_state_may_take_long_to_travel(c, s, a, *others):
     mine = worker_plugin(a)
     with pytest.MonkeyPatch.context() as patch:
         set_timeouts(patch, 0.02, rows)
-        kept = KeptLoop(a, mine.keeper, mine.exchange, task.key, 2)
+        kept = KeptLoop(a, mine.keeper, mine.exchange, mine.exchange.attempt(task.key), 2)
         assert await kept._resume() == b"state"
     assert set(questions[2:]) == {8}  # the worker with the latest state
     await Event("over", client=c).set()
@@ -318,7 +320,10 @@ async def test_no_state_is_sent_to_a_keeper_that_has_not_confirmed_the_last(c, s
     mine = worker_plugin(a)
     task = c.submit(lambda: Event("over").wait(), workers=[a.address])
     await async_poll_for(lambda: a.state.executing, timeout=60)
-    kept, other = (KeptLoop(a, mine.keeper, mine.exchange, task.key, 2, number=i) for i in (0, 1))
+    kept, other = (
+        KeptLoop(a, mine.keeper, mine.exchange, mine.exchange.attempt(task.key), 2, number=i)
+        for i in (0, 1)
+    )
     for one in (kept, other):
         await one._find_keepers()
     for round in (1, 2, 3):
@@ -361,7 +366,7 @@ async def test_a_keeper_is_waited_for_while_it_answers_questions(c, s, a, *other
     mine = worker_plugin(a)
     task = c.submit(lambda: Event("over").wait(), workers=[a.address])
     await async_poll_for(lambda: a.state.executing, timeout=60)
-    kept = KeptLoop(a, mine.keeper, mine.exchange, task.key, 2)
+    kept = KeptLoop(a, mine.keeper, mine.exchange, mine.exchange.attempt(task.key), 2)
     await kept._find_keepers()
     await asyncio.to_thread(kept.report, Progress(1, residual=0.0), state=1)
     await async_poll_for(lambda: len(asked) > 20, timeout=60)
@@ -384,7 +389,7 @@ def test_sending_states_takes_a_twentieth_of_the_time_of_a_loop(monkeypatch):
     monkeypatch.setattr(loop, "monotonic", lambda: now[0])
     monkeypatch.setattr(loop, "sync", send)
     worker, keeper = SimpleNamespace(loop=None), SimpleNamespace(owing={})
-    kept = KeptLoop(worker, keeper, SimpleNamespace(is_usable=None), "key", 1)
+    kept = KeptLoop(worker, keeper, SimpleNamespace(is_usable=None), ("key", 7), 1)
     for round in range(1, 61):
         kept.report(Progress(round, residual=0.0), state=round)
         now[0] += 1.0
@@ -433,7 +438,7 @@ def test_a_keeper_whose_idle_channel_has_closed_is_used_again():
         is_usable=lambda address: False,
         silent=[],
         channel=lambda address: channel,
-        attempt=lambda task: (task, 7),
+        attempts=Attempts(),
         register=lambda handler, kinds: None,
     )
 
@@ -443,6 +448,6 @@ def test_a_keeper_whose_idle_channel_has_closed_is_used_again():
 
     worker = SimpleNamespace(scheduler=SimpleNamespace(coded_keepers=named))
     keeper = StateKeeper(SimpleNamespace(handlers={}, stream_handlers={}), exchange)
-    loop = KeptLoop(worker, keeper, exchange, "key", copies=1)
+    loop = KeptLoop(worker, keeper, exchange, ("key", 7), copies=1)
     asyncio.run(loop._keep(1, b"state"))
     assert sent == [KeepState("key", 1, b"state", ("key", 7))]

@@ -19,7 +19,7 @@ import dask_coded as coded
 from dask_coded.runtime.messages import ChangeRound, Share, StartRound
 from dask_coded.runtime.operand import ChunksLacking, OperandChunk
 from dask_coded.transport import Exchange
-from dask_coded.transport.messages import KINDS, PROTOCOL, EndRun, MemoryProbed, Pong, ProbeMemory
+from dask_coded.transport.messages import KINDS, PROTOCOL, EndRun, Pong, ProbeMemory
 from dask_coded.transport.wire import pack, unpack
 from tests.transport.test_wire import fields_of, values_of
 
@@ -170,7 +170,7 @@ def test_the_path_of_a_pipe_in_place_of_a_descriptor(client, C, tmp_path):
     place = (os.getpid(), f"../root{tmp_path}/pipe", bytes(16), 4096, "<f8", (8,))
     worker = C.encoded.workers[0]
     probed = client.sync(answers, worker, ProbeMemory("memory", place))
-    assert MemoryProbed("memory", None) in probed
+    assert ProbeMemory("memory", None) in probed
     found = client.sync(answers, worker, start(ticket=(place, ())))
     assert ChunksLacking("run", (), True) in found
 
@@ -275,7 +275,7 @@ CALLS = {
         "silent",
         "known",
         "corrupt",
-        "task",
+        "attempt",
     ],
     "coded_register": ("spec", "allowed", "oversubscribe", "client", "sources", "steps", "version"),
     "coded_extend": ("array", "allowed"),

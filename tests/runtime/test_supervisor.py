@@ -1,5 +1,5 @@
-"""Coordinators are placed well, watched, taken over and fenced. The clock of the watch is turned by
-hand, so nothing here depends on time.
+"""Coordinators are placed well, watched and taken over, and their earlier runs have no effect. The
+clock of the watch is turned by hand, so nothing here depends on time.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from hypothesis import strategies as st
 import dask_coded as coded
 from dask_coded.loop import Progress
 from dask_coded.rounds.placement import not_slow
+from dask_coded.runtime.answers import Over, RoundPlan
 from dask_coded.runtime.messages import KeepState, StartRound, StateKept
 from dask_coded.runtime.scheduler.placing import Limits
 from dask_coded.runtime.spec import CodedTask
 from dask_coded.runtime.worker.plugin import worker_plugin
+from dask_coded.transport.messages import EndRun
 from tests.clocks import DAY, clock_of, look
 
 FOUR = {
@@ -150,6 +152,37 @@ async def test_a_loop_that_was_taken_over_ends_where_its_next_round_starts(c, s,
     assert await future == new
 
 
+EVENTS: list[tuple[str, str]] = []
+
+
+def place_again(operator):
+    """As :func:`place`, and record where the algorithm has begun and ended."""
+    EVENTS.append(("begun", get_worker().address))
+    address = place(operator, 1)
+    EVENTS.append(("ended", address))
+    return address
+
+
+@gen_cluster(**FOUR)
+async def test_a_loop_that_comes_back_to_its_first_worker_begins_again_at_once(c, s, *workers):
+    """Dask takes the thread of the first run for the third, but does not take its result."""
+    EVENTS.clear()
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    future = coded.submit(place_again, C, client=c)
+    first = await started(c, s, future)
+    fall_silent(s)
+    second = await started(c, s, future)
+    await async_poll_for(lambda: not plugin_of(s).supervisor.absent)
+    plugin_of(s).placing._fast_workers = lambda: {first}
+    plugin_of(s).supervisor._take_over([s.tasks[future.key]], second, "is slow")
+    assert await started(c, s, future) == first
+    for address in (first, second):
+        await Event(f"go-{address}", client=c).set()
+    assert await future == first
+    assert [where for what, where in EVENTS if what == "begun"] == [first, second, first]
+    assert [where for what, where in EVENTS if what == "ended"] == [first]
+
+
 @gen_cluster(**FOUR)
 async def test_a_lazy_round_in_flight_is_taken_over(c, s, *workers):
     C = await coded.encode(A, coded.MDS(4, 3), c)
@@ -171,7 +204,9 @@ async def test_a_lazy_round_in_flight_is_taken_over(c, s, *workers):
     for exchange, message, answer in held:
         exchange._handle(message, answer)
     np.testing.assert_allclose(await future, A @ x)
-    assert not old & {job.start.attempt for w in workers for job in worker_plugin(w)._jobs.values()}
+    reached = {exchange for exchange, message, _ in held if message.attempt not in old}
+    plugins = [worker_plugin(w) for w in workers if worker_plugin(w).exchange in reached]
+    assert not old & {job.start.attempt for plugin in plugins for job in plugin._jobs.values()}
     await async_poll_for(lambda: not any(worker_plugin(w)._rounds for w in workers), timeout=60)
 
 
@@ -249,19 +284,25 @@ async def test_a_task_of_the_user_that_needs_a_round_runs_once(c, s, *workers):
 
 
 @gen_cluster(**FOUR)
-async def test_a_run_that_is_cancelled_is_over_for_all_workers(c, s, *workers):
+async def test_a_run_that_is_cancelled_ends_and_gets_no_more_plans(c, s, *workers):
     C = await coded.encode(A, coded.MDS(4, 3), c)
-    exchanges, held = [worker_plugin(w).exchange for w in workers], []
-    for exchange in exchanges:
-        exchange._handlers[StartRound] = lambda *m: held.append(m)
+    held = []
+    for w in workers:
+        worker_plugin(w).exchange._handlers[StartRound] = lambda *m: held.append(m)
     future = c.compute(C @ x)
     await async_poll_for(lambda: held, timeout=60)
     (attempt,) = {message.attempt for message, _ in held}
-    assert all(exchange._fences.admits(attempt) for exchange in exchanges)
+
+    async def planned():
+        found = plugin_of(s).plan(
+            C.encoded.spec.id, {}, {}, "continuous", "adaptive", [], 4, attempt=attempt
+        )
+        return type((await found)["answer"].data)
+
+    assert await planned() is RoundPlan
     await future.cancel()
-    await async_poll_for(
-        lambda: not any(exchange._fences.admits(attempt) for exchange in exchanges), timeout=60
-    )
+    await async_poll_for(lambda: not any(worker_plugin(w)._rounds for w in workers), timeout=60)
+    assert await planned() is Over
 
 
 @gen_cluster(**FOUR)
@@ -702,7 +743,7 @@ async def test_a_loop_that_gets_further_each_time_is_taken_over_soon_each_time(c
     await future
 
 
-# -- fenced ------------------------------------------------------------------------------------
+# -- of no effect any more ---------------------------------------------------------------------
 
 
 @gen_cluster(**FOUR)
@@ -737,9 +778,10 @@ async def test_states_and_jobs_of_a_run_that_is_over_count_for_nothing(c, s, *wo
         plugin.exchange._handle(message, answers.append)
 
     keep(7, run=3)
-    start("late", run=3)
+    start("first", run=3)
+    start("second", run=3)
+    assert set(plugin._jobs) == {"first", "second"}
     start("next", run=4)
-    plugin.exchange._fence([["task", 3]])
     assert set(plugin._jobs) == {"next"}
     start("later", run=3)
     start("after", run=4)
@@ -748,7 +790,11 @@ async def test_states_and_jobs_of_a_run_that_is_over_count_for_nothing(c, s, *wo
     assert plugin.keeper.kept["task"] == (7, b"state")
     keep(5, run=4)
     assert plugin.keeper.kept["task"] == (5, b"state")
+    plugin.keeper._forget("task", 4)
+    keep(6, run=4)
+    assert not plugin.keeper.kept
     assert answers.count(StateKept("task")) == 2
+    assert [m.run_id for m in answers if isinstance(m, EndRun)] == ["later", "task", "task"]
     for run_id in ("next", "after"):
         plugin._drop(run_id)
 
@@ -759,7 +805,7 @@ async def test_a_run_that_is_over_takes_no_worker_for_stopped(c, s, *workers):
     C = await coded.encode(A, coded.MDS(4, 3), c)
     one, *others = (worker_plugin(w).exchange for w in workers)
     for exchange in others:
-        exchange._fence([["loop", 3]])
+        exchange.attempts.end(("loop", 3))
         channel = one.channel(exchange._worker.address)
         channel.send(KeepState("loop", 1, b"state", ("loop", 3)))
         assert one.membership.owes(channel.address)
@@ -781,7 +827,7 @@ async def test_a_round_that_others_know_to_be_over_ends(c, s, *workers):
         return attempt is None or attempt != attempts[0]
 
     for worker in workers[1:]:
-        worker_plugin(worker).exchange._fences.admits = admits
+        worker_plugin(worker).exchange.attempts.admits = admits
     result = await c.compute(C @ x, workers=[workers[0].address])
     np.testing.assert_allclose(result, A @ x)
     assert len(set(attempts)) == 2

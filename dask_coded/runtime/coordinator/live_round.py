@@ -37,10 +37,10 @@ from dask_coded.runtime.messages import (
 from dask_coded.runtime.operand import ChunkConfirmed, ChunksLacking, OperandAt
 from dask_coded.runtime.spec import CodedDataLostError
 from dask_coded.runtime.worker.plugin import CodedWorkerPlugin
+from dask_coded.transport.attempts import RunOverError
 from dask_coded.transport.exceptions import unpacked
-from dask_coded.transport.fences import RunOverError
 from dask_coded.transport.memory import LEAST_BYTES, SharedArray
-from dask_coded.transport.messages import Closed, Dropped, Message, Ping
+from dask_coded.transport.messages import Closed, EndRun, Message, Ping
 from dask_coded.typing import Bools
 
 # Bytes of shares that are decoded together while the rest is computed. Waking up the algorithm's
@@ -355,8 +355,9 @@ class LiveRound:
             case Closed():
                 self._delivery.lost(worker)
                 self._carry_out(self.round.lost([worker], now))
-            case Dropped():
-                self._done.set_exception(RunOverError("Another worker has taken over this round."))
+            case EndRun():
+                attempt = self.run_spec.attempt
+                self._done.set_exception(RunOverError(attempt and attempt[0]))
             case PiecesAbsent(_, pieces):
                 self._carry_out(self.round.lost_pieces(pieces, now))
             case Failed(_, error, pieces):

@@ -14,7 +14,6 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from dask.typing import Key
 from distributed import get_worker
 from distributed.utils import sync
 
@@ -24,7 +23,7 @@ from dask_coded.membership import Timeouts
 from dask_coded.runtime.messages import KeepState, StateKept
 from dask_coded.runtime.worker.keeper import StateKeeper
 from dask_coded.transport import Channel, Exchange
-from dask_coded.transport.messages import Message
+from dask_coded.transport.messages import Attempt, Message
 from dask_coded.transport.rows import large_answer
 
 if TYPE_CHECKING:
@@ -45,8 +44,8 @@ class KeptLoop(Loop):
         Of that worker.
     exchange : Exchange
         Of that worker.
-    key : Key
-        Of the task.
+    attempt : Attempt
+        The run of the task.
     copies : int
         On how many other workers to keep the state.
     topic : str or None
@@ -60,7 +59,7 @@ class KeptLoop(Loop):
         worker: Worker,
         keeper: StateKeeper,
         exchange: Exchange,
-        key: Key,
+        attempt: Attempt,
         copies: int,
         topic: str | None = None,
         number: int = 0,
@@ -68,7 +67,8 @@ class KeptLoop(Loop):
         self._worker = worker
         self._keeper = keeper
         self._exchange = exchange
-        self._key = key
+        self._attempt = attempt
+        self._key = attempt[0]
         self._copies = copies
         self._topic = topic
         # Which loop of the task has a state, and which algorithm, if several use it in turn.
@@ -149,7 +149,7 @@ class KeptLoop(Loop):
             await self._find_keepers()
             silent = self._exchange.silent
             usable = [address for address in self._keepers if address not in silent]
-        message = KeepState(self._key, round, state, self._exchange.attempt(self._key))
+        message = KeepState(self._key, round, state, self._attempt)
         self._sent = monotonic()
         for address in usable:
             channel = self._exchange.channel(address)

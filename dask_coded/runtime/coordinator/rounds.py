@@ -19,7 +19,6 @@ from time import monotonic
 from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
-from dask.typing import Key
 from distributed import get_worker, secede
 
 from dask_coded.compat import current_key, in_pool
@@ -27,7 +26,7 @@ from dask_coded.config import timeouts
 from dask_coded.membership import Timeouts
 from dask_coded.rounds import Layout, LoopHistory, Rest, RoundOptions
 from dask_coded.rounds.accuracy import LIMIT, NotSolvableError, lose_half
-from dask_coded.runtime.answers import Lost, RoundPlan, ask
+from dask_coded.runtime.answers import Lost, Over, RoundPlan, ask
 from dask_coded.runtime.coordinator.alone import Alone
 from dask_coded.runtime.coordinator.checks import Checks, WrongCheck
 from dask_coded.runtime.coordinator.delivery import Delivery, Offer, offered
@@ -42,8 +41,9 @@ from dask_coded.runtime.spec import (
     say_inaccurate,
 )
 from dask_coded.runtime.worker.plugin import CodedWorkerPlugin, worker_plugin
+from dask_coded.transport.attempts import RunOverError
 from dask_coded.transport.backoff import Backoff
-from dask_coded.transport.fences import RunOverError
+from dask_coded.transport.messages import Attempt
 
 # A round may wait for a new plan for this fraction of the last round's time.
 _PATIENCE = 0.02
@@ -72,15 +72,20 @@ class _Current(NamedTuple):
 
 
 class Coordinator:
-    """Runs the rounds of one coded array for one task."""
+    """Runs the rounds of one coded array for one run of a task."""
 
     def __init__(
-        self, plugin: CodedWorkerPlugin, array_id: str, options: RoundOptions, task: Key | None
+        self,
+        plugin: CodedWorkerPlugin,
+        array_id: str,
+        options: RoundOptions,
+        attempt: Attempt | None,
     ) -> None:
         self._plugin = plugin
         self._id = array_id
         self._options = options
-        self._task = task
+        self._attempt = attempt
+        self._task = attempt and attempt[0]
         self._current: _Current | None = None
         self._asking: asyncio.Task[_Current] | None = None
         self._asked = -math.inf
@@ -114,11 +119,11 @@ class Coordinator:
                 "closed. Call `client.compute(product)` with the array's client; if that is "
                 "closed, the pieces are released: encode the array again with another client."
             ) from None
-        return cls(plugin, array_id, options, current_key())
+        return cls(plugin, array_id, options, plugin.exchange.attempt(current_key()))
 
     def other(self, array_id: str) -> Coordinator:
         """Return the coordinator of another array, in the same task."""
-        return Coordinator(self._plugin, array_id, self._options, self._task)
+        return Coordinator(self._plugin, array_id, self._options, self._attempt)
 
     def run(self, operand: np.ndarray[Any, Any] | None) -> tuple[np.ndarray[Any, Any], RoundReport]:
         """Run one round, from a thread; return its decoded result and a report.
@@ -162,9 +167,8 @@ class Coordinator:
     def _check_run(self) -> None:
         """Raise a RunOverError if the run of the task is over: its thread goes on until then."""
         if self._plugin.closed:
-            raise RunOverError(f"The worker of {self._task!r} has closed.")
-        if self._task and self._plugin.exchange.is_over(self._task):
-            raise RunOverError(f"This run of {self._task!r} is over.")
+            raise RunOverError(self._task)
+        self._plugin.exchange.check(self._attempt)
 
     def _warn_of(self, live: LiveRound) -> None:
         """Warn once of rows that have lost digits."""
@@ -197,7 +201,7 @@ class Coordinator:
                 with self._plugin.coordinating(self._task):
                     ended.set_result(await work(steps.put))
             except asyncio.CancelledError:
-                ended.set_exception(RunOverError(f"This run of {self._task!r} is over."))
+                ended.set_exception(RunOverError(self._task))
             except BaseException as exc:
                 ended.set_exception(exc)
             finally:
@@ -211,7 +215,7 @@ class Coordinator:
                 step = steps.get(timeout=Timeouts.LOOK)
             except Empty:
                 if loop.asyncio_loop.is_closed():  # nothing runs there any more
-                    raise RunOverError(f"The worker of {self._task!r} has closed.") from None
+                    raise RunOverError(self._task) from None
                 continue
             if step is None:
                 break
@@ -258,9 +262,9 @@ class Coordinator:
             exchange = self._plugin.exchange
             assembler = spec.assembler(operand.array, exchange.empty)
             assembler.spreads |= spreads
-            columns, attempt = assembler.rows.shape[1:], exchange.attempt(self._task)
+            columns = assembler.rows.shape[1:]
             run_spec = RunSpec(
-                spec, plan, layout, columns, self._options, history.pace, series, attempt
+                spec, plan, layout, columns, self._options, history.pace, series, self._attempt
             )
             # A stripe takes longer with wider rows, so speeds measured with others are in another
             # unit.
@@ -332,6 +336,8 @@ class Coordinator:
         """Have the next round planned while the algorithm does its own arithmetic."""
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._ask())
+            # No round may come that reads why there is no plan: the task is over, for example.
+            self._asking.add_done_callback(lambda asking: asking.cancelled() or asking.exception())
         if fresh:
             self._current = None
 
@@ -388,9 +394,11 @@ class Coordinator:
                 failed=failed,
                 wrong_checks=wrong_checks,
                 known=len(spec.keys) if spec else 0,
-                task=self._task,
+                attempt=self._attempt,
             )
             match answer:
+                case Over():
+                    raise RunOverError(self._task)
                 case Lost(message):
                     raise CodedDataLostError(message)
                 case RoundPlan():

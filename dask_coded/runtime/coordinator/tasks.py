@@ -19,7 +19,7 @@ from dask_coded.runtime.coordinator.operators import Operator, PairOperator
 from dask_coded.runtime.coordinator.rounds import Coordinator
 from dask_coded.runtime.spec import PairSpec
 from dask_coded.runtime.worker.plugin import worker_plugin
-from dask_coded.transport.fences import RunOverError
+from dask_coded.transport.attempts import RunOverError
 
 
 @dataclass(frozen=True)
@@ -120,11 +120,13 @@ def run_loop(
             return found[value.index]
         if isinstance(value, LoopSlot):
             plugin = worker_plugin(get_worker())
+            attempt = plugin.exchange.attempt(current_key())
+            assert attempt is not None
             return KeptLoop(
                 plugin.worker,
                 plugin.keeper,
                 plugin.exchange,
-                current_key(),
+                attempt,
                 copies,
                 value.topic,
                 next(loops),

@@ -21,7 +21,7 @@ from dask_coded.membership import Changed, Standing
 from dask_coded.prediction import SpeedHistory, in_seconds
 from dask_coded.rounds import POLICIES, InfeasibleError, Layout
 from dask_coded.rounds.assignment import all_tried
-from dask_coded.runtime.answers import Lost, Reply, RoundPlan, Unfit, Waiting, reply
+from dask_coded.runtime.answers import Lost, Over, Reply, RoundPlan, Unfit, Waiting, reply
 from dask_coded.runtime.scheduler.arrays import RELEASED, ArrayDirectory
 from dask_coded.runtime.scheduler.extension import SchedulerExtension
 from dask_coded.runtime.scheduler.homes import Homes
@@ -32,6 +32,7 @@ from dask_coded.runtime.scheduler.supervisor import Supervisor
 from dask_coded.runtime.spec import NAME, CodedSpec, CodedTask, as_key
 from dask_coded.runtime.worker.plugin import CodedWorkerPlugin
 from dask_coded.transport.backoff import Backoff
+from dask_coded.transport.messages import Attempt
 from dask_coded.typing import Floats
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
         scheduler.handlers.update(
             coded_hello=self.hello,
             coded_keepers=self.loops.keepers,
+            coded_leads=self.leads,
             coded_extend=self.extend,
             coded_plan=self.plan,
             coded_register=self.register,
@@ -175,12 +177,13 @@ class CodedSchedulerPlugin(SchedulerExtension):
         corrupt: Sequence[str] = (),
         failed: Mapping[str, str] | None = None,
         wrong_checks: Sequence[tuple[int, str, bool]] = (),
-        task: Key | None = None,
+        attempt: Attempt | None = None,
     ) -> Reply:
         """Handler: take measurements of earlier rounds, and answer with the plan of the next one.
 
-        Answers :class:`RoundPlan`, :class:`Waiting` or :class:`Lost`. The plan has the array's spec
-        if the asking worker knows a different number of pieces. ``task`` is the coordinator's.
+        Answers :class:`RoundPlan`, :class:`Waiting`, :class:`Lost` or :class:`Over`. The plan has
+        the array's spec if the asking worker knows a different number of pieces. ``attempt`` is the
+        run of the coordinator's task.
         """
         self.speeds.record({w: s for w, s in measured.items() if w in self.scheduler.workers})
         self.standings.suspect(silent)
@@ -190,6 +193,8 @@ class CodedSchedulerPlugin(SchedulerExtension):
         self._suspect(array, corrupt)
         self._suspect_checks(array, wrong_checks)
         self._warn(array, failed or {})
+        if attempt is not None and not self.leads(*attempt):
+            return reply(Over())
         if (state := self.arrays.get(array)) is None:
             return reply(Lost(RELEASED))
         spec = state.spec
@@ -216,8 +221,8 @@ class CodedSchedulerPlugin(SchedulerExtension):
             if not addresses or not self.arrays.is_coming(state):
                 return reply(Lost(self.arrays.lost_message(state)))
             return reply(Waiting())
-        if measured and task is not None:
-            self.supervisor.reconsider(as_key(task), addresses, speeds)
+        if measured and attempt is not None:
+            self.supervisor.reconsider(as_key(attempt[0]), addresses, speeds)
         speeds = self.speeds.with_trials(addresses, speeds, layout.even_share)
         speeds, delays = in_seconds(addresses, speeds, measured, lags)
         try:
@@ -238,6 +243,11 @@ class CodedSchedulerPlugin(SchedulerExtension):
                 * bool(spec.check_keys),
             )
         )
+
+    def leads(self, key: Key, run: int) -> bool:
+        """Handler: whether a run of a task is the present one."""
+        ts = self.scheduler.tasks.get(as_key(key))
+        return ts is not None and ts.state == "processing" and ts.run_id == run
 
     def _suspect(self, array: str, corrupt: Sequence[str]) -> None:
         """Record that workers have sent wrong shares in a round."""

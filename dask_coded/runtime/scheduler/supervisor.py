@@ -18,8 +18,8 @@ known to be slow, and if its worker is stopped, it waits for `worker-ttl`, five 
 - a plugin may follow workers for a coordinator. They are asked if they say nothing, and the plugin
   learns which of them are silent or available again;
 - the same happens to a coordinator that waits on a worker which pauses, because it has no memory;
-- whenever such a task is to run again, a fence is raised at all workers against its last run: see
-  :mod:`dask_coded.transport.fences`. The scheduler itself drops the results of earlier runs.
+- when such a task runs again, its earlier runs count for nothing: see
+  :mod:`dask_coded.transport.attempts`. The scheduler itself drops their results.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ from dask_coded.runtime.scheduler.awaited import Awaited
 from dask_coded.runtime.scheduler.placing import Limits, Placing
 from dask_coded.runtime.scheduler.standings import Standings
 from dask_coded.runtime.spec import NAME, CodedTask, PieceTask, as_key
-from dask_coded.transport.messages import Attempt
 from dask_coded.typing import Floats
 
 if TYPE_CHECKING:
@@ -131,7 +130,6 @@ class Supervisor:
         self._awaited = Awaited(scheduler, standings.membership)
         # Since when workers of coordinators have been paused.
         self._paused: dict[str, float] = {}
-        self._given_up: list[Attempt] = []
         # What the user's limits of other tasks are, while these are kept away from silent workers.
         self._kept_away: dict[Key, Limits] = {}
         timer = PeriodicCallback(self.look, 1000 * self._timeouts.tick)
@@ -188,9 +186,6 @@ class Supervisor:
         self._fresh.pop(key, None)
         run, now = self._runs[key], self._standings.clock()
         match finish:
-            case "waiting":
-                if ts.run_id is not None:
-                    self._give_up((key, ts.run_id))
             case "processing":
                 assert ts.processing_on is not None
                 run.worker, run.since = ts.processing_on.address, now
@@ -199,10 +194,6 @@ class Supervisor:
                 self._watch()
             case "memory":
                 self._fresh[key] = now
-            case "released" if start == "processing" and not ts.who_wants and not ts.waiters:
-                # It was cancelled, perhaps because its worker is stopped.
-                assert ts.run_id is not None
-                self._give_up((key, ts.run_id))
             case "forgotten":
                 del self._runs[key]
 
@@ -212,19 +203,6 @@ class Supervisor:
             self._placing.place(ts, run.limits)
         elif limits := self._kept_away.get(ts.key):
             self._placing.keep_away(ts, limits)
-
-    # -- fencing -------------------------------------------------------------------------------
-
-    def _give_up(self, attempt: Attempt) -> None:
-        if not self._given_up:
-            # Later, because one transition often causes many more.
-            self._scheduler.loop.add_callback(self._fence)
-        self._given_up.append(attempt)
-
-    def _fence(self) -> None:
-        """Have all workers drop what the last runs of some tasks still send."""
-        attempts, self._given_up = self._given_up, []
-        self._send(self._able, op="coded-fence", attempts=attempts)
 
     def remove_worker(self, address: str) -> None:
         """Forget a worker that has left."""

@@ -11,7 +11,6 @@ from distributed.protocol import to_serialize
 
 from dask_coded.runtime.messages import KeepState, StateKept
 from dask_coded.transport import Answer, Exchange
-from dask_coded.transport.fences import Fences
 from dask_coded.transport.messages import Message
 
 if TYPE_CHECKING:
@@ -33,9 +32,7 @@ class StateKeeper:
     def __init__(self, worker: Worker, exchange: Exchange) -> None:
         self.kept: dict[Key, tuple[int, bytes]] = {}
         self.owing: dict[Key, set[asyncio.Task[None]]] = {}
-        # Runs of loops that have ended, to refuse states that come late. A loop whose result was
-        # lost runs again, and its states are to be kept again.
-        self._ended = Fences()
+        self._attempts = exchange.attempts
         exchange.register(self._keep, [KeepState])
         worker.handlers["coded_kept"] = self._answer
         worker.stream_handlers["coded-forget"] = self._forget
@@ -55,8 +52,7 @@ class StateKeeper:
 
     def _keep(self, message: Message, answer: Answer) -> None:
         assert isinstance(message, KeepState)
-        if self._ended.admits(message.attempt):
-            self.kept[message.run_id] = message.round, message.state
+        self.kept[message.run_id] = message.round, message.state
         answer(StateKept(message.run_id))
 
     def _answer(self, key: Key, whole: bool = True) -> Any:
@@ -69,6 +65,7 @@ class StateKeeper:
         return {"round": round, "state": to_serialize(state)} if whole else round
 
     def _forget(self, key: Key, run: int) -> None:
-        """Stream handler: a run of the loop has ended."""
+        """Stream handler: a run of the loop has ended, so refuse states that come late."""
+        # A loop whose result was lost runs again, and its states are to be kept again.
         self.kept.pop(key, None)
-        self._ended.put((key, run))
+        self._attempts.end((key, run))

@@ -117,7 +117,6 @@ class CodedWorkerPlugin(WorkerPlugin):
             self._handle,
             [StartRound, ChangeRound, Ping, EndRun],
             on_closed=self._coordinator_gone,
-            on_fenced=self._run_over,
         )
         worker.handlers["coded_rows"] = self._rows
         worker.stream_handlers["coded-active"] = self._activate
@@ -200,16 +199,6 @@ class CodedWorkerPlugin(WorkerPlugin):
             if not running and self._rounds.get(task) is running:
                 del self._rounds[task]
 
-    def _run_over(self, attempt: Attempt) -> None:
-        """End the rounds of a run that the scheduler has given up, and the jobs for it."""
-        task, run = attempt
-        if self.exchange.is_over(task):
-            self._end_rounds(task)
-        for run_id, job in list(self._jobs.items()):
-            its = job.start.attempt
-            if its is not None and its[0] == task and its[1] <= run:
-                self._drop(run_id)
-
     def _end_rounds(self, task: Key) -> None:
         """End the rounds that a task coordinates."""
         for running in self._rounds.get(task, ()):
@@ -275,6 +264,7 @@ class CodedWorkerPlugin(WorkerPlugin):
         ticket = Ticket.received(message.ticket)
         if not 1 <= message.stripes <= self._most_stripes:
             raise ValueError(f"A round cannot have {message.stripes} stripes")
+        self._drop_earlier(message.attempt)
         pieces, absent = {}, []
         for piece, key, rows in message.pieces:
             try:
@@ -302,6 +292,13 @@ class CodedWorkerPlugin(WorkerPlugin):
         )
         job.assign(StripeRange(*part) for part in message.ranges)
         self.operands.expect(message.run_id, ticket, job.begin, job.fail, answer)
+
+    def _drop_earlier(self, attempt: Attempt | None) -> None:
+        """Drop the rounds of earlier runs of a task, which may never hear that they are over."""
+        for run_id, job in list(self._jobs.items()):
+            its = job.start.attempt
+            if attempt and its and its[0] == attempt[0] and its[1] < attempt[1]:
+                self._drop(run_id)
 
     def _drop(self, run_id: Key, over: bool = False) -> None:
         """Drop a round; ``over`` says that it has ended for all workers."""

@@ -20,7 +20,6 @@ from collections import deque
 from collections.abc import Sequence
 from time import monotonic
 
-from dask.typing import Key
 from distributed import get_worker
 
 from dask_coded.aggregation.formation import check_memory, form
@@ -35,7 +34,7 @@ from dask_coded.training.runtime.messages import Enlisted, Joined, Unreachable
 from dask_coded.training.runtime.spec import Group, Outcome, Step, Training
 from dask_coded.training.runtime.storage import check_folder, saved
 from dask_coded.transport.exceptions import unpacked
-from dask_coded.transport.messages import Closed, Pong
+from dask_coded.transport.messages import Attempt, Closed, Pong
 
 logger = logging.getLogger("distributed.dask_coded")
 
@@ -46,7 +45,10 @@ _RECENT = 1000
 
 def lead(training: Training, loop: Loop) -> Outcome:
     """Lead a training to its end, as a task."""
-    return Leader(training_plugin(get_worker()), training, current_key(), loop).run()
+    plugin = training_plugin(get_worker())
+    attempt = plugin.exchange.attempt(current_key())
+    assert attempt is not None
+    return Leader(plugin, training, attempt, loop).run()
 
 
 class History:
@@ -95,13 +97,13 @@ class Leader:
     """Leads one training, from the thread of its task."""
 
     def __init__(
-        self, plugin: TrainingWorkerPlugin, training: Training, task: Key, loop: Loop
+        self, plugin: TrainingWorkerPlugin, training: Training, attempt: Attempt, loop: Loop
     ) -> None:
         self._training = training
         self._loop = loop
         # The version of the last group. That of an earlier leader's is unknown.
         self._reached = math.inf
-        self._link = Link(plugin, training, task)
+        self._link = Link(plugin, training, attempt)
 
     def run(self) -> Outcome:
         """Run the training to its end.

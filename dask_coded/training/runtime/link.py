@@ -9,7 +9,6 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import NamedTuple
 
-from dask.typing import Key
 from distributed.protocol.pickle import dumps
 from distributed.utils import sync
 
@@ -23,8 +22,8 @@ from dask_coded.training.runtime.memberships import (
 from dask_coded.training.runtime.messages import Enlist, Enlisted, Join
 from dask_coded.training.runtime.spec import Group, Training
 from dask_coded.transport import Channel
-from dask_coded.transport.fences import RunOverError
-from dask_coded.transport.messages import Message
+from dask_coded.transport.attempts import RunOverError
+from dask_coded.transport.messages import Attempt, EndRun, Message
 
 
 class Event(NamedTuple):
@@ -42,8 +41,8 @@ class Link:
     plugin : TrainingWorkerPlugin
         Of the leader's worker.
     training : Training
-    task : Key
-        Of the leader.
+    attempt : Attempt
+        The run of the leader's task.
 
     Attributes
     ----------
@@ -55,14 +54,15 @@ class Link:
         Workers that have become available, or have answered, since the present group was begun.
     """
 
-    def __init__(self, plugin: TrainingWorkerPlugin, training: Training, task: Key) -> None:
+    def __init__(self, plugin: TrainingWorkerPlugin, training: Training, attempt: Attempt) -> None:
         self.run_id = ""
         self.enough = False
         self.available: set[str] = set()
         self._plugin = plugin
         self._loop = plugin.worker.loop
         self._training = training
-        self._task = task
+        self._attempt = attempt
+        self._task = attempt[0]
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._channels: dict[str, Channel] = {}
         # Workers lost just now, which the scheduler may still list.
@@ -74,11 +74,11 @@ class Link:
         return self._plugin.exchange.address
 
     def __enter__(self) -> Link:
-        self._plugin.leaders[self._task] = partial(self._hear, self.address)
+        self._plugin.leaders[self._attempt] = partial(self._hear, self.address)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        del self._plugin.leaders[self._task]
+        del self._plugin.leaders[self._attempt]
         sync(self._loop, self._leave)
 
     # -- events --------------------------------------------------------------------------------
@@ -101,8 +101,8 @@ class Link:
             except Empty:
                 return None
             match event.message:
-                case Cancelled():
-                    raise RunOverError(f"This run of {self._task!r} is over.")
+                case Cancelled() | EndRun():
+                    raise RunOverError(self._task)
                 case StopRequested(_, training):
                     if training != self._training.id:
                         continue
@@ -142,7 +142,7 @@ class Link:
     def confirm(self) -> None:
         """Ask the scheduler whether this run of the leader is still the present one.
 
-        What a leader does outside of the cluster cannot be fenced, so it asks before.
+        What a leader does outside of the cluster no worker can refuse, so it asks before.
 
         Raises
         ------
@@ -151,16 +151,12 @@ class Link:
         """
 
         async def ask() -> bool:
-            attempt = self._plugin.exchange.attempt(self._task)
-            if attempt is None:
-                return False
-            leads: bool = await self._plugin.worker.scheduler.coded_leads(
-                key=attempt[0], run=attempt[1]
-            )
+            key, run = self._attempt
+            leads: bool = await self._plugin.worker.scheduler.coded_leads(key=key, run=run)
             return leads
 
         if not sync(self._loop, ask):
-            raise RunOverError(f"This run of {self._task!r} is over.")
+            raise RunOverError(self._task)
 
     # -- groups --------------------------------------------------------------------------------
 
@@ -187,7 +183,8 @@ class Link:
         candidates: Sequence[str] = await plugin.worker.scheduler.coded_candidates(
             key=self._task, worker=own, allowed=self._training.workers, round=step
         )
-        self._check()
+        # If a task is cancelled before the scheduler names its workers, they never learn of that.
+        plugin.exchange.check(self._attempt)
         workers = [address for address in candidates if address not in self._lost]
         workers.sort(key=lambda address: address != own)
         await self._leave()
@@ -196,11 +193,10 @@ class Link:
         return workers
 
     def _enlist(self, addresses: Iterable[str]) -> None:
-        attempt = self._plugin.exchange.attempt(self._task)
         for address in addresses:
             channel = self._channels[address] = self._plugin.exchange.channel(address)
             channel.listen(self.run_id, partial(self._hear, address))
-            channel.send(Enlist(self.run_id, self._training.id, attempt))
+            channel.send(Enlist(self.run_id, self._training.id, self._attempt))
 
     def call(self, group: Group) -> None:
         """Tell the workers of a group that they are in it.
@@ -221,16 +217,10 @@ class Link:
         lost, self._lost = self._lost, set()
         self._loop.add_callback(self._enlist, lost)
 
-    def _check(self) -> None:
-        # If a task is cancelled before the scheduler names its workers, they never learn of that.
-        if self._plugin.exchange.is_over(self._task):
-            raise RunOverError(f"This run of {self._task!r} is over.")
-
     async def _call(self, group: Group, packed: bytes) -> None:
-        self._check()
-        attempt = self._plugin.exchange.attempt(self._task)
+        self._plugin.exchange.check(self._attempt)
         for node, address in enumerate(group.addresses):
-            join = Join(group.run_id, self._task, node, group.training.id, packed, attempt)
+            join = Join(group.run_id, self._task, node, group.training.id, packed, self._attempt)
             self._channels[address].send(join)
 
     async def _leave(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,7 +31,6 @@ from dask_coded.training.runtime.messages import (
 from dask_coded.training.runtime.spec import Group, Replica
 from dask_coded.training.runtime.trainer import Trainer, failure
 from dask_coded.transport import Answer, Exchange
-from dask_coded.transport.fences import Fences
 from dask_coded.transport.messages import Attempt, Message, Pong
 
 if TYPE_CHECKING:
@@ -81,8 +81,8 @@ class TrainingWorkerPlugin(WorkerPlugin):
     ----------
     trainers : dict of str to Trainer
         This worker's part in each training.
-    leaders : dict of Key to callable(Message)
-        By the leader's task, how to hand a message to a leader on this worker.
+    leaders : dict of Attempt to callable(Message)
+        By the run of the leader's task, how to hand a message to a leader on this worker.
     """
 
     name = NAME
@@ -92,19 +92,15 @@ class TrainingWorkerPlugin(WorkerPlugin):
         self.worker = worker
         self.exchange = Exchange.of(worker)
         self.trainers: dict[str, Trainer] = {}
-        self.leaders: dict[Key, Callable[[Message], None]] = {}
+        self.leaders: dict[Attempt, Callable[[Message], None]] = {}
         # By training, the run of its leader's task.
         self._led: dict[str, Attempt] = {}
-        # Runs of leaders' tasks that have ended, to refuse a group that comes late. A task whose
-        # result was lost runs again, and must find its workers.
-        self._ended = Fences()
         # What this worker does to join groups, and of which trainings they are.
         self._joining: dict[asyncio.Task[None], str] = {}
         self.exchange.register(
             self._handle,
             [Enlist, Join, BeginSteps, SkipNode, HaltTraining, SendState, NodeMessage],
             on_closed=self._leader_gone,
-            on_fenced=self._leader_over,
         )
         worker.handlers["coded_trained"] = self.state
         worker.stream_handlers["coded-enough"] = self._enough
@@ -113,13 +109,24 @@ class TrainingWorkerPlugin(WorkerPlugin):
         worker.extensions[NAME] = self
 
     def teardown(self, worker: Worker) -> None:
-        for task, tell in list(self.leaders.items()):
+        for (task, _), tell in list(self.leaders.items()):
             tell(Cancelled(task))
         for trainer in self.trainers.values():
             # The channel stays open until the worker's tasks have ended.
             trainer.answer(Unreachable(trainer.group.run_id, self.exchange.address))
             trainer.stop()
         self.trainers.clear()
+
+    def transition(self, key: Key, start: str, finish: str, **kwargs: Any) -> None:
+        """Hook: a task of the worker has changed its state."""
+        if finish == "released":  # it was cancelled
+            self._tell(key, Cancelled(key))
+
+    def _tell(self, task: Key, message: Message, last: float = math.inf) -> None:
+        """Hand a message to the leaders on this worker whose task it is, up to its ``last`` run."""
+        for (led, run), tell in list(self.leaders.items()):
+            if led == task and run <= last:
+                tell(message)
 
     def _handle(self, message: Message, answer: Answer) -> None:
         """Act on a message of a leader, or of another worker of a group."""
@@ -204,8 +211,8 @@ class TrainingWorkerPlugin(WorkerPlugin):
             answer(Unreachable(run_id, own))
             return
         led = message.attempt or (message.task, -1)
-        if not self._ended.admits(led):
-            return
+        if not self.exchange.attempts.admits(led):
+            return  # it is over meanwhile
         if previous is not None:
             previous.stop()
         self.trainers[training] = Trainer(
@@ -232,32 +239,25 @@ class TrainingWorkerPlugin(WorkerPlugin):
             if trainer.answer is answer:
                 trainer.stop()
 
-    def _leader_over(self, attempt: Attempt) -> None:
-        """End a leader on this worker whose run the scheduler has given up."""
-        task, _ = attempt
-        if self.exchange.is_over(task) and (tell := self.leaders.get(task)):
-            tell(Cancelled(task))
-
     def _forget(self, task: Key, run: int) -> None:
         """Stream handler: a run of a leader's task has ended, or is cancelled."""
-        self._ended.put((task, run))
-        own = self.exchange.attempt(task)
-        if (tell := self.leaders.get(task)) and not (own and self._ended.admits(own)):
-            tell(Cancelled(task))
+        # A task whose result was lost runs again, and must find its workers.
+        self.exchange.attempts.end((task, run))
+        self._tell(task, Cancelled(task), run)
         # A later run may have come before this message, through another connection.
-        for training in [t for t, led in self._led.items() if not self._ended.admits(led)]:
-            del self._led[training]
-            self.trainers.pop(training).stop()
+        for training, led in list(self._led.items()):
+            if led[0] == task and led[1] <= run:
+                del self._led[training]
+                self.trainers.pop(training).stop()
 
     def _standing(self, task: Key, address: str, silent: bool) -> None:
         """Stream handler: a worker that may be in a leader's training is silent, or available."""
-        if tell := self.leaders.get(task):
-            tell(Silent(task, address) if silent else Available(task, address))
+        self._tell(task, Silent(task, address) if silent else Available(task, address))
 
     def _enough(self, training: str) -> None:
         """Stream handler: the client wants a training to end soon."""
         # Not by way of the workers, whose answers count for nothing while a group is formed.
-        for task, tell in list(self.leaders.items()):
+        for (task, _), tell in list(self.leaders.items()):
             tell(StopRequested(task, training))
 
 

@@ -43,7 +43,6 @@ class TrainingSchedulerPlugin(SchedulerExtension):
             coded_candidates=self.candidates,
             coded_enough=self.enough,
             coded_holders=self.holders,
-            coded_leads=self.leads,
         )
         await self.give(scheduler, NAME, TrainingWorkerPlugin())
 
@@ -78,11 +77,6 @@ class TrainingSchedulerPlugin(SchedulerExtension):
             and ws.address in self._coded.versions
             and ws.address not in self.giving  # it has the first plugin, but not this one's
         )
-
-    def leads(self, key: Key, run: int) -> bool:
-        """Handler: whether a run of a leader's task has not been given up."""
-        ts = self.scheduler.tasks.get(as_key(key))
-        return ts is not None and ts.state == "processing" and ts.run_id == run
 
     def _standing(self, worker: str, task: Key, address: str, silent: bool) -> None:
         """Tell a leader that another worker is silent, or available."""

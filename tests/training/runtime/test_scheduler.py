@@ -47,7 +47,8 @@ THREE = {
 
 def confirm():
     """Confirm to be the leader before and after the test goes on."""
-    link = Link(training_plugin(get_worker()), None, thread_state.key)
+    plugin = training_plugin(get_worker())
+    link = Link(plugin, None, plugin.exchange.attempt(thread_state.key))
     address = get_worker().address
     link.confirm()
     Event(f"started-{address}").set()
@@ -63,7 +64,7 @@ def confirm():
 def lead(messages):
     """Return what a leader is told about other workers, in so many messages."""
     plugin, key, told = training_plugin(get_worker()), thread_state.key, SimpleQueue()
-    plugin.leaders[key] = told.put
+    plugin.leaders[plugin.exchange.attempt(key)] = told.put
     coded = {"key": key, "worker": get_worker().address, "allowed": None, "round": 0}
     sync(get_worker().loop, get_worker().scheduler.coded_candidates, **coded)
     Event("started").set()

@@ -25,7 +25,7 @@ from dask_coded.training import Pipelined, Synchronous
 from dask_coded.training.runtime import leader as leader_module
 from dask_coded.training.runtime.group import GroupOverError, LiveGroup
 from dask_coded.training.runtime.leader import History, Leader
-from dask_coded.training.runtime.link import Event
+from dask_coded.training.runtime.link import Event, Link
 from dask_coded.training.runtime.memberships import (
     Available,
     Cancelled,
@@ -341,7 +341,7 @@ def test_the_end_of_an_earlier_run_of_a_leader_may_come_late():
     )
     plugin = TrainingWorkerPlugin()
     plugin.setup(worker)
-    plugin.leaders["t"] = told.append
+    plugin.leaders["t", 8] = told.append
     asyncio.run(
         plugin._join(Join("run", "t", 0, "training", dumps(wanted), ("t", 8)), answers.append)
     )
@@ -406,8 +406,10 @@ def leader(*events):
     """Return a leader that has received these events, and waits for no others."""
     loop = SimpleNamespace(add_callback=lambda callback, *args: callback(*args))
     plugin = SimpleNamespace(worker=SimpleNamespace(loop=loop))
-    plugin.exchange = SimpleNamespace(channel=lambda address: Unheard(), attempt=lambda task: None)
-    found = Leader(plugin, training=None, task="t", loop=None)
+    plugin.exchange = SimpleNamespace(
+        channel=lambda address: Unheard(),
+    )
+    found = Leader(plugin, training=None, attempt=("t", 1), loop=None)
     found._link.run_id = "run"
     for sender, event in events:
         found._link._hear(sender, event)
@@ -617,7 +619,7 @@ def test_a_lost_worker_that_answers_can_join_the_next_group():
     found = leader(("c", Closed("run")), ("a", Enlisted("run", None)))
     link = found._link
     link._training = group(Star().plan(1)).training
-    link._plugin.exchange = SimpleNamespace(channel=Sent, attempt=lambda task: (task, 1))
+    link._plugin.exchange = SimpleNamespace(channel=Sent)
     assert set(found._enlisted(["a", "c"])[0]) == {"a"}
     link.lose("b")
     link.ask_lost()
@@ -637,7 +639,7 @@ def test_a_stop_that_is_requested_while_a_group_is_formed_is_not_lost():
     found = leader()
     link, sent = found._link, []
     link._training = group(Star().plan(1)).training
-    plugin.leaders["t"] = lambda message: link._hear("a", message)
+    plugin.leaders["t", 1] = lambda message: link._hear("a", message)
     plugin._enough("another")
     assert link.next_event(0) is None
     assert not link.enough
@@ -653,11 +655,26 @@ def test_a_stop_that_is_requested_while_a_group_is_formed_is_not_lost():
     assert HaltTraining("run", 1) in [message for _, message in sent]
 
 
+def test_the_end_of_an_earlier_leader_leaves_the_present_one(monkeypatch):
+    monkeypatch.setattr("dask_coded.training.runtime.link.sync", lambda loop, call: None)
+    worker = SimpleNamespace(address="a", handlers={}, stream_handlers={}, extensions={}, loop=None)
+    plugin = TrainingWorkerPlugin()
+    plugin.setup(worker)
+    with Link(plugin, None, ("t", 2)) as present:
+        with Link(plugin, None, ("t", 1)):
+            pass
+        plugin._forget("t", 1)
+        assert present.next_event(0) is None
+        plugin._standing("t", "b", silent=True)
+        assert present.next_event(0).message == Silent("t", "b")
+    assert not plugin.leaders
+
+
 def test_a_group_is_pickled_once_for_all_its_workers(monkeypatch):
     run_now = "dask_coded.training.runtime.link.sync"
     monkeypatch.setattr(run_now, lambda loop, call, *args: asyncio.run(call(*args)))
     link, sent = leader()._link, []
-    link._plugin.exchange.is_over = lambda task: False
+    link._plugin.exchange.check = lambda attempt: None
     link._channels = dict.fromkeys("ab", SimpleNamespace(send=sent.append))
     link.call(group(Star().plan(2)))
     first, second = sent

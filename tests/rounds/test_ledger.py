@@ -22,6 +22,7 @@ from dask_coded.rounds import (
     Contribution,
     Drop,
     Fold,
+    Forecast,
     Ledger,
     Restart,
     Tally,
@@ -105,10 +106,9 @@ class Group:
         return Ledger(
             self.layout,
             POLICIES[self.policy](),
-            self.speeds,
+            Forecast(self.speeds, doubt=self.doubt),
             self.now,
             term=term,
-            doubt=self.doubt,
             holdings=holdings,
         )
 
@@ -140,7 +140,7 @@ class Group:
                 case Restart():
                     worker.sum.clear()
                     worker.gradients.clear()
-                case Contribute(closing, units):
+                case Contribute(closing, units, _):
                     assert worker.sum == Counter(units), "the label is wrong"
                     for other in range(len(self.workers)):
                         self.channel("part", number, other).append((closing, units))
@@ -436,7 +436,7 @@ def test_random_faults(faults: float) -> None:
 def pair(units: int = 8, doubt: float = 1.0, speeds: tuple[float, ...] = (1.0, 1.0)) -> Ledger:
     """Return the ledger of two workers that both store all units."""
     layout = UnitLayout(units, [*range(len(speeds))], copies=2)
-    return Ledger(layout, Continuous(lead=1.5), np.array(speeds), 0.0, doubt=doubt)
+    return Ledger(layout, Continuous(lead=1.5), Forecast(np.array(speeds), doubt=doubt), 0.0)
 
 
 def done(worker: int, *units: int, epoch: int = 0, seconds: float = 1.0) -> Done:
@@ -530,7 +530,7 @@ def test_a_copy_is_of_the_last_unit_and_the_first_of_both_counts() -> None:
 
 def test_the_sum_is_fetched_from_a_worker_that_has_it_if_another_one_dies() -> None:
     layout = UnitLayout(6, [0, 1, 2], copies=2)
-    ledger = Ledger(layout, Continuous(), np.ones(3), 0.0)
+    ledger = Ledger(layout, Continuous(), Forecast(np.ones(3)), 0.0)
     ledger.start()
     ledger.receive([Summed(1, 0, 0, 0)], 1.0)
     letters = ledger.lost([2], 1.1)
@@ -549,7 +549,7 @@ def test_a_new_leader_uses_what_was_computed() -> None:
         0: Holdings(2, 0, 0, 0, finished=(0, 1), owed=(2,), summed=False),
         1: Holdings(2, 0, 1, 3, finished=(2,), owed=(), summed=False),  # of an ended epoch
     }
-    ledger = Ledger(layout, Continuous(), np.ones(3), 5.0, term=2, holdings=holdings)
+    ledger = Ledger(layout, Continuous(), Forecast(np.ones(3)), 5.0, term=2, holdings=holdings)
     letters = ledger.start()
     assert {m.term for _, m in letters} == {2}
     granted = dealt(letters)
@@ -567,7 +567,7 @@ def test_a_worker_whose_sum_has_other_units_refuses() -> None:
     [answer] = own.receive(Close(1, 0, 0, 1, {0: (1, 2), 1: (0,)}))
     assert isinstance(answer, Refused)
     commands = own.receive(Close(1, 0, 0, 2, {0: (0, 1), 1: (2,)}))
-    assert commands == [Drop(2), Contribute((1, 2), frozenset({0, 1}))]
+    assert commands == [Drop(2), Contribute((1, 2), frozenset({0, 1}), (0, 1))]
 
 
 def test_a_contribution_drops_a_copy_that_lost_and_keeps_one_that_won() -> None:
@@ -581,7 +581,7 @@ def test_a_contribution_drops_a_copy_that_lost_and_keeps_one_that_won() -> None:
         assert own.apart and own.in_hand == 0
         commands = own.receive(Close(1, 0, 0, 1, {0: units}))
         expected = [Fold(0), Fold(5)] if kept else [Drop(5), Fold(0)]
-        assert commands == [*expected, Contribute((1, 1), frozenset(units))]
+        assert commands == [*expected, Contribute((1, 1), frozenset(units), (0,))]
 
 
 def test_earlier_leaders_and_epochs_are_not_obeyed() -> None:

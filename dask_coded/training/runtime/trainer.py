@@ -389,7 +389,7 @@ class Trainer:
                 with self._changed:
                     self._works.append((step, command))
                     self._changed.notify_all()
-            else:
+            elif isinstance(command, Finished):
                 self._finished(step, command)
 
     def _finished(self, step: int, command: Finished) -> None:

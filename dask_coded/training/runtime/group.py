@@ -373,7 +373,7 @@ class LiveGroup:
         times = timeouts()
         # The others are given as long as the last step took, and at least a tick.
         patience = min(max(times.tick, last.seconds if last else 0.0), times.answer)
-        if not self._plan.rooted:
+        if not (self._plan.rooted or self._plan.dealt):
             # All workers of a ring end together, and only one of them reports the steps.
             patience = times.answer
         deadline = monotonic() + patience

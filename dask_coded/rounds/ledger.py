@@ -9,7 +9,8 @@ ledger turns wishes into *exclusive grants*, and tells the engine of those that 
    worker only once it is released. A unit that was begun stays where it is.
 2. A second worker computes a *copy* only of the last unit that a worker owes, and keeps it apart.
    Its worker is granted nothing more unless the copy is given up, so that it still has the unit in
-   hand, and either of the two can be dropped.
+   hand, and either of the two can be dropped. If the step is closed already, the copy counts once
+   it is computed first; a worker that has added the unit meanwhile refuses.
 3. `Close` divides the units among the workers and begins the sum. It precedes computing: it is sent
    as soon as no move is worth a message, so that a step in which nothing moves has no message of
    the leader on its critical path. If a worker turns out to be late afterwards, units move as
@@ -299,7 +300,7 @@ class Ledger:
                 self._forget(worker, unit)
         elif worker in (holder, self._granted.maker.get(unit)):
             pass
-        elif not self.closed and self._granted.may_copy(worker, unit):
+        elif self._granted.may_copy(worker, unit):
             self._granted.maker[unit] = worker
             self._send(worker, Copy, unit=unit)
         elif self._may_ask(unit):
@@ -462,10 +463,11 @@ class Ledger:
 
     def _settled(self) -> bool:
         """Whether to close the step: every unit is granted, and no move is worth a message."""
-        if self.closed or self._target or self._patience.due or self.round.failed:
-            return False
         granted, state = self._granted, self.round.state
-        if None in granted.holder or granted.maker.keys() - granted.made:
+        if self.closed and not granted.made:  # a copy that is computed first reopens the step
+            return False
+        waits = self._target or self._patience.due or granted.maker.keys() - granted.made
+        if waits or None in granted.holder or self.round.failed:
             return False
         owed = [units - granted.made for units in granted.owed]
         return best_gain(self.units, owed, state.estimate(), state, self._doubt) <= 0

@@ -528,6 +528,28 @@ def test_a_copy_is_of_the_last_unit_and_the_first_of_both_counts() -> None:
     assert close.sets == {0: tuple(sorted(first[0] + last)), 1: first[1][:1]}
 
 
+def test_a_copy_of_a_unit_that_is_late_after_the_close_reopens_the_step() -> None:
+    ledger = pair(units=8, doubt=0.0)
+    first = dealt(ledger.start())
+    assert ledger.closed
+    *begun, last = first[1]
+    letters = []
+    for now, units in enumerate(zip(first[0], begun), start=1):
+        letters += ledger.receive([done(w, unit) for w, unit in enumerate(units)], now)
+    letters += ledger.receive([done(0, first[0][-1])], now := 4.0)
+    while not any(isinstance(message, Copy) for _, message in letters):
+        for worker, units in recalls(letters):
+            # It answers that it has begun, and never ends.
+            letters = ledger.receive([Released(1, 0, worker, 0, units, ())], now)
+        assert ledger.wake is not None and now < 1000
+        now = max(now, ledger.wake) + 1e-6
+        letters = ledger.react(now)
+    assert ledger.closed
+    letters = ledger.receive([done(0, last)], now + 1)
+    [close, _] = [message for _, message in letters if isinstance(message, Close)]
+    assert (close.closing, close.sets[1]) == (2, tuple(begun))
+
+
 def test_the_sum_is_fetched_from_a_worker_that_has_it_if_another_one_dies() -> None:
     layout = UnitLayout(6, [0, 1, 2], copies=2)
     ledger = Ledger(layout, Continuous(), Forecast(np.ones(3)), 0.0)

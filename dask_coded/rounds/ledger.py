@@ -123,6 +123,8 @@ class Ledger:
         # Of units that were recalled: the worker that gets them if they are released, if any.
         self._target: dict[int, int | None] = {}
         self._patience = Patience(self.round.state, self._epochs)
+        # When to have the engine look again, because it may count on wishes that were refused.
+        self._again = inf
         # Units that were not released because they were begun, and when they may be recalled again.
         self._begun: dict[int, float] = {}
         # Workers whose epoch ended because they were silent; a sign of life brings them back.
@@ -249,7 +251,9 @@ class Ledger:
             self._follow(self.round.react(now))
             if self._settled():
                 self._close()
-        wakes = [*self._patience.due.values()]
+        if self._again <= now:
+            self._again = inf
+        wakes = [*self._patience.due.values(), *([self._again] if self._again < inf else [])]
         if self.round.wake is not None:
             wakes.append(self.round.wake)
         self.wake = None if self.over else min(wakes, default=None)
@@ -275,6 +279,7 @@ class Ledger:
                         self._recall(unit, None, recalled)
         for command in commands:
             if isinstance(command, Assign):
+                self._again = min(self._again, self._patience.until(command.worker))
                 for unit in self.units.units_in(command.ranges):
                     self._wish(command.worker, unit, recalled, wished)
         for worker, units in recalled.items():
@@ -310,13 +315,9 @@ class Ledger:
             self._forget(worker, unit)
 
     def _may_ask(self, unit: int) -> bool:
-        """Whether a worker should be computing this unit now."""
-        if unit in self._granted.done or unit in self._granted.maker or self._asked_before(unit):
-            return False
-        holder = self._granted.holder[unit]
-        assert holder is not None
-        queue = self.round.state.queues[holder]
-        return bool(queue) and self.units.units_in([queue[0]])[:1] == [unit]
+        """Whether to have a worker give back a unit that the engine wants to be computed twice."""
+        granted = self._granted
+        return not (unit in granted.done or unit in granted.maker or self._asked_before(unit))
 
     def _asked_before(self, unit: int) -> bool:
         return self._begun.get(unit, -inf) > self.round.state.now

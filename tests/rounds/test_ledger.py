@@ -550,6 +550,39 @@ def test_a_copy_of_a_unit_that_is_late_after_the_close_reopens_the_step() -> Non
     assert (close.closing, close.sets[1]) == (2, tuple(begun))
 
 
+@pytest.mark.parametrize("lag", [0.001, 0.027, 0.08])
+@pytest.mark.parametrize("slow", [50.0, 241.0, 5000.0])
+def test_a_worker_that_never_ends_a_unit_loses_all_others(slow: float, lag: float) -> None:
+    """It answers meanwhile, so its epoch goes on. In the end the unit has a copy."""
+    layout, lags = UnitLayout(16, [0, 1, 2], copies=2), np.array([lag, 3 * lag, 0.04])
+    forecast = Forecast(np.array([11363.0, 13156.0, slow]), lags, doubt=0.05)
+    ledger = Ledger(layout, Continuous(lead=0.004), forecast, 0.0)
+    letters, now = ledger.start(), 0.0
+    stuck = dealt(letters).get(2, (None,))[0]
+    waiting: list[tuple[float, Answer]] = []
+    while not {*range(16)} <= ledger._granted.done | ledger._granted.made:
+        for worker, message in letters:
+            back = now + lags[worker] / 2
+            if isinstance(message, Recall):
+                units = tuple(u for u in message.units if worker == 2 and u != stuck)
+                answer = Released(1, 0, worker, message.epoch, message.units, units)
+                waiting.append((back, answer))
+            elif worker != 2 and isinstance(message, Deal | Copy):
+                units = message.units if isinstance(message, Deal) else (message.unit,)
+                for count, unit in enumerate(units, start=1):
+                    answer = done(worker, unit, epoch=message.epoch, seconds=1e-4)
+                    waiting.append((back + count * 1e-4, answer))
+        waiting.sort(key=lambda pair: pair[0])
+        wake = np.inf if ledger.wake is None else ledger.wake
+        assert waiting or wake < 30, "nothing happens any more"
+        if waiting and waiting[0][0] <= wake:
+            now, answer = max(now, waiting[0][0]), waiting.pop(0)[1]
+            letters = ledger.receive([answer], now)
+        else:
+            now = max(now, wake) + 1e-9
+            letters = ledger.react(now)
+
+
 def test_the_sum_is_fetched_from_a_worker_that_has_it_if_another_one_dies() -> None:
     layout = UnitLayout(6, [0, 1, 2], copies=2)
     ledger = Ledger(layout, Continuous(), Forecast(np.ones(3)), 0.0)

@@ -56,9 +56,10 @@ class Tag(NamedTuple):
     kind : str
         ``"part"`` for a partial sum on its way up a tree or around a ring, ``"sum"`` for the total
         on its way down or around, ``"redo"`` for parts that another worker is asked to compute as
-        well, and for their gradient.
+        well, and for their gradient. Of a step that is dealt out also ``"grant"``, ``"answer"`` and
+        ``"fetch"``.
     segment : int
-        Index of the segment of the gradient vector.
+        Index of the segment of the gradient vector; of a step that is dealt out, its turn.
     chunk : int
         Index of the chunk of the segment in a ring; 0 elsewhere.
     """

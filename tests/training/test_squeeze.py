@@ -167,3 +167,31 @@ def test_a_gradient_that_is_not_finite_is_an_error(five):
 
     with pytest.raises(FloatingPointError, match="gradient of step 1 contains NaN or infinity"):
         train(diverging, np.zeros(5), (X, Y), aggregation=Squeeze(), steps=3, client=five)
+
+
+@pytest.mark.extras
+def test_a_module_with_dropout_gives_the_parameters_of_one_process(five):
+    torch = pytest.importorskip("torch")
+    from dask_coded.training import TorchModule
+
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(
+        torch.nn.Linear(5, 40), torch.nn.Dropout(0.3), torch.nn.ReLU(), torch.nn.Linear(40, 1)
+    )
+    model = TorchModule(net, torch.nn.MSELoss(reduction="sum"))
+    start, layers = model.parameters.copy(), model.layers
+    data = X.astype(np.float32), Y.astype(np.float32)[:, None]
+    options = {"steps": 6, "batch_size": 60, "layers": layers}
+    options["optimizer"] = model.optimizer(torch.optim.AdamW(net.parameters(), lr=0.01))
+    expected = squeezed(model.gradient, start, data, units=10, **options)
+    for workers in (1, 5):
+        found = train(
+            model.gradient,
+            start,
+            data,
+            aggregation=Squeeze(units=10),
+            workers=addresses(five)[:workers],
+            client=five,
+            **options,
+        )
+        assert found.parameters.tobytes() == expected.tobytes()

@@ -77,7 +77,7 @@ def replay(
     while True:
         while replicas[0].version < schedule.version(step):
             for replica, totals in zip(replicas, waiting.popleft()):
-                replica.apply([total.vector for total in totals], sum(t.loss for t in totals))
+                replica.apply(totals)
             yield replicas[0].state()["parameters"]
         machines = [plan.machine(node, codec=codec) for node in range(workers)]
         waiting.append(_sum(machines, replicas, step, data, plan.segments))

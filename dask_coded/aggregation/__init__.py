@@ -16,7 +16,13 @@ from dask_coded.aggregation._machine import (
 )
 from dask_coded.aggregation._ring import Ring
 from dask_coded.aggregation._speculation import Speculation
+from dask_coded.aggregation._squeeze import (
+    Squeeze,
+    SqueezeMachine,
+    SqueezePlan,
+)
 from dask_coded.aggregation._tree import TreePlan
+from dask_coded.aggregation._units import ComputeUnit, FinishedUnits, UnitSum
 
 __all__ = [
     "AGGREGATIONS",
@@ -25,17 +31,23 @@ __all__ = [
     "CodedReduce",
     "Command",
     "Compute",
+    "ComputeUnit",
     "DynamicClusters",
     "Finished",
+    "FinishedUnits",
     "GradientCoding",
     "Machine",
     "Plan",
     "Ring",
     "Send",
     "Speculation",
+    "Squeeze",
+    "SqueezeMachine",
+    "SqueezePlan",
     "Star",
     "StaticClusters",
     "Tag",
     "Tree",
     "TreePlan",
+    "UnitSum",
 ]

@@ -28,6 +28,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dask_coded.aggregation._units import ComputeUnit, FinishedUnits
 from dask_coded.aggregation.trees import ROOT
 from dask_coded.compression import EXACT, Codec, Partial
 from dask_coded.registry import Registry
@@ -55,9 +56,10 @@ class Tag(NamedTuple):
     kind : str
         ``"part"`` for a partial sum on its way up a tree or around a ring, ``"sum"`` for the total
         on its way down or around, ``"redo"`` for parts that another worker is asked to compute as
-        well, and for their gradient.
+        well, and for their gradient. Of a step that is dealt out also ``"grant"``, ``"answer"`` and
+        ``"fetch"``.
     segment : int
-        Index of the segment of the gradient vector.
+        Index of the segment of the gradient vector; of a step that is dealt out, its turn.
     chunk : int
         Index of the chunk of the segment in a ring; 0 elsewhere.
     """
@@ -115,7 +117,7 @@ class Finished:
     total: Partial
 
 
-Command = Compute | Send | Finished
+Command = Compute | ComputeUnit | Send | Finished | FinishedUnits
 
 
 class Machine(ABC):
@@ -151,6 +153,8 @@ class Plan(ABC):
         The parts that each worker stores, which are all that it may be asked to compute.
     rooted : bool
         Whether the root makes the sum.
+    dealt : bool
+        Whether the leader deals the parts out in each step.
     segments : int
         Number of segments of the gradient, each of which is summed separately.
     load : float
@@ -164,6 +168,7 @@ class Plan(ABC):
     parts: int
     stored: tuple[tuple[int, ...], ...]
     rooted: bool
+    dealt: bool = False
     segments: int = 1
     plain: bool = True
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dask_coded.rounds.assignment import InfeasibleError, deal, fluid_time
 from dask_coded.rounds.batches import PRODUCT_ROWS, batch_size, least_batch
 from dask_coded.rounds.contribution import Contribute, Contribution, Drop, Fold, Restart, Tally
+from dask_coded.rounds.dealing import Dealer
 from dask_coded.rounds.decode import Assembler, Geometry
 from dask_coded.rounds.history import LoopHistory, Rest
 from dask_coded.rounds.layout import Layout, StripeRange, stripes_in, without
@@ -21,6 +22,7 @@ from dask_coded.rounds.scaling import Scales
 from dask_coded.rounds.state import Assign, Command, Finish, RoundState, Withdraw
 from dask_coded.rounds.units import UnitLayout
 from dask_coded.rounds.verification import Verifier
+from dask_coded.rounds.workers import Forecast
 
 __all__ = [
     "POLICIES",
@@ -30,9 +32,11 @@ __all__ = [
     "Command",
     "Contribute",
     "Contribution",
+    "Dealer",
     "Drop",
     "Finish",
     "Fold",
+    "Forecast",
     "Geometry",
     "InfeasibleError",
     "Layout",

@@ -61,10 +61,13 @@ class Contribute:
     closing : tuple of int
         Term and number of the `Close`.
     units : frozenset of int
+    owners : tuple of int
+        The workers that have any units. Each adds up its part of all sums.
     """
 
     closing: tuple[int, int]
     units: frozenset[int]
+    owners: tuple[int, ...]
 
 
 Command = Fold | Drop | Restart | Contribute | Answer | Fetch
@@ -93,7 +96,7 @@ class Contribution:
     >>> for command in own.finished(seconds=0.1)[1:]:
     ...     print(command)
     Fold(unit=4)
-    Contribute(closing=(1, 1), units=frozenset({4}))
+    Contribute(closing=(1, 1), units=frozenset({4}), owners=(0,))
     """
 
     worker: int
@@ -135,12 +138,12 @@ class Contribution:
             return [self._done(unit, seconds, overflow)]
         return [Drop(unit)]
 
-    def have_sum(self) -> list[Command]:
-        """Record that the worker has the sum over all units."""
+    def have_sum(self, overflow: bool = False) -> list[Command]:
+        """Record that the worker has the sum over all units, or knows that one did not fit."""
         if self.summed:
             return []
         self.summed = True
-        return [Summed(self.term, self.step, self.worker, self.epoch)]
+        return [Summed(self.term, self.step, self.worker, self.epoch, overflow)]
 
     def _done(self, unit: int, seconds: float, overflow: bool = False) -> Done:
         return Done(self.term, self.step, self.worker, self.epoch, (unit,), seconds, overflow)
@@ -282,7 +285,7 @@ class Contribution:
             self.in_hand = None
         assert self.folded == own, "the sum has other units than its label says"
         self._contributed = closing
-        return [*commands, Contribute(closing, own)]
+        return [*commands, Contribute(closing, own, tuple(sorted(close.sets)))]
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from dask_coded.rounds.grants import Holdings
@@ -138,6 +139,10 @@ class Granted:
             self.holder[unit] = self.give_up_copy(unit)
             self.done.add(unit)
         return before
+
+    def shares(self) -> dict[int, int]:
+        """Return the number of units of each worker that holds any."""
+        return dict(Counter(holder for holder in self.holder if holder is not None))
 
     def sets(self) -> dict[int, tuple[int, ...]]:
         """Return the units of each worker that holds any."""

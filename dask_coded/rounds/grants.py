@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,12 @@ class Refused(Answer):
 
 @dataclass(frozen=True)
 class Summed(Answer):
-    """Worker to leader: the worker has the sum of the step over all units."""
+    """Worker to leader: the worker has the sum of the step over all units.
+
+    ``overflow`` says that it is of no use, because a unit did not fit its grid.
+    """
+
+    overflow: bool = False
 
 
 @dataclass(frozen=True)
@@ -122,6 +128,41 @@ class Holdings(Answer):
     finished: tuple[int, ...]
     owed: tuple[int, ...]
     summed: bool
+
+
+_KINDS: dict[str, type[Grant | Answer]] = {
+    kind.__name__: kind
+    for kind in (
+        Deal,
+        Recall,
+        Copy,
+        Close,
+        Fetch,
+        Collect,
+        Done,
+        Released,
+        Refused,
+        Summed,
+        Holdings,
+    )
+}
+
+
+def pack(message: Grant | Answer) -> tuple[Any, ...]:
+    """Return a message as plain values, the name of its kind first, to be sent in another one.
+
+    Examples
+    --------
+    >>> pack(Deal(term=1, step=0, epoch=0, units=(4, 5)))
+    ('Deal', 1, 0, 0, (4, 5))
+    """
+    return type(message).__name__, *vars(message).values()
+
+
+def unpack(packed: tuple[Any, ...]) -> Grant | Answer:
+    """Return the message that was packed."""
+    name, *values = packed
+    return _KINDS[name](*values)
 
 
 def disjoint(holdings: Mapping[int, Holdings]) -> dict[int, Holdings]:

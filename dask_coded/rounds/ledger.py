@@ -9,7 +9,8 @@ ledger turns wishes into *exclusive grants*, and tells the engine of those that 
    worker only once it is released. A unit that was begun stays where it is.
 2. A second worker computes a *copy* only of the last unit that a worker owes, and keeps it apart.
    Its worker is granted nothing more unless the copy is given up, so that it still has the unit in
-   hand, and either of the two can be dropped.
+   hand, and either of the two can be dropped. If the step is closed already, the copy counts once
+   it is computed first; a worker that has added the unit meanwhile refuses.
 3. `Close` divides the units among the workers and begins the sum. It precedes computing: it is sent
    as soon as no move is worth a message, so that a step in which nothing moves has no message of
    the leader on its critical path. If a worker turns out to be late afterwards, units move as
@@ -48,19 +49,16 @@ from dask_coded.rounds.grants import (
     Summed,
     disjoint,
 )
+from dask_coded.rounds.patience import Patience
 from dask_coded.rounds.policies import Policy
 from dask_coded.rounds.reporting import Reporting
 from dask_coded.rounds.round import Round
 from dask_coded.rounds.state import Assign, Command, Withdraw
 from dask_coded.rounds.units import UnitLayout
-from dask_coded.typing import Floats
+from dask_coded.rounds.workers import Forecast
 
 #: A message and the worker that it is for.
 Letter = tuple[int, Grant]
-
-# An answer to `Recall` is due after the time of one unit and this many lags. The worker answers
-# while it computes; the unit's time is for a worker that could not answer meanwhile.
-_ANSWER_LAGS = 2
 
 
 class Ledger:
@@ -75,19 +73,11 @@ class Ledger:
     units : UnitLayout
     policy : Policy
         A new instance.
-    speeds : ndarray, shape (workers,)
-        Predicted units per second.
+    forecast : Forecast
     now : float
         Seconds on the caller's clock.
     step, term : int
         Term of this leader, which must be higher than those of all earlier ones.
-    lags : ndarray, shape (workers,), optional
-        Expected lags in seconds, see :class:`~dask_coded.rounds.Round`.
-    reporting : Reporting, optional
-        By default workers report each unit.
-    doubt : float
-        Expected relative error of the predicted speeds. With 0 they are trusted to the point of
-        closing the step together with the first deal.
     holdings : mapping of int to Holdings, optional
         What workers that are left have of a step that an earlier leader has begun, as they answered
         `Collect`. Workers without an entry are lost. Pass what else they have sent meanwhile to
@@ -106,7 +96,7 @@ class Ledger:
     moved : int
         Units granted to another worker than at first.
     overflow : bool
-        Whether a unit did not fit its grid, so that the step must be done again.
+        Whether a unit did not fit its grid. Once the sum is there, it is certain.
     wake : float or None
     """
 
@@ -114,31 +104,27 @@ class Ledger:
         self,
         units: UnitLayout,
         policy: Policy,
-        speeds: Floats,
+        forecast: Forecast,
         now: float,
         *,
         step: int = 0,
         term: int = 1,
-        lags: Floats | None = None,
-        reporting: Reporting | None = None,
-        doubt: float = 0.0,
         holdings: Mapping[int, Holdings] | None = None,
     ) -> None:
         self.units = units
         self.step, self.term = step, term
-        self.round = Round(
-            units.layout, policy, speeds, now, reporting or Reporting(0.0, 0.0), lags
-        )
+        speeds, lags, self._doubt = forecast
+        # Workers report each unit.
+        self.round = Round(units.layout, policy, speeds, now, Reporting(0.0, 0.0), lags)
         self.closed, self.closing, self.moved, self.overflow = False, 0, 0, False
         self.wake: float | None = None
-        workers = units.layout.workers
-        self._doubt = doubt
-        self._epochs = [0] * workers
-        self._granted = Granted(units.units, workers)
+        self._epochs = [0] * units.layout.workers
+        self._granted = Granted(units.units, units.layout.workers)
         # Of units that were recalled: the worker that gets them if they are released, if any.
         self._target: dict[int, int | None] = {}
-        # When the answer to a `Recall` is due, by worker.
-        self._due: dict[int, float] = {}
+        self._patience = Patience(self.round.state, self._epochs)
+        # When to have the engine look again, because it may count on wishes that were refused.
+        self._again = inf
         # Units that were not released because they were begun, and when they may be recalled again.
         self._begun: dict[int, float] = {}
         # Workers whose epoch ended because they were silent; a sign of life brings them back.
@@ -160,16 +146,23 @@ class Ledger:
         """Whether a worker that is left has the sum; the others can fetch it."""
         return bool(self._summed)
 
+    @property
+    def everywhere(self) -> bool:
+        """Whether all workers that are left have the sum."""
+        return self._summed.issuperset(np.flatnonzero(self.round.state.present).tolist())
+
+    @property
+    def shares(self) -> dict[int, int]:
+        """How many units each worker holds."""
+        return self._granted.shares()
+
     def start(self) -> list[Letter]:
         """Deal the units."""
         round_, layout = self.round, self.units.layout
-        known = [*self.units.absent]
-        for worker in range(layout.workers):
-            held = [u for u, holder in enumerate(self._granted.holder) if holder == worker]
-            known += self.units.ranges(worker, held)
-            round_.state.credit(
-                self.units.ranges(worker, [u for u in held if u in self._granted.done])
-            )
+        holder = self._granted.holder
+        for unit, worker in enumerate(holder):
+            if worker is not None and unit in self._granted.done:
+                round_.state.credit(self.units.ranges(worker, [unit]))
         round_.state.credit(self.units.absent)
         for worker, owed in enumerate(self._granted.owed):
             round_.state.assign(worker, self.units.ranges(worker, sorted(owed)))
@@ -181,9 +174,8 @@ class Ledger:
         except InfeasibleError:
             # The round asks all workers that are left.
             first = [[] for _ in range(layout.workers)]
-        taken = set(self.units.units_in(known))
         ranges = [
-            self.units.ranges(worker, [u for u in self.units.units_in(own) if u not in taken])
+            self.units.ranges(worker, [u for u in self.units.units_in(own) if holder[u] is None])
             if round_.state.present[worker]
             else []
             for worker, own in enumerate(first)
@@ -206,6 +198,7 @@ class Ledger:
                 if self.over:
                     self._fetch([worker])
             if isinstance(answer, Summed):
+                self.overflow |= answer.overflow
                 self._have_sum(worker)
             elif isinstance(answer, Holdings):
                 if not self.round.state.present[worker]:
@@ -258,7 +251,9 @@ class Ledger:
             self._follow(self.round.react(now))
             if self._settled():
                 self._close()
-        wakes = [*self._due.values()]
+        if self._again <= now:
+            self._again = inf
+        wakes = [*self._patience.due.values(), *([self._again] if self._again < inf else [])]
         if self.round.wake is not None:
             wakes.append(self.round.wake)
         self.wake = None if self.over else min(wakes, default=None)
@@ -284,11 +279,12 @@ class Ledger:
                         self._recall(unit, None, recalled)
         for command in commands:
             if isinstance(command, Assign):
+                self._again = min(self._again, self._patience.until(command.worker))
                 for unit in self.units.units_in(command.ranges):
                     self._wish(command.worker, unit, recalled, wished)
         for worker, units in recalled.items():
             self._send(worker, Recall, units=tuple(units))
-            self._due.setdefault(worker, self.round.state.now + self._patience(worker))
+            self._patience.wait(worker, again=False)
         for worker, units in wished.items():
             self._grant(worker, units)
 
@@ -309,7 +305,7 @@ class Ledger:
                 self._forget(worker, unit)
         elif worker in (holder, self._granted.maker.get(unit)):
             pass
-        elif not self.closed and self._granted.may_copy(worker, unit):
+        elif self._granted.may_copy(worker, unit):
             self._granted.maker[unit] = worker
             self._send(worker, Copy, unit=unit)
         elif self._may_ask(unit):
@@ -319,13 +315,9 @@ class Ledger:
             self._forget(worker, unit)
 
     def _may_ask(self, unit: int) -> bool:
-        """Whether a worker should be computing this unit now."""
-        if unit in self._granted.done or unit in self._granted.maker or self._asked_before(unit):
-            return False
-        holder = self._granted.holder[unit]
-        assert holder is not None
-        queue = self.round.state.queues[holder]
-        return bool(queue) and self.units.units_in([queue[0]])[:1] == [unit]
+        """Whether to have a worker give back a unit that the engine wants to be computed twice."""
+        granted = self._granted
+        return not (unit in granted.done or unit in granted.maker or self._asked_before(unit))
 
     def _asked_before(self, unit: int) -> bool:
         return self._begun.get(unit, -inf) > self.round.state.now
@@ -375,7 +367,7 @@ class Ledger:
                     self._give_up_copy(unit)
 
     def _released(self, worker: int, asked: tuple[int, ...], units: tuple[int, ...]) -> None:
-        self._due.pop(worker, None)
+        self._patience.due.pop(worker, None)
         free: dict[int, list[int]] = {}
         orphans = False
         for unit in asked:
@@ -383,7 +375,7 @@ class Ledger:
                 continue
             target = self._target.pop(unit)
             if unit not in units:
-                self._begun[unit] = self.round.state.now + self._patience(worker)
+                self._begun[unit] = self._patience.until(worker)
                 if target is not None and target != worker:
                     self._forget(target, unit)
                 self._believe(worker, unit)
@@ -399,7 +391,7 @@ class Ledger:
             else:
                 free.setdefault(target, []).append(unit)
         if any(self._granted.holder[unit] == worker for unit in self._target):
-            self._due[worker] = self.round.state.now + self._patience(worker)
+            self._patience.wait(worker)
         for target, given in free.items():
             self._grant(target, given)
         if orphans:
@@ -424,7 +416,7 @@ class Ledger:
         """Free all units of a worker, also those that it has computed."""
         self._epochs[worker] += 1
         self._disturbed = True
-        self._due.pop(worker, None)
+        self._patience.due.pop(worker, None)
         for unit in [u for u, target in self._target.items() if target == worker]:
             self._target[unit] = None
         freed, heirs = self._granted.free(worker)
@@ -446,12 +438,12 @@ class Ledger:
     def _give_up(self, now: float) -> None:
         """End the epochs of workers that did not answer, unless no other worker could go on."""
         present = self.round.state.present
-        for worker in [w for w, due in self._due.items() if due <= now]:
+        for worker in [w for w, due in self._patience.due.items() if due <= now]:
             if any(
                 not any(present[other] for other in holders if other != worker)
                 for holders in self.units.holders
             ):
-                self._due[worker] = now + self._patience(worker)
+                self._patience.wait(worker)
                 continue
             self._end_epoch(worker)
             self._silent.add(worker)
@@ -468,27 +460,17 @@ class Ledger:
             if worker not in self._summed and self.round.state.present[worker]:
                 self._send(worker, Fetch, sources=sources)
 
-    def _patience(self, worker: int) -> float:
-        workers = self.round.state.workers
-        speeds = workers.estimate(self.round.state.now).speed
-        speed = speeds[worker] or speeds.max()
-        expected = _ANSWER_LAGS * workers.lag + (1 / speed if speed > 0 else 0.0)
-        # Longer each time, and if no duration is known, as long as the step has taken. Otherwise
-        # holders of a unit could take it from each other again and again.
-        known = expected or self.round.state.now - self.round.state.started
-        return float(known * 2 ** min(self._epochs[worker], 60))
-
     # -- closing -------------------------------------------------------------------------------
 
     def _settled(self) -> bool:
         """Whether to close the step: every unit is granted, and no move is worth a message."""
-        if self.closed or self._target or self._due or self.round.failed:
+        granted, state = self._granted, self.round.state
+        if self.closed and not granted.made:  # a copy that is computed first reopens the step
             return False
-        granted = self._granted
-        if None in granted.holder or granted.maker.keys() - granted.made:
+        waits = self._target or self._patience.due or granted.maker.keys() - granted.made
+        if waits or None in granted.holder or self.round.failed:
             return False
-        state = self.round.state
-        owed = [units - self._granted.made for units in self._granted.owed]
+        owed = [units - granted.made for units in granted.owed]
         return best_gain(self.units, owed, state.estimate(), state, self._doubt) <= 0
 
     def _close(self) -> None:
@@ -501,8 +483,7 @@ class Ledger:
             self._send(worker, Close, closing=self.closing, sets=sets)
 
     def _send(self, worker: int, kind: type[Grant], **fields: object) -> None:
-        message = kind(self.term, self.step, self._epochs[worker], **fields)
-        self._letters.append((worker, message))
+        self._letters.append((worker, kind(self.term, self.step, self._epochs[worker], **fields)))
 
     def _resume(self, holdings: Mapping[int, Holdings] | None) -> None:
         """Take over what workers have: a family of workers whose units are disjoint."""

@@ -40,6 +40,25 @@ _OVERDUE_LAGS = 2
 _TINY = 5e-324
 
 
+class Forecast(NamedTuple):
+    """What is predicted of workers before a training step.
+
+    Attributes
+    ----------
+    speeds : ndarray, shape (workers,)
+        Units per second.
+    lags : ndarray, shape (workers,), optional
+        Expected lags in seconds, see :class:`~dask_coded.rounds.Round`.
+    doubt : float
+        Expected relative error of the speeds. With 0 they are trusted to the point of closing the
+        step together with the first deal.
+    """
+
+    speeds: Floats
+    lags: Floats | None = None
+    doubt: float = 0.0
+
+
 class Estimate(NamedTuple):
     """The expected state of all workers, each field of shape (workers,).
 

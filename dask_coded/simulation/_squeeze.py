@@ -20,19 +20,17 @@ import numpy as np
 
 from dask_coded.aggregation.timing import Costs
 from dask_coded.arguments import check_positive, check_whole
-from dask_coded.prediction import SpeedHistory, in_seconds
 from dask_coded.rounds import (
     Contribute,
     Contribution,
+    Dealer,
+    Forecast,
     Ledger,
-    LoopHistory,
-    Reporting,
     Tally,
     UnitLayout,
 )
 from dask_coded.rounds.grants import Answer, Grant
 from dask_coded.rounds.ledger import Letter
-from dask_coded.rounds.policies import Continuous
 from dask_coded.simulation.speeds import Speeds
 from dask_coded.typing import Floats
 
@@ -133,11 +131,9 @@ class SqueezeSimulation:
         self._layout = UnitLayout(units, list(seats), copies, self._workers)
         self._chunk = nbytes / self._workers
         self._unit = costs.computation / units + pass_seconds
-        self._predictor, self._foresight = predictor, foresight
-        self._history = SpeedHistory()
-        self._loop = LoopHistory(2 * costs.latency, Reporting(0.0, 0.0))
-        self._names = [str(worker) for worker in range(self._workers)]
-        self._errors: list[float] = []
+        self._foresight = foresight
+        names = [str(worker) for worker in range(self._workers)]
+        self._dealer = Dealer(self._layout, names, costs.latency, predictor=predictor)
         self.now, self.steps = 0.0, 0
 
     def run(self, steps: int) -> list[SqueezedStep]:
@@ -147,34 +143,20 @@ class SqueezeSimulation:
 
     def step(self) -> SqueezedStep:
         """Run one step."""
-        began, loop = self.now, self._loop
+        began, dealer = self.now, self._dealer
+        forecast = dealer.forecast()
         if self._foresight is not None:
             actual, _ = self.speeds.at(self.steps, began)
-            expected = self._foresight(actual) / self._unit
             lags = np.full(self._workers, 2 * self._costs.latency)
-        else:
-            expected = self._history.predict(self._names, self._predictor)
-            expected, lags = in_seconds(self._names, expected, loop.speeds, loop.lags.known)
-            if not loop.speeds:
-                expected = expected / self._unit
-        # A worker is fed when it begins its last unit: moving one takes four messages.
-        lead = 4 * self._costs.latency + 1 / float(expected.mean())
-        ledger = Ledger(
-            self._layout,
-            Continuous(lead),
-            expected,
-            began,
-            step=self.steps,
-            lags=lags,
-            # The worst of the last steps, as far as they are known.
-            doubt=max(self._errors[-3:], default=1.0),
-        )
+            forecast = Forecast(self._foresight(actual) / self._unit, lags, dealer.doubt)
+        elif not dealer.steps:
+            forecast = forecast._replace(speeds=forecast.speeds / self._unit)
+        ledger = dealer.begin(self.steps, began, forecast)
         virtual = _Step(self, ledger)
         virtual.run()
         self.now = virtual.now
         elapsed = self.now - began
-        self._history.record(loop.record(ledger.round, self._names, elapsed))
-        self._errors.append(ledger.round.state.misprediction(elapsed))
+        dealer.ended(ledger, self.now)
         self.steps += 1
         return SqueezedStep(
             seconds=elapsed,

@@ -12,7 +12,7 @@ import pickle
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ import numpy.typing as npt
 from distributed import Client
 from distributed.protocol.pickle import dumps
 
-from dask_coded.aggregation import Aggregation
+from dask_coded.aggregation import Aggregation, Squeeze
 from dask_coded.arguments import check_unmasked, check_whole, unwrapped
 from dask_coded.compression import EXACT, Compression, sum_dtype
 from dask_coded.display import Display
@@ -40,6 +40,10 @@ from dask_coded.training.result import TrainingResult
 from dask_coded.training.runtime import TrainingSchedulerPlugin, lead
 from dask_coded.training.runtime.spec import Outcome, Training
 from dask_coded.training.schedules import Schedule, Synchronous
+
+# Samples of a unit. A smaller unit of a dense model costs more: it takes about 10 / b of its
+# computation to add its gradient, with b samples. Small batches are cut into this many units.
+_UNIT, _UNITS = 64, 16
 
 
 @dataclass(frozen=True)
@@ -213,6 +217,8 @@ def train(
         count = len(there if allowed is None else set(there) & set(allowed))
         aggregation = choose_aggregation(count, start.size * sum_dtype(start.dtype).itemsize)
     total = sum(samples.rows)
+    if isinstance(aggregation, Squeeze):
+        aggregation = _with_units(aggregation, min(batch_size or total, total), state)
     if epochs is not None:
         steps = epochs * Batches(total, 1, batch_size, seed).steps
     assert steps is not None
@@ -227,6 +233,7 @@ def train(
         tuple(layers),
         schedule.width,
         state,
+        dealt=isinstance(aggregation, Squeeze),
     )
     training = Training(
         id=f"coded-training-{uuid.uuid4().hex[:16]}",
@@ -293,6 +300,11 @@ def _check_choices(
             )
     if aggregation is None:
         return
+    if isinstance(aggregation, Squeeze) and compression is not None:
+        raise ValueError(
+            f"{aggregation!r} cannot be used with {compression!r}, whose errors would depend on "
+            "which worker adds what: leave out the compression, or use another aggregation."
+        )
     if aggregation.helps and schedule is not None and schedule.width > 1:
         raise ValueError(
             f"{aggregation!r} needs `schedule=Synchronous()`, it is {schedule!r}: a helper "
@@ -304,6 +316,33 @@ def _check_choices(
             "each worker's own gradients: two workers may keep that of one part. Use "
             "GradiVeQ(residual=False), or another aggregation."
         )
+
+
+def _with_units(aggregation: Squeeze, samples: int, state: dict[str, Any] | None) -> Squeeze:
+    """Return an aggregation that knows the number of units, which must not depend on the workers.
+
+    Parameters
+    ----------
+    aggregation : Squeeze
+    samples : int
+        Of a step.
+    state : dict or None
+        State that the training resumes from.
+    """
+    units = aggregation.units
+    if state is not None:
+        if "units" not in state:
+            raise ValueError(
+                f"The checkpoint is of a training without units: resume it with the aggregation "
+                f"that wrote it, not with {aggregation!r}."
+            )
+        if units not in (None, state["units"]):
+            raise ValueError(
+                f"The checkpoint is of a training with {state['units']} units, {aggregation!r} has "
+                f"{units}: resume with as many, because the parameters depend on them."
+            )
+        units = state["units"]
+    return replace(aggregation, units=units or min(max(samples // _UNIT, _UNITS), samples))
 
 
 def _named(client: Client, name: str, workers: str | Sequence[str]) -> tuple[str, ...]:

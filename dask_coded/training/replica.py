@@ -1,6 +1,8 @@
 """One worker's copy of the model: parameters, optimizer state and compressor state.
 
-All replicas receive the same sums in the same order, so they are identical to the last bit.
+All replicas receive the same sums in the same order, so they are identical to the last bit. If the
+parts of the data are dealt out as units, a replica also has the grid on which their gradients are
+summed, see :mod:`dask_coded.aggregation.grid`.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from dask_coded.aggregation import UnitSum
+from dask_coded.aggregation.grid import Exponents, Grid, GridBlocks, PeakHistory, peaks_of
 from dask_coded.arguments import check_unmasked, unwrapped
 from dask_coded.compression import Compression, Compressor, sum_dtype
 from dask_coded.training.batches import Batches
@@ -44,9 +48,8 @@ class Model:
         How many steps may be in flight at once.
     state : dict or None
         State of a replica to continue from.
-    cells : int or None
-        Number of cells of the data, see :class:`~dask_coded.training.batches.Batches`. A replica of
-        as many parts computes the gradients of units.
+    dealt : bool
+        Whether the parts of the data are units, whose gradients are summed on a grid.
     """
 
     gradient: Gradient
@@ -59,11 +62,11 @@ class Model:
     layers: Sequence[tuple[int, ...]]
     width: int = 1
     state: dict[str, Any] | None = None
-    cells: int | None = None
+    dealt: bool = False
 
     def replica(self, parts: int, segments: int) -> Replica:
         """Make a replica for data in ``parts`` parts and gradients in ``segments`` segments."""
-        return Replica(self, parts, segments)
+        return (UnitReplica if self.dealt else Replica)(self, parts, segments)
 
 
 class Replica:
@@ -89,7 +92,7 @@ class Replica:
         self._model = model
         self._parameters = model.parameters.copy()
         self._optimizer_state = model.optimizer.start(self._parameters)
-        self._batches = Batches(model.samples, parts, model.batch_size, model.seed, model.cells)
+        self._batches = Batches(model.samples, parts, model.batch_size, model.seed)
         self._compressor = (
             Compressor()
             if model.compression is None
@@ -166,18 +169,27 @@ class Replica:
         """Return this worker's contribution to the sum: its gradient segment, compressed."""
         return self._compressor.compress(step, segment, vector)
 
-    def apply(self, totals: Sequence[Vector], loss: float, beside: bool = False) -> None:
+    def unit(
+        self, step: int, unit: int, samples: Any, targets: Any, grid: Exponents | None = None
+    ) -> UnitSum:
+        """Return what a unit contributes to a step, see :meth:`UnitReplica.unit`."""
+        raise TypeError("Only a model whose parts are dealt out has units.")
+
+    def apply(self, totals: Sequence[Any], beside: bool = False) -> Vector:
         """Apply the next update.
 
         Parameters
         ----------
-        totals : sequence of ndarray
-            The sum of all compressed gradients, one array per segment.
-        loss : float
-            Sum over the samples.
+        totals : sequence of Partial or of UnitSum
+            The sum of all compressed gradients, one for each segment.
         beside : bool
             Whether another thread may be computing a gradient with the present parameters, which
             must not change then.
+
+        Returns
+        -------
+        ndarray, shape (n,)
+            The sum of the gradients.
 
         Raises
         ------
@@ -185,8 +197,13 @@ class Replica:
             If the sum or the new parameters are not finite.
         """
         step = self.version
-        segments = [self._compressor.expand(step, i, total) for i, total in enumerate(totals)]
+        segments = [self._compressor.expand(step, i, t.vector) for i, t in enumerate(totals)]
         gradient = segments[0] if len(segments) == 1 else np.concatenate(segments)
+        self._update(gradient, sum(total.loss for total in totals), beside)
+        return gradient
+
+    def _update(self, gradient: Vector, loss: float, beside: bool) -> None:
+        step = self.version
         samples = max(self._batches.count(step), 1)
         parameters = self._parameters.copy() if beside else self._parameters
         with np.errstate(over="ignore", invalid="ignore"):
@@ -223,3 +240,91 @@ class Replica:
     def digest(self) -> str:
         """Return a hash of the bytes of the parameters."""
         return hashlib.blake2b(self._parameters.tobytes(), digest_size=8).hexdigest()
+
+
+class UnitReplica(Replica):
+    """A replica whose parts are units: their gradients are integers on a grid of each step.
+
+    Parameters
+    ----------
+    model : Model
+    parts : int
+        Number of units.
+    segments : int
+        One.
+    """
+
+    def __init__(self, model: Model, parts: int, segments: int) -> None:
+        self._units = parts
+        self._blocks = GridBlocks(model.layers)
+        self._peaks = PeakHistory(self._blocks)
+        # The last grid, and the step and the peaks that it is for.
+        self._known: tuple[int, Exponents | None, Grid | None] = (-1, None, None)
+        super().__init__(model, parts, segments)
+
+    def unit(
+        self, step: int, unit: int, samples: Any, targets: Any, grid: Exponents | None = None
+    ) -> UnitSum:
+        """Return what a unit contributes to a step: a new array, or only its peaks.
+
+        Parameters
+        ----------
+        step, unit : int
+        samples, targets : array_like
+            All rows of the unit.
+        grid : ndarray of int16, optional
+            The peaks for the grid; by default they are predicted. The first step has no prediction.
+
+        Raises
+        ------
+        TypeError, ValueError, FloatingPointError
+            As :meth:`gradient`.
+        """
+        gradient, loss = self.gradient(step, unit, samples, targets)
+        losses = {unit: loss}
+        found = self._grid(step, grid)
+        if found is None:
+            return UnitSum(None, peaks_of(self._blocks, gradient), losses)
+        integers = found.zeros()
+        peaks = found.fold(gradient, integers)
+        return UnitSum(integers if found.fits(peaks) else None, peaks, losses)
+
+    def apply(self, totals: Sequence[Any], beside: bool = False) -> Vector:
+        """Apply the next update, as :meth:`Replica.apply`.
+
+        Raises
+        ------
+        RuntimeError
+            If a unit did not fit the grid that was made for it.
+        """
+        (total,) = totals
+        grid = self._grid(self.version, total.grid)
+        self._peaks.record(total.peaks, self.version)
+        if grid is None or total.integers is None:
+            raise RuntimeError(
+                f"Gradients of step {self.version} differ from those of the same samples and "
+                f"parameters a moment before: the gradient function must return the same result "
+                f"for the same arguments."
+            )
+        gradient = grid.restored(total.integers)
+        self._update(gradient, total.loss, beside)
+        return gradient
+
+    def _grid(self, step: int, peaks: Exponents | None) -> Grid | None:
+        """Return the grid of a step, on these peaks or on the predicted ones."""
+        known, of, grid = self._known
+        if known != step or of is not peaks:
+            largest = self._peaks.predicted() if peaks is None else peaks
+            dtype = self._parameters.dtype
+            grid = None if largest is None else Grid(self._blocks, largest, self._units, dtype)
+            self._known = step, peaks, grid
+        return grid
+
+    def state(self) -> dict[str, Any]:
+        """Return the state that a joining or resuming replica needs, its units among it."""
+        return {**super().state(), "units": self._units, "peaks": self._peaks.state()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from the state of another replica."""
+        super().restore(state)
+        self._peaks.restore(state["peaks"])

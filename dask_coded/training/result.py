@@ -29,11 +29,14 @@ class WorkerReport:
         Share of these steps that ended before it had computed its part.
     seconds : float
         Median time that it computed in a step, without waiting; NaN if it never reported one.
+    units : int
+        With :class:`~dask_coded.aggregation.Squeeze`, the units that it has computed of all sums.
     """
 
     steps: int
     late: float
     seconds: float
+    units: int = 0
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -46,7 +49,8 @@ class TrainingResult(Summary):
     steps : int
         Number of updates applied to the parameters.
     history : list of Step
-        For each step: loss, duration, the late workers, and how long each worker computed.
+        For each step: loss, duration, the late workers, how long each worker computed, and how
+        the step was dealt out.
     digests : dict of str to str
         Digest of each worker's parameters, by address, for the workers that were done when the
         training ended. All digests are equal.
@@ -71,6 +75,7 @@ class TrainingResult(Summary):
                 len(took_part),
                 sum(address in s.late for s in took_part) / len(took_part),
                 float(np.median(seconds)) if seconds else float("nan"),
+                sum(s.units.get(address, 0) for s in took_part),
             )
         return out
 

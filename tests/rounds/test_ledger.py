@@ -22,6 +22,7 @@ from dask_coded.rounds import (
     Contribution,
     Drop,
     Fold,
+    Forecast,
     Ledger,
     Restart,
     Tally,
@@ -105,10 +106,9 @@ class Group:
         return Ledger(
             self.layout,
             POLICIES[self.policy](),
-            self.speeds,
+            Forecast(self.speeds, doubt=self.doubt),
             self.now,
             term=term,
-            doubt=self.doubt,
             holdings=holdings,
         )
 
@@ -140,7 +140,7 @@ class Group:
                 case Restart():
                     worker.sum.clear()
                     worker.gradients.clear()
-                case Contribute(closing, units):
+                case Contribute(closing, units, _):
                     assert worker.sum == Counter(units), "the label is wrong"
                     for other in range(len(self.workers)):
                         self.channel("part", number, other).append((closing, units))
@@ -436,7 +436,7 @@ def test_random_faults(faults: float) -> None:
 def pair(units: int = 8, doubt: float = 1.0, speeds: tuple[float, ...] = (1.0, 1.0)) -> Ledger:
     """Return the ledger of two workers that both store all units."""
     layout = UnitLayout(units, [*range(len(speeds))], copies=2)
-    return Ledger(layout, Continuous(lead=1.5), np.array(speeds), 0.0, doubt=doubt)
+    return Ledger(layout, Continuous(lead=1.5), Forecast(np.array(speeds), doubt=doubt), 0.0)
 
 
 def done(worker: int, *units: int, epoch: int = 0, seconds: float = 1.0) -> Done:
@@ -528,9 +528,64 @@ def test_a_copy_is_of_the_last_unit_and_the_first_of_both_counts() -> None:
     assert close.sets == {0: tuple(sorted(first[0] + last)), 1: first[1][:1]}
 
 
+def test_a_copy_of_a_unit_that_is_late_after_the_close_reopens_the_step() -> None:
+    ledger = pair(units=8, doubt=0.0)
+    first = dealt(ledger.start())
+    assert ledger.closed
+    *begun, last = first[1]
+    letters = []
+    for now, units in enumerate(zip(first[0], begun), start=1):
+        letters += ledger.receive([done(w, unit) for w, unit in enumerate(units)], now)
+    letters += ledger.receive([done(0, first[0][-1])], now := 4.0)
+    while not any(isinstance(message, Copy) for _, message in letters):
+        for worker, units in recalls(letters):
+            # It answers that it has begun, and never ends.
+            letters = ledger.receive([Released(1, 0, worker, 0, units, ())], now)
+        assert ledger.wake is not None and now < 1000
+        now = max(now, ledger.wake) + 1e-6
+        letters = ledger.react(now)
+    assert ledger.closed
+    letters = ledger.receive([done(0, last)], now + 1)
+    [close, _] = [message for _, message in letters if isinstance(message, Close)]
+    assert (close.closing, close.sets[1]) == (2, tuple(begun))
+
+
+@pytest.mark.parametrize("lag", [0.001, 0.027, 0.08])
+@pytest.mark.parametrize("slow", [50.0, 241.0, 5000.0])
+def test_a_worker_that_never_ends_a_unit_loses_all_others(slow: float, lag: float) -> None:
+    """It answers meanwhile, so its epoch goes on. In the end the unit has a copy."""
+    layout, lags = UnitLayout(16, [0, 1, 2], copies=2), np.array([lag, 3 * lag, 0.04])
+    forecast = Forecast(np.array([11363.0, 13156.0, slow]), lags, doubt=0.05)
+    ledger = Ledger(layout, Continuous(lead=0.004), forecast, 0.0)
+    letters, now = ledger.start(), 0.0
+    stuck = dealt(letters).get(2, (None,))[0]
+    waiting: list[tuple[float, Answer]] = []
+    while not {*range(16)} <= ledger._granted.done | ledger._granted.made:
+        for worker, message in letters:
+            back = now + lags[worker] / 2
+            if isinstance(message, Recall):
+                units = tuple(u for u in message.units if worker == 2 and u != stuck)
+                answer = Released(1, 0, worker, message.epoch, message.units, units)
+                waiting.append((back, answer))
+            elif worker != 2 and isinstance(message, Deal | Copy):
+                units = message.units if isinstance(message, Deal) else (message.unit,)
+                for count, unit in enumerate(units, start=1):
+                    answer = done(worker, unit, epoch=message.epoch, seconds=1e-4)
+                    waiting.append((back + count * 1e-4, answer))
+        waiting.sort(key=lambda pair: pair[0])
+        wake = np.inf if ledger.wake is None else ledger.wake
+        assert waiting or wake < 30, "nothing happens any more"
+        if waiting and waiting[0][0] <= wake:
+            now, answer = max(now, waiting[0][0]), waiting.pop(0)[1]
+            letters = ledger.receive([answer], now)
+        else:
+            now = max(now, wake) + 1e-9
+            letters = ledger.react(now)
+
+
 def test_the_sum_is_fetched_from_a_worker_that_has_it_if_another_one_dies() -> None:
     layout = UnitLayout(6, [0, 1, 2], copies=2)
-    ledger = Ledger(layout, Continuous(), np.ones(3), 0.0)
+    ledger = Ledger(layout, Continuous(), Forecast(np.ones(3)), 0.0)
     ledger.start()
     ledger.receive([Summed(1, 0, 0, 0)], 1.0)
     letters = ledger.lost([2], 1.1)
@@ -549,7 +604,7 @@ def test_a_new_leader_uses_what_was_computed() -> None:
         0: Holdings(2, 0, 0, 0, finished=(0, 1), owed=(2,), summed=False),
         1: Holdings(2, 0, 1, 3, finished=(2,), owed=(), summed=False),  # of an ended epoch
     }
-    ledger = Ledger(layout, Continuous(), np.ones(3), 5.0, term=2, holdings=holdings)
+    ledger = Ledger(layout, Continuous(), Forecast(np.ones(3)), 5.0, term=2, holdings=holdings)
     letters = ledger.start()
     assert {m.term for _, m in letters} == {2}
     granted = dealt(letters)
@@ -567,7 +622,7 @@ def test_a_worker_whose_sum_has_other_units_refuses() -> None:
     [answer] = own.receive(Close(1, 0, 0, 1, {0: (1, 2), 1: (0,)}))
     assert isinstance(answer, Refused)
     commands = own.receive(Close(1, 0, 0, 2, {0: (0, 1), 1: (2,)}))
-    assert commands == [Drop(2), Contribute((1, 2), frozenset({0, 1}))]
+    assert commands == [Drop(2), Contribute((1, 2), frozenset({0, 1}), (0, 1))]
 
 
 def test_a_contribution_drops_a_copy_that_lost_and_keeps_one_that_won() -> None:
@@ -581,7 +636,7 @@ def test_a_contribution_drops_a_copy_that_lost_and_keeps_one_that_won() -> None:
         assert own.apart and own.in_hand == 0
         commands = own.receive(Close(1, 0, 0, 1, {0: units}))
         expected = [Fold(0), Fold(5)] if kept else [Drop(5), Fold(0)]
-        assert commands == [*expected, Contribute((1, 1), frozenset(units))]
+        assert commands == [*expected, Contribute((1, 1), frozenset(units), (0,))]
 
 
 def test_earlier_leaders_and_epochs_are_not_obeyed() -> None:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_coded.training.batches import Batches
-from dask_coded.training.optimizers import SGD
-from dask_coded.training.replica import Model
 from dask_coded.training.schedules import Pipelined, Synchronous
 
 sizes = {
@@ -50,55 +47,6 @@ def test_batches_are_as_large_as_asked_for(samples, parts, batch_size, seed, ste
     assert batches.count(step) <= min(batch_size, samples) + parts
     if samples % parts == 0:
         assert batches.count(step) <= batch_size
-
-
-@given(
-    samples=st.integers(1, 200),
-    cells=st.integers(1, 40),
-    batch_size=st.one_of(st.none(), st.integers(1, 250)),
-    step=st.integers(0, 500),
-    data=st.data(),
-)
-def test_units_have_the_same_samples_for_any_number_of_workers(
-    samples, cells, batch_size, step, data
-):
-    alone = Batches(samples, cells, batch_size, seed=1)
-    units = [drawn(alone, cell, step) for cell in range(cells)]
-    workers = data.draw(st.integers(1, cells))
-    batches = Batches(samples, workers, batch_size, seed=1, cells=cells)
-    assert [cell for part in range(workers) for cell in batches.cells(part)] == [*range(cells)]
-    assert batches.count(step) == alone.count(step)
-    for part in range(workers):
-        expected = np.concatenate([units[cell] for cell in batches.cells(part)])
-        np.testing.assert_array_equal(drawn(batches, part, step), expected)
-
-
-def test_fewer_cells_than_parts_are_refused():
-    with pytest.raises(ValueError, match="at least the number of parts, 5, it is 4"):
-        Batches(100, 5, 10, seed=0, cells=4)
-
-
-def test_gradients_of_units_add_up_to_those_of_the_parts():
-    samples = np.arange(60.0)
-    model = Model(
-        gradient=lambda parameters, x, y: np.array([x.sum(), len(x)]),
-        parameters=np.zeros(2),
-        optimizer=SGD(0.1),
-        samples=60,
-        batch_size=21,
-        seed=3,
-        compression=None,
-        layers=[(2,)],
-        cells=7,
-    )
-
-    def summed(parts: int) -> np.ndarray:
-        replica = model.replica(parts, 1)
-        rows = [samples[slice(*replica.part(part))] for part in range(parts)]
-        return sum(replica.gradient(4, part, own, own)[0] for part, own in enumerate(rows))
-
-    np.testing.assert_array_equal(summed(7), summed(2))
-    np.testing.assert_array_equal(summed(7), summed(3))
 
 
 def test_epochs_and_seeds_differ():

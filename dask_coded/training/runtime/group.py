@@ -1,21 +1,27 @@
-"""One group of a training at work, as its leader sees it: late workers, lost workers, the root."""
+"""One group of a training at work, as its leader sees it: late workers, lost workers, the root.
+
+If the parts of a step are dealt out, the leader has them computed by others when a worker is lost
+or silent, and another group goes on after the step.
+"""
 
 from __future__ import annotations
 
 import math
 import pickle
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 
 import dask
 import numpy as np
 from dask.utils import parse_bytes
 
-from dask_coded.aggregation import ROOT, Command, Finished, Machine, Send, Tag
+from dask_coded.aggregation import ROOT, Command, Finished, Machine, Send, SqueezePlan, Tag
 from dask_coded.aggregation.formation import can_finish, form
+from dask_coded.aggregation.steps import Order, SeenStep, SqueezedSteps
 from dask_coded.compression import Partial
 from dask_coded.config import timeouts
+from dask_coded.prediction import SpeedHistory
 from dask_coded.runtime.messages import Failed
 from dask_coded.training.runtime.link import Event, Link
 from dask_coded.training.runtime.memberships import Available, Silent, StopRequested
@@ -61,6 +67,8 @@ class LiveGroup:
         Called with each step that has ended, and the norm of its mean gradient.
     history : callable(losses) -> list of Step
         Returns what was seen of each step, given the losses of all steps.
+    speeds : SpeedHistory, optional
+        Of workers to which parts are dealt.
     """
 
     def __init__(
@@ -70,6 +78,7 @@ class LiveGroup:
         asked: float,
         ended: Callable[[Step, float], None],
         history: Callable[[Sequence[float]], list[Step]],
+        speeds: SpeedHistory | None = None,
     ) -> None:
         self._link = link
         self._group = group
@@ -101,6 +110,11 @@ class LiveGroup:
         self._read = dict.fromkeys(group.addresses, group.version)
         self._backlog = parse_bytes(dask.config.get("coded.train.backlog"))
         self._digests: dict[str, str] = {}
+        self._dealt: SqueezedSteps | None = None
+        if isinstance(plan := group.plan, SqueezePlan):
+            end = group.training.steps
+            speeds = SpeedHistory() if speeds is None else speeds
+            self._dealt = SqueezedSteps(plan, group.addresses, speeds, group.version, end)
 
     def run(self) -> Outcome:
         """Run until the training ends.
@@ -113,19 +127,40 @@ class LiveGroup:
         self._tell(BeginSteps(self._group.run_id))
         if self._link.enough:
             self._halt()
+        if self._dealt is not None:
+            self._order(self._dealt.start(monotonic()))
         while True:
-            event = self._link.next_event()
-            assert event is not None
+            event = self._next_event()
             self._silent.discard(event.sender)
             if isinstance(event.message, StepsFinished):
                 return self._outcome(event.sender, event.message)
             self._react(event)
+
+    def _next_event(self) -> Event:
+        """Return the next event; meanwhile deal parts of late workers to others."""
+        while True:
+            dealt = self._dealt
+            wake = None if dealt is None else dealt.wake
+            event = self._link.next_event(None if wake is None else max(wake - monotonic(), 0.0))
+            if event is not None:
+                return event
+            assert dealt is not None
+            self._order(dealt.react(monotonic()))
+
+    def _order(self, orders: Iterable[Order]) -> None:
+        """Send what the ledger says of some steps."""
+        self._link.send(
+            (self._members[send.to], node_message(self._group.run_id, step, ROOT, send, None))
+            for step, send in orders
+        )
 
     def _tell(self, message: Message) -> None:
         self._link.send((address, message) for address in self._members)
 
     def _react(self, event: Event) -> None:
         match event.message:
+            case NodeMessage(_, step, _, tag, payload) if self._dealt is not None:
+                self._order(self._dealt.received(step, Tag(*tag), payload, monotonic()))
             case NodeMessage():
                 self._received(event.message)
             case StepProgress():
@@ -139,6 +174,8 @@ class LiveGroup:
             case Closed():
                 self._lose(event.sender)
             case Unreachable(_, address):
+                self._lose(address)
+            case Silent(_, address) if address in self._members and self._dealt is not None:
                 self._lose(address)
             case Silent(_, address) if address in self._members:
                 self._silent.add(address)
@@ -173,9 +210,19 @@ class LiveGroup:
             return
         self._read[address] = message.step
         if message.loss is not None and message.norm is not None:
+            if self._over(message.step):  # another worker has said it
+                return
             seen = self._step(message.step)
             seen.loss = message.loss
+            if self._dealt is not None:
+                self._fill(seen, self._dealt.take(message.step))
             self._end(seen, message.norm)
+
+    def _fill(self, step: Step, seen: SeenStep) -> None:
+        """Say of a step how it was dealt."""
+        step.units = {self._members[node]: count for node, count in seen.units.items()}
+        step.computing = {self._members[node]: spent for node, spent in seen.computing.items()}
+        step.moved, step.speeds = seen.moved, seen.speeds
 
     # -- the root ------------------------------------------------------------------------------
 
@@ -265,6 +312,8 @@ class LiveGroup:
             return
         self._link.lose(address)
         self._skip(node, unread=False)
+        if self._dealt is not None:
+            self._order(self._dealt.lost([node], monotonic()))
         if not self._can_finish():
             raise GroupOverError
         # If too few are left for another group, this one goes on as well as it can.
@@ -286,6 +335,8 @@ class LiveGroup:
 
     def _can_finish(self) -> bool:
         """Return whether the steps in flight end without the workers that are gone or silent."""
+        if self._dealt is not None:
+            return self._dealt.failed is None
         return self._plan.rooted and can_finish(self._plan, self._away(), self._choice())
 
     def _away(self) -> set[int]:
@@ -322,7 +373,7 @@ class LiveGroup:
         times = timeouts()
         # The others are given as long as the last step took, and at least a tick.
         patience = min(max(times.tick, last.seconds if last else 0.0), times.answer)
-        if not self._plan.rooted:
+        if not (self._plan.rooted or self._plan.dealt):
             # All workers of a ring end together, and only one of them reports the steps.
             patience = times.answer
         deadline = monotonic() + patience

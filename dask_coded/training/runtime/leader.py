@@ -26,6 +26,7 @@ from dask_coded.aggregation.formation import check_memory, form
 from dask_coded.compat import current_key
 from dask_coded.config import timeouts
 from dask_coded.loop import Loop, Progress
+from dask_coded.prediction import SpeedHistory
 from dask_coded.runtime.messages import Failed
 from dask_coded.training.runtime.group import GroupOverError, LiveGroup
 from dask_coded.training.runtime.link import Link
@@ -103,6 +104,8 @@ class Leader:
         self._loop = loop
         # The version of the last group. That of an earlier leader's is unknown.
         self._reached = math.inf
+        # Of the workers of all groups, to which parts were dealt.
+        self._speeds = SpeedHistory()
         self._link = Link(plugin, training, attempt)
 
     def run(self) -> Outcome:
@@ -123,7 +126,9 @@ class Leader:
                 asked = monotonic()
                 group = self._form(history.steps)
                 try:
-                    return LiveGroup(self._link, group, asked, history.ended, history.of).run()
+                    return LiveGroup(
+                        self._link, group, asked, history.ended, history.of, self._speeds
+                    ).run()
                 except GroupOverError:
                     continue
 
@@ -144,6 +149,10 @@ class Leader:
             if late and best[0] < steps:
                 continue  # those that have yet to answer may be further: they may be updating
             workers = [address for address in candidates if address in found]
+            if known := [address for address in workers if address in self._speeds]:
+                # The fastest first; those that are new are fast, as far as is known.
+                speeds = dict(zip(known, self._speeds.predict(known).tolist(), strict=True))
+                workers.sort(key=lambda address: -speeds.get(address, math.inf))
             if not sufficed:
                 form(training.aggregation, candidates)  # raises if the cluster is too small
                 sufficed = True

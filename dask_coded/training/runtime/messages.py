@@ -126,7 +126,8 @@ class StepProgress(Message):
     """What a participant has done for a step.
 
     It has computed its part, which took ``seconds``. Otherwise it has read all sums up to this
-    step, which it says every few steps, or, at node 0 of a plan without a root, in each.
+    step, which it says every few steps, or, at node 0 of a plan without a root, in each. If the
+    parts are dealt out, all workers say it of each step.
 
     Parameters
     ----------
@@ -134,7 +135,7 @@ class StepProgress(Message):
     seconds : float or None
     loss, norm : float or None
         Of the sum of the step: the sum over the samples, and the norm of the summed gradient. Only
-        node 0 says it, and only in a plan without a root.
+        node 0 says it, and only in a plan without a root; if parts are dealt out, all workers do.
     """
 
     step: int
@@ -164,6 +165,9 @@ class StepsFinished(Message):
 @dataclass(frozen=True)
 class NodeMessage(Message):
     """From the machine of one node of the plan to that of another, for one step.
+
+    If the parts of a step are dealt out, also from the leader to a worker, and back: a grant or an
+    answer of :mod:`dask_coded.rounds.grants`, packed, under the tags ``"grant"`` and ``"answer"``.
 
     Parameters
     ----------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from operator import getitem
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,23 @@ if TYPE_CHECKING:
     from distributed.worker import Worker
 
 
+def runs(parts: Sequence[int]) -> list[list[int]]:
+    """Return parts as runs of neighbours, which are fetched together.
+
+    Examples
+    --------
+    >>> runs([0, 1, 2, 6, 7])
+    [[0, 1, 2], [6, 7]]
+    """
+    found: list[list[int]] = []
+    for part in parts:
+        if found and part == found[-1][-1] + 1:
+            found[-1].append(part)
+        else:
+            found.append([part])
+    return found
+
+
 async def fetch_rows(worker: Worker, blocks: Blocks, start: int, stop: int, avoid: set[str]) -> Any:
     """Fetch rows of an array in blocks, as a new array on this worker.
 
@@ -43,6 +60,19 @@ async def fetch_rows(worker: Worker, blocks: Blocks, start: int, stop: int, avoi
     ]
     # Always a copy: arrays from a comm may be unaligned, and others may change the original.
     return await asyncio.to_thread(_stacked, parts)
+
+
+async def fetch_parts(
+    worker: Worker, blocks: Blocks, edges: Sequence[tuple[int, int]], avoid: set[str]
+) -> list[Any]:
+    """Fetch parts that lie one after the other, from their first rows to those after their last."""
+    first = edges[0][0]
+    rows = await fetch_rows(worker, blocks, first, edges[-1][1], avoid)
+    if len(edges) == 1:
+        return [rows]
+    # Copies, so that they are aligned alike on all workers.
+    slices = [slice(start - first, stop - first) for start, stop in edges]
+    return await asyncio.to_thread(lambda: [rows[own].copy() for own in slices])
 
 
 def _overlap(blocks: Blocks, start: int, stop: int) -> Iterator[tuple[Key, int, int]]:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from dask.typing import Key
 
-from dask_coded.aggregation import Aggregation, Plan
+from dask_coded.aggregation import Aggregation, Plan, UnitSum
 from dask_coded.compression import Codec
 from dask_coded.summary import Summary
 
@@ -26,8 +26,11 @@ class Replica(Protocol):
 
     def part(self, part: int) -> tuple[int, int]: ...
     def gradient(self, step: int, part: int, samples: Any, targets: Any) -> tuple[Any, float]: ...
+    def unit(
+        self, step: int, unit: int, samples: Any, targets: Any, grid: Any = None
+    ) -> UnitSum: ...
     def compress(self, step: int, segment: int, vector: Any) -> Any: ...
-    def apply(self, totals: Sequence[Any], loss: float, beside: bool = False) -> None: ...
+    def apply(self, totals: Sequence[Any], beside: bool = False) -> Any: ...
     def state(self) -> dict[str, Any]: ...
     def restore(self, state: dict[str, Any]) -> None: ...
     def digest(self) -> str: ...
@@ -167,6 +170,13 @@ class Step(Summary):
     computing : dict of str to float
         Seconds that each worker computed, before it waited for others. A late worker is included
         if it finished while the training went on.
+    units : dict of str to int
+        With :class:`~dask_coded.aggregation.Squeeze`, the number of units that each worker has
+        computed of the sum; otherwise empty.
+    moved : int
+        Units that moved to another worker while the step was computed.
+    speeds : dict of str to float
+        Units per second of each worker that has computed any; otherwise empty.
     """
 
     step: int
@@ -174,6 +184,9 @@ class Step(Summary):
     seconds: float = float("nan")
     late: tuple[str, ...] = ()
     computing: dict[str, float] = field(default_factory=dict)
+    units: dict[str, int] = field(default_factory=dict)
+    moved: int = 0
+    speeds: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,7 +25,17 @@ from distributed.protocol.pickle import dumps
 from distributed.utils import sync
 from scipy.linalg import norm
 
-from dask_coded.aggregation import ROOT, Command, Compute, Finished, Machine, Send, Tag
+from dask_coded.aggregation import (
+    ROOT,
+    Command,
+    Compute,
+    ComputeUnit,
+    Finished,
+    Machine,
+    Send,
+    SqueezeMachine,
+    Tag,
+)
 from dask_coded.compat import WORKER_ANY_RUNNING
 from dask_coded.compression import Partial
 from dask_coded.runtime.messages import Failed
@@ -36,7 +46,7 @@ from dask_coded.training.runtime.messages import (
     StepsFinished,
     Unreachable,
 )
-from dask_coded.training.runtime.shards import fetch_rows
+from dask_coded.training.runtime.shards import fetch_parts, runs
 from dask_coded.training.runtime.spec import Group, Replica
 from dask_coded.transport import Answer, Channel, Exchange
 from dask_coded.transport.exceptions import portable
@@ -47,6 +57,8 @@ if TYPE_CHECKING:
 
 #: Steps between two reports of a worker to the leader that it reads its messages.
 READ_EVERY = 8
+# Steps for which a worker that has the sum can send it to one that misses it.
+_KEPT = 2
 
 
 class Trainer:
@@ -98,12 +110,14 @@ class Trainer:
         # Used by the communication thread alone.
         self._machines: dict[int, Machine] = {}
         self._segments: dict[int, dict[int, Partial]] = {}
+        # Machines of the last steps whose parts were dealt, for workers that miss the sum.
+        self._kept: dict[int, SqueezeMachine] = {}
         self._choices = {group.version: group.choice}
         # Shared by both threads. Updates are applied under its lock and may take long, so the event
         # loop never takes it.
         self._changed = threading.Condition()
-        self._works: deque[tuple[int, Compute]] = deque()
-        self._totals: dict[int, list[Partial]] = {}
+        self._works: deque[tuple[int, Compute | ComputeUnit]] = deque()
+        self._totals: dict[int, list[Any]] = {}
         self._begun = group.version - 1
         # Whether the machine has yet to say what to compute in the step that was started.
         self._asked = False
@@ -212,25 +226,28 @@ class Trainer:
             self._previous = None
         data = self._fetch()
         while (task := self._next()) is not None:
-            self._work(*task, data)
+            step, work = task
+            if isinstance(work, ComputeUnit):
+                self._work_on_unit(step, work, data)
+            else:
+                self._work(step, work, data)
 
     def _fetch(self) -> dict[int, tuple[Any, Any]]:
         training, worker = self.group.training, self._worker
         avoid: set[str] = set()
-
-        async def rows(part: int) -> tuple[Any, Any]:
-            start, stop = self.replica.part(part)
-            samples = await fetch_rows(worker, training.samples, start, stop, avoid)
-            return samples, await fetch_rows(worker, training.targets, start, stop, avoid)
-
-        data = {}
-        for part in self.group.plan.stored[self._node]:
+        data: dict[int, tuple[Any, Any]] = {}
+        for run in runs(self.group.plan.stored[self._node]):
             if self._stopped:
                 break
-            data[part] = sync(worker.loop, rows, part)
+            edges = [self.replica.part(part) for part in run]
+            rows = [
+                sync(worker.loop, fetch_parts, worker, blocks, edges, avoid)
+                for blocks in (training.samples, training.targets)
+            ]
+            data |= zip(run, zip(*rows, strict=True), strict=True)
         return data
 
-    def _next(self) -> tuple[int, Compute] | None:
+    def _next(self) -> tuple[int, Compute | ComputeUnit] | None:
         """Return what to compute next; apply updates while waiting for it."""
         with self._changed:
             self._busy = False
@@ -277,14 +294,17 @@ class Trainer:
         while self.replica.version < version and not self._stopped:
             step = self.replica.version
             totals = self._totals[step]
-            loss = sum(t.loss for t in totals)
             try:
-                self.replica.apply([t.vector for t in totals], loss, beside)
+                gradient = self.replica.apply(totals, beside)
             except BaseException as exc:
                 self.failure = failure(exc, self._worker.address)
                 raise
             # Not earlier, because without its sum the other thread would consider the step open.
             del self._totals[step]
+            if self.group.plan.dealt:
+                # Any worker may be lost, so all of them say it.
+                loss, norm = sum(total.loss for total in totals), norm_of([Partial(gradient)])
+                self.answer(StepProgress(self.group.run_id, step, None, loss, norm))
             self._checkpoint()
 
     def _checkpoint(self) -> None:
@@ -329,6 +349,20 @@ class Trainer:
                 vector = self.replica.compress(step, segment, vector)
             self._events.put(self._contribution(step, work, segment, Partial(vector, loss)))
 
+    def _work_on_unit(self, step: int, work: ComputeUnit, data: dict[int, tuple[Any, Any]]) -> None:
+        """Compute the gradient of a unit, and have the other thread add it."""
+        began = perf_counter()
+        found = self.replica.unit(step, work.unit, *data[work.unit], work.grid)
+        seconds = perf_counter() - began
+
+        def add() -> None:
+            if not self._over(step):
+                machine = self._machine(step)
+                assert isinstance(machine, SqueezeMachine)
+                self._carry_out(step, machine.computed_unit(work, found, seconds))
+
+        self._events.put(add)
+
     def _contribution(
         self, step: int, work: Compute, segment: int, partial: Partial
     ) -> Callable[[], None]:
@@ -372,32 +406,37 @@ class Trainer:
             self._carry_out(step, self._machine(step).begin())
 
     def _received(self, message: NodeMessage) -> None:
-        step, choice = message.step, message.choice
+        step, choice, tag = message.step, message.choice, Tag(*message.tag)
         if self._over(step):
+            if (kept := self._kept.get(step)) is not None:
+                self._carry_out(step, kept.received(message.sender, tag, message.payload))
             return
         if choice is not None:
             self._choices[step + 1] = tuple(choice)
-        tag = Tag(*message.tag)
         commands = self._machine(step).received(message.sender, tag, message.payload)
         self._carry_out(step, commands, choice)
 
-    def _carry_out(self, step: int, commands: list[Command], choice: Any = None) -> None:
+    def _carry_out(self, step: int, commands: Iterable[Command], choice: Any = None) -> None:
         for command in commands:
             if isinstance(command, Send):
                 self._send(step, command, choice)
-            elif isinstance(command, Compute):
+            elif isinstance(command, Compute | ComputeUnit):
                 with self._changed:
                     self._works.append((step, command))
                     self._changed.notify_all()
-            else:
+            elif isinstance(command, Finished):
                 self._finished(step, command)
+            else:
+                self._have(step, [command.total])
 
     def _finished(self, step: int, command: Finished) -> None:
         segments = self._segments.setdefault(step, {})
         segments[command.segment] = command.total
-        if len(segments) < self.group.plan.segments:
-            return
-        totals = [segments[i] for i in range(len(segments))]
+        if len(segments) == self.group.plan.segments:
+            self._have(step, [segments[i] for i in range(len(segments))])
+
+    def _have(self, step: int, totals: list[Any]) -> None:
+        """Take the sum of a step."""
         with self._changed:
             self._totals[step] = totals
             if self._busy and self._over(self._begun):
@@ -405,7 +444,12 @@ class Trainer:
                 # sums pile up until it is done.
                 self._apply(self.group.begins_with(self._ready()), beside=True)
             self._changed.notify_all()
-        del self._machines[step], self._segments[step]
+        machine = self._machines.pop(step)
+        self._segments.pop(step, None)
+        if isinstance(machine, SqueezeMachine):
+            self._kept[step] = machine
+            self._kept.pop(step - _KEPT, None)
+            return
         if step % READ_EVERY == 0:
             self.answer(StepProgress(self.group.run_id, step))
         self._choices.pop(self.group.begins_with(step + 1) - 1, None)

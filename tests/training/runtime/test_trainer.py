@@ -61,7 +61,7 @@ class Counter:
         self.version = self.compressed = 0
         self._during = during
 
-    def apply(self, totals: Any, loss: float, beside: bool = False) -> None:
+    def apply(self, totals: Any, beside: bool = False) -> None:
         self._during()
         self.version += 1
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from distributed.utils_test import poll_for
 
-from dask_coded.aggregation import CodedReduce, GradientCoding, Ring, Star
+from dask_coded.aggregation import CodedReduce, GradientCoding, Ring, Squeeze, Star
 from dask_coded.training import Checkpoint, train
+from tests.training.one_process import squeezed
 
 # Longer than the longest of its waits, which end a test by themselves.
 pytestmark = pytest.mark.timeout(900)
@@ -33,6 +34,11 @@ def data():
 
     X = da.map_blocks(rows, chunks=((10,) * 12, (4,)), dtype=float, meta=np.empty((0, 0)))
     return X, X @ np.arange(1.0, 5.0)
+
+
+def squares(w, samples, targets):
+    error = samples @ w - targets
+    return error @ error / 2, samples.T @ error
 
 
 class Ongoing:
@@ -85,9 +91,14 @@ class Ongoing:
         self._thread.shutdown()
         X, y = (part.compute(scheduler="sync") for part in data())
         w = np.zeros(4)
-        for _ in range(found.steps):
-            w = w - RATE * X.T @ (X @ w - y) / ROWS
-        np.testing.assert_allclose(found.parameters, w, rtol=1e-10)
+        if isinstance(found.aggregation, Squeeze):
+            units = found.aggregation.units
+            w = squeezed(squares, w, (X, y), units=units, steps=found.steps)
+            assert found.parameters.tobytes() == w.tobytes()
+        else:
+            for _ in range(found.steps):
+                w = w - RATE * X.T @ (X @ w - y) / ROWS
+            np.testing.assert_allclose(found.parameters, w, rtol=1e-10)
         assert [step.step for step in found.history] == list(range(found.steps))
         # Workers that are not close behind at the end send no digests.
         assert len(found.digests) <= replicas
@@ -150,6 +161,23 @@ def test_worker_stopped_in_a_step_comes_back_and_another_is_killed(processes, ag
     found = run.finish(replicas=count - 1)
     assert stopped in found.workers
     assert found.workers[stopped].late > 0
+
+
+def test_workers_of_a_squeezed_training_are_stopped_killed_and_join(processes):
+    leader, *_, stopped, killed = processes.add(4)
+    run = Ongoing(processes.client, Squeeze(units=12), leader=leader)
+    run.progress()
+    with processes.stopped(stopped):
+        run.progress()
+        run.progress()
+    run.progress()
+    processes.kill(killed)
+    run.progress()
+    (joined,) = processes.add(1)
+    poll_for(lambda: taking_part(processes.client).get(joined), timeout=JOINING)
+    found = run.finish(replicas=4)
+    # Steps of which no worker could report are not seen.
+    assert {sum(step.units.values()) for step in found.history} <= {0, 12}
 
 
 def test_worker_killed_of_a_group_that_no_other_could_replace(processes):

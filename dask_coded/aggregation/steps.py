@@ -1,0 +1,163 @@
+"""The leader's part in squeezed steps: which turn of which step is dealt, and what was seen of it.
+
+The leader deals the units of a step once a worker has the sum of the step before; other workers may
+still be waiting for theirs. If a unit did not fit its grid, it deals the same step once more.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dask_coded.aggregation._machine import Send, Tag
+from dask_coded.aggregation._squeeze import TURNS, SqueezePlan
+from dask_coded.prediction import SpeedHistory
+from dask_coded.rounds import Dealer, Ledger
+from dask_coded.rounds.grants import Answer, Done, pack, unpack
+from dask_coded.rounds.ledger import Letter
+
+# Seconds from one worker to another before any lag is known, as in one room.
+_LATENCY = 1e-3
+# For so many turns after its own, the leader cares that all workers get the sum of a turn.
+_KEPT = 2 * TURNS
+
+#: A step, and a message about it to a worker.
+Order = tuple[int, Send]
+
+
+@dataclass
+class SeenStep:
+    """What the leader has seen of a step, over its turns.
+
+    Attributes
+    ----------
+    units : dict of int to int
+        Of each worker that has any in the sum.
+    moved : int
+        Units granted to another worker than at first.
+    speeds : dict of str to float
+        Units per second of each worker, by name.
+    computing : dict of int to float
+        Seconds that each worker has computed.
+    """
+
+    units: dict[int, int] = field(default_factory=dict)
+    moved: int = 0
+    speeds: dict[str, float] = field(default_factory=dict)
+    computing: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+
+
+class SqueezedSteps:
+    """The steps of a group. Every method takes the time of its event and returns messages.
+
+    After each event, call :meth:`react` at :attr:`wake` if nothing else happens.
+
+    Parameters
+    ----------
+    plan : SqueezePlan
+    names : sequence of str
+        Of the workers.
+    history : SpeedHistory
+        What is known of their speeds.
+    first, end : int
+        The first step, and the one after the last.
+
+    Attributes
+    ----------
+    wake : float or None
+    failed : str or None
+        Why the present step cannot end.
+    """
+
+    def __init__(
+        self, plan: SqueezePlan, names: Sequence[str], history: SpeedHistory, first: int, end: int
+    ) -> None:
+        self._dealer = Dealer(plan.layout, names, _LATENCY, history)
+        self._end = end
+        self._ledgers: dict[tuple[int, int], Ledger] = {}
+        self._present = first, 0
+        self._lost: set[int] = set()
+        self._seen: dict[int, SeenStep] = defaultdict(SeenStep)
+
+    @property
+    def wake(self) -> float | None:
+        wakes = [ledger.wake for ledger in self._ledgers.values() if ledger.wake is not None]
+        return min(wakes, default=None)
+
+    @property
+    def failed(self) -> str | None:
+        ledger = self._ledgers.get(self._present)
+        return None if ledger is None else ledger.failed
+
+    def take(self, step: int) -> SeenStep:
+        """Return what was seen of a step that has ended, and forget it."""
+        return self._seen.pop(step, SeenStep())
+
+    def start(self, now: float) -> list[Order]:
+        """Deal the first step."""
+        return self._deal(now)
+
+    def received(self, step: int, tag: Tag, payload: Any, now: float) -> list[Order]:
+        """Handle an answer of a worker."""
+        turn = step, tag.segment
+        ledger = self._ledgers.get(turn)
+        if ledger is None:
+            return []
+        answer = unpack(payload)
+        assert isinstance(answer, Answer)
+        if isinstance(answer, Done) and turn == self._present:
+            self._seen[step].computing[answer.worker] += answer.seconds
+        orders = self._orders(turn, ledger.receive([answer], now))
+        return orders + self._go_on(now)
+
+    def lost(self, nodes: Iterable[int], now: float) -> list[Order]:
+        """Record that workers are lost for this group."""
+        gone = set(nodes) - self._lost
+        self._lost |= gone
+        orders = []
+        for turn, ledger in self._ledgers.items():
+            orders += self._orders(turn, ledger.lost(gone, now))
+        return orders + self._go_on(now)
+
+    def react(self, now: float) -> list[Order]:
+        """React to time that has passed."""
+        orders = []
+        for turn, ledger in self._ledgers.items():
+            orders += self._orders(turn, ledger.react(now))
+        return orders + self._go_on(now)
+
+    def _go_on(self, now: float) -> list[Order]:
+        """If a worker has the sum of the present turn, deal the next one."""
+        step, turn = self._present
+        ledger = self._ledgers.get(self._present)
+        if ledger is None or not ledger.over:
+            return []
+        seen = self._seen[step]
+        seen.speeds |= self._dealer.ended(ledger, now)
+        seen.units = ledger.shares
+        seen.moved += ledger.moved
+        again = ledger.overflow and turn + 1 < TURNS
+        self._present = (step, turn + 1) if again else (step + 1, 0)
+        return self._deal(now)
+
+    def _deal(self, now: float) -> list[Order]:
+        step, turn = self._present
+        if step >= self._end:
+            return []
+        for old in [*self._ledgers][:-_KEPT]:
+            del self._ledgers[old]
+        ledger = self._ledgers[self._present] = self._dealer.begin(turn, now)
+        letters = ledger.start()
+        if self._lost:
+            letters += ledger.lost(self._lost, now)
+        return self._orders(self._present, letters)
+
+    def _orders(self, turn: tuple[int, int], letters: Iterable[Letter]) -> list[Order]:
+        step, number = turn
+        return [
+            (step, Send(worker, Tag("grant", number), pack(message)))
+            for worker, message in letters
+            if worker not in self._lost
+        ]

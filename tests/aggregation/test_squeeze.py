@@ -1,0 +1,223 @@
+"""Squeezed steps give all workers the sum of all units, whoever computes them, fails, and when."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dask_coded.aggregation import (
+    ROOT,
+    Command,
+    ComputeUnit,
+    FinishedUnits,
+    Send,
+    Squeeze,
+    SqueezeMachine,
+    SqueezePlan,
+    Tag,
+    UnitSum,
+)
+from dask_coded.aggregation.formation import form
+from dask_coded.aggregation.steps import SqueezedSteps
+from dask_coded.prediction import SpeedHistory
+
+LENGTH, BLOCKS, END = 7, 3, 3
+
+
+def overflows(step: int, unit: int) -> bool:
+    return step == 0 or (step == 2 and unit == 1)
+
+
+def gradient(step: int, work: ComputeUnit) -> UnitSum:
+    rng = np.random.default_rng([step, work.unit])
+    integers = rng.integers(-1000, 1000, LENGTH).astype(np.int32)
+    peaks = rng.integers(-5, 5, BLOCKS).astype(np.int16)
+    if work.turn == 0 and overflows(step, work.unit):
+        return UnitSum(None, peaks, {work.unit: 0.1 * work.unit})
+    assert (work.grid is not None) == (work.turn == 1)
+    return UnitSum(integers, peaks, {work.unit: 0.1 * work.unit})
+
+
+@dataclass
+class Node:
+    """A worker: what its trainer does."""
+
+    machines: dict[int, SqueezeMachine] = field(default_factory=dict)
+    works: deque[tuple[int, ComputeUnit]] = field(default_factory=deque)
+    totals: list[UnitSum] = field(default_factory=list)
+    alive: bool = True
+    stopped: bool = False
+
+
+class Group:
+    """Workers and their leader; all that happens is chosen from outside."""
+
+    def __init__(self, plan: SqueezePlan) -> None:
+        self.plan = plan
+        self.now = 0.0
+        self.nodes = [Node() for _ in range(plan.workers)]
+        self.channels: dict[tuple[int, int], deque[tuple[int, Tag, object]]] = {}
+        names = [str(node) for node in range(plan.workers)]
+        self.steps = SqueezedSteps(plan, names, SpeedHistory(), 0, END)
+        self.units: list[dict[int, int]] = []
+        self.orders(self.steps.start(0.0))
+        for node in range(plan.workers):
+            self.obey(node, 0, self.machine(node, 0).begin())
+
+    def machine(self, node: int, step: int) -> SqueezeMachine:
+        return self.nodes[node].machines.setdefault(step, self.plan.machine(node))
+
+    def send(self, sender: int, step: int, send: Send) -> None:
+        self.channels.setdefault((sender, send.to), deque()).append((step, send.tag, send.payload))
+
+    def orders(self, orders: list[tuple[int, Send]]) -> None:
+        for step, order in orders:
+            self.send(ROOT, step, order)
+
+    def obey(self, node: int, step: int, commands) -> None:
+        own = self.nodes[node]
+        for command in commands:
+            if isinstance(command, Send):
+                self.send(node, step, command)
+            elif isinstance(command, ComputeUnit):
+                own.works.append((step, command))
+            else:
+                assert isinstance(command, FinishedUnits) and step == len(own.totals)
+                own.totals.append(command.total)
+                if step + 1 < END:
+                    self.obey(node, step + 1, self.machine(node, step + 1).begin())
+
+    def deliver(self, sender: int, receiver: int) -> None:
+        step, tag, payload = self.channels[sender, receiver].popleft()
+        if receiver == ROOT:
+            self.orders(self.steps.received(step, tag, payload, self.now))
+        elif self.nodes[receiver].alive:
+            commands: list[Command] = self.machine(receiver, step).received(sender, tag, payload)
+            self.obey(receiver, step, commands)
+
+    def compute(self, node: int) -> None:
+        step, work = self.nodes[node].works.popleft()
+        machine = self.machine(node, step)
+        self.obey(node, step, machine.computed_unit(work, gradient(step, work), 1.0))
+
+    def kill(self, node: int) -> None:
+        self.nodes[node].alive = False
+        self.orders(self.steps.lost([node], self.now))
+
+    def possible(self) -> list[tuple]:
+        nodes = [n for n, own in enumerate(self.nodes) if own.alive and not own.stopped]
+        found: list[tuple] = [(self.compute, n) for n in nodes if self.nodes[n].works]
+        for (sender, receiver), waiting in self.channels.items():
+            if waiting and (receiver == ROOT or receiver in nodes):
+                found.append((self.deliver, sender, receiver))
+        return found
+
+    def finish(self, rng: random.Random) -> None:
+        """Let everything happen, in any order, until all workers that are left have all sums."""
+        for _ in range(100_000):
+            if all(len(own.totals) == END for own in self.nodes if own.alive):
+                return
+            if possible := self.possible():
+                happens, *arguments = rng.choice(possible)
+                happens(*arguments)
+                self.now += 0.1
+                self.orders(self.steps.react(self.now))
+            else:
+                assert self.steps.wake is not None, "nothing happens any more"
+                self.now = max(self.now, self.steps.wake) + 1e-6
+                self.orders(self.steps.react(self.now))
+        raise AssertionError("the steps do not end")
+
+    def check(self) -> None:
+        for own in self.nodes:
+            for step, total in enumerate(own.totals):
+                work = [ComputeUnit(u, 1, total.peaks) for u in range(self.plan.parts)]
+                units = [gradient(step, each) for each in work]
+                np.testing.assert_array_equal(
+                    total.integers, np.sum([unit.integers for unit in units], axis=0)
+                )
+                np.testing.assert_array_equal(
+                    total.peaks, np.max([unit.peaks for unit in units], axis=0)
+                )
+                assert set(total.losses) == set(range(self.plan.parts))
+                second = any(overflows(step, unit) for unit in range(self.plan.parts))
+                assert (total.grid is not None) == second
+
+
+@settings(max_examples=25)
+@given(
+    workers=st.integers(1, 5),
+    copies=st.integers(1, 3),
+    units=st.integers(5, 12),
+    seed=st.integers(0, 2**32),
+)
+def test_all_workers_get_the_sum_of_all_units(workers, copies, units, seed):
+    group = Group(Squeeze(copies, units).plan(workers))
+    group.finish(random.Random(seed))
+    group.check()
+    for step in range(END):
+        assert sum(group.steps.take(step).units.values()) == units
+
+
+@settings(max_examples=50)
+@given(
+    workers=st.integers(3, 5),
+    units=st.integers(5, 12),
+    seed=st.integers(0, 2**32),
+    before=st.integers(0, 120),
+    stopped=st.booleans(),
+)
+def test_a_worker_dies_or_stops_at_any_moment(workers, units, seed, before, stopped):
+    rng = random.Random(seed)
+    group = Group(Squeeze(2, units).plan(workers))
+    for _ in range(before):
+        if possible := group.possible():
+            happens, *arguments = rng.choice(possible)
+            happens(*arguments)
+            group.now += 0.1
+    victim = rng.randrange(workers)
+    if stopped:
+        # Its leader says so in the end; until then only late answers show it.
+        group.nodes[victim].stopped = True
+        for _ in range(20):
+            if possible := group.possible():
+                happens, *arguments = rng.choice(possible)
+                happens(*arguments)
+            group.now = max(group.now + 0.1, group.steps.wake or 0.0)
+            group.orders(group.steps.react(group.now))
+    group.kill(victim)
+    group.finish(rng)
+    group.check()
+
+
+def test_a_slow_worker_gives_units_away():
+    group = Group(Squeeze(2, 12).plan(3))
+    slow = group.nodes[1]
+    slow.stopped = True
+    rng = random.Random(0)
+    while len(group.nodes[0].totals) < END:
+        if possible := group.possible():
+            happens, *arguments = rng.choice(possible)
+            happens(*arguments)
+        else:
+            group.now = max(group.now, group.steps.wake or 0.0) + 1e-6
+        group.orders(group.steps.react(group.now))
+    slow.stopped = False
+    group.finish(rng)
+    group.check()
+    assert not slow.works
+    seen = [group.steps.take(step) for step in range(END)]
+    assert all(set(step.units) == {0, 2} for step in seen)
+
+
+def test_more_workers_than_units_are_left_out():
+    plan, addresses = form(Squeeze(units=2), ["a", "b", "c"])
+    assert (plan.workers, addresses) == (2, ("a", "b"))
+    with pytest.raises(ValueError, match="pass more units"):
+        Squeeze(units=2).plan(3)

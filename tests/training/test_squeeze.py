@@ -1,0 +1,197 @@
+"""Squeezed trainings give the parameters of one process, to the bit, whoever computes what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from distributed import Client
+
+from dask_coded.aggregation import Ring, Squeeze
+from dask_coded.compression import Quantization
+from dask_coded.training import SGD, Adam, Checkpoint, Pipelined, train
+from tests.training.one_process import squeezed
+from tests.training.slow import Slow
+
+X = np.random.default_rng(0).normal(size=(103, 5))
+Y = X @ np.arange(1.0, 6.0) + np.sin(np.arange(103))
+STEPS = 12
+
+
+def squares(w, samples, targets):
+    error = samples @ w - targets
+    return error @ error / 2, samples.T @ error
+
+
+@pytest.fixture(scope="module")
+def five() -> Iterator[Client]:
+    """A client of five workers in this process."""
+    options = {"n_workers": 5, "threads_per_worker": 1, "processes": False}
+    with Client(**options, dashboard_address=None, set_as_default=False) as client:
+        yield client
+
+
+def addresses(client: Client) -> list[str]:
+    return sorted(client.nthreads())
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("workers", [1, 2, 3, 5])
+def test_any_number_of_workers_gives_the_parameters_of_one_process(five, workers, dtype):
+    options = {"steps": STEPS, "batch_size": 40, "optimizer": SGD(0.3, momentum=0.5)}
+    data, start = (X.astype(dtype), Y.astype(dtype)), np.zeros(5, dtype)
+    found = train(
+        squares,
+        start,
+        data,
+        aggregation=Squeeze(copies=2, units=11),
+        workers=addresses(five)[:workers],
+        client=five,
+        **options,
+    )
+    expected = squeezed(squares, start, data, units=11, **options)
+    assert found.parameters.tobytes() == expected.tobytes()
+    assert found.steps == len(found.history) == STEPS
+    assert len(set(found.digests.values())) == 1
+    for step in found.history:
+        assert sum(step.units.values()) == 11
+        assert len(step.units) <= workers
+        assert step.loss > 0 and step.speeds
+
+
+def test_rounding_to_the_grid_changes_little(five):
+    found = train(squares, np.zeros(5), (X, Y), aggregation=Squeeze(), steps=STEPS, client=five)
+    plain = train(squares, np.zeros(5), (X, Y), aggregation=Ring(), steps=STEPS, client=five)
+    np.testing.assert_allclose(found.parameters, plain.parameters, rtol=1e-6)
+    assert found.history[-1].loss == pytest.approx(plain.history[-1].loss)
+
+
+def growing(w, samples, targets):
+    """Return gradients that are a hundred times as large in every other step."""
+    size = 100.0 if int(w[0]) % 2 else 1.0
+    return np.full_like(w, -10.0 * len(samples) * size) + np.arange(len(w)) * samples[0, 0]
+
+
+def test_a_step_that_overflows_is_done_again_on_the_grid_of_its_own_peaks(five):
+    options = {"steps": 4, "optimizer": SGD(0.1)}
+    found = train(
+        growing, np.zeros(5), (X, Y), aggregation=Squeeze(units=8), client=five, **options
+    )
+    expected = squeezed(growing, np.zeros(5), (X, Y), units=8, **options)
+    assert found.parameters.tobytes() == expected.tobytes()
+
+
+def test_a_slow_worker_has_units_moved_away_from_it(five):
+    with Slow(squares, more=13) as slow:
+        found = train(
+            slow,
+            np.zeros(5),
+            (X, Y),
+            aggregation=Squeeze(units=16),
+            workers=addresses(five)[:3],
+            steps=STEPS,
+            client=five,
+        )
+    expected = squeezed(squares, np.zeros(5), (X, Y), units=16, steps=STEPS)
+    assert found.parameters.tobytes() == expected.tobytes()
+    assert sum(step.moved for step in found.history) > 0
+    units = {a: sum(s.units.get(a, 0) for s in found.history) for a in addresses(five)[:3]}
+    least, *others = sorted(units.values())
+    assert least < min(others) / 3
+
+
+def test_a_training_resumes_with_its_units(five, tmp_path):
+    options = {"batch_size": 40, "optimizer": Adam(0.1)}
+    path = str(tmp_path / "checkpoint")
+    checkpoint = Checkpoint(path, every=3)
+    train(
+        squares,
+        np.zeros(5),
+        (X, Y),
+        aggregation=Squeeze(units=7),
+        steps=6,
+        checkpoint=checkpoint,
+        client=five,
+        **options,
+    )
+    found = train(
+        squares,
+        np.zeros(5),
+        (X, Y),
+        aggregation=Squeeze(),
+        steps=STEPS,
+        resume=path,
+        client=five,
+        **options,
+    )
+    assert found.aggregation == Squeeze(units=7)
+    expected = squeezed(squares, np.zeros(5), (X, Y), units=7, steps=STEPS, **options)
+    assert found.parameters.tobytes() == expected.tobytes()
+    with pytest.raises(ValueError, match=r"7 units, .* has 8: resume with as many"):
+        other = {"aggregation": Squeeze(units=8), "resume": path}
+        train(squares, np.zeros(5), (X, Y), client=five, **other, **options)
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch_size", "units"), [(103, None, 16), (10, None, 10), (103, 4, 4)]
+)
+def test_the_number_of_units_follows_from_the_batch(five, samples, batch_size, units):
+    found = train(
+        squares,
+        np.zeros(5),
+        (X[:samples], Y[:samples]),
+        aggregation=Squeeze(),
+        batch_size=batch_size,
+        steps=1,
+        client=five,
+    )
+    assert found.aggregation == Squeeze(units=units)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"compression": Quantization()}, "leave out the compression"),
+        ({"schedule": Pipelined(2)}, "needs `schedule=Synchronous"),
+    ],
+)
+def test_what_would_change_the_bits_is_refused(five, options, message):
+    with pytest.raises(ValueError, match=message):
+        train(squares, np.zeros(5), (X, Y), aggregation=Squeeze(), client=five, **options)
+
+
+def test_a_gradient_that_is_not_finite_is_an_error(five):
+    def diverging(w, samples, targets):
+        return np.full_like(w, np.inf if w[0] else 1.0)
+
+    with pytest.raises(FloatingPointError, match="gradient of step 1 contains NaN or infinity"):
+        train(diverging, np.zeros(5), (X, Y), aggregation=Squeeze(), steps=3, client=five)
+
+
+@pytest.mark.extras
+def test_a_module_with_dropout_gives_the_parameters_of_one_process(five):
+    torch = pytest.importorskip("torch")
+    from dask_coded.training import TorchModule
+
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(
+        torch.nn.Linear(5, 40), torch.nn.Dropout(0.3), torch.nn.ReLU(), torch.nn.Linear(40, 1)
+    )
+    model = TorchModule(net, torch.nn.MSELoss(reduction="sum"))
+    start, layers = model.parameters.copy(), model.layers
+    data = X.astype(np.float32), Y.astype(np.float32)[:, None]
+    options = {"steps": 6, "batch_size": 60, "layers": layers}
+    options["optimizer"] = model.optimizer(torch.optim.AdamW(net.parameters(), lr=0.01))
+    expected = squeezed(model.gradient, start, data, units=10, **options)
+    for workers in (1, 5):
+        found = train(
+            model.gradient,
+            start,
+            data,
+            aggregation=Squeeze(units=10),
+            workers=addresses(five)[:workers],
+            client=five,
+            **options,
+        )
+        assert found.parameters.tobytes() == expected.tobytes()

@@ -283,7 +283,9 @@ class Coordinator:
                 again = True
                 continue
             self._note_failures(live)
-            history.record(live.round, plan.addresses, monotonic() - live.began)
+            seconds = monotonic() - live.began
+            history.record(live.round, plan.addresses, seconds)
+            self._plugin.activity.ended(self._id, live.report, seconds)
             self._row = row
             await self._judge(live, checks, spec, version)
             fresh = history.pace.slowed or not live.round.state.available.all()

@@ -1,7 +1,7 @@
 """What the rounds and trainings that a worker coordinates have done, for whoever asks.
 
-Nothing here travels with a round. The scheduler asks for :meth:`Activity.told` when a client wants a
-report, and while a page of the dashboard is open.
+Nothing here travels with a round. The scheduler asks for :meth:`Activity.told` when a client wants
+a report, and while a page of the dashboard is open.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from dask_coded.rounds.marks import bits_of
 from dask_coded.rounds.state import RoundState
 from dask_coded.summary import Summary, brief, lanes, table
 from dask_coded.typing import Floats, Ints
+
+_NONE: Floats = np.zeros(0)
 
 
 class WorkerPart(NamedTuple):
@@ -84,10 +86,10 @@ class RoundReport(Summary):
     #: The workers of the round; their stripes (computed, moved, wasted): shape (3, workers).
     addresses: tuple[str, ...] = field(default=(), repr=False)
     stripes: Ints = field(default_factory=lambda: np.zeros((3, 0), dtype=np.int64), repr=False)
-    #: Speeds before and in the round as they are in its state, and what makes one unit of them.
-    _raw: Floats = field(default_factory=lambda: np.zeros((2, 0)), repr=False)
+    #: Of each worker: the predicted speed, the work that has come back, the seconds for it.
+    _accounts: tuple[Floats, Floats, Floats] = field(default=(_NONE, _NONE, _NONE), repr=False)
     _in_seconds: bool = field(default=False, repr=False)
-    _capacity: _Capacity | None = field(default=None, repr=False)
+    _layout: Layout | _Capacity | None = field(default=None, repr=False)
 
     def add(self, address: str, ranges: Sequence[StripeRange], seconds: float, end: float) -> None:
         """Add the stripes of a share, which a worker computed in ``seconds`` until ``end``."""
@@ -105,18 +107,27 @@ class RoundReport(Summary):
         workers = state.workers
         self.workers = int((workers.done > 0).sum())
         self.addresses, self.stripes, self._in_seconds = addresses, stripes, in_seconds
-        with np.errstate(divide="ignore", invalid="ignore"):
-            self._raw = np.stack([workers.prior, workers.done / workers.busy])
-        self._capacity = _Capacity(state.layout)
+        self._accounts = workers.prior, workers.done, workers.busy
+        self._layout = state.layout
+
+    @property
+    def _capacity(self) -> _Capacity | None:
+        # Not computed before somebody asks, because rounds may take 2 ms.
+        if isinstance(self._layout, Layout):
+            self._layout = _Capacity(self._layout)
+        return self._layout
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_layout": self._capacity}  # a layout has the work of all stripes
 
     @property
     def speeds(self) -> Floats:
         """Predicted and measured speeds in stripes per second, shape (2, workers)."""
         if self._capacity is None:
             return np.full((2, len(self.addresses)), np.nan)
-        predicted, measured = self._raw
-        known = np.isfinite(measured) & (measured > 0)
-        measured = np.where(known, measured, np.nan)
+        predicted, done, busy = self._accounts
+        known = (done > 0) & (busy > 0)
+        measured = np.where(known, done / np.where(known, busy, 1.0), np.nan)
         if not self._in_seconds:
             # Only ratios were predicted: the typical worker is as fast as expected.
             both = known & (predicted > 0)

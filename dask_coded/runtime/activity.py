@@ -6,6 +6,7 @@ a report, and while a page of the dashboard is open.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Protocol
@@ -14,7 +15,7 @@ import numpy as np
 
 from dask_coded.typing import Floats, Ints
 
-# Arrays and trainings that are remembered; the oldest ones are dropped.
+# Arrays, trainings, and workers that have left, that are remembered; the oldest ones are dropped.
 _MOST = 64
 
 
@@ -26,10 +27,15 @@ class Ended(Protocol):
     coordinator: str
 
     @property
-    def speeds(self) -> Floats: ...
+    def predicted(self) -> Floats: ...
+
+    @property
+    def measured(self) -> Floats: ...
 
     @property
     def bound(self) -> float: ...
+
+    def without_details(self) -> Ended: ...
 
 
 @dataclass
@@ -44,6 +50,8 @@ class _Array:
     #: Of the workers of the last round, in its order; and of those of earlier ones.
     stripes: Ints = field(default_factory=lambda: np.zeros((3, 0), dtype=np.int64))
     earlier: dict[str, Ints] = field(default_factory=dict)
+    #: The last measured speed of each worker, perhaps of an earlier round.
+    measured: dict[str, float] = field(default_factory=dict)
 
 
 class Activity:
@@ -70,13 +78,20 @@ class Activity:
         found.last_seconds, found.ended = seconds, monotonic()
         if found.last is None or found.last.addresses != report.addresses:
             found.earlier = _sums(found)
+            _keep_last(found.earlier, _MOST + len(report.addresses))
+            found.measured = {a: s for a, s in found.measured.items() if a in report.addresses}
             found.stripes = np.zeros_like(report.stripes)
         found.stripes += report.stripes
-        found.last = report
+        measured = zip(report.addresses, report.measured.tolist(), strict=True)
+        found.measured |= {address: speed for address, speed in measured if speed > 0}
+        found.last = report.without_details()
         _keep_last(self._arrays)
 
     def stepped(self, training: str, step: int, seconds: float, workers: dict[str, float]) -> None:
-        """Record a step of a training, and for how many seconds each worker has computed."""
+        """Record a step of a training, and for how many seconds each worker has computed.
+
+        Called from the thread of the training's leader.
+        """
         self._steps += 1
         self._step_seconds += seconds
         self._trainings.pop(training, None)
@@ -96,7 +111,7 @@ class Activity:
         """Return all of it as plain numbers, texts, lists and dicts.
 
         Of each worker: the stripes that it has computed, of these the moved and the wasted ones,
-        and its predicted and measured speed in the last round, in stripes per second.
+        and its predicted and measured speed, in stripes per second: the last that are known.
         """
         now = monotonic()
         return {
@@ -110,7 +125,7 @@ class Activity:
             "arrays": {array: _told(found, now) for array, found in self._arrays.items()},
             "trainings": {
                 training: {**last, "age": now - last["ended"]}
-                for training, last in self._trainings.items()
+                for training, last in tuple(self._trainings.items())
             },
         }
 
@@ -120,15 +135,14 @@ def _sums(found: _Array) -> dict[str, Ints]:
     sums = dict(found.earlier)
     if found.last is not None:
         for worker, address in enumerate(found.last.addresses):
-            sums[address] = sums.get(address, 0) + found.stripes[:, worker]
+            sums[address] = sums.pop(address, 0) + found.stripes[:, worker]
     return sums
 
 
 def _told(found: _Array, now: float) -> dict[str, Any]:
-    last = found.last
+    last, unknown = found.last, math.nan
     assert last is not None
-    speeds = dict(zip(last.addresses, last.speeds.T.tolist(), strict=True))
-    unknown = [float("nan")] * 2
+    predicted = dict(zip(last.addresses, last.predicted.tolist(), strict=True))
     return {
         "rounds": found.rounds,
         "seconds": found.seconds,
@@ -137,12 +151,16 @@ def _told(found: _Array, now: float) -> dict[str, Any]:
         "coordinator": last.coordinator,
         "age": now - found.ended,
         "workers": {
-            address: [*stripes.tolist(), *speeds.get(address, unknown)]
+            address: [
+                *stripes.tolist(),
+                predicted.get(address, unknown),
+                found.measured.get(address, unknown),
+            ]
             for address, stripes in _sums(found).items()
         },
     }
 
 
-def _keep_last(found: dict[str, Any]) -> None:
-    while len(found) > _MOST:
+def _keep_last(found: dict[str, Any], most: int = _MOST) -> None:
+    while len(found) > most:
         del found[next(iter(found))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -90,6 +90,7 @@ class RoundReport(Summary):
     _accounts: tuple[Floats, Floats, Floats] = field(default=(_NONE, _NONE, _NONE), repr=False)
     _in_seconds: bool = field(default=False, repr=False)
     _layout: Layout | _Capacity | None = field(default=None, repr=False)
+    _stripe: float = field(default=1.0, repr=False)
 
     def add(self, address: str, ranges: Sequence[StripeRange], seconds: float, end: float) -> None:
         """Add the stripes of a share, which a worker computed in ``seconds`` until ``end``."""
@@ -108,48 +109,48 @@ class RoundReport(Summary):
         self.workers = int((workers.done > 0).sum())
         self.addresses, self.stripes, self._in_seconds = addresses, stripes, in_seconds
         self._accounts = workers.prior, workers.done, workers.busy
-        self._layout = state.layout
-
-    @property
-    def _capacity(self) -> _Capacity | None:
-        # Not computed before somebody asks, because rounds may take 2 ms.
-        if isinstance(self._layout, Layout):
-            self._layout = _Capacity(self._layout)
-        return self._layout
+        self._layout, self._stripe = state.layout, state.layout.mean_stripe
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_layout": self._capacity}  # a layout has the work of all stripes
+        # A layout has the work of all stripes.
+        layout = self._layout
+        return vars(self) | {"_layout": _Capacity(layout) if isinstance(layout, Layout) else layout}
 
     @property
-    def speeds(self) -> Floats:
-        """Predicted and measured speeds in stripes per second, shape (2, workers)."""
-        if self._capacity is None:
-            return np.full((2, len(self.addresses)), np.nan)
-        predicted, done, busy = self._accounts
+    def measured(self) -> Floats:
+        """Measured speeds in stripes per second, shape (workers,)."""
+        _, done, busy = self._accounts
         known = (done > 0) & (busy > 0)
-        measured = np.where(known, done / np.where(known, busy, 1.0), np.nan)
+        return np.where(known, done, np.nan) / (np.where(known, busy, 1.0) * self._stripe)
+
+    @property
+    def predicted(self) -> Floats:
+        """Predicted speeds in stripes per second, shape (workers,)."""
+        predicted, measured = self._accounts[0] / self._stripe, self.measured
         if not self._in_seconds:
             # Only ratios were predicted: the typical worker is as fast as expected.
-            both = known & (predicted > 0)
+            both = (measured > 0) & (predicted > 0)
             ratio = np.median(measured[both] / predicted[both]) if both.any() else np.nan
             predicted = ratio * predicted
-        return np.stack([predicted, measured]) / self._capacity.stripe
+        return np.asarray(predicted)
+
+    def without_details(self) -> RoundReport:
+        """Return what is worth remembering of many rounds: no timeline."""
+        return replace(self, timeline=[], failed={})
 
     @property
     def bound(self) -> float:
-        predicted, measured = self.speeds
-        if self._capacity is None:
+        # Not computed before somebody asks, because rounds may take 2 ms.
+        if self._layout is None:
             return math.nan
-        return self._capacity.seconds(np.where(np.isnan(measured), predicted, measured))
+        layout, measured = self._layout, self.measured
+        capacity = _Capacity(layout) if isinstance(layout, Layout) else layout
+        return capacity.seconds(np.where(np.isnan(measured), self.predicted, measured))
 
     @property
     def parts(self) -> list[WorkerPart]:
-        return [
-            WorkerPart(address, *speeds, *stripes)
-            for address, speeds, stripes in zip(
-                self.addresses, self.speeds.T.tolist(), self.stripes.T.tolist(), strict=True
-            )
-        ]
+        columns = (self.predicted.tolist(), self.measured.tolist(), *self.stripes.tolist())
+        return [WorkerPart(*part) for part in zip(self.addresses, *columns, strict=True)]
 
     def _parts(self) -> list[tuple[str, str]]:
         shown = [f.name for f in fields(self) if f.repr]
@@ -166,7 +167,6 @@ class _Capacity:
     """What bounds the time of a round from below: the pieces of each worker, in stripes."""
 
     def __init__(self, layout: Layout) -> None:
-        self.stripe = layout.mean_stripe
         self._stripes = layout.stripes
         hosts = layout.host[layout.host >= 0]
         self._pieces = np.bincount(hosts, minlength=layout.workers)

@@ -50,6 +50,8 @@ class Observer:
     ----------
     events : Counter
         How often each action was logged in the topic of the package, and ``lost`` workers.
+    asked : int
+        How often coordinators were asked.
     """
 
     def __init__(
@@ -66,11 +68,14 @@ class Observer:
         self._arrays = arrays
         self._homes = homes
         self.events: Counter[str] = Counter()
-        #: The worker of each task that has coordinated since its worker was last asked.
-        self._tasks: dict[Key, str] = {}
+        self.asked = 0
+        #: The last task of each worker that has coordinated since it was last asked.
+        self._tasks: dict[str, Key] = {}
         #: What each worker told last; and the totals of workers that have left.
         self._told: dict[str, dict[str, Any]] = {}
         self._left: Counter[str] = Counter()
+        #: Names of workers by address, also of those that have left.
+        self._names: dict[str, str] = {}
         self._wanted = -math.inf
         self._asking: asyncio.Task[None] | None = None
         self._timer = PeriodicCallback(self._look, 1000 * Timeouts.WATCH)
@@ -82,7 +87,7 @@ class Observer:
     def coordinates(self, key: Key) -> None:
         """Record that a task coordinates: its worker will have something to tell."""
         if (ts := self._scheduler.tasks.get(as_key(key))) and ts.processing_on:
-            self._tasks[ts.key] = ts.processing_on.address
+            self._tasks[ts.processing_on.address] = ts.key
 
     def logged(self, action: str) -> None:
         """Count an event of the package's topic."""
@@ -92,6 +97,7 @@ class Observer:
         """Keep what a worker has told that has left, without its numbers for all arrays."""
         if address in self._able:
             self.events["lost"] += 1
+        self._tasks.pop(address, None)
         if told := self._told.get(address):
             self._left.update(told.pop("totals", {}))
 
@@ -111,15 +117,15 @@ class Observer:
 
     async def refresh(self) -> None:
         """Ask the workers of all tasks that have coordinated since they were asked."""
-        asked = set(self._tasks.values())
-        tasks = {key: self._scheduler.tasks.get(key) for key in self._tasks}
+        asked = list(self._tasks)
         # What has ended is counted in this answer; what runs has more to tell later.
-        self._tasks = {
-            key: ts.processing_on.address for key, ts in tasks.items() if ts and ts.processing_on
-        }
+        self._tasks = {a: key for a, key in self._tasks.items() if self._runs(a, key)}
         await asyncio.gather(*map(self._ask, asked))
         for address in [a for a, told in self._told.items() if not self._lives(a, told)]:
             del self._told[address]
+        if not self._told:
+            self._names.clear()
+        self.asked += 1
 
     def _lives(self, address: str, told: dict[str, Any]) -> bool:
         return address in self._scheduler.workers or any(a in self._arrays for a in told["arrays"])
@@ -175,7 +181,9 @@ class Observer:
                         workers[holder]["pieces"] += 1
         for each in rounds:
             for address, (*stripes, predicted, measured) in each["workers"].items():
-                row = workers.setdefault(address, _row(address, address, "gone"))
+                if (row := workers.get(address)) is None:
+                    name = self._names.get(address, address)
+                    row = workers[address] = _row(name, address, "gone")
                 for name, number in zip(STRIPES, stripes, strict=True):
                     row[name] += number
                 for name, speed in zip(SPEEDS, (predicted, measured), strict=True):
@@ -193,6 +201,7 @@ class Observer:
                 {"task": key, **{name: each[name] for name in ("step", "seconds", "workers")}}
                 for told in self._told.values()
                 for key, each in told["trainings"].items()
+                if (ts := self._scheduler.tasks.get(key)) and ts.processing_on
             ],
             "lost": [array for array in wanted if array not in self._arrays],
         }
@@ -205,11 +214,15 @@ class Observer:
             standing = "unprepared"
         elif ws.status != Status.running:
             standing = ws.status.name
-        row = _row(str(ws.name), ws.address, standing)
-        row["coordinates"] = any(
-            (ts := self._scheduler.tasks.get(key)) and ts.processing_on is ws for key in self._tasks
-        )
+        name = self._names[ws.address] = str(ws.name)
+        row = _row(name, ws.address, standing)
+        key = self._tasks.get(ws.address)
+        row["coordinates"] = key is not None and self._runs(ws.address, key)
         return row
+
+    def _runs(self, address: str, key: Key) -> bool:
+        ts = self._scheduler.tasks.get(key)
+        return ts is not None and ts.processing_on is self._scheduler.workers.get(address, self)
 
 
 def _row(name: str, address: str, standing: str) -> dict[str, Any]:

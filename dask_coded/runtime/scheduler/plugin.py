@@ -28,6 +28,7 @@ from dask_coded.runtime.scheduler.homes import Homes
 from dask_coded.runtime.scheduler.loops import LoopDirectory
 from dask_coded.runtime.scheduler.observer import Observer
 from dask_coded.runtime.scheduler.placing import Placing
+from dask_coded.runtime.scheduler.showing import show
 from dask_coded.runtime.scheduler.standings import Standings
 from dask_coded.runtime.scheduler.supervisor import Supervisor
 from dask_coded.runtime.spec import NAME, CodedSpec, CodedTask, as_key
@@ -103,6 +104,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
             coded_plan=self.plan,
             coded_register=self.register,
         )
+        show(scheduler, self.observer)
         await self.give(scheduler, NAME, CodedWorkerPlugin())
 
     def hello(self, worker: str, version: str, product: float) -> str:

@@ -18,6 +18,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from time import monotonic
 
 from dask.typing import Key
@@ -28,6 +29,7 @@ from dask_coded.compat import current_key
 from dask_coded.config import timeouts
 from dask_coded.loop import Loop, Progress
 from dask_coded.runtime.messages import Failed
+from dask_coded.runtime.worker.plugin import worker_plugin
 from dask_coded.training.runtime.group import GroupOverError, LiveGroup
 from dask_coded.training.runtime.link import Link
 from dask_coded.training.runtime.memberships import Silent, TrainingWorkerPlugin, training_plugin
@@ -102,6 +104,7 @@ class Leader:
         # The version of the last group. That of an earlier leader's is unknown.
         self._reached = math.inf
         self._link = Link(plugin, training, task)
+        self._stepped = partial(worker_plugin(plugin.worker).activity.stepped, str(task))
 
     def run(self) -> Outcome:
         """Run the training to its end.
@@ -117,11 +120,16 @@ class Leader:
             check_folder(self._training.checkpoint[0], self._link.address)
         with self._link:
             history = History(self._loop, self._training.steps)
+
+            def ended(step: Step, norm: float) -> None:
+                self._stepped(step.step, step.seconds, step.computing)
+                history.ended(step, norm)
+
             while True:
                 asked = monotonic()
                 group = self._form(history.steps)
                 try:
-                    return LiveGroup(self._link, group, asked, history.ended, history.of).run()
+                    return LiveGroup(self._link, group, asked, ended, history.of).run()
                 except GroupOverError:
                     continue
 

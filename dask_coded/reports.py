@@ -12,6 +12,7 @@ from dask_coded.array import CodedArray
 from dask_coded.pair import CodedPair
 from dask_coded.runtime.client.install import install
 from dask_coded.runtime.client.waiting import current_client, outside_pool
+from dask_coded.runtime.scheduler.arrays import RELEASED
 from dask_coded.runtime.spec import CodedDataLostError
 from dask_coded.summary import Summary, brief, table
 
@@ -32,8 +33,9 @@ class WorkerStatus(NamedTuple):
     pieces : int
         Pieces of the arrays that it holds.
     predicted, measured : float
-        Its speed in stripes per second, as expected and as measured in the last round in which
-        that was known; NaN if it never was. A worker without work is not measured.
+        Its speed in stripes per second, as expected before the last round, and as measured: a mean
+        of recent rounds, of which the last one counts a tenth. NaN if it is not known, because a
+        worker without work is not measured.
     computed : int
         Stripes that have come back from this worker, in all rounds.
     moved : int
@@ -179,7 +181,7 @@ def report(array: CodedArray | CodedPair | None = None, client: Client | None = 
         scheduler: Any = chosen.scheduler
         found = await scheduler.coded_report(arrays=ids)
         if ids and found["lost"]:
-            raise CodedDataLostError("The array has been released: encode it again.")
+            raise CodedDataLostError(RELEASED)
         return _report(found)
 
     with outside_pool():

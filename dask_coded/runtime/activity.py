@@ -15,6 +15,8 @@ import numpy as np
 
 from dask_coded.typing import Floats, Ints
 
+# How much of a measured speed is that of the last round.
+_SHARE = 0.1
 # Arrays, trainings, and workers that have left, that are remembered; the oldest ones are dropped.
 _MOST = 64
 
@@ -30,7 +32,7 @@ class Ended(Protocol):
     def predicted(self) -> Floats: ...
 
     @property
-    def measured(self) -> Floats: ...
+    def work(self) -> Floats: ...
 
     @property
     def bound(self) -> float: ...
@@ -50,8 +52,8 @@ class _Array:
     #: Of the workers of the last round, in its order; and of those of earlier ones.
     stripes: Ints = field(default_factory=lambda: np.zeros((3, 0), dtype=np.int64))
     earlier: dict[str, Ints] = field(default_factory=dict)
-    #: The last measured speed of each worker, perhaps of an earlier round.
-    measured: dict[str, float] = field(default_factory=dict)
+    #: Of the same: stripes of recent rounds, and seconds for them.
+    work: Floats = field(default_factory=lambda: np.zeros((2, 0)))
 
 
 class Activity:
@@ -79,11 +81,14 @@ class Activity:
         if found.last is None or found.last.addresses != report.addresses:
             found.earlier = _sums(found)
             _keep_last(found.earlier, _MOST + len(report.addresses))
-            found.measured = {a: s for a, s in found.measured.items() if a in report.addresses}
+            found.work = _moved(found, report.addresses)
             found.stripes = np.zeros_like(report.stripes)
         found.stripes += report.stripes
-        measured = zip(report.addresses, report.measured.tolist(), strict=True)
-        found.measured |= {address: speed for address, speed in measured if speed > 0}
+        # The workers that have computed anything: one that is slow, or has short bursts, takes part
+        # in few rounds.
+        fresh = report.work
+        found.work *= np.where(fresh[0] > 0, 1 - _SHARE, 1.0)
+        found.work += fresh
         found.last = report.without_details()
         _keep_last(self._arrays)
 
@@ -111,7 +116,7 @@ class Activity:
         """Return all of it as plain numbers, texts, lists and dicts.
 
         Of each worker: the stripes that it has computed, of these the moved and the wasted ones,
-        and its predicted and measured speed, in stripes per second: the last that are known.
+        and its predicted and measured speed in stripes per second, a mean of recent rounds.
         """
         now = monotonic()
         return {
@@ -130,6 +135,15 @@ class Activity:
         }
 
 
+def _moved(found: _Array, addresses: tuple[str, ...]) -> Floats:
+    """Return the work of recent rounds in the order of the workers of a new one."""
+    before = (
+        {} if found.last is None else dict(zip(found.last.addresses, found.work.T, strict=True))
+    )
+    none = np.zeros(2)
+    return np.array([before.get(address, none) for address in addresses]).reshape(-1, 2).T
+
+
 def _sums(found: _Array) -> dict[str, Ints]:
     """Return the stripes of all workers, by address."""
     sums = dict(found.earlier)
@@ -142,7 +156,10 @@ def _sums(found: _Array) -> dict[str, Ints]:
 def _told(found: _Array, now: float) -> dict[str, Any]:
     last, unknown = found.last, math.nan
     assert last is not None
-    predicted = dict(zip(last.addresses, last.predicted.tolist(), strict=True))
+    stripes, seconds = found.work
+    measured = np.where(seconds > 0, stripes / np.where(seconds > 0, seconds, 1.0), unknown)
+    speeds = zip(last.predicted.tolist(), measured.tolist(), strict=True)
+    known = dict(zip(last.addresses, speeds, strict=True))
     return {
         "rounds": found.rounds,
         "seconds": found.seconds,
@@ -151,12 +168,8 @@ def _told(found: _Array, now: float) -> dict[str, Any]:
         "coordinator": last.coordinator,
         "age": now - found.ended,
         "workers": {
-            address: [
-                *stripes.tolist(),
-                predicted.get(address, unknown),
-                found.measured.get(address, unknown),
-            ]
-            for address, stripes in _sums(found).items()
+            address: [*sums.tolist(), *known.get(address, (unknown, unknown))]
+            for address, sums in _sums(found).items()
         },
     }
 

@@ -117,11 +117,16 @@ class RoundReport(Summary):
         return vars(self) | {"_layout": _Capacity(layout) if isinstance(layout, Layout) else layout}
 
     @property
+    def work(self) -> Floats:
+        """Stripes that have come back, by their work, and the seconds for them: (2, workers)."""
+        _, done, busy = self._accounts
+        return np.stack([done / self._stripe, busy]) * ((done > 0) & (busy > 0))
+
+    @property
     def measured(self) -> Floats:
         """Measured speeds in stripes per second, shape (workers,)."""
-        _, done, busy = self._accounts
-        known = (done > 0) & (busy > 0)
-        return np.where(known, done, np.nan) / (np.where(known, busy, 1.0) * self._stripe)
+        stripes, seconds = self.work
+        return np.where(seconds > 0, stripes / np.where(seconds > 0, seconds, 1.0), np.nan)
 
     @property
     def predicted(self) -> Floats:

@@ -87,7 +87,19 @@ class _Page:
                 self._steps,
                 sizing_mode="stretch_width",
             ),
-            row(self._stripes(), self._speeds(), sizing_mode="stretch_width"),
+            row(
+                column(
+                    _title("Stripes per second", own_part=_OWN, taken_over=_MOVED, wasted=_WASTED),
+                    self._stripes(),
+                    sizing_mode="stretch_width",
+                ),
+                column(
+                    _title("Speed in stripes per second", measured=_OWN, predicted=_PREDICTED),
+                    self._speeds(),
+                    sizing_mode="stretch_width",
+                ),
+                sizing_mode="stretch_width",
+            ),
             self._table(),
             self.events,
             sizing_mode="stretch_width",
@@ -108,9 +120,9 @@ class _Page:
         plot.xaxis.ticker = DatetimeTicker(desired_num_ticks=3)
         return plot
 
-    def _lane_figure(self, title: str) -> Any:
+    def _lane_figure(self) -> Any:
         plot = figure(
-            title=title, height=300, x_range=DataRange1d(start=0), y_range=self._names, tools="",
+            height=270, x_range=DataRange1d(start=0), y_range=self._names, tools="",
             toolbar_location=None, sizing_mode="stretch_width",
         )  # fmt: skip
         plot.ygrid.grid_line_color = None
@@ -118,22 +130,18 @@ class _Page:
         return plot
 
     def _stripes(self) -> Any:
-        plot = self._lane_figure("Stripes per second")
+        plot = self._lane_figure()
         plot.hbar_stack(
             list(_PARTS),
             y="worker",
             source=self.lanes,
             height=0.8,
             color=[_OWN, _MOVED, _WASTED],
-            legend_label=["own part", "taken over", "wasted"],
         )
-        plot.legend.orientation = "horizontal"
-        plot.legend.border_line_color = None
-        plot.add_layout(plot.legend[0], "above")
         return plot
 
     def _speeds(self) -> Any:
-        plot = self._lane_figure("Speed in stripes per second: measured (bar), predicted (line)")
+        plot = self._lane_figure()
         plot.hbar("worker", right="measured", source=self.lanes, height=0.6, color=_OWN)
         plot.scatter(
             "predicted", "worker", source=self.lanes, marker="dash", angle=math.pi / 2, size=22,
@@ -161,11 +169,12 @@ class _Page:
             return
         found = self._observer.overview()
         workers = sorted(found["workers"], key=_slowness)
-        self.workers.data = {
+        table = {
             "worker": [_label(w) for w in workers],
             "state": [w["standing"] + ", coordinates" * w["coordinates"] for w in workers],
             **{name: [w[name] for w in workers] for name in ("pieces", *SPEEDS, *STRIPES)},
         }
+        self.workers.data.update(table)
         now = time()
         totals = self._observer.totals()
         self._steps.visible = bool(totals["steps"])
@@ -239,6 +248,14 @@ class _Page:
             for t in found["trainings"]
         ]
         self.events.text = ", ".join(events + trainings)
+
+
+def _title(text: str, **colours: str) -> Div:
+    keys = (
+        f"<span style='color:{colour}'>&#9632;</span> {name.replace('_', ' ')}"
+        for name, colour in colours.items()
+    )
+    return Div(text=f"<b>{text}</b>: {' '.join(keys)}", margin=(5, 5, 0, 30))
 
 
 def _label(worker: dict[str, Any]) -> str:

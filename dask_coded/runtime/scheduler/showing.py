@@ -105,7 +105,7 @@ class _Metrics:
         yield workers
         speeds = GaugeMetricFamily(
             start + "worker_speed",
-            "Measured speed of each worker in its last round, in stripes per second",
+            "Measured speed of each worker in recent rounds, in stripes per second",
             labels=["worker"],
         )
         for worker in found["workers"]:

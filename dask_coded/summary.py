@@ -66,10 +66,10 @@ def brief(value: Any) -> str:
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table as HTML."""
-    head = "".join(f"<th style='text-align:left'>{html.escape(name)}</th>" for name in columns)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
+    style = "style='text-align:left;padding:2px 12px 2px 0'"
+    head = "".join(f"<th {style}>{html.escape(name)}</th>" for name in columns)
+    cells = ("".join(f"<td {style}>{html.escape(cell)}</td>" for cell in row) for row in rows)
+    body = "".join(f"<tr>{row}</tr>" for row in cells)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 

@@ -20,10 +20,11 @@ from bokeh.models import (
     FactorRange,
     NumeralTickFormatter,
 )
-from bokeh.models.widgets import DataTable, Div, NumberFormatter, TableColumn
+from bokeh.models.widgets import Div
 from bokeh.plotting import figure
 
 from dask_coded.runtime.scheduler.observer import SPEEDS, STRIPES, Observer
+from dask_coded.summary import table
 
 # Milliseconds between two looks of an open page at what is known.
 _INTERVAL = 500
@@ -32,6 +33,7 @@ _POINTS = 300
 _LANES = 40
 _OWN, _MOVED, _WASTED, _PREDICTED = "#4c78a8", "#54a24b", "#e45756", "#222222"
 _PARTS = ("own", "moved", "wasted")
+_COLUMNS = ("worker", "state", *SPEEDS, *STRIPES, "pieces")
 _EVENTS = {
     "lost": "workers lost",
     "made": "pieces rebuilt",
@@ -68,9 +70,7 @@ class _Page:
         self.curves = ColumnDataSource(
             {"time": [], "rounds": [], "ratio": [], "milliseconds": [], "step": []}, name="curves"
         )
-        self.workers = ColumnDataSource(
-            {name: [] for name in ("worker", "state", "pieces", *SPEEDS, *STRIPES)}, name="workers"
-        )
+        self.workers = Div(name="workers", sizing_mode="stretch_width")
         self.lanes = ColumnDataSource(
             {name: [] for name in ("worker", *_PARTS, *SPEEDS)}, name="lanes"
         )
@@ -100,7 +100,7 @@ class _Page:
                 ),
                 sizing_mode="stretch_width",
             ),
-            self._table(),
+            self.workers,
             self.events,
             sizing_mode="stretch_width",
         )
@@ -149,32 +149,16 @@ class _Page:
         )  # fmt: skip
         return plot
 
-    def _table(self) -> Any:
-        whole, few = NumberFormatter(format="0,0"), NumberFormatter(format="0,0.[0]")
-        formats = {**dict.fromkeys(SPEEDS, few), **dict.fromkeys(STRIPES, whole), "pieces": whole}
-        columns = [
-            TableColumn(field=name, title=name, width=250) for name in ("worker", "state")
-        ] + [TableColumn(field=name, title=name, formatter=f) for name, f in formats.items()]
-        return DataTable(
-            source=self.workers, columns=columns, index_position=None, height=220,
-            sizing_mode="stretch_width",
-        )  # fmt: skip
-
     # -- data ----------------------------------------------------------------------------------
 
     def update(self) -> None:
         """Show what the scheduler knows now, and have it ask for more."""
         self._observer.want()
-        if self.workers.data["worker"] and self._asked == self._observer.asked:
+        if self.workers.text and self._asked == self._observer.asked:
             return
         found = self._observer.overview()
         workers = sorted(found["workers"], key=_slowness)
-        table = {
-            "worker": [_label(w) for w in workers],
-            "state": [w["standing"] + ", coordinates" * w["coordinates"] for w in workers],
-            **{name: [w[name] for w in workers] for name in ("pieces", *SPEEDS, *STRIPES)},
-        }
-        self.workers.data.update(table)
+        self.workers.text = table(_COLUMNS, map(_cells, workers))
         now = time()
         totals = self._observer.totals()
         self._steps.visible = bool(totals["steps"])
@@ -261,6 +245,14 @@ def _title(text: str, **colours: str) -> Div:
 def _label(worker: dict[str, Any]) -> str:
     name, address = worker["name"], worker["address"]
     return str(address if name == address else f"{name} {address}")
+
+
+def _cells(worker: dict[str, Any]) -> list[str]:
+    """Return the row of the table; Bokeh's own table shows only the first numbers that it gets."""
+    state = worker["standing"] + ", coordinates" * worker["coordinates"]
+    speeds = ["-" if math.isnan(worker[name]) else f"{worker[name]:,.3g}" for name in SPEEDS]
+    numbers = [f"{worker[name]:,}" for name in (*STRIPES, "pieces")]
+    return [_label(worker), state, *speeds, *numbers]
 
 
 def _lane(worker: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ from dask_coded.runtime.scheduler.arrays import RELEASED
 from dask_coded.runtime.spec import CodedDataLostError
 from dask_coded.summary import Summary, brief, table
 
-_HEADINGS = ("worker", "state", "speed", "predicted", "computed", "moved", "wasted", "pieces")
+_HEADINGS = ("worker", "state", "predicted", "measured", "computed", "moved", "wasted", "pieces")
 
 
 class WorkerStatus(NamedTuple):
@@ -35,7 +35,8 @@ class WorkerStatus(NamedTuple):
     predicted, measured : float
         Its speed in stripes per second, as expected before the last round, and as measured: a mean
         of recent rounds, of which the last one counts a tenth. NaN if it is not known, because a
-        worker without work is not measured.
+        worker without work is not measured. Only stripes that have come back are measured: a worker
+        that computes in bursts may be fast then, and is predicted to be slow.
     computed : int
         Stripes that have come back from this worker, in all rounds.
     moved : int
@@ -60,7 +61,7 @@ class WorkerStatus(NamedTuple):
 class Report(Summary):
     """What the rounds of one coded array, or of all arrays of a cluster, have done so far.
 
-    Its representation is a table, the slowest worker first.
+    Its representation is a table, the slowest worker first. Percentages are of the fastest one.
 
     Parameters
     ----------
@@ -111,13 +112,13 @@ class Report(Summary):
         return text
 
     def _rows(self) -> list[tuple[str, ...]]:
-        fastest = max((w.measured for w in self.workers if w.measured > 0), default=math.nan)
+        fastest = max((w.predicted for w in self.workers if w.predicted > 0), default=math.nan)
         return [
             (
                 w.name if w.name == w.address else f"{w.name} {w.address}",
                 w.standing + ", coordinates" * w.coordinates,
-                _share(w.measured, fastest),
                 _share(w.predicted, fastest),
+                _share(w.measured, math.nan),
                 *map(str, (w.computed, w.moved, w.wasted, w.pieces)),
             )
             for w in self.workers
@@ -190,8 +191,9 @@ def report(array: CodedArray | CodedPair | None = None, client: Client | None = 
 
 def _report(found: dict[str, Any]) -> Report:
     workers = [WorkerStatus(**row) for row in found["workers"]]
+    # The prediction knows of the rounds in which a worker returned nothing.
     workers.sort(
-        key=lambda w: (w.standing == "gone", w.measured if w.measured > 0 else w.predicted)
+        key=lambda w: (w.standing == "gone", w.predicted if w.predicted >= 0 else w.measured)
     )
     names = ("rounds", "seconds", "last_seconds", "bound", "coordinator", "events")
     return Report(**{name: found[name] for name in names}, workers=tuple(workers))

@@ -250,7 +250,7 @@ def _label(worker: dict[str, Any]) -> str:
 def _cells(worker: dict[str, Any]) -> list[str]:
     """Return the row of the table; Bokeh's own table shows only the first numbers that it gets."""
     state = worker["standing"] + ", coordinates" * worker["coordinates"]
-    speeds = ["-" if math.isnan(worker[name]) else f"{worker[name]:,.3g}" for name in SPEEDS]
+    speeds = ["-" if math.isnan(worker[name]) else f"{worker[name]:,.0f}" for name in SPEEDS]
     numbers = [f"{worker[name]:,}" for name in (*STRIPES, "pieces")]
     return [_label(worker), state, *speeds, *numbers]
 
@@ -266,9 +266,10 @@ def _lane(worker: dict[str, Any]) -> str:
 
 
 def _slowness(worker: dict[str, Any]) -> tuple[bool, float]:
-    speed = worker["measured"]
+    # The prediction knows of the rounds in which a worker returned nothing.
+    speed = worker["predicted"]
     if math.isnan(speed):
-        speed = worker["predicted"]
+        speed = worker["measured"]
     return worker["standing"] == "gone", math.inf if math.isnan(speed) else speed
 
 

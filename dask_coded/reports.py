@@ -16,7 +16,8 @@ from dask_coded.runtime.scheduler.arrays import RELEASED
 from dask_coded.runtime.spec import CodedDataLostError
 from dask_coded.summary import Summary, brief, table
 
-_HEADINGS = ("worker", "state", "predicted", "measured", "computed", "moved", "wasted", "pieces")
+_STRIPES = ("computed", "moved", "wasted")
+_HEADINGS = ("worker", "state", "share", "predicted", "measured", *_STRIPES, "pieces")
 
 
 class WorkerStatus(NamedTuple):
@@ -32,6 +33,8 @@ class WorkerStatus(NamedTuple):
         Whether it runs a task now that coordinates rounds.
     pieces : int
         Pieces of the arrays that it holds.
+    share : float
+        Its share of the stripes that were computed in recent rounds; NaN before it was in any.
     predicted, measured : float
         Its speed in stripes per second, as expected before the last round, and as measured: a mean
         of recent rounds, of which the last one counts a tenth. NaN if it is not known, because a
@@ -50,6 +53,7 @@ class WorkerStatus(NamedTuple):
     standing: str
     coordinates: bool
     pieces: int
+    share: float
     predicted: float
     measured: float
     computed: int
@@ -61,7 +65,7 @@ class WorkerStatus(NamedTuple):
 class Report(Summary):
     """What the rounds of one coded array, or of all arrays of a cluster, have done so far.
 
-    Its representation is a table, the slowest worker first. Percentages are of the fastest one.
+    Its representation is a table, the slowest worker first: the one with the smallest share.
 
     Parameters
     ----------
@@ -112,24 +116,21 @@ class Report(Summary):
         return text
 
     def _rows(self) -> list[tuple[str, ...]]:
-        fastest = max((w.predicted for w in self.workers if w.predicted > 0), default=math.nan)
         return [
             (
                 w.name if w.name == w.address else f"{w.name} {w.address}",
                 w.standing + ", coordinates" * w.coordinates,
-                _share(w.predicted, fastest),
-                _share(w.measured, math.nan),
+                "-" if math.isnan(w.share) else f"{w.share:.0%}",
+                _speed(w.predicted),
+                _speed(w.measured),
                 *map(str, (w.computed, w.moved, w.wasted, w.pieces)),
             )
             for w in self.workers
         ]
 
 
-def _share(speed: float, fastest: float) -> str:
-    if math.isnan(speed):
-        return "-"
-    share = "" if math.isnan(fastest) else f" ({speed / fastest:.0%})"
-    return f"{brief(float(f'{speed:.3g}'))}/s{share}"
+def _speed(speed: float) -> str:
+    return "-" if math.isnan(speed) else f"{brief(float(f'{speed:.3g}'))}/s"
 
 
 def report(array: CodedArray | CodedPair | None = None, client: Client | None = None) -> Any:
@@ -191,9 +192,7 @@ def report(array: CodedArray | CodedPair | None = None, client: Client | None = 
 
 def _report(found: dict[str, Any]) -> Report:
     workers = [WorkerStatus(**row) for row in found["workers"]]
-    # The prediction knows of the rounds in which a worker returned nothing.
-    workers.sort(
-        key=lambda w: (w.standing == "gone", w.predicted if w.predicted >= 0 else w.measured)
-    )
+    # A worker without a share has been in no round yet.
+    workers.sort(key=lambda w: (w.standing == "gone", w.share if w.share >= 0 else math.inf))
     names = ("rounds", "seconds", "last_seconds", "bound", "coordinator", "events")
     return Report(**{name: found[name] for name in names}, workers=tuple(workers))

@@ -15,7 +15,7 @@ import numpy as np
 
 from dask_coded.typing import Floats, Ints
 
-# How much of a measured speed is that of the last round.
+# How much of a measured speed, or of the stripes of recent rounds, is that of the last round.
 _SHARE = 0.1
 # Arrays, trainings, and workers that have left, that are remembered; the oldest ones are dropped.
 _MOST = 64
@@ -52,8 +52,9 @@ class _Array:
     #: Of the workers of the last round, in its order; and of those of earlier ones.
     stripes: Ints = field(default_factory=lambda: np.zeros((3, 0), dtype=np.int64))
     earlier: dict[str, Ints] = field(default_factory=dict)
-    #: Of the same: stripes of recent rounds, and seconds for them.
-    work: Floats = field(default_factory=lambda: np.zeros((2, 0)))
+    #: Of the same: stripes of recent rounds in which they have computed any, seconds for them; and
+    #: stripes of all recent rounds.
+    work: Floats = field(default_factory=lambda: np.zeros((3, 0)))
 
 
 class Activity:
@@ -87,8 +88,10 @@ class Activity:
         # The workers that have computed anything: one that is slow, or has short bursts, takes part
         # in few rounds.
         fresh = report.work
-        found.work *= np.where(fresh[0] > 0, 1 - _SHARE, 1.0)
-        found.work += fresh
+        found.work[:2] *= np.where(fresh[0] > 0, 1 - _SHARE, 1.0)
+        found.work[:2] += fresh
+        found.work[2] *= 1 - _SHARE
+        found.work[2] += report.stripes[0]
         found.last = report.without_details()
         _keep_last(self._arrays)
 
@@ -116,7 +119,8 @@ class Activity:
         """Return all of it as plain numbers, texts, lists and dicts.
 
         Of each worker: the stripes that it has computed, of these the moved and the wasted ones,
-        and its predicted and measured speed in stripes per second, a mean of recent rounds.
+        its predicted and measured speed in stripes per second, and its share of the stripes, of
+        recent rounds.
         """
         now = monotonic()
         return {
@@ -140,8 +144,8 @@ def _moved(found: _Array, addresses: tuple[str, ...]) -> Floats:
     before = (
         {} if found.last is None else dict(zip(found.last.addresses, found.work.T, strict=True))
     )
-    none = np.zeros(2)
-    return np.array([before.get(address, none) for address in addresses]).reshape(-1, 2).T
+    none = np.zeros(3)
+    return np.array([before.get(address, none) for address in addresses]).reshape(-1, 3).T
 
 
 def _sums(found: _Array) -> dict[str, Ints]:
@@ -156,9 +160,10 @@ def _sums(found: _Array) -> dict[str, Ints]:
 def _told(found: _Array, now: float) -> dict[str, Any]:
     last, unknown = found.last, math.nan
     assert last is not None
-    stripes, seconds = found.work
+    stripes, seconds, computed = found.work
     measured = np.where(seconds > 0, stripes / np.where(seconds > 0, seconds, 1.0), unknown)
-    speeds = zip(last.predicted.tolist(), measured.tolist(), strict=True)
+    shares = computed / max(computed.sum(), 1e-9)
+    speeds = zip(last.predicted.tolist(), measured.tolist(), shares.tolist(), strict=True)
     known = dict(zip(last.addresses, speeds, strict=True))
     return {
         "rounds": found.rounds,
@@ -168,7 +173,7 @@ def _told(found: _Array, now: float) -> dict[str, Any]:
         "coordinator": last.coordinator,
         "age": now - found.ended,
         "workers": {
-            address: [*sums.tolist(), *known.get(address, (unknown, unknown))]
+            address: [*sums.tolist(), *known.get(address, (unknown,) * 3)]
             for address, sums in _sums(found).items()
         },
     }

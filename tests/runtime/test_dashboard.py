@@ -54,10 +54,10 @@ def test_the_page_shows_rounds_and_workers():
             table, lanes, heading = map(session.document.get_model_by_name, names)
             assert "1 rounds" in heading.text
             cells = re.findall(r"<td [^>]*>(.*?)</td>", table.text)
-            rows = [cells[i : i + 8] for i in range(0, len(cells), 8)]
+            rows = [cells[i : i + 9] for i in range(0, len(cells), 9)]
             assert sum(row[1].startswith("alive") for row in rows) == 3
             assert len(lanes.data["worker"]) == len(rows)
-            useful = sum(int(row[4]) - int(row[6]) for row in rows)
+            useful = sum(int(row[5]) - int(row[7]) for row in rows)
             assert useful == 2 * C.encoded.spec.geometry.stripes
             assert any(speed > 0 for speed in lanes.data["measured"])
 

@@ -23,7 +23,7 @@ from bokeh.models import (
 from bokeh.models.widgets import Div
 from bokeh.plotting import figure
 
-from dask_coded.runtime.scheduler.observer import SPEEDS, STRIPES, Observer
+from dask_coded.runtime.scheduler.observer import SHARE, SPEEDS, STRIPES, Observer
 from dask_coded.summary import table
 
 # Milliseconds between two looks of an open page at what is known.
@@ -33,7 +33,7 @@ _POINTS = 300
 _LANES = 40
 _OWN, _MOVED, _WASTED, _PREDICTED = "#4c78a8", "#54a24b", "#e45756", "#222222"
 _PARTS = ("own", "moved", "wasted")
-_COLUMNS = ("worker", "state", *SPEEDS, *STRIPES, "pieces")
+_COLUMNS = ("worker", "state", SHARE, *SPEEDS, *STRIPES, "pieces")
 _EVENTS = {
     "lost": "workers lost",
     "made": "pieces rebuilt",
@@ -252,7 +252,8 @@ def _cells(worker: dict[str, Any]) -> list[str]:
     state = worker["standing"] + ", coordinates" * worker["coordinates"]
     speeds = ["-" if math.isnan(worker[name]) else f"{worker[name]:,.0f}" for name in SPEEDS]
     numbers = [f"{worker[name]:,}" for name in (*STRIPES, "pieces")]
-    return [_label(worker), state, *speeds, *numbers]
+    share = "-" if math.isnan(worker[SHARE]) else f"{worker[SHARE]:.0%}"
+    return [_label(worker), state, share, *speeds, *numbers]
 
 
 def _lane(worker: dict[str, Any]) -> str:
@@ -266,11 +267,8 @@ def _lane(worker: dict[str, Any]) -> str:
 
 
 def _slowness(worker: dict[str, Any]) -> tuple[bool, float]:
-    # The prediction knows of the rounds in which a worker returned nothing.
-    speed = worker["predicted"]
-    if math.isnan(speed):
-        speed = worker["measured"]
-    return worker["standing"] == "gone", math.inf if math.isnan(speed) else speed
+    share = worker[SHARE]
+    return worker["standing"] == "gone", math.inf if math.isnan(share) else share
 
 
 def _order(worker: dict[str, Any]) -> tuple[bool, int, str]:

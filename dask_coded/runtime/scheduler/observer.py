@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, WorkerState
 
 #: What each worker tells of its stripes and speeds, in this order.
-STRIPES, SPEEDS = ("computed", "moved", "wasted"), ("predicted", "measured")
+STRIPES, SPEEDS, SHARE = ("computed", "moved", "wasted"), ("predicted", "measured"), "share"
 _TOTALS = ("rounds", "seconds", *STRIPES, "steps", "step_seconds")
 
 
@@ -180,13 +180,13 @@ class Observer:
                     if (holder := self._homes.holder_of(key)) in workers:
                         workers[holder]["pieces"] += 1
         for each in rounds:
-            for address, (*stripes, predicted, measured) in each["workers"].items():
+            for address, (*stripes, predicted, measured, share) in each["workers"].items():
                 if (row := workers.get(address)) is None:
                     name = self._names.get(address, address)
                     row = workers[address] = _row(name, address, "gone")
                 for name, number in zip(STRIPES, stripes, strict=True):
                     row[name] += number
-                for name, speed in zip(SPEEDS, (predicted, measured), strict=True):
+                for name, speed in zip((*SPEEDS, SHARE), (predicted, measured, share), strict=True):
                     if not math.isnan(speed):  # a later round may have measured it
                         row[name] = speed
         return {
@@ -232,6 +232,6 @@ def _row(name: str, address: str, standing: str) -> dict[str, Any]:
         "standing": standing,
         "coordinates": False,
         "pieces": 0,
-        **dict.fromkeys(SPEEDS, math.nan),
+        **dict.fromkeys((SHARE, *SPEEDS), math.nan),
         **dict.fromkeys(STRIPES, 0),
     }

@@ -14,6 +14,7 @@ from dask_coded.codes import CODES, MDS, Code, Polynomial, RandomLinear, Repetit
 from dask_coded.display import Display
 from dask_coded.loop import Loop, PiecesMade, Progress
 from dask_coded.pair import CodedPair, encode_pair, gram
+from dask_coded.reports import Report, WorkerStatus, report
 from dask_coded.rounds.accuracy import AccuracyWarning
 from dask_coded.runtime.client.install import ClusterUnfitError
 from dask_coded.runtime.coordinator.operators import Operator, PairOperator
@@ -47,7 +48,9 @@ __all__ = [
     "Progress",
     "RandomLinear",
     "Repetition",
+    "Report",
     "UncodedWarning",
+    "WorkerStatus",
     "__version__",
     "aggregation",
     "compression",
@@ -57,6 +60,7 @@ __all__ = [
     "graph",
     "linalg",
     "linear_model",
+    "report",
     "submit",
     "training",
 ]

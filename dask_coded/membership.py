@@ -50,6 +50,8 @@ class Timeouts:
     ``PLANS``           0.05                                between the plans of short rounds
     ``REPORTS``         0.1                                 between reports of rounds to the client
     ``PROBES``          5                                   between measurements of a worker's speed
+    ``WATCH``           1                                   between questions for an open page
+    ``WATCHED``         60                                  that they go on after a page was drawn
     ==================  ==================================  ========================================
 
     Parameters
@@ -82,6 +84,10 @@ class Timeouts:
     REPORTS: ClassVar[float] = 0.1
     #: A measurement takes about 8 ms: less than two thousandths of a core.
     PROBES: ClassVar[float] = 5.0
+    #: While a page is open, or metrics are read, coordinators are asked what they have done.
+    WATCH: ClassVar[float] = 1.0
+    #: Metrics are usually read a few times a minute.
+    WATCHED: ClassVar[float] = 60.0
 
     # A call costs a peer two messages. After this many lags without a word, calls take it 1 or 2 %
     # of its time.

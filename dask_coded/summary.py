@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -61,3 +62,44 @@ def brief(value: Any) -> str:
     if isinstance(value, dict) and len(value) > _FEW:
         return f"<{len(value)} items>"
     return repr(value)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table as HTML."""
+    style = "style='text-align:left;padding:2px 12px 2px 0'"
+    head = "".join(f"<th {style}>{html.escape(name)}</th>" for name in columns)
+    cells = ("".join(f"<td {style}>{html.escape(cell)}</td>" for cell in row) for row in rows)
+    body = "".join(f"<tr>{row}</tr>" for row in cells)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def lanes(bars: Sequence[tuple[str, float, float]]) -> str:
+    """Return a picture as SVG: for each name a lane with its bars, from the first to the last time.
+
+    Parameters
+    ----------
+    bars : sequence of (str, float, float)
+        The name of the lane, and begin and end of the bar in seconds.
+    """
+    if not bars:
+        return ""
+    names = sorted({name for name, _, _ in bars})
+    first, last = min(begin for _, begin, _ in bars), max(end for _, _, end in bars)
+    scale = 480 / max(last - first, 1e-9)
+    texts = "".join(
+        f"<text x='0' y='{18 * i + 13}'>{html.escape(name)}</text>" for i, name in enumerate(names)
+    )
+    rectangles = "".join(
+        f"<rect x='{200 + scale * (begin - first):.1f}' y='{18 * names.index(name) + 2}' "
+        f"width='{max(scale * (end - begin) - 0.5, 0.5):.1f}' height='14' fill='#4c78a8'/>"
+        for name, begin, end in bars
+    )
+    bottom = 18 * len(names)
+    axis = (
+        f"<text x='200' y='{bottom + 13}'>{1e3 * first:.3g} ms</text>"
+        f"<text x='680' y='{bottom + 13}' text-anchor='end'>{1e3 * last:.3g} ms</text>"
+    )
+    return (
+        f"<svg width='690' height='{bottom + 20}' font-size='12' font-family='sans-serif' "
+        f"fill='currentColor'>{texts}{rectangles}{axis}</svg>"
+    )

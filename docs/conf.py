@@ -53,3 +53,5 @@ numpydoc_show_class_members = False
 
 html_theme = "furo"
 html_title = "dask-coded"
+html_static_path = ["_static"]
+html_css_files = ["cards.css"]

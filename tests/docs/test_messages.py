@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 from distributed.utils_test import async_poll_for, gen_cluster
 
 import dask_coded as coded
+from dask_coded.runtime.coordinator.report import RoundReport, WorkerPart
 from dask_coded.runtime.spec import NAME
 
 ROOT = Path(__file__).parents[2]
@@ -48,9 +50,14 @@ def logged() -> Iterator[tuple[str, frozenset[str]]]:
                 yield actions[0], frozenset(constants(k for k, _ in pairs)) - {"action"}
 
 
+def table(heading: str) -> list[list[str]]:
+    """Return the rows of the table of the page whose first column has that heading."""
+    found = re.search(rf"^\| {heading} \|.*?\n\n", page("diagnostics.md"), re.S | re.M)[0]
+    return [line.strip("| ").split(" | ") for line in found.strip().splitlines()[2:]]
+
+
 def documented() -> dict[str, frozenset[str]]:
-    table = re.search(r"^\| action \|.*?\n\n", page("diagnostics.md"), re.S | re.M)[0]
-    rows = [line.strip("| ").split(" | ") for line in table.strip().splitlines()[2:]]
+    rows = table("action")
     return {row[0].strip("`"): frozenset(re.findall(r"`(\w+)`", row[2])) for row in rows}
 
 
@@ -140,3 +147,19 @@ def test_every_warning_in_a_log_is_on_the_page():
     ]
     assert len(warnings) >= 8
     assert [line for line in warnings if not any(map(line.startswith, listed))] == []
+
+
+# -- reports -----------------------------------------------------------------------------------
+
+
+def test_the_tables_have_all_fields_of_reports():
+    last = {f.name for f in fields(RoundReport) if f.repr} | {"parts", "bound", "timeline"}
+    expected = {
+        "field of a report": {f.name for f in fields(coded.Report)},
+        "field of a worker": set(coded.WorkerStatus._fields),
+        "attribute of `last_round`": last,
+    }
+    found = {heading: re.findall(r"`(\w+)`", " ".join(row[0] for row in table(heading)))
+             for heading in expected}  # fmt: skip
+    assert {heading: set(names) for heading, names in found.items()} == expected
+    assert set(WorkerPart._fields) < set(coded.WorkerStatus._fields)

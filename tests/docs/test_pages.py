@@ -15,7 +15,7 @@ import yaml
 from dask_coded import preload
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ("deploying.md", "diagnostics.md", "troubleshooting.md")
+PAGES = ("deploying.md", "diagnostics.md", "quick-start.md", "troubleshooting.md")
 #: Programs that start machines elsewhere: they are compiled only.
 ELSEWHERE = {"dask_jobqueue", "dask_cloudprovider", "coiled", "SSHCluster"}
 
@@ -44,6 +44,18 @@ def test_a_program_runs_as_a_script(page, program, tmp_path):
     script.write_text(program)
     command = [sys.executable, "-W", "error:::__main__", script]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout
+
+
+@pytest.mark.extras
+@pytest.mark.slow
+@pytest.mark.parametrize(("i", "needs"), [(0, "zarr"), (1, "sklearn"), (2, "torch")])
+def test_the_tutorial_runs_as_scripts(i, needs, tmp_path):
+    pytest.importorskip(needs)
+    script = tmp_path / "program.py"
+    script.write_text(blocks("tutorial.md", "python")[i])
+    result = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert result.stdout
 
@@ -78,7 +90,7 @@ def test_the_operator_starts_what_dask_has():
 
 
 def test_links_between_pages_lead_somewhere():
-    for page in (*PAGES, "glossary.md"):
+    for page in (*PAGES, "citing.md", "faq.md", "glossary.md", "tutorial.md"):
         for target, anchor in re.findall(
             r"\]\(([\w-]+\.(?:md|rst))?(?:#([\w-]+))?\)", (DOCS / page).read_text()
         ):

@@ -25,7 +25,7 @@ from dask_coded.rounds import (
 from dask_coded.rounds.assignment import all_tried
 from dask_coded.runtime.answers import RoundPlan
 from dask_coded.runtime.coordinator.delivery import Delivery
-from dask_coded.runtime.coordinator.report import RoundReport
+from dask_coded.runtime.coordinator.report import RoundReport, Tally
 from dask_coded.runtime.coordinator.run_spec import RunSpec
 from dask_coded.runtime.coordinator.verdict import Verdict
 from dask_coded.runtime.messages import (
@@ -112,7 +112,7 @@ class LiveRound:
     ) -> None:
         plan, layout = run_spec.plan, run_spec.layout
         self.run_spec = run_spec
-        self.report = RoundReport()
+        self.report = RoundReport(coordinator=plugin.exchange.address)
         self.began = monotonic()
         self._run_id = run_spec.run_id
         self._exchange = exchange = plugin.exchange
@@ -122,6 +122,8 @@ class LiveRound:
         self._delivery = delivery
         self._assembler = assembler
         self._in_thread = in_thread
+        self._in_seconds = in_seconds and any(plan.lags)  # without lags, nothing was measured
+        self._tally = Tally(layout)
         self._failure: Exception | None = None
         self.verdict = Verdict(run_spec, verifier)
         # Shares that came before the verifier was prepared.
@@ -176,6 +178,7 @@ class LiveRound:
                 for worker, speed in enumerate(all_tried(self._plan.speed).tolist()):
                     self.round.expect(worker, speed)
                 commands = self.round.start()
+            self._tally.begin(commands)
             self._delivery.plan(c.worker for c in commands if isinstance(c, Assign))
             self._carry_out(commands)
             self._delivery.begin()
@@ -378,6 +381,7 @@ class LiveRound:
         if not self.verdict.accepts(self._plan.addresses[worker], ranges, rows):
             # Whatever else this worker holds is computed elsewhere in this round.
             return self.round.lost([worker], now)
+        self._tally.share(ranges, self.round.state.open)
         fresh, commands = self.round.share(worker, ranges, share.seconds, now)
         new = set(fresh)
         self._decode([s for s in zip(ranges, rows, strict=True) if s[0] in new])
@@ -423,4 +427,5 @@ class LiveRound:
             if large:
                 # Participants hold the operand and their rows until they hear of the end.
                 channel.flush()
-        self.report.workers = int((self.round.state.workers.done > 0).sum())
+        state = self.round.state
+        self.report.close(self._plan.addresses, self._tally.stripes, state, self._in_seconds)

@@ -299,9 +299,11 @@ class Coordinator:
                 again = True
                 continue
             self._note_failures(live)
-            speeds = history.record(live.round, plan.addresses, monotonic() - live.began)
+            seconds = monotonic() - live.began
+            speeds = history.record(live.round, plan.addresses, seconds)
             if self._options.alone:
                 self._alone.look(spec, layout, plan.addresses, speeds.get(exchange.address, 0.0))
+            self._plugin.activity.ended(self._id, live.report, seconds)
             self._row = row
             await self._judge(live, checks, spec, version)
             fresh = history.pace.slowed or not live.round.state.available.all()

@@ -26,7 +26,9 @@ from dask_coded.runtime.scheduler.arrays import RELEASED, ArrayDirectory
 from dask_coded.runtime.scheduler.extension import SchedulerExtension
 from dask_coded.runtime.scheduler.homes import Homes
 from dask_coded.runtime.scheduler.loops import LoopDirectory
+from dask_coded.runtime.scheduler.observer import Observer
 from dask_coded.runtime.scheduler.placing import Placing
+from dask_coded.runtime.scheduler.showing import show
 from dask_coded.runtime.scheduler.standings import Standings
 from dask_coded.runtime.scheduler.supervisor import Supervisor
 from dask_coded.runtime.spec import NAME, CodedSpec, CodedTask, as_key
@@ -54,6 +56,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
     arrays : ArrayDirectory
     homes : Homes
     loops : LoopDirectory
+    observer : Observer
     placing : Placing
     standings : Standings
     supervisor : Supervisor
@@ -87,6 +90,9 @@ class CodedSchedulerPlugin(SchedulerExtension):
             self.loops.keeps,
             self.replaceable,
         )
+        self.observer = Observer(
+            scheduler, self.versions, self.standings.suspects, self.arrays, self.homes
+        )
         self._holding: dict[Key, str] = {}
         # Rounds in which a worker has sent wrong shares.
         self._corrupt: dict[str, int] = {}
@@ -100,6 +106,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
             coded_plan=self.plan,
             coded_register=self.register,
         )
+        show(scheduler, self.observer)
         await self.give(scheduler, NAME, CodedWorkerPlugin())
 
     def hello(self, worker: str, version: str, product: float) -> str:
@@ -197,6 +204,8 @@ class CodedSchedulerPlugin(SchedulerExtension):
             return reply(Over())
         if (state := self.arrays.get(array)) is None:
             return reply(Lost(RELEASED))
+        if attempt is not None:
+            self.observer.coordinates(as_key(attempt[0]))
         spec = state.spec
         holder = [self.homes.holder_of(key) for key in spec.keys]
         if any(a and a != self.homes.home(key) for a, key in zip(holder, spec.keys, strict=True)):
@@ -398,6 +407,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
         self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **kwargs: Any
     ) -> None:
         self._joining.pop(worker, None)
+        self.observer.remove_worker(worker)
         self.versions.pop(worker, None)
         self.refused.pop(worker, None)
         self.speeds.forget(worker)
@@ -420,6 +430,8 @@ class CodedSchedulerPlugin(SchedulerExtension):
         """
         if not isinstance(msg, dict):
             return
+        if topic == NAME:
+            self.observer.logged(msg["action"])
         if msg.get("action") == "worker-status-change" and msg["status"] == "running":
             self.supervisor.returned(topic)  # it was paused, perhaps since it joined
         if msg.get("action") in _MOVES:

@@ -23,6 +23,7 @@ from dask_coded.chunks import some_rows
 from dask_coded.compat import end_fetches
 from dask_coded.config import timeouts
 from dask_coded.rounds import StripeRange
+from dask_coded.runtime.activity import Activity
 from dask_coded.runtime.messages import ChangeRound, Failed, PiecesAbsent, StartRound
 from dask_coded.runtime.operand import Ticket
 from dask_coded.runtime.spec import NAME, CodedSpec, as_key
@@ -78,6 +79,8 @@ class CodedWorkerPlugin(WorkerPlugin):
         Memory where participants of these rounds have left rows.
     closed : bool
         Whether the worker has closed.
+    activity : Activity
+        What these rounds have done.
     """
 
     name = NAME
@@ -90,6 +93,7 @@ class CodedWorkerPlugin(WorkerPlugin):
         self.keeper = StateKeeper(worker, self.exchange)
         self._specs: dict[str, CodedSpec] = {}
         self.checks: dict[str, Any] = {}
+        self.activity = Activity()
         self._jobs: dict[Key, Job] = {}
         # More would not fit into the memory of the worker.
         self._most_stripes = (worker.memory_manager.memory_limit or MEMORY_LIMIT) // _STRIPE
@@ -119,6 +123,7 @@ class CodedWorkerPlugin(WorkerPlugin):
             on_closed=self._coordinator_gone,
         )
         worker.handlers["coded_rows"] = self._rows
+        worker.handlers["coded_activity"] = self.activity.told
         worker.stream_handlers["coded-active"] = self._activate
         worker.stream_handlers["coded-hold"] = self.disk.hold
         worker.stream_handlers["coded-put-back"] = self.disk.put_back
@@ -165,6 +170,7 @@ class CodedWorkerPlugin(WorkerPlugin):
         """Stream handler: there will be no more rounds of an array."""
         self._specs.pop(array, None)
         self._series.pop(array, None)
+        self.activity.forget(array)
         # Until they hear of its end, participants hold the pieces of the last round.
         self.exchange.flush()
         if checks := self.checks.pop(array, None):

@@ -18,6 +18,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from time import monotonic
 
 from distributed import get_worker
@@ -28,6 +29,7 @@ from dask_coded.config import timeouts
 from dask_coded.loop import Loop, Progress
 from dask_coded.prediction import SpeedHistory
 from dask_coded.runtime.messages import Failed
+from dask_coded.runtime.worker.plugin import worker_plugin
 from dask_coded.training.runtime.group import GroupOverError, LiveGroup
 from dask_coded.training.runtime.link import Link
 from dask_coded.training.runtime.memberships import Silent, TrainingWorkerPlugin, training_plugin
@@ -107,6 +109,7 @@ class Leader:
         # Of the workers of all groups, to which parts were dealt.
         self._speeds = SpeedHistory()
         self._link = Link(plugin, training, attempt)
+        self._stepped = partial(worker_plugin(plugin.worker).activity.stepped, str(attempt[0]))
 
     def run(self) -> Outcome:
         """Run the training to its end.
@@ -122,12 +125,17 @@ class Leader:
             check_folder(self._training.checkpoint[0], self._link.address)
         with self._link:
             history = History(self._loop, self._training.steps)
+
+            def ended(step: Step, norm: float) -> None:
+                self._stepped(step.step, step.seconds, step.computing)
+                history.ended(step, norm)
+
             while True:
                 asked = monotonic()
                 group = self._form(history.steps)
                 try:
                     return LiveGroup(
-                        self._link, group, asked, history.ended, history.of, self._speeds
+                        self._link, group, asked, ended, history.of, self._speeds
                     ).run()
                 except GroupOverError:
                     continue

@@ -53,6 +53,7 @@ class TrainingSchedulerPlugin(SchedulerExtension):
         if key not in self.scheduler.tasks:
             # It was cancelled just now. No worker would hear of its end, so none may take part.
             return []
+        self._coded.observer.coordinates(key)
         involved = self._involved.setdefault(key, {})
         named = None if allowed is None else set(allowed)
         able = [

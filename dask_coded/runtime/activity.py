@@ -1,0 +1,184 @@
+"""What the rounds and trainings that a worker coordinates have done, for whoever asks.
+
+Nothing here travels with a round. The scheduler asks for :meth:`Activity.told` when a client wants
+a report, and while a page of the dashboard is open.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, Protocol
+
+import numpy as np
+
+from dask_coded.typing import Floats, Ints
+
+# How much of a measured speed, or of the stripes of recent rounds, is that of the last round.
+_SHARE = 0.1
+# Arrays, trainings, and workers that have left, that are remembered; the oldest ones are dropped.
+_MOST = 64
+
+
+class Ended(Protocol):
+    """A round that has ended, see :class:`dask_coded.runtime.coordinator.report.RoundReport`."""
+
+    addresses: tuple[str, ...]
+    stripes: Ints
+    coordinator: str
+
+    @property
+    def predicted(self) -> Floats: ...
+
+    @property
+    def work(self) -> Floats: ...
+
+    @property
+    def bound(self) -> float: ...
+
+    def without_details(self) -> Ended: ...
+
+
+@dataclass
+class _Array:
+    """The rounds of one array."""
+
+    rounds: int = 0
+    seconds: float = 0.0
+    last_seconds: float = 0.0
+    ended: float = 0.0
+    last: Ended | None = None
+    #: Of the workers of the last round, in its order; and of those of earlier ones.
+    stripes: Ints = field(default_factory=lambda: np.zeros((3, 0), dtype=np.int64))
+    earlier: dict[str, Ints] = field(default_factory=dict)
+    #: Of the same: stripes of recent rounds in which they have computed any, seconds for them; and
+    #: stripes of all recent rounds.
+    work: Floats = field(default_factory=lambda: np.zeros((3, 0)))
+
+
+class Activity:
+    """Counts what the rounds and training steps have done that one worker has coordinated."""
+
+    def __init__(self) -> None:
+        self._rounds = 0
+        self._seconds = 0.0
+        self._stripes: Ints = np.zeros(3, dtype=np.int64)
+        self._steps = 0
+        self._step_seconds = 0.0
+        self._arrays: dict[str, _Array] = {}
+        self._trainings: dict[str, dict[str, Any]] = {}
+
+    def ended(self, array: str, report: Ended, seconds: float) -> None:
+        """Record a round that has taken so many seconds."""
+        self._rounds += 1
+        self._seconds += seconds
+        self._stripes += report.stripes.sum(axis=1)
+        found = self._arrays.pop(array, None) or _Array()
+        self._arrays[array] = found
+        found.rounds += 1
+        found.seconds += seconds
+        found.last_seconds, found.ended = seconds, monotonic()
+        if found.last is None or found.last.addresses != report.addresses:
+            found.earlier = _sums(found)
+            _keep_last(found.earlier, _MOST + len(report.addresses))
+            found.work = _moved(found, report.addresses)
+            found.stripes = np.zeros_like(report.stripes)
+        found.stripes += report.stripes
+        # The workers that have computed anything: one that is slow, or has short bursts, takes part
+        # in few rounds.
+        fresh = report.work
+        found.work[:2] *= np.where(fresh[0] > 0, 1 - _SHARE, 1.0)
+        found.work[:2] += fresh
+        found.work[2] *= 1 - _SHARE
+        found.work[2] += report.stripes[0]
+        found.last = report.without_details()
+        _keep_last(self._arrays)
+
+    def stepped(self, training: str, step: int, seconds: float, workers: dict[str, float]) -> None:
+        """Record a step of a training, and for how many seconds each worker has computed.
+
+        Called from the thread of the training's leader.
+        """
+        self._steps += 1
+        self._step_seconds += seconds
+        self._trainings.pop(training, None)
+        self._trainings[training] = {
+            "step": step,
+            "seconds": seconds,
+            "workers": dict(workers),
+            "ended": monotonic(),
+        }
+        _keep_last(self._trainings)
+
+    def forget(self, array: str) -> None:
+        """Drop an array that has gone; the totals stay."""
+        self._arrays.pop(array, None)
+
+    def told(self) -> dict[str, Any]:
+        """Return all of it as plain numbers, texts, lists and dicts.
+
+        Of each worker: the stripes that it has computed, of these the moved and the wasted ones,
+        its predicted and measured speed in stripes per second, and its share of the stripes, of
+        recent rounds.
+        """
+        now = monotonic()
+        return {
+            "totals": {
+                "rounds": self._rounds,
+                "seconds": self._seconds,
+                **dict(zip(("computed", "moved", "wasted"), self._stripes.tolist(), strict=True)),
+                "steps": self._steps,
+                "step_seconds": self._step_seconds,
+            },
+            "arrays": {array: _told(found, now) for array, found in self._arrays.items()},
+            "trainings": {
+                training: {**last, "age": now - last["ended"]}
+                for training, last in tuple(self._trainings.items())
+            },
+        }
+
+
+def _moved(found: _Array, addresses: tuple[str, ...]) -> Floats:
+    """Return the work of recent rounds in the order of the workers of a new one."""
+    before = (
+        {} if found.last is None else dict(zip(found.last.addresses, found.work.T, strict=True))
+    )
+    none = np.zeros(3)
+    return np.array([before.get(address, none) for address in addresses]).reshape(-1, 3).T
+
+
+def _sums(found: _Array) -> dict[str, Ints]:
+    """Return the stripes of all workers, by address."""
+    sums = dict(found.earlier)
+    if found.last is not None:
+        for worker, address in enumerate(found.last.addresses):
+            sums[address] = sums.pop(address, 0) + found.stripes[:, worker]
+    return sums
+
+
+def _told(found: _Array, now: float) -> dict[str, Any]:
+    last, unknown = found.last, math.nan
+    assert last is not None
+    stripes, seconds, computed = found.work
+    measured = np.where(seconds > 0, stripes / np.where(seconds > 0, seconds, 1.0), unknown)
+    shares = computed / max(computed.sum(), 1e-9)
+    speeds = zip(last.predicted.tolist(), measured.tolist(), shares.tolist(), strict=True)
+    known = dict(zip(last.addresses, speeds, strict=True))
+    return {
+        "rounds": found.rounds,
+        "seconds": found.seconds,
+        "last_seconds": found.last_seconds,
+        "bound": last.bound,
+        "coordinator": last.coordinator,
+        "age": now - found.ended,
+        "workers": {
+            address: [*sums.tolist(), *known.get(address, (unknown,) * 3)]
+            for address, sums in _sums(found).items()
+        },
+    }
+
+
+def _keep_last(found: dict[str, Any], most: int = _MOST) -> None:
+    while len(found) > most:
+        del found[next(iter(found))]

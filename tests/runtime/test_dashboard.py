@@ -1,0 +1,91 @@
+"""What the scheduler shows: its page of coded rounds, and its metrics."""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+from urllib.request import urlopen
+
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+from distributed.utils_test import gen_cluster, poll_for
+from tornado.httpclient import AsyncHTTPClient
+
+import dask_coded as coded
+from dask_coded.runtime.scheduler import showing
+
+pytestmark = pytest.mark.versions
+
+A = np.random.default_rng(0).standard_normal((64, 6))
+FOUR = [("127.0.0.1", 1)] * 4
+
+
+async def fetched(s, path: str) -> str:
+    address = f"http://127.0.0.1:{s.http_server.port}{path}"
+    return (await AsyncHTTPClient().fetch(address)).body.decode()
+
+
+def test_the_page_shows_rounds_and_workers():
+    pytest.importorskip("bokeh")
+    from bokeh.client import pull_session
+
+    options = {"n_workers": 4, "threads_per_worker": 1, "processes": False}
+    with LocalCluster(**options, dashboard_address="127.0.0.1:0") as cluster, Client(
+        cluster, set_as_default=False
+    ) as client:  # fmt: skip
+        s = cluster.scheduler
+        address = f"http://127.0.0.1:{s.http_server.port}"
+        C = coded.encode(A, coded.MDS(4, 2), client)
+        observer = s.extensions["dask-coded"].observer
+        client.compute(C @ np.ones(6)).result()
+        assert not observer.asked  # nobody looks
+        with urlopen(f"{address}/status") as answer:
+            assert 'href="coded"' in answer.read().decode()  # the menu
+        with urlopen(f"{address}/coded") as answer:
+            assert "render_items" in answer.read().decode()
+        poll_for(lambda: observer.totals()["rounds"] == 1)
+        leaving = C.encoded.workers[0]
+        s.close_worker(leaving)
+        poll_for(lambda: leaving not in s.workers)
+        with pull_session(url=f"{address}/coded") as session:
+            names = "workers", "lanes", "heading"
+            table, lanes, heading = map(session.document.get_model_by_name, names)
+            assert "1 rounds" in heading.text
+            cells = re.findall(r"<td [^>]*>(.*?)</td>", table.text)
+            rows = [cells[i : i + 9] for i in range(0, len(cells), 9)]
+            assert sum(row[1].startswith("alive") for row in rows) == 3
+            assert len(lanes.data["worker"]) == len(rows)
+            useful = sum(int(row[5]) - int(row[7]) for row in rows)
+            assert useful == 2 * C.encoded.spec.geometry.stripes
+            assert any(speed > 0 for speed in lanes.data["measured"])
+
+
+@gen_cluster(client=True, nthreads=FOUR, timeout=120)
+async def test_without_a_dashboard_there_is_no_page_and_no_error(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 2), c)
+    np.testing.assert_allclose(await c.compute(C @ np.ones(6)), A @ np.ones(6))
+    assert all(not hasattr(app, "app_paths") for app in s.http_application.applications)
+
+
+@gen_cluster(client=True, nthreads=FOUR, timeout=120)
+async def test_metrics_are_what_reports_say(c, s, *workers):
+    pytest.importorskip("prometheus_client")
+    C = await coded.encode(A, coded.MDS(4, 2), c)
+    await c.compute(C @ np.ones(6))
+    found = await coded.report(C, c)
+    text = await fetched(s, "/metrics")
+    numbers = dict(re.findall(r"^(dask_coded_\S+) (\S+)$", text, re.M))
+    assert float(numbers["dask_coded_rounds_total"]) == 1
+    computed = sum(worker.computed for worker in found.workers)
+    assert float(numbers['dask_coded_stripes_total{kind="computed"}']) == computed
+    assert float(numbers['dask_coded_workers{state="alive"}']) == 4
+    assert float(numbers['dask_coded_events_total{action="register"}']) == 1
+
+
+def test_without_prometheus_there_are_no_metrics(monkeypatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    monkeypatch.setattr(showing._Metrics, "_only", None)
+    showing._Metrics.read(types.SimpleNamespace())
+    assert showing._Metrics._only is None

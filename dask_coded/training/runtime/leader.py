@@ -18,7 +18,6 @@ import logging
 import math
 from collections import deque
 from collections.abc import Sequence
-from functools import partial
 from time import monotonic
 
 from distributed import get_worker
@@ -109,7 +108,7 @@ class Leader:
         # Of the workers of all groups, to which parts were dealt.
         self._speeds = SpeedHistory()
         self._link = Link(plugin, training, attempt)
-        self._stepped = partial(worker_plugin(plugin.worker).activity.stepped, str(attempt[0]))
+        self._plugin, self._task = plugin, attempt[0]
 
     def run(self) -> Outcome:
         """Run the training to its end.
@@ -125,9 +124,10 @@ class Leader:
             check_folder(self._training.checkpoint[0], self._link.address)
         with self._link:
             history = History(self._loop, self._training.steps)
+            activity, name = worker_plugin(self._plugin.worker).activity, str(self._task)
 
             def ended(step: Step, norm: float) -> None:
-                self._stepped(step.step, step.seconds, step.computing)
+                activity.stepped(name, step.step, step.seconds, step.computing)
                 history.ended(step, norm)
 
             while True:

@@ -39,7 +39,7 @@ CELLS = [
     ("C = coded.encode(X, verbose=True)", r"Encoding: 3 of 3 pieces, \S+ kiB"),
     (
         "with coded.Display() as display:\n    _ = coded.graph.pagerank(G, callback=display)",
-        r"Done\. Round \d+: residual .* workers used",
+        r"Done\. Round \d+: residual .* workers? used",
     ),
     ("_ = coded.graph.pagerank(G, callback=print)", r"(Progress\(round=\d+, .*\)\n)+"),
     ("_ = LogisticRegression(verbose=1).fit(X, y, client=client)", r"Done\. Round \d+: .*"),

@@ -147,11 +147,6 @@ class Ledger:
         return bool(self._summed)
 
     @property
-    def everywhere(self) -> bool:
-        """Whether all workers that are left have the sum."""
-        return self._summed.issuperset(np.flatnonzero(self.round.state.present).tolist())
-
-    @property
     def shares(self) -> dict[int, int]:
         """How many units each worker holds."""
         return self._granted.shares()

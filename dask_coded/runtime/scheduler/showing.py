@@ -47,7 +47,7 @@ class _Metrics:
     _only: _Metrics | None = None
 
     def __init__(self) -> None:
-        self._observer: Any = None
+        self.observer: Any = None
 
     @classmethod
     def read(cls, observer: Observer) -> None:
@@ -59,7 +59,7 @@ class _Metrics:
         if cls._only is None:
             cls._only = cls()
             REGISTRY.register(cls._only)
-        cls._only._observer = ref(observer)
+        cls._only.observer = ref(observer)
 
     def describe(self) -> list[Any]:
         """Name no metrics beforehand: the registry would collect them to find out."""
@@ -68,7 +68,7 @@ class _Metrics:
     def collect(self) -> Iterator[Any]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        if (observer := self._observer()) is None:
+        if (observer := self.observer()) is None:
             return
         observer.want()  # for the next time
         space = dask.config.get("distributed.dashboard.prometheus.namespace")

@@ -86,6 +86,6 @@ async def test_metrics_are_what_reports_say(c, s, *workers):
 
 def test_without_prometheus_there_are_no_metrics(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    monkeypatch.setattr(showing._Metrics, "_only", None)
+    monkeypatch.setattr(showing._Metrics, "only", None)
     showing._Metrics.read(types.SimpleNamespace())
-    assert showing._Metrics._only is None
+    assert showing._Metrics.only is None

@@ -44,10 +44,10 @@ class _Metrics:
     numbers are those of the last one, as with Dask's own.
     """
 
-    _only: _Metrics | None = None
+    only: _Metrics | None = None
 
     def __init__(self) -> None:
-        self._observer: Any = None
+        self.observer: Any = None
 
     @classmethod
     def read(cls, observer: Observer) -> None:
@@ -56,10 +56,10 @@ class _Metrics:
             from prometheus_client import REGISTRY
         except ImportError:
             return
-        if cls._only is None:
-            cls._only = cls()
-            REGISTRY.register(cls._only)
-        cls._only._observer = ref(observer)
+        if cls.only is None:
+            cls.only = cls()
+            REGISTRY.register(cls.only)
+        cls.only.observer = ref(observer)
 
     def describe(self) -> list[Any]:
         """Name no metrics beforehand: the registry would collect them to find out."""
@@ -68,11 +68,11 @@ class _Metrics:
     def collect(self) -> Iterator[Any]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        if (observer := self._observer()) is None:
+        if (observer := self.observer()) is None:
             return
         observer.want()  # for the next time
         space = dask.config.get("distributed.dashboard.prometheus.namespace")
-        start = f"{space}_coded_" if space else "coded_"
+        start = "_".join((space, "coded", "")) if space else "coded_"
         totals, found = observer.totals(), observer.overview()
         for name, text in [
             ("rounds", "Coded rounds that have ended"),

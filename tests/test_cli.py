@@ -494,7 +494,7 @@ def test_a_cluster_of_processes_ranks(tmp_path):
     assert [scores[node] for node in graph.nodes.tolist()] == pytest.approx(
         expected.scores.tolist(), abs=1e-9
     )
-    assert "workers used" in result.stderr
+    assert "used" in result.stderr
 
 
 @pytest.mark.slow

@@ -26,11 +26,13 @@ from typing import Any, cast
 
 import click
 import numpy as np
+import scipy.sparse
 from dask.system import CPU_COUNT
 from distributed import Client
 
 from dask_coded import __version__
 from dask_coded.arguments import printable
+from dask_coded.bench import compare
 from dask_coded.codes import CODES, Code
 from dask_coded.demo import run_demo
 from dask_coded.diagnosis import tables
@@ -313,6 +315,77 @@ def check_command(address: str, as_json: bool, timeout: float, peers: int) -> No
         click.get_current_context().exit(1)
 
 
+@coded.command("bench")
+@click.argument("file", required=False, type=click.Path(path_type=Path))
+@click.option("--scheduler", metavar="ADDRESS", help="Use the cluster of this scheduler instead.")
+@click.option(
+    "--workers",
+    type=click.IntRange(min=2),
+    help="Number of local worker processes to start.  [default: number of cores, up to 8]",
+)
+@click.option(
+    "--shape",
+    type=click.IntRange(min=1),
+    nargs=2,
+    default=(4000, 4000),
+    show_default=True,
+    help="Rows and columns of a matrix of random numbers, if no FILE is given.",
+)
+@click.option(
+    "--width",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Columns of the operand.",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    help="How often to compute each product.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Write all times as JSON instead.")
+def bench_command(
+    file: Path | None,
+    scheduler: str | None,
+    workers: int | None,
+    shape: tuple[int, int],
+    width: int,
+    rounds: int,
+    as_json: bool,
+) -> None:
+    """Say whether coding pays for products of a matrix, on this machine or on a cluster.
+
+    FILE holds the matrix: a NumPy array (.npy) or a SciPy sparse matrix (.npz). One process,
+    dask.array, single coded products and a loop of coded products compute it in turn.
+    """
+    matrix = None if file is None else _matrix(file)
+    rows, columns = shape if matrix is None else matrix.shape
+
+    def say(text: str) -> None:
+        click.echo(text, err=True)
+
+    with _cluster(workers, scheduler, say) as client:
+        found = compare(client, matrix, (rows, columns), width, rounds, say)
+    if as_json:
+        click.echo(json.dumps(found.as_json(), indent=2))
+        return
+    click.echo(f"{found.workers} workers, A: {rows} x {columns}, x: {width} columns, {found.code}")
+    click.echo(f"encoding: {found.encoding:.2f} s")
+    _Display().columns(
+        ("milliseconds per product", "median", "least", "most"),
+        [
+            (
+                way.name,
+                *(f"{t * 1e3:.1f}" for t in (way.median, min(way.seconds), max(way.seconds))),
+            )
+            for way in found.ways
+        ],
+    )
+    click.echo(found.verdict)
+
+
 # -- the steps of a command --------------------------------------------------------------------
 
 
@@ -326,6 +399,23 @@ def _read(
     except (OSError, ValueError) as error:
         raise BadInput(str(error)) from error
     return graph.to_undirected() if undirected else graph
+
+
+def _matrix(file: Path) -> Any:
+    """Read a matrix of numbers."""
+    try:
+        found = scipy.sparse.load_npz(file) if file.suffix == ".npz" else np.load(file)
+    except (OSError, ValueError, KeyError) as error:
+        raise BadInput(
+            f"{file}: expected a NumPy array (.npy) or a SciPy sparse matrix (.npz): {error}"
+        ) from error
+    found = found.tocsr() if scipy.sparse.issparse(found) else found
+    if found.ndim != 2 or not found.size or found.dtype.kind not in "fciub":
+        raise BadInput(
+            f"{file}: expected a matrix of numbers, it has the shape {found.shape} and the dtype "
+            f"{found.dtype}."
+        )
+    return found
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import dask
 import dask.array as da
 import numpy as np
 import scipy.sparse as sp
@@ -155,8 +156,8 @@ class _Bench:
         matrix = None if graph is None else transition_matrix(graph.adjacency)[0]
         size = _SIZE if matrix is None else matrix.shape[0]
         self._client = client
-        self._whole = _matrix(client, matrix, size, workers)
-        self._parts = _matrix(client, matrix, size, np.repeat(workers, _CHUNKS).tolist())
+        self._whole = blocks_on(client, matrix, (size, size), workers)
+        self._parts = blocks_on(client, matrix, (size, size), np.repeat(workers, _CHUNKS).tolist())
         # Parity would make a sparse matrix dense.
         spare = min(max(slow, 1), n - 1)
         code = MDS(n, n - spare) if matrix is None else Repetition(n, spare + 1)
@@ -218,7 +219,7 @@ class _Bench:
         ]
 
     def _plain(self, matrix: da.Array) -> float:
-        product = _product(matrix, self._x)
+        product = plain_product(matrix, self._x)
         drawn = matrix is self._whole
         if drawn:
             self._client.get_task_stream()  # records from now on
@@ -247,22 +248,37 @@ class _Bench:
         return time.perf_counter() - began
 
     def _in_a_loop(self) -> float:
-        self._loop = submit(_loop, self._coded, self._x, _LOOP, client=self._client).result()
+        # The demo is about rounds, which a graph of a few megabytes would not need.
+        with dask.config.set({"coded.round.alone": False}):
+            self._loop = submit(_loop, self._coded, self._x, _LOOP, client=self._client).result()
         return statistics.median(r.seconds for r in self._loop)
 
 
-def _matrix(client: Client, matrix: Any, size: int, owners: Sequence[str]) -> da.Array:
-    """Return a dask array with one chunk of rows for each entry of ``owners``, on that worker."""
+def blocks_on(
+    client: Client, matrix: Any, shape: tuple[int, int], owners: Sequence[str]
+) -> da.Array:
+    """Return a dask array with one chunk of rows for each entry of ``owners``, on that worker.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    matrix : ndarray, SciPy sparse array or None
+        By default random numbers, made on the workers.
+    shape : (int, int)
+    owners : sequence of str
+        Addresses of workers.
+    """
+    size, columns = shape
     edges = [i * size // len(owners) for i in range(len(owners) + 1)]
     rows = list(itertools.pairwise(edges))
     if matrix is None:
         meta: Any = np.empty((0, 0))
         blocks = [
-            client.submit(_normal, start, stop - start, size, workers=[owner], pure=False)
+            client.submit(_normal, start, stop - start, columns, workers=[owner], pure=False)
             for owner, (start, stop) in zip(owners, rows, strict=True)
         ]
     else:
-        meta = sp.csr_array((0, 0))
+        meta = sp.csr_array((0, 0)) if sp.issparse(matrix) else np.empty((0, 0))
         blocks = [
             client.scatter(matrix[start:stop], workers=[owner], hash=False)
             for owner, (start, stop) in zip(owners, rows, strict=True)
@@ -271,7 +287,7 @@ def _matrix(client: Client, matrix: Any, size: int, owners: Sequence[str]) -> da
     name = f"A-{uuid.uuid4().hex}"
     # To persist a concatenation would let Dask choose the workers again.
     graph: dict[Any, Any] = {(name, i, 0): block for i, block in enumerate(blocks)}
-    chunks = (tuple(stop - start for start, stop in rows), (size,))
+    chunks = (tuple(stop - start for start, stop in rows), (columns,))
     return da.Array(graph, name, chunks, meta=meta)
 
 
@@ -279,7 +295,8 @@ def _normal(seed: int, rows: int, columns: int) -> np.ndarray[Any, Any]:
     return np.random.default_rng(seed).standard_normal((rows, columns))
 
 
-def _product(matrix: da.Array, x: np.ndarray[Any, Any]) -> da.Array:
+def plain_product(matrix: da.Array, x: np.ndarray[Any, Any]) -> da.Array:
+    """Return the product with a matrix, in one task for each chunk."""
     if isinstance(meta_of(matrix), np.ndarray):
         return matrix @ x
     # dask.array does not multiply sparse chunks by dense ones.

@@ -9,6 +9,7 @@ import io
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ import scipy.sparse
 from click.testing import CliRunner
 
 from dask_coded import cli, demo, display, local
+from dask_coded.bench import Comparison, Way
 from dask_coded.codes import MDS, Repetition
 from dask_coded.graph import ConvergenceError, read_graph
 from dask_coded.loop import Progress
@@ -557,3 +559,45 @@ def test_workers_of_a_local_cluster_block_interrupts():
         masks = client.run(lambda: signal.pthread_sigmask(signal.SIG_BLOCK, []))
     assert all(signal.SIGINT in mask for mask in masks.values())
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sparse", [False, True])
+def test_the_bench_times_four_ways_and_says_whether_coding_pays(tmp_path, sparse):
+    matrix = np.eye(40, 30)
+    if sparse:
+        file = tmp_path / "matrix.npz"
+        scipy.sparse.save_npz(file, scipy.sparse.csr_array(matrix))
+    else:
+        file = tmp_path / "matrix.npy"
+        np.save(file, matrix)
+    result = run("bench", str(file), "--workers", "2", "--rounds", "2", "--width", "3", "--json")
+    found = json.loads(result.stdout)
+    assert found["shape"] == [40, 30]
+    assert [len(way["seconds"]) for way in found["ways"]] == [2] * 4
+    assert found["verdict"].startswith("Coding does not pay here: one process takes 0.")
+
+
+@pytest.mark.parametrize(
+    ("plain", "loop", "expected"),
+    [
+        (0.2, 0.05, r"Coding pays after 20 rounds, .*: coded, in a loop takes 0.50 .*dask.array"),
+        (0.2, 0.19, "Coding does not pay here: dask.array takes 0.53 of the time of coded, in a"),
+    ],
+)
+def test_the_verdict_of_the_bench(plain, loop, expected):
+    dask = 0.1
+    times = {"one process": plain, "dask.array": dask, "coded, lazily": 0.3}
+    times["coded, in a loop"] = loop
+    ways = [Way(name, [seconds] * 3) for name, seconds in times.items()]
+    verdict = Comparison(4, (9, 9), "MDS(n=4, k=3)", 1.0, ways).verdict
+    assert re.match(expected, verdict), verdict
+
+
+def test_a_file_without_a_matrix(tmp_path):
+    file = tmp_path / "vector.npy"
+    np.save(file, np.arange(3))
+    result = run("bench", file)
+    assert result.exit_code == 2
+    assert "expected a matrix of numbers, it has the shape (3,)" in complaint(result)
+    assert "expected a NumPy array (.npy)" in complaint(run("bench", tmp_path / "none.npy"))

@@ -196,7 +196,7 @@ class _Turn:
         self._tallies: dict[int, Tally] = {}
         self._sums: dict[int, UnitSum] = {}
         # By the `Close` that they are of: the totals of chunks.
-        self._chunks: dict[tuple[int, int], dict[int, UnitSum]] = {}
+        self._spans: dict[tuple[int, int], dict[int, UnitSum]] = {}
 
     def finished(self, unit: int, found: UnitSum, seconds: float) -> list[ends.Command]:
         """Take the gradient of a unit that was computed; return what to obey."""
@@ -291,11 +291,11 @@ class _Turn:
         """Record the total of a chunk; with the last one this worker has the sum."""
         if self.total is not None:
             return
-        chunks = self._chunks.setdefault(closing, {})
+        chunks = self._spans.setdefault(closing, {})
         chunks[chunk] = UnitSum(integers, peaks, losses, owned=False)
         if len(chunks) == count:
             self.total = UnitSum.joined([chunks[i] for i in range(count)])
-            self._chunks.clear()
+            self._spans.clear()
             self._sums.clear()
             self._gradients.clear()
             self._sum = None

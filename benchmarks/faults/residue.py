@@ -27,7 +27,9 @@ _LIMITED = (
 )
 # Shared segments that a process keeps: its probe, and some for the next operands and shares.
 _SEGMENTS = 6
-_LAST = ("ArraySpec", "PairSpec", "Checks")
+# What is kept of the last arrays on purpose; and what is told in reports, of these, of the workers
+# that are there, and in total.
+_LAST = ("ArraySpec", "PairSpec", "Checks", "Activity", "Observer")
 
 
 def sizes(*roots: Any, skip: tuple[str, ...] = ()) -> Counter[str]:

@@ -128,7 +128,7 @@ def compare(
     ways: dict[str, Callable[[], float]] = {
         ONE_PROCESS: lambda: _timed(lambda: here @ x),
         DASK: lambda: _timed(lambda: _plain(plain, x)),
-        LAZILY: lambda: _timed((coded @ x).compute),
+        LAZILY: lambda: _timed(lambda: (coded @ x).compute()),
         LOOP: lambda: submit(_round, coded, x, client=client).result(),
     }
     times: dict[str, list[float]] = {name: [] for name in ways}

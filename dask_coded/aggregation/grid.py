@@ -208,7 +208,8 @@ class Grid:
         for entries, blocks, shape in self.blocks.slabs:
             size = shape[0] * shape[1]
             scaled = self._scaled[:size].reshape(shape)
-            np.multiply(gradient[entries].reshape(shape), self._up[blocks], out=scaled)
+            with np.errstate(over="ignore"):  # on a grid that is far too fine
+                np.multiply(gradient[entries].reshape(shape), self._up[blocks], out=scaled)
             np.maximum(scaled.max(axis=1), -scaled.min(axis=1), out=peaks[blocks])
             # NaN is not below the bound, and neither is infinity.
             fits = fits and bool(peaks[blocks].max() < self._bound)

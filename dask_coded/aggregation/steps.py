@@ -88,8 +88,9 @@ class SqueezedSteps:
 
     @property
     def failed(self) -> str | None:
-        ledger = self._ledgers.get(self._present)
-        return None if ledger is None else ledger.failed
+        # Of an earlier one, too: after the last step no other would tell.
+        found = (ledger.failed for ledger in self._ledgers.values())
+        return next((failed for failed in found if failed is not None), None)
 
     def take(self, step: int) -> SeenStep:
         """Return what was seen of a step that has ended, and forget it."""
@@ -107,6 +108,8 @@ class SqueezedSteps:
             return []
         answer = unpack(payload)
         assert isinstance(answer, Answer)
+        if answer.worker in self._lost:  # the others do not ask it for anything any more
+            return []
         if isinstance(answer, Done) and turn == self._present:
             self._seen[step].computing[answer.worker] += answer.seconds
         orders = self._orders(turn, ledger.receive([answer], now))

@@ -193,7 +193,8 @@ class Ledger:
                 if self.over:
                     self._fetch([worker])
             if isinstance(answer, Summed):
-                self.overflow |= answer.overflow
+                # That of the sum counts, which all workers go by.
+                self.overflow = answer.overflow
                 self._have_sum(worker)
             elif isinstance(answer, Holdings):
                 if not self.round.state.present[worker]:

@@ -62,6 +62,8 @@ class Quicker:
         best = min(self._rounds)
         if self._best_alone < _LESS * best:
             return self._in_alone < _TRIES * self._rounds[-1]
+        if not self._alone:
+            return False
         # Other work on this machine may have made it slow when it was tried.
         return self._expected < _LESS * best and self._in_rounds >= _TRIES * self._alone[-1]
 

@@ -287,7 +287,10 @@ class UnitReplica(Replica):
             return UnitSum(None, peaks_of(self._blocks, gradient), losses)
         integers = found.zeros()
         peaks = found.fold(gradient, integers)
-        return UnitSum(integers if found.fits(peaks) else None, peaks, losses)
+        if found.fits(peaks):
+            return UnitSum(integers, peaks, losses)
+        # Scaled for a grid that is far too fine, even finite entries may have become infinite.
+        return UnitSum(None, peaks_of(self._blocks, gradient), losses)
 
     def apply(self, totals: Sequence[Any], beside: bool = False) -> Vector:
         """Apply the next update, as :meth:`Replica.apply`.

@@ -26,6 +26,7 @@ from dask_coded.aggregation import (
 from dask_coded.aggregation.formation import form
 from dask_coded.aggregation.steps import SqueezedSteps
 from dask_coded.prediction import SpeedHistory
+from dask_coded.rounds.grants import Deal, Done, Summed, pack, unpack
 
 LENGTH, BLOCKS, END = 7, 3, 3
 
@@ -221,3 +222,38 @@ def test_more_workers_than_units_are_left_out():
     assert (plan.workers, addresses) == (2, ("a", "b"))
     with pytest.raises(ValueError, match="pass more units"):
         Squeeze(units=2).plan(3)
+
+
+def leader_of(workers, copies, steps=3):
+    """Return the steps of a leader that has dealt the first one, and its messages."""
+    plan = Squeeze(copies=copies, units=4).plan(workers)
+    names = [f"w{i}" for i in range(workers)]
+    leader = SqueezedSteps(plan, names, SpeedHistory(), 0, steps)
+    return leader, [(send.to, unpack(send.payload)) for _, send in leader.start(0.0)]
+
+
+def summed(worker, overflow=False):
+    return pack(Summed(1, 0, worker, 0, overflow))
+
+
+def test_the_only_worker_with_the_last_sum_dies():
+    leader, _ = leader_of(2, copies=1, steps=1)
+    leader.received(0, Tag("answer", 0), summed(0), 1.0)
+    assert leader.failed is None
+    leader.lost([0], 1.1)
+    assert leader.failed is not None  # another group does the step again
+
+
+def test_what_a_lost_worker_still_says_does_not_count():
+    leader, _ = leader_of(3, copies=2)
+    leader.lost([0], 0.5)
+    assert leader.received(0, Tag("answer", 0), summed(0), 0.6) == []
+    assert leader._present == (0, 0)
+
+
+def test_a_unit_that_is_not_in_the_sum_does_not_have_the_step_done_again():
+    leader, messages = leader_of(2, copies=2)
+    unit = next(m.units[0] for to, m in messages if to == 0 and isinstance(m, Deal))
+    leader.received(0, Tag("answer", 0), pack(Done(1, 0, 0, 0, (unit,), 0.1, True)), 0.1)
+    leader.received(0, Tag("answer", 0), summed(1), 0.2)
+    assert leader._present == (1, 0)

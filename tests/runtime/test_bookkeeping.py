@@ -38,7 +38,7 @@ A = np.random.default_rng(0).standard_normal((24, 6))
 #: What the current plan of an array holds; it is replaced as a whole by the next one.
 REPLACED = {"RoundPlan", "Layout"}
 #: What codes remember of sets of pieces: there are 16 sets here, and the caches are limited.
-CACHES = ("._factors", "._spans")
+CACHES = ("._factors", "._spans", "Observer._tasks")  # the last one by worker
 
 
 def sizes(*roots: Any) -> Counter[str]:

@@ -11,6 +11,7 @@ from distributed import Client
 from dask_coded.aggregation import Ring, Squeeze
 from dask_coded.compression import Quantization
 from dask_coded.training import SGD, Adam, Checkpoint, Pipelined, train
+from dask_coded.training.replica import Model
 from tests.training.one_process import squeezed
 from tests.training.slow import Slow
 
@@ -195,3 +196,31 @@ def test_a_module_with_dropout_gives_the_parameters_of_one_process(five):
             **options,
         )
         assert found.parameters.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("entry", [3.0, 5.0, 1e20])
+def test_a_layer_whose_gradient_was_zero_until_now(dtype, entry):
+    """As behind a layer that starts at zero: the predicted grid is far too fine."""
+    second = 0.0
+
+    def gradient(w, samples, targets):
+        return 0.0, np.array([1.0, second])
+
+    data = np.ones((1, 1))
+    layers = [(1,), (1,)]
+    model = Model(gradient, np.zeros(2, dtype), SGD(1.0), 2, None, 0, None, layers, dealt=True)
+    replica = model.replica(2, 1)
+
+    def step(number, grid=None):
+        one, other = (replica.unit(number, unit, data, data, grid) for unit in (0, 1))
+        return one.plus(other)
+
+    for number, second in enumerate([0.0, entry]):
+        total = step(number)
+        if total.integers is None:
+            grid = total.peaks
+            total = step(number, grid)
+            total.grid = grid
+        found = replica.apply([total])
+        np.testing.assert_allclose(found, [2.0, 2 * second], rtol=1e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sys
 import types
@@ -10,7 +11,7 @@ from urllib.request import urlopen
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster
-from distributed.utils_test import gen_cluster, poll_for
+from distributed.utils_test import async_poll_for, gen_cluster, poll_for
 from tornado.httpclient import AsyncHTTPClient
 
 import dask_coded as coded
@@ -89,3 +90,12 @@ def test_without_prometheus_there_are_no_metrics(monkeypatch):
     monkeypatch.setattr(showing._Metrics, "only", None)
     showing._Metrics.read(types.SimpleNamespace())
     assert showing._Metrics.only is None
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_metrics_that_another_thread_reads_are_asked_for_on_the_event_loop(c, s, *workers):
+    await coded.encode(np.eye(40), coded.MDS(2, 1), c)
+    observer = s.extensions["dask-coded"].observer
+    before = observer.asked
+    await asyncio.to_thread(observer.want)
+    await async_poll_for(lambda: observer.asked > before, timeout=60)

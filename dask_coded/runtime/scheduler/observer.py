@@ -8,6 +8,7 @@ open or metrics are read. Otherwise nothing travels.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections import Counter
 from collections.abc import Collection, Container, Sequence
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 #: What each worker tells of its stripes and speeds, in this order.
 STRIPES, SPEEDS, SHARE = ("computed", "moved", "wasted"), ("predicted", "measured"), "share"
 _TOTALS = ("rounds", "seconds", *STRIPES, "steps", "step_seconds")
+
+logger = logging.getLogger("distributed.dask_coded")
 
 
 class Observer:
@@ -106,6 +109,10 @@ class Observer:
     def want(self) -> None:
         """Ask coordinators from now on, for about a minute."""
         self._wanted = monotonic()
+        # The process's registry of metrics may be read in any thread; the timer is the loop's.
+        self._scheduler.loop.add_callback(self._begin)
+
+    def _begin(self) -> None:
         if not self._timer.is_running():
             self._timer.start()
 
@@ -120,7 +127,10 @@ class Observer:
         asked = list(self._tasks)
         # What has ended is counted in this answer; what runs has more to tell later.
         self._tasks = {a: key for a, key in self._tasks.items() if self._runs(a, key)}
-        await asyncio.gather(*map(self._ask, asked))
+        answers = await asyncio.gather(*map(self._ask, asked), return_exceptions=True)
+        for address, answer in zip(asked, answers, strict=True):
+            if isinstance(answer, Exception):
+                logger.warning("Worker %s cannot say what it has done: %r", address, answer)
         for address in [a for a, told in self._told.items() if not self._lives(a, told)]:
             del self._told[address]
         if not self._told:

@@ -179,7 +179,7 @@ def report(array: CodedArray | CodedPair | None = None, client: Client | None = 
     chosen = current_client(client)
 
     async def ask() -> Report:
-        await install(chosen)  # before the first array of the cluster, nobody could answer
+        await install(chosen)  # otherwise no plugin could answer before the first array
         scheduler: Any = chosen.scheduler
         found = await scheduler.coded_report(arrays=ids)
         if ids and found["lost"]:

@@ -60,7 +60,7 @@ class SqueezedSteps:
     names : sequence of str
         Of the workers.
     history : SpeedHistory
-        What is known of their speeds.
+        The speeds that were measured so far.
     first, end : int
         The first step, and the one after the last.
 

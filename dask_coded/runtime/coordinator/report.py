@@ -148,7 +148,7 @@ class RoundReport(Summary):
 
     @property
     def bound(self) -> float:
-        # Not computed before somebody asks, because rounds may take 2 ms.
+        # Computed only when it is read, because rounds may take 2 ms.
         if self._layout is None:
             return math.nan
         layout, measured = self._layout, self.measured

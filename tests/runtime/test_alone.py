@@ -144,7 +144,8 @@ async def test_a_product_of_which_a_piece_is_gone_is_a_round(c, s, *workers, cou
     [key] = [key for key in C.encoded.spec.keys if key in course.worker.data]
     [other] = [worker for worker in workers if worker is not course.worker]
     s.request_acquire_replicas(other.address, [key], stimulus_id="test")
-    await async_poll_for(lambda: key in other.data)
+    # The scheduler learns of the copy later than the worker has it.
+    await async_poll_for(lambda: len(s.tasks[key].who_has) == 2)
     s.request_remove_replicas(course.worker.address, [key], stimulus_id="test")
     np.testing.assert_allclose(await future, A @ x)
 

@@ -241,6 +241,7 @@ def train(
         batches=partial(Batches, total, batch_size=batch_size, seed=seed),
         samples=samples,
         targets=targets,
+        parameters=start.size,
         aggregation=aggregation,
         codec=EXACT if compression is None else compression.codec,
         remembers=compression is not None and compression.remembers,

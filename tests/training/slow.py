@@ -56,3 +56,21 @@ class Slow:
 
 def present() -> Slow:
     return Slow.present
+
+
+class Held:
+    """Has the updates of some workers wait, shared by all workers of this process."""
+
+    released = threading.Event()
+
+    @staticmethod
+    def hold(dask_worker: Any) -> None:
+        """Hold the next update of the training that a worker takes part in."""
+        (trainer,) = dask_worker.extensions["dask-coded-training"].trainers.values()
+        apply = trainer.replica.apply
+
+        def wait(*arguments: Any) -> Any:
+            Held.released.wait()
+            return apply(*arguments)
+
+        trainer.replica.apply = wait

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
+import dask
 import numpy as np
 import pytest
 from distributed import Client
+from distributed.utils_test import poll_for
 
 from dask_coded.aggregation import Ring, Squeeze
 from dask_coded.compression import Quantization
 from dask_coded.training import SGD, Adam, Checkpoint, Pipelined, train
 from dask_coded.training.replica import Model
 from tests.training.one_process import squeezed
-from tests.training.slow import Slow
+from tests.training.slow import Held, Slow
 
 X = np.random.default_rng(0).normal(size=(103, 5))
 Y = X @ np.arange(1.0, 6.0) + np.sin(np.arange(103))
@@ -100,6 +104,54 @@ def test_a_slow_worker_has_units_moved_away_from_it(five):
     units = {a: sum(s.units.get(a, 0) for s in found.history) for a in addresses(five)[:3]}
     least, *others = sorted(units.values())
     assert least < min(others) / 3
+
+
+@pytest.mark.parametrize("held", [0, 2], ids=["leader", "other"])
+def test_a_worker_that_cannot_keep_up_is_left_out_and_sums_do_not_wait_for_it(five, held):
+    workers = addresses(five)[:3]
+    enough, begun = Event(), Event()
+
+    def follow(progress) -> bool:
+        begun.set()
+        return enough.is_set()
+
+    def left_out(dask_worker) -> bool:
+        trainers = dask_worker.extensions["dask-coded-training"].trainers.values()
+        return all(trainer._stopped for trainer in trainers)
+
+    def waiting(dask_worker) -> int:
+        trainers = dask_worker.extensions["dask-coded-training"].trainers.values()
+        return sum(len(trainer._totals) for trainer in trainers)
+
+    Held.released.clear()
+    with ThreadPoolExecutor(1) as thread, dask.config.set({"coded.train.backlog": "1kB"}):
+        future = thread.submit(
+            train,
+            squares,
+            np.zeros(5),
+            (X, Y),
+            aggregation=Squeeze(units=6),
+            workers=workers,
+            leader=workers[0],
+            steps=10**6,
+            client=five,
+            callback=follow,
+        )
+        try:
+            assert begun.wait(60)
+            five.run(Held.hold, workers=[workers[held]])
+            poll_for(lambda: five.run(left_out, workers=[workers[held]])[workers[held]], timeout=60)
+            Held.released.set()
+            poll_for(
+                lambda: not five.run(waiting, workers=[workers[held]])[workers[held]], timeout=60
+            )
+        finally:
+            Held.released.set()
+            enough.set()
+        found = future.result(timeout=60)
+    expected = squeezed(squares, np.zeros(5), (X, Y), units=6, steps=found.steps)
+    assert found.parameters.tobytes() == expected.tobytes()
+    assert set(found.digests) <= {*workers} - {workers[held]}
 
 
 def test_a_training_resumes_with_its_units(five, tmp_path):

@@ -45,6 +45,8 @@ from dask_coded.transport.messages import Closed, Message
 
 # A ring may be this many steps ahead of its leader's view of it.
 _AHEAD = 10
+# Bytes of a parameter in a sum of units.
+_INTEGER = 4
 # Workers that join are taken in when a group has worked this many times as long as it took to form
 # it, data included. So forming groups takes a sixth of the time at most.
 _WORTH = 5
@@ -217,6 +219,8 @@ class LiveGroup:
             if self._dealt is not None:
                 self._fill(seen, self._dealt.take(message.step))
             self._end(seen, message.norm)
+            if self._dealt is not None:
+                self._give_up(message.step, self._group.training.parameters * _INTEGER)
 
     def _fill(self, step: Step, seen: SeenStep) -> None:
         """Say of a step how it was dealt."""
@@ -267,7 +271,7 @@ class LiveGroup:
             self._end(seen, norm_of(totals))
 
     def _give_up(self, step: int, nbytes: int) -> None:
-        """Close channels to workers for which too many sums wait: they may be stopped for hours.
+        """Leave out workers for which too many sums wait: slow ones, and those stopped for hours.
 
         The others stay in this group, because no worker could now fetch the data that such a worker
         stores.
@@ -277,6 +281,11 @@ class LiveGroup:
             if node not in self._absent and step - self._read[address] > patience:
                 self._skip(node, unread=True)
                 self._link.give_up(address)
+                if self._dealt is not None:
+                    self._order(self._dealt.lost([node], monotonic()))
+                    if not self._can_finish():
+                        self._link.lose(address)
+                        raise GroupOverError
 
     def _skip(self, node: int, unread: bool) -> None:
         """Go on without a worker; the first of the others sends the states for checkpoints."""

@@ -83,7 +83,8 @@ class SkipNode(Message):
     ----------
     node : int
     unread : bool
-        Whether the node does not read. Then the channel to it is broken, to drop what waits there.
+        Whether the node does not read. Then the channel to it is broken, to drop what waits there,
+        and the node itself stops.
         Otherwise the node seems to be lost. If it is, its channels close by themselves. If it is
         not, other rounds and trainings go on using them.
     """

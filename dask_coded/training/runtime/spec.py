@@ -84,6 +84,8 @@ class Training:
     batches : callable
         ``batches(parts)`` returns how many samples a step uses.
     samples, targets : Blocks
+    parameters : int
+        How many are trained.
     aggregation : Aggregation
     codec : Codec
     remembers : bool
@@ -104,6 +106,7 @@ class Training:
     batches: Callable[[int], Batches]
     samples: Blocks
     targets: Blocks
+    parameters: int
     aggregation: Aggregation
     codec: Codec
     remembers: bool

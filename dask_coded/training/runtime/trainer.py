@@ -147,6 +147,8 @@ class Trainer:
 
     def skip(self, node: int, unread: bool) -> None:
         """Send nothing more to a node; if it does not read, break the channel to it."""
+        if node == self._node and unread:  # its leader, on the same worker, closes no channel
+            self.stop()
         self._skipped.add(node)
         if channel := self._channels.pop(node, None):
             channel.unlisten(self._listener)
@@ -202,6 +204,7 @@ class Trainer:
     def _settle(self, tell: Callable[[int], None]) -> None:
         """Wake the computation thread of a stopped trainer once no update is being applied."""
         with self._changed:
+            self._totals.clear()
             self._changed.notify_all()
         tell(self.replica.version)
 
@@ -377,6 +380,8 @@ class Trainer:
     def _communicate(self) -> None:
         while (event := self._events.get()) is not None:
             event()
+        self._machines.clear()
+        self._kept.clear()
 
     def _halt(self, version: int) -> None:
         with self._changed:

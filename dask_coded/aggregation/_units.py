@@ -62,7 +62,13 @@ class UnitSum:
     @property
     def loss(self) -> float:
         """The sum of the losses, which does not depend on their order."""
-        return math.fsum(self.losses.values())
+        losses = list(self.losses.values())
+        if odd := [loss for loss in losses if not math.isfinite(loss)]:
+            return sum(odd)
+        try:
+            return math.fsum(losses)
+        except OverflowError:  # on the way: the sum itself may be finite
+            return math.fsum(math.ldexp(loss, -64) for loss in losses) * 2.0**64
 
 
 def _part(array: Any, index: int, count: int) -> Any:

@@ -54,6 +54,7 @@ from dask_coded.rounds.policies import Policy
 from dask_coded.rounds.reporting import Reporting
 from dask_coded.rounds.round import Round
 from dask_coded.rounds.state import Assign, Command, Withdraw
+from dask_coded.rounds.summing import Summing
 from dask_coded.rounds.units import UnitLayout
 from dask_coded.rounds.workers import Forecast
 
@@ -129,7 +130,7 @@ class Ledger:
         self._begun: dict[int, float] = {}
         # Workers whose epoch ended because they were silent; a sign of life brings them back.
         self._silent: set[int] = set()
-        self._summed: set[int] = set()
+        self._summing = Summing()
         # Whether an epoch has ended, so that some contributions may never come.
         self._disturbed = False
         self._letters: list[Letter] = []
@@ -139,12 +140,12 @@ class Ledger:
 
     @property
     def failed(self) -> str | None:
-        return None if self._summed else self.round.failed
+        return None if self.over else self.round.failed
 
     @property
     def over(self) -> bool:
         """Whether a worker that is left has the sum; the others can fetch it."""
-        return bool(self._summed)
+        return bool(self._summing.has)
 
     @property
     def shares(self) -> dict[int, int]:
@@ -223,11 +224,11 @@ class Ledger:
         for worker in workers:
             self._silent.discard(worker)
             self._end_epoch(worker)
-            if worker in self._summed:
+            if worker in self._summing.has:
                 # If no other worker has the sum, it is made again.
                 self.closed = False
-                self._summed.remove(worker)
-        if self._summed:
+            self._summing.lose(worker)
+        if self.over:
             self._fetch(range(self.units.layout.workers))
         return self.react(now)
 
@@ -238,21 +239,22 @@ class Ledger:
 
     def react(self, now: float) -> list[Letter]:
         """React to what was recorded, or to time that has passed."""
+        self.round.state.now = now
+        self._give_up(now)
         if not self.over:
-            self.round.state.now = now
-            self._give_up(now)
             if self.round.finished and self.round.state.unfinished:
                 # A copy was given up that had finished the round.
                 self._follow(self.round.regained([], now))
             self._follow(self.round.react(now))
             if self._settled():
                 self._close()
-        if self._again <= now:
+        self._ask_owners(now)
+        if self._again <= now or self.over:
             self._again = inf
-        wakes = [*self._patience.due.values(), *([self._again] if self._again < inf else [])]
-        if self.round.wake is not None:
+        wakes = [*self._patience.due.values(), self._again, self._summing.due]
+        if self.round.wake is not None and not self.over:
             wakes.append(self.round.wake)
-        self.wake = None if self.over else min(wakes, default=None)
+        self.wake = wake if (wake := min(wakes)) < inf else None
         letters, self._letters = self._letters, []
         return letters
 
@@ -357,7 +359,7 @@ class Ledger:
         for unit in new:
             if self._granted.holder[unit] == worker:
                 target = self._target.pop(unit, None)
-                if target is not None:
+                if target not in (None, worker):  # it may have been asked for and left again
                     self._forget(target, unit)
                 if unit in self._granted.maker:
                     self._give_up_copy(unit)
@@ -435,6 +437,12 @@ class Ledger:
         """End the epochs of workers that did not answer, unless no other worker could go on."""
         present = self.round.state.present
         for worker in [w for w, due in self._patience.due.items() if due <= now]:
+            if self.over:
+                # It may never pass on the chunk that it owns.
+                del self._patience.due[worker]
+                self._disturbed = True
+                self._fetch(range(self.units.layout.workers))
+                continue
             if any(
                 not any(present[other] for other in holders if other != worker)
                 for holders in self.units.holders
@@ -444,17 +452,40 @@ class Ledger:
             self._end_epoch(worker)
             self._silent.add(worker)
 
+    # -- the sum -------------------------------------------------------------------------------
+
     def _have_sum(self, worker: int) -> None:
-        self._summed.add(worker)
+        if not self.over:
+            self._patience.due.clear()
+            self._summing.stop()
+        self._patience.due.pop(worker, None)
+        self._summing.has.add(worker)
         if self._disturbed:
             self._fetch(range(self.units.layout.workers))
 
     def _fetch(self, workers: Iterable[int]) -> None:
         """Have workers without the sum fetch it."""
-        sources = tuple(sorted(self._summed))
-        for worker in workers:
-            if worker not in self._summed and self.round.state.present[worker]:
-                self._send(worker, Fetch, sources=sources)
+        there = [worker for worker in workers if self.round.state.present[worker]]
+        for worker, source in self._summing.to_fetch(there):
+            self._send(worker, Fetch, sources=(source,))
+
+    def _ask_owners(self, now: float) -> None:
+        """Once all units are computed, ask those who add them up whether they are there."""
+        state, has = self.round.state, self._summing.has
+        owners = [w for w in self._granted.shares() if state.present[w] and w not in has]
+        fetched = self.over and self._disturbed  # by all that do not have it
+        if not self.closed or any(self._granted.owed) or not owners or fetched:
+            self._summing.stop()
+            return
+        self._summing.expect(now, max(map(self._patience.until, owners)))
+        if self._summing.due <= now:
+            self._summing.ask_again(now)
+            for worker in owners:
+                if worker not in self._patience.due:
+                    self._send(worker, Recall, units=())
+                    # An answer may wait behind parts of the sum.
+                    late = now + (now - state.started)
+                    self._patience.due[worker] = max(self._patience.until(worker), late)
 
     # -- closing -------------------------------------------------------------------------------
 
@@ -492,7 +523,7 @@ class Ledger:
         for worker, own in holdings.items():
             self._epochs[worker] = own.epoch
             if own.summed:
-                self._summed.add(worker)
+                self._summing.has.add(worker)
         family = disjoint(holdings)
         for worker in holdings.keys() - family.keys():
             self._epochs[worker] += 1

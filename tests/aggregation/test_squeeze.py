@@ -122,7 +122,8 @@ class Group:
     def finish(self, rng: random.Random) -> None:
         """Let everything happen, in any order, until all workers that are left have all sums."""
         for _ in range(100_000):
-            if all(len(own.totals) == END for own in self.nodes if own.alive):
+            there = [own for own in self.nodes if own.alive and not own.stopped]
+            if all(len(own.totals) == END for own in there):
                 return
             if possible := self.possible():
                 happens, *arguments = rng.choice(possible)
@@ -197,6 +198,28 @@ def test_a_worker_dies_or_stops_at_any_moment(workers, units, seed, before, stop
     group.check()
 
 
+@settings(max_examples=50)
+@given(
+    workers=st.integers(3, 5),
+    units=st.integers(5, 12),
+    seed=st.integers(0, 2**32),
+    before=st.integers(0, 120),
+)
+def test_a_worker_that_is_stuck_for_ever_holds_up_no_other_though_it_is_not_lost(
+    workers, units, seed, before
+):
+    rng = random.Random(seed)
+    group = Group(Squeeze(2, units).plan(workers))
+    for _ in range(before):
+        if possible := group.possible():
+            happens, *arguments = rng.choice(possible)
+            happens(*arguments)
+            group.now += 0.1
+    group.nodes[rng.randrange(workers)].stopped = True
+    group.finish(rng)
+    group.check()
+
+
 def test_a_slow_worker_gives_units_away():
     group = Group(Squeeze(2, 12).plan(3))
     slow = group.nodes[1]
@@ -215,6 +238,25 @@ def test_a_slow_worker_gives_units_away():
     assert not slow.works
     seen = [group.steps.take(step) for step in range(END)]
     assert all(set(step.units) == {0, 2} for step in seen)
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        ([0.1] * 10, 1.0),
+        ([np.inf, 1.0, -np.inf], np.nan),
+        ([np.nan, np.inf], np.nan),
+        ([-np.inf, 1e308], -np.inf),
+        ([1e308, 1e308, -1e308, -1e308, 5.0], 5.0),
+        ([1.5e308, 1.5e308, -1.5e308], 1.5e308),
+        ([1e308, 1e308], np.inf),
+        ([1e308, 1e308, -np.inf], -np.inf),
+    ],
+)
+def test_losses_of_any_size_add_up_in_any_order(losses, expected):
+    for order in (losses, losses[::-1]):
+        total = UnitSum(None, np.zeros(1, np.int16), dict(enumerate(order))).loss
+        np.testing.assert_allclose(total, expected, rtol=1e-15)
 
 
 def test_more_workers_than_units_are_left_out():

@@ -598,6 +598,77 @@ def test_the_sum_is_fetched_from_a_worker_that_has_it_if_another_one_dies() -> N
     assert not ledger.failed and set(dealt(letters)) <= {1, 2}
 
 
+def trio() -> tuple[Ledger, list[tuple[int, Grant]]]:
+    """Return a ledger whose units are all computed by three workers, and its last letters."""
+    ledger = Ledger(UnitLayout(6, [0, 1, 2], copies=2), Continuous(), Forecast(np.ones(3)), 0.0)
+    granted = dealt(ledger.start())
+    for worker, units in granted.items():
+        letters = ledger.receive([done(worker, *units)], 1.0)
+    assert ledger.closed and sorted(granted) == [0, 1, 2]
+    return ledger, letters
+
+
+def until(ledger: Ledger, now: float, stuck: set[int], happens) -> tuple[float, list]:
+    """Let time pass, with answers of all but some workers, until something is sent."""
+    letters: list[tuple[int, Grant]] = []
+    for _ in range(100):
+        assert ledger.wake is not None, "the ledger waits for nothing"
+        now = max(now, ledger.wake) + 1e-6
+        letters = ledger.react(now)
+        if any(happens(message) for _, message in letters):
+            return now, letters
+        for worker, units in recalls(letters):
+            assert units == (), "all units are computed"
+            if worker not in stuck:
+                assert not ledger.receive([Released(1, 0, worker, 0, (), ())], now)
+    raise AssertionError("nothing is sent")
+
+
+def test_a_worker_that_stops_before_it_adds_up_its_chunk_loses_its_epoch() -> None:
+    ledger, _ = trio()
+    now, letters = until(ledger, 1.0, {1}, lambda message: isinstance(message, Deal))
+    granted = dealt(letters)
+    assert 1 not in granted and sum(map(len, granted.values())) == 2
+    assert now < 5  # seconds, of a step whose units take one
+    [close, *_] = [message for _, message in letters if isinstance(message, Close)]
+    assert (close.closing, sorted(close.sets)) == (2, [0, 2])
+
+
+def test_owners_that_answer_keep_their_epochs_however_long_the_sum_takes() -> None:
+    ledger, _ = trio()
+    now = 1.0
+    for _ in range(20):
+        now = max(now, ledger.wake) + 1e-6
+        for worker, _ in recalls(ledger.react(now)):
+            ledger.receive([Released(1, 0, worker, 0, (), ())], now)
+    assert ledger.closed and ledger.closing == 1
+    assert now > 1000  # asked more and more rarely
+
+
+def test_a_worker_that_stops_before_all_have_its_chunk() -> None:
+    ledger, _ = trio()
+    ledger.receive([Summed(1, 0, 0, 0)], 1.1)
+    _, letters = until(ledger, 1.1, {1}, lambda message: isinstance(message, Fetch))
+    assert {(w, m.sources) for w, m in letters} == {(1, (0,)), (2, (0,))}
+    assert not ledger.receive([Summed(1, 0, 2, 0)], 9.0)
+    assert not ledger.receive([Summed(1, 0, 1, 0)], 9.1)
+    assert ledger.wake is None
+
+
+def test_each_worker_fetches_a_sum_once_unless_its_source_is_lost() -> None:
+    layout = UnitLayout(8, [0, 1, 2, 3], copies=2)
+    ledger = Ledger(layout, Continuous(), Forecast(np.ones(4)), 0.0)
+    ledger.start()
+    ledger.lost([3], 0.5)
+
+    def fetches(letters) -> list[tuple[int, tuple[int, ...]]]:
+        return [(w, m.sources) for w, m in letters if isinstance(m, Fetch)]
+
+    assert fetches(ledger.receive([Summed(1, 0, 0, 0)], 1.0)) == [(1, (0,)), (2, (0,))]
+    assert not fetches(ledger.receive([Summed(1, 0, 2, 0)], 1.1))
+    assert fetches(ledger.lost([0], 1.2)) == [(1, (2,))]
+
+
 def test_a_new_leader_uses_what_was_computed() -> None:
     layout = UnitLayout(6, [0, 1, 2], copies=2)
     holdings = {

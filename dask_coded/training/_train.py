@@ -7,6 +7,7 @@ its copy. Only sums of gradients travel; the data stay where they are.
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import uuid
@@ -218,6 +219,7 @@ def train(
         aggregation = choose_aggregation(count, start.size * sum_dtype(start.dtype).itemsize)
     total = sum(samples.rows)
     if isinstance(aggregation, Squeeze):
+        _check_grid(aggregation, start, layers, state)
         aggregation = _with_units(aggregation, min(batch_size or total, total), state)
     if epochs is not None:
         steps = epochs * Batches(total, 1, batch_size, seed).steps
@@ -317,6 +319,32 @@ def _check_choices(
             "each worker's own gradients: two workers may keep that of one part. Use "
             "GradiVeQ(residual=False), or another aggregation."
         )
+
+
+def _check_grid(
+    aggregation: Squeeze,
+    start: Vector,
+    layers: Sequence[tuple[int, ...]],
+    state: dict[str, Any] | None,
+) -> None:
+    """Refuse parameters and layers whose gradients have no grid, or another than before."""
+    if start.dtype.itemsize > 8:
+        raise ValueError(
+            f"{aggregation!r} sums gradients of at most 64 bits, the parameters are of "
+            f"{start.dtype}: pass them in float64, or use another aggregation."
+        )
+    sizes = [math.prod(layer) for layer in layers]
+    if state is not None and state.get("layers", sizes) != sizes:
+        raise ValueError(
+            f"The checkpoint is of a training with layers of {_few(state['layers'])} parameters, "
+            f"argument 'layers' has {_few(sizes)}: resume with the same layers, because the "
+            f"parameters depend on them."
+        )
+
+
+def _few(sizes: Sequence[int]) -> str:
+    """Return the first of some numbers, for a message."""
+    return ", ".join(map(str, sizes[:4])) + ", …" * (len(sizes) > 4)
 
 
 def _with_units(aggregation: Squeeze, samples: int, state: dict[str, Any] | None) -> Squeeze:

@@ -8,6 +8,7 @@ summed, see :mod:`dask_coded.aggregation.grid`.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -324,8 +325,10 @@ class UnitReplica(Replica):
         return grid
 
     def state(self) -> dict[str, Any]:
-        """Return the state that a joining or resuming replica needs, its units among it."""
-        return {**super().state(), "units": self._units, "peaks": self._peaks.state()}
+        """Return the state that a joining or resuming replica needs, units and grid among it."""
+        layers = [math.prod(layer) for layer in self._model.layers]
+        own = {"units": self._units, "layers": layers, "peaks": self._peaks.state()}
+        return {**super().state(), **own}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from the state of another replica."""

@@ -185,6 +185,16 @@ def test_a_training_resumes_with_its_units(five, tmp_path):
         other = {"aggregation": Squeeze(units=8), "resume": path}
         train(squares, np.zeros(5), (X, Y), client=five, **other, **options)
 
+    with pytest.raises(ValueError, match=r"layers of 5 parameters, .* has 2, 3: resume with the"):
+        other = {"aggregation": Squeeze(), "resume": path, "layers": [(2,), (3,)]}
+        train(squares, np.zeros(5), (X, Y), client=five, **other, **options)
+
+
+@pytest.mark.skipif(np.dtype(np.longdouble).itemsize <= 8, reason="needs a longer double")
+def test_parameters_of_more_than_64_bits_are_refused(five):
+    with pytest.raises(ValueError, match="parameters are of float128: pass them in float64"):
+        train(squares, np.zeros(5, np.longdouble), (X, Y), aggregation=Squeeze(), client=five)
+
 
 @pytest.mark.parametrize(
     ("samples", "batch_size", "units"), [(103, None, 16), (10, None, 10), (103, 4, 4)]

@@ -453,7 +453,9 @@ class Trainer:
         self._segments.pop(step, None)
         if isinstance(machine, SqueezeMachine):
             self._kept[step] = machine
-            self._kept.pop(step - _KEPT, None)
+            # Sums may come in any order.
+            for old in [s for s in self._kept if s <= max(self._kept) - _KEPT]:
+                del self._kept[old]
             return
         if step % READ_EVERY == 0:
             self.answer(StepProgress(self.group.run_id, step))

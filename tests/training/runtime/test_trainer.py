@@ -18,7 +18,15 @@ from distributed.core import Status
 from distributed.protocol.pickle import dumps
 from distributed.utils_test import captured_logger
 
-from dask_coded.aggregation import ROOT, CodedReduce, Finished, GradientCoding, Ring, Star
+from dask_coded.aggregation import (
+    ROOT,
+    CodedReduce,
+    Finished,
+    GradientCoding,
+    Ring,
+    Squeeze,
+    Star,
+)
 from dask_coded.compression import EXACT, Partial
 from dask_coded.runtime.messages import Failed
 from dask_coded.training import Pipelined, Synchronous
@@ -133,6 +141,15 @@ def test_messages_that_arrive_while_the_update_of_their_step_is_applied_are_drop
     assert inner._over(0)
     assert not inner._machines
     assert not inner._totals
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 3, 0, 1)])
+def test_sums_of_the_last_two_steps_are_kept_in_whatever_order_they_come(order):
+    worker = trainer(Squeeze(units=4).plan(2), Counter())
+    for step in order:
+        worker._machine(step)
+        worker._have(step, [])
+    assert sorted(worker._kept) == [2, 3]
 
 
 def test_a_retired_worker_applies_no_sum_beyond_the_version_that_it_reported():

@@ -1,7 +1,8 @@
 """The leader's part in squeezed steps: which turn of which step is dealt, and what was seen of it.
 
-The leader deals the units of a step once a worker has the sum of the step before; other workers may
-still be waiting for theirs. If a unit did not fit its grid, it deals the same step once more.
+The leader deals the units of a step once those of the step before are computed, while they are
+added up. So no worker waits for its deal. The step begins once a worker has the sum; other workers
+may still be waiting for theirs. If a unit did not fit its grid, the same step is dealt once more.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dask_coded.aggregation._machine import Send, Tag
 from dask_coded.aggregation._squeeze import TURNS, SqueezePlan
 from dask_coded.prediction import SpeedHistory
 from dask_coded.rounds import Dealer, Ledger
-from dask_coded.rounds.grants import Answer, Done, pack, unpack
+from dask_coded.rounds.grants import Answer, Deal, Done, pack, unpack
 from dask_coded.rounds.ledger import Letter
 
 # Seconds from one worker to another before any lag is known, as in one room.
@@ -78,6 +79,9 @@ class SqueezedSteps:
         self._end = end
         self._ledgers: dict[tuple[int, int], Ledger] = {}
         self._present = first, 0
+        # Of the present turn, whether its speeds are recorded; of the next step, what is dealt.
+        self._recorded = False
+        self._ahead: dict[int, tuple[int, ...]] | None = None
         self._lost: set[int] = set()
         self._seen: dict[int, SeenStep] = defaultdict(SeenStep)
 
@@ -132,27 +136,46 @@ class SqueezedSteps:
         return orders + self._go_on(now)
 
     def _go_on(self, now: float) -> list[Order]:
-        """If a worker has the sum of the present turn, deal the next one."""
+        """Deal the next step once the units of this turn are computed; begin it with the sum."""
         step, turn = self._present
         ledger = self._ledgers.get(self._present)
-        if ledger is None or not ledger.over:
+        if ledger is None or not (ledger.over or ledger.computed):
             return []
         seen = self._seen[step]
-        seen.speeds |= self._dealer.ended(ledger, now)
+        again = ledger.overflow and turn + 1 < TURNS
+        if not self._recorded:
+            self._recorded = True
+            seen.speeds |= self._dealer.ended(ledger, now)
+            if not (ledger.over or again or self._ahead or step + 1 >= self._end):
+                return self._deal_ahead(now)
+        if not ledger.over:
+            return []
         seen.units = ledger.shares
         seen.moved += ledger.moved
-        again = ledger.overflow and turn + 1 < TURNS
         self._present = (step, turn + 1) if again else (step + 1, 0)
         return self._deal(now)
 
+    def _deal_ahead(self, now: float) -> list[Order]:
+        """Deal the next step, without its ledger: its time has yet to begin."""
+        letters = self._dealer.begin(0, now).start()
+        deals = [(worker, message) for worker, message in letters if isinstance(message, Deal)]
+        self._ahead = {}
+        for worker, message in deals:
+            self._ahead[worker] = self._ahead.get(worker, ()) + message.units
+        return self._orders((self._present[0] + 1, 0), deals)
+
     def _deal(self, now: float) -> list[Order]:
         step, turn = self._present
+        self._recorded = False
         if step >= self._end:
             return []
         for old in [*self._ledgers][:-_KEPT]:
             del self._ledgers[old]
         ledger = self._ledgers[self._present] = self._dealer.begin(turn, now)
-        letters = ledger.start()
+        dealt = None
+        if turn == 0:
+            dealt, self._ahead = self._ahead, None
+        letters = ledger.start(dealt)
         if self._lost:
             letters += ledger.lost(self._lost, now)
         return self._orders(self._present, letters)

@@ -25,7 +25,7 @@ that a total comes about, and soon.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
 import numpy as np
@@ -152,16 +152,24 @@ class Ledger:
         """How many units each worker holds."""
         return self._granted.shares()
 
-    def start(self) -> list[Letter]:
-        """Deal the units."""
+    @property
+    def computed(self) -> bool:
+        """Whether the step is closed and all units are computed."""
+        return self.closed and not any(self._granted.owed)
+
+    def start(self, dealt: Mapping[int, Sequence[int]] | None = None) -> list[Letter]:
+        """Deal the units, if workers do not have a `Deal` of all of them, as ``dealt`` says."""
         round_, layout = self.round, self.units.layout
         holder = self._granted.holder
+        dealt = dealt or {}
+        for owner, units in dealt.items():
+            self._granted.grant(owner, units)
         for unit, worker in enumerate(holder):
             if worker is not None and unit in self._granted.done:
                 round_.state.credit(self.units.ranges(worker, [unit]))
         round_.state.credit(self.units.absent)
         for worker, owed in enumerate(self._granted.owed):
-            round_.state.assign(worker, self.units.ranges(worker, sorted(owed)))
+            round_.state.assign(worker, self.units.ranges(worker, dealt.get(worker, sorted(owed))))
         round_.state.take()
         workers = round_.state.workers
         usable = np.where(round_.state.present, workers.prior, 0.0)
@@ -474,7 +482,7 @@ class Ledger:
         state, has = self.round.state, self._summing.has
         owners = [w for w in self._granted.shares() if state.present[w] and w not in has]
         fetched = self.over and self._disturbed  # by all that do not have it
-        if not self.closed or any(self._granted.owed) or not owners or fetched:
+        if not self.computed or not owners or fetched:
             self._summing.stop()
             return
         self._summing.expect(now, max(map(self._patience.until, owners)))

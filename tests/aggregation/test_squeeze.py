@@ -274,6 +274,29 @@ def leader_of(workers, copies, steps=3):
     return leader, [(send.to, unpack(send.payload)) for _, send in leader.start(0.0)]
 
 
+def test_a_step_is_dealt_while_the_sum_of_the_one_before_is_on_its_way():
+    leader, messages = leader_of(2, copies=2)
+
+    def compute(step, messages, now):
+        found = []
+        for worker, deal in [(to, m) for to, m in messages if isinstance(m, Deal)]:
+            answer = pack(Done(1, 0, worker, 0, deal.units, 1.0))
+            found += leader.received(step, Tag("answer", 0), answer, now)
+        return [(step, send.to, unpack(send.payload)) for step, send in found]
+
+    ahead = compute(0, messages, 1.0)
+    deals = [(to, m) for step, to, m in ahead if step == 1]
+    assert all(isinstance(message, Deal) for _, message in deals)
+    assert sorted(unit for _, message in deals for unit in message.units) == [0, 1, 2, 3]
+    # The deal is not repeated when the step begins, and it is not closed before.
+    begun = leader.received(0, Tag("answer", 0), summed(0), 1.1)
+    assert not any(isinstance(unpack(send.payload), Deal) for _, send in begun)
+    ahead = compute(1, deals, 2.0)
+    assert {step for step, _, message in ahead if isinstance(message, Deal)} == {2}
+    leader.received(1, Tag("answer", 0), summed(1), 2.1)
+    assert leader.take(1).units == {to: len(message.units) for to, message in deals}
+
+
 def summed(worker, overflow=False):
     return pack(Summed(1, 0, worker, 0, overflow))
 

@@ -99,6 +99,9 @@ class TorchModule:
         self._is_sum = hasattr(loss, "reduction")
         self._half = any(p.dtype == torch.float16 for p in self._wanted)
         self._narrow = torch.bfloat16 if first == torch.bfloat16 else None
+        # Parameters that were loaded and do not change, and the seed that follows from them.
+        self._held: Vector | None = None
+        self._seed = 0
 
     @property
     def parameters(self) -> Vector:
@@ -113,12 +116,12 @@ class TorchModule:
             If the module has changed a buffer, as spectral normalisation does, or the loss is not a
             sum over samples.
         """
-        parameters, samples = unwrapped(parameters), unwrapped(samples)
-        self.load(parameters)
-        # All parameters count, because an optimizer may change few of them. This is exact, so all
-        # workers find the same.
-        state = np.bitwise_xor.reduce(parameters.view(f"u{parameters.itemsize}"))
-        seed = zlib.crc32(samples[:1].tobytes(), zlib.crc32(state.tobytes()))
+        if parameters is not self._held:
+            self.hold_parameters(parameters)
+            self._held = None
+        samples = unwrapped(samples)
+        seed = zlib.crc32(samples[:1].tobytes(), self._seed)
+        versions = [parameter._version for parameter in self._wanted]
         buffers = {name: (b, b._version) for name, b in self.module.named_buffers()}
         with _seeded(seed):
             predictions, wanted = self.module(self._input(samples)), _tensor(targets)
@@ -131,6 +134,8 @@ class TorchModule:
                     f"The module must not change its buffers when it computes, it has changed "
                     f"{name!r}: use a module without such a state, because workers do not share it."
                 )
+        if versions != [parameter._version for parameter in self._wanted]:
+            self._held = None  # as an embedding with `max_norm` does
         if not self._is_sum:
             self._check_sum(predictions, wanted, float(loss.detach()))
         return float(loss.detach()), found
@@ -176,8 +181,25 @@ class TorchModule:
     def _gathered(self) -> Vector:
         return _flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self._wanted])
 
+    def hold_parameters(self, parameters: Vector) -> None:
+        """Load parameters that do not change as long as :meth:`gradient` is called with this array.
+
+        Other calls load them first, which takes three passes over all parameters.
+        """
+        flat = unwrapped(parameters)
+        self.load(flat)
+        # All parameters count, because an optimizer may change few of them. This is exact, so all
+        # workers find the same.
+        state = np.bitwise_xor.reduce(flat.view(f"u{flat.itemsize}"))
+        self._seed = zlib.crc32(state.tobytes())
+        self._held = parameters
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_held": None}
+
     def load(self, parameters: Vector) -> torch.nn.Module:
         """Copy a flat array or tensor into the module's parameters and return the module."""
+        self._held = None
         # Copied because PyTorch expects a writable array.
         flat = torch.from_numpy(np.array(unwrapped(parameters)))
         with torch.no_grad():

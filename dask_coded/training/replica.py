@@ -16,7 +16,14 @@ from typing import Any
 import numpy as np
 
 from dask_coded.aggregation import UnitSum
-from dask_coded.aggregation.grid import Exponents, Grid, GridBlocks, PeakHistory, peaks_of
+from dask_coded.aggregation.grid import (
+    NOT_FINITE,
+    Exponents,
+    Grid,
+    GridBlocks,
+    PeakHistory,
+    peaks_of,
+)
 from dask_coded.arguments import check_unmasked, unwrapped
 from dask_coded.compression import Compression, Compressor, sum_dtype
 from dask_coded.training.batches import Batches
@@ -101,6 +108,9 @@ class Replica:
         )
         self.version = 0
         self.losses: list[float] = []
+        # What the gradient function is given, and in which version.
+        self._view: Vector | None = None
+        self._viewed = 0
         if model.state is not None:
             self.restore(model.state)
 
@@ -118,15 +128,21 @@ class Replica:
         FloatingPointError
             If the gradient is not finite.
         """
+        vector, loss = self._computed(step, part, samples, targets)
+        with np.errstate(over="ignore"):  # what the dtype of sums cannot hold becomes infinite
+            sums = vector.astype(sum_dtype(self._parameters.dtype))
+        if not np.isfinite(sums).all():
+            raise self._not_finite(step, vector)
+        return sums, loss
+
+    def _computed(self, step: int, part: int, samples: Any, targets: Any) -> tuple[Vector, float]:
+        """Return what the gradient function returns: a flat array, and the loss or NaN."""
         rows = self._batches.rows(part, step)
         if not isinstance(rows, slice):  # a full slice would copy a sparse matrix
             samples, targets = samples[rows], targets[rows]
         if not samples.shape[0]:
             return np.zeros_like(self._parameters, dtype=sum_dtype(self._parameters.dtype)), 0.0
-        parameters = self._parameters.view()
-        # A gradient function that changed them would make this replica differ from the others.
-        parameters.flags.writeable = False
-        result = self._model.gradient(parameters, samples, targets)
+        result = self._model.gradient(self._held(), samples, targets)
         if isinstance(result, tuple) and len(result) == 2:
             loss, vector = result
             if np.ndim(loss):
@@ -134,10 +150,27 @@ class Replica:
                     f"The loss must be a number, the sum over the samples; its shape is "
                     f"{np.shape(loss)}."
                 )
-            return self._checked(vector, step), float(loss)
-        return self._checked(result, step), float("nan")
+            return self._checked(vector), float(loss)
+        return self._checked(result), float("nan")
 
-    def _checked(self, result: Any, step: int) -> Vector:
+    def _held(self) -> Vector:
+        """Return the parameters, the same view until the next update.
+
+        If the gradient function is a method of an object with a method ``hold_parameters``, that is
+        called first with each new view.
+        """
+        version, view = self.version, self._view
+        if view is None or self._viewed != version:
+            view = self._parameters.view()
+            # A gradient function that changed them would make this replica differ from the others.
+            view.flags.writeable = False
+            self._view, self._viewed = view, version
+            hold = getattr(getattr(self._model.gradient, "__self__", None), "hold_parameters", None)
+            if hold is not None:
+                hold(view)
+        return view
+
+    def _checked(self, result: Any) -> Vector:
         wanted = self._parameters
         if result is None or isinstance(result, tuple):
             what = "None" if result is None else f"a tuple of {len(result)}"
@@ -155,16 +188,16 @@ class Replica:
                 f"The gradient must be as long as the parameters, a flat array of "
                 f"{wanted.size} elements; its shape is {vector.shape}."
             )
-        with np.errstate(over="ignore"):  # what the dtype of sums cannot hold becomes infinite
-            sums = vector.astype(sum_dtype(wanted.dtype))
-        if not np.isfinite(sums).all():
-            half = vector.dtype == np.float16
-            raise FloatingPointError(
-                f"The gradient of step {step} contains NaN or infinity: lower the learning rate, "
-                f"or check the gradient function and the data"
-                f"{', or have it sum in float32, because float16 ends at 65504' * half}."
-            )
-        return sums
+        return vector
+
+    @staticmethod
+    def _not_finite(step: int, vector: Vector) -> FloatingPointError:
+        half = vector.dtype == np.float16
+        return FloatingPointError(
+            f"The gradient of step {step} contains NaN or infinity: lower the learning rate, "
+            f"or check the gradient function and the data"
+            f"{', or have it sum in float32, because float16 ends at 65504' * half}."
+        )
 
     def compress(self, step: int, segment: int, vector: Vector) -> Vector:
         """Return this worker's contribution to the sum: its gradient segment, compressed."""
@@ -234,6 +267,7 @@ class Replica:
         """Continue from the state of another replica."""
         self.version = state["version"]
         self._parameters = np.array(state["parameters"])
+        self._view = None
         self._optimizer_state = {name: np.array(a) for name, a in state["optimizer"].items()}
         self._compressor.restore(state["compressor"])
         self.losses = list(state["losses"])
@@ -281,17 +315,20 @@ class UnitReplica(Replica):
         TypeError, ValueError, FloatingPointError
             As :meth:`gradient`.
         """
-        gradient, loss = self.gradient(step, unit, samples, targets)
+        vector, loss = self._computed(step, unit, samples, targets)
         losses = {unit: loss}
         found = self._grid(step, grid)
-        if found is None:
-            return UnitSum(None, peaks_of(self._blocks, gradient), losses)
-        integers = found.zeros()
-        peaks = found.fold(gradient, integers)
-        if found.fits(peaks):
-            return UnitSum(integers, peaks, losses)
+        with np.errstate(over="ignore"):  # what the dtype of sums cannot hold becomes infinite
+            gradient = vector.astype(sum_dtype(self._parameters.dtype), copy=False)
+        if found is not None:
+            integers, peaks = found.rounded(gradient)
+            if found.fits(peaks):
+                return UnitSum(integers, peaks, losses)
         # Scaled for a grid that is far too fine, even finite entries may have become infinite.
-        return UnitSum(None, peaks_of(self._blocks, gradient), losses)
+        peaks = peaks_of(self._blocks, gradient)
+        if (peaks == NOT_FINITE).any():
+            raise self._not_finite(step, vector)
+        return UnitSum(None, peaks, losses)
 
     def apply(self, totals: Sequence[Any], beside: bool = False) -> Vector:
         """Apply the next update, as :meth:`Replica.apply`.

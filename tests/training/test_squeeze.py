@@ -286,3 +286,35 @@ def test_a_layer_whose_gradient_was_zero_until_now(dtype, entry):
             total.grid = grid
         found = replica.apply([total])
         np.testing.assert_allclose(found, [2.0, 2 * second], rtol=1e-6)
+
+
+@pytest.mark.extras
+@pytest.mark.parametrize("limit", [None, 0.1], ids=["plain", "changes its parameters"])
+def test_a_module_takes_the_parameters_once_a_step_unless_it_changes_them(limit):
+    torch = pytest.importorskip("torch")
+    from dask_coded.training import TorchModule
+
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(
+        torch.nn.Embedding(4, 3, max_norm=limit), torch.nn.Flatten(), torch.nn.Linear(6, 1)
+    )
+    module = TorchModule(net, torch.nn.MSELoss(reduction="sum"))
+    samples, targets = np.array([[0, 1], [2, 3], [1, 1], [3, 0]]), np.ones((4, 1), np.float32)
+    loads, load = [], module.load
+    module.load = lambda parameters: loads.append(1) or load(parameters)
+    options = {"optimizer": SGD(0.1), "samples": 4, "batch_size": None, "seed": 0}
+    model = Model(
+        module.gradient, module.parameters, compression=None, layers=module.layers, **options
+    )
+    replica = model.replica(4, 1)
+    own = lambda unit: (samples[unit : unit + 1], targets[unit : unit + 1])  # noqa: E731
+    first = [replica.gradient(0, unit, *own(unit)) for unit in range(4)]
+    again = [replica.gradient(0, unit, *own(unit)) for unit in reversed(range(4))]
+    for (one, loss), (other, same) in zip(first, reversed(again), strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert loss == same
+    assert len(loads) == (1 if limit is None else 8)
+    replica._update(sum(vector for vector, _ in first), 0.0, beside=False)
+    after, _ = replica.gradient(1, 0, *own(0))
+    assert not np.array_equal(after, first[0][0])
+    assert len(loads) == (2 if limit is None else 9)

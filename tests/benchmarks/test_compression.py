@@ -29,6 +29,7 @@ pytestmark = pytest.mark.extras
             {"step_over_longer", "step_over_synchronous", "step_over_server"},
         ),
         ("pytorch", {"over_one_thread", "over_all_cores", "coded"}, set()),
+        ("ddp", set(), {"step", "step_over_ddp"}),
     ],
 )
 def test_smoke_sized_run(

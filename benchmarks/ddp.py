@@ -14,7 +14,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ class Size:
     #: Steps that are timed, and those before, in which speeds are learnt and data are fetched.
     steps: int = 8
     before: int = 4
-    turns: int = 2
+    turns: int = 1
     models: tuple[str, ...] = tuple(MODELS)
     links: tuple[str | None, ...] = (None, "200mbit")
 
@@ -100,12 +100,16 @@ def main(json_file: Path | None, png_file: Path | None, smoke: bool, only: tuple
     for link in dict.fromkeys(link for _, link in cases):
         with NetworkLab(size.workers, link) as lab:
             for model in [m for m, rate in cases if rate == link]:
-                add(report, lab, size, model, link)
+                for _ in measured(report, lab, size, model, link):
+                    if json_file is not None:  # a whole run takes minutes
+                        report.write_json(json_file)
     report.finish(json_file)
 
 
-def add(report: Report, lab: NetworkLab, size: Size, model: str, link: str | None) -> None:
-    """Add the rows of one model on links of one rate."""
+def measured(
+    report: Report, lab: NetworkLab, size: Size, model: str, link: str | None
+) -> Iterator[str]:
+    """Add the rows of one model on links of one rate; yield which workers are slow after each."""
     rng = np.random.default_rng(0)
     rows = BATCHES * size.workers * size.samples
     X = rng.standard_normal((rows, COLUMNS)).astype(np.float32)
@@ -132,6 +136,7 @@ def add(report: Report, lab: NetworkLab, size: Size, model: str, link: str | Non
                 if method != "DDP":
                     ratio = Summary.of(np.array(found) / np.median(seconds["DDP"]))
                     report.add(f"{case}: {method}", "step_over_ddp", ratio, method=method, **keys)
+            yield name
     finally:
         lab.set_shares(np.inf)
 

@@ -17,13 +17,14 @@ from weakref import ref
 
 import numpy as np
 
+from dask_coded.membership import Timeouts
 from dask_coded.rounds import Layout
 from dask_coded.rounds.kernels import KERNELS
 from dask_coded.rounds.quicker import Quicker
 from dask_coded.runtime.coordinator.report import RoundReport
 from dask_coded.runtime.spec import ArraySpec, CodedSpec
 from dask_coded.runtime.worker.plugin import CodedWorkerPlugin
-from dask_coded.transport.rows import RowsGoneError, rows_of
+from dask_coded.transport.rows import rows_of
 
 # A core reads about this much in the time of a round of a few workers, 6 ms. A larger matrix is not
 # fetched.
@@ -49,11 +50,14 @@ class _Blocks(NamedTuple):
         For each block, the number of the piece that equals it.
     data : list of callables
         For each block, returns that piece; None if Dask has dropped it or moved it to the disk.
+    copies : bool
+        Whether any of them was fetched, and takes memory.
     """
 
     spec: ArraySpec
     pieces: list[int]
     data: list[_Found]
+    copies: bool
 
 
 class Alone:
@@ -72,6 +76,7 @@ class Alone:
         self._expected = math.inf
         self._lost = 0.0  # seconds by which rounds took longer, until blocks are fetched
         self._fetching: asyncio.Task[None] | None = None
+        self._looked = -math.inf  # when memory was looked at
 
     def product(
         self, operand: np.ndarray[Any, Any]
@@ -81,11 +86,11 @@ class Alone:
         blocks = self._blocks
         if blocks is None or not times.is_alone:
             return None
+        began = monotonic()
         pieces = [found() for found in blocks.data]
-        if any(piece is None for piece in pieces):
+        if any(piece is None for piece in pieces) or self._lacks_memory(blocks, began):
             self._blocks = None
             return None
-        began = monotonic()
         spec = blocks.spec
         operand = np.require(operand, requirements=["C", "A"])
         assembler = spec.assembler(operand, self._plugin.exchange.empty)
@@ -101,6 +106,13 @@ class Alone:
         seconds = monotonic() - began
         times.took_alone(seconds)
         return result, self._report(blocks, seconds)
+
+    def _lacks_memory(self, blocks: _Blocks, now: float) -> bool:
+        """Whether copies of blocks take memory that is short; looks only once in a while."""
+        if not blocks.copies or now < self._looked + Timeouts.WATCH:
+            return False
+        self._looked = now
+        return self._plugin.exchange.room() <= 0
 
     def _report(self, blocks: _Blocks, seconds: float) -> RoundReport:
         here, stripes = self._plugin.exchange.address, blocks.spec.geometry.stripes
@@ -150,23 +162,34 @@ class Alone:
 
     async def _fetch(self, spec: ArraySpec, chosen: list[tuple[int, str]]) -> None:
         """Take hold of all blocks: of those here weakly, of copies of others as long as needed."""
+        here = self._plugin.exchange.address
+        # Whatever fails, a round does without it, or says what is wrong.
         try:
-            found = await asyncio.gather(*(self._block(spec, *held) for held in chosen))
-        except RowsGoneError:
+            # Any of those here may be on the disk: then the others are of no use.
+            held = {piece: self._held(spec, piece) for piece, holder in chosen if holder == here}
+            if None in held.values():
+                return
+            fetched = {piece: holder for piece, holder in chosen if piece not in held}
+            copies = await asyncio.gather(
+                *(self._copy(spec, *each) for each in fetched.items()), return_exceptions=True
+            )
+        except Exception:
             return
         finally:
             self._lost = 0.0
             self._fetching = None
-        blocks = [block for block in found if block is not None]
-        if len(blocks) == len(chosen):
-            self._blocks = _Blocks(spec, [piece for piece, _ in chosen], blocks)
+        if not any(isinstance(copy, BaseException) for copy in copies):
+            found: dict[int, Any] = held | dict(zip(fetched, copies, strict=True))
+            pieces = [piece for piece, _ in chosen]
+            self._blocks = _Blocks(spec, pieces, [found[p] for p in pieces], bool(fetched))
 
-    async def _block(self, spec: ArraySpec, piece: int, holder: str) -> _Found | None:
-        plugin, key = self._plugin, spec.keys[piece]
-        if holder == plugin.exchange.address:
-            data = plugin.piece_in_memory(key)
-            return None if data is None else ref(data)
-        copy = await rows_of(plugin.worker, holder, key, 0, spec.piece_rows(piece))
+    def _held(self, spec: ArraySpec, piece: int) -> _Found | None:
+        data = self._plugin.piece_in_memory(spec.keys[piece])
+        return None if data is None else ref(data)
+
+    async def _copy(self, spec: ArraySpec, piece: int, holder: str) -> _Found:
+        rows = spec.piece_rows(piece)
+        copy = await rows_of(self._plugin.worker, holder, spec.keys[piece], 0, rows)
         if isinstance(copy, np.ndarray):
             copy = np.require(copy, requirements=["C", "A"])
         return lambda: copy

@@ -73,6 +73,11 @@ class Report(Summary):
         Rounds that have ended.
     seconds : float
         Of all of them together.
+    alone : int
+        Products that coordinators have computed alone, because a round takes longer. They are no
+        rounds.
+    alone_seconds : float
+        Of all of them together.
     last_seconds : float
         Of the last one; NaN before the first.
     bound : float
@@ -84,11 +89,13 @@ class Report(Summary):
         All workers of the cluster, and those that have left; the slowest one first.
     events : dict of str to int
         How often each action was logged in the topic ``dask-coded`` since the scheduler started;
-        and how many workers were ``lost``.
+        and how many workers were ``lost``: have left without being retired.
     """
 
     rounds: int
     seconds: float
+    alone: int
+    alone_seconds: float
     last_seconds: float
     bound: float
     coordinator: str
@@ -113,6 +120,9 @@ class Report(Summary):
             text += f", the last took {1e3 * self.last_seconds:.3g} ms"
         if self.bound > 0:
             text += f", {self.last_seconds / self.bound:.3g} of the fluid bound"
+        if self.alone:
+            mean = 1e3 * self.alone_seconds / self.alone
+            text += f"; {self.alone} products alone, {mean:.3g} ms each"
         return text
 
     def _rows(self) -> list[tuple[str, ...]]:
@@ -194,5 +204,6 @@ def _report(found: dict[str, Any]) -> Report:
     workers = [WorkerStatus(**row) for row in found["workers"]]
     # A worker without a share has been in no round yet.
     workers.sort(key=lambda w: (w.standing == "gone", w.share if w.share >= 0 else math.inf))
-    names = ("rounds", "seconds", "last_seconds", "bound", "coordinator", "events")
-    return Report(**{name: found[name] for name in names}, workers=tuple(workers))
+    names = ("rounds", "seconds", "alone", "alone_seconds", "last_seconds", "bound", "coordinator")
+    numbers = {name: found[name] for name in names}
+    return Report(**numbers, workers=tuple(workers), events=found["events"])

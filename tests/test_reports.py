@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 import re
+import threading
 
 import numpy as np
 import pytest
-from distributed import wait
+from distributed import get_worker, wait
 from distributed.utils_test import async_poll_for, gen_cluster
 
 import dask_coded as coded
 from dask_coded.rounds import Assign, Layout, Round, RoundOptions, StripeRange
 from dask_coded.rounds.policies import POLICIES
 from dask_coded.runtime.coordinator.report import RoundReport, Tally
+from dask_coded.runtime.scheduler.plugin import CodedSchedulerPlugin
 
 A = np.random.default_rng(0).standard_normal((64, 6))
 FOUR = [("127.0.0.1", 1)] * 4
@@ -112,3 +114,98 @@ async def test_a_report_of_an_array_that_is_gone_says_so(c, s, worker):
     await async_poll_for(lambda: not s.extensions["dask-coded"].arrays)
     with pytest.raises(coded.CodedDataLostError, match="released"):
         await coded.report(C, c)
+
+
+@gen_cluster(client=True, nthreads=FOUR, timeout=120)
+async def test_a_coordinator_that_could_not_answer_is_asked_again(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 2), c)
+    await c.compute(C @ np.ones(6))
+    kept = [worker.handlers["coded_activity"] for worker in workers]
+
+    def late():
+        raise TimeoutError
+
+    for worker in workers:
+        worker.handlers["coded_activity"] = late
+    assert (await coded.report(C, c)).rounds == 0
+    for worker, handler in zip(workers, kept, strict=True):
+        worker.handlers["coded_activity"] = handler
+    assert (await coded.report(C, c)).rounds == 1
+    observer = s.extensions["dask-coded"].observer
+    before = dict(observer._told)
+    assert (await coded.report(C, c)).rounds == 1
+    assert observer._told == before  # it has ended, so there is nothing to ask
+
+
+@gen_cluster(client=True, nthreads=FOUR, timeout=120)
+async def test_a_worker_that_is_retired_is_not_lost(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 2), c)
+    await c.retire_workers([workers[0].address])
+    await workers[1].close_gracefully()
+    await async_poll_for(lambda: len(s.workers) == 2)
+    assert "lost" not in (await coded.report(C, c)).events
+    await workers[2].close()
+    await async_poll_for(lambda: len(s.workers) == 1)
+    assert (await coded.report(client=c)).events["lost"] == 1
+
+
+@gen_cluster(client=True, nthreads=FOUR[:2], timeout=120)
+async def test_events_of_users_may_have_any_fields(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(2, 1), c)
+    for topic in ("dask-coded", "all", "mine"):
+        for event in (
+            {},
+            {"action": ["a", "list"]},
+            {"action": "scatter"},
+            {"action": "remove-worker"},
+            {"action": "worker-status-change"},
+        ):
+            s.extensions["dask-coded"].log_event(topic, event)
+    assert (await coded.report(C, c)).rounds == 0
+
+
+GO_ON = threading.Event()
+
+
+def one_step(key):
+    activity = get_worker().extensions["dask-coded"].activity
+    activity.stepped(key, 3, 0.5, {"somewhere": 0.25})
+    GO_ON.wait()
+
+
+@gen_cluster(client=True, nthreads=FOUR[:2], timeout=120)
+async def test_trainings_of_tasks_with_any_key_are_reported(c, s, *workers):
+    await coded.encode(A, coded.MDS(2, 1), c)
+    GO_ON.clear()
+    key = "training", 0
+    future = c.submit(one_step, key, key=key)
+    observer, found = s.extensions["dask-coded"].observer, []
+    try:
+        await async_poll_for(lambda: key in s.tasks and s.tasks[key].processing_on)
+        observer.coordinates(key)
+        while not found:
+            await observer.refresh()
+            found = observer.overview()["trainings"]
+    finally:
+        GO_ON.set()
+    step = {"step": 3, "seconds": 0.5, "workers": {"somewhere": 0.25}}
+    assert found == [{"task": "('training', 0)", **step}]
+    await future
+
+
+@gen_cluster(client=True, nthreads=FOUR[:2], timeout=120)
+async def test_the_page_is_added_once_although_the_first_attempt_fails(c, s, *workers, monkeypatch):
+    give, shown, given = CodedSchedulerPlugin.give, [], []
+
+    async def fail_once(self, *args):
+        given.append(1)
+        if len(given) == 1:
+            raise OSError("No worker can be reached.")
+        await give(self, *args)
+
+    monkeypatch.setattr(CodedSchedulerPlugin, "give", fail_once)
+    monkeypatch.setattr("dask_coded.runtime.scheduler.plugin.show", lambda *args: shown.append(1))
+    with pytest.raises(OSError, match="reached"):
+        await coded.report(client=c)
+    await coded.report(client=c)
+    assert len(given) == 2 and len(shown) == 1

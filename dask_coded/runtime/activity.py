@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from threading import Lock
 from time import monotonic
 from typing import Any, Protocol
 
 import numpy as np
+from dask.typing import Key
 
 from dask_coded.typing import Floats, Ints
 
@@ -42,10 +44,12 @@ class Ended(Protocol):
 
 @dataclass
 class _Array:
-    """The rounds of one array."""
+    """The rounds of one array, and its products that were computed alone."""
 
     rounds: int = 0
     seconds: float = 0.0
+    alone: int = 0
+    alone_seconds: float = 0.0
     last_seconds: float = 0.0
     ended: float = 0.0
     last: Ended | None = None
@@ -56,87 +60,112 @@ class _Array:
     #: stripes of all recent rounds.
     work: Floats = field(default_factory=lambda: np.zeros((3, 0)))
 
+    def ended_round(self, report: Ended, seconds: float) -> None:
+        self.rounds += 1
+        self.seconds += seconds
+        self.last_seconds, self.ended = seconds, monotonic()
+        if self.last is None or self.last.addresses != report.addresses:
+            self.earlier = _sums(self)
+            _keep_last(self.earlier, _MOST + len(report.addresses))
+            self.work = _moved(self, report.addresses)
+            self.stripes = np.zeros_like(report.stripes)
+        self.stripes += report.stripes
+        # The workers that have computed anything: one that is slow, or has short bursts, takes part
+        # in few rounds.
+        fresh = report.work
+        self.work[:2] *= np.where(fresh[0] > 0, 1 - _SHARE, 1.0)
+        self.work[:2] += fresh
+        self.work[2] *= 1 - _SHARE
+        self.work[2] += report.stripes[0]
+        self.last = report.without_details()
+
 
 class Activity:
-    """Counts what the rounds and training steps have done that one worker has coordinated."""
+    """Counts what the rounds and training steps have done that one worker has coordinated.
+
+    Any thread may call it.
+    """
 
     def __init__(self) -> None:
+        self._lock = Lock()
         self._rounds = 0
         self._seconds = 0.0
+        self._alone = 0
+        self._alone_seconds = 0.0
         self._stripes: Ints = np.zeros(3, dtype=np.int64)
         self._steps = 0
         self._step_seconds = 0.0
         self._arrays: dict[str, _Array] = {}
-        self._trainings: dict[str, dict[str, Any]] = {}
+        self._trainings: dict[Key, dict[str, Any]] = {}
 
     def ended(self, array: str, report: Ended, seconds: float) -> None:
         """Record a round that has taken so many seconds."""
-        self._rounds += 1
-        self._seconds += seconds
-        self._stripes += report.stripes.sum(axis=1)
-        found = self._arrays.pop(array, None) or _Array()
+        with self._lock:
+            self._rounds += 1
+            self._seconds += seconds
+            self._stripes += report.stripes.sum(axis=1)
+            self._array(array).ended_round(report, seconds)
+
+    def alone(self, array: str, seconds: float) -> None:
+        """Record a product that the coordinator has computed alone in so many seconds."""
+        with self._lock:
+            self._alone += 1
+            self._alone_seconds += seconds
+            found = self._array(array)
+            found.alone += 1
+            found.alone_seconds += seconds
+
+    def _array(self, array: str) -> _Array:
+        found = self._arrays.pop(array, _Array())
         self._arrays[array] = found
-        found.rounds += 1
-        found.seconds += seconds
-        found.last_seconds, found.ended = seconds, monotonic()
-        if found.last is None or found.last.addresses != report.addresses:
-            found.earlier = _sums(found)
-            _keep_last(found.earlier, _MOST + len(report.addresses))
-            found.work = _moved(found, report.addresses)
-            found.stripes = np.zeros_like(report.stripes)
-        found.stripes += report.stripes
-        # The workers that have computed anything: one that is slow, or has short bursts, takes part
-        # in few rounds.
-        fresh = report.work
-        found.work[:2] *= np.where(fresh[0] > 0, 1 - _SHARE, 1.0)
-        found.work[:2] += fresh
-        found.work[2] *= 1 - _SHARE
-        found.work[2] += report.stripes[0]
-        found.last = report.without_details()
         _keep_last(self._arrays)
+        return found
 
-    def stepped(self, training: str, step: int, seconds: float, workers: dict[str, float]) -> None:
-        """Record a step of a training, and for how many seconds each worker has computed.
-
-        Called from the thread of the training's leader.
-        """
-        self._steps += 1
-        self._step_seconds += seconds
-        self._trainings.pop(training, None)
-        self._trainings[training] = {
-            "step": step,
-            "seconds": seconds,
-            "workers": dict(workers),
-            "ended": monotonic(),
-        }
-        _keep_last(self._trainings)
+    def stepped(self, training: Key, step: int, seconds: float, workers: dict[str, float]) -> None:
+        """Record a step of a training, and for how many seconds each worker has computed."""
+        with self._lock:
+            self._steps += 1
+            self._step_seconds += seconds
+            self._trainings.pop(training, None)
+            self._trainings[training] = {
+                "step": step,
+                "seconds": seconds,
+                "workers": dict(workers),
+                "ended": monotonic(),
+            }
+            _keep_last(self._trainings)
 
     def forget(self, array: str) -> None:
         """Drop an array that has gone; the totals stay."""
-        self._arrays.pop(array, None)
+        with self._lock:
+            self._arrays.pop(array, None)
 
     def told(self) -> dict[str, Any]:
-        """Return all of it as plain numbers, texts, lists and dicts.
+        """Return all of it as plain numbers, texts, lists and dicts; trainings by their task's key.
 
         Of each worker: the stripes that it has computed, of these the moved and the wasted ones,
         its predicted and measured speed in stripes per second, and its share of the stripes, of
         recent rounds.
         """
-        now = monotonic()
-        return {
-            "totals": {
-                "rounds": self._rounds,
-                "seconds": self._seconds,
-                **dict(zip(("computed", "moved", "wasted"), self._stripes.tolist(), strict=True)),
-                "steps": self._steps,
-                "step_seconds": self._step_seconds,
-            },
-            "arrays": {array: _told(found, now) for array, found in self._arrays.items()},
-            "trainings": {
-                training: {**last, "age": now - last["ended"]}
-                for training, last in tuple(self._trainings.items())
-            },
-        }
+        with self._lock:
+            now = monotonic()
+            stripes = zip(("computed", "moved", "wasted"), self._stripes.tolist(), strict=True)
+            return {
+                "totals": {
+                    "rounds": self._rounds,
+                    "seconds": self._seconds,
+                    "alone": self._alone,
+                    "alone_seconds": self._alone_seconds,
+                    **dict(stripes),
+                    "steps": self._steps,
+                    "step_seconds": self._step_seconds,
+                },
+                "arrays": {array: _told(found, now) for array, found in self._arrays.items()},
+                "trainings": {
+                    training: {**last, "age": now - last["ended"]}
+                    for training, last in self._trainings.items()
+                },
+            }
 
 
 def _moved(found: _Array, addresses: tuple[str, ...]) -> Floats:
@@ -158,8 +187,10 @@ def _sums(found: _Array) -> dict[str, Ints]:
 
 
 def _told(found: _Array, now: float) -> dict[str, Any]:
-    last, unknown = found.last, math.nan
-    assert last is not None
+    alone = {"alone": found.alone, "alone_seconds": found.alone_seconds}
+    if (last := found.last) is None:  # its rounds are forgotten, or another task has run them
+        return {"rounds": 0, "seconds": 0.0, **alone, "age": now - found.ended, "workers": {}}
+    unknown = math.nan
     stripes, seconds, computed = found.work
     measured = np.where(seconds > 0, stripes / np.where(seconds > 0, seconds, 1.0), unknown)
     shares = computed / max(computed.sum(), 1e-9)
@@ -168,6 +199,7 @@ def _told(found: _Array, now: float) -> dict[str, Any]:
     return {
         "rounds": found.rounds,
         "seconds": found.seconds,
+        **alone,
         "last_seconds": found.last_seconds,
         "bound": last.bound,
         "coordinator": last.coordinator,
@@ -179,6 +211,6 @@ def _told(found: _Array, now: float) -> dict[str, Any]:
     }
 
 
-def _keep_last(found: dict[str, Any], most: int = _MOST) -> None:
+def _keep_last(found: dict[Any, Any], most: int = _MOST) -> None:
     while len(found) > most:
         del found[next(iter(found))]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import math
 import threading
 
 import dask
@@ -13,6 +16,8 @@ from distributed.utils_test import async_poll_for, gen_cluster
 
 import dask_coded as coded
 from dask_coded.runtime.coordinator import alone
+from dask_coded.runtime.worker.plugin import CodedWorkerPlugin
+from dask_coded.transport import Exchange
 
 # Alone takes 0.05 ms, and a round a millisecond or more, on a busy machine, too.
 SHAPE = (400, 120)
@@ -82,6 +87,7 @@ class Course:
     def __init__(self):
         self.alone, self.go_on, self.ended = (threading.Event() for _ in range(3))
         self.worker = None
+        self.room = math.inf
 
 
 @pytest.fixture
@@ -135,6 +141,11 @@ def go_on_until_a_round(operator, x):
     return found
 
 
+def go_on_in_rounds(operator, x):
+    go_on_until_a_round(operator, x)
+    return operator @ x, operator.last_round.alone
+
+
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2, config=ALONE)
 async def test_a_product_of_which_a_piece_is_gone_is_a_round(c, s, *workers, course):
     A, x = matrix("float64"), np.ones(SHAPE[1])
@@ -184,3 +195,67 @@ async def test_a_large_matrix_is_not_fetched(c, s, *workers, monkeypatch):
     monkeypatch.setattr(alone, "_MOST", 1000)
     C = await coded.encode(matrix("float64"), coded.MDS(3, 2), client=c)
     assert not any(await coded.submit(algorithm, C, np.ones(SHAPE[1]), client=c))
+
+
+def rounds_only(operator, x):
+    return [operator.last_round.alone for _ in range(200) if (operator @ x).size]
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 3, config=ALONE)
+async def test_blocks_that_cannot_be_fetched_leave_rounds(c, s, *workers, monkeypatch):
+    asked, errors = [], []
+
+    async def rows_of(worker, address, key, start, stop):
+        asked.append(key)
+        raise ValueError("This cannot be read.")
+
+    monkeypatch.setattr(alone, "rows_of", rows_of)
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context))
+    C = await coded.encode(matrix("float64"), coded.MDS(3, 2), client=c)
+    assert not any(await coded.submit(rounds_only, C, np.ones(SHAPE[1]), client=c))
+    gc.collect()  # only then does the event loop hear of errors that nothing has awaited
+    assert asked and not errors
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 3, config=ALONE)
+async def test_no_block_is_fetched_if_one_of_the_coordinator_is_on_the_disk(
+    c, s, *workers, monkeypatch
+):
+    asked = []
+
+    async def rows_of(worker, address, key, start, stop):
+        asked.append(key)
+
+    monkeypatch.setattr(alone, "rows_of", rows_of)
+    monkeypatch.setattr(CodedWorkerPlugin, "piece_in_memory", lambda self, key: None)
+    C = await coded.encode(matrix("float64"), coded.Repetition(3, 2), client=c)
+    assert not any(await coded.submit(rounds_only, C, np.ones(SHAPE[1]), client=c))
+    assert not asked
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 3, config=ALONE)
+async def test_copies_of_blocks_go_when_memory_is_short(c, s, *workers, course, monkeypatch):
+    monkeypatch.setattr(Exchange, "room", lambda self: course.room)
+    A, x = matrix("float64"), np.ones(SHAPE[1])
+    C = await coded.encode(A, coded.MDS(3, 3), client=c)
+    future = coded.submit(go_on_in_rounds, C, x, client=c)
+    await async_poll_for(course.alone.is_set)
+    course.room = 0
+    found, alone = await future
+    assert not alone
+    np.testing.assert_allclose(found, A @ x)
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2, config=ALONE)
+async def test_products_alone_are_counted_beside_rounds(c, s, *workers):
+    def algorithm(operator, x):
+        return [operator.last_round.alone for _ in range(200) if (operator @ x).size]
+
+    C = await coded.encode(matrix("float64"), coded.MDS(2, 1), client=c)
+    products = await coded.submit(algorithm, C, np.ones(SHAPE[1]), client=c)
+    found = await coded.report(C, c)
+    assert (found.alone, found.rounds) == (sum(products), 200 - sum(products))
+    assert found.alone > 0 and found.alone_seconds > 0
+    assert f"{found.alone} products alone" in repr(found)
+    totals = s.extensions["dask-coded"].observer.totals()
+    assert (totals["alone"], totals["rounds"]) == (found.alone, found.rounds)

@@ -79,6 +79,7 @@ async def test_metrics_are_what_reports_say(c, s, *workers):
     text = await fetched(s, "/metrics")
     numbers = dict(re.findall(r"^(dask_coded_\S+) (\S+)$", text, re.M))
     assert float(numbers["dask_coded_rounds_total"]) == 1
+    assert float(numbers["dask_coded_products_alone_total"]) == 0
     computed = sum(worker.computed for worker in found.workers)
     assert float(numbers['dask_coded_stripes_total{kind="computed"}']) == computed
     assert float(numbers['dask_coded_workers{state="alive"}']) == 4

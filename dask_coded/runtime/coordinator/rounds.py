@@ -143,6 +143,7 @@ class Coordinator:
         if operand is not None and self._options.alone:
             self._check_run()
             if (found := self._alone.product(operand)) is not None:
+                self._plugin.activity.alone(self._id, found[1].seconds)
                 return found
         # Here and not on the event loop, because a large operand takes milliseconds to copy.
         with offered(self._plugin.exchange, operand) as offer:

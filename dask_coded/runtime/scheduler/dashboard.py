@@ -68,7 +68,8 @@ class _Page:
         self._asked = observer.asked
         self._before: tuple[float, dict[str, Any]] | None = None
         self.curves = ColumnDataSource(
-            {"time": [], "rounds": [], "ratio": [], "milliseconds": [], "step": []}, name="curves"
+            {name: [] for name in ("time", "rounds", "alone", "ratio", "milliseconds", "step")},
+            name="curves",
         )
         self.workers = Div(name="workers", sizing_mode="stretch_width")
         self.lanes = ColumnDataSource(
@@ -81,7 +82,7 @@ class _Page:
         self.root = column(
             self.heading,
             row(
-                self._curve("Rounds per second", "rounds"),
+                self._rounds(),
                 self._curve("Milliseconds of a round", "milliseconds"),
                 self._curve("Time of a round over the fluid bound", "ratio"),
                 self._steps,
@@ -118,6 +119,11 @@ class _Page:
             seconds="%H:%M:%S", minsec="%H:%M:%S", minutes="%H:%M", hourmin="%H:%M"
         )
         plot.xaxis.ticker = DatetimeTicker(desired_num_ticks=3)
+        return plot
+
+    def _rounds(self) -> Any:
+        plot = self._curve("Rounds per second; green: products computed alone", "rounds")
+        plot.line("time", "alone", source=self.curves, color=_MOVED, line_width=2)
         return plot
 
     def _lane_figure(self) -> Any:
@@ -172,6 +178,7 @@ class _Page:
             point = {
                 "time": 1e3 * now,
                 "rounds": rounds / seconds,
+                "alone": (totals["alone"] - before["alone"]) / seconds,
                 "milliseconds": 1e3 * mean,
                 "ratio": found["last_seconds"] / found["bound"] if rounds else math.nan,
                 "step": 1e3 * step / steps if steps else math.nan,
@@ -215,6 +222,7 @@ class _Page:
         states = [w["standing"] for w in found["workers"]]
         parts = [
             f"{totals['rounds']:,.0f} rounds",
+            *([f"{totals['alone']:,.0f} products computed alone"] if totals["alone"] else []),
             *([f"{totals['steps']:,.0f} training steps"] if totals["steps"] else []),
             f"{states.count('alive')} workers",
             *(f"<b>{states.count(s)} {s}</b>" for s in ("silent", "paused", "gone") if s in states),

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 #: What each worker tells of its stripes and speeds, in this order.
 STRIPES, SPEEDS, SHARE = ("computed", "moved", "wasted"), ("predicted", "measured"), "share"
-_TOTALS = ("rounds", "seconds", *STRIPES, "steps", "step_seconds")
+_COUNTS = ("rounds", "seconds", "alone", "alone_seconds")
+_TOTALS = (*_COUNTS, *STRIPES, "steps", "step_seconds")
 
 logger = logging.getLogger("distributed.dask_coded")
 
@@ -52,7 +53,8 @@ class Observer:
     Attributes
     ----------
     events : Counter
-        How often each action was logged in the topic of the package, and ``lost`` workers.
+        How often each action was logged in the topic of the package, and workers that were
+        ``lost``: they have left without being retired.
     asked : int
         How often coordinators were asked.
     """
@@ -96,10 +98,13 @@ class Observer:
         """Count an event of the package's topic."""
         self.events[action] += 1
 
-    def remove_worker(self, address: str) -> None:
-        """Keep what a worker has told that has left, without its numbers for all arrays."""
+    def lost(self, address: str) -> None:
+        """Count a worker that is about to leave the cluster without being retired."""
         if address in self._able:
             self.events["lost"] += 1
+
+    def remove_worker(self, address: str) -> None:
+        """Keep what a worker has told that has left, without its numbers for all arrays."""
         self._tasks.pop(address, None)
         if told := self._told.get(address):
             self._left.update(told.pop("totals", {}))
@@ -124,13 +129,15 @@ class Observer:
 
     async def refresh(self) -> None:
         """Ask the workers of all tasks that have coordinated since they were asked."""
-        asked = list(self._tasks)
+        asked = dict(self._tasks)
         # What has ended is counted in this answer; what runs has more to tell later.
-        self._tasks = {a: key for a, key in self._tasks.items() if self._runs(a, key)}
+        ended = {address for address, key in asked.items() if not self._runs(address, key)}
         answers = await asyncio.gather(*map(self._ask, asked), return_exceptions=True)
-        for address, answer in zip(asked, answers, strict=True):
+        for (address, key), answer in zip(asked.items(), answers, strict=True):
             if isinstance(answer, Exception):
                 logger.warning("Worker %s cannot say what it has done: %r", address, answer)
+            elif answer and address in ended and self._tasks.get(address) == key:
+                del self._tasks[address]
         for address in [a for a, told in self._told.items() if not self._lives(a, told)]:
             del self._told[address]
         if not self._told:
@@ -140,9 +147,10 @@ class Observer:
     def _lives(self, address: str, told: dict[str, Any]) -> bool:
         return address in self._scheduler.workers or any(a in self._arrays for a in told["arrays"])
 
-    async def _ask(self, address: str) -> None:
+    async def _ask(self, address: str) -> bool:
+        """Ask a worker, and return whether it has answered."""
         if address not in self._able or address in self._suspects:
-            return
+            return False
         with suppress(OSError):  # among them TimeoutError
             async with asyncio.timeout(timeouts().answer):
                 told = await self._scheduler.rpc(address).coded_activity()
@@ -151,11 +159,13 @@ class Observer:
                 each["at"] = now - each.pop("age")
             if address in self._scheduler.workers:
                 self._told[address] = told
+            return True
+        return False
 
     # -- saying --------------------------------------------------------------------------------
 
     def totals(self) -> dict[str, float]:
-        """Return how many rounds and steps there were, their seconds, and all stripes."""
+        """Return numbers and seconds of rounds, products alone and steps, and all stripes."""
         sums = self._left.copy()
         for told in self._told.values():
             sums.update(told.get("totals", {}))
@@ -172,17 +182,18 @@ class Observer:
         Returns
         -------
         dict
-            ``rounds``, ``seconds`` in all; ``last_seconds``, ``bound``, ``coordinator`` of the last
-            round; ``events``, how often each action was logged; ``workers``, a dict for each;
+            ``rounds``, ``seconds`` in all; ``alone``, ``alone_seconds`` of products that
+            coordinators have computed alone; ``last_seconds``, ``bound``, ``coordinator`` of the
+            last round; ``events``, how often each action was logged; ``workers``, a dict for each;
             ``trainings``, a dict for each; ``lost``, those of the arrays that do not exist.
         """
-        wanted = list(self._arrays) if arrays is None else arrays
+        wanted = dict.fromkeys(self._arrays if arrays is None else arrays)
         rounds = sorted(
             (each for told in self._told.values() for a, each in told["arrays"].items()
              if a in wanted and a in self._arrays),
             key=lambda each: each["at"],
         )  # fmt: skip
-        last = rounds[-1] if rounds else {}
+        last: dict[str, Any] = next((each for each in reversed(rounds) if each["rounds"]), {})
         workers = {address: self._worker(ws) for address, ws in self._scheduler.workers.items()}
         for array in wanted:
             if state := self._arrays.get(array):
@@ -200,15 +211,14 @@ class Observer:
                     if not math.isnan(speed):  # a later round may have measured it
                         row[name] = speed
         return {
-            "rounds": sum(each["rounds"] for each in rounds),
-            "seconds": sum(each["seconds"] for each in rounds),
+            **{name: sum(each[name] for each in rounds) for name in _COUNTS},
             "last_seconds": last.get("last_seconds", math.nan),
             "bound": last.get("bound", math.nan),
             "coordinator": last.get("coordinator", ""),
             "events": dict(self.events),
             "workers": list(workers.values()),
             "trainings": [
-                {"task": key, **{name: each[name] for name in ("step", "seconds", "workers")}}
+                {"task": str(key), **{name: each[name] for name in ("step", "seconds", "workers")}}
                 for told in self._told.values()
                 for key, each in told["trainings"].items()
                 if (ts := self._scheduler.tasks.get(key)) and ts.processing_on

@@ -106,8 +106,8 @@ class CodedSchedulerPlugin(SchedulerExtension):
             coded_plan=self.plan,
             coded_register=self.register,
         )
-        show(scheduler, self.observer)
         await self.give(scheduler, NAME, CodedWorkerPlugin())
+        show(scheduler, self.observer)  # last, because a page cannot be taken back
 
     def hello(self, worker: str, version: str, product: float) -> str:
         """Handler: a worker has the plugin, and a small product takes that many seconds on it.
@@ -428,17 +428,20 @@ class CodedSchedulerPlugin(SchedulerExtension):
         The scheduler makes a client of that name again, to hold the data. Nothing would ever
         release them, because no process is connected to it. Connected clients tell their versions.
         """
-        if not isinstance(msg, dict):
+        # Users log events of their own, with any fields.
+        if not isinstance(msg, dict) or not isinstance(action := msg.get("action"), str):
             return
         if topic == NAME:
-            self.observer.logged(msg["action"])
-        if msg.get("action") == "worker-status-change" and msg["status"] == "running":
+            self.observer.logged(action)
+        if topic == "all" and action == "remove-worker" and not msg.get("expected"):
+            self.observer.lost(str(msg.get("worker")))
+        if action == "worker-status-change" and msg.get("status") == "running":
             self.supervisor.returned(topic)  # it was paused, perhaps since it joined
-        if msg.get("action") in _MOVES:
+        if action in _MOVES:
             self.homes.bring_home()
-        if msg.get("action") != "scatter":
+        if action != "scatter":
             return
-        client = self.scheduler.clients.get(msg["client"])
+        client = self.scheduler.clients.get(str(msg.get("client")))
         if client is not None and not client.versions:
             self.scheduler.remove_client(client=client.client_key)
 

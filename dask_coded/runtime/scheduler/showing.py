@@ -77,6 +77,8 @@ class _Metrics:
         for name, text in [
             ("rounds", "Coded rounds that have ended"),
             ("round_seconds", "Seconds of all coded rounds"),
+            ("products_alone", "Products that coordinators have computed alone, without a round"),
+            ("product_alone_seconds", "Seconds of all products that were computed alone"),
             ("training_steps", "Steps of trainings that have ended"),
             ("training_step_seconds", "Seconds of all training steps"),
         ]:
@@ -117,6 +119,8 @@ class _Metrics:
 #: Metrics whose names say more than those of the totals.
 _TOTALS = {
     "round_seconds": "seconds",
+    "products_alone": "alone",
+    "product_alone_seconds": "alone_seconds",
     "training_steps": "steps",
     "training_step_seconds": "step_seconds",
 }

@@ -124,10 +124,10 @@ class Leader:
             check_folder(self._training.checkpoint[0], self._link.address)
         with self._link:
             history = History(self._loop, self._training.steps)
-            activity, name = worker_plugin(self._plugin.worker).activity, str(self._task)
+            activity = worker_plugin(self._plugin.worker).activity
 
             def ended(step: Step, norm: float) -> None:
-                activity.stepped(name, step.step, step.seconds, step.computing)
+                activity.stepped(self._task, step.step, step.seconds, step.computing)
                 history.ended(step, norm)
 
             while True:

@@ -54,7 +54,8 @@ class LoopHistory:
         measured = {workers[w]: s for w, s in state.measured_speeds(elapsed).items()}
         self.speeds |= measured
         self.lags.record({workers[w]: s for w, s in state.measured_lags(elapsed).items()})
-        self.pace.record(elapsed, state.workers.lag, state.misprediction(elapsed))
+        error = state.misprediction(elapsed)
+        self.pace.record(elapsed, state.workers.lag, error, len(workers))
         return measured
 
     def take_speeds(self) -> dict[str, float]:

@@ -89,6 +89,8 @@ class Pace:
     FOR_ERRORS = 1.25
     #: The shortest lag to count with, in seconds: reports cost a worker time without any lag, too.
     LEAST_LAG = 0.001
+    #: Seconds that a report costs the coordinator, which handles those of all workers in turn.
+    HANDLED = 2.5e-5
     #: Relative error to expect where recent rounds have shown none.
     UNSEEN = 0.075
     #: A round is unusually long if it takes this many times as long as the shortest recent one.
@@ -103,7 +105,7 @@ class Pace:
         self._seconds: deque[float] = deque(maxlen=self.ROUNDS)
         self._errors: deque[float] = deque(maxlen=self.ROUNDS)
 
-    def record(self, seconds: float, lag: float, error: float) -> None:
+    def record(self, seconds: float, lag: float, error: float, workers: int = 1) -> None:
         """Record a round.
 
         Parameters
@@ -114,6 +116,8 @@ class Pace:
             The typical lag of its workers, in seconds.
         error : float
             The mean relative error of the predicted speeds.
+        workers : int
+            How many there are.
         """
         self.slowed = seconds > self.SLOWED * min(self._seconds, default=seconds)
         self._seconds.append(seconds)
@@ -122,7 +126,7 @@ class Pace:
         length = min(self._seconds)
         # The cost of n reports grows as n * lag / length, and what is noticed too late shrinks as
         # 1 / n.
-        lags = length / max(lag, self.LEAST_LAG)
+        lags = length / max(lag, self.LEAST_LAG, workers * self.HANDLED)
         wanted = self.FOR_ERRORS * (max(self._errors) + self.UNSEEN) * lags**0.5
         reports = min(max(wanted, self.LEAST), self.MOST)
         interval = max(self._finest.interval, length / reports)

@@ -58,6 +58,15 @@ def test_workers_report_less_in_rounds_of_few_lags(lag):
     assert reports == pytest.approx([7, 3, 1.5, 4 / 3])
 
 
+def test_workers_report_less_if_the_coordinator_has_many_of_them():
+    reports = []
+    for workers in (1, 40, 160, 1000):
+        pace = Pace(0.004, Reporting(0.02))
+        pace.record(seconds=1.024, lag=0.001, error=0.0, workers=workers)
+        reports.append(1.024 / pace.reporting.interval)
+    assert reports == pytest.approx([3, 3, 1.5, 4 / 3])
+
+
 def test_a_round_is_unusually_long_in_comparison_with_the_last_three():
     pace = Pace(0.004, Reporting(0.02))
     slowed = []

@@ -94,6 +94,12 @@ def test_handling_messages_takes_the_workers_time() -> None:
     assert round_.seconds == pytest.approx(2.5)
 
 
+def test_many_equal_workers_get_one_message_and_send_two_once_speeds_are_known() -> None:
+    simulation = Simulation(Repetition(200, 2), constant(np.ones(200)))
+    simulation.run(4)  # in the first rounds nothing is known
+    assert simulation.step().messages == 3 * 200
+
+
 def test_messages_and_decoding_take_their_time() -> None:
     slow = Network(latency=0.25, bandwidth=10.0, operand=1, result=0)
     simulation = Simulation(

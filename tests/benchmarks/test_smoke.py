@@ -58,6 +58,7 @@ needs_traces = pytest.mark.skipif(
                 "coordinator_rounds_per_second",
             },
         ),
+        ("small", [], {"round", "messages_per_worker", "time_over_best"}),
         ("coordinators", [], {"longest_gap", "loops_on_slow_workers", "slowest_over_fastest"}),
         ("faults", [], {"faults", "wrong", "errors", "longest_gap", "left_behind"}),
         ("paper", ["--only", "prediction-error"], {"round_over_fluid"}),

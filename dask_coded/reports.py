@@ -31,8 +31,10 @@ class WorkerStatus(NamedTuple):
         Dask's name for its state if it runs no tasks: ``paused``, ``closing_gracefully``.
     coordinates : bool
         Whether it runs a task now that coordinates rounds.
-    pieces : int
-        Pieces of the arrays that it holds.
+    keeps : bool
+        Whether it keeps the state of a loop that runs on another worker.
+    pieces, nbytes : int
+        Pieces of the arrays that it holds, and their bytes.
     share : float
         Its share of the stripes that were computed in recent rounds; NaN before it was in any.
     predicted, measured : float
@@ -52,7 +54,9 @@ class WorkerStatus(NamedTuple):
     address: str
     standing: str
     coordinates: bool
+    keeps: bool
     pieces: int
+    nbytes: int
     share: float
     predicted: float
     measured: float
@@ -129,7 +133,7 @@ class Report(Summary):
         return [
             (
                 w.name if w.name == w.address else f"{w.name} {w.address}",
-                w.standing + ", coordinates" * w.coordinates,
+                w.standing + ", coordinates" * w.coordinates + ", keeps a state" * w.keeps,
                 "-" if math.isnan(w.share) else f"{w.share:.0%}",
                 _speed(w.predicted),
                 _speed(w.measured),

@@ -167,6 +167,10 @@ async def test_events_of_users_may_have_any_fields(c, s, *workers):
 GO_ON = threading.Event()
 
 
+def until_told():
+    GO_ON.wait()
+
+
 def one_step(key):
     activity = get_worker().extensions["dask-coded"].activity
     activity.stepped(key, 3, 0.5, {"somewhere": 0.25})
@@ -190,6 +194,22 @@ async def test_trainings_of_tasks_with_any_key_are_reported(c, s, *workers):
         GO_ON.set()
     step = {"step": 3, "seconds": 0.5, "workers": {"somewhere": 0.25}}
     assert found == [{"task": "('training', 0)", **step}]
+    await future
+
+
+@gen_cluster(client=True, nthreads=FOUR[:2], timeout=120)
+async def test_a_report_names_the_keepers_of_loops(c, s, a, b):
+    C = await coded.encode(A, coded.MDS(2, 1), c)
+    GO_ON.clear()
+    future = c.submit(until_told, workers=[a.address])
+    try:
+        await async_poll_for(lambda: future.key in s.tasks)
+        s.extensions["dask-coded"].loops.keepers(future.key, a.address, copies=1)
+        found = await coded.report(C, c)
+        assert [w.address for w in found.workers if w.keeps] == [b.address]
+        assert "keeps a state" in repr(found)
+    finally:
+        GO_ON.set()
     await future
 
 

@@ -29,6 +29,8 @@ class Ended(Protocol):
     addresses: tuple[str, ...]
     stripes: Ints
     coordinator: str
+    operand_bytes: int
+    share_bytes: int
 
     @property
     def predicted(self) -> Floats: ...
@@ -93,6 +95,7 @@ class Activity:
         self._alone = 0
         self._alone_seconds = 0.0
         self._stripes: Ints = np.zeros(3, dtype=np.int64)
+        self._operands = self._shares = 0  # bytes
         self._steps = 0
         self._step_seconds = 0.0
         self._arrays: dict[str, _Array] = {}
@@ -104,6 +107,8 @@ class Activity:
             self._rounds += 1
             self._seconds += seconds
             self._stripes += report.stripes.sum(axis=1)
+            self._operands += report.operand_bytes
+            self._shares += report.share_bytes
             self._array(array).ended_round(report, seconds)
 
     def alone(self, array: str, seconds: float) -> None:
@@ -157,6 +162,8 @@ class Activity:
                     "alone": self._alone,
                     "alone_seconds": self._alone_seconds,
                     **dict(stripes),
+                    "operand_bytes": self._operands,
+                    "share_bytes": self._shares,
                     "steps": self._steps,
                     "step_seconds": self._step_seconds,
                 },

@@ -55,7 +55,8 @@ def test_the_page_shows_rounds_and_workers():
             table, lanes, heading = map(session.document.get_model_by_name, names)
             assert "1 rounds" in heading.text
             cells = re.findall(r"<td [^>]*>(.*?)</td>", table.text)
-            rows = [cells[i : i + 9] for i in range(0, len(cells), 9)]
+            rows = [cells[i : i + 10] for i in range(0, len(cells), 10)]
+            assert all(row[9].endswith("B") for row in rows)
             assert sum(row[1].startswith("alive") for row in rows) == 3
             assert len(lanes.data["worker"]) == len(rows)
             useful = sum(int(row[5]) - int(row[7]) for row in rows)
@@ -80,10 +81,43 @@ async def test_metrics_are_what_reports_say(c, s, *workers):
     numbers = dict(re.findall(r"^(dask_coded_\S+) (\S+)$", text, re.M))
     assert float(numbers["dask_coded_rounds_total"]) == 1
     assert float(numbers["dask_coded_products_alone_total"]) == 0
+    assert float(numbers['dask_coded_bytes_total{kind="operand"}']) == 6 * 8
+    assert float(numbers['dask_coded_bytes_total{kind="share"}']) >= 64 * 8
     computed = sum(worker.computed for worker in found.workers)
     assert float(numbers['dask_coded_stripes_total{kind="computed"}']) == computed
     assert float(numbers['dask_coded_workers{state="alive"}']) == 4
     assert float(numbers['dask_coded_events_total{action="register"}']) == 1
+    stored = [float(numbers[f'dask_coded_worker_pieces_bytes{{worker="{a}"}}']) for a in s.workers]
+    assert stored == [worker.nbytes for address in s.workers for worker in found.workers
+                      if worker.address == address]  # fmt: skip
+    assert sum(stored) == 2 * A.nbytes
+
+
+@gen_cluster(client=True, nthreads=FOUR, timeout=120)
+async def test_metrics_of_workers_are_what_reports_say(c, s, *workers):
+    pytest.importorskip("prometheus_client")
+
+    async def numbers() -> dict[str, float]:
+        address = f"http://127.0.0.1:{workers[0].http_server.port}/metrics"
+        text = (await AsyncHTTPClient().fetch(address)).body.decode()
+        return {name: float(n) for name, n in re.findall(r"^(dask_coded\S+) (\S+)$", text, re.M)}
+
+    computed = 'dask_coded_worker_stripes_total{kind="computed"}'
+    C = await coded.encode(A, coded.MDS(4, 2), c)
+    # Other tests may have left numbers in this process, whose workers share them.
+    before = (await numbers())[computed]
+    await c.compute(C @ np.ones(6))
+    found = await coded.report(C, c)
+    least = sum(worker.computed for worker in found.workers)
+
+    async def counted() -> bool:
+        return (await numbers())[computed] >= before + least
+
+    while not await counted():  # when workers hear that the round is over
+        pass
+    after = await numbers()
+    assert after["dask_coded_worker_stored_bytes"] > 0
+    assert after['dask_coded_worker_stripes_total{kind="moved"}'] >= 0
 
 
 def test_without_prometheus_there_are_no_metrics(monkeypatch):

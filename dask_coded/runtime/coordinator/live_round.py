@@ -382,6 +382,7 @@ class LiveRound:
             # Whatever else this worker holds is computed elsewhere in this round.
             return self.round.lost([worker], now)
         self._tally.share(ranges, self.round.state.open)
+        self.report.share_bytes += sum(found.nbytes for found in rows)
         fresh, commands = self.round.share(worker, ranges, share.seconds, now)
         new = set(fresh)
         self._decode([s for s in zip(ranges, rows, strict=True) if s[0] in new])
@@ -421,6 +422,7 @@ class LiveRound:
         usual = self.round.finished and self.round.state.available.all()
         self._mappings.trim(2 * len(self._plan.addresses) if usual else 0)
         self._delivery.end()
+        self.report.operand_bytes = self._delivery.size
         large = self._delivery.size >= LEAST_BYTES or self._assembler.rows.nbytes >= LEAST_BYTES
         for channel in self._channels:
             channel.end(self._run_id)

@@ -68,6 +68,9 @@ class RoundReport(Summary):
         Which worker computed which stripes when, in seconds since the round started.
     coordinator : str
         Address of the worker that ran the round.
+    operand_bytes, share_bytes : int
+        Bytes of the operand, and of all rows that have come back, whether they came over the
+        network or lie in memory that both workers share.
     bound : float
         Seconds that the round would have taken at the measured speeds if all workers had been busy
         to the end and no stripe had been computed twice; NaN if too few speeds are known.
@@ -86,6 +89,8 @@ class RoundReport(Summary):
         default_factory=list, repr=False
     )
     coordinator: str = ""
+    operand_bytes: int = 0
+    share_bytes: int = 0
     #: The workers of the round; their stripes (computed, moved, wasted): shape (3, workers).
     addresses: tuple[str, ...] = field(default=(), repr=False)
     stripes: Ints = field(default_factory=lambda: np.zeros((3, 0), dtype=np.int64), repr=False)

@@ -22,8 +22,9 @@ from bokeh.models import (
 )
 from bokeh.models.widgets import Div
 from bokeh.plotting import figure
+from dask.utils import format_bytes
 
-from dask_coded.runtime.scheduler.observer import SHARE, SPEEDS, STRIPES, Observer
+from dask_coded.runtime.scheduler.observer import BYTES, SHARE, SPEEDS, STRIPES, Observer
 from dask_coded.summary import table
 
 # Milliseconds between two looks of an open page at what is known.
@@ -32,8 +33,9 @@ _INTERVAL = 500
 _POINTS = 300
 _LANES = 40
 _OWN, _MOVED, _WASTED, _PREDICTED = "#4c78a8", "#54a24b", "#e45756", "#222222"
+_CURVES = ("rounds", "alone", "ratio", "milliseconds", "step", *BYTES)
 _PARTS = ("own", "moved", "wasted")
-_COLUMNS = ("worker", "state", SHARE, *SPEEDS, *STRIPES, "pieces")
+_COLUMNS = ("worker", "state", SHARE, *SPEEDS, *STRIPES, "pieces", "bytes")
 _EVENTS = {
     "lost": "workers lost",
     "made": "pieces rebuilt",
@@ -68,7 +70,7 @@ class _Page:
         self._asked = observer.asked
         self._before: tuple[float, dict[str, Any]] | None = None
         self.curves = ColumnDataSource(
-            {name: [] for name in ("time", "rounds", "alone", "ratio", "milliseconds", "step")},
+            {name: [] for name in ("time", *_CURVES)},
             name="curves",
         )
         self.workers = Div(name="workers", sizing_mode="stretch_width")
@@ -85,6 +87,7 @@ class _Page:
                 self._rounds(),
                 self._curve("Milliseconds of a round", "milliseconds"),
                 self._curve("Time of a round over the fluid bound", "ratio"),
+                self._moved(),
                 self._steps,
                 sizing_mode="stretch_width",
             ),
@@ -124,6 +127,13 @@ class _Page:
     def _rounds(self) -> Any:
         plot = self._curve("Rounds per second; green: products computed alone", "rounds")
         plot.line("time", "alone", source=self.curves, color=_MOVED, line_width=2)
+        return plot
+
+    def _moved(self) -> Any:
+        operands, shares = BYTES
+        plot = self._curve("Bytes per second: operands; green: shares", operands)
+        plot.line("time", shares, source=self.curves, color=_MOVED, line_width=2)
+        plot.yaxis.formatter = NumeralTickFormatter(format="0.[0]b")
         return plot
 
     def _lane_figure(self) -> Any:
@@ -182,6 +192,7 @@ class _Page:
                 "milliseconds": 1e3 * mean,
                 "ratio": found["last_seconds"] / found["bound"] if rounds else math.nan,
                 "step": 1e3 * step / steps if steps else math.nan,
+                **{name: (totals[name] - before[name]) / seconds for name in BYTES},
             }
             self.curves.stream({name: [value] for name, value in point.items()}, _POINTS)
             if rounds:  # otherwise the last numbers stay
@@ -257,11 +268,15 @@ def _label(worker: dict[str, Any]) -> str:
 
 def _cells(worker: dict[str, Any]) -> list[str]:
     """Return the row of the table; Bokeh's own table shows only the first numbers that it gets."""
-    state = worker["standing"] + ", coordinates" * worker["coordinates"]
+    state = ", ".join([worker["standing"], *_roles(worker)])
     speeds = ["-" if math.isnan(worker[name]) else f"{worker[name]:,.0f}" for name in SPEEDS]
     numbers = [f"{worker[name]:,}" for name in (*STRIPES, "pieces")]
     share = "-" if math.isnan(worker[SHARE]) else f"{worker[SHARE]:.0%}"
-    return [_label(worker), state, share, *speeds, *numbers]
+    return [_label(worker), state, share, *speeds, *numbers, format_bytes(worker["nbytes"])]
+
+
+def _roles(worker: dict[str, Any]) -> list[str]:
+    return ["coordinates"] * worker["coordinates"] + ["keeps a state"] * worker["keeps"]
 
 
 def _lane(worker: dict[str, Any]) -> str:
@@ -269,7 +284,7 @@ def _lane(worker: dict[str, Any]) -> str:
     name = str(worker["name"]).rpartition("//")[2]
     if worker["standing"] == "gone":  # another one may have its name now
         name += f" :{worker['address'].rpartition(':')[2]}"
-    states = ["coordinates"] * worker["coordinates"]
+    states = _roles(worker)
     states += [worker["standing"]] * (worker["standing"] != "alive")
     return f"{name} ({', '.join(states)})" if states else name
 

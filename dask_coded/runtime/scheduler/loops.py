@@ -72,6 +72,10 @@ class LoopDirectory:
         """Whether workers have been named to keep the state of a loop."""
         return bool(self._keepers.get(key))
 
+    def keeping(self) -> set[str]:
+        """Return the workers that keep the state of any loop, or may hold an old one."""
+        return {address for keepers in self._keepers.values() for address in keepers}
+
     def forget(self, key: Key) -> None:
         """Have the keepers drop the state of a loop that has ended; drop its reports, too."""
         if (topic := self._topics.pop(key, None)) is not None:

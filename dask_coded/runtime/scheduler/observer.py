@@ -11,7 +11,7 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Collection, Container, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 #: What each worker tells of its stripes and speeds, in this order.
 STRIPES, SPEEDS, SHARE = ("computed", "moved", "wasted"), ("predicted", "measured"), "share"
 _COUNTS = ("rounds", "seconds", "alone", "alone_seconds")
-_TOTALS = (*_COUNTS, *STRIPES, "steps", "step_seconds")
+BYTES = ("operand_bytes", "share_bytes")
+_TOTALS = (*_COUNTS, *STRIPES, *BYTES, "steps", "step_seconds")
 
 logger = logging.getLogger("distributed.dask_coded")
 
@@ -49,6 +50,8 @@ class Observer:
         Those that are silent.
     arrays : ArrayDirectory
     homes : Homes
+    keeping : callable() -> set of str
+        Returns the workers that keep states of loops.
 
     Attributes
     ----------
@@ -66,12 +69,14 @@ class Observer:
         suspects: Collection[str],
         arrays: ArrayDirectory,
         homes: Homes,
+        keeping: Callable[[], set[str]],
     ) -> None:
         self._scheduler = scheduler
         self._able = able
         self._suspects = suspects
         self._arrays = arrays
         self._homes = homes
+        self._keeping = keeping
         self.events: Counter[str] = Counter()
         self.asked = 0
         #: The last task of each worker that has coordinated since it was last asked.
@@ -165,7 +170,7 @@ class Observer:
     # -- saying --------------------------------------------------------------------------------
 
     def totals(self) -> dict[str, float]:
-        """Return numbers and seconds of rounds, products alone and steps, and all stripes."""
+        """Return numbers and seconds of rounds, products alone and steps, stripes, and bytes."""
         sums = self._left.copy()
         for told in self._told.values():
             sums.update(told.get("totals", {}))
@@ -200,6 +205,9 @@ class Observer:
                 for key in state.spec.keys:
                     if (holder := self._homes.holder_of(key)) in workers:
                         workers[holder]["pieces"] += 1
+                        workers[holder]["nbytes"] += self._scheduler.tasks[key].get_nbytes()
+        for address in self._keeping() & workers.keys():
+            workers[address]["keeps"] = True
         for each in rounds:
             for address, (*stripes, predicted, measured, share) in each["workers"].items():
                 if (row := workers.get(address)) is None:
@@ -251,7 +259,9 @@ def _row(name: str, address: str, standing: str) -> dict[str, Any]:
         "address": address,
         "standing": standing,
         "coordinates": False,
+        "keeps": False,
         "pieces": 0,
+        "nbytes": 0,
         **dict.fromkeys((SHARE, *SPEEDS), math.nan),
         **dict.fromkeys(STRIPES, 0),
     }

@@ -91,7 +91,12 @@ class CodedSchedulerPlugin(SchedulerExtension):
             self.replaceable,
         )
         self.observer = Observer(
-            scheduler, self.versions, self.standings.suspects, self.arrays, self.homes
+            scheduler,
+            self.versions,
+            self.standings.suspects,
+            self.arrays,
+            self.homes,
+            self.loops.keeping,
         )
         self._holding: dict[Key, str] = {}
         # Rounds in which a worker has sent wrong shares.

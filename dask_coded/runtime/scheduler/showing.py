@@ -14,7 +14,7 @@ from weakref import ref
 import dask
 
 from dask_coded.compat import add_page
-from dask_coded.runtime.scheduler.observer import STRIPES, Observer
+from dask_coded.runtime.scheduler.observer import BYTES, STRIPES, Observer
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
@@ -92,6 +92,14 @@ class _Metrics:
         for kind in STRIPES:
             stripes.add_metric([kind], totals[kind])
         yield stripes
+        moved = CounterMetricFamily(
+            start + "bytes",
+            "Bytes of operands and of shares of all rounds, also those in shared memory",
+            labels=["kind"],
+        )
+        for kind in BYTES:
+            moved.add_metric([kind.removesuffix("_bytes")], totals[kind])
+        yield moved
         events = CounterMetricFamily(
             start + "events", "Events of the topic dask-coded, and workers lost", labels=["action"]
         )
@@ -114,6 +122,15 @@ class _Metrics:
             if worker["measured"] > 0:
                 speeds.add_metric([worker["address"]], worker["measured"])
         yield speeds
+        stored = GaugeMetricFamily(
+            start + "worker_pieces_bytes",
+            "Bytes of the pieces that each worker holds",
+            labels=["worker"],
+        )
+        for worker in found["workers"]:
+            if worker["standing"] != "gone":
+                stored.add_metric([worker["address"]], worker["nbytes"])
+        yield stored
 
 
 #: Metrics whose names say more than those of the totals.

@@ -128,6 +128,11 @@ class Job:
         self._stripe = 0.0  # seconds per stripe and thread, of the last batch
         self._hinted = False
 
+    @property
+    def computed(self) -> int:
+        """Stripes that were computed, or are being computed."""
+        return sum(taken.count(1) for taken in self._taken.values())
+
     def begin(self, operand: Any) -> None:
         """Begin to compute: the operand is here."""
         kernels: dict[int, Product] = {}

@@ -30,6 +30,7 @@ from dask_coded.runtime.spec import NAME, CodedSpec, as_key
 from dask_coded.runtime.worker.disk import Disk, MappedArray, streamed
 from dask_coded.runtime.worker.jobs import Held, Job, Place
 from dask_coded.runtime.worker.keeper import StateKeeper
+from dask_coded.runtime.worker.metrics import WorkerMetrics
 from dask_coded.runtime.worker.operands import Operands
 from dask_coded.runtime.worker.output import Output
 from dask_coded.runtime.worker.probe import Probe
@@ -94,6 +95,7 @@ class CodedWorkerPlugin(WorkerPlugin):
         self._specs: dict[str, CodedSpec] = {}
         self.checks: dict[str, Any] = {}
         self.activity = Activity()
+        self._metrics = WorkerMetrics(worker)
         self._jobs: dict[Key, Job] = {}
         # More would not fit into the memory of the worker.
         self._most_stripes = (worker.memory_manager.memory_limit or MEMORY_LIMIT) // _STRIPE
@@ -122,6 +124,7 @@ class CodedWorkerPlugin(WorkerPlugin):
             [StartRound, ChangeRound, Ping, EndRun],
             on_closed=self._coordinator_gone,
         )
+        self._metrics.show()
         worker.handlers["coded_rows"] = self._rows
         worker.handlers["coded_activity"] = self.activity.told
         worker.stream_handlers["coded-active"] = self._activate
@@ -151,6 +154,8 @@ class CodedWorkerPlugin(WorkerPlugin):
     def transition(self, key: Key, start: str, finish: str, **kwargs: Any) -> None:
         """Hook: a task of the worker has changed its state."""
         self.disk.moved(key, finish)
+        if finish == "released":
+            self._metrics.pieces.discard(key)
         if finish == "released" and self._rounds:
             self._end_rounds(key)  # it was cancelled
 
@@ -253,6 +258,7 @@ class CodedWorkerPlugin(WorkerPlugin):
                 self._start(message, answer)
             case ChangeRound(run_id, added, withdrawn):
                 if job := self._jobs.get(run_id):
+                    self._metrics.moved += sum(stop - start for _, start, stop in added)
                     job.withdraw(StripeRange(*part) for part in withdrawn)
                     job.assign(StripeRange(*part) for part in added)
             case Ping(run_id):
@@ -282,6 +288,7 @@ class CodedWorkerPlugin(WorkerPlugin):
             if data is None:
                 absent.append(piece)
                 continue
+            self._metrics.pieces.add(as_key(key))
             pieces[piece] = Held(
                 rows,
                 data.shape[0],
@@ -310,6 +317,7 @@ class CodedWorkerPlugin(WorkerPlugin):
         """Drop a round; ``over`` says that it has ended for all workers."""
         job = self._jobs.pop(run_id, None)
         output = job.stop() if job else None
+        self._metrics.computed += job.computed if job else 0
         if over:
             if job and output and self.exchange.room() > 0:
                 self._outputs[job.start.series] = output

@@ -24,9 +24,9 @@ import click
 import numpy as np
 
 from benchmarks import traces
+from benchmarks.evidence.s2c2 import sections
+from benchmarks.evidence.s2c2.results import Results
 from benchmarks.model_card import blocks, page, read
-from benchmarks.paper import sections
-from benchmarks.paper.results import Results
 from benchmarks.references import OWN, PUBLISHED, RECENT, TRACE, references
 from benchmarks.report import Report, Summary, options, picture, side_by_side
 from benchmarks.traces import PARTS, before_test, series

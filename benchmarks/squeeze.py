@@ -20,7 +20,7 @@ from typing import Any
 import click
 import numpy as np
 
-from benchmarks.paper.cases import replayed
+from benchmarks.evidence.s2c2.cases import replayed
 from benchmarks.report import Report, Summary, options
 from dask_coded.aggregation import Aggregation, GradientCoding, Ring
 from dask_coded.aggregation.timing import Costs

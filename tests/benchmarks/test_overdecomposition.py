@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.paper.overdecomposition import Stores, over_decomposed
+from benchmarks.evidence.s2c2.overdecomposition import Stores, over_decomposed
 from dask_coded.simulation import Network, Simulation, constant
 
 

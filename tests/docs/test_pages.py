@@ -92,7 +92,7 @@ def test_the_operator_starts_what_dask_has():
 def test_links_between_pages_lead_somewhere():
     for page in (*PAGES, "citing.md", "faq.md", "glossary.md", "tutorial.md"):
         for target, anchor in re.findall(
-            r"\]\(([\w-]+\.(?:md|rst))?(?:#([\w-]+))?\)", (DOCS / page).read_text()
+            r"\]\(([\w/-]+\.(?:md|rst))?(?:#([\w-]+))?\)", (DOCS / page).read_text()
         ):
             text = (DOCS / (target or page)).read_text()
             titles = re.findall(r"^#+ (.*)$", text, re.M)

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.paper import simulated
-from benchmarks.paper.cases import (
+from benchmarks.evidence.s2c2 import simulated
+from benchmarks.evidence.s2c2.cases import (
     CONTENDERS,
     LINK,
     MOVED_BYTES,
@@ -23,7 +23,7 @@ from benchmarks.paper.cases import (
     replayed,
     stragglers,
 )
-from benchmarks.paper.overdecomposition import Stores, over_decomposed
+from benchmarks.evidence.s2c2.overdecomposition import Stores, over_decomposed
 from benchmarks.report import picture
 from dask_coded.codes import Code, Repetition
 from dask_coded.prediction import SpeedHistory

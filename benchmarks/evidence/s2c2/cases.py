@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.paper.overdecomposition import Stores, over_decomposed
+from benchmarks.evidence.s2c2.overdecomposition import Stores, over_decomposed
 from benchmarks.traces import PARTS, Over, before_test, series
 from dask_coded.codes import MDS, Code, Repetition
 from dask_coded.simulation import Assigner

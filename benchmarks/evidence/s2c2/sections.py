@@ -13,10 +13,12 @@ import numpy as np
 
 from benchmarks import traces
 from benchmarks.cluster import Lab
-from benchmarks.paper import algorithms, cases, simulated, storage
-from benchmarks.paper.cases import CONTENDERS, Case, Contender
-from benchmarks.paper.processes import Bench, Measured, Size
-from benchmarks.paper.results import Results
+from benchmarks.evidence.kept import WHOLE
+from benchmarks.evidence.papers import Section
+from benchmarks.evidence.s2c2 import algorithms, cases, simulated, storage
+from benchmarks.evidence.s2c2.cases import CONTENDERS, Case, Contender
+from benchmarks.evidence.s2c2.processes import Bench, Measured, Size
+from benchmarks.evidence.s2c2.results import Results
 from benchmarks.report import Summary
 from dask_coded.prediction.predictors import PREDICTORS
 from dask_coded.simulation import Speeds, changed, drifting, gilbert_elliott, shifted_exponential
@@ -262,7 +264,7 @@ def where_coding_pays(results: Results) -> None:
         results.held(held, "simulation", n=n, rounds=rounds, **about)
 
 
-def whole_algorithm(results: Results, name: str) -> None:
+def whole_algorithm(results: Results, name: str, level: str) -> None:
     """Time an algorithm under all policies, with speeds of real machines."""
     if not results.processes:
         return
@@ -271,38 +273,48 @@ def whole_algorithm(results: Results, name: str) -> None:
     n, k = (4, 3) if results.smoke else (10, 7)
     if algorithm.hessian:
         n, k = 12, 9
-    for level, trace in {"low": "matrix-math"}.items() if results.smoke else cases.CLOUDS.items():
-        speeds = cases.replayed(trace, n, 10 if results.smoke else 200)
-        speeds = speeds / speeds.mean()
-        with Lab(n, size.cores / n) as lab:
-            results.report.machine["throttle"] = lab.kind
-            timings = algorithms.compare(lab, algorithm, k, size, speeds)
-        for contender in algorithm.contenders:
-            results.report.add(
-                f"{algorithm.name}, {level} misprediction ({trace}): {contender}",
-                "time_over_continuous",
-                timings.ratio(contender, over="continuous", spread_of="range"),
-                policy=contender,
-                algorithm=algorithm.name,
-                rounds=algorithm.rounds,
-                seconds=timings.summary(contender).value,
-                section="algorithms",
-                misprediction=level,
-                trace=trace,
-                where="processes",
-                n=n,
-                k=k,
-            )
+    trace = cases.CLOUDS[level]
+    speeds = cases.replayed(trace, n, 10 if results.smoke else 200)
+    speeds = speeds / speeds.mean()
+    with Lab(n, size.cores / n) as lab:
+        results.report.machine["throttle"] = lab.kind
+        timings = algorithms.compare(lab, algorithm, k, size, speeds)
+    for contender in algorithm.contenders:
+        results.report.add(
+            f"{algorithm.name}, {level} misprediction ({trace}): {contender}",
+            "time_over_continuous",
+            timings.ratio(contender, over="continuous", spread_of="range"),
+            policy=contender,
+            algorithm=algorithm.name,
+            rounds=algorithm.rounds,
+            seconds=timings.summary(contender).value,
+            turns=timings.seconds[contender].tolist(),
+            section="algorithms",
+            misprediction=level,
+            trace=trace,
+            where="processes",
+            n=n,
+            k=k,
+        )
 
 
-SECTIONS: dict[str, Callable[[Results], None]] = {
-    "controlled": controlled,
-    "cloud": cloud,
-    "prediction-error": prediction_error,
-    "traces": every_trace,
-    "predictors": predictors,
-    "regimes": regimes,
-    "lengths": lengths,
-    "storage": where_coding_pays,
-    **{name: partial(whole_algorithm, name=name) for name in algorithms.ALGORITHMS},
+def _section(run: Callable[[Results], None], minutes: int = 20) -> Section:
+    return Section({WHOLE: run}, minutes)
+
+
+SECTIONS = {
+    "controlled": _section(controlled),
+    "cloud": _section(cloud),
+    "prediction-error": _section(prediction_error, 1),
+    "traces": _section(every_trace),
+    "predictors": _section(predictors),
+    "regimes": _section(regimes),
+    "lengths": _section(lengths),
+    "storage": _section(where_coding_pays),
+    **{
+        name: Section(
+            {level: partial(whole_algorithm, name=name, level=level) for level in cases.CLOUDS}, 20
+        )
+        for name in algorithms.ALGORITHMS
+    },
 }

@@ -2,84 +2,58 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.paper import simulated
-from benchmarks.paper.cases import CONTENDERS, Case, Contender
-from benchmarks.paper.processes import SMOKE, Measured, Size
-from benchmarks.report import Report, Summary
+from benchmarks.evidence.kept import Kept
+from benchmarks.evidence.s2c2 import simulated
+from benchmarks.evidence.s2c2.cases import CONTENDERS, Case, Contender
+from benchmarks.evidence.s2c2.processes import SMOKE, Measured, Size
+from benchmarks.report import Summary
 
 #: Case, contender, and where it ran.
 Name = tuple[str, str, str]
 
 
 @dataclass
-class Results:
-    """The report, and every single round for the plots.
+class Results(Kept):
+    """The report, and every single round.
 
     Attributes
     ----------
     rounds : dict
         Rounds over the fluid bound by (case, contender, where).
+    bounds : dict
+        The fluid bound of each round by case, in seconds in which a worker of speed 1 does its even
+        share of the work.
     disturbed : dict
-        Which of them are disturbed, for those on processes. Statistics leave these rounds out.
-    dates : set of str
-        Dates of the measurements.
-    days : dict
-        The same by section, of results that were merged.
+        Which rounds are disturbed, for those on processes. Statistics leave them out.
     """
 
-    report: Report
-    smoke: bool = False
-    processes: bool = True
     rounds: dict[Name, np.ndarray] = field(default_factory=dict)
+    bounds: dict[str, np.ndarray] = field(default_factory=dict)
     disturbed: dict[Name, np.ndarray] = field(default_factory=dict)
-    dates: set[str] = field(default_factory=lambda: {datetime.now(UTC).date().isoformat()})
-    days: dict[str, set[str]] = field(default_factory=dict)
 
     @property
     def size(self) -> Size:
         """Size of the matrices on processes."""
         return SMOKE if self.smoke else Size()
 
-    def rows(self, **wanted: Any) -> list[dict[str, Any]]:
-        """Return the rows of the report whose entries have these values."""
-        return [
-            row
-            for row in self.report.rows
-            if all(row.get(key) == value for key, value in wanted.items())
-        ]
-
-    def merge(self, other: Results, section: str) -> None:
-        """Add the results of another run, of one section.
+    def merge(self, other: Results, section: str = "") -> None:
+        """Add the results of another piece or section.
 
         Raises
         ------
         ValueError
-            If it has another size or other versions, which a page states only once, or rounds of
-            the same name.
+            If it has another size, or rounds of the same name.
         """
-        for what, theirs, ours in (
-            ("versions", other.report.versions, self.report.versions),
-            ("size", other.size, self.size),
-        ):
-            if theirs != ours:
-                raise ValueError(
-                    f"All sections of a page must have the same {what}: the kept one has {theirs}, "
-                    f"this run has {ours}. Run the kept section again."
-                )
-        self.report.rows += other.report.rows
-        self.report.machine |= other.report.machine
+        super().merge(other, section)
         self._keep(other.rounds)
+        self.bounds |= other.bounds
         self.disturbed |= other.disturbed
-        self.days[section] = other.dates
 
     def _keep(self, rounds: dict[Name, np.ndarray]) -> None:
         if taken := self.rounds.keys() & rounds.keys():
@@ -97,35 +71,18 @@ class Results:
                 found &= ~self.disturbed[name][:count]
         return found
 
-    def write(self, file: Path) -> None:
-        """Write the results to a file for `read`."""
+    def _more(self) -> dict[str, Any]:
         # No measurement is more exact than five digits.
-        rounds = [
-            [*key, [float(f"{ratio:.5g}") for ratio in ratios]]
-            for key, ratios in self.rounds.items()
-        ]
+        rounds = [[*key, _rounded(ratios)] for key, ratios in self.rounds.items()]
+        bounds = {case: _rounded(seconds) for case, seconds in self.bounds.items()}
         disturbed = [[*key, some.tolist()] for key, some in self.disturbed.items()]
-        about = {"smoke": self.smoke, "dates": sorted(self.dates), "disturbed": disturbed}
-        found = {**self.report.as_dict(), "rounds": rounds, **about}
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(found), encoding="utf-8")
+        return {"rounds": rounds, "bounds": bounds, "disturbed": disturbed}
 
-    @classmethod
-    def read(cls, file: Path) -> Results:
-        """Read the results of `write`."""
-        found = json.loads(file.read_text(encoding="utf-8"))
-        return cls(
-            Report("paper", found["rows"], found["machine"], found["versions"]),
-            smoke=found["smoke"],
-            rounds={tuple(key): np.array(ratios) for *key, ratios in found["rounds"]},
-            # Sections measured before rounds were marked have none.
-            disturbed={tuple(key): np.array(some) for *key, some in found.get("disturbed", [])},
-            dates=set(found["dates"]),
-        )
-
-    def count(self, rounds: int) -> int:
-        """Return the number of rounds, reduced to a few in a smoke run."""
-        return min(rounds, 3) if self.smoke else rounds
+    def _take(self, found: Mapping[str, Any]) -> None:
+        self.rounds = {tuple(key): np.array(ratios) for *key, ratios in found["rounds"]}
+        self.bounds = {case: np.array(seconds) for case, seconds in found.get("bounds", {}).items()}
+        # Sections measured before rounds were marked have none.
+        self.disturbed = {tuple(key): np.array(some) for *key, some in found.get("disturbed", [])}
 
     def add(
         self,
@@ -217,7 +174,10 @@ class Results:
             return
         ours, theirs = (self.rounds[name][quiet] for name in names)
         # A ratio times its bound is the seconds of a round; both contenders have the same bounds.
-        bounds = simulated.bounds(case)[: len(quiet)][quiet]
+        bounds = simulated.bounds(case)
+        if len(bounds) >= len(self.bounds.get(case.name, ())):  # fewer rounds on processes
+            self.bounds[case.name] = bounds
+        bounds = bounds[: len(quiet)][quiet]
         ours_total, theirs_total = (ours * bounds).sum(), (theirs * bounds).sum()
         for measure, base in (("gain_over_theirs", theirs_total), ("gain_over_ours", ours_total)):
             self.report.add(
@@ -233,3 +193,7 @@ class Results:
                 **case.fields,
                 **fields,
             )
+
+
+def _rounded(values: np.ndarray) -> list[float]:
+    return [float(f"{value:.5g}") for value in values]

@@ -13,7 +13,7 @@ from distributed import wait
 
 import dask_coded as coded
 from benchmarks.cluster import Lab, PlainRounds, Rounds
-from benchmarks.paper.cases import Case, Contender
+from benchmarks.evidence.s2c2.cases import Case, Contender
 from dask_coded.rounds import fluid_time
 
 

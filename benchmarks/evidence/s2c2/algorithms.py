@@ -23,8 +23,8 @@ from scipy.special import expit
 
 import dask_coded as coded
 from benchmarks.cluster import Lab
+from benchmarks.evidence.s2c2.cases import CONTENDERS, Contender
 from benchmarks.graphs import random_matrix
-from benchmarks.paper.cases import CONTENDERS, Contender
 from benchmarks.report import Timings, side_by_side
 from dask_coded.codes import Repetition
 

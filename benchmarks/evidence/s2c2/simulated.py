@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks.paper.cases import Case, Contender
+from benchmarks.evidence.s2c2.cases import Case, Contender
 from dask_coded.prediction import SpeedHistory
 from dask_coded.rounds import fluid_time
 from dask_coded.simulation import Network, Simulation, Speeds

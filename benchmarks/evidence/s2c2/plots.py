@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.paper import storage
-from benchmarks.paper.results import Results
+from benchmarks.evidence.s2c2 import storage
+from benchmarks.evidence.s2c2.results import Results
 from benchmarks.report import picture
 
 

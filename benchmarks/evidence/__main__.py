@@ -1,0 +1,3 @@
+from benchmarks.evidence.command import main
+
+main()

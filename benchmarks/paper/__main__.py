@@ -1,3 +1,0 @@
-from benchmarks.paper import main
-
-main()

@@ -1,4 +1,4 @@
-"""A small convolutional network in PyTorch, and the MNIST images that it learns.
+"""Networks in PyTorch, and the MNIST images that they learn.
 
 The data are the 10,000 images of MNIST's test set, of which the last 2,000 are held out. They are
 read from the folder that the environment variable ``DASK_CODED_DATA`` names.
@@ -9,11 +9,13 @@ from __future__ import annotations
 import gzip
 import os
 import threading
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
+from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
@@ -60,80 +62,108 @@ def load(folder: Path | None = None) -> tuple[Split, Split]:
     )
 
 
-def network(seed: int = 0) -> torch.nn.Sequential:
-    """Return a network of two convolutions and two dense layers, 80,000 weights."""
-    torch.manual_seed(seed)
-    return torch.nn.Sequential(
-        torch.nn.Unflatten(1, (1, 28, 28)),
-        torch.nn.Conv2d(1, 16, 5),
-        torch.nn.ReLU(),
-        torch.nn.MaxPool2d(2),
-        torch.nn.Conv2d(16, 32, 5),
-        torch.nn.ReLU(),
-        torch.nn.MaxPool2d(2),
-        torch.nn.Flatten(),
-        torch.nn.Linear(512, 128),
-        torch.nn.ReLU(),
-        torch.nn.Linear(128, 10),
+def _convolutional() -> nn.Sequential:
+    """Return two convolutions and two dense layers, 80,202 weights."""
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 28, 28)),
+        nn.Conv2d(1, 16, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(512, 128),
+        nn.ReLU(),
+        nn.Linear(128, 10),
     )
 
 
-def layers() -> list[tuple[int, ...]]:
-    """Return the shapes of the network's layers, in their order in the gradient."""
-    return [tuple(parameter.shape) for parameter in network().parameters()]
+def _wide() -> nn.Sequential:
+    """Return three dense layers, 1,333,770 weights."""
+    return nn.Sequential(
+        nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 10)
+    )
 
 
-def start(seed: int = 0) -> np.ndarray:
-    """Return the initial weights, float32."""
-    return parameters_to_vector(network(seed).parameters()).detach().numpy()
+_KINDS = {"convolutional": _convolutional, "wide": _wide}
+
+
+@dataclass(frozen=True)
+class Net:
+    """A network as functions of a flat array of its weights.
+
+    Parameters
+    ----------
+    kind
+        ``"convolutional"`` or ``"wide"``.
+    """
+
+    kind: Literal["convolutional", "wide"] = "convolutional"
+
+    def module(self, seed: int = 0) -> nn.Sequential:
+        """Return the network, with weights drawn from a seed."""
+        torch.manual_seed(seed)
+        return _KINDS[self.kind]()
+
+    def layers(self) -> list[tuple[int, ...]]:
+        """Return the shapes of the layers, in their order in the gradient."""
+        return [tuple(parameter.shape) for parameter in self.module().parameters()]
+
+    def start(self, seed: int = 0) -> np.ndarray:
+        """Return the initial weights, float32."""
+        found: np.ndarray = parameters_to_vector(self.module(seed).parameters()).detach().numpy()
+        return found
+
+    def gradient(
+        self, parameters: np.ndarray, samples: np.ndarray, targets: np.ndarray
+    ) -> tuple[float, np.ndarray]:
+        """Return the cross entropy summed over the samples, and its gradient.
+
+        Parameters
+        ----------
+        parameters
+            All weights, float32.
+        samples
+            Images, uint8 of shape (n, 784).
+        targets
+            Their digits, shape (n,).
+        """
+        net = self._set(parameters)
+        loss = cross_entropy(net(scaled(samples)), torch.tensor(targets), reduction="sum")
+        gradients = torch.autograd.grad(loss, list(net.parameters()))
+        return loss.item(), parameters_to_vector(gradients).numpy()
+
+    def accuracy(self, parameters: np.ndarray, split: Split) -> float:
+        """Return the share of images that are classified correctly."""
+        net = self._set(parameters)
+        with torch.no_grad():
+            found = net(scaled(split.samples)).argmax(1).numpy()
+        return float(np.mean(found == split.targets))
+
+    def _set(self, parameters: np.ndarray) -> nn.Sequential:
+        net = _networks.of(self)
+        weights = torch.from_numpy(np.array(parameters, dtype=np.float32))
+        vector_to_parameters(weights, net.parameters())
+        return net
 
 
 class _Networks(threading.local):
-    """One network for each thread, because its weights are overwritten."""
+    """One network of each kind for each thread, because its weights are overwritten."""
 
     def __init__(self) -> None:
         torch.set_num_threads(1)  # workers share the cores; sums are reproducible
-        self.network = network()
+        self._found: dict[Net, nn.Sequential] = {}
+
+    def of(self, net: Net) -> nn.Sequential:
+        if net not in self._found:
+            self._found[net] = net.module()
+        return self._found[net]
 
 
 _networks = _Networks()
 
 
-def gradient(
-    parameters: np.ndarray, samples: np.ndarray, targets: np.ndarray
-) -> tuple[float, np.ndarray]:
-    """Return the cross entropy summed over the samples, and its gradient.
-
-    Parameters
-    ----------
-    parameters
-        All weights, float32.
-    samples
-        Images, uint8 of shape (n, 784).
-    targets
-        Their digits, shape (n,).
-    """
-    net = _set(parameters)
-    loss = cross_entropy(net(_scaled(samples)), torch.tensor(targets), reduction="sum")
-    gradients = torch.autograd.grad(loss, list(net.parameters()))
-    return loss.item(), parameters_to_vector(gradients).numpy()
-
-
-def accuracy(parameters: np.ndarray, split: Split) -> float:
-    """Return the share of images that are classified correctly."""
-    net = _set(parameters)
-    with torch.no_grad():
-        found = net(_scaled(split.samples)).argmax(1).numpy()
-    return float(np.mean(found == split.targets))
-
-
-def _scaled(samples: np.ndarray) -> torch.Tensor:
+def scaled(samples: np.ndarray) -> torch.Tensor:
     """Scale pixels to between -1 and 1."""
     return torch.tensor(samples).float() / 127.5 - 1
-
-
-def _set(parameters: np.ndarray) -> torch.nn.Sequential:
-    net = _networks.network
-    weights = torch.from_numpy(np.array(parameters, dtype=np.float32))
-    vector_to_parameters(weights, net.parameters())
-    return net

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 
 def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
     """Return the lines of a table, with an empty line before and after it.
@@ -16,3 +19,20 @@ def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
     titles = list(header)
     lines = [titles, ["---"] * len(titles), *rows]
     return ["", *("| " + " | ".join(line) + " |" for line in lines), ""]
+
+
+def span(values: ArrayLike, unit: str = "", digits: int = 1) -> str:
+    """Return the median and the range of seeds, or how many of them have no finite value.
+
+    Examples
+    --------
+    >>> span([3.0, 1.0, 2.0], "s"), span([3.0, float("inf")])
+    ('2.0 s (1.0 to 3.0)', 'never in 1 of 2 seeds')
+    """
+    found = np.asarray(values, dtype=float)
+    if missing := int((~np.isfinite(found)).sum()):
+        return f"never in {missing} of {len(found)} seeds"
+    middle, least, most = (
+        f"{each:.{digits}f}" for each in (np.median(found), found.min(), found.max())
+    )
+    return f"{middle}{f' {unit}' if unit else ''} ({least} to {most})"

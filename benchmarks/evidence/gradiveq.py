@@ -87,10 +87,9 @@ CODECS: dict[str, Codec] = {
 # ---------------------------------------------------------------------------------------- sections
 
 
-def curves(kept: Kept, seed: int) -> None:
-    """Replay all compressions."""
-    for method in METHODS[::3] if kept.smoke else METHODS:
-        curve(kept, NET, method, OPTIMIZER, seed)
+def replayed(kept: Kept, method: Method, seed: int) -> None:
+    """Replay a compression."""
+    curve(kept, NET, method, OPTIMIZER, seed)
 
 
 def aggregation(kept: Kept, workers: int, turn: int) -> None:
@@ -213,7 +212,14 @@ def errors(kept: Kept) -> None:
 
 
 SECTIONS = {
-    "accuracy": Section({f"seed {i}": partial(curves, seed=i) for i in range(5)}, 20),
+    "accuracy": Section(
+        {
+            f"seed {i}, {method.name}": partial(replayed, method=method, seed=i)
+            for i in range(5)
+            for method in METHODS
+        },
+        20,
+    ),
     **{
         f"aggregation-{workers}": Section(
             {f"turn {i}": partial(aggregation, workers=workers, turn=i) for i in range(5)}, 20

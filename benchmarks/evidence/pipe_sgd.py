@@ -98,10 +98,10 @@ def _tuned(kept: Kept, net: str, **wanted: Any) -> dict[str, Any]:
     return best([row for row in rows if wanted.items() <= row.items()])
 
 
-def curves(kept: Kept, net: str, seed: int) -> None:
-    """Replay all widths and codecs with the rates that were chosen."""
-    for width, codec in itertools.product((1, 2, 3), _CODECS):
-        row = _tuned(kept, net, method=f"width {width}")
+def curves(kept: Kept, net: str, width: int, seed: int) -> None:
+    """Replay a width with all codecs and the rates that were chosen."""
+    row = _tuned(kept, net, method=f"width {width}")
+    for codec in _CODECS:
         method = Method(f"width {width}", "ring", codec, width)
         curve(kept, net, method, optimizer_of(row), seed, warmup=row["warmup"])
 
@@ -187,7 +187,11 @@ SECTIONS = {
                     for w in (2, 3)
                 },
                 ASYNCHRONOUS: partial(tune_asynchronous, net=net),
-                **_seeds(curves, net=net),
+                **{
+                    f"seed {i}, width {w}": partial(curves, net=net, width=w, seed=i)
+                    for i in range(5)
+                    for w in (1, 2, 3)
+                },
             },
             20,
         )

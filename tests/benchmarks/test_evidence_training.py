@@ -299,7 +299,7 @@ def test_tiny_run_of_a_section(paper, sections, measures, data_folder: Path, tmp
         pieces = paper_of(paper).sections[section].pieces
         for name, run in pieces.items():
             # One of many alike is enough.
-            if name.endswith(tuple("1234")) and name[:4] in ("seed", "turn"):
+            if name[:4] in ("seed", "turn") and name[5] != "0":
                 continue
             found = Kept(Report(paper), smoke=True, known=kept.report.rows)
             run(found)

@@ -39,19 +39,10 @@ COLUMNS, CLASSES, RATE = 784, 10, 0.01
 BATCHES = 4
 
 
-def mlp() -> torch.nn.Sequential:
-    """Return a dense network of 1.3 million weights."""
-    torch.manual_seed(0)
-    return torch.nn.Sequential(
-        torch.nn.Linear(COLUMNS, 1024),
-        torch.nn.ReLU(),
-        torch.nn.Linear(1024, 512),
-        torch.nn.ReLU(),
-        torch.nn.Linear(512, CLASSES),
-    )
-
-
-MODELS: dict[str, Callable[[], torch.nn.Sequential]] = {"MLP": mlp, "CNN": mnist.network}
+MODELS: dict[str, Callable[[], torch.nn.Sequential]] = {
+    "MLP": mnist.Net("wide").module,
+    "CNN": mnist.Net("convolutional").module,
+}
 #: Units of a step: the smallest that pay, of 64 samples for dense layers and 32 for convolutions.
 METHODS: dict[str, dict[str, Aggregation]] = {
     "MLP": {"Squeeze": Squeeze(units=16), "Ring": Ring()},

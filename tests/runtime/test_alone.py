@@ -142,8 +142,13 @@ def go_on_until_a_round(operator, x):
 
 
 def go_on_in_rounds(operator, x):
+    """Go on until all products are rounds. One is once in a while, to see which way is quicker."""
     go_on_until_a_round(operator, x)
-    return operator @ x, operator.last_round.alone
+    rounds = 0
+    while rounds < 10:
+        found = operator @ x
+        rounds = 0 if operator.last_round.alone else rounds + 1
+    return found
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2, config=ALONE)
@@ -241,9 +246,7 @@ async def test_copies_of_blocks_go_when_memory_is_short(c, s, *workers, course, 
     future = coded.submit(go_on_in_rounds, C, x, client=c)
     await async_poll_for(course.alone.is_set)
     course.room = 0
-    found, alone = await future
-    assert not alone
-    np.testing.assert_allclose(found, A @ x)
+    np.testing.assert_allclose(await future, A @ x)
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2, config=ALONE)

@@ -66,6 +66,6 @@ def test_tests_that_need_extras_are_marked():
     here = Path(__file__)
     for file in here.parent.rglob("test_*.py"):
         text = file.read_text(encoding="utf-8")
-        packages = "torch|pandas|nbclient|xarray|pyarrow|statsmodels"
+        packages = "torch|pandas|nbclient|xarray|pyarrow|statsmodels|zarr"
         if file != here and re.search(rf"""importorskip\(["']({packages})\b""", text):
             assert "mark.extras" in text, file

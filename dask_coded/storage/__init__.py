@@ -1,0 +1,51 @@
+"""Coded arrays in files: a documented format on Zarr v3, which outlives clusters.
+
+A store holds a coded array as follows. Each piece is an array or, if sparse, a group of three
+arrays, ``data``, ``indices`` and ``indptr``, as in SciPy's CSR format. Chunks are some rows of a
+piece and end with their CRC-32C. ::
+
+    zarr.json                the description of the array: written last
+    matrix/piece-0 …         the pieces of A
+    matrix/exponents         powers of two by which rows were scaled before they were combined
+    matrix/typical           those of their typical entries
+    matrix/footprints        the columns that blocks of a sparse array touch
+    transposed/…             the same of A.T, if it was encoded as well
+
+A piece is whole once its attributes have its mark, which names the encoding that it is of. They are
+written after all its chunks. The description follows when all pieces are whole; until then the
+root says that the store is half written. Nothing here knows Dask or clusters; zarr is imported when
+a store is used.
+"""
+
+from dask_coded.storage.checking import PieceCondition, StoreCondition, condition_of
+from dask_coded.storage.description import (
+    ArrayDescription,
+    Description,
+    begin_store,
+    check_dtype,
+    read_description,
+    write_description,
+)
+from dask_coded.storage.generators import check_storable
+from dask_coded.storage.location import Location, Storage, StoreError
+from dask_coded.storage.pieces import DamagedError, marked, read_piece, write_piece
+
+__all__ = [
+    "ArrayDescription",
+    "DamagedError",
+    "Description",
+    "Location",
+    "PieceCondition",
+    "Storage",
+    "StoreCondition",
+    "StoreError",
+    "begin_store",
+    "check_dtype",
+    "check_storable",
+    "condition_of",
+    "marked",
+    "read_description",
+    "read_piece",
+    "write_description",
+    "write_piece",
+]

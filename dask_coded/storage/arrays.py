@@ -1,0 +1,117 @@
+"""Zarr arrays whose chunks have checksums, and of which no chunk may be missing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from dask_coded.storage.location import Location, imported
+
+# Bytes of a chunk, about. Workers read and write a piece chunk by chunk, so this is also the memory
+# that they need in addition to the piece.
+_CHUNK = 2**24
+
+Array = np.ndarray[Any, Any]
+
+
+class MissingChunkError(Exception):
+    """A chunk of an array is missing."""
+
+
+@cache
+def _strict() -> type[Any]:
+    """Return the class of stores that fail where a chunk is missing.
+
+    Zarr takes missing chunks for zeros. To count them before or after is not safe, because another
+    worker may be about to write them again.
+    """
+    imported()
+    from zarr.storage import WrapperStore
+
+    class Strict(WrapperStore):  # type: ignore[type-arg, misc, unused-ignore]
+        async def get(self, key: str, *args: Any, **kwargs: Any) -> Any:
+            found = await super().get(key, *args, **kwargs)
+            if found is None and not key.endswith("zarr.json"):
+                raise MissingChunkError(f"{key} is missing")
+            return found
+
+    return Strict
+
+
+def chunk_rows(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    """Return how many rows of an array are in a chunk."""
+    row = int(np.prod(shape[1:])) * dtype.itemsize
+    return max(1, min(_CHUNK // max(row, 1), shape[0]))
+
+
+def write_array(
+    location: Location,
+    path: str,
+    data: Array,
+    written: Callable[[int, int], object] | None = None,
+) -> Any:
+    """Write an array, in place of what is there; return the Zarr array.
+
+    ``written(first, last)`` is called after some rows.
+    """
+    zarr = imported()
+    from zarr.codecs import Crc32cCodec
+
+    dtype = data.dtype.newbyteorder("=")
+    step = chunk_rows(data.shape, dtype)
+    array = zarr.create_array(
+        location.store(),
+        name=path,
+        shape=data.shape,
+        chunks=(step, *(max(size, 1) for size in data.shape[1:])),
+        dtype=dtype,
+        filters=None,
+        compressors=[Crc32cCodec()],
+        fill_value=0,
+        zarr_format=3,
+        overwrite=True,
+        config={"write_empty_chunks": True},
+    )
+    for first in range(0, len(data), step):
+        last = min(first + step, len(data))
+        array[first:last] = np.asarray(data[first:last])
+        if written is not None:
+            written(first, last)
+    return array
+
+
+def open_array(location: Location, path: str) -> Any:
+    """Open an array to read it; a missing chunk is a :class:`MissingChunkError`."""
+    return imported().open_array(_strict()(location.store()), path=path, mode="r", zarr_format=3)
+
+
+def read_into(
+    array: Any, out: Array | None, read: Callable[[int, int], object] | None = None
+) -> None:
+    """Read a Zarr array into another one, or nowhere; ``read(first, last)`` follows some rows."""
+    step = array.chunks[0]
+    for first in range(0, array.shape[0], step):
+        last = min(first + step, array.shape[0])
+        rows = array[first:last]
+        if out is not None:
+            out[first:last] = rows
+        if read is not None:
+            read(first, last)
+
+
+def read_array(location: Location, path: str) -> Array:
+    """Read a whole array."""
+    array = open_array(location, path)
+    out = np.empty(array.shape, array.dtype)
+    read_into(array, out)
+    return out
+
+
+def digest(content: Mapping[str, Any]) -> str:
+    """Return a checksum of what JSON says."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

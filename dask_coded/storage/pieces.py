@@ -1,0 +1,179 @@
+"""Pieces in a store, each written as a whole before its mark says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+
+from dask_coded.storage.arrays import (
+    Array,
+    digest,
+    open_array,
+    read_array,
+    read_into,
+    write_array,
+)
+from dask_coded.storage.location import Storage, imported
+
+_MARK = "dask_coded_piece"
+_SPARSE = {"csr_array": scipy.sparse.csr_array, "csr_matrix": scipy.sparse.csr_matrix}
+_PARTS = ("data", "indices", "indptr")
+
+
+class DamagedError(Exception):
+    """A piece of a store is missing, half written or damaged."""
+
+
+def write_piece(
+    storage: Storage,
+    piece: int,
+    data: Any,
+    growth: float = 0.0,
+    written: Callable[[int, int], object] | None = None,
+) -> None:
+    """Write a piece, in place of what is there.
+
+    Parameters
+    ----------
+    storage : Storage
+    piece : int
+    data : ndarray or CSR array, shape (rows, columns)
+    growth : float
+        How many roundings it has taken part in since it was first made; 0 if never rebuilt.
+    written : callable(first, last), optional
+        Called after some rows of a dense piece.
+    """
+    path, location = storage.path(piece), storage.location
+    if scipy.sparse.issparse(data):
+        kind = next(name for name, known in _SPARSE.items() if isinstance(data, known))
+        about = {"kind": kind, "shape": list(map(int, data.shape))}
+        node = imported().create_group(
+            location.store(), path=path, zarr_format=3, overwrite=True, attributes=about
+        )
+        for part in _PARTS:
+            write_array(location, f"{path}/{part}", getattr(data, part))
+    else:
+        node = write_array(location, path, data, written)
+    node.update_attributes({_MARK: _signed(storage.token, piece, growth)})
+
+
+def read_piece(
+    storage: Storage,
+    piece: int,
+    shape: tuple[int, int],
+    dtype: np.dtype[Any],
+    sparse: type | None,
+    empty: Callable[[], Array],
+    read: Callable[[int, int], object] | None = None,
+) -> tuple[Any, float]:
+    """Read a piece and check it; return it with its growth, see :func:`write_piece`.
+
+    Parameters
+    ----------
+    storage : Storage
+    piece : int
+    shape : (int, int)
+    dtype : numpy.dtype
+    sparse : type or None
+        ``scipy.sparse.csr_array`` or ``csr_matrix`` if the piece is of that type.
+    empty : callable() -> ndarray
+        Makes the array that a dense piece is read into.
+    read : callable(first, last), optional
+        Called after some rows of a dense piece.
+
+    Raises
+    ------
+    DamagedError
+        If it is missing, half written, of another encoding, or differs from its checksums.
+    """
+    path, location = storage.path(piece), storage.location
+    try:
+        if sparse is None:
+            array = open_array(location, path)
+            growth = _growth(storage, piece, array.attrs.asdict())
+            _expect(shape, tuple(array.shape))
+            _expect(dtype.newbyteorder("="), array.dtype)
+            out = empty()
+            read_into(array, out, read)
+            return out, growth
+        group = imported().open_group(location.store(), path=path, mode="r", zarr_format=3)
+        growth = _growth(storage, piece, group.attrs.asdict())
+        _expect(list(shape), group.attrs["shape"])
+        parts = tuple(read_array(location, f"{path}/{part}") for part in _PARTS)
+        _expect(dtype.newbyteorder("="), parts[0].dtype)
+        _expect(shape[0] + 1, len(parts[2]))
+        found = sparse(parts, shape=shape)
+        return found.astype(dtype, copy=False), growth
+    except Exception as exc:
+        raise _explained(storage, piece, exc) from exc
+
+
+def marked(storage: Storage, piece: int) -> bool:
+    """Return whether a piece is there and its mark says that it is whole."""
+    try:
+        store = storage.location.store()
+        node = imported().open(store, path=storage.path(piece), mode="r", zarr_format=3)
+        _growth(storage, piece, node.attrs.asdict())
+    except Exception as exc:
+        if isinstance(found := _explained(storage, piece, exc), DamagedError):
+            return False
+        raise found from exc
+    return True
+
+
+def size_of(storage: Storage, piece: int) -> int:
+    """Read a piece, without keeping it, whatever its shape; return its bytes.
+
+    Raises
+    ------
+    DamagedError
+        As for :func:`read_piece`.
+    """
+    path, location = storage.path(piece), storage.location
+    try:
+        node = imported().open(location.store(), path=path, mode="r", zarr_format=3)
+        _growth(storage, piece, node.attrs.asdict())
+        dense = hasattr(node, "shape")
+        size = 0
+        for name in (path,) if dense else tuple(f"{path}/{part}" for part in _PARTS):
+            array = open_array(location, name)
+            read_into(array, None)
+            size += int(array.nbytes)
+        return size
+    except Exception as exc:
+        raise _explained(storage, piece, exc) from exc
+
+
+def _signed(token: str, piece: int, growth: float) -> dict[str, Any]:
+    mark = {"array": token, "piece": piece, "growth": float(growth)}
+    return mark | {"sha256": digest(mark)}
+
+
+def _growth(storage: Storage, piece: int, attributes: Mapping[str, Any]) -> float:
+    """Return what the mark of a piece says of its growth; raise a LookupError without a mark."""
+    mark = attributes.get(_MARK)
+    if mark is None:
+        raise LookupError("it is half written")
+    growth = float(mark["growth"])
+    if mark != _signed(storage.token, piece, growth):
+        raise LookupError("it is of another encoding, or its mark is damaged")
+    return growth
+
+
+def _expect(expected: Any, found: Any) -> None:
+    if expected != found:
+        raise LookupError(f"it has {found} instead of {expected}")
+
+
+def _explained(storage: Storage, piece: int, exc: Exception) -> Exception:
+    """Return the error that a piece cannot be read: damaged, or else what hinders this process."""
+    other = isinstance(exc, OSError) and not isinstance(exc, FileNotFoundError)
+    if other or isinstance(exc, ImportError | MemoryError):
+        return exc
+    # An error of Zarr if there is no such node; its class has changed its name.
+    missing = isinstance(exc, FileNotFoundError)
+    reason = "it is missing" if missing else next(iter(str(exc).splitlines()), "it is damaged")
+    return DamagedError(f"piece {piece} in {storage.location} cannot be used: {reason}")

@@ -12,6 +12,7 @@ from dask_coded._version import __version__
 from dask_coded.array import CodedArray, encode
 from dask_coded.codes import CODES, MDS, Code, Polynomial, RandomLinear, Repetition
 from dask_coded.display import Display
+from dask_coded.keeping import check, open
 from dask_coded.loop import Loop, PiecesMade, Progress
 from dask_coded.pair import CodedPair, encode_pair, gram
 from dask_coded.reports import Report, WorkerStatus, report
@@ -19,6 +20,7 @@ from dask_coded.rounds.accuracy import AccuracyWarning
 from dask_coded.runtime.client.install import ClusterUnfitError
 from dask_coded.runtime.coordinator.operators import Operator, PairOperator
 from dask_coded.runtime.spec import CodedDataLostError, CorruptSharesError
+from dask_coded.storage import PieceCondition, StoreCondition, StoreError
 from dask_coded.submission import submit
 from dask_coded.uncoded import UncodedWarning
 
@@ -43,16 +45,20 @@ __all__ = [
     "Loop",
     "Operator",
     "PairOperator",
+    "PieceCondition",
     "PiecesMade",
     "Polynomial",
     "Progress",
     "RandomLinear",
     "Repetition",
     "Report",
+    "StoreCondition",
+    "StoreError",
     "UncodedWarning",
     "WorkerStatus",
     "__version__",
     "aggregation",
+    "check",
     "compression",
     "encode",
     "encode_pair",
@@ -60,6 +66,7 @@ __all__ = [
     "graph",
     "linalg",
     "linear_model",
+    "open",
     "report",
     "submit",
     "training",

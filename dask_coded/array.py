@@ -42,6 +42,7 @@ from dask_coded.runtime.client.source import (
     is_verified,
     matrix_source,
 )
+from dask_coded.runtime.client.stored import check_kept, complete
 from dask_coded.runtime.client.waiting import (
     current_client,
     outside_pool,
@@ -57,6 +58,7 @@ from dask_coded.runtime.coordinator.operators import (
 )
 from dask_coded.runtime.coordinator.tasks import run_round
 from dask_coded.runtime.spec import CodedTask, round_options
+from dask_coded.storage import Location, begin_store
 from dask_coded.uncoded import TRANSPOSED
 
 
@@ -72,6 +74,7 @@ def encode(
     oversubscribe: bool = False,
     check_finite: bool = True,
     verify: bool | None = None,
+    storage: Any = None,
     verbose: bool = False,
     callback: Callable[[PiecesMade], object] | None = None,
 ) -> CodedArray:
@@ -110,6 +113,11 @@ def encode(
         Check every share of every round, so that a worker that computes wrongly does no harm: its
         shares are computed again elsewhere. For dense floating-point and complex matrices. By
         default as ``coded.verify`` in the configuration says, for matrices that can be verified.
+    storage : str, path or Zarr store, optional
+        Also write the pieces to this folder or address, such as ``s3://bucket/name``, which all
+        workers and this process can write to. The array then outlives the cluster:
+        :func:`dask_coded.open` opens it on another one. And the loss of more workers than the code
+        tolerates is a pause, until those that are left or come have read the pieces.
     verbose : bool
         Show how many pieces are made, see :class:`dask_coded.Display`.
     callback : callable, optional
@@ -125,7 +133,10 @@ def encode(
     ------
     TypeError
         If A is not a matrix, its dtype does not suit the code or ``verify``, or a chunk of a dask
-        array has a type or a dtype that cannot be converted to the declared one without loss.
+        array has a type or a dtype that cannot be converted to the declared one without loss. If
+        ``storage`` cannot hold the class of the code, the dtype or labels.
+    FileExistsError
+        If ``storage`` is not empty.
     ValueError
         If A is empty, or has NaN, infinity or chunks of unknown size.
     ClusterUnfitError
@@ -159,6 +170,7 @@ def encode(
     source = matrix_source(as_plain(unwrapped(A)))
     if redundancy is not None and isinstance(code, Code):
         raise TypeError("Pass either a code or a redundancy, not both: a code defines its own.")
+    location = None if storage is None else Location.of(storage)
     choice = Choice(redundancy, workers, minimum_workers, warner(UserWarning))
 
     display = Display() if verbose else None
@@ -172,6 +184,10 @@ def encode(
         await choice.complete(client)
         chosen = code if isinstance(code, Code) else await choice.code(client, source, code)
         check_code(source, chosen)
+        groups = ["matrix", "transposed"] if transpose else ["matrix"]
+        if location is not None:
+            check_kept(chosen, np.dtype(source.dtype), labels)
+            await asyncio.to_thread(begin_store, location, groups)
         pieces = chosen.pieces * (2 if transpose else 1)
         options: dict[str, Any] = {
             "oversubscribe": oversubscribe,
@@ -179,6 +195,7 @@ def encode(
             "verify": is_verified(source, verify),
             "workers": workers,
             "tally": Tally(listeners, pieces) if listeners else None,
+            "location": location,
         }
         ids = new_id(), new_id()
         back = None
@@ -189,8 +206,10 @@ def encode(
                 chosen,
                 array_id=ids[1],
                 transposed=ids[0],
+                group="transposed",
                 **options,
             )
+        there = None
         try:
             there = await encode_source(
                 client,
@@ -200,9 +219,14 @@ def encode(
                 transposed=ids[1] if back else None,
                 **options,
             )
+            if location is not None:
+                kept = {"matrix": there} | ({"transposed": back} if back else {})
+                names = (labels[0].name, labels[1].name)
+                await asyncio.to_thread(complete, location, kept, names)
         except BaseException:
-            if back is not None:
-                back.release()
+            for made in (there, back):
+                if made is not None:
+                    made.release()
             raise
         return CodedArray(there, back, labels)
 
@@ -420,6 +444,7 @@ class CodedArray(ProductArray):
         if now is not None and now < homes:
             survives += f", once there are {homes} again"
             placement += f" when encoded, now on the {now} that {'is' if now == 1 else 'are'} left"
+        kept = {} if encoded.storage is None else {"Kept in": str(encoded.storage.location)}
         return {
             "Code": repr(code),
             "Survives": survives,
@@ -427,6 +452,7 @@ class CodedArray(ProductArray):
             "Placement": placement,
             "Moved": f"{format_bytes(encoded.bytes_moved)} between workers to build the pieces",
             "Transpose": "coded" if self._back is not None else "not coded",
+            **kept,
         }
 
     def __repr__(self) -> str:

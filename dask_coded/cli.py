@@ -7,7 +7,7 @@ as plain lines on standard error otherwise. What a terminal cannot show is writt
 exit code  meaning
 =========  ===============================================================
 0          done
-1          the computation failed or did not converge; ``check`` has found something to mend
+1          the computation failed or did not converge; a check has found something to mend
 2          wrong usage, bad input or a scheduler that cannot be reached
 130        interrupted
 =========  ===============================================================
@@ -40,8 +40,10 @@ from dask_coded.diagnosis.collect import collect
 from dask_coded.diagnosis.findings import findings
 from dask_coded.display import Display
 from dask_coded.graph import ConvergenceError, Graph, pagerank, read_graph
+from dask_coded.keeping import check
 from dask_coded.local import local_client
 from dask_coded.scores import Ranking, writer_for
+from dask_coded.storage import StoreError
 
 logger = logging.getLogger(__name__)
 
@@ -312,6 +314,27 @@ def check_command(address: str, as_json: bool, timeout: float, peers: int) -> No
             click.echo(f"{finding.severity.capitalize()}: {finding.text}")
         click.echo(tables.summary(found))
     if not tables.is_fit(found):
+        click.get_current_context().exit(1)
+
+
+@coded.command("check-store")
+@click.argument("storage")
+@click.option("--json", "as_json", is_flag=True, help="Write everything as JSON instead.")
+def check_store_command(storage: str, as_json: bool) -> None:
+    """Check whether the files of a coded array are whole.
+
+    STORAGE is the folder or the address that the array was kept in. All pieces are read and
+    compared with their checksums. The exit code is 1 if any is not whole.
+    """
+    try:
+        found = check(storage)
+    except (ImportError, OSError, StoreError) as error:
+        raise BadInput(str(error)) from error
+    if as_json:
+        click.echo(json.dumps(found.as_json(), indent=2))
+    else:
+        click.echo(str(found))
+    if not found.whole:
         click.get_current_context().exit(1)
 
 

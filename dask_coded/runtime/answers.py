@@ -12,6 +12,7 @@ from distributed.protocol.serialize import ToPickle
 
 from dask_coded.rounds import Layout, StripeRange
 from dask_coded.runtime.spec import CodedSpec
+from dask_coded.storage import Storage
 from dask_coded.typing import Floats
 
 
@@ -94,11 +95,23 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to make a piece, and its :attr:`RoundPlan.growth` when it is made so."""
+    """How to make a piece, and its :attr:`RoundPlan.growth` when it is made so.
+
+    If there is a ``storage``, the piece is to be written there.
+    """
 
     spec: CodedSpec
     sources: tuple[Source, ...]
     growth: float = 0.0
+    storage: Storage | None = None
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The pieces of an array can be read from a store."""
+
+    spec: CodedSpec
+    storage: Storage
 
 
 @dataclass(frozen=True)
@@ -172,7 +185,7 @@ class RoundPlan:
         return np.array(self.speeds, dtype=np.float64)
 
 
-Answer = Lost | Unfit | Waiting | Over | Placed | Extended | Recipe | Holders | RoundPlan
+Answer = Lost | Unfit | Waiting | Over | Placed | Extended | Recipe | Stored | Holders | RoundPlan
 
 
 #: An answer as it travels.

@@ -73,6 +73,19 @@ class StoreCondition:
             for a in arrays
         )
 
+    def as_json(self) -> dict[str, Any]:
+        """Return all that is known, as JSON."""
+        return {
+            "location": self.location,
+            "version": self.version,
+            "code": repr(self.code),
+            "shape": list(self.shape),
+            "dtype": self.dtype,
+            "whole": self.whole,
+            "usable": self.usable,
+            "pieces": [dict(zip(piece._fields, piece)) for piece in self.pieces],
+        }
+
     def __str__(self) -> str:
         lines = [
             f"{self.location}: {self.shape[0]} x {self.shape[1]}, {self.dtype}, {self.code!r}, "

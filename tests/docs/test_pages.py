@@ -60,6 +60,22 @@ def test_the_tutorial_runs_as_scripts(i, needs, tmp_path):
     assert result.stdout
 
 
+@pytest.mark.extras
+@pytest.mark.slow
+def test_the_program_on_keeping_an_array_runs_as_a_script(tmp_path):
+    pytest.importorskip("zarr")
+    script = tmp_path / "program.py"
+    [program] = blocks("keeping.md", "python")
+    script.write_text(program)
+    result = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("True\n")
+    # The page shows what the command prints.
+    said = result.stdout.splitlines()[1:]
+    shown = blocks("keeping.md", "console")[1].splitlines()[1:]
+    assert [said[0].replace(f"{tmp_path}/", ""), *said[1:]] == shown
+
+
 def test_every_preload_is_read_as_the_module():
     """The environment variable as Dask reads it, wherever a page sets it."""
     text = (DOCS / "deploying.md").read_text()
@@ -90,7 +106,7 @@ def test_the_operator_starts_what_dask_has():
 
 
 def test_links_between_pages_lead_somewhere():
-    for page in (*PAGES, "citing.md", "faq.md", "glossary.md", "tutorial.md"):
+    for page in (*PAGES, "citing.md", "faq.md", "glossary.md", "keeping.md", "tutorial.md"):
         for target, anchor in re.findall(
             r"\]\(([\w/-]+\.(?:md|rst))?(?:#([\w-]+))?\)", (DOCS / page).read_text()
         ):

@@ -12,13 +12,14 @@ from weakref import WeakKeyDictionary
 import dask
 import numpy as np
 import scipy.sparse
+from dask.typing import Key
 from distributed import span
 from distributed.protocol.serialize import ToPickle
 
 from dask_coded._version import __version__
 from dask_coded.codes import Code, Polynomial
 from dask_coded.rounds import PRODUCT_ROWS, Geometry
-from dask_coded.runtime.answers import Extended, Lost, Placed, Unfit, ask
+from dask_coded.runtime.answers import Extended, Lost, Placed, Stored, Unfit, ask
 from dask_coded.runtime.client.blocks import Blocks, chunks_ahead
 from dask_coded.runtime.client.install import ClusterUnfitError, install
 from dask_coded.runtime.client.source import Tally, block_rows, settled, sparse_type, stripes_of
@@ -33,6 +34,7 @@ from dask_coded.runtime.spec import (
 )
 from dask_coded.runtime.worker.checks import make_check
 from dask_coded.runtime.worker.pieces import make_piece
+from dask_coded.storage import Location, Storage
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -43,7 +45,7 @@ _spans: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 @contextmanager
-def _in_one_span(client: Client) -> Iterator[None]:
+def in_one_span(client: Client) -> Iterator[None]:
     """Submit graphs within the span that all arrays of a client share, or the caller's.
 
     The scheduler makes another span for each graph that has none, and keeps all of them, and each
@@ -77,6 +79,8 @@ class Encoded:
         of :func:`extend`, but not the bytes moved before to cut the source into row blocks.
     checks : tuple of Future
         The checks of all blocks, if shares are verified.
+    storage : Storage or None
+        Where pieces are kept in files, if they are.
     """
 
     spec: Any
@@ -85,6 +89,7 @@ class Encoded:
     nbytes: int
     bytes_moved: int
     checks: tuple[Future, ...] = ()
+    storage: Storage | None = None
 
     @property
     def client(self) -> Client:
@@ -113,8 +118,10 @@ async def encode_source(
     array_id: str = "",
     transposed: str | None = None,
     tally: Tally | None = None,
+    location: Location | None = None,
+    group: str = "matrix",
 ) -> Encoded:
-    """Make the pieces of one array.
+    """Make the pieces of one array, and write them to a group of a store if there is a location.
 
     Raises
     ------
@@ -127,7 +134,6 @@ async def encode_source(
     apart = code.exact and np.array_equal(code.group, code.block_of)
     geometry = Geometry(rows, stripes_of(rows, work / code.k), mixed=not apart)
     array_id = array_id or new_id()
-    systematic = {piece: j for j, piece in enumerate(code.systematic_pieces)}
     spec = ArraySpec(
         id=array_id,
         code=code,
@@ -135,16 +141,14 @@ async def encode_source(
         columns=source.shape[1],
         dtype=np.dtype(source.dtype),
         sparse=sparse_type(source),
-        keys=tuple(
-            (array_id, systematic[i], 0) if i in systematic else (f"{array_id}-extra", i)
-            for i in range(code.pieces)
-        ),
+        keys=piece_keys(array_id, code),
         transposed=transposed,
         check_finite=check_finite,
         check_keys=tuple((f"{array_id}-check", j) for j in range(code.k)) if verify else (),
     )
     blocks = Blocks(source, rows, await chunks_ahead(client, len(rows)))
-    return await _encode(client, spec, [blocks], oversubscribe, workers, tally)
+    storage = None if location is None else Storage(location, group, array_id, code.pieces)
+    return await _encode(client, spec, [blocks], oversubscribe, workers, tally, storage)
 
 
 async def encode_factors(
@@ -195,6 +199,7 @@ async def _encode(
     oversubscribe: bool,
     workers: Sequence[str] | None,
     tally: Tally | None,
+    storage: Storage | None = None,
 ) -> Encoded:
     """Bring source blocks into the cluster, make the pieces from them, and release the blocks."""
     await install(client)
@@ -216,6 +221,7 @@ async def _encode(
             version=__version__,
             oversubscribe=oversubscribe,
             client=client.id,
+            storage=ToPickle(storage),
         )
         match answer:
             case Unfit(message):
@@ -223,21 +229,27 @@ async def _encode(
             case Placed(workers=placed):
                 pass
         homes = iter(spec.homes)
-        with _in_one_span(client):
+        with in_one_span(client):
             held = [
                 await blocks.load(client, [placed[next(homes)] for _ in blocks.keys])
                 for blocks in sources
             ]
         tasks = {key: PieceTask(key, make_piece, spec.id, i) for i, key in enumerate(spec.keys)}
-        with _in_one_span(client):
+        with in_one_span(client):
             futures += client.get(tasks, list(spec.keys), sync=False)
         await settled(client, futures, count if tally is not None else None)
         received = await scheduler.coded_sealed(array=spec.id)
+        if storage is not None:
+            match await ask(scheduler.coded_stored, array=spec.id):
+                case Lost(message):
+                    raise CodedDataLostError(message)
+                case Stored(sealed):
+                    spec = sealed  # it has the exponents and footprints, which are stored as well
         if spec.check_keys:
             makers = {
                 k: PieceTask(k, make_check, spec.id, j) for j, k in enumerate(spec.check_keys)
             }
-            with _in_one_span(client):
+            with in_one_span(client):
                 checks += client.get(makers, list(spec.check_keys), sync=False)
             await settled(client, checks)
     except BaseException:
@@ -256,7 +268,9 @@ async def _encode(
         blocks.futures.clear()
     del held
     sizes = await _sizes(scheduler, spec, range(len(spec.keys)))
-    return Encoded(spec, tuple(futures), tuple(placed), sum(sizes), received, tuple(checks))
+    return Encoded(
+        spec, tuple(futures), tuple(placed), sum(sizes), received, tuple(checks), storage
+    )
 
 
 async def _sizes(scheduler: Any, spec: CodedSpec, pieces: Iterable[int]) -> list[int]:
@@ -291,7 +305,7 @@ async def extend(encoded: Encoded, workers: Sequence[str] | None) -> Encoded:
     pieces = range(len(spec.keys) - len(added), len(spec.keys))
     keys = [spec.keys[i] for i in pieces]
     tasks = {spec.keys[i]: PieceTask(spec.keys[i], make_piece, spec.id, i) for i in pieces}
-    with _in_one_span(client):
+    with in_one_span(client):
         futures: list[Future] = client.get(tasks, keys, sync=False)
     try:
         await settled(client, futures)
@@ -307,6 +321,15 @@ async def extend(encoded: Encoded, workers: Sequence[str] | None) -> Encoded:
         workers=(*encoded.workers, *added),
         nbytes=encoded.nbytes + sum(sizes),
         bytes_moved=await scheduler.coded_sealed(array=spec.id),
+    )
+
+
+def piece_keys(array_id: str, code: Code) -> tuple[Key, ...]:
+    """Return the Dask keys of the pieces of an array; those of its blocks are a dask array's."""
+    systematic = {piece: j for j, piece in enumerate(code.systematic_pieces)}
+    return tuple(
+        (array_id, systematic[i], 0) if i in systematic else (f"{array_id}-extra", i)
+        for i in range(code.pieces)
     )
 
 

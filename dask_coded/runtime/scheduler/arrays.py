@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from dask_coded.runtime.answers import (
     Recipe,
     Reply,
     Source,
+    Stored,
     Unfit,
     Waiting,
     reply,
@@ -32,11 +33,12 @@ from dask_coded.runtime.answers import (
 from dask_coded.runtime.scheduler.homes import Homes
 from dask_coded.runtime.scheduler.state import ArrayState
 from dask_coded.runtime.scheduler.versions import mismatch, unable
-from dask_coded.runtime.spec import NAME, ArraySpec, CodedSpec, as_key
+from dask_coded.runtime.spec import NAME, ArraySpec, CodedSpec, CodedTask, as_key
+from dask_coded.storage import Storage
 from dask_coded.typing import Floats
 
 if TYPE_CHECKING:
-    from distributed.scheduler import Scheduler
+    from distributed.scheduler import Scheduler, TaskState
 
 logger = logging.getLogger("distributed.dask_coded")
 
@@ -83,6 +85,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
             coded_block=self.block,
             coded_made=self.made,
             coded_sources=self.sources,
+            coded_stored=self.stored,
         )
 
     def __getitem__(self, array: str) -> ArrayState:
@@ -99,14 +102,19 @@ class ArrayDirectory(Mapping[str, ArrayState]):
     async def register(
         self,
         spec: CodedSpec,
-        sources: Sequence[Key],
+        sources: Sequence[Key] | None,
         steps: Sequence[Sequence[Key]],
         allowed: Sequence[str] | None,
         version: str,
         oversubscribe: bool,
         client: str,
+        storage: Storage | None = None,
     ) -> Reply:
-        """A new array is to be encoded: answer :class:`Placed` or :class:`Unfit`."""
+        """A new array is to be encoded: answer :class:`Placed` or :class:`Unfit`.
+
+        Without ``sources`` it has been encoded before, and its pieces are read from ``storage``.
+        """
+        opened, sources = sources is None, sources or ()
         if message := mismatch(self._scheduler, self._versions, self._refused, version):
             return reply(Unfit(message))
         workers = [
@@ -122,7 +130,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         homes = spec.homes
         known = [
             (int(spec.code.place[piece]), next(iter(self._homes.holders(as_key(key))), None))
-            for piece, key in zip(homes, sources, strict=True)
+            for piece, key in zip(homes, sources, strict=not opened)
         ]
         try:
             places = place(spec.code, workers, speeds, known, oversubscribe=oversubscribe)
@@ -138,14 +146,20 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         named = None if allowed is None else set(allowed)
         alive = {*spec.keys, *spec.check_keys}
         self._arrays[spec.id] = state = ArrayState(
-            spec, (*sources, *chain(*filling)), client, alive=alive, allowed=named
+            spec,
+            None if opened else (*sources, *chain(*filling)),
+            client,
+            alive=alive,
+            allowed=named,
+            storage=storage,
+            opening=opened,
         )
         self._homes.add(state, dict(zip(spec.keys, worker_of, strict=True)))
         for piece, key in zip(homes, spec.check_keys, strict=False):
             # On another worker than the block, the next one in the order of the pieces.
             others = (w for w in worker_of[piece:] + worker_of[:piece] if w != worker_of[piece])
             self._homes.add(state, {key: next(others, worker_of[piece])})
-        for piece, key, before in zip(homes, sources, filling, strict=True):
+        for piece, key, before in zip(homes, sources, filling, strict=not opened):
             if self._homes.array_of(key) is None:  # no piece of an array that is encoded again
                 self._homes.add_sources(dict.fromkeys([key, *before], worker_of[piece]))
         self._forget_groups()
@@ -227,9 +241,10 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         self._homes.drop(key for key in keys if not self._homes.array_of(key))
 
     def remove_client(self, client: str) -> None:
-        """Forget the arrays that a client was encoding: some may have no task yet to forget."""
+        """Forget the arrays that a client was encoding or opening, whose tasks may not be there."""
         for array, state in list(self._arrays.items()):
-            if state.client == client and state.sources is not None:
+            made = state.sources is None and any(k in self._scheduler.tasks for k in state.alive)
+            if state.client == client and not made:
                 self.abandon(array)
 
     def made(
@@ -252,10 +267,11 @@ class ArrayDirectory(Mapping[str, ArrayState]):
             if ts := self._scheduler.tasks.get(state.spec.keys[piece]):
                 ts.suspicious = 0  # Dask gives up a task under which too many workers were lost
             state.received += received
+            state.damaged.discard(piece)
             state.exponents |= exponents
             if footprint is not None and state.sources is not None:
                 state.footprints[int(state.spec.code.block_of[piece])] = Footprint(*footprint)
-            if growth:
+            if growth or piece in state.growth:
                 state.growth[piece] = growth
                 if state.spec.check_keys and growth * np.finfo(state.spec.dtype).eps > _VAGUE:
                     logger.warning(
@@ -270,16 +286,39 @@ class ArrayDirectory(Mapping[str, ArrayState]):
                     state.work = state.spec.uniform_work
                 state.work[piece] = work
 
-    async def sources(self, array: str, piece: int, avoid: Sequence[str] = ()) -> Reply:
-        """Handler: how to make a piece; answers :class:`Recipe`, :class:`Waiting` or :class:`Lost`.
+    def stored(self, array: str) -> Reply:
+        """Handler: where the pieces of an array are kept; answers :class:`Stored`.
+
+        Or :class:`Lost`, if it is not kept, or not known any more.
+        """
+        state = self._arrays.get(array)
+        if state is None or state.storage is None:
+            return reply(Lost(RELEASED))
+        return reply(Stored(state.spec, state.storage))
+
+    async def sources(
+        self, array: str, piece: int, avoid: Sequence[str] = (), unread: str = ""
+    ) -> Reply:
+        """Handler: how to make a piece.
+
+        Answers :class:`Stored`, :class:`Recipe`, :class:`Waiting` or :class:`Lost`.
 
         Workers in ``avoid`` do not answer and must not be asked. If the others do not suffice, the
-        answer is :class:`Waiting`.
+        answer is :class:`Waiting`. ``unread`` says why the piece cannot be read from its store:
+        ``damaged``, or ``unreachable`` as long as the store is.
         """
         if (state := self._arrays.get(array)) is None:
             return reply(Lost(RELEASED))
         spec, keys = state.spec, state.sources
         self._homes.not_held(spec.keys[piece])
+        if unread:
+            state.opening = False
+            if unread == "damaged":
+                state.damaged.add(piece)
+        elif state.storage is not None and keys is None and piece < state.storage.pieces:
+            if self._comes_later(state, piece):
+                return reply(Waiting())
+            return reply(Stored(spec, state.storage))
         if keys is not None:
             ingredients = spec.from_sources(piece)
         else:
@@ -298,6 +337,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
                     for key in keys
                     if not self._homes.holders(key, avoid)
                 )
+                unknown = unknown or unread == "unreachable" or self._is_read(state, piece)
                 return reply(Waiting() if unknown else Lost(self.lost_message(state)))
         found, growth = [], 0.0
         for source, weight, rows, start, at, block in ingredients:
@@ -311,7 +351,33 @@ class ArrayDirectory(Mapping[str, ArrayState]):
             if spec.exponents is not None:
                 # Every source is rounded twice, and as often as it was when it was rebuilt.
                 growth += abs(weight) * (2 + state.growth.get(source, 0.0))
-        return reply(Recipe(spec, tuple(found), growth))
+        written = state.storage if state.sources is not None or unread == "damaged" else None
+        return reply(Recipe(spec, tuple(found), growth, written))
+
+    def _comes_later(self, state: ArrayState, piece: int) -> bool:
+        """Whether other pieces of an array that is opened are to be read first.
+
+        A round needs any k. So the blocks are read first, which need no decoding, until no more are
+        lacking than other pieces can replace.
+        """
+        first = state.spec.code.systematic_pieces
+        if not state.opening or piece in first:
+            return False
+        tasks = [self._scheduler.tasks.get(state.spec.keys[i]) for i in first]
+        reading = [
+            ts
+            for ts in tasks
+            if ts and ts.processing_on and self._homes.answers(ts.processing_on.address)
+        ]
+        state.opening = len(reading) > state.spec.code.pieces - len(first)
+        return state.opening
+
+    def _is_read(self, state: ArrayState, piece: int) -> bool:
+        """Whether another piece of an array is to be read from a store."""
+        return any(
+            other != piece and state.is_stored(other) and self._is_being_made(key)
+            for other, key in enumerate(state.spec.keys)
+        )
 
     def _held_beside(self, piece: int, keys: Sequence[Key], avoid: Collection[str]) -> list[int]:
         """Return which other pieces of an array are held by workers that may be asked."""
@@ -357,11 +423,33 @@ class ArrayDirectory(Mapping[str, ArrayState]):
 
     def is_coming(self, state: ArrayState) -> bool:
         """Whether a piece of an array is being made, or will be."""
-        return any(
-            ts.state in ("processing", "waiting", "no-worker", "queued", "released")
-            for key in state.spec.keys
-            if (ts := self._scheduler.tasks.get(key))
-        )
+        return any(map(self._is_being_made, state.spec.keys))
+
+    def _is_being_made(self, key: Key) -> bool:
+        ts = self._scheduler.tasks.get(key)
+        coming = ("processing", "waiting", "no-worker", "queued", "released")
+        return ts is not None and ts.state in coming
+
+    def remove_worker(self, running: Iterable[TaskState]) -> None:
+        """Have losses not count as failures of tasks that read pieces from a store.
+
+        Nor as those of the coded tasks that are running, as long as they have to wait for pieces.
+        Dask gives up a task under which too many workers were lost.
+        """
+        paused = set()
+        for array, state in self._arrays.items():
+            if state.storage is None:
+                continue
+            pieces = [self._scheduler.tasks.get(key) for key in state.spec.keys]
+            for ts in pieces:
+                if ts is not None:
+                    ts.suspicious = 0
+            held = [i for i, ts in enumerate(pieces) if ts and ts.who_has]
+            if not state.spec.code.decodable(held):
+                paused.add(array)
+        for ts in running:
+            if isinstance(ts.run_spec, CodedTask) and not paused.isdisjoint(ts.run_spec.array_ids):
+                ts.suspicious = 0
 
     def forget(self, key: Key) -> None:
         """Forget a piece that no client or task wants any more."""

@@ -60,7 +60,7 @@ class Homes:
         self._pins: dict[Key, str] = {}
         # The restrictions that source blocks had before. Some blocks are chunks of the user's.
         self._limits: dict[Key, set[str] | None] = {}
-        self._homecoming = Homecoming(scheduler, self._rescue, self._homes, silent)
+        self._homecoming = Homecoming(scheduler, self._rescue, self._homes, silent, self._stored)
         scheduler.stream_handlers["coded-moved"] = self.moved
         scheduler.stream_handlers["coded-lost"] = self.lost
 
@@ -153,6 +153,8 @@ class Homes:
         if (state := self.array_of(ts.key)) is None or state.sources is not None:
             return True
         spec = state.spec
+        if self._stored(ts.key) is not None:
+            return True
         if ts.key in spec.keys:
             piece = spec.keys.index(ts.key)
         else:
@@ -208,6 +210,14 @@ class Homes:
             home = self._scheduler.workers.get(self._pins.get(key, ""))
             if ts is not None and ts.who_has and home is not None:
                 yield ts, home
+
+    def _stored(self, key: Key) -> tuple[str, int] | None:
+        """Return the array and the number of a piece that is in a store, None for other data."""
+        state = self._arrays.get(key)
+        if state is None or state.storage is None or key not in state.spec.keys:
+            return None
+        piece = state.spec.keys.index(key)
+        return (state.spec.id, piece) if state.is_stored(piece) else None
 
     def bring_home(self) -> None:
         """Bring pieces back to their workers, as some may have been moved or copied."""

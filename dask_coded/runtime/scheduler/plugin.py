@@ -232,7 +232,8 @@ class CodedSchedulerPlugin(SchedulerExtension):
             if not without.lacking(usable[:, None]).any():
                 host, layout = trusted, without
         if layout.lacking((layout.host >= 0)[:, None]).any():
-            if not addresses or not self.arrays.is_coming(state):
+            kept = state.storage is not None and state.sources is None
+            if not (addresses or kept) or not self.arrays.is_coming(state):
                 return reply(Lost(self.arrays.lost_message(state)))
             return reply(Waiting())
         if measured and attempt is not None:
@@ -423,6 +424,8 @@ class CodedSchedulerPlugin(SchedulerExtension):
         self.placing.remove_worker(worker)
         self.supervisor.remove_worker(worker)
         self.homes.remove_worker(worker, stimulus_id)
+        running = [ts for key in self._holding if (ts := scheduler.tasks.get(key))]
+        self.arrays.remove_worker(running)
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         self.arrays.remove_client(client)

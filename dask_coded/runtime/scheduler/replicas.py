@@ -26,6 +26,8 @@ from distributed import Status
 from distributed.comm import CommClosedError
 from distributed.metrics import time
 
+from dask_coded.runtime.spec import as_key
+
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState, WorkerState
 
@@ -47,6 +49,8 @@ class Homecoming:
     homes : callable() -> iterable of (TaskState, WorkerState)
     silent : collection of str
         Addresses of workers that may have stopped: a copy elsewhere may be the only one soon.
+    stored : callable(key) -> (str, int) or None
+        The array and the number of a piece that its home can read from a store.
     """
 
     def __init__(
@@ -55,8 +59,13 @@ class Homecoming:
         rescue: Callable[[], bool],
         homes: Homes,
         silent: Collection[str],
+        stored: Callable[[Key], tuple[str, int] | None],
     ) -> None:
         self._scheduler = scheduler
+        self._stored = stored
+        # Pieces that a home could not read from their store.
+        self._unread: set[Key] = set()
+        scheduler.stream_handlers["coded-unread"] = self.unread
         self._silent = silent
         self._rescue = rescue
         self._homes = homes
@@ -75,8 +84,14 @@ class Homecoming:
             self._holders[key] = home
             self._send(home, op="coded-hold", key=key, hold=True)
 
+    def unread(self, worker: str, key: Key) -> None:
+        """Stream handler: a worker could not read a piece from its store, so it is copied there."""
+        self._unread.add(as_key(key))
+        self.soon()
+
     def let_go(self, key: Key) -> None:
         """Have a piece be as all other data again."""
+        self._unread.discard(key)
         if (home := self._holders.pop(key, None)) is not None:
             self._send(home, op="coded-hold", key=key, hold=False)
 
@@ -126,7 +141,14 @@ class Homecoming:
             if home not in holders:
                 again = True
                 if home in self._scheduler.running and here:
-                    wanted[home.address].append(ts.key)
+                    stored = None if ts.key in self._unread else self._stored(ts.key)
+                    if stored is None:
+                        wanted[home.address].append(ts.key)
+                    else:  # its holders are at work
+                        array, piece = stored
+                        self._send(
+                            home.address, op="coded-fetch", key=ts.key, array=array, piece=piece
+                        )
                     self.hold(ts.key, home.address)  # it tells when the piece has come
             elif not ts.waiters and home.status == Status.running and here:
                 # The copies of what a worker has that is about to close are made on purpose.

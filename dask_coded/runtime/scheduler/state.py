@@ -9,6 +9,7 @@ from dask.typing import Key
 from dask_coded.rounds.footprint import Footprint
 from dask_coded.rounds.scaling import Exponents
 from dask_coded.runtime.spec import CodedSpec
+from dask_coded.storage import Storage
 from dask_coded.typing import Floats
 
 
@@ -38,11 +39,35 @@ class ArrayState:
     #: The workers that the user named for it; None for all.
     allowed: set[str] | None = None
 
+    #: Where its pieces are kept; None for an array that lives in workers alone.
+    storage: Storage | None = None
+    #: Pieces whose copies in the store were damaged when they were last read.
+    damaged: set[int] = field(default_factory=set)
+    #: Whether it has just been opened, so that blocks are read before parity.
+    opening: bool = False
+
+    def is_stored(self, piece: int) -> bool:
+        """Whether a piece can be read from a store, as far as is known."""
+        storage = self.storage
+        stored = storage is not None and self.sources is None and piece < storage.pieces
+        return stored and piece not in self.damaged
+
     def lost_message(self, held: int) -> str:
         """Say that the pieces that are left do not suffice."""
         code = self.spec.code
+        if self.storage is not None and self.sources is None:
+            if not self.damaged:
+                return (
+                    f"Workers cannot read the pieces of {code!r} from the store "
+                    f"{self.storage.location}: their logs say why."
+                )
+            return (
+                f"Pieces {sorted(self.damaged)} of the {code.pieces} of {code!r} in the store "
+                f"{self.storage.location} are damaged or missing, and the others do not suffice to "
+                "make them again: encode the array again."
+            )
         return (
             f"{code!r} can lose {code.tolerance} workers; {held} of its {code.pieces} pieces are "
-            f"left, which do not suffice: encode the array again, with more redundancy if workers "
-            f"come and go."
+            f"left, which do not suffice: encode the array again, with `storage=` to keep its "
+            f"pieces in files, or with more redundancy, if workers come and go."
         )

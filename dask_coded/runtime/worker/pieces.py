@@ -34,10 +34,11 @@ from dask_coded.rounds.scaling import (
     scaled,
     typical_of,
 )
-from dask_coded.runtime.answers import Lost, Recipe, Source, Waiting, ask
+from dask_coded.runtime.answers import Lost, Recipe, Source, Stored, Waiting, ask
 from dask_coded.runtime.spec import CodedDataLostError, CodedSpec, as_key, say_inaccurate
 from dask_coded.runtime.worker.disk import FULL, MappedArray
 from dask_coded.runtime.worker.plugin import CodedWorkerPlugin, worker_plugin
+from dask_coded.runtime.worker.stored import read_stored, write_stored
 from dask_coded.transport.backoff import Backoff
 from dask_coded.transport.rows import RowReader, RowsGoneError
 from dask_coded.typing import Bools
@@ -88,13 +89,31 @@ async def _make(plugin: CodedWorkerPlugin, array_id: str, piece: int) -> Any:
     meter = _Meter()
     backoff = Backoff()
     scheduler = plugin.worker.scheduler
+    unread = ""
     while True:
-        match await ask(scheduler.coded_sources, array=array_id, piece=piece, avoid=avoid):
+        match await ask(
+            scheduler.coded_sources, array=array_id, piece=piece, avoid=avoid, unread=unread
+        ):
             case Lost(message):
                 raise CodedDataLostError(message)
             case Waiting():
                 avoid.clear()  # these workers may answer by now
-            case Recipe(spec, sources, growth):
+                unread = "" if unread == "unreachable" else unread
+            case Stored(spec, storage):
+                data, growth, unread = await read_stored(plugin.disk, spec, storage, piece)
+                if unread:
+                    continue
+                await scheduler.coded_made(
+                    array=array_id,
+                    piece=piece,
+                    received=0,
+                    work=_work(spec, piece, data),
+                    exponents=ToPickle({}),
+                    footprint=None,
+                    growth=growth,
+                )
+                return plugin.disk.keep(spec.keys[piece], data)
+            case Recipe(spec, sources, growth, storage):
                 mixer = _Mixer(spec, piece, sources)
                 try:
                     data = await _combine(plugin, mixer, sources, meter)
@@ -114,6 +133,9 @@ async def _make(plugin: CodedWorkerPlugin, array_id: str, piece: int) -> Any:
                             "was rebuilt from pieces with much larger rows. Encode the array "
                             "again, with columns of one scale or with `dask_coded.Repetition`."
                         )
+                    if storage is not None:
+                        encoding = as_key(sources[0].key) not in spec.keys
+                        await write_stored(storage, piece, data, growth, must=encoding)
                     await scheduler.coded_made(
                         array=array_id,
                         piece=piece,

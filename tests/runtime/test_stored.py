@@ -1,0 +1,347 @@
+"""Arrays that are kept in files: other clusters open them, and damage is found and mended."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import dask.array as da
+import numpy as np
+import pytest
+import scipy.sparse
+from distributed import Worker, utils_test
+from distributed.utils_test import async_poll_for, captured_logger
+
+import dask_coded as coded
+from dask_coded.runtime.worker import stored
+
+pytest.importorskip("zarr")
+pytestmark = pytest.mark.extras
+
+
+def gen_cluster(**options):
+    """Have zarr keep its threads, which it starts when it is first used."""
+    return utils_test.gen_cluster(client=True, clean_kwargs={"threads": False}, **options)
+
+
+RNG = np.random.default_rng(0)
+DENSE = RNG.integers(-9, 9, (60, 8)).astype(float)
+# Parity and what is recovered from it are exact, so that results do not depend on who is late.
+EXACT = coded.Code([[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 1]])
+X = np.arange(8.0)
+
+CASES = {
+    "MDS": (DENSE, coded.MDS(4, 3)),
+    "float32": (DENSE.astype("f4"), coded.MDS(4, 2)),
+    "complex": (DENSE * (1 + 2j), coded.RandomLinear(4, 3)),
+    "integers": (DENSE.astype(int), coded.Repetition(4, 2)),
+    "sparse": (scipy.sparse.csr_array(DENSE * (DENSE > 5)), coded.Repetition(4, 2)),
+    "matrix": (scipy.sparse.csr_matrix(DENSE * (DENSE > 5)), coded.MDS(4, 3)),
+    "more blocks than rows": (DENSE[:2], coded.Repetition(4, 2)),
+}
+
+
+def flip(folder: Path, piece: int) -> None:
+    path = folder / "matrix" / f"piece-{piece}" / "c" / "0" / "0"
+    content = bytearray(path.read_bytes())
+    content[10] ^= 1
+    path.write_bytes(content)
+
+
+def bits(piece):
+    if scipy.sparse.issparse(piece):
+        return [part.tobytes() for part in (piece.data, piece.indices, piece.indptr)]
+    return np.ascontiguousarray(piece).tobytes()
+
+
+async def pieces_of(c, C):
+    return [bits(piece) for piece in await c.gather(list(C.encoded.futures))]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_another_array_of_fewer_workers_has_the_same_pieces(case, tmp_path):
+    A, code = CASES[case]
+
+    @gen_cluster(nthreads=[("127.0.0.1", 1)] * 4)
+    async def encoded(c, s, *workers):
+        C = await coded.encode(A, code, c, storage=tmp_path / "A")
+        assert str(tmp_path / "A") in repr(C._summary())
+        return C.encoded.spec, await pieces_of(c, C), C.encoded.nbytes
+
+    @gen_cluster(nthreads=[("127.0.0.1", 1)] * 2)
+    async def opened(c, s, *workers):
+        C = await coded.open(tmp_path / "A", c)
+        product = await c.compute(C @ X)
+        np.testing.assert_allclose(product, A @ X, rtol=1e-5)
+        whole = await c.compute(C)
+        assert abs(whole - A).sum() == 0
+        return C.encoded.spec, await pieces_of(c, C), C.encoded.nbytes
+
+    before, after = encoded(), opened()
+    assert after[1:] == before[1:]
+    for name in ("geometry", "columns", "dtype", "sparse", "code", "check_finite"):
+        assert getattr(after[0], name) == getattr(before[0], name)
+    assert repr(after[0].exponents) == repr(before[0].exponents)
+    condition = coded.check(tmp_path / "A")
+    assert condition.whole and condition.shape == A.shape
+
+
+def test_products_are_the_same_to_the_bit(tmp_path):
+    """Of the array and its transpose, whichever workers are late: arithmetic is exact here."""
+
+    @gen_cluster(nthreads=[("127.0.0.1", 1)] * 4)
+    async def encoded(c, s, *workers):
+        C = await coded.encode(
+            da.from_array(DENSE, chunks=(7, 3)), EXACT, c, transpose=True, storage=tmp_path
+        )
+        return await c.gather(c.compute([C @ X, DENSE[:, 0] @ C, C.T @ DENSE[:, 1]]))
+
+    @gen_cluster(nthreads=[("127.0.0.1", 1)])
+    async def opened(c, s, worker):
+        C = await coded.open(str(tmp_path), c)
+        return await c.gather(c.compute([C @ X, DENSE[:, 0] @ C, C.T @ DENSE[:, 1]]))
+
+    for before, after in zip(encoded(), opened()):
+        assert before.tobytes() == after.tobytes()
+
+
+def kept(folder, code=EXACT, A=DENSE, **options):
+    """Keep a coded array of a cluster that is gone afterwards; return its pieces."""
+
+    @gen_cluster(nthreads=[("127.0.0.1", 1)] * code.n)
+    async def encoded(c, s, *workers):
+        return await pieces_of(c, await coded.encode(A, code, c, storage=folder, **options))
+
+    return encoded()
+
+
+def test_verified_arrays_are_verified_again(tmp_path):
+    kept(tmp_path, verify=True)
+
+    @gen_cluster(nthreads=[("127.0.0.1", 1)] * 3)
+    async def opened(c, s, *workers):
+        C = await coded.open(tmp_path, c)
+        assert (await c.compute(C @ X)).tobytes() == (DENSE @ X).tobytes()
+        checks = C.encoded.spec.check_keys
+        assert len(checks) == EXACT.k
+        assert all(s.tasks[key].who_has for key in checks)
+
+    opened()
+
+
+def test_extended_arrays_keep_their_first_pieces(tmp_path):
+    kept(tmp_path, coded.RandomLinear(4, 3))
+
+    @gen_cluster(nthreads=[("127.0.0.1", 1)] * 5)
+    async def opened(c, s, *workers):
+        C = await coded.open(tmp_path, c)
+        D = await C.extend()
+        assert D.code.n == 5
+        np.testing.assert_allclose(await c.compute(D @ X), DENSE @ X)
+        for worker in workers[1:]:
+            await worker.close()
+        np.testing.assert_allclose(await c.compute(D @ X), DENSE @ X)
+
+    opened()
+
+
+def test_what_cannot_be_kept_is_refused_in_one_sentence(tmp_path, client):
+    class Mine(coded.Code):
+        pass
+
+    def refused(error, match, A=DENSE, code=EXACT, storage=tmp_path / "A"):
+        with pytest.raises(error, match=match) as found:
+            coded.encode(A, code, client, storage=storage)
+        assert str(found.value).endswith(".") and "\n" not in str(found.value)
+        assert not (tmp_path / "A").exists()
+
+    refused(TypeError, "cannot name the class", code=Mine(EXACT.G))
+    refused(TypeError, "Argument 'storage' must be", storage=3)
+    refused(TypeError, "dtype float128", DENSE.astype("longdouble"))
+    xarray = pytest.importorskip("xarray")
+    labelled = xarray.DataArray(DENSE, dims=("a", "b"), coords={"b": list("abcdefgh")})
+    refused(TypeError, "cannot hold the labels", labelled)
+    C = coded.encode(labelled.drop_vars("b"), EXACT, client, storage=tmp_path / "A")
+    assert [axis.name for axis in C.labels] == ["a", "b"]
+    D = coded.open(tmp_path / "A", client)
+    assert [axis.name for axis in D.labels] == ["a", "b"]
+    with pytest.raises(FileExistsError, match="is not empty: delete it"):
+        coded.encode(DENSE, EXACT, client, storage=tmp_path / "A")
+    with pytest.raises(FileNotFoundError, match="There is no coded array"):
+        coded.open(tmp_path / "nothing", client)
+
+
+def test_stores_of_fsspec(client):
+    from zarr.storage import FsspecStore
+
+    for storage in ("memory://a/b", FsspecStore.from_url("memory://c")):
+        coded.encode(DENSE, EXACT, client, storage=storage)
+        C = coded.open(storage, client)
+        assert client.compute(C @ X).result().tobytes() == (DENSE @ X).tobytes()
+        assert coded.check(storage).whole
+
+
+def test_an_encoding_that_fails_leaves_a_store_that_is_refused(tmp_path, client):
+    bad = DENSE.copy()
+    bad[-1] = np.nan
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        coded.encode(bad, EXACT, client, storage=tmp_path)
+    for use in (lambda: coded.open(tmp_path, client), lambda: coded.check(tmp_path)):
+        with pytest.raises(coded.StoreError, match="half written, because its encoding has not"):
+            use()
+    coded.encode(DENSE, EXACT, client, storage=tmp_path)
+    assert coded.check(tmp_path).whole
+
+
+def test_pieces_that_this_process_does_not_see(tmp_path, client, monkeypatch):
+    monkeypatch.setattr("dask_coded.runtime.client.stored.marked", lambda storage, i: i != 2)
+    with pytest.raises(coded.StoreError, match=r"pieces \[2\].* a place that is the same for all"):
+        coded.encode(DENSE, EXACT, client, storage=tmp_path)
+
+
+@pytest.mark.parametrize("piece", [0, 3])
+@pytest.mark.parametrize("damage", ["flipped", "missing", "half written"])
+def test_a_damaged_piece_is_made_from_others_and_written_again(damage, piece, tmp_path):
+    pieces = kept(tmp_path)
+    folder = tmp_path / "matrix" / f"piece-{piece}"
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    if damage == "flipped":
+        flip(tmp_path, piece)
+    elif damage == "missing":
+        (folder / "c" / "0" / "0").unlink()
+    else:
+        (folder / "zarr.json").unlink()
+    assert [p.piece for p in coded.check(tmp_path).pieces if p.problem] == [piece]
+
+    @gen_cluster(nthreads=[("127.0.0.1", 1)] * 2)
+    async def opened(c, s, *workers):
+        C = await coded.open(tmp_path, c)
+        assert (await c.compute(C @ X)).tobytes() == (DENSE @ X).tobytes()
+        assert await pieces_of(c, C) == pieces
+
+    with captured_logger("distributed.dask_coded") as log:
+        opened()
+    assert f"A stored piece is damaged, and is made from others: piece {piece}" in log.getvalue()
+    assert coded.check(tmp_path).whole
+    after = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert after.keys() == before.keys()
+    assert all(after[p] == before[p] for p in before if p.name != "zarr.json")
+
+
+def test_too_many_damaged_pieces_end_products_with_one_sentence(tmp_path):
+    kept(tmp_path)
+    flip(tmp_path, 1)
+    flip(tmp_path, 3)
+
+    @gen_cluster(nthreads=[("127.0.0.1", 1)] * 3)
+    async def opened(c, s, *workers):
+        C = await coded.open(tmp_path, c)
+        for wanted in (C @ X, C):
+            with pytest.raises(coded.CodedDataLostError, match=r"Pieces \[1, 3\] of the 4 of"):
+                await c.compute(wanted)
+
+    with captured_logger("distributed"):
+        opened()
+
+
+def test_a_store_that_is_away_for_a_while_is_waited_for(tmp_path, monkeypatch):
+    kept(tmp_path)
+    tries = []
+    read = stored.read_piece
+
+    def away(storage, piece, *args):
+        tries.append(piece)
+        if len(tries) < 12:
+            raise OSError("no route to host")
+        return read(storage, piece, *args)
+
+    monkeypatch.setattr(stored, "read_piece", away)
+
+    @gen_cluster(nthreads=[("127.0.0.1", 1)] * 2)
+    async def opened(c, s, *workers):
+        C = await coded.open(tmp_path, c)
+        assert (await c.compute(C @ X)).tobytes() == (DENSE @ X).tobytes()
+
+    with captured_logger("distributed.dask_coded") as log:
+        opened()
+    assert "A stored piece cannot be read at present: no route to host" in log.getvalue()
+    assert coded.check(tmp_path).whole
+
+
+def homes(s, C):
+    """The workers that hold each piece."""
+    return [{ws.address for ws in s.tasks[key].who_has or ()} for key in C.encoded.spec.keys]
+
+
+@gen_cluster(nthreads=[("127.0.0.1", 1)] * 4)
+async def test_a_lost_piece_is_read_and_a_worker_that_joins_reads_its_own(c, s, *workers):
+    with tempfile.TemporaryDirectory() as folder:
+        C = await coded.encode(DENSE, EXACT, c, storage=folder)
+        pieces = await pieces_of(c, C)
+        copied = []
+        s.request_acquire_replicas = lambda address, keys, **more: copied.append(keys)
+        gone = next(w for w in workers if w.address == C.encoded.workers[3])
+        await gone.close()
+        await async_poll_for(lambda: all(homes(s, C)), timeout=60)
+        [made] = [e for _, e in s.get_events("dask-coded") if e["action"] == "made"]
+        assert (made["piece"], made["received"]) == (3, 0)
+        assert len(set.union(*homes(s, C))) == 3
+        async with Worker(s.address, nthreads=1) as new:
+            await async_poll_for(lambda: [new.address in h for h in homes(s, C)].count(True) == 1)
+            await async_poll_for(lambda: all(len(found) == 1 for found in homes(s, C)))
+            assert (await c.compute(C @ X)).tobytes() == (DENSE @ X).tobytes()
+            assert await pieces_of(c, C) == pieces
+        assert copied == []
+
+
+@gen_cluster(nthreads=[("127.0.0.1", 1)] * 4)
+async def test_a_worker_that_cannot_read_its_piece_gets_a_copy(c, s, *workers):
+    with tempfile.TemporaryDirectory() as folder:
+        C = await coded.encode(DENSE, EXACT, c, storage=folder)
+        gone = next(w for w in workers if w.address == C.encoded.workers[3])
+        await gone.close()
+        await async_poll_for(lambda: all(homes(s, C)), timeout=60)
+        for piece in range(4):
+            flip(Path(folder), piece)
+        with captured_logger("distributed.dask_coded"):
+            async with Worker(s.address, nthreads=1) as new:
+                at = new.address
+                await async_poll_for(lambda: [at in h for h in homes(s, C)].count(True) == 1)
+                await async_poll_for(lambda: all(len(found) == 1 for found in homes(s, C)))
+                assert (await c.compute(C @ X)).tobytes() == (DENSE @ X).tobytes()
+
+
+@gen_cluster(nthreads=[("127.0.0.1", 1)] * 4)
+async def test_without_workers_an_array_is_paused(c, s, *workers):
+    with tempfile.TemporaryDirectory() as folder:
+        C = await coded.encode(DENSE, EXACT, c, storage=folder)
+        for worker in workers:
+            await worker.close()
+        product = c.compute(C @ X)
+        await async_poll_for(lambda: product.key in s.tasks)
+        async with Worker(s.address, nthreads=1):
+            assert (await product).tobytes() == (DENSE @ X).tobytes()
+
+
+@gen_cluster(nthreads=[("127.0.0.1", 1)] * 4)
+async def test_without_a_store_the_error_offers_one(c, s, *workers):
+    C = await coded.encode(DENSE, EXACT, c)
+    for worker in workers[1:]:
+        await worker.close()
+    with pytest.raises(coded.CodedDataLostError, match="with `storage=` to keep its pieces"):
+        await c.compute(C @ X)
+
+
+@gen_cluster(nthreads=[("127.0.0.1", 1)] * 4)
+async def test_arrays_that_are_opened_are_forgotten_like_others(c, s, *workers):
+    with tempfile.TemporaryDirectory() as folder:
+        C = await coded.encode(DENSE, EXACT, c, storage=folder)
+        D = await coded.open(folder, c)
+        E = await coded.open(folder, c)
+        assert len({C.name, D.name, E.name}) == 3
+        assert (await c.compute(E @ X)).tobytes() == (DENSE @ X).tobytes()
+        arrays = s.plugins["dask-coded"].arrays
+        assert len(arrays) == 3
+        del C, D, E
+        await async_poll_for(lambda: not arrays and not s.tasks)
+        assert coded.check(folder).whole

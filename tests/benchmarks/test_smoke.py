@@ -41,6 +41,12 @@ needs_traces = pytest.mark.skipif(
             [],
             {"peak_over_pieces", "pauses", "restarts", "wrong_results", "round_over_reading"},
         ),
+        pytest.param(
+            "storage",
+            [],
+            {"encoding_over_encoding_and_writing", "opening_over_reading", "wrong_results"},
+            marks=pytest.mark.extras,
+        ),
         ("aggregation", [], {"step", "step_over_reference"}),
         ("clusters", [], {"step_over_reference"}),
         pytest.param("squeeze", [], {"step_over_fluid"}, marks=needs_traces),
@@ -69,8 +75,9 @@ needs_traces = pytest.mark.skipif(
     ],
 )
 def test_smoke_sized_run(name: str, options: list[str], measures: set[str], tmp_path: Path) -> None:
-    if name == "constants":
-        pytest.importorskip("pyarrow")
+    for needs, package in (("constants", "pyarrow"), ("storage", "zarr")):
+        if name == needs:
+            pytest.importorskip(package)
     main = importlib.import_module(f"benchmarks.{name}").main
     file = tmp_path / "report.json"
     result = CliRunner().invoke(main, ["--smoke", "--json", str(file), *options])

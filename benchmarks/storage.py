@@ -41,7 +41,7 @@ def _write(folder: str, piece: int, size: int) -> None:
 def _read(folder: str, piece: int) -> int:
     """Read the chunks of a stored piece one after the other."""
     room, total = bytearray(_STEP + 64), 0
-    for path in sorted((Path(folder) / "matrix" / f"piece-{piece}" / "c").rglob("*")):
+    for path in sorted(Path(folder).glob(f"matrix-*/piece-{piece}/c/**/*")):
         if path.is_file():
             with path.open("rb", buffering=0) as file:
                 while read := file.readinto(room):

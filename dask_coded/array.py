@@ -184,10 +184,11 @@ def encode(
         await choice.complete(client)
         chosen = code if isinstance(code, Code) else await choice.code(client, source, code)
         check_code(source, chosen)
-        groups = ["matrix", "transposed"] if transpose else ["matrix"]
+        ids = new_id(), new_id()
         if location is not None:
             check_kept(chosen, np.dtype(source.dtype), labels)
-            await asyncio.to_thread(begin_store, location, groups)
+            tokens = {"matrix": ids[0]} | ({"transposed": ids[1]} if transpose else {})
+            await asyncio.to_thread(begin_store, location, tokens)
         pieces = chosen.pieces * (2 if transpose else 1)
         options: dict[str, Any] = {
             "oversubscribe": oversubscribe,
@@ -197,7 +198,6 @@ def encode(
             "tally": Tally(listeners, pieces) if listeners else None,
             "location": location,
         }
-        ids = new_id(), new_id()
         back = None
         if transpose:
             back = await encode_source(

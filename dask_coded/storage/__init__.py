@@ -4,12 +4,12 @@ A store holds a coded array as follows. Each piece is an array or, if sparse, a 
 arrays, ``data``, ``indices`` and ``indptr``, as in SciPy's CSR format. Chunks are some rows of a
 piece and end with their CRC-32C. ::
 
-    zarr.json                the description of the array: written last
-    matrix/piece-0 …         the pieces of A
-    matrix/exponents         powers of two by which rows were scaled before they were combined
-    matrix/typical           those of their typical entries
-    matrix/footprints        the columns that blocks of a sparse array touch
-    transposed/…             the same of A.T, if it was encoded as well
+    zarr.json                   names the encoding; written last, the description of the array
+    matrix-TOKEN/piece-0 …      the pieces of A
+    matrix-TOKEN/exponents      powers of two by which rows were scaled before they were combined
+    matrix-TOKEN/typical        those of their typical entries
+    matrix-TOKEN/footprints     the columns that blocks of a sparse array touch
+    transposed-TOKEN/…          the same of A.T, if it was encoded as well
 
 A piece is whole once its attributes have its mark, which names the encoding that it is of. They are
 written after all its chunks. The description follows when all pieces are whole; until then the
@@ -21,7 +21,6 @@ from dask_coded.storage.checking import PieceCondition, StoreCondition, conditio
 from dask_coded.storage.description import (
     ArrayDescription,
     Description,
-    begin_store,
     check_dtype,
     read_description,
     write_description,
@@ -29,6 +28,7 @@ from dask_coded.storage.description import (
 from dask_coded.storage.generators import check_storable
 from dask_coded.storage.location import Location, Storage, StoreError
 from dask_coded.storage.pieces import DamagedError, marked, read_piece, write_piece
+from dask_coded.storage.root import begin_store
 
 __all__ = [
     "ArrayDescription",

@@ -35,12 +35,34 @@ def _strict() -> type[Any]:
 
     class Strict(WrapperStore):  # type: ignore[type-arg, misc, unused-ignore]
         async def get(self, key: str, *args: Any, **kwargs: Any) -> Any:
-            found = await super().get(key, *args, **kwargs)
+            try:
+                found = await super().get(key, *args, **kwargs)
+            except Exception as exc:
+                raise _away(exc) from exc
             if found is None and not key.endswith("zarr.json"):
                 raise MissingChunkError(f"{key} is missing")
             return found
 
     return Strict
+
+
+def _away(exc: Exception) -> Exception:
+    """Return an error of a store as one that Zarr does not take for a missing or a wrong file."""
+    if isinstance(exc, OSError) and not isinstance(exc, FileNotFoundError):
+        return exc
+    return exc if isinstance(exc, MemoryError | ImportError) else OSError(f"{exc!r}")
+
+
+def strict_store(location: Location) -> Any:
+    """Open a store to read it.
+
+    A missing chunk is a :class:`MissingChunkError`, and what goes wrong in the store an OSError.
+    """
+    try:
+        store = location.store()
+    except Exception as exc:
+        raise _away(exc) from exc
+    return _strict()(store)
 
 
 def chunk_rows(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
@@ -87,7 +109,7 @@ def write_array(
 
 def open_array(location: Location, path: str) -> Any:
     """Open an array to read it; a missing chunk is a :class:`MissingChunkError`."""
-    return imported().open_array(_strict()(location.store()), path=path, mode="r", zarr_format=3)
+    return imported().open_array(strict_store(location), path=path, mode="r", zarr_format=3)
 
 
 def read_into(

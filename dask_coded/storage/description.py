@@ -14,10 +14,8 @@ from dask_coded.rounds.scaling import Exponents
 from dask_coded.storage import generators
 from dask_coded.storage.arrays import digest, read_array, write_array
 from dask_coded.storage.location import Location, Storage, StoreError, imported
+from dask_coded.storage.root import FORMAT, NAME, check_begun, said
 
-#: The version of the format. A reader refuses others.
-FORMAT = 1
-_NAME = "dask_coded"
 _FILE = "zarr.json"
 
 
@@ -111,39 +109,18 @@ def check_dtype(dtype: np.dtype[Any]) -> None:
         )
 
 
-def begin_store(location: Location, groups: Sequence[str]) -> None:
-    """Note in an empty store that an encoding has begun, which may take hours to end.
-
-    What an encoding has left half written is overwritten.
+def write_description(location: Location, description: Description) -> None:
+    """Write the description, which makes the store complete.
 
     Raises
     ------
-    FileExistsError
-        If the store holds anything else.
+    StoreError
+        If another encoding has begun at the same place.
     """
-    zarr, store = imported(), location.store()
-    try:
-        found = zarr.open(store, mode="r").attrs.asdict().get(_NAME, {})
-        free = found.get("complete") is False
-    except FileNotFoundError:
-        free = True
-    except ValueError:  # damaged
-        free = False
-    if not free:
-        raise FileExistsError(
-            f"The store {location} is not empty: delete it, open it with `coded.open`, or pass "
-            "another `storage`."
-        )
-    root = {_NAME: {"complete": False, "format": FORMAT, "version": __version__}}
-    zarr.create_group(store, zarr_format=3, overwrite=True, attributes=root)
-    for group in groups:
-        zarr.create_group(store, path=group, zarr_format=3)
-
-
-def write_description(location: Location, description: Description) -> None:
-    """Write the description, which makes the store complete."""
+    check_begun(location, {group: array.token for group, array in description.arrays.items()})
     arrays = {}
     for group, array in description.arrays.items():
+        storage = description.storage(location, group)
         content = asdict(array)
         parts = {name: content.pop(name) for name in ("exponents", "typical", "footprints")}
         content["scaled"] = bool(parts["exponents"])
@@ -151,10 +128,10 @@ def write_description(location: Location, description: Description) -> None:
         if content["scaled"]:
             for name in ("exponents", "typical"):
                 values = np.concatenate(parts[name]).astype(np.int16)
-                write_array(location, f"{group}/{name}", values)
+                write_array(location, storage.path(name), values)
         if parts["footprints"]:
             packed = np.frombuffer(b"".join(parts["footprints"]), np.uint8)
-            write_array(location, f"{group}/footprints", packed)
+            write_array(location, storage.path("footprints"), packed)
         arrays[group] = content | {"rows": list(array.rows)}
     content = {
         "complete": True,
@@ -165,7 +142,7 @@ def write_description(location: Location, description: Description) -> None:
         "names": list(description.names),
     }
     root = imported().open_group(location.store(), mode="r+", zarr_format=3)
-    root.update_attributes({_NAME: content | {"sha256": digest(content)}})
+    root.update_attributes({NAME: content | {"sha256": digest(content)}})
 
 
 def read_description(location: Location) -> Description:
@@ -179,9 +156,8 @@ def read_description(location: Location) -> Description:
         If the store is half written, damaged, of another format, or holds something else.
     """
     try:
-        root = imported().open_group(location.store(), mode="r", zarr_format=3)
-        content = dict(root.attrs.asdict()[_NAME])
-        complete, said = content["complete"], content.pop("sha256", "")
+        content = said(location)
+        complete, checksum = content["complete"], content.pop("sha256", "")
     except FileNotFoundError as exc:
         raise FileNotFoundError(
             f"There is no coded array in {location}: check the place, and that this process can "
@@ -197,7 +173,7 @@ def read_description(location: Location) -> Description:
             f"The store {location} is half written, because its encoding has not ended: encode "
             "the array again with the same `storage`."
         )
-    if said != digest(content):
+    if checksum != digest(content):
         raise StoreError(
             f"The description of the store {location} differs from its checksum: restore {_FILE}, "
             "or encode the array again."
@@ -235,14 +211,15 @@ def _damaged(location: Location, exc: Exception) -> StoreError:
 def _array(location: Location, group: str, content: dict[str, Any]) -> ArrayDescription:
     rows = tuple(content.pop("rows"))
     sizes = content.pop("footprints")
+    storage = Storage(location, group, content["token"], 0)
     scales: dict[str, Any] = {}
     if content.pop("scaled"):
         for name in ("exponents", "typical"):
-            values = read_array(location, f"{group}/{name}")
+            values = read_array(location, storage.path(name))
             scales[name] = tuple(_cut(values, rows))
     footprints: tuple[bytes, ...] = ()
     if sizes:
-        packed = read_array(location, f"{group}/footprints")
+        packed = read_array(location, storage.path("footprints"))
         footprints = tuple(part.tobytes() for part in _cut(packed, sizes))
     return ArrayDescription(rows=rows, footprints=footprints, **scales, **content)
 

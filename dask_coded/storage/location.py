@@ -119,8 +119,8 @@ class Storage:
     group : str
         ``matrix``, or ``transposed`` for those of the transposed array.
     token : str
-        Names the encoding. Pieces of another one, which was written to the same place before, count
-        as missing.
+        Names the encoding. Pieces of another one, even if it is still being written to the same
+        place, are elsewhere.
     pieces : int
         How many pieces are in the store: numbers 0, 1, … ``pieces - 1``.
     """
@@ -132,4 +132,5 @@ class Storage:
 
     def path(self, name: int | str) -> str:
         """Return the place of a piece, or of something else that belongs to the array."""
-        return f"{self.group}/piece-{name}" if isinstance(name, int) else f"{self.group}/{name}"
+        last = f"piece-{name}" if isinstance(name, int) else name
+        return f"{self.group}-{self.token}/{last}"

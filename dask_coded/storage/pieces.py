@@ -14,9 +14,11 @@ from dask_coded.storage.arrays import (
     open_array,
     read_array,
     read_into,
+    strict_store,
     write_array,
 )
-from dask_coded.storage.location import Storage, imported
+from dask_coded.storage.location import Storage, StoreError, imported
+from dask_coded.storage.root import is_named
 
 _MARK = "dask_coded_piece"
 _SPARSE = {"csr_array": scipy.sparse.csr_array, "csr_matrix": scipy.sparse.csr_matrix}
@@ -33,8 +35,11 @@ def write_piece(
     data: Any,
     growth: float = 0.0,
     written: Callable[[int, int], object] | None = None,
+    replace: bool = False,
 ) -> None:
-    """Write a piece, in place of what is there.
+    """Write a piece, unless it is there as a whole.
+
+    Two workers may make the same piece if one of them was taken for lost.
 
     Parameters
     ----------
@@ -45,8 +50,24 @@ def write_piece(
         How many roundings it has taken part in since it was first made; 0 if never rebuilt.
     written : callable(first, last), optional
         Called after some rows of a dense piece.
+    replace : bool
+        Whether to write it even if its mark says that it is whole, because it is damaged.
+
+    Raises
+    ------
+    StoreError
+        If the place does not name this encoding, as where a shared folder is not mounted.
+    OSError
+        If it cannot be written.
     """
     path, location = storage.path(piece), storage.location
+    if not is_named(storage):
+        raise StoreError(
+            f"Piece {piece} cannot be written to {location}, which holds no store of this encoding "
+            "on this worker: pass a place that is the same for all workers, and use it once."
+        )
+    if not replace and marked(storage, piece):
+        return
     if scipy.sparse.issparse(data):
         kind = next(name for name, known in _SPARSE.items() if isinstance(data, known))
         about = {"kind": kind, "shape": list(map(int, data.shape))}
@@ -99,7 +120,7 @@ def read_piece(
             out = empty()
             read_into(array, out, read)
             return out, growth
-        group = imported().open_group(location.store(), path=path, mode="r", zarr_format=3)
+        group = imported().open_group(strict_store(location), path=path, mode="r", zarr_format=3)
         growth = _growth(storage, piece, group.attrs.asdict())
         _expect(list(shape), group.attrs["shape"])
         parts = tuple(read_array(location, f"{path}/{part}") for part in _PARTS)
@@ -114,7 +135,7 @@ def read_piece(
 def marked(storage: Storage, piece: int) -> bool:
     """Return whether a piece is there and its mark says that it is whole."""
     try:
-        store = storage.location.store()
+        store = strict_store(storage.location)
         node = imported().open(store, path=storage.path(piece), mode="r", zarr_format=3)
         _growth(storage, piece, node.attrs.asdict())
     except Exception as exc:
@@ -134,7 +155,7 @@ def size_of(storage: Storage, piece: int) -> int:
     """
     path, location = storage.path(piece), storage.location
     try:
-        node = imported().open(location.store(), path=path, mode="r", zarr_format=3)
+        node = imported().open(strict_store(location), path=path, mode="r", zarr_format=3)
         _growth(storage, piece, node.attrs.asdict())
         dense = hasattr(node, "shape")
         size = 0

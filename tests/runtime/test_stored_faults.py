@@ -109,7 +109,7 @@ def test_damage_is_mended_on_the_next_cluster(clusters, tmp_path):
     code = coded.Code(np.vstack([np.eye(3), np.ones(3)]))
     coded.encode(WHOLE_NUMBERS, code, first.client, storage=store)
     kill_all(first)
-    chunk = store / "matrix" / "piece-1" / "c" / "0" / "0"
+    [chunk] = store.glob("matrix-*/piece-1/c/0/0")
     content = bytearray(chunk.read_bytes())
     content[len(content) // 2] ^= 64
     chunk.write_bytes(content)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -25,7 +26,9 @@ DTYPES = ["f2", "f4", "f8", "c8", "c16", "i1", "i8", "u4", "?"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("store")
+    folder = tmp_path_factory.mktemp("store")
+    begun(folder)
+    return folder
 
 
 def place(folder, token="coded-1", pieces=4) -> kept.Storage:
@@ -61,7 +64,7 @@ def test_dense_pieces(folder, data):
     # Several chunks, of which the last one is shorter.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunks, "_CHUNK", data.draw(st.integers(1, 200)))
-        kept.write_piece(place(folder), 2, piece, growth)
+        kept.write_piece(place(folder), 2, piece, growth, replace=True)
     found = read(place(folder), 2, piece)
     assert found[1] == growth
     assert_same(found[0], piece)
@@ -76,7 +79,7 @@ def test_sparse_pieces(folder, data):
     piece = kind(data.draw(arrays(dtype, shape)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunks, "_CHUNK", data.draw(st.integers(1, 64)))
-        kept.write_piece(place(folder), 0, piece)
+        kept.write_piece(place(folder), 0, piece, replace=True)
     assert_same(read(place(folder), 0, piece)[0], piece)
 
 
@@ -119,9 +122,9 @@ def description(**more) -> kept.Description:
     return kept.Description(MDS(3, 2), {"matrix": array}, ("x", None), **more)
 
 
-def begun(folder) -> kept.Location:
+def begun(folder, token="coded-1") -> kept.Location:
     location = kept.Location.of(folder)
-    kept.begin_store(location, ["matrix"])
+    kept.begin_store(location, {"matrix": token})
     return location
 
 
@@ -161,10 +164,101 @@ def test_stores_that_are_not_complete_are_refused(tmp_path):
         with pytest.raises(FileExistsError, match="is not empty"):
             begun(folder)
     root.write_text(text)
-    chunk = folder / "matrix" / "exponents" / "c" / "0"
+    chunk = folder / "matrix-coded-1" / "exponents" / "c" / "0"
     flip(chunk, 1)
     with pytest.raises(kept.StoreError, match="are damaged"):
         kept.read_description(location)
+
+
+def tree(folder) -> dict[Path, bytes | None]:
+    return {path: None if path.is_dir() else path.read_bytes() for path in folder.rglob("*")}
+
+
+def put(location, key: str, content: bytes) -> None:
+    from zarr.core.buffer import default_buffer_prototype
+    from zarr.core.sync import sync
+
+    sync(location.store().set(key, default_buffer_prototype().buffer.from_bytes(content)))
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize(
+    "key", ["notes.txt", "results/a.npy", "matrix/x", "matrix-coded-1/x", ".zgroup", "c/0"]
+)
+def test_foreign_files_are_never_deleted(tmp_path, half, key):
+    if half:
+        begun(tmp_path)
+        kept.write_piece(place(tmp_path), 0, np.ones((3, 4)))
+    foreign = tmp_path / key
+    foreign.parent.mkdir(exist_ok=True)
+    foreign.write_text("mine")
+    before = tree(tmp_path)
+    with pytest.raises(FileExistsError, match=r"is not empty: .*\.$") as found:
+        begun(tmp_path, "coded-2")
+    assert "\n" not in str(found.value)
+    assert tree(tmp_path) == before
+    foreign.unlink()
+    begun(tmp_path, "coded-2")
+    assert not (tmp_path / "matrix-coded-1" / "piece-0").exists()
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("kind", ["address", "store"])
+def test_foreign_objects_are_never_deleted(half, kind):
+    from zarr.storage import FsspecStore
+
+    address = f"memory://foreign/{kind}-{half}"
+    location = kept.Location.of(FsspecStore.from_url(address) if kind == "store" else address)
+    if half:
+        kept.begin_store(location, {"matrix": "coded-1"})
+        kept.write_piece(kept.Storage(location, "matrix", "coded-1", 1), 0, np.ones((3, 4)))
+    put(location, "results/a.npy", b"mine")
+    with pytest.raises(FileExistsError, match="is not empty"):
+        kept.begin_store(location, {"matrix": "coded-2"})
+    if half:
+        storage = kept.Storage(location, "matrix", "coded-1", 1)
+        assert_same(read(storage, 0, np.ones((3, 4)))[0], np.ones((3, 4)))
+
+
+def test_pieces_without_a_root_are_not_deleted(tmp_path):
+    """The root of a store that was complete may be what is lost."""
+    begun(tmp_path)
+    (tmp_path / "zarr.json").rename(tmp_path / "zarr.0ab1.partial")
+    with pytest.raises(FileExistsError, match="is not empty"):
+        begun(tmp_path, "coded-2")
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_late_writer_of_an_earlier_encoding(tmp_path, monkeypatch, moment):
+    """It goes on writing while another encoding is written to the same place, and afterwards."""
+    monkeypatch.setattr(chunks, "_CHUNK", 32)
+    old, new = np.zeros((4, 4)), np.ones((4, 4))
+    begun(tmp_path, "coded-1")
+
+    def overtaken(first, last):
+        if first:
+            return
+        begun(tmp_path, "coded-2")
+        if moment == "before":
+            kept.write_piece(place(tmp_path, "coded-2"), 1, new)
+
+    with contextlib.suppress(Exception):
+        kept.write_piece(place(tmp_path, "coded-1"), 1, old, written=overtaken)
+    if moment == "after":
+        kept.write_piece(place(tmp_path, "coded-2"), 1, new)
+    assert_same(read(place(tmp_path, "coded-2"), 1, new)[0], new)
+    with pytest.raises(kept.StoreError, match="holds no store of this encoding"):
+        kept.write_piece(place(tmp_path, "coded-1"), 2, old)
+    with pytest.raises(kept.StoreError, match="Another encoding has begun"):
+        kept.write_description(kept.Location.of(tmp_path), description())
+    assert not kept.marked(place(tmp_path, "coded-2"), 2)
+
+
+def test_pieces_are_written_only_where_their_store_is(tmp_path):
+    """Not to the folder where a shared one is not mounted."""
+    with pytest.raises(kept.StoreError, match="holds no store of this encoding on this worker"):
+        kept.write_piece(place(tmp_path), 1, np.ones((4, 4)))
+    assert tree(tmp_path) == {}
 
 
 def test_another_format_is_refused(tmp_path, monkeypatch):
@@ -185,12 +279,13 @@ def flip(path: Path, byte: int) -> None:
 @pytest.mark.parametrize("sparse", [False, True])
 def test_flipped_bytes_of_a_piece_are_found(tmp_path, sparse):
     """Or it changes nothing: a space, or the fill value, which nothing is filled with."""
+    begun(tmp_path)
     storage = place(tmp_path)
     data = np.array([[1.0, 0.0, 2.0], [3.0, 4.0, 0.0]])
     data = scipy.sparse.csr_array(data) if sparse else data
     kept.write_piece(storage, 1, data, 0.5)
     harmless = 0
-    for file in sorted((tmp_path / "matrix" / "piece-1").rglob("*")):
+    for file in sorted((tmp_path / "matrix-coded-1" / "piece-1").rglob("*")):
         if file.is_dir():
             continue
         before = file.read_bytes()
@@ -213,11 +308,12 @@ def test_flipped_bytes_of_a_piece_are_found(tmp_path, sparse):
 
 @pytest.mark.parametrize("missing", ["c/1/0", "zarr.json", "."])
 def test_missing_files_are_found(tmp_path, missing, monkeypatch):
+    begun(tmp_path)
     monkeypatch.setattr(chunks, "_CHUNK", 32)
     storage, data = place(tmp_path), np.zeros((4, 4))
     kept.write_piece(storage, 1, data)
     assert kept.marked(storage, 1)
-    gone = tmp_path / "matrix" / "piece-1" / missing
+    gone = tmp_path / "matrix-coded-1" / "piece-1" / missing
     gone.rename(tmp_path / "gone")
     with pytest.raises(kept.DamagedError, match="missing"):
         read(storage, 1, data)
@@ -231,16 +327,23 @@ def test_a_half_written_piece_is_found(tmp_path):
     def killed(first, last):
         raise Killed
 
+    begun(tmp_path)
     storage, data = place(tmp_path), np.ones((4, 4))
-    kept.write_piece(storage, 1, data)
     with pytest.raises(Killed):
         kept.write_piece(storage, 1, data, written=killed)
     assert not kept.marked(storage, 1)
     with pytest.raises(kept.DamagedError, match="half written"):
         read(storage, 1, data)
     kept.write_piece(storage, 1, data)
+    kept.write_piece(storage, 1, data, written=killed)  # a late worker, which leaves it alone
+    assert_same(read(storage, 1, data)[0], data)
+    with pytest.raises(Killed):
+        kept.write_piece(storage, 1, data, written=killed, replace=True)
+    assert not kept.marked(storage, 1)
+    kept.write_piece(storage, 2, data)
+    (tmp_path / "matrix-coded-1" / "piece-2").rename(tmp_path / "matrix-coded-1" / "piece-3")
     with pytest.raises(kept.DamagedError, match="of another encoding"):
-        read(place(tmp_path, token="coded-2"), 1, data)
+        read(storage, 3, data)
 
 
 def test_conditions(tmp_path):
@@ -252,12 +355,12 @@ def test_conditions(tmp_path):
     found = kept.condition_of(location)
     assert found.whole and found.usable
     assert str(found).splitlines()[1] == "3 of 3 pieces are whole."
-    flip(tmp_path / "matrix" / "piece-2" / "c" / "0" / "0", 3)
+    flip(tmp_path / "matrix-coded-1" / "piece-2" / "c" / "0" / "0", 3)
     found = kept.condition_of(location)
     assert not found.whole and found.usable
     assert [p.piece for p in found.pieces if p.problem] == [2]
     assert "The others suffice" in str(found)
-    (tmp_path / "matrix" / "piece-0" / "zarr.json").unlink()
+    (tmp_path / "matrix-coded-1" / "piece-0" / "zarr.json").unlink()
     found = kept.condition_of(location)
     assert not found.usable
     assert "The others do not suffice: encode the array again." in str(found)
@@ -271,9 +374,10 @@ def test_locations(tmp_path, monkeypatch):
     assert kept.Location.of(LocalStore("a")) == kept.Location.of(tmp_path / "a")
     for storage in ("memory://test/A", FsspecStore.from_url("memory://test/A")):
         location = kept.Location.of(storage)
+        kept.begin_store(location, {"matrix": "coded-1"})
         data = np.arange(6.0).reshape(2, 3)
-        kept.write_piece(kept.Storage(location, "matrix", "t", 1), 0, data)
-        assert_same(read(kept.Storage(location, "matrix", "t", 1), 0, data)[0], data)
+        kept.write_piece(kept.Storage(location, "matrix", "coded-1", 1), 0, data)
+        assert_same(read(kept.Storage(location, "matrix", "coded-1", 1), 0, data)[0], data)
     for wrong in (MemoryStore(), 5, "", b"a"):
         with pytest.raises(TypeError, match="Argument 'storage' must be"):
             kept.Location.of(wrong)

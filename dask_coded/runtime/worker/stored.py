@@ -57,10 +57,14 @@ def _read(disk: Disk, spec: CodedSpec, storage: Storage, piece: int) -> tuple[An
 async def write_stored(storage: Storage, piece: int, data: Any, growth: float, must: bool) -> None:
     """Write a piece; if it cannot be written, this is an error only if it ``must`` be.
 
+    If it need not be, it is one that was damaged, and is replaced.
+
     Raises
     ------
     OSError
         If the disk is full, for example.
+    StoreError
+        If the place is another one on this worker.
     """
 
     def written(first: int, last: int) -> None:
@@ -68,7 +72,7 @@ async def write_stored(storage: Storage, piece: int, data: Any, growth: float, m
             data.release(first, last)
 
     try:
-        await asyncio.to_thread(write_piece, storage, piece, data, growth, written)
+        await asyncio.to_thread(write_piece, storage, piece, data, growth, written, not must)
     except Exception as exc:
         if must:
             raise

@@ -10,6 +10,7 @@ import scipy.sparse
 
 from dask_coded.storage.arrays import (
     Array,
+    MissingChunkError,
     digest,
     open_array,
     read_array,
@@ -23,6 +24,9 @@ from dask_coded.storage.root import is_named
 _MARK = "dask_coded_piece"
 _SPARSE = {"csr_array": scipy.sparse.csr_array, "csr_matrix": scipy.sparse.csr_matrix}
 _PARTS = ("data", "indices", "indptr")
+# What Zarr and NumPy say of metadata and chunks that are wrong. What goes wrong in a store is an
+# OSError, see strict_store. All others, such as a thread that cannot be started, say nothing.
+_WRONG = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 
 
 class DamagedError(Exception):
@@ -109,6 +113,8 @@ def read_piece(
     ------
     DamagedError
         If it is missing, half written, of another encoding, or differs from its checksums.
+    OSError
+        If the store is away, or cannot be read.
     """
     path, location = storage.path(piece), storage.location
     try:
@@ -150,7 +156,7 @@ def size_of(storage: Storage, piece: int) -> int:
 
     Raises
     ------
-    DamagedError
+    DamagedError, OSError
         As for :func:`read_piece`.
     """
     path, location = storage.path(piece), storage.location
@@ -191,10 +197,15 @@ def _expect(expected: Any, found: Any) -> None:
 
 def _explained(storage: Storage, piece: int, exc: Exception) -> Exception:
     """Return the error that a piece cannot be read: damaged, or else what hinders this process."""
-    other = isinstance(exc, OSError) and not isinstance(exc, FileNotFoundError)
-    if other or isinstance(exc, ImportError | MemoryError):
-        return exc
     # An error of Zarr if there is no such node; its class has changed its name.
     missing = isinstance(exc, FileNotFoundError)
+    if missing or isinstance(exc, MissingChunkError):
+        try:
+            if not is_named(storage):  # it is all away, as where a folder is not mounted
+                return OSError(f"there is no store of this array in {storage.location}")
+        except OSError as away:
+            return away
+    elif not isinstance(exc, _WRONG):
+        return exc
     reason = "it is missing" if missing else next(iter(str(exc).splitlines()), "it is damaged")
     return DamagedError(f"piece {piece} in {storage.location} cannot be used: {reason}")

@@ -16,7 +16,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from dask_coded import storage as kept
 from dask_coded.codes import MDS, Code, Polynomial, RandomLinear, Repetition
 from dask_coded.storage import arrays as chunks
-from dask_coded.storage import generators
+from dask_coded.storage import generators, pieces
 
 pytest.importorskip("zarr")
 pytestmark = pytest.mark.extras
@@ -259,6 +259,68 @@ def test_pieces_are_written_only_where_their_store_is(tmp_path):
     with pytest.raises(kept.StoreError, match="holds no store of this encoding on this worker"):
         kept.write_piece(place(tmp_path), 1, np.ones((4, 4)))
     assert tree(tmp_path) == {}
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_store_that_is_away_is_not_damaged(tmp_path, sparse):
+    """Nothing is where a shared folder is not mounted."""
+    folder = tmp_path / "store"
+    begun(folder)
+    storage = place(folder)
+    data = scipy.sparse.csr_array(np.eye(3)) if sparse else np.eye(3)
+    kept.write_piece(storage, 0, data)
+    folder.rename(tmp_path / "away")
+    folder.mkdir()
+    for use in (
+        lambda: read(storage, 0, data),
+        lambda: kept.marked(storage, 0),
+        lambda: pieces.size_of(storage, 0),
+    ):
+        with pytest.raises(OSError, match="there is no store of this array"):
+            use()
+    assert tree(folder) == {}
+    folder.rmdir()
+    begun(folder, "coded-2")  # something else is there
+    with pytest.raises(OSError, match="there is no store of this array"):
+        read(storage, 0, data)
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("no route"), ValueError("no route"), KeyError("no route"), EOFError()]
+)
+def test_errors_of_a_store_are_not_damage(tmp_path, monkeypatch, error):
+    """Clients of object stores have errors of their own."""
+    from zarr.storage import LocalStore
+
+    location, data = begun(tmp_path), np.ones((4, 4))
+    storage = place(tmp_path)
+    kept.write_piece(storage, 0, data)
+    kept.write_description(location, description())
+
+    async def get(self, key, *args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(LocalStore, "get", get)
+    for use in (
+        lambda: read(storage, 0, data),
+        lambda: kept.marked(storage, 0),
+        lambda: kept.read_description(location),
+        lambda: kept.write_piece(storage, 0, data),
+    ):
+        with pytest.raises(OSError, match=type(error).__name__):
+            use()
+
+
+def test_errors_that_say_nothing_of_a_piece_are_not_damage(tmp_path, monkeypatch):
+    begun(tmp_path)
+    kept.write_piece(place(tmp_path), 0, np.ones((4, 4)))
+
+    def none(*args):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(pieces, "read_into", none)
+    with pytest.raises(RuntimeError, match="new thread"):
+        read(place(tmp_path), 0, np.ones((4, 4)))
 
 
 def test_another_format_is_refused(tmp_path, monkeypatch):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import tempfile
+import threading
 from pathlib import Path
 
 import dask.array as da
@@ -10,10 +12,11 @@ import numpy as np
 import pytest
 import scipy.sparse
 from distributed import Worker, utils_test
-from distributed.utils_test import async_poll_for, captured_logger
+from distributed.utils_test import async_poll_for, captured_logger, poll_for
 
 import dask_coded as coded
 from dask_coded.runtime.worker import stored
+from dask_coded.runtime.worker.disk import Disk
 
 pytest.importorskip("zarr")
 pytestmark = pytest.mark.extras
@@ -72,7 +75,7 @@ def test_another_array_of_fewer_workers_has_the_same_pieces(case, tmp_path):
     async def opened(c, s, *workers):
         C = await coded.open(tmp_path / "A", c)
         product = await c.compute(C @ X)
-        np.testing.assert_allclose(product, A @ X, rtol=1e-5)
+        np.testing.assert_allclose(product, A @ X, rtol=1e-5, atol=1e-3)
         whole = await c.compute(C)
         assert abs(whole - A).sum() == 0
         return C.encoded.spec, await pieces_of(c, C), C.encoded.nbytes
@@ -268,6 +271,142 @@ def test_a_store_that_is_away_for_a_while_is_waited_for(tmp_path, monkeypatch):
     assert coded.check(tmp_path).whole
 
 
+@pytest.mark.parametrize("pieces", [[1], [1, 3]])
+def test_a_store_that_refuses_a_worker_is_not_waited_for(tmp_path, monkeypatch, pieces):
+    """It is asked once for each piece, and the reason is said once."""
+    kept(tmp_path)
+    read = stored.read_piece
+
+    def refused(storage, piece, *args):
+        if piece in pieces:
+            raise PermissionError(errno.EACCES, "mine alone")
+        return read(storage, piece, *args)
+
+    monkeypatch.setattr(stored, "read_piece", refused)
+
+    @gen_cluster(nthreads=[("127.0.0.1", 1)] * 2)
+    async def opened(c, s, *workers):
+        C = await coded.open(tmp_path, c)
+        if len(pieces) == 1:
+            assert (await c.compute(C @ X)).tobytes() == (DENSE @ X).tobytes()
+            await c.gather(list(C.encoded.futures))
+        else:
+            match = r"may not read pieces \[1, 3\] of the 4 .*mine alone"
+            with pytest.raises(coded.CodedDataLostError, match=match):
+                await c.gather(list(C.encoded.futures))
+
+    with captured_logger("distributed.dask_coded") as log:
+        opened()
+    said = [line for line in log.getvalue().splitlines() if "This worker may not" in line]
+    assert len(said) == len(pieces)
+    assert coded.check(tmp_path).whole  # nothing was written
+
+
+def test_reasons_are_said_once(tmp_path, monkeypatch):
+    kept(tmp_path)
+    tries = []
+    read = stored.read_piece
+
+    def away(storage, piece, *args):
+        tries.append(piece)
+        if len(tries) < 12:
+            raise OSError("no route to host")
+        return read(storage, piece, *args)
+
+    monkeypatch.setattr(stored, "read_piece", away)
+
+    @gen_cluster(nthreads=[("127.0.0.1", 1)])
+    async def opened(c, s, worker):
+        C = await coded.open(tmp_path, c)
+        await c.gather(list(C.encoded.futures))
+
+    with captured_logger("distributed.dask_coded") as log:
+        opened()
+    assert len(tries) > 12
+    assert log.getvalue().count("no route to host") <= EXACT.n
+
+
+def test_a_full_worker_does_not_blame_the_store(tmp_path, monkeypatch):
+    kept(tmp_path)
+    full = [True] * 3
+    zeros = Disk.zeros
+
+    def no_room(self, *args):
+        if full:
+            full.pop()
+            raise PermissionError(errno.EACCES, "local disk")
+        return zeros(self, *args)
+
+    monkeypatch.setattr(Disk, "zeros", no_room)
+
+    @gen_cluster(nthreads=[("127.0.0.1", 1)] * 2)
+    async def opened(c, s, *workers):
+        C = await coded.open(tmp_path, c)
+        assert (await c.compute(C @ X)).tobytes() == (DENSE @ X).tobytes()
+
+    with captured_logger("distributed.dask_coded") as log:
+        opened()
+    assert "is not read yet, because there is no room for it" in log.getvalue()
+    assert "cannot be read" not in log.getvalue() and "may not" not in log.getvalue()
+
+
+def test_a_piece_that_cannot_be_written_again_stays_damaged(tmp_path, monkeypatch):
+    kept(tmp_path)
+    flip(tmp_path, 1)
+    tries = []
+
+    def full(*args, **kwargs):
+        tries.append(args)
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(stored, "write_piece", full)
+
+    @gen_cluster(nthreads=[("127.0.0.1", 1)] * 2)
+    async def opened(c, s, *workers):
+        C = await coded.open(tmp_path, c)
+        await c.gather(list(C.encoded.futures))
+        assert tries
+        assert s.plugins["dask-coded"].arrays[C.encoded.spec.id].damaged == {1}
+
+    with captured_logger("distributed.dask_coded"):
+        opened()
+
+
+def test_a_store_that_hangs_stops_nothing_else(tmp_path, monkeypatch):
+    """All threads that read wait; others of the worker go on, and none is left at the end."""
+    kept(tmp_path)
+    gate = threading.Event()
+    read = stored.read_piece
+
+    def hanging(*args):
+        gate.wait()
+        return read(*args)
+
+    monkeypatch.setattr(stored, "read_piece", hanging)
+
+    before = threading.enumerate()  # of the cluster of other tests
+
+    def of_stores():
+        new = [t for t in threading.enumerate() if t not in before]
+        return [t for t in new if t.name.startswith("Coded-store")]
+
+    @gen_cluster(nthreads=[("127.0.0.1", 4)])
+    async def opened(c, s, worker):
+        try:
+            # More pieces than asyncio's own threads.
+            arrays = [await coded.open(tmp_path, c) for _ in range(12)]
+            await async_poll_for(lambda: len(of_stores()) == stored._THREADS, timeout=60)
+            D = await coded.encode(DENSE[:4], coded.Repetition(1, 1), c)
+            np.testing.assert_allclose(await c.compute(D @ X), DENSE[:4] @ X)
+        finally:
+            gate.set()
+        assert (await c.compute(arrays[-1] @ X)).tobytes() == (DENSE @ X).tobytes()
+
+    with captured_logger("distributed"):
+        opened()
+    poll_for(lambda: not of_stores(), timeout=60)
+
+
 def homes(s, C):
     """The workers that hold each piece."""
     return [{ws.address for ws in s.tasks[key].who_has or ()} for key in C.encoded.spec.keys]
@@ -309,6 +448,8 @@ async def test_a_worker_that_cannot_read_its_piece_gets_a_copy(c, s, *workers):
                 await async_poll_for(lambda: [at in h for h in homes(s, C)].count(True) == 1)
                 await async_poll_for(lambda: all(len(found) == 1 for found in homes(s, C)))
                 assert (await c.compute(C @ X)).tobytes() == (DENSE @ X).tobytes()
+                [said] = [e for _, e in s.get_events("dask-coded") if e["action"] == "unread"]
+                assert said["worker"] == at and "checksum do not match" in said["reason"]
 
 
 @gen_cluster(nthreads=[("127.0.0.1", 1)] * 4)

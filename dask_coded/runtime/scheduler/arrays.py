@@ -256,18 +256,22 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         exponents: dict[int, Exponents],
         footprint: Sequence[Any] | None,
         growth: float,
+        stored: bool,
     ) -> None:
         """Handler: a piece is made, with ``received`` bytes from other workers.
 
         ``work`` is the work of each stripe of a sparse piece, and None for a dense one.
         ``exponents`` are those of the rows of source blocks, and of their typical entries.
         ``footprint`` is that of the block which the piece equals. ``growth`` is that of its recipe.
+        ``stored`` says whether it is in its store now: it was read from there, or written.
         """
         if state := self._arrays.get(array):
             if ts := self._scheduler.tasks.get(state.spec.keys[piece]):
                 ts.suspicious = 0  # Dask gives up a task under which too many workers were lost
             state.received += received
-            state.damaged.discard(piece)
+            if stored:
+                state.damaged.discard(piece)
+                state.refused.pop(piece, None)
             state.exponents |= exponents
             if footprint is not None and state.sources is not None:
                 state.footprints[int(state.spec.code.block_of[piece])] = Footprint(*footprint)
@@ -297,7 +301,12 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         return reply(Stored(state.spec, state.storage))
 
     async def sources(
-        self, array: str, piece: int, avoid: Sequence[str] = (), unread: str = ""
+        self,
+        array: str,
+        piece: int,
+        avoid: Sequence[str] = (),
+        unread: str = "",
+        reason: str = "",
     ) -> Reply:
         """Handler: how to make a piece.
 
@@ -305,7 +314,8 @@ class ArrayDirectory(Mapping[str, ArrayState]):
 
         Workers in ``avoid`` do not answer and must not be asked. If the others do not suffice, the
         answer is :class:`Waiting`. ``unread`` says why the piece cannot be read from its store:
-        ``damaged``, or ``unreachable`` as long as the store is.
+        ``damaged``, ``refused`` if the worker may not, or ``unreachable`` as long as the store is.
+        ``reason`` says it to people.
         """
         if (state := self._arrays.get(array)) is None:
             return reply(Lost(RELEASED))
@@ -315,6 +325,8 @@ class ArrayDirectory(Mapping[str, ArrayState]):
             state.opening = False
             if unread == "damaged":
                 state.damaged.add(piece)
+            elif unread == "refused":
+                state.refused[piece] = str(reason)
         elif state.storage is not None and keys is None and piece < state.storage.pieces:
             if self._comes_later(state, piece):
                 return reply(Waiting())

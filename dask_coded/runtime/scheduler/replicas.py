@@ -26,7 +26,7 @@ from distributed import Status
 from distributed.comm import CommClosedError
 from distributed.metrics import time
 
-from dask_coded.runtime.spec import as_key
+from dask_coded.runtime.spec import NAME, as_key
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState, WorkerState
@@ -84,10 +84,16 @@ class Homecoming:
             self._holders[key] = home
             self._send(home, op="coded-hold", key=key, hold=True)
 
-    def unread(self, worker: str, key: Key) -> None:
+    def unread(self, worker: str, key: Key, reason: str = "") -> None:
         """Stream handler: a worker could not read a piece from its store, so it is copied there."""
-        self._unread.add(as_key(key))
+        if self._stored(key := as_key(key)) is None:
+            return  # released meanwhile, or known to be damaged
+        self._unread.add(key)
+        self._log("unread", key=str(key), worker=worker, reason=str(reason))
         self.soon()
+
+    def _log(self, action: str, **fields: Any) -> None:
+        self._scheduler.log_event(NAME, {"action": action, **fields})
 
     def let_go(self, key: Key) -> None:
         """Have a piece be as all other data again."""

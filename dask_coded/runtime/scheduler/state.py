@@ -43,6 +43,8 @@ class ArrayState:
     storage: Storage | None = None
     #: Pieces whose copies in the store were damaged when they were last read.
     damaged: set[int] = field(default_factory=set)
+    #: Pieces that a worker may not read from the store, each with the reason.
+    refused: dict[int, str] = field(default_factory=dict)
     #: Whether it has just been opened, so that blocks are read before parity.
     opening: bool = False
 
@@ -50,12 +52,19 @@ class ArrayState:
         """Whether a piece can be read from a store, as far as is known."""
         storage = self.storage
         stored = storage is not None and self.sources is None and piece < storage.pieces
-        return stored and piece not in self.damaged
+        return stored and piece not in self.damaged and piece not in self.refused
 
     def lost_message(self, held: int) -> str:
         """Say that the pieces that are left do not suffice."""
         code = self.spec.code
         if self.storage is not None and self.sources is None:
+            if self.refused:
+                return (
+                    f"Workers may not read pieces {sorted(self.refused)} of the {code.pieces} of "
+                    f"{code!r} from the store {self.storage.location} "
+                    f"({next(iter(self.refused.values()))}), and the others do not suffice to make "
+                    "them again: let all workers read it, then open it again."
+                )
             if not self.damaged:
                 return (
                     f"Workers cannot read the pieces of {code!r} from the store "

@@ -265,6 +265,11 @@ class Disk:
             return True
         return bool(self._in_files() + data.spilled_total.disk + size <= most)
 
+    def not_filled(self, key: Key) -> None:
+        """Learn that the array of :meth:`zeros` is given up, as it could not be filled."""
+        with self._lock:
+            self._filling.pop(key, None)
+
     def keep(self, key: Key, array: Any) -> Any:
         """Keep the result of a task until Dask releases its key, if it is in a file; return it."""
         if isinstance(array, MappedArray):

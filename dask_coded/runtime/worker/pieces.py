@@ -38,7 +38,6 @@ from dask_coded.runtime.answers import Lost, Recipe, Source, Stored, Waiting, as
 from dask_coded.runtime.spec import CodedDataLostError, CodedSpec, as_key, say_inaccurate
 from dask_coded.runtime.worker.disk import FULL, MappedArray
 from dask_coded.runtime.worker.plugin import CodedWorkerPlugin, worker_plugin
-from dask_coded.runtime.worker.stored import read_stored, write_stored
 from dask_coded.transport.backoff import Backoff
 from dask_coded.transport.rows import RowReader, RowsGoneError
 from dask_coded.typing import Bools
@@ -89,10 +88,15 @@ async def _make(plugin: CodedWorkerPlugin, array_id: str, piece: int) -> Any:
     meter = _Meter()
     backoff = Backoff()
     scheduler = plugin.worker.scheduler
-    unread = ""
+    unread, reason = "", ""
     while True:
         match await ask(
-            scheduler.coded_sources, array=array_id, piece=piece, avoid=avoid, unread=unread
+            scheduler.coded_sources,
+            array=array_id,
+            piece=piece,
+            avoid=avoid,
+            unread=unread,
+            reason=reason,
         ):
             case Lost(message):
                 raise CodedDataLostError(message)
@@ -100,8 +104,9 @@ async def _make(plugin: CodedWorkerPlugin, array_id: str, piece: int) -> Any:
                 avoid.clear()  # these workers may answer by now
                 unread = "" if unread == "unreachable" else unread
             case Stored(spec, storage):
-                data, growth, unread = await read_stored(plugin.disk, spec, storage, piece)
-                if unread:
+                data, growth, failure = await plugin.stores.read(spec, storage, piece)
+                if failure is not None:
+                    unread, reason = failure
                     continue
                 await scheduler.coded_made(
                     array=array_id,
@@ -111,6 +116,7 @@ async def _make(plugin: CodedWorkerPlugin, array_id: str, piece: int) -> Any:
                     exponents=ToPickle({}),
                     footprint=None,
                     growth=growth,
+                    stored=True,
                 )
                 return plugin.disk.keep(spec.keys[piece], data)
             case Recipe(spec, sources, growth, storage):
@@ -133,9 +139,10 @@ async def _make(plugin: CodedWorkerPlugin, array_id: str, piece: int) -> Any:
                             "was rebuilt from pieces with much larger rows. Encode the array "
                             "again, with columns of one scale or with `dask_coded.Repetition`."
                         )
-                    if storage is not None:
-                        encoding = as_key(sources[0].key) not in spec.keys
-                        await write_stored(storage, piece, data, growth, must=encoding)
+                    encoding = as_key(sources[0].key) not in spec.keys
+                    stored = storage is not None and await plugin.stores.write(
+                        spec, storage, piece, data, growth, must=encoding
+                    )
                     await scheduler.coded_made(
                         array=array_id,
                         piece=piece,
@@ -144,6 +151,7 @@ async def _make(plugin: CodedWorkerPlugin, array_id: str, piece: int) -> Any:
                         exponents=ToPickle(mixer.report()),
                         footprint=mixer.footprint,
                         growth=growth,
+                        stored=stored,
                     )
                     return plugin.disk.keep(spec.keys[piece], data)
         await backoff.wait()

@@ -34,7 +34,7 @@ from dask_coded.runtime.worker.metrics import WorkerMetrics
 from dask_coded.runtime.worker.operands import Operands
 from dask_coded.runtime.worker.output import Output
 from dask_coded.runtime.worker.probe import Probe
-from dask_coded.runtime.worker.stored import Fetches
+from dask_coded.runtime.worker.stored import Stores
 from dask_coded.transport import Answer, Exchange
 from dask_coded.transport.exceptions import portable
 from dask_coded.transport.memory import Mappings
@@ -92,6 +92,7 @@ class CodedWorkerPlugin(WorkerPlugin):
         self.worker = worker
         self.exchange = Exchange.of(worker)
         self.disk = Disk.of(worker)
+        self.stores = Stores(worker, self.disk)
         self.keeper = StateKeeper(worker, self.exchange)
         self._specs: dict[str, CodedSpec] = {}
         self.checks: dict[str, Any] = {}
@@ -131,7 +132,7 @@ class CodedWorkerPlugin(WorkerPlugin):
         worker.stream_handlers["coded-active"] = self._activate
         worker.stream_handlers["coded-hold"] = self.disk.hold
         worker.stream_handlers["coded-put-back"] = self.disk.put_back
-        worker.stream_handlers["coded-fetch"] = Fetches(worker, self.disk).fetch
+        worker.stream_handlers["coded-fetch"] = self.stores.fetch
         worker.stream_handlers["coded-ping"] = self._alive
         worker.stream_handlers["coded-hang-up"] = self._hang_up
         worker.stream_handlers["coded-released"] = self._released
@@ -150,6 +151,7 @@ class CodedWorkerPlugin(WorkerPlugin):
             checks.close()
         for task in list(self._rounds):
             self._end_rounds(task)
+        self.stores.close()
         await self.exchange.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
 

@@ -11,7 +11,7 @@ from distributed import Client
 from dask_coded.arguments import check_workers
 from dask_coded.array import CodedArray
 from dask_coded.labels import Axis
-from dask_coded.runtime.client.encoding import new_id
+from dask_coded.runtime.client.encoding import Encoded, new_id
 from dask_coded.runtime.client.stored import open_stored
 from dask_coded.runtime.client.waiting import current_client, outside_pool, while_connected
 from dask_coded.storage import Location, StoreCondition, condition_of, read_description
@@ -67,18 +67,22 @@ def open(
         description = await asyncio.to_thread(read_description, location)
         ids = {group: new_id() for group in description.arrays}
         others = {"matrix": ids.get("transposed"), "transposed": ids["matrix"]}
-        opened = {
-            group: await open_stored(
-                client,
-                found,
-                description.code,
-                description.storage(location, group),
-                ids[group],
-                others[group],
-                workers,
-            )
-            for group, found in description.arrays.items()
-        }
+        opened: dict[str, Encoded] = {}
+        try:
+            for group, found in description.arrays.items():
+                opened[group] = await open_stored(
+                    client,
+                    found,
+                    description.code,
+                    description.storage(location, group),
+                    ids[group],
+                    others[group],
+                    workers,
+                )
+        except BaseException:
+            for made in opened.values():
+                made.release()
+            raise
         first, second = (Axis(name) for name in description.names)
         return CodedArray(opened["matrix"], opened.get("transposed"), (first, second))
 

@@ -407,6 +407,48 @@ def test_a_store_that_hangs_stops_nothing_else(tmp_path, monkeypatch):
     poll_for(lambda: not of_stores(), timeout=60)
 
 
+@pytest.mark.parametrize("good", range(4))
+def test_what_is_opened_in_vain_is_released(tmp_path, monkeypatch, good):
+    """If the first or the second array, or its checks, cannot be asked for."""
+    kept(tmp_path, transpose=True, verify=True)
+
+    @gen_cluster(nthreads=[("127.0.0.1", 1)] * 2)
+    async def opened(c, s, *workers):
+        get, calls = c.get, []
+
+        def failing(*args, **kwargs):
+            calls.append(args)
+            if len(calls) > good:
+                raise RuntimeError("in vain")
+            return get(*args, **kwargs)
+
+        monkeypatch.setattr(c, "get", failing)
+        with pytest.raises(RuntimeError, match="in vain"):
+            await coded.open(tmp_path, c)
+        arrays = s.plugins["dask-coded"].arrays
+        await async_poll_for(lambda: not arrays and not s.tasks, timeout=60)
+
+    with captured_logger("distributed"):
+        opened()
+
+
+@gen_cluster(nthreads=[("127.0.0.1", 1)] * 4)
+async def test_what_could_not_be_read_leaves_nothing(c, s, *workers):
+    """Neither an unknown key with the scheduler, nor room that is taken on the worker."""
+    with tempfile.TemporaryDirectory() as folder:
+        C = await coded.encode(DENSE, EXACT, c, storage=folder)
+        homecoming = s.plugins["dask-coded"].arrays._homes._homecoming
+        homecoming.unread(workers[0].address, ("unknown", 1), "lost")
+        assert not homecoming._unread
+        flip(Path(folder), 2)
+        plugin = workers[0].extensions["dask-coded"]
+        storage, spec = C.encoded.storage, C.encoded.spec
+        with captured_logger("distributed.dask_coded"):
+            found = await plugin.stores.read(spec, storage, 2)
+        assert found[0] is None and found[2].kind == "damaged"
+        assert spec.keys[2] not in plugin.disk._filling
+
+
 def homes(s, C):
     """The workers that hold each piece."""
     return [{ws.address for ws in s.tasks[key].who_has or ()} for key in C.encoded.spec.keys]

@@ -152,9 +152,18 @@ async def open_stored(
             pass
     tasks = {key: PieceTask(key, make_piece, array_id, i) for i, key in enumerate(spec.keys)}
     makers = {k: PieceTask(k, make_check, array_id, j) for j, k in enumerate(spec.check_keys)}
-    with in_one_span(client):
-        futures: list[Future] = client.get(tasks, list(spec.keys), sync=False)
-        checks: list[Future] = (
-            client.get(makers, list(spec.check_keys), sync=False) if makers else []
-        )
+    futures: list[Future] = []
+    checks: list[Future] = []
+    try:
+        with in_one_span(client):
+            futures += client.get(tasks, list(spec.keys), sync=False)
+            if makers:
+                checks += client.get(makers, list(spec.check_keys), sync=False)
+    except BaseException:
+        # The client keeps the error's traceback, and with it these futures: release them here.
+        for future in (*futures, *checks):
+            future.release()
+        if client.status == "running":
+            await scheduler.coded_abandon(array=array_id)
+        raise
     return Encoded(spec, tuple(futures), placed, found.nbytes, 0, tuple(checks), storage)

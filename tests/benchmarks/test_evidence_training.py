@@ -272,19 +272,23 @@ def test_gradiveq_is_compared_step_by_step_and_end_to_end():
 @pytest.mark.parametrize(
     ("paper", "sections", "measures"),
     [
-        ("pipe-sgd", ["accuracy-convolutional"], {"tuning", "curve"}),
-        (
+        ("gradiveq", ["energy", "errors"], {"energy", "error"}),
+        pytest.param(
             "pipe-sgd",
             ["accuracy-convolutional", "asynchronous-convolutional-200mbit"],
-            {"asynchronous"},
+            {"tuning", "curve", "asynchronous"},
+            marks=pytest.mark.long,
         ),
-        (
+        pytest.param(
             "pipe-sgd",
             ["terms-convolutional-200mbit", "steps-convolutional-200mbit"],
             {"term", "step"},
+            marks=pytest.mark.long,
         ),
-        ("gradiveq", ["accuracy", "energy", "errors"], {"curve", "energy", "error"}),
-        ("gradiveq", ["aggregation-4", "powersgd"], {"step", "curve"}),
+        pytest.param("gradiveq", ["accuracy"], {"curve"}, marks=pytest.mark.long),
+        pytest.param(
+            "gradiveq", ["aggregation-4", "powersgd"], {"step", "curve"}, marks=pytest.mark.long
+        ),
     ],
 )
 def test_tiny_run_of_a_section(paper, sections, measures, data_folder: Path, tmp_path: Path):

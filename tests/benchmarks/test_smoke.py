@@ -63,7 +63,12 @@ needs_traces = pytest.mark.skipif(
                 "coordinator_rounds_per_second",
             },
         ),
-        ("small", [], {"round", "messages_per_worker", "time_over_best"}),
+        pytest.param(
+            "small",
+            [],
+            {"round", "messages_per_worker", "time_over_best"},
+            marks=pytest.mark.long,
+        ),
         ("coordinators", [], {"longest_gap", "loops_on_slow_workers", "slowest_over_fastest"}),
         ("faults", [], {"faults", "wrong", "errors", "longest_gap", "left_behind"}),
         pytest.param(

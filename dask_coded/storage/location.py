@@ -30,7 +30,8 @@ def imported() -> ModuleType:
         raise ImportError(f"{_EXTRA}.") from exc
     if int(zarr.__version__.partition(".")[0]) < 3:
         raise ImportError(f"{_EXTRA}; version {zarr.__version__} is too old.")
-    return zarr
+    found: ModuleType = zarr  # Any, where it is not installed
+    return found
 
 
 @dataclass(frozen=True)

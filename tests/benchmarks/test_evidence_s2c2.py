@@ -85,15 +85,21 @@ def test_policies_in_turns_are_compared_without_disturbed_rounds(tmp_path):
     ("sections", "measures"),
     [
         (["prediction-error"], {"round_over_fluid"}),
-        pytest.param(["support-vector-machine"], {"time_over_continuous"}, marks=needs_traces),
+        pytest.param(
+            ["support-vector-machine"],
+            {"time_over_continuous"},
+            marks=[needs_traces, pytest.mark.extras],
+        ),
         pytest.param(
             ["traces", "predictors"],
             {"round_over_fluid", "mean_round_over_fluid"},
-            marks=needs_traces,
+            marks=[needs_traces, pytest.mark.extras],
         ),
     ],
 )
 def test_tiny_run_of_a_section(sections: list[str], measures: set[str], tmp_path: Path) -> None:
+    if sections != ["prediction-error"]:
+        pytest.importorskip("pyarrow")
     file = tmp_path / "report.json"
     options = [option for name in sections for option in ("--section", name)]
     result = CliRunner().invoke(main, ["s2c2", "--smoke", "--json", str(file), *options])

@@ -4,7 +4,7 @@ A paper is a module here that declares claims and sections, see `benchmarks.evid
 
     python -m benchmarks.evidence pipe-sgd --section steps        # measure, and keep
     python -m benchmarks.evidence pipe-sgd --section steps --minutes 4   # a few pieces of it
-    python -m benchmarks.evidence pipe-sgd --page                 # make the page from what is kept
+    python -m benchmarks.evidence pipe-sgd --page                 # make the page from saved results
     python -m benchmarks.evidence --page                          # the pages of all papers
     python -m benchmarks.evidence s2c2 --simulation-only          # without worker processes
 

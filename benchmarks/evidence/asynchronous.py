@@ -141,7 +141,7 @@ def train(
     every: int,
     seed: int = 0,
 ) -> Trained:
-    """Train with a server that waits for nobody.
+    """Train with an asynchronous parameter server.
 
     Parameters
     ----------

@@ -41,7 +41,7 @@ def _folder(name: str, text: str) -> Callable[[Command], Command]:
 @click.option("--section", "sections", multiple=True, help="Measure only this section.")
 @click.option("--simulation-only", is_flag=True, help="Skip the measurements on processes.")
 @click.option("--page", is_flag=True, help="Make the page; measures nothing without --section.")
-@click.option("--again", is_flag=True, help="Measure also what is kept already.")
+@click.option("--again", is_flag=True, help="Measure again what has been saved.")
 @click.option("--minutes", type=float, help="Begin no piece after so many minutes.")
 @_folder("--keep", "Where sections are kept; by default benchmarks/results, for whole runs.")
 @_folder("--pages", "Where pages are written; by default docs/evidence.")
@@ -95,7 +95,7 @@ def main(
 
 
 def _kept(paper: Paper, section: str, folder: Path | None, smoke: bool) -> Kept | None:
-    """Return what is kept of a section."""
+    """Return the saved results of a section."""
     file = folder / f"{section}.json" if folder else None
     return paper.kept.read(file, paper.name) if file and file.exists() else None
 

@@ -53,7 +53,7 @@ class Claim:
     sections : tuple of str
         The sections that measure it.
     find : callable(Kept) -> list of Finding
-        Finds it in what was kept; nothing if it was not measured.
+        Finds the figures in the saved results; an empty list if they lack them.
     """
 
     text: str
@@ -80,7 +80,7 @@ class Section:
     minutes: int
 
 
-#: Adds a part of the page from what was kept; nothing if it was not measured.
+#: Adds a part of the page from the saved results; nothing if they lack it.
 Part = Callable[[Any], Iterator[str]]
 
 

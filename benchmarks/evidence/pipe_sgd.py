@@ -1,8 +1,8 @@
 """Pipe-SGD (Li et al., NeurIPS 2018): time to an accuracy, beside every conventional way to train.
 
 Sections, for each network and rate of links: `accuracy` tunes rate, momentum and warm-up of each
-width on equal budgets and replays five seeds; `steps` times steps; `asynchronous` trains with a
-parameter server that waits for nobody; `terms` measures the terms of the timing model.
+width on equal budgets and replays five seeds; `steps` times steps; `asynchronous` trains with
+an asynchronous parameter server; `terms` measures the terms of the timing model.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class HalvingDoubling(Aggregation):
 class _Halving(_Machine):
     """In exchange ``l`` of both phases the partner differs in one bit of its number.
 
-    What is sent may be a view of the own vector: it changes only when its total is known, for
+    A message may be a view of this worker's vector: it changes only when its total is known, for
     which the receiver must have read it.
     """
 

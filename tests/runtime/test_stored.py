@@ -89,6 +89,21 @@ def test_another_array_of_fewer_workers_has_the_same_pieces(case, tmp_path):
     assert condition.whole and condition.shape == A.shape
 
 
+def test_a_piece_that_takes_every_worker_with_it_is_given_up(tmp_path):
+    @gen_cluster(nthreads=[("127.0.0.1", 1)] * 4)
+    async def run(c, s, *workers):
+        C = await coded.encode(DENSE, coded.MDS(4, 3), c, storage=tmp_path)
+        arrays, key = s.extensions["dask-coded"].arrays, C.encoded.spec.keys[0]
+        ts, lost = s.tasks[key], 0
+        while not ts.suspicious:
+            lost += 1
+            ts.suspicious = 1  # as Dask does when a worker is lost that runs the task
+            arrays.remove_worker([])
+        assert lost > 12  # all workers of a fleet may leave at once
+
+    run()
+
+
 def test_products_are_the_same_to_the_bit(tmp_path):
     """Of the array and its transpose, whichever workers are late: arithmetic is exact here."""
 

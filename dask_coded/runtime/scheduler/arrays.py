@@ -44,6 +44,9 @@ logger = logging.getLogger("distributed.dask_coded")
 
 # Relative error of a rebuilt row from which on verification is said to find little.
 _VAGUE = 1e-3
+# Workers that may be lost in succession while they make one piece that is kept in a store: several
+# times as many as leave a spot fleet of twelve at once.
+_LOSSES = 30
 RELEASED = (
     "The scheduler has no such coded array any more: it was released, as it is when its client "
     "closes, or the cluster was restarted. Encode it again."
@@ -268,6 +271,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         if state := self._arrays.get(array):
             if ts := self._scheduler.tasks.get(state.spec.keys[piece]):
                 ts.suspicious = 0  # Dask gives up a task under which too many workers were lost
+            state.losses.pop(piece, None)
             state.received += received
             if stored:
                 state.damaged.discard(piece)
@@ -446,15 +450,17 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         """Have losses not count as failures of tasks that read pieces from a store.
 
         Nor as those of the coded tasks that are running, as long as they have to wait for pieces.
-        Dask gives up a task under which too many workers were lost.
+        Dask gives up a task under which too many workers were lost. A piece that has taken very
+        many workers with it is given up as well: it may be too large for them.
         """
         paused = set()
         for array, state in self._arrays.items():
             if state.storage is None:
                 continue
             pieces = [self._scheduler.tasks.get(key) for key in state.spec.keys]
-            for ts in pieces:
-                if ts is not None:
+            for i, ts in enumerate(pieces):
+                if ts is not None and ts.suspicious and state.losses[i] < _LOSSES:
+                    state.losses[i] += 1
                     ts.suspicious = 0
             held = [i for i, ts in enumerate(pieces) if ts and ts.who_has]
             if not state.spec.code.decodable(held):

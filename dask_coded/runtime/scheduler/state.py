@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from dask.typing import Key
@@ -45,6 +46,8 @@ class ArrayState:
     damaged: set[int] = field(default_factory=set)
     #: Pieces that a worker may not read from the store, each with the reason.
     refused: dict[int, str] = field(default_factory=dict)
+    #: How many workers in succession were lost while they made a piece.
+    losses: Counter[int] = field(default_factory=Counter)
     #: Whether it has just been opened, so that blocks are read before parity.
     opening: bool = False
 

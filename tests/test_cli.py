@@ -500,7 +500,7 @@ def test_a_cluster_of_processes_ranks(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+@pytest.mark.parametrize("encoding", [pytest.param("ascii", marks=pytest.mark.long), "cp1252"])
 def test_a_terminal_of_any_encoding_shows_progress_and_scores(tmp_path, encoding):
     pty = pytest.importorskip("pty")
     pytest.importorskip("rich")
@@ -533,7 +533,7 @@ def test_a_terminal_of_any_encoding_shows_progress_and_scores(tmp_path, encoding
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("graph", [pytest.param(False, marks=pytest.mark.long), True])
 def test_the_demo_compares_four_ways_and_draws_two(tmp_path, monkeypatch, votes, graph):
     for name, value in {"_SIZE": 60, "_WARM_UP": 1, "_TURNS": 2, "_LOOP": 3}.items():
         monkeypatch.setattr(demo, name, value)
@@ -562,7 +562,7 @@ def test_workers_of_a_local_cluster_block_interrupts():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("sparse", [pytest.param(False, marks=pytest.mark.long), True])
 def test_the_bench_times_four_ways_and_says_whether_coding_pays(tmp_path, sparse):
     matrix = np.eye(40, 30)
     if sparse:

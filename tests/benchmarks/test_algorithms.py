@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from benchmarks.algorithms import least, main
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_smoke_sized_run(tmp_path: Path) -> None:
     file = tmp_path / "report.json"
     result = CliRunner().invoke(main, ["--smoke", "--json", str(file)])

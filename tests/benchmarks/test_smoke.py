@@ -47,7 +47,7 @@ needs_traces = pytest.mark.skipif(
             {"encoding_over_encoding_and_writing", "opening_over_reading", "wrong_results"},
             marks=pytest.mark.extras,
         ),
-        ("aggregation", [], {"step", "step_over_reference"}),
+        pytest.param("aggregation", [], {"step", "step_over_reference"}, marks=pytest.mark.long),
         ("clusters", [], {"step_over_reference"}),
         pytest.param("squeeze", [], {"step_over_fluid"}, marks=needs_traces),
         (
@@ -69,7 +69,12 @@ needs_traces = pytest.mark.skipif(
             {"round", "messages_per_worker", "time_over_best"},
             marks=pytest.mark.long,
         ),
-        ("coordinators", [], {"longest_gap", "loops_on_slow_workers", "slowest_over_fastest"}),
+        pytest.param(
+            "coordinators",
+            [],
+            {"longest_gap", "loops_on_slow_workers", "slowest_over_fastest"},
+            marks=pytest.mark.long,
+        ),
         ("faults", [], {"faults", "wrong", "errors", "longest_gap", "left_behind"}),
         pytest.param(
             "constants",

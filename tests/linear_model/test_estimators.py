@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import warnings
-from contextlib import nullcontext
 from functools import wraps
 
 import numpy as np
@@ -34,8 +33,6 @@ from dask_coded.linear_model import (  # noqa: E402
 TIGHT = {"tol": 1e-10, "max_iter": 1000}
 
 
-# Some of the checks need pandas.
-@pytest.mark.extras
 @parametrize_with_checks(
     [
         LogisticRegression(**TIGHT),
@@ -45,10 +42,9 @@ TIGHT = {"tol": 1e-10, "max_iter": 1000}
         ElasticNet(**TIGHT),
     ]
 )
-@pytest.mark.parametrize("where", ["alone", "current client", "given client"])
+@pytest.mark.parametrize("where", ["alone", "given client"])
 def test_scikit_learn_checks(estimator, check, where, client, monkeypatch):
     fit = type(estimator).fit
-    current = nullcontext() if where == "alone" else client.as_current()
     if where == "given client":
 
         @wraps(fit)
@@ -56,12 +52,11 @@ def test_scikit_learn_checks(estimator, check, where, client, monkeypatch):
             return fit(self, X, y, sample_weight, client=client, **options)
 
         monkeypatch.setattr(type(estimator), "fit", fit_there)
-    with current, warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         check(estimator)
 
 
-@pytest.mark.extras
 @parametrize_with_checks(
     [
         LogisticRegression(),

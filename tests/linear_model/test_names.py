@@ -77,6 +77,10 @@ def furthest(found, optimum) -> float:
     return np.abs(found.coef_ - optimum.coef_).max() / np.abs(optimum.coef_).max()
 
 
+# More of them show the same, and take half a minute.
+ROWS = 8000
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("theirs", "ours", "y"), PAIRS[:3], ids=lambda p: getattr(p, "__name__", "")
@@ -88,6 +92,7 @@ def test_defaults_are_as_close_to_the_optimum_as_those_of_scikit_learn(
     data = sp.csr_matrix(
         (data.data, data.indices.astype(np.int32), data.indptr.astype(np.int32)), data.shape
     )
+    data, y = data[:ROWS], y[:ROWS]
     optimum = ours(tol=1e-10, max_iter=10_000).fit(data, y)
     reference = theirs().fit(data, y)
     assert furthest(ours().fit(data, y), optimum) <= furthest(reference, optimum)

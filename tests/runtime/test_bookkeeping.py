@@ -104,7 +104,7 @@ async def count(scheduler: Any, workers: Any) -> Counter[str]:
 @pytest.mark.slow
 @gen_cluster(client=True, nthreads=FOUR, timeout=240)
 async def test_no_container_grows_with_the_number_of_rounds(c, s, *workers):
-    await _rounds(c, s, workers, [200, 800, 800], lazy=[20, 40, 40])
+    await _rounds(c, s, workers, [100, 300, 300], lazy=[10, 20, 20])
 
 
 async def _rounds(client: Any, scheduler: Any, workers: Any, rounds: list[int], lazy: list[int]):

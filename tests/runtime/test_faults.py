@@ -106,7 +106,11 @@ def complete(client, C) -> bool:
     return all(client.who_has(C.encoded.futures).values())
 
 
-@pytest.mark.parametrize("code", [coded.MDS(5, 3), coded.Repetition(5, 3)], ids=repr)
+@pytest.mark.parametrize(
+    "code",
+    [coded.MDS(5, 3), pytest.param(coded.Repetition(5, 3), marks=pytest.mark.long)],
+    ids=repr,
+)
 def test_workers_killed_during_rounds(code, patient, processes, tmp_path):
     processes.add(5)
     made = Log(tmp_path / "blocks")

@@ -193,13 +193,21 @@ def test_rebuilt_pieces_touch_what_their_blocks_touch(code):
     test()
 
 
-@pytest.mark.parametrize("code", [coded.Repetition(6, 2), coded.Repetition(6, 3)], ids=repr)
+@pytest.mark.parametrize(
+    "code",
+    [coded.Repetition(6, 2), pytest.param(coded.Repetition(6, 3), marks=pytest.mark.long)],
+    ids=repr,
+)
 def test_receivers_of_entries_killed_and_stopped(code, processes, tmp_path, monkeypatch):
     monkeypatch.setenv("DASK_CODED__SHARED_MEMORY", "false")
     check_rounds_through_faults(processes, banded(), code, tmp_path)
 
 
-@pytest.mark.parametrize("code", [coded.MDS(6, 3), coded.Repetition(6, 3)], ids=repr)
+@pytest.mark.parametrize(
+    "code",
+    [coded.MDS(6, 3), pytest.param(coded.Repetition(6, 3), marks=pytest.mark.long)],
+    ids=repr,
+)
 def test_relays_and_receivers_killed_and_stopped_while_chunks_travel(
     code, processes, tmp_path, monkeypatch
 ):

@@ -176,21 +176,22 @@ def arrays(dask_scheduler):
     return len(dask_scheduler.extensions["dask-coded"].arrays)
 
 
+@pytest.mark.parametrize("tasks", [400, pytest.param(10_000, marks=pytest.mark.long)])
 @pytest.mark.timeout(900)  # thousands of tasks
-def test_others_see_the_same_with_and_without_our_plugins(processes):
+def test_others_see_the_same_with_and_without_our_plugins(processes, tasks):
     workers, client = processes.add(4, options=("--memory-limit", "0")), processes.client
     address = client.scheduler.address
     client.run_on_scheduler(rebalance_by_data)
-    before = seen_by_others(address, workers, 1_000)
+    before = seen_by_others(address, workers, tasks)
     assert (before["scattered"], before["rebalanced"], before["managers"]) == (1, 4, 1)
     assert before["policies"] == ["ReduceReplicas", "TwoCopies"]
     C = coded.encode(A, coded.MDS(4, 3), client)
-    assert seen_by_others(address, workers, 2_000) == before
+    assert seen_by_others(address, workers, tasks) == before
     np.testing.assert_allclose(client.compute(C @ np.ones(10)).result(), A.sum(1))
     C.encoded.release()
     del C
     poll_for(lambda: not client.run_on_scheduler(arrays))
-    assert seen_by_others(address, workers, 1_000) == before
+    assert seen_by_others(address, workers, tasks) == before
     poll_for(lambda: not client.run_on_scheduler(running))
     poll_for(lambda: not any(client.run(running).values()))
 

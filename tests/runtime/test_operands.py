@@ -179,7 +179,9 @@ async def test_workers_of_one_distant_host_get_one_copy(c, s, *workers):
 @gen_cluster(client=True, timeout=120, nthreads=[("127.0.0.1", 1)] * 5)
 async def test_workers_that_cannot_read_their_receivers_memory_get_copies(c, s, *workers):
     A = matrix()
-    C = await coded.encode(A, coded.MDS(5, 5), c)  # every worker is needed, so each refusal is heard
+    C = await coded.encode(
+        A, coded.MDS(5, 5), c
+    )  # every worker is needed, so each refusal is heard
     refused = refuse(workers)
     with distant_coordinator():
         await check_rounds(c, C, A, workers=workers[0].address)

@@ -41,11 +41,11 @@ def test_the_memory_manager_drops_copies_but_leaves_pieces_where_they_belong(ful
         for ws in s.workers.values():
             ws.metrics["memory"] = 2**30 * (1 + (ws.address == home[fullest]))
         s.extensions["amm"].run_once()
-        await async_poll_for(lambda: holders(s, C) == [{a} for a in home])
+        await async_poll_for(lambda: holders(s, C) == [{a} for a in home], timeout=60)
         # Dask's own policy is left alone.
         other = await c.scatter(np.ones(5), broadcast=True)
         s.extensions["amm"].run_once()
-        await async_poll_for(lambda: len(s.tasks[other.key].who_has) == 1)
+        await async_poll_for(lambda: len(s.tasks[other.key].who_has) == 1, timeout=60)
         assert [type(p) for p in s.extensions["amm"].policies] == [ReduceReplicas]
 
     test()
@@ -73,23 +73,25 @@ def test_pieces_stay_at_home_while_a_task_uses_them_elsewhere(mapped, monkeypatc
         manager.stop()  # it runs when the test says so
         at = {w.address: w for w in workers}
         task = c.submit(held_up, *C.encoded.futures, workers=[home[3]])
-        await async_poll_for(lambda: copies_at(s, C, home[3]))
+        await async_poll_for(lambda: copies_at(s, C, home[3]), timeout=60)
         for _ in range(3):
             before = [at[address].data[key] for address, key in zip(home, keys, strict=True)]
             manager.run_once()  # it keeps the copies where the task runs
             assert holders(s, C) == [{home[3]}] * 4
-            await async_poll_for(lambda: holders(s, C) == [{a, home[3]} for a in home])
+            await async_poll_for(lambda: holders(s, C) == [{a, home[3]} for a in home], timeout=60)
             for address, key, array in zip(home, keys, before, strict=True):
                 assert at[address].data[key] is array
         await Event("go", client=c).set()
         assert await task == 4 * 60
         del task
-        await async_poll_for(lambda: holders(s, C) == [{a} for a in home])
-        assert not any(Disk.of(w)._held for w in workers)
+        await async_poll_for(lambda: holders(s, C) == [{a} for a in home], timeout=60)
+        await async_poll_for(lambda: not any(Disk.of(w)._held for w in workers), timeout=60)
         # No home holds a piece for longer than its array lives.
         assert await c.submit(held_up, *C.encoded.futures, key="again") == 4 * 60
         C.encoded.release()
-        await async_poll_for(lambda: not any(Disk.of(w)._held or w.data for w in workers))
+        await async_poll_for(
+            lambda: not any(Disk.of(w)._held or w.data for w in workers), timeout=60
+        )
 
     test()
 
@@ -132,7 +134,7 @@ async def test_pieces_of_a_retired_worker_go_to_workers_without_one(c, s, *worke
         for ws in s.workers.values():
             ws.metrics["memory"] = 0 if ws.address == least else 2**30
         await c.retire_workers([gone])
-        await async_poll_for(lambda: len(set().union(*holders(s, C))) == 4)
+        await async_poll_for(lambda: len(set().union(*holders(s, C))) == 4, timeout=60)
         assert gone not in set().union(*holders(s, C))
     # The code tolerates the loss of any two workers again.
     for address in sorted(set().union(*holders(s, C)))[:2]:
@@ -161,7 +163,7 @@ async def test_a_paused_worker_keeps_its_pieces_and_computes_on_them(c, s, *work
     paused = next(w for w in workers if w.address == C.encoded.workers[0])
     paused.periodic_callbacks["memory_monitor"].stop()
     paused.status = Status.paused
-    await async_poll_for(lambda: s.workers[paused.address].status == Status.paused)
+    await async_poll_for(lambda: s.workers[paused.address].status == Status.paused, timeout=60)
     before, x = holders(s, C), np.arange(10.0)
     product = await c.compute(C @ x, workers=[C.encoded.workers[1]])
     np.testing.assert_allclose(product, A @ x)
@@ -176,12 +178,12 @@ async def test_a_piece_that_cannot_come_home_is_looked_for_until_the_array_is_go
     paused = next(w for w in workers if w.address == C.encoded.workers[1])
     paused.periodic_callbacks["memory_monitor"].stop()
     paused.status = Status.paused
-    await async_poll_for(lambda: s.workers[paused.address].status == Status.paused)
+    await async_poll_for(lambda: s.workers[paused.address].status == Status.paused, timeout=60)
     plugin.homes._pin(C.encoded.spec.keys[0], paused.address)
-    await async_poll_for(lambda: plugin.homes._homecoming._timer is not None)
+    await async_poll_for(lambda: plugin.homes._homecoming._timer is not None, timeout=60)
     C.encoded.release()
     del C
-    await async_poll_for(lambda: not plugin.arrays)
+    await async_poll_for(lambda: not plugin.arrays, timeout=60)
     assert plugin.homes._homecoming._timer is None
     assert not plugin.homes._homecoming._due
 
@@ -192,16 +194,16 @@ async def test_pieces_that_dask_moves_come_home(c, s, *workers):
     s.extensions["amm"].stop()
     at_home = [{a} for a in C.encoded.workers]
     await c.replicate(list(C.encoded.futures))
-    await async_poll_for(lambda: holders(s, C) == at_home)
+    await async_poll_for(lambda: holders(s, C) == at_home, timeout=60)
     # A task leaves copies on its worker; Dask's policy then drops the originals.
     await c.compute(C, workers=[C.encoded.workers[3]])
     s.extensions["amm"].run_once()
     await c.compute(C @ np.ones(10))
-    await async_poll_for(lambda: holders(s, C) == at_home)
+    await async_poll_for(lambda: holders(s, C) == at_home, timeout=60)
     for ws in s.workers.values():
         ws.metrics["memory"] = 2**20 * (1 + 50 * (ws.address == C.encoded.workers[0]))
     await c.rebalance()
-    await async_poll_for(lambda: holders(s, C) == at_home)
+    await async_poll_for(lambda: holders(s, C) == at_home, timeout=60)
 
 
 def hold_rows(workers):
@@ -223,9 +225,11 @@ async def test_a_worker_that_joins_before_a_lost_piece_is_rebuilt_takes_over_lat
     go = hold_rows(workers)
     await next(w for w in workers if w.address == C.encoded.workers[4]).close()
     async with Worker(s.address, nthreads=1) as late:
-        await async_poll_for(lambda: late.address in s.extensions["dask-coded"].versions)
+        await async_poll_for(
+            lambda: late.address in s.extensions["dask-coded"].versions, timeout=60
+        )
         go.set()
-        await async_poll_for(lambda: len(set().union(*holders(s, C))) == 5)
+        await async_poll_for(lambda: len(set().union(*holders(s, C))) == 5, timeout=60)
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 4)
@@ -234,7 +238,7 @@ async def test_tasks_run_on_a_worker_while_it_waits_for_the_sources_of_a_piece(c
     go = hold_rows(workers)
     await workers[1].close()
     lost = [ts for ts in s.tasks.values() if not ts.who_has]
-    await async_poll_for(lambda: all(ts.processing_on for ts in lost))
+    await async_poll_for(lambda: all(ts.processing_on for ts in lost), timeout=60)
     (ts,) = lost
     x = np.arange(10.0)
     product = c.compute(C @ x, workers=[ts.processing_on.address])
@@ -267,19 +271,23 @@ def test_no_piece_waits_for_a_worker_that_is_paused(when):
         free.periodic_callbacks["memory_monitor"].stop()  # it would end the pause
         if when == "before":
             free.status = Status.paused
-            await async_poll_for(lambda: s.workers[free.address].status == Status.paused)
+            await async_poll_for(
+                lambda: s.workers[free.address].status == Status.paused, timeout=60
+            )
         go = hold_rows(workers)
         await next(w for w in workers if w.address == gone).close()
         (ts,) = [s.tasks[key] for key in C.encoded.spec.keys if not s.tasks[key].who_has]
-        await async_poll_for(lambda: ts.processing_on is not None)
+        await async_poll_for(lambda: ts.processing_on is not None, timeout=60)
         assert (ts.processing_on.address == free.address) is (when == "meanwhile")
         if when == "meanwhile":
             free.status = Status.paused
-            await async_poll_for(lambda: s.workers[free.address].status == Status.paused)
+            await async_poll_for(
+                lambda: s.workers[free.address].status == Status.paused, timeout=60
+            )
             s.transitions({ts.key: "released"}, stimulus_id="test")
             assert ts.state == "no-worker"
         go.set()
-        await async_poll_for(lambda: all(holders(s, C)))
+        await async_poll_for(lambda: all(holders(s, C)), timeout=60)
         assert free.address not in set().union(*holders(s, C))
 
     test()
@@ -300,7 +308,7 @@ def test_no_piece_is_made_by_a_worker_that_is_silent(silent):
             await next(w for w in workers if w.address == home).close()
         else:
             s.transitions({key: "released"}, stimulus_id="test")
-        await async_poll_for(lambda: all(holders(s, C)))
+        await async_poll_for(lambda: all(holders(s, C)), timeout=60)
         assert address not in holders(s, C)[0]
 
     test()
@@ -314,7 +322,7 @@ async def test_no_block_to_encode_waits_for_a_worker_that_is_paused(c, s, *worke
 
     source = da.from_array(A, chunks=-1).map_blocks(gated, meta=A[:0, :0])
     encoding = asyncio.ensure_future(coded.encode(source, coded.MDS(4, 3), c))
-    await async_poll_for(lambda: any(ts.processing_on for ts in s.tasks.values()))
+    await async_poll_for(lambda: any(ts.processing_on for ts in s.tasks.values()), timeout=60)
     busy = {ts.processing_on.address for ts in s.tasks.values() if ts.processing_on}
     plugin = s.extensions["dask-coded"]
     (state,) = plugin.arrays.values()
@@ -322,7 +330,7 @@ async def test_no_block_to_encode_waits_for_a_worker_that_is_paused(c, s, *worke
     paused = next(w for w in workers if w.address == pin)
     paused.periodic_callbacks["memory_monitor"].stop()  # it would end the pause
     paused.status = Status.paused
-    await async_poll_for(lambda: s.workers[pin].status == Status.paused)
+    await async_poll_for(lambda: s.workers[pin].status == Status.paused, timeout=60)
     await Event("go", client=c).set()
     C = await encoding
     np.testing.assert_allclose(await c.compute(C @ np.ones(10)), A.sum(1))
@@ -336,12 +344,12 @@ async def test_copies_of_a_piece_stay_while_its_home_is_silent(c, s, *workers):
     silent.periodic_callbacks["heartbeat"].stop()  # it would end the silence
     plugin.standings.suspect([home])
     s.request_acquire_replicas(C.encoded.workers[1], [C.encoded.spec.keys[0]], stimulus_id="test")
-    await async_poll_for(lambda: len(holders(s, C)[0]) == 2)
+    await async_poll_for(lambda: len(holders(s, C)[0]) == 2, timeout=60)
     plugin.homes._homecoming._look()
     assert await c.submit(lambda: 1, workers=C.encoded.workers[1]) == 1
     assert len(holders(s, C)[0]) == 2
     plugin.standings.heard(home)
-    await async_poll_for(lambda: holders(s, C)[0] == {home})
+    await async_poll_for(lambda: holders(s, C)[0] == {home}, timeout=60)
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 4)

@@ -290,7 +290,7 @@ async def test_rounds_of_a_loop_share_the_same_memory_and_results_stay(c, s, *wo
 
     def rounds(operator):
         results = []
-        for number in range(60):
+        for number in range(20):
             results.append(operator @ np.full((operator.shape[1], 30), float(number)))
         return results
 

@@ -172,7 +172,7 @@ async def test_a_loop_that_comes_back_to_its_first_worker_begins_again_at_once(c
     first = await started(c, s, future)
     fall_silent(s)
     second = await started(c, s, future)
-    await async_poll_for(lambda: not plugin_of(s).supervisor.absent)
+    await async_poll_for(lambda: not plugin_of(s).standings.suspects)
     plugin_of(s).placing._fast_workers = lambda: {first}
     plugin_of(s).supervisor._take_over([s.tasks[future.key]], second, "is slow")
     assert await started(c, s, future) == first
@@ -315,7 +315,7 @@ async def test_a_silent_worker_gets_no_coordinators_until_it_answers(c, s, *work
     assert not placing.choice(ts, Limits({old.address}, None))
     assert old in s.running  # for all others
     # In fact it is alive, and answers the question at once.
-    await async_poll_for(lambda: not plugin_of(s).supervisor.absent)
+    await async_poll_for(lambda: not plugin_of(s).standings.suspects)
     assert placing.choice(ts, Limits({old.address}, None)) == {old.address}
     for w in workers:
         await Event(f"go-{w.address}", client=c).set()
@@ -430,7 +430,7 @@ async def test_what_a_client_waits_for_is_computed_elsewhere_if_its_worker_is_si
         turn(s, 5 * times, silent)
         assert ts.processing_on is old
         turn(s, 1, silent)
-        assert old.address in plugin_of(s).supervisor.absent
+        assert old.address in plugin_of(s).standings.suspects
         assert old.status == Status.running  # for all others
         # What it needs was in memory only there.
         assert s.tasks[needed.key].who_has != {old}
@@ -643,6 +643,8 @@ async def test_a_coordinator_stays_where_its_user_wants_it(c, s, *workers):
     assert s.tasks[pinned.key].processing_on.address == three
     free = coded.submit(place, C, 1, client=c, workers=[one, two])
     old = await started(c, s, free)
+    # Heartbeats, too, have ceased for days by the clock that was turned, until the next ones.
+    await async_poll_for(lambda: not plugin_of(s).standings.suspects, timeout=60)
     fall_silent(s)
     new = await started(c, s, free)
     assert {old, new} == {one, two}
@@ -737,7 +739,7 @@ async def test_a_loop_that_gets_further_each_time_is_taken_over_soon_each_time(c
         await gates[i].set()
         # The old worker was not silent in fact, so it is soon one of those that may take over. Once
         # it has answered at once for some times, it is given no more time than others.
-        await async_poll_for(lambda: not supervisor.absent, timeout=60)
+        await async_poll_for(lambda: not plugin_of(s).standings.suspects, timeout=60)
         turn(s, 6, set())
     await gates[3].set()
     await future

@@ -6,7 +6,7 @@ are strict, because work stealing ignores loose ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from dask_coded.rounds.placement import not_slow
 from dask_coded.typing import Floats
 
 if TYPE_CHECKING:
-    from distributed.scheduler import Scheduler, TaskState
+    from distributed.scheduler import Scheduler, TaskState, WorkerState
 
 
 @dataclass
@@ -41,6 +41,8 @@ class Placing:
         Addresses of workers that have the plugin; it changes as workers come and go.
     predict : callable(addresses) -> ndarray
         Predicted speeds; 0 for a silent worker.
+    suspects : collection of str
+        Workers that are silent: no task that is placed runs there. It changes, too.
     """
 
     def __init__(
@@ -48,12 +50,12 @@ class Placing:
         scheduler: Scheduler,
         able: Collection[str],
         predict: Callable[[Sequence[str]], Floats],
+        suspects: Collection[str],
     ) -> None:
         self._scheduler = scheduler
         self._able = able
         self._predict = predict
-        #: Workers that are silent: no task that is placed runs there.
-        self.absent: set[str] = set()
+        self._suspects = suspects
         self._fast: set[str] | None = None
         self._running = 0  # workers when that was found
         #: How long a small product takes on each worker, in seconds.
@@ -67,7 +69,7 @@ class Placing:
         """Restrict a task to workers that are not silent, unless all that may run it are."""
         found = self._allowed(ts, limits)
         if not found and ts.loose_restrictions:
-            found = {ws.address for ws in self._scheduler.running} - self.absent
+            found = self._answering(self._scheduler.running)
         self._restrict(ts, limits, found)
 
     def _restrict(self, ts: TaskState, limits: Limits, chosen: set[str]) -> None:
@@ -77,7 +79,7 @@ class Placing:
 
     def choice(self, ts: TaskState, limits: Limits) -> set[str]:
         """Return the workers that may run a task, without the one that it was taken from."""
-        fast = self._fast_workers() - self.absent - {limits.avoid}
+        fast = self._fast_workers() - {limits.avoid}
         if limits.avoid:
             # All of a host may be cut off, and only workers of coordinators are watched.
             host = get_address_host(limits.avoid)
@@ -91,16 +93,17 @@ class Placing:
         """Return the workers that may run a task by its user's limits, and are not silent."""
         ts.worker_restrictions, ts.host_restrictions = limits.workers, limits.hosts
         valid = self._scheduler.valid_workers(ts)
-        found = self._scheduler.running if valid is None else valid
-        return {ws.address for ws in found} - self.absent
+        return self._answering(self._scheduler.running if valid is None else valid)
+
+    def _answering(self, workers: Iterable[WorkerState]) -> set[str]:
+        return {ws.address for ws in workers}.difference(self._suspects)
 
     def _fast_workers(self) -> set[str]:
         # The scheduler moves the tasks of a worker that has left before it tells its plugins.
         if self._fast is None or len(self._scheduler.running) != self._running:
             self._running = len(self._scheduler.running)
-            able = set(self._able) - self.absent
-            running = [ws for ws in self._scheduler.running if ws.address in able]
-            addresses = [ws.address for ws in running]
+            addresses = list(self._answering(self._scheduler.running).intersection(self._able))
+            running = [self._scheduler.workers[address] for address in addresses]
             mask = not_slow(
                 self._predict(addresses),
                 np.array([ws.metrics.get("event_loop_interval", np.nan) for ws in running]),

@@ -81,7 +81,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
             scheduler, self.versions, self.refused, self._predict, self.homes
         )
         self.loops = LoopDirectory(scheduler, self.versions, self.best)
-        self.placing = Placing(scheduler, self.versions, self._predict)
+        self.placing = Placing(scheduler, self.versions, self._predict, self.standings.suspects)
         self.supervisor = Supervisor(
             scheduler,
             self.versions,
@@ -337,7 +337,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
         """Act on the standing of a worker, which has changed."""
         self.placing.changed()
         if change.standing is Standing.ALIVE:
-            self.supervisor.returned(change.peer)
+            self.supervisor.available(change.peer)
             self.homes.bring_home()
 
     def heartbeat(self, ws: WorkerState, data: float) -> None:
@@ -422,7 +422,6 @@ class CodedSchedulerPlugin(SchedulerExtension):
         self._corrupt.pop(worker, None)
         self._errors.pop(worker, None)
         self.placing.remove_worker(worker)
-        self.supervisor.remove_worker(worker)
         self.homes.remove_worker(worker, stimulus_id)
         running = [ts for key in self._holding if (ts := scheduler.tasks.get(key))]
         self.arrays.remove_worker(running)
@@ -444,7 +443,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
         if topic == "all" and action == "remove-worker" and not msg.get("expected"):
             self.observer.lost(str(msg.get("worker")))
         if action == "worker-status-change" and msg.get("status") == "running":
-            self.supervisor.returned(topic)  # it was paused, perhaps since it joined
+            self.supervisor.available(topic)  # it was paused, perhaps since it joined
         if action in _MOVES:
             self.homes.bring_home()
         if action != "scatter":

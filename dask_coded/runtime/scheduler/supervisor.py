@@ -122,6 +122,7 @@ class Supervisor:
         self._resumes = resumes
         self._replaceable = replaceable
         self._membership, self._timeouts = standings.membership, standings.membership.timeouts
+        self._suspects = standings.suspects
         self._runs: dict[Key, _Run] = {}
         self._processing: set[Key] = set()
         # When tasks have ended whose results a client is probably fetching. If their worker falls
@@ -137,11 +138,6 @@ class Supervisor:
         scheduler.handlers["coded_resumed"] = self.resumed
         scheduler.stream_handlers["coded-alive"] = self.answered
         scheduler.stream_handlers["coded-awaited"] = self.expect
-
-    @property
-    def absent(self) -> set[str]:
-        """Silent workers."""
-        return self._placing.absent
 
     @property
     def is_idle(self) -> bool:
@@ -203,10 +199,6 @@ class Supervisor:
             self._placing.place(ts, run.limits)
         elif limits := self._kept_away.get(ts.key):
             self._placing.keep_away(ts, limits)
-
-    def remove_worker(self, address: str) -> None:
-        """Forget a worker that has left."""
-        self.absent.discard(address)
 
     def reconsider(self, key: Key, addresses: Sequence[str], speeds: Floats) -> None:
         """Move a coordinator that turns out to be on a slow one of these workers, at most once.
@@ -279,7 +271,7 @@ class Supervisor:
         self._tell_followers()
         silent, again, stopped = [], [], []
         for address, tasks in watched.items():
-            if address not in self._standings.suspects:
+            if address not in self._suspects:
                 continue
             late = [
                 ts for ts in tasks if owes(address, self._patience(ts)) and self._can_run_again(ts)
@@ -289,18 +281,16 @@ class Supervisor:
             moved = [
                 ts
                 for ts in computing.get(address, ())
-                if self._awaited.give_up_here(ts, address, self.absent)
+                if self._awaited.give_up_here(ts, address, self._suspects)
             ]
             if late or waiting or moved:
-                self.set_aside(address)
-            if waiting:
                 self._hang_up(address, waiting)
             again += moved
             stopped += [*moved, *waiting]
             if late:
                 silent.append((late, address, f"silent for {self._membership.owed(address):.1f} s"))
         # Once all silent workers are known, so that nothing moves from one to another.
-        self.run_again([*again, *stuck.stranded(stopped, self.absent, self._replaceable)])
+        self.run_again([*again, *stuck.stranded(stopped, self._suspects, self._replaceable)])
         for late, address, reason in (*silent, *self._paused_for_long(watched)):
             self._take_over(late, address, reason)
 
@@ -312,7 +302,7 @@ class Supervisor:
         holders = ts.who_has or set()
         if any(other.processing_on in holders for other in ts.dependents):
             return False
-        silent = self.absent.union(ws.address for ws in holders)
+        silent = self._suspects.union(ws.address for ws in holders)
         return stuck.repeatable(ts, silent, self._replaceable)
 
     def _waits(self, ts: TaskState, address: str) -> bool:
@@ -340,7 +330,7 @@ class Supervisor:
         self._paused = {
             address: self._paused.get(address, now)
             for address in watched
-            if address not in self.absent
+            if address not in self._suspects
             and self._scheduler.workers[address].status == Status.paused
         }
         found = []
@@ -366,10 +356,9 @@ class Supervisor:
             late = [
                 address
                 for address in run.followed.difference(run.silent, [run.worker])
-                if address in self._standings.suspects and self._membership.owes(address, patience)
+                if address in self._suspects and self._membership.owes(address, patience)
             ]
             for address in late:
-                self.set_aside(address)
                 assert run.tell is not None
                 run.tell(run.worker, key, address, True)
             run.silent.update(late)
@@ -383,14 +372,6 @@ class Supervisor:
                 run.silent.discard(address)
                 run.tell(run.worker, key, address, False)
 
-    def set_aside(self, address: str) -> None:
-        """Place no tasks on a silent worker, and end what watched tasks fetch from it."""
-        self._standings.suspect([address])
-        if address not in self.absent:
-            self.absent.add(address)
-            self._placing.changed()
-            self._hang_up(address)
-
     def _hang_up(self, address: str, tasks: Iterable[TaskState] = ()) -> None:
         """Have workers end what Dask fetches from a silent one for watched tasks.
 
@@ -403,18 +384,9 @@ class Supervisor:
         others = [able for able in self._able if able != address]
         self._send(others, op="coded-hang-up", address=address, keys=keys)
 
-    def returned(self, address: str) -> None:
-        """Say that a worker has joined, or was heard again; not before it gets tasks again."""
-        if address not in self.absent:
-            self.available(address)
-
     def answered(self, worker: str) -> None:
         """Stream handler: the event loop of a worker runs."""
         self._standings.heard(worker, answers=True)
-        if worker in self.absent:
-            self.absent.discard(worker)
-            self._placing.changed()
-            self.available(worker)
 
     def _patience(self, ts: TaskState) -> float:
         """Return how many seconds the worker of a task may be silent.
@@ -453,9 +425,9 @@ class Supervisor:
         if any(ts.state == "memory" for ts in moved) and not stuck.serves_others(ws, moved):
             # A client may be waiting for a result that it has asked this worker for.
             self._scheduler.rpc.remove(address)
-        if moved and address in self.absent:
+        if moved and address in self._suspects:
             self._hang_up(address, moved)
-        self.run_again([*moved, *stuck.stranded(moved, self.absent, self._replaceable)])
+        self.run_again([*moved, *stuck.stranded(moved, self._suspects, self._replaceable)])
         for ts in moved:
             if not isinstance(ts.run_spec, CodedTask):
                 continue

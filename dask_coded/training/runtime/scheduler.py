@@ -104,13 +104,12 @@ class TrainingSchedulerPlugin(SchedulerExtension):
                     "scattered."
                 )
             )
-        supervisor = self._coded.supervisor
-        silent = supervisor.absent.union(avoid)
+        silent = self._coded.standings.suspects.union(avoid)
         homes = self._coded.homes
         found = homes.holders(key, silent)
         if not found:
             again = blocked(ts, silent, self._coded.replaceable)
-            supervisor.run_again(again)  # whoever asks will ask again
+            self._coded.supervisor.run_again(again)  # whoever asks will ask again
             if ts not in again:
                 found = homes.holders(key)  # they may answer later
         return reply(Holders(tuple(found)))

@@ -203,7 +203,7 @@ async def test_a_block_that_only_a_silent_worker_holds_is_computed_again(c, s, *
     (holder,) = ts.who_has
     plugin = s.extensions["dask-coded-training"]
     assert plugin.holders(key)["answer"].data.addresses == (holder.address,)
-    s.extensions["dask-coded"].supervisor.set_aside(holder.address)
+    s.extensions["dask-coded"].standings.suspect([holder.address])
     assert plugin.holders(key)["answer"].data.addresses == ()
     await async_poll_for(lambda: ts.state == "memory", timeout=60)
     assert holder not in ts.who_has
@@ -219,7 +219,7 @@ async def test_a_block_that_cannot_be_computed_again_is_left_to_its_silent_worke
     del source
     await async_poll_for(lambda: gone not in s.tasks, timeout=60)
     plugin = s.extensions["dask-coded-training"]
-    s.extensions["dask-coded"].supervisor.set_aside(a.address)
+    s.extensions["dask-coded"].standings.suspect([a.address])
     assert plugin.holders(block.key)["answer"].data.addresses == (a.address,)
     assert s.tasks[block.key].state == "memory"
 
@@ -233,7 +233,7 @@ async def test_a_block_whose_source_stays_on_a_silent_worker_is_left_there(c, s,
     s.remove_replica(s.tasks[source.key], s.workers[a.address])
     plugin = s.extensions["dask-coded-training"]
     for address in (a.address, b.address):
-        s.extensions["dask-coded"].supervisor.set_aside(address)
+        s.extensions["dask-coded"].standings.suspect([address])
     assert plugin.holders(block.key)["answer"].data.addresses == (a.address,)
     assert s.tasks[block.key].state == "memory"
 
@@ -277,7 +277,7 @@ async def test_a_block_that_a_silent_worker_computes_is_computed_elsewhere(c, s,
     await async_poll_for(lambda: "n" in s.tasks and s.tasks["n"].state == "processing")
     for name in ("needed", "block"):
         (on,) = [ws for ws in s.workers.values() if ws.processing]
-        plugin._coded.supervisor.set_aside(on.address)
+        plugin._coded.standings.suspect([on.address])
         assert plugin.holders(block.key)["answer"].data.addresses == ()
         (elsewhere,) = [ws for ws in s.workers.values() if ws.processing]
         assert elsewhere is not on
@@ -351,7 +351,7 @@ def test_a_block_that_is_computed_again_on_a_worker_that_was_silent_is_fetched_t
 @gen_cluster(**THREE)
 async def test_a_leader_is_told_of_workers_that_fall_silent_and_of_those_that_come(c, s, *workers):
     await install(c, TrainingSchedulerPlugin())
-    supervisor = s.extensions["dask-coded"].supervisor
+    plugin = s.extensions["dask-coded"]
     future = coded.submit(lead, 2, client=c)
     await Event("started", client=c).wait()
     leader = s.tasks[future.key].processing_on.address
@@ -360,12 +360,12 @@ async def test_a_leader_is_told_of_workers_that_fall_silent_and_of_those_that_co
     for _ in range(12):
         look(s)
         for address in (leader, other):
-            supervisor.answered(address)
-    assert supervisor.absent == {stopped}
+            plugin.supervisor.answered(address)
+    assert plugin.standings.suspects == {stopped}
     assert s.workers[stopped].status.name == "running"  # for all others
     # In fact it runs, and answers.
     assert await future == [("Silent", stopped), ("Available", stopped)]
-    assert not supervisor.absent
+    assert not plugin.standings.suspects
 
 
 @gen_cluster(**THREE)

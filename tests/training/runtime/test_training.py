@@ -117,7 +117,7 @@ def usable(client) -> list[str]:
 def set_aside(client) -> list[str]:
     """Return the workers that the scheduler knows to be silent."""
     return client.run_on_scheduler(
-        lambda dask_scheduler: list(dask_scheduler.extensions["dask-coded"].supervisor.absent)
+        lambda dask_scheduler: list(dask_scheduler.extensions["dask-coded"].standings.suspects)
     )
 
 

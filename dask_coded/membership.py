@@ -389,6 +389,11 @@ class Membership:
         late = self.owed(peer) >= seconds - self.timeouts.tick / 2
         return found is not None and found.owes is not None and late
 
+    def silent(self, peer: str) -> float:
+        """Return for how many seconds a peer has said nothing; 0 if it is not known."""
+        found = self._peers.get(peer)
+        return self.time - found.heard if found else 0.0
+
     def answer_time(self, peer: str) -> float:
         """Return about how many seconds a peer needs for an answer; 0 if that is unknown."""
         found = self._peers.get(peer)

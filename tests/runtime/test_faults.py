@@ -9,7 +9,7 @@ from pathlib import Path
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Event
+from distributed import Event, futures_of
 from distributed.utils_test import poll_for
 
 import dask_coded as coded
@@ -220,6 +220,23 @@ def test_coordinator_stopped_during_lazy_rounds(processes, tmp_path):
         for future, row in zip(futures, x, strict=True):
             np.testing.assert_allclose(future.result(timeout=60), WHOLE @ row, atol=1e-10)
     poll_for(lambda: not unfinished(client)[stopped], timeout=60)
+    check(client, C)
+
+
+def test_the_worker_that_holds_operands_is_stopped(processes, tmp_path):
+    """Dask alone waits until it is back."""
+    processes.add(4)
+    client = processes.client
+    C = coded.encode(source(Log(tmp_path / "blocks")), coded.MDS(4, 3), client)
+    x = np.cos(np.arange(COLUMNS * 12.0)).reshape(12, COLUMNS)
+    stopped = C.encoded.workers[0]
+    where = {"workers": [stopped], "allow_other_workers": True}
+    operands = client.persist([da.from_array(row, -1).map_blocks(np.copy) for row in x], **where)
+    poll_for(lambda: all(future.done() for future in futures_of(operands)), timeout=60)
+    with processes.stopped(stopped):
+        futures = client.compute([C @ operand for operand in operands])
+        for future, row in zip(futures, x, strict=True):
+            np.testing.assert_allclose(future.result(timeout=60), WHOLE @ row, atol=1e-10)
     check(client, C)
 
 

@@ -51,7 +51,7 @@ def fall_silent(s):
 
 
 def first_does_not_answer(workers):
-    """Have that of the workers that is first asked for data answer only after an event.
+    """Have that of the workers that is first asked for data answer nothing until an event.
 
     Returns the addresses of those that are asked, and the event.
     """
@@ -61,7 +61,10 @@ def first_does_not_answer(workers):
         async def get_data(comm, worker=worker, get=worker.handlers["get_data"], **kwargs):
             asked.append(worker.address)
             if asked[0] == worker.address:
+                worker.stream_handlers["coded-ping"] = lambda: None
+                worker.periodic_callbacks["heartbeat"].stop()
                 await over.wait()
+                worker.periodic_callbacks["heartbeat"].start()
             return await get(comm, **kwargs)
 
         worker.handlers["get_data"] = get_data
@@ -174,7 +177,7 @@ async def test_a_loop_that_comes_back_to_its_first_worker_begins_again_at_once(c
     second = await started(c, s, future)
     await async_poll_for(lambda: not plugin_of(s).standings.suspects)
     plugin_of(s).placing._fast_workers = lambda: {first}
-    plugin_of(s).supervisor._take_over([s.tasks[future.key]], second, "is slow")
+    plugin_of(s).supervisor._take_over({s.tasks[future.key]: "is slow"})
     assert await started(c, s, future) == first
     for address in (first, second):
         await Event(f"go-{address}", client=c).set()
@@ -363,31 +366,98 @@ async def test_a_coordinator_fetches_its_operand_from_a_worker_that_falls_silent
     (ts,) = (s.tasks[future.key] for future in futures_of(operand))
     holders = [w for w in workers if s.workers[w.address] in ts.who_has]
     others = set(workers).difference(holders)
-    plugin_of(s).placing._fast_workers = lambda: {w.address for w in others}
+    placing = plugin_of(s).placing
+    placing._fast_workers = lambda: {w.address for w in others}
     asked, over = first_does_not_answer(holders)
     future = c.compute(C @ operand)
     await async_poll_for(lambda: asked, timeout=60)
+    (waiting,) = (ws for ws in s.workers.values() if ws.processing)
+    del placing._fast_workers
     turn(s, 6, {asked[0]})
+    assert placing.waiting == {asked[0]: {(ts.key, waiting.address)}}
+    (event,) = [e for _, e in s.get_events("dask-coded") if e["action"] == "take-over"]
+    assert event["worker"] == waiting.address
+    assert event["taker"] not in (waiting.address, asked[0])
     np.testing.assert_allclose(await future, A @ np.sin(x))
-    assert asked[0] != asked[1]
+    over.set()
+    await async_poll_for(lambda: not placing.waiting, timeout=60)
+
+
+@gen_cluster(**FOUR)
+async def test_an_operand_is_computed_again_where_nothing_waits_for_it(c, s, *workers):
+    """Dask would begin it only once a silent worker has sent the first one."""
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    operand = c.submit(np.sin, x, workers=[workers[0].address], allow_other_workers=True)
+    await wait(operand)
+    s.task_prefixes["sin"].duration_average = 0.01
+    asked, over = first_does_not_answer(workers[:1])
+    placing = plugin_of(s).placing
+    placing._fast_workers = lambda: {workers[1].address}
+    futures = [coded.submit(place_with, C, operand, client=c)]
+    await async_poll_for(lambda: asked, timeout=60)
+    del placing._fast_workers
+    turn(s, 6, {workers[0].address})
+    assert s.tasks[operand.key].processing_on.address not in [*asked, workers[1].address]
+    # What needs it, too, goes where it does not wait.
+    futures.append(coded.submit(place_with, C, operand, client=c))
+    for w in workers:
+        await Event(f"go-{w.address}", client=c).set()
+    there = {w.address for w in workers[2:]}
+    assert {await future for future in futures} <= there
+    over.set()
+
+
+@gen_cluster(**FOUR | {"nthreads": [("", 1)] * 2})
+async def test_a_coordinator_that_no_other_worker_could_run_fetches_its_operand_no_more(
+    c, s, *workers
+):
+    C = await coded.encode(A, coded.MDS(2, 1), c)
+    silent, other = (w.address for w in workers)
+    operand = c.submit(np.sin, x, workers=[silent], allow_other_workers=True)
+    await wait(operand)
+    s.task_prefixes["sin"].duration_average = 0.01
+    asked, over = first_does_not_answer(workers[:1])
+    plugin_of(s).placing._fast_workers = lambda: {other}
+    future = coded.submit(place_with, C, operand, client=c)
+    await async_poll_for(lambda: asked, timeout=60)
+    turn(s, 6, {silent})
+    await Event(f"go-{other}", client=c).set()
+    assert await future == other
+    assert [ws.address for ws in s.tasks[operand.key].who_has] == [other]
     over.set()
 
 
 @gen_cluster(**FOUR)
-async def test_a_task_runs_again_where_its_first_result_was_being_fetched(c, s, *workers):
+async def test_a_task_runs_again_where_its_first_result_is_not_being_fetched(c, s, *workers):
     C = await coded.encode(A, coded.MDS(4, 3), c)
     future = c.compute(C @ x)
     await wait(future)
     (old,) = s.tasks[future.key].who_has
     asked, over = first_does_not_answer(w for w in workers if w.address == old.address)
     taker = next(w for w in workers if w.address != old.address)
-    plugin_of(s).placing._fast_workers = lambda: {taker.address}
     total = c.submit(np.sum, future, workers=[taker.address])
     await async_poll_for(lambda: asked, timeout=60)
+    s.tasks[total.key].worker_restrictions = None  # otherwise it waits, as without us
     fall_silent(s)
     np.testing.assert_allclose(await total, (A @ x).sum())
-    assert s.tasks[future.key].who_has == {s.workers[taker.address]}
+    assert {old, s.workers[taker.address]}.isdisjoint(s.tasks[future.key].who_has)
     over.set()
+
+
+@gen_cluster(**FOUR)
+async def test_a_task_is_kept_from_where_it_would_wait_even_if_no_worker_answers(c, s, *workers):
+    await coded.encode(A, coded.MDS(4, 3), c)
+    future = c.submit(np.sin, x)
+    await wait(future)
+    ts, placing = s.tasks[future.key], plugin_of(s).placing
+    old, waits, *others = (w.address for w in workers)
+    placing.waiting[old].add((ts.key, waits))
+    plugin_of(s).standings.suspect(s.workers)
+    for coordinates in (True, False):
+        placing.place(ts, Limits(None, None, coordinates, avoid=old))
+        assert ts.worker_restrictions == set(others)
+        placing.place(ts, Limits({old, waits}, None, coordinates, avoid=old))
+        assert ts.worker_restrictions == {old}
 
 
 def held_up(name, *needed):
@@ -439,7 +509,7 @@ async def test_what_a_client_waits_for_is_computed_elsewhere_if_its_worker_is_si
     assert await block not in silent
     look(s)
     assert not supervisor._awaited
-    assert not supervisor._awaited._times
+    assert supervisor.is_idle
 
 
 @gen_cluster(**FOUR)

@@ -30,7 +30,6 @@ from dask_coded.aggregation import (
 )
 from dask_coded.compression import GradiVeQ, Quantization, Truncation
 from dask_coded.loop import Progress
-from dask_coded.runtime.scheduler.awaited import Awaited
 from dask_coded.training import (
     SGD,
     Adam,
@@ -150,10 +149,11 @@ def test_all_holders_of_a_part_draw_the_same_mini_batches(client):
 
 
 def test_the_scheduler_knows_which_data_a_training_waits_for(client, monkeypatch):
-    awaited = []
-    monkeypatch.setattr(Awaited, "add", lambda self, keys: awaited.extend(keys))
     data = client.persist([da.from_array(array, chunks=(40, *array.shape[1:])) for array in (X, Y)])
     parts = client.map(lambda array: array[:3], [X, Y])
+    train(squares, np.zeros(5), tuple(data), steps=1, client=client)
+    awaited, handlers = [], client.cluster.scheduler.stream_handlers
+    monkeypatch.setitem(handlers, "coded-awaited", lambda keys, client: awaited.extend(keys))
     train(squares, np.zeros(5), tuple(data), steps=1, client=client)
     train(squares, np.zeros(5), ([parts[0]], [parts[1]]), steps=1, client=client)
     assert {future.key for future in [*futures_of(data), *parts]} <= set(awaited)

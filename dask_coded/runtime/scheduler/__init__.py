@@ -7,7 +7,6 @@
 - ``replicas`` keeps pieces there while Dask moves and copies data.
 - ``supervisor`` has another worker take over when that of a coordinator is silent.
 - ``stuck`` finds what tasks fetch from silent workers, and what to compute again.
-- ``awaited`` knows which tasks clients wait for before they go on.
 - ``placing`` chooses the workers that coordinators may run on.
 - ``standings`` says which workers are there: it asks them, and drives the membership.
 - ``loops`` names the workers that keep the states of loops.

@@ -6,11 +6,13 @@ are strict, because work stealing ignores loose ones.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from dask.typing import Key
 from distributed.comm import get_address_host
 
 from dask_coded.rounds.placement import not_slow
@@ -27,6 +29,8 @@ class Limits:
     #: The restrictions that its user gave.
     workers: set[str] | None
     hosts: set[str] | None
+    #: Whether it must not run on a slow worker; otherwise not on a silent one.
+    coordinates: bool = True
     #: The worker that it was taken from last.
     avoid: str = ""
 
@@ -56,30 +60,33 @@ class Placing:
         self._able = able
         self._predict = predict
         self._suspects = suspects
+        #: By silent worker, which results others wait for, and where: what needs them there waits
+        #: as well.
+        self.waiting: defaultdict[str, set[tuple[Key, str]]] = defaultdict(set)
         self._fast: set[str] | None = None
         self._running = 0  # workers when that was found
         #: How long a small product takes on each worker, in seconds.
         self._products: dict[str, float] = {}
 
     def place(self, ts: TaskState, limits: Limits) -> None:
-        """Restrict a task to workers that are not known to be slow, among those its user named."""
-        self._restrict(ts, limits, self.choice(ts, limits))
-
-    def keep_away(self, ts: TaskState, limits: Limits) -> None:
-        """Restrict a task to workers that are not silent, unless all that may run it are."""
-        found = self._allowed(ts, limits)
-        if not found and ts.loose_restrictions:
-            found = self._answering(self._scheduler.running)
-        self._restrict(ts, limits, found)
-
-    def _restrict(self, ts: TaskState, limits: Limits, chosen: set[str]) -> None:
+        """Restrict a task to the workers that are chosen for it, among those its user named."""
+        chosen = self.choice(ts, limits)
+        if not chosen and self.waiting:
+            # No worker answers just now. It may be late anywhere, but would wait in some places.
+            usable = self._usable(ts, {ws.address for ws in self._valid(ts, limits)})
+            chosen = usable - {limits.avoid} or usable
         ts.worker_restrictions = chosen or limits.workers
         # The scheduler would allow the workers on these hosts in addition to those named.
         ts.host_restrictions = None if chosen else limits.hosts
 
     def choice(self, ts: TaskState, limits: Limits) -> set[str]:
         """Return the workers that may run a task, without the one that it was taken from."""
-        fast = self._fast_workers() - {limits.avoid}
+        if not limits.coordinates:
+            found = self._allowed(ts, limits)
+            if not found and ts.loose_restrictions:
+                found = self._usable(ts, self._answering(self._scheduler.running))
+            return found - {limits.avoid}
+        fast = self._usable(ts, self._fast_workers()) - {limits.avoid}
         if limits.avoid:
             # All of a host may be cut off, and only workers of coordinators are watched.
             host = get_address_host(limits.avoid)
@@ -91,9 +98,26 @@ class Placing:
 
     def _allowed(self, ts: TaskState, limits: Limits) -> set[str]:
         """Return the workers that may run a task by its user's limits, and are not silent."""
+        return self._usable(ts, self._answering(self._valid(ts, limits)))
+
+    def _valid(self, ts: TaskState, limits: Limits) -> set[WorkerState]:
         ts.worker_restrictions, ts.host_restrictions = limits.workers, limits.hosts
         valid = self._scheduler.valid_workers(ts)
-        return self._answering(self._scheduler.running if valid is None else valid)
+        return self._scheduler.running if valid is None else valid
+
+    def _usable(self, ts: TaskState, found: set[str]) -> set[str]:
+        """Return those of some workers where a task does not wait for a silent one.
+
+        Where it can be chosen, they have what silent workers have, too, which Dask may ask.
+        """
+        keys = {ts.key, *(dts.key for dts in ts.dependencies)}
+        for waiting in self.waiting.values():
+            found = found.difference(there for key, there in waiting if key in keys)
+        for needed in ts.dependencies:
+            holders = {ws.address for ws in needed.who_has or ()}
+            if not holders.isdisjoint(self._suspects):
+                found = (found & holders) or found
+        return found
 
     def _answering(self, workers: Iterable[WorkerState]) -> set[str]:
         return {ws.address for ws in workers}.difference(self._suspects)
@@ -124,4 +148,5 @@ class Placing:
     def remove_worker(self, address: str) -> None:
         """Forget a worker that has left."""
         self.changed()
+        self.waiting.pop(address, None)
         self._products.pop(address, None)

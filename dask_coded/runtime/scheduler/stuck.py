@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from dask_coded.config import timeouts
 
 if TYPE_CHECKING:
-    from dask.typing import Key
     from distributed.scheduler import TaskState, WorkerState
 
 #: Whether what a task makes can be made again without silent workers.
@@ -37,13 +36,35 @@ def fetching(tasks: Iterable[TaskState]) -> dict[str, list[tuple[TaskState, Task
     return found
 
 
-def helped(fetched: Iterable[tuple[TaskState, TaskState]]) -> list[TaskState]:
-    """Return the tasks for which something can be done if they fetch from a silent worker.
+def is_cheap(ts: TaskState) -> bool:
+    """Whether a task, and what it needs for that, can be computed again, and soon."""
+    # To wait for the worker may take as long.
+    seconds, soon = 0.0, timeouts().answer
+    for count, needed in enumerate(unfinished([ts])):
+        duration = needed.prefix.duration_average
+        if not is_repeatable(needed) or duration < 0:
+            return False
+        seconds += duration
+        if seconds >= soon or count > MANY:
+            return False
+    return True
 
-    What they need is somewhere else, or soon computed again. Ask only about silent workers, because
-    this may look at a thousand tasks for each.
-    """
-    return [ts for ts, dts in fetched if len(dts.who_has or ()) > 1 or _is_cheap(dts)]
+
+def is_repeatable(ts: TaskState) -> bool:
+    """Whether Dask would run a task again; the state of an actor would be lost."""
+    return ts.run_spec is not None and not ts.has_lost_dependencies and not ts.actor
+
+
+def unfinished(tasks: Iterable[TaskState]) -> Iterator[TaskState]:
+    """Yield tasks, and all that they need which has no result."""
+    unseen = list(tasks)
+    seen = set(unseen)
+    while unseen:
+        ts = unseen.pop()
+        yield ts
+        needed = {dts for dts in ts.dependencies if not dts.who_has} - seen
+        unseen += needed
+        seen |= needed
 
 
 def under_way(tasks: Iterable[TaskState]) -> list[TaskState]:
@@ -52,7 +73,7 @@ def under_way(tasks: Iterable[TaskState]) -> list[TaskState]:
     Nothing if all of it is many tasks.
     """
     found = []
-    for count, ts in enumerate(_unfinished(tasks)):
+    for count, ts in enumerate(unfinished(tasks)):
         if count > MANY:
             return []
         if ts.processing_on is not None:
@@ -60,47 +81,24 @@ def under_way(tasks: Iterable[TaskState]) -> list[TaskState]:
     return found
 
 
-def computing(tasks: Iterable[TaskState]) -> dict[str, list[TaskState]]:
-    """Return which workers compute tasks that could soon be computed again.
-
-    Tasks that have left the thread pool of their worker are left out: nothing is known about how
-    long they take.
-    """
-    found: dict[str, list[TaskState]] = {}
-    for ts in tasks:
-        there = ts.processing_on
-        if there is not None and ts not in there.long_running and _is_cheap(ts):
-            found.setdefault(there.address, []).append(ts)
-    return found
-
-
-def stranded(
-    tasks: Iterable[TaskState], silent: Collection[str], replaceable: Replaceable
+def blocked(
+    tasks: Iterable[TaskState],
+    silent: Collection[str],
+    replaceable: Replaceable,
+    again: Callable[[TaskState], bool],
 ) -> list[TaskState]:
-    """Return what tasks need and only silent workers have, if it is soon computed again."""
-    found: dict[TaskState, None] = {}
-    unseen = [dts for ts in tasks for dts in ts.dependencies]
-    while unseen:
-        ts = unseen.pop()
-        there = _is_away(ts, silent)
-        if there and ts not in found and _is_cheap(ts) and replaceable(ts, silent):
-            found[ts] = None
-            unseen += ts.dependencies
-    return _replaced(found, silent)
+    """Return tasks, and what they need, as far as only silent workers have or compute it.
 
-
-def blocked(ts: TaskState, silent: Collection[str], replaceable: Replaceable) -> list[TaskState]:
-    """Return a task, and what it needs, as far as only silent workers have or compute it.
-
-    What cannot be computed again is left out: its worker may answer later.
+    What cannot be computed ``again`` is left out: its worker may answer later.
     """
     found: dict[TaskState, None] = {}
-    unseen, seen = [ts], {ts}
+    unseen = list(tasks)
+    seen = set(unseen)
     while unseen:
         ts = unseen.pop()
         places = ts.who_has or ([ts.processing_on] if ts.processing_on else [])
         away = places and all(ws.address in silent for ws in places)
-        if away and _is_repeatable(ts) and replaceable(ts, silent):
+        if away and again(ts) and replaceable(ts, silent):
             found[ts] = None
         if not ts.who_has or ts in found:
             unseen += ts.dependencies - seen
@@ -108,34 +106,19 @@ def blocked(ts: TaskState, silent: Collection[str], replaceable: Replaceable) ->
     return _replaced(found, silent)
 
 
-def repeatable(ts: TaskState, silent: Collection[str], replaceable: Replaceable) -> bool:
+def can_run_again(ts: TaskState, silent: Collection[str], replaceable: Replaceable) -> bool:
     """Return whether a task can run again.
 
     What it needs and no worker has must be computed again as well. What it needs and only silent
     workers have must be soon computed again.
     """
-    for count, needed in enumerate(_unfinished([ts])):
-        if count > MANY or not (_is_repeatable(needed) and replaceable(needed, silent)):
+    for count, needed in enumerate(unfinished([ts])):
+        if count > MANY or not (is_repeatable(needed) and replaceable(needed, silent)):
             return False
         for dts in needed.dependencies:
-            if _is_away(dts, silent) and not (_is_cheap(dts) and replaceable(dts, silent)):
+            if _is_away(dts, silent) and not (is_cheap(dts) and replaceable(dts, silent)):
                 return False
     return True
-
-
-def needed_from(ws: WorkerState, tasks: Iterable[TaskState]) -> list[Key]:
-    """Return the keys of tasks, and of what they need, that others may be fetching from a worker.
-
-    Some may have been released there meanwhile, to be computed again.
-    """
-    return list(
-        {
-            needed.key
-            for ts in tasks
-            for needed in (ts, *ts.dependencies)
-            if not needed.who_has or ws in needed.who_has
-        }
-    )
 
 
 def serves_others(ws: WorkerState, tasks: Iterable[TaskState]) -> bool:
@@ -167,34 +150,3 @@ def _replaced(found: dict[TaskState, None], silent: Collection[str]) -> list[Tas
 def _is_away(ts: TaskState, silent: Collection[str]) -> bool:
     """Whether only silent workers have the result of a task."""
     return bool(ts.who_has) and all(ws.address in silent for ws in ts.who_has or ())
-
-
-def _is_cheap(ts: TaskState) -> bool:
-    """Whether a task, and what it needs for that, can be computed again, and soon."""
-    # To wait for the worker may take as long.
-    seconds, soon = 0.0, timeouts().answer
-    for count, needed in enumerate(_unfinished([ts])):
-        duration = needed.prefix.duration_average
-        if not _is_repeatable(needed) or duration < 0:
-            return False
-        seconds += duration
-        if seconds >= soon or count > MANY:
-            return False
-    return True
-
-
-def _is_repeatable(ts: TaskState) -> bool:
-    """Whether Dask would run a task again; the state of an actor would be lost."""
-    return ts.run_spec is not None and not ts.has_lost_dependencies and not ts.actor
-
-
-def _unfinished(tasks: Iterable[TaskState]) -> Iterator[TaskState]:
-    """Yield tasks, and all that they need which has no result."""
-    unseen = list(tasks)
-    seen = set(unseen)
-    while unseen:
-        ts = unseen.pop()
-        yield ts
-        needed = {dts for dts in ts.dependencies if not dts.who_has} - seen
-        unseen += needed
-        seen |= needed

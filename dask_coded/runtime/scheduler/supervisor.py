@@ -11,8 +11,9 @@ known to be slow, and if its worker is stopped, it waits for `worker-ttl`, five 
   to ``released`` in the scheduler, as after the loss of a worker, and from there to another worker.
   The worker itself, its data and the tasks of others stay, because it may only be busy, but no
   coordinator is placed there until it gives a sign of life;
-- workers that a coordinator may be fetching its operands from are asked, too, and what it fetches
-  from a silent one is ended;
+- workers that a coordinator may be fetching its operands from are asked, too, and it is taken over
+  from a worker that fetches from a silent one, for which Dask would wait. If no other worker could
+  run it, that worker ends what it fetches from there;
 - while a client waits for tasks and says so, the workers that compute these are asked, too. If one
   is silent, tasks that usually take less than two seconds run on another worker;
 - a plugin may follow workers for a coordinator. They are asked if they say nothing, and the plugin
@@ -27,7 +28,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from dask.typing import Key
@@ -37,7 +38,6 @@ from tornado.ioloop import PeriodicCallback
 
 from dask_coded.compat import makes_result
 from dask_coded.runtime.scheduler import stuck
-from dask_coded.runtime.scheduler.awaited import Awaited
 from dask_coded.runtime.scheduler.placing import Limits, Placing
 from dask_coded.runtime.scheduler.standings import Standings
 from dask_coded.runtime.spec import NAME, CodedTask, PieceTask, as_key
@@ -57,6 +57,9 @@ _STAKE = 0.05
 # A worker may be silent for at most this fraction of the time since the first run of its task,
 # unless that is less than the timeout.
 _AGE = 0.25
+# A worker may be silent for this many times as long as a task usually takes that a client awaits,
+# because the task may hold up the event loop.
+_DURATIONS = 2
 # A coordinator on a worker below this fraction of the median speed, in that many plans one after
 # another, is moved. Speeds from a few rounds of milliseconds are noise.
 _SLOW = 0.25
@@ -65,7 +68,7 @@ _PLANS = 3
 
 @dataclass
 class _Run:
-    """A task that coordinates."""
+    """A task that coordinates, that a client waits for, or that is computed again."""
 
     limits: Limits
     #: When it was first there.
@@ -85,8 +88,6 @@ class _Run:
     tell: Tell | None = None
     #: In how many plans its worker has been slow, up to the last one.
     slow: int = 0
-    #: From which silent workers its own was told to fetch nothing, and after how many seconds.
-    hung_up: dict[str, float] = field(default_factory=dict)
 
 
 class Supervisor:
@@ -128,11 +129,10 @@ class Supervisor:
         # When tasks have ended whose results a client is probably fetching. If their worker falls
         # silent meanwhile, they are computed again, after the same patience as with a coordinator.
         self._fresh: dict[Key, float] = {}
-        self._awaited = Awaited(scheduler, standings.membership)
+        # What clients wait for before they go on.
+        self._awaited: set[Key] = set()
         # Since when workers of coordinators have been paused.
         self._paused: dict[str, float] = {}
-        # What the user's limits of other tasks are, while these are kept away from silent workers.
-        self._kept_away: dict[Key, Limits] = {}
         timer = PeriodicCallback(self.look, 1000 * self._timeouts.tick)
         self._timer = scheduler.periodic_callbacks[f"{NAME}-supervisor"] = timer
         scheduler.handlers["coded_resumed"] = self.resumed
@@ -142,7 +142,7 @@ class Supervisor:
     @property
     def is_idle(self) -> bool:
         """Whether there is no task to place or to watch."""
-        return not self._runs and not self._kept_away
+        return not self._runs
 
     def add(self, ts: TaskState) -> None:
         """Place a new task when Dask is about to choose its worker, and watch it from then on.
@@ -151,13 +151,15 @@ class Supervisor:
         tasks that need its result are the user's own, and may not bear to run twice.
         """
         for new in (ts, *(other for other in ts.dependents if makes_result(other))):
-            limits = Limits(new.worker_restrictions, new.host_restrictions)
-            self._runs.setdefault(new.key, _Run(limits, self._standings.clock()))
+            self._record(new, coordinates=True)
+
+    def _record(self, ts: TaskState, coordinates: bool = False) -> _Run:
+        limits = Limits(ts.worker_restrictions, ts.host_restrictions, coordinates)
+        return self._runs.setdefault(ts.key, _Run(limits, self._standings.clock()))
 
     def clear(self) -> None:
         """Forget all tasks."""
         self._runs.clear()
-        self._kept_away.clear()
         self._processing.clear()
         self._fresh.clear()
         self._awaited.clear()
@@ -172,20 +174,20 @@ class Supervisor:
                     self._place(dependent)
         elif finish == "waiting":
             self._place(ts)
-        if finish in ("memory", "erred", "forgotten") and (
-            limits := self._kept_away.pop(key, None)
-        ):
-            ts.worker_restrictions, ts.host_restrictions = limits.workers, limits.hosts
-        if key not in self._runs:
+        if (run := self._runs.get(key)) is None:
+            return
+        if not run.limits.coordinates:
+            if finish in ("memory", "erred", "forgotten"):
+                ts.worker_restrictions, ts.host_restrictions = run.limits.workers, run.limits.hosts
+                del self._runs[key]
             return
         self._processing.discard(key)
         self._fresh.pop(key, None)
-        run, now = self._runs[key], self._standings.clock()
+        now = self._standings.clock()
         match finish:
             case "processing":
                 assert ts.processing_on is not None
                 run.worker, run.since = ts.processing_on.address, now
-                run.hung_up.clear()
                 self._processing.add(key)
                 self._watch()
             case "memory":
@@ -197,8 +199,6 @@ class Supervisor:
         """Restrict a task that Dask is about to give to a worker."""
         if run := self._runs.get(ts.key):
             self._placing.place(ts, run.limits)
-        elif limits := self._kept_away.get(ts.key):
-            self._placing.keep_away(ts, limits)
 
     def reconsider(self, key: Key, addresses: Sequence[str], speeds: Floats) -> None:
         """Move a coordinator that turns out to be on a slow one of these workers, at most once.
@@ -217,7 +217,7 @@ class Supervisor:
             slow = speeds[addresses.index(run.worker)] < _SLOW * np.median(speeds)
             run.slow = run.slow + 1 if slow else 0
             if run.slow == _PLANS:
-                self._take_over([ts], run.worker, "is slow")
+                self._take_over({ts: "is slow"})
 
     # -- watching ------------------------------------------------------------------------------
 
@@ -233,9 +233,22 @@ class Supervisor:
             run.silent.clear()
 
     def expect(self, keys: Collection[Key], client: str = "") -> None:
-        """Stream handler: a client, whose name Dask adds, waits for tasks."""
-        self._awaited.add(keys)
-        self._watch()
+        """Stream handler: a client, whose name Dask adds, waits for tasks, unless they are many."""
+        if len(keys) <= stuck.MANY:
+            self._awaited.update(map(as_key, keys))
+            self._watch()
+
+    def _waited_for(self) -> list[TaskState]:
+        """Return the tasks that workers compute now because clients wait for them."""
+        tasks = (self._scheduler.tasks.get(key) for key in self._awaited)
+        lacking = [
+            ts for ts in tasks if ts and ts.who_wants and ts.state not in ("memory", "erred")
+        ]
+        if not lacking:
+            # Not one by one: while others are computed, a result may be lost again.
+            self._awaited.clear()
+        # Pieces have homes.
+        return [ts for ts in stuck.under_way(lacking) if not isinstance(ts.run_spec, PieceTask)]
 
     def _watch(self) -> None:
         if not self._timer.is_running():  # tornado would add one more
@@ -249,53 +262,44 @@ class Supervisor:
             for key, end in self._fresh.items()
             if now < end + self._timeouts.lease or owes(self._runs[key].worker)
         }
-        awaited = [ts for ts in self._awaited.under_way() if ts.key not in self._runs]
+        awaited = self._waited_for()
         if not self._processing and not self._fresh and not self._awaited:
             self._timer.stop()
-        watched: dict[str, list[TaskState]] = {}
-        for key in (*self._processing, *self._fresh):
-            ts = self._scheduler.tasks[key]
+        tasks = [self._scheduler.tasks[key] for key in self._processing]
+        fetching = stuck.fetching({*tasks, *awaited})
+        watched: dict[str, list[TaskState]] = {a: [] for a in fetching if a in self._able}
+        for ts in {*tasks, *awaited, *(self._scheduler.tasks[key] for key in self._fresh)}:
+            run = self._record(ts)
             if (ws := _place_of(ts)) and ws.address in self._able:
-                run = self._runs[key]
                 if run.worker != ws.address:  # another worker has stolen it
                     run.worker, run.since = ws.address, now
                 watched.setdefault(ws.address, []).append(ts)
-        coordinators = [self._scheduler.tasks[key] for key in self._processing]
-        fetching = stuck.fetching([*coordinators, *awaited])
-        computing = stuck.computing(awaited)
-        watched = {a: [] for a in (*fetching, *computing) if a in self._able} | watched
         # There may be many, so they are asked less often.
         followed = {a for key in self._processing for a in self._runs[key].followed}
         quiet = dict.fromkeys(followed.intersection(self._able), self._timeouts.quiet())
         self._standings.look(quiet | dict.fromkeys(watched, 0.0))
         self._tell_followers()
-        silent, again, stopped = [], [], []
-        for address, tasks in watched.items():
-            if address not in self._suspects:
-                continue
-            late = [
-                ts for ts in tasks if owes(address, self._patience(ts)) and self._can_run_again(ts)
-            ]
-            helped = stuck.helped(fetching.get(address, ()))
-            waiting = [ts for ts in helped if self._waits(ts, address)]
-            moved = [
-                ts
-                for ts in computing.get(address, ())
-                if self._awaited.give_up_here(ts, address, self._suspects)
-            ]
-            if late or waiting or moved:
-                self._hang_up(address, waiting)
-            again += moved
-            stopped += [*moved, *waiting]
-            if late:
-                silent.append((late, address, f"silent for {self._membership.owed(address):.1f} s"))
+        late: dict[TaskState, str] = {}
+        for address in watched.keys() & self._suspects:
+            reason = f"silent for {self._membership.owed(address):.1f} s"
+            for ts in watched[address]:
+                if owes(address, self._patience(ts)) and self._can_run_again(ts):
+                    late[ts] = reason
+            for ts, dts in fetching.get(address, ()):
+                helps = len(dts.who_has or ()) > 1 or stuck.is_cheap(dts)
+                if helps and owes(address, self._patience(ts)):
+                    assert ts.processing_on is not None
+                    late[ts] = f"waits for {dts.key!r} from {address}, {reason}"
+                    self._placing.waiting[address].add((dts.key, ts.processing_on.address))
         # Once all silent workers are known, so that nothing moves from one to another.
-        self.run_again([*again, *stuck.stranded(stopped, self._suspects, self._replaceable)])
-        for late, address, reason in (*silent, *self._paused_for_long(watched)):
-            self._take_over(late, address, reason)
+        self._take_over(late | self._paused_for_long(watched))
 
     def _can_run_again(self, ts: TaskState) -> bool:
         """Whether a task can run again; if it has ended, what it needs may be gone."""
+        if not self._runs[ts.key].limits.coordinates:
+            # Nothing is known of how long a task takes that has left the pool of threads.
+            begun = ts.processing_on is None or ts in ts.processing_on.long_running
+            return not begun and stuck.is_cheap(ts)
         if ts.state != "memory":
             return True
         # A task of the user that has begun with the result would run again, too.
@@ -303,25 +307,10 @@ class Supervisor:
         if any(other.processing_on in holders for other in ts.dependents):
             return False
         silent = self._suspects.union(ws.address for ws in holders)
-        return stuck.repeatable(ts, silent, self._replaceable)
+        return stuck.can_run_again(ts, silent, self._replaceable)
 
-    def _waits(self, ts: TaskState, address: str) -> bool:
-        """Whether something is to be done for a task that may be fetching from a silent worker.
-
-        Once, and again when the worker has been silent for twice as long: what its worker had not
-        begun to fetch at first was not ended.
-        """
-        if (run := self._runs.get(ts.key)) is None:
-            return self._awaited.give_up(ts, address)
-        patience = max(self._patience(ts), 2 * run.hung_up.get(address, 0.0))
-        if late := self._membership.owes(address, patience):
-            run.hung_up[address] = self._membership.owed(address)
-        return late
-
-    def _paused_for_long(
-        self, watched: Mapping[str, list[TaskState]]
-    ) -> list[tuple[list[TaskState], str, str]]:
-        """Return tasks that paused workers may not have begun, with workers and reasons.
+    def _paused_for_long(self, watched: Mapping[str, list[TaskState]]) -> dict[TaskState, str]:
+        """Return tasks that paused workers may not have begun, with reasons.
 
         Dask leaves them there until the worker has memory again. Tasks that have left the worker's
         thread pool have begun, and go on.
@@ -333,20 +322,16 @@ class Supervisor:
             if address not in self._suspects
             and self._scheduler.workers[address].status == Status.paused
         }
-        found = []
+        found = {}
         for address, since in self._paused.items():
             # Looks come a little early or late.
             seconds, slack = now - since, self._timeouts.tick / 2
             ws = self._scheduler.workers[address]
-            late = [
-                ts
-                for ts in watched[address]
-                if ts.processing_on is ws
-                and ts not in ws.long_running
-                and seconds >= self._patience(ts) - slack
-            ]
-            if late:
-                found.append((late, address, f"paused for {seconds:.1f} s"))
+            for ts in watched[address]:
+                begun = ts.processing_on is not ws or ts in ws.long_running
+                late = seconds >= self._patience(ts) - slack
+                if late and not begun and self._can_run_again(ts):
+                    found[ts] = f"paused for {seconds:.1f} s"
         return found
 
     def _tell_followers(self) -> None:
@@ -366,27 +351,26 @@ class Supervisor:
 
     def available(self, address: str) -> None:
         """Say that a worker has joined, answers, or runs again."""
+        self._placing.waiting.pop(address, None)  # its data come
         for key in self._processing:
             run = self._runs[key]
             if run.tell is not None:
                 run.silent.discard(address)
                 run.tell(run.worker, key, address, False)
 
-    def _hang_up(self, address: str, tasks: Iterable[TaskState] = ()) -> None:
-        """Have workers end what Dask fetches from a silent one for watched tasks.
-
-        Dask would wait for the data, and would also begin no task on a worker that is still
-        fetching an earlier result of the same task.
-        """
-        running = (self._scheduler.tasks[key] for key in self._processing)
-        watched = (*running, *self._awaited.under_way(), *tasks)
-        keys = stuck.needed_from(self._scheduler.workers[address], watched)
-        others = [able for able in self._able if able != address]
-        self._send(others, op="coded-hang-up", address=address, keys=keys)
-
     def answered(self, worker: str) -> None:
         """Stream handler: the event loop of a worker runs."""
         self._standings.heard(worker, answers=True)
+
+    def is_late(self, ts: TaskState) -> bool:
+        """Whether a task that is not done can run again: its worker is silent for too long.
+
+        The patience doubles, so a task that holds up the event loop of each of its workers ends.
+        """
+        self._record(ts)
+        there = ts.processing_on
+        late = there and self._membership.silent(there.address) >= self._patience(ts)
+        return bool(late) and stuck.is_repeatable(ts)
 
     def _patience(self, ts: TaskState) -> float:
         """Return how many seconds the worker of a task may be silent.
@@ -395,6 +379,9 @@ class Supervisor:
         task that holds up its event loop for longer than the timeout ends all the same.
         """
         run, patience, now = self._runs[ts.key], self._timeouts.silence, self._standings.clock()
+        if not run.limits.coordinates:
+            usual = _DURATIONS * ts.prefix.duration_average
+            return float(max(patience, usual) * 2**run.setbacks)
         if not self._resumes(ts.key):
             took = self._fresh.get(ts.key, now) - run.since
             patience = max(patience, _STAKE * took)
@@ -408,54 +395,71 @@ class Supervisor:
             if ts := self._scheduler.tasks.get(run_key):
                 ts.suspicious = 0  # Dask gives up a task under which too many workers were lost
 
-    def _take_over(self, tasks: Sequence[TaskState], address: str, reason: str) -> None:
-        """Have tasks run again on another worker, where there is one."""
+    def _take_over(self, tasks: Mapping[TaskState, str]) -> None:
+        """Have tasks run again on another worker, where there is one, for these reasons."""
         self._placing.changed()
-        moved: list[TaskState] = []
+        moved: dict[TaskState, str] = {}
+        stay = []
         for ts in tasks:
-            run = self._runs[ts.key]
-            before, run.limits.avoid = run.limits.avoid, address
+            run, ws = self._runs[ts.key], _place_of(ts)
+            assert ws is not None
+            before, run.limits.avoid = run.limits.avoid, ws.address
             if self._placing.choice(ts, run.limits):
                 run.takeovers += 1
-                run.setbacks += 1
-                moved.append(ts)
+                moved[ts] = ws.address
+                if ts.state == "memory" and not stuck.serves_others(ws, [ts]):
+                    # A client may be waiting for a result that it has asked this worker for.
+                    self._scheduler.rpc.remove(ws.address)
             else:
                 run.limits.avoid = before
-        ws = self._scheduler.workers[address]
-        if any(ts.state == "memory" for ts in moved) and not stuck.serves_others(ws, moved):
-            # A client may be waiting for a result that it has asked this worker for.
-            self._scheduler.rpc.remove(address)
-        if moved and address in self._suspects:
-            self._hang_up(address, moved)
-        self.run_again([*moved, *stuck.stranded(moved, self._suspects, self._replaceable)])
-        for ts in moved:
+                stay.append(ts)
+        ended = self._end_fetches(stay)
+        needed = [dts for ts in (*moved, *stay) for dts in ts.dependencies]
+        needed = stuck.blocked(needed, self._suspects, self._replaceable, stuck.is_cheap)
+        self.run_again([*moved, *needed], ended)
+        for ts, address in moved.items():
             if not isinstance(ts.run_spec, CodedTask):
                 continue
             taker = ts.processing_on.address if ts.processing_on else None
             logger.warning(
-                "Coordinator of %r on %s %s, taken over by %s", ts.key, address, reason, taker
+                "Coordinator of %r on %s %s, taken over by %s", ts.key, address, tasks[ts], taker
             )
-            event = {"worker": address, "reason": reason, "taker": taker}
+            event = {"worker": address, "reason": tasks[ts], "taker": taker}
             self._scheduler.log_event(NAME, {"action": "take-over", "key": str(ts.key), **event})
 
-    def run_again(self, tasks: Iterable[TaskState]) -> None:
+    def _end_fetches(self, tasks: Iterable[TaskState]) -> set[str]:
+        """Have the workers of tasks end what they fetch for these from silent ones; return them."""
+        ended = set()
+        for ts in tasks:
+            there = ts.processing_on.address if ts.processing_on else ""
+            for address, waiting in self._placing.waiting.items():
+                keys = [dts.key for dts in ts.dependencies if (dts.key, there) in waiting]
+                if keys:
+                    waiting.difference_update((key, there) for key in keys)
+                    message = {"op": "coded-hang-up", "address": address, "keys": keys}
+                    self._scheduler.worker_send(there, message)
+                    self._runs[ts.key].setbacks += 1
+                    ended.add(there)
+        return ended
+
+    def run_again(self, tasks: Iterable[TaskState], ended: Collection[str] = ()) -> None:
         """Release tasks that run, or have their only result, on a worker that is not to be used.
 
-        Until they have a result, they are kept away from silent workers. Pieces get other homes.
+        Until they have a result, they are kept away from silent workers, and so is what they need
+        that has none. Pieces get other homes. Workers in ``ended`` fetch nothing from silent ones.
         """
-        tasks = list(tasks)
-        for ts in tasks:
-            if ts.key not in self._runs and not isinstance(ts.run_spec, PieceTask):
-                limits = Limits(ts.worker_restrictions, ts.host_restrictions)
-                self._kept_away.setdefault(ts.key, limits)
+        tasks = dict.fromkeys(tasks)
+        for ts in stuck.unfinished(tasks):
+            if not isinstance(ts.run_spec, PieceTask):
+                self._record(ts).setbacks += ts in tasks
+            # It would not begin on a worker that is fetching its first result.
+            there = {other.processing_on.address for other in ts.dependents if other.processing_on}
+            for ws in ts.who_has or ():
+                waiting = self._placing.waiting[ws.address]
+                waiting.update((ts.key, address) for address in there.difference(ended))
         self._scheduler.transitions(
             {ts.key: "released" for ts in tasks}, stimulus_id=f"coded-run-again-{time()}"
         )
-
-    def _send(self, addresses: Iterable[str], **message: Any) -> None:
-        for address in addresses:
-            if address in self._scheduler.stream_comms:
-                self._scheduler.worker_send(address, message)
 
 
 def _place_of(ts: TaskState) -> WorkerState | None:

@@ -11,12 +11,12 @@ from distributed.core import Status
 from dask_coded.runtime.answers import Holders, Lost, Reply, reply
 from dask_coded.runtime.scheduler.extension import SchedulerExtension
 from dask_coded.runtime.scheduler.plugin import CodedSchedulerPlugin
-from dask_coded.runtime.scheduler.stuck import blocked
+from dask_coded.runtime.scheduler.stuck import blocked, is_cheap, is_repeatable
 from dask_coded.runtime.spec import as_key
 from dask_coded.training.runtime.memberships import NAME, TrainingWorkerPlugin
 
 if TYPE_CHECKING:
-    from distributed.scheduler import Scheduler, WorkerState
+    from distributed.scheduler import Scheduler, TaskState, WorkerState
 
 # States of a worker that gets no new tasks, but still answers.
 _CONTINUING = (Status.paused, Status.closing_gracefully)
@@ -108,7 +108,14 @@ class TrainingSchedulerPlugin(SchedulerExtension):
         homes = self._coded.homes
         found = homes.holders(key, silent)
         if not found:
-            again = blocked(ts, silent, self._coded.replaceable)
+
+            def may_run(ts: TaskState) -> bool:
+                # Other suspects may only be busy, with the block itself for example.
+                if all(ws.address in avoid for ws in ts.who_has or (ts.processing_on,) if ws):
+                    return is_repeatable(ts)
+                return is_cheap(ts) if ts.who_has else self._coded.supervisor.is_late(ts)
+
+            again = blocked([ts], silent, self._coded.replaceable, may_run)
             self._coded.supervisor.run_again(again)  # whoever asks will ask again
             if ts not in again:
                 found = homes.holders(key)  # they may answer later

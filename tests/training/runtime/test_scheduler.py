@@ -275,12 +275,25 @@ async def test_a_block_that_a_silent_worker_computes_is_computed_elsewhere(c, s,
     needed = c.submit(block_of, "needed", workers=[a.address], allow_other_workers=True, key="n")
     block = c.submit(block_of, "block", needed, workers=[a.address], allow_other_workers=True)
     await async_poll_for(lambda: "n" in s.tasks and s.tasks["n"].state == "processing")
+
+    def place():
+        (ws,) = [ws for ws in s.workers.values() if ws.processing]
+        return ws
+
     for name in ("needed", "block"):
-        (on,) = [ws for ws in s.workers.values() if ws.processing]
-        plugin._coded.standings.suspect([on.address])
-        assert plugin.holders(block.key)["answer"].data.addresses == ()
-        (elsewhere,) = [ws for ws in s.workers.values() if ws.processing]
-        assert elsewhere is not on
+        waited = []
+        for _ in range(2):
+            # It may only be busy, and is given more time on the next worker.
+            on, ticks = place(), 0
+            while place() is on:
+                ticks += 1
+                look(s)
+                for address in set(s.workers) - {on.address}:
+                    plugin._coded.supervisor.answered(address)
+                plugin._coded.standings.suspect([on.address])
+                assert plugin.holders(block.key)["answer"].data.addresses == ()
+            waited.append(ticks)
+        assert waited[0] < waited[1]
         await Event(name).set()
         if name == "needed":
             await async_poll_for(lambda: s.tasks[block.key].state == "processing")

@@ -8,6 +8,7 @@ from threading import Event
 import dask.array as da
 import numpy as np
 import pytest
+from distributed import futures_of
 from distributed.utils_test import poll_for
 
 from dask_coded.aggregation import CodedReduce, GradientCoding, Ring, Squeeze, Star
@@ -228,6 +229,25 @@ def test_worker_stopped_for_so_long_that_others_go_on_without_it(processes, monk
     # It is back.
     found = run.finish(replicas=4)
     assert stopped in found.workers
+
+
+def test_the_worker_that_holds_the_data_is_stopped_before_the_training(processes):
+    """Dask alone waits until it is back: the count of rows fetches its blocks."""
+    holder, *_ = processes.add(4)
+    client, pair = processes.client, []
+    for array in data():
+        pair.append(client.persist(array, workers=[holder], allow_other_workers=True))
+    poll_for(lambda: all(future.done() for future in futures_of(pair)), timeout=60)
+
+    def squares(w, samples, targets):
+        error = samples @ w - targets
+        return error @ error / 2, samples.T @ error
+
+    # What takes nobody knows how long is not done twice.
+    train(squares, np.zeros(4), tuple(pair), steps=1, client=client)
+    with processes.stopped(holder):
+        found = train(squares, np.zeros(4), tuple(pair), steps=3, client=client)
+    assert holder not in found.workers
 
 
 @pytest.mark.parametrize("aggregation", [Star(), Ring()], ids=repr)

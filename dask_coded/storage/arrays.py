@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import sys
 from collections.abc import Callable, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +18,9 @@ from dask_coded.storage.location import Location, imported
 # Bytes of a chunk, about. Workers read and write a piece chunk by chunk, so this is also the memory
 # that they need in addition to the piece.
 _CHUNK = 2**24
+
+# Bytes that are still in a processor's cache when they are checked.
+_CACHED = 2**21
 
 Array = np.ndarray[Any, Any]
 
@@ -117,13 +123,58 @@ def read_into(
 ) -> None:
     """Read a Zarr array into another one, or nowhere; ``read(first, last)`` follows some rows."""
     step = array.chunks[0]
+    folder = None if out is None else _folder(array, out)
     for first in range(0, array.shape[0], step):
         last = min(first + step, array.shape[0])
-        rows = array[first:last]
-        if out is not None:
-            out[first:last] = rows
+        if folder is not None and out is not None and last - first == step:
+            key = array.metadata.encode_chunk_key((first // step, *(0,) * (array.ndim - 1)))
+            _read_file(folder / key, out[first:last])
+        else:
+            rows = array[first:last]
+            if out is not None:
+                out[first:last] = rows
         if read is not None:
             read(first, last)
+
+
+def _folder(array: Any, out: Array) -> Path | None:
+    """Return the folder of an array whose chunks can be read from files as they are."""
+    from zarr.codecs import BytesCodec, Crc32cCodec
+    from zarr.storage import LocalStore
+
+    # Of a store that fails where a chunk is missing.
+    store = getattr(array.store, "_store", None)
+    as_is = (
+        sys.byteorder == "little"
+        and array.metadata.codecs == (BytesCodec(endian="little"), Crc32cCodec())
+        and array.chunks[1:] == array.shape[1:]
+        and out.flags.c_contiguous
+        and out.dtype == array.dtype
+    )
+    return Path(store.root) / array.path if as_is and isinstance(store, LocalStore) else None
+
+
+def _read_file(path: Path, out: Array) -> None:
+    """Read a chunk that is followed by its checksum where it belongs, and check it.
+
+    Zarr reads the file, and copies it twice: from the page cache, that takes 2.5 times as long.
+    """
+    import google_crc32c
+
+    room = np.asarray(out).reshape(-1).view(np.uint8)
+    seen = room.view()
+    seen.flags.writeable = False  # nothing else is taken
+    view, end, found, start = memoryview(room), bytearray(5), 0, 0
+    try:
+        with path.open("rb", buffering=0) as file:
+            while read := file.readinto(view[start : start + _CACHED]):
+                found = google_crc32c.extend(found, seen[start : start + read])
+                start += read
+            rest = file.readinto(end)
+    except FileNotFoundError as exc:
+        raise MissingChunkError(f"{path} is missing") from exc
+    if start < len(view) or rest != 4 or found.to_bytes(4, "little") != end[:4]:
+        raise ValueError(f"{path} does not match its checksum")
 
 
 def read_array(location: Location, path: str) -> Array:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -174,7 +173,7 @@ def _read_file(path: Path, out: Array) -> None:
     except FileNotFoundError as exc:
         raise MissingChunkError(f"{path} is missing") from exc
     if start < len(view) or rest != 4 or found.to_bytes(4, "little") != end[:4]:
-        raise ValueError(f"{path} does not match its checksum")
+        raise ValueError(f"stored and computed checksum do not match in {path}")
 
 
 def read_array(location: Location, path: str) -> Array:

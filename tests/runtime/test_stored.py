@@ -506,7 +506,7 @@ async def test_a_worker_that_cannot_read_its_piece_gets_a_copy(c, s, *workers):
                 await async_poll_for(lambda: all(len(found) == 1 for found in homes(s, C)))
                 assert (await c.compute(C @ X)).tobytes() == (DENSE @ X).tobytes()
                 [said] = [e for _, e in s.get_events("dask-coded") if e["action"] == "unread"]
-                assert said["worker"] == at and "checksum do not match" in said["reason"]
+                assert said["worker"] == at and "computed checksum do not match" in said["reason"]
 
 
 @gen_cluster(nthreads=[("127.0.0.1", 1)] * 4)

@@ -27,6 +27,7 @@ import os
 import shutil
 import tempfile
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakValueDictionary
 
@@ -145,6 +146,15 @@ def _load(header: dict[str, Any], frames: list[Any]) -> Any:
     return _arrays[tuple(header["note"])]
 
 
+@dataclass
+class _Filling:
+    """An array in memory that is being filled."""
+
+    #: Its bytes, and how many of them are not written yet.
+    size: int
+    ahead: int
+
+
 class Disk:
     """Decides which arrays of a worker are made in files, and keeps them.
 
@@ -160,7 +170,7 @@ class Disk:
         self._kept: dict[Key, MappedArray] = {}
         # Bytes of arrays in memory, by task: those that are being filled, and results with the
         # identity of the array, because a block may be a piece as well.
-        self._filling: dict[Key, int] = {}
+        self._filling: dict[Key, _Filling] = {}
         self._in_memory: dict[Key, tuple[int, int]] = {}
         self._copying: dict[Key, asyncio.Task[None]] = {}
         # Pieces that tasks use, whatever Dask does with them meanwhile. None for what Dask has
@@ -189,7 +199,7 @@ class Disk:
         with self._lock:
             self._filling.pop(key, None)  # of an attempt that has failed
             if self._fits(size):
-                return self._in_use(key, shape, dtype)
+                return self._begin(key, shape, dtype)
             failure = None if self._may_spill(size) else OSError(errno.EDQUOT, "max-spill")
         try:
             if failure is None:
@@ -200,24 +210,32 @@ class Disk:
         with self._lock:
             if failure is not None and not self._is_bearable(size):
                 raise OSError(failure.errno, self._where_space_went(size)) from failure
-            return self._in_use(key, shape, dtype)
+            return self._begin(key, shape, dtype)
 
-    def _in_use(self, key: Key, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Rows:
-        """Make an array of zeros all of which is memory of the process from now on.
-
-        So what the process uses includes arrays that are being filled, however far they are.
-        """
+    def _begin(self, key: Key, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Rows:
         array = np.zeros(shape, dtype)
-        array.reshape(-1).view(np.uint8)[:: mmap.PAGESIZE] = 0
-        self._filling[key] = array.nbytes
+        self._filling[key] = _Filling(array.nbytes, array.nbytes)
         return array
+
+    def filled(self, key: Key, size: int) -> None:
+        """Learn that so many more bytes of an array of :meth:`zeros` are written.
+
+        The process did not use them before, so they must be counted in addition to what it uses.
+        """
+        with self._lock:
+            if found := self._filling.get(key):
+                found.ahead = max(found.ahead - size, 0)
+
+    def _ahead(self) -> int:
+        """Return the bytes that arrays will take once they are filled."""
+        return sum(found.ahead for found in tuple(self._filling.values()))
 
     def _is_bearable(self, size: int) -> bool:
         """Whether the worker is not paused because of an array in memory that Dask cannot spill."""
         limits: Any = self._worker.memory_manager
         if not limits.memory_limit or not limits.memory_pause_fraction:
             return True
-        used = self._worker.monitor.get_process_memory()
+        used = self._worker.monitor.get_process_memory() + self._ahead()
         return bool(used + size <= limits.memory_pause_fraction * limits.memory_limit)
 
     def _where_space_went(self, size: int) -> str:
@@ -247,14 +265,14 @@ class Disk:
         limits: Any = self._worker.memory_manager
         if not _ABLE or not isinstance(data, SpillBuffer):
             return True
-        filling = sum(tuple(self._filling.values()))
+        filling = sum(found.size for found in tuple(self._filling.values()))
         size += filling + sum(dict(tuple(self._in_memory.values())).values())
         if size > data.n:
             return False
         if not limits.memory_spill_fraction:
             return True
         # What Dask cannot spill, such as the modules of the process.
-        used = self._worker.monitor.get_process_memory()
+        used = self._worker.monitor.get_process_memory() + self._ahead()
         other = max(used - data.fast.total_weight - filling, 0)
         return other + size <= limits.memory_spill_fraction * limits.memory_limit
 
@@ -439,7 +457,10 @@ def zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Rows:
         worker = get_worker()
     except ValueError:  # not a task of a worker
         return np.zeros(shape, dtype)
-    return Disk.of(worker).zeros(worker.get_current_task(), shape, dtype)
+    disk, key = Disk.of(worker), worker.get_current_task()
+    array = disk.zeros(key, shape, dtype)
+    disk.filled(key, array.nbytes)  # at once
+    return array
 
 
 def keep(array: Any) -> Any:

@@ -358,6 +358,7 @@ async def _combine(
             await loop.run_in_executor(None, store)
         if isinstance(out, MappedArray):
             out.release(first, first + len(total))
+        plugin.disk.filled(spec.keys[mixer.piece], out[first : first + step].nbytes)
     return await loop.run_in_executor(None, mixer.finished, out)
 
 

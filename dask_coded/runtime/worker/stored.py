@@ -191,5 +191,6 @@ def _read(disk: Disk, spec: CodedSpec, storage: Storage, piece: int) -> tuple[An
     def read(first: int, last: int) -> None:
         if isinstance(made[0], MappedArray):
             made[0].release(first, last)
+        disk.filled(key, made[0][first:last].nbytes)
 
     return read_piece(storage, piece, shape, spec.dtype, spec.sparse_type, empty, read)

@@ -19,7 +19,12 @@ from benchmarks.report import Report
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 #: The modules of the papers, imported only where they are needed.
-PAPERS = {"s2c2": "s2c2", "pipe-sgd": "pipe_sgd", "gradiveq": "gradiveq"}
+PAPERS = {
+    "s2c2": "s2c2",
+    "pipe-sgd": "pipe_sgd",
+    "gradiveq": "gradiveq",
+    "gc-dc": "gc_dc",
+}
 
 _ROOT = Path(__file__).parents[2]
 RESULTS, PAGES = _ROOT / "benchmarks" / "results", _ROOT / "docs" / "evidence"

@@ -48,7 +48,6 @@ needs_traces = pytest.mark.skipif(
             marks=pytest.mark.extras,
         ),
         pytest.param("aggregation", [], {"step", "step_over_reference"}, marks=pytest.mark.long),
-        ("clusters", [], {"step_over_reference"}),
         pytest.param("squeeze", [], {"step_over_fluid"}, marks=needs_traces),
         (
             "scale",

@@ -5,15 +5,14 @@ mean, as in :func:`dask_coded.simulation.proportional`: a shifted exponential wh
 are both proportional to the load [1]_. Redundant work then is as slow as any other, so a tree must
 be chosen for its load, its messages and the stragglers that it tolerates at once.
 
-Without messages, the expected time is an integral over the distribution of the root's time, which
-follows from those of its children: of independent children, as many as the code needs. A parent
-receives one message after the other, ``t`` seconds each. With ``C`` for the time without messages,
-``c`` for the least time of any worker, and at every parent on the way up ``a`` seconds of latency
-and from ``m`` to ``M`` messages until it decodes, the time on ``L`` layers is at least ``C + L (a +
-t)`` and at least ``c + L (a + m t)``, and at most ``C + L (a + M t)``: messages that are early
-enough cost nothing, those that come together queue. For few messages or little computation the two
-ends meet. The text of the paper was not available; its bounds are asymptotic, these hold for any
-number of workers.
+A node's time is a random number whose distribution follows from those of its children: they are
+independent, and as many are needed as the code says. Its mean is an integral. A parent receives one
+message after the other, ``t`` seconds each after ``a`` seconds of latency. It decodes between ``a +
+t`` after the last child that it needs, if all others were early, and ``a + M t``, if the ``M``
+messages that it may receive come together. Both are distributions again, and their means at the
+root bound the expected time. Neither is the root earlier than ``c + L (a + m t)``, with ``c`` for
+the least time of any worker and ``m`` messages needed by each parent on ``L`` layers. The text of
+the paper was not available; its bounds are asymptotic, these hold for any number of workers.
 
 References
 ----------
@@ -24,8 +23,9 @@ References
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -103,8 +103,8 @@ def expected_step(
     ...     found = expected_step(choice, 84, costs, 40_000, straggling=1.0)
     ...     print(f"{found.least:.3f} to {found.most:.3f} s")
     0.276 to 0.316 s
-    0.113 to 0.122 s
-    0.164 to 0.168 s
+    0.113 to 0.120 s
+    0.164 to 0.166 s
     """
     check_whole("workers", workers)
     check_positive("nbytes", nbytes, or_zero=True)
@@ -112,8 +112,9 @@ def expected_step(
     if getattr(aggregation, "segments", 1) != 1:
         raise ValueError("The expected time is known for gradients in one segment only.")
     if isinstance(aggregation, Ring):
-        time = _Times(1 / workers * costs.computation, straggling, workers)
-        slowest = time.mean(time.of(1 / workers * costs.computation) ** workers)
+        work = costs.computation / workers
+        times = _times(work, straggling, workers, 0.0)
+        slowest: float = times.mean(times.all([times.worker(work)] * workers))
         whole = slowest + communication(Shape("Ring"), costs, workers, nbytes)
         return ExpectedStep(slowest, whole, whole)
     plan = aggregation.plan(workers)
@@ -123,69 +124,41 @@ def expected_step(
     return _of_tree(plan.allocation, costs, nbytes, straggling)
 
 
-class _Times:
-    """Distributions of times, as their values at the points of a grid."""
-
-    def __init__(self, work: float, straggling: float, workers: int) -> None:
-        self._straggling = straggling
-        end = work * (1 + straggling * (_TAIL + np.log(workers)))
-        self.points: Floats = np.linspace(0.0, end, _POINTS)
-
-    def of(self, work: float) -> Floats:
-        """Return the probability that a worker with so much work is done, at every point."""
-        if not work or not self._straggling:
-            return np.asarray(self.points >= work, dtype=float)
-        beyond = np.maximum(self.points - work, 0.0)
-        return np.asarray(-np.expm1(-beyond / (work * self._straggling)))
-
-    def mean(self, done: Floats) -> float:
-        """Return the mean of the time with this distribution."""
-        return float(np.trapezoid(1 - done, self.points))
-
-
 def _of_tree(tree: Allocation, costs: Costs, nbytes: float, straggling: float) -> ExpectedStep:
     works = [len(work) / tree.parts * costs.computation for work in tree.work]
-    times = _Times(max(works), straggling, len(works))
-    own = {work: times.of(work) for work in set(works)}
     wire = nbytes / costs.bandwidth
     added = wire + nbytes * costs.summation
 
-    def visit(node: int) -> tuple[Floats, float, float, float]:
-        """Return when a node's sum is made without messages, and bounds on what these take."""
-        done = own[works[node]] if node != ROOT else np.ones_like(times.points)
+    def together(code: GradientCode) -> float:
+        return costs.latency + _most(code) * added
+
+    def longest(node: int) -> float:
+        below = tree.children.get(node, ())
+        return together(tree.codes[node]) + max(map(longest, below)) if below else 0.0
+
+    def quickest(node: int) -> float:
         if node not in tree.children:
-            return done, 0.0, 0.0, 0.0
-        below, single, fewest, most = zip(*map(visit, tree.children[node]), strict=True)
-        code = tree.codes[node]
-        return (
-            done * _decoded(code, below),
-            costs.latency + wire + min(single),
-            costs.latency + code.fewest * wire + min(fewest),
-            costs.latency + _most(code) * added + max(most),
-        )
+            return min(works)
+        needed = costs.latency + tree.codes[node].fewest * wire
+        return needed + min(map(quickest, tree.children[node]))
 
-    done, single, fewest, most = visit(ROOT)
-    # The mean on a grid is not exact where nothing is random.
-    computation = times.mean(done) if straggling else max(works)
-    least = max(computation + single, min(works) + fewest)
-    return ExpectedStep(computation, least, computation + most)
+    times = _times(max(works), straggling, len(works), longest(ROOT))
 
+    def mean(lag: Callable[[GradientCode], float]) -> float:
+        """Return the mean time of the root if each parent decodes so long after its children."""
 
-def _decoded(code: GradientCode, below: Sequence[Floats]) -> Floats:
-    """Return the probability that the children that are done suffice, at every point."""
-    if isinstance(code, FractionalRepetition):
-        found = np.ones_like(below[0])
-        for group in range(code.blocks):
-            members = np.array([below[row] for row in np.flatnonzero(code.group == group).tolist()])
-            found = found * (1 - np.prod(1 - members, axis=0))
-        return found
-    # Any so many children suffice: count those that are done.
-    counts = np.zeros((len(below) + 1, len(below[0])))
-    counts[0] = 1
-    for done in below:
-        counts[1:] = counts[1:] * (1 - done) + counts[:-1] * done
-        counts[0] *= 1 - done
-    return np.asarray(counts[code.fewest :].sum(axis=0))
+        def visit(node: int) -> Any:
+            own = [times.worker(works[node])] if node != ROOT else []
+            if node not in tree.children:
+                return own[0]
+            code = tree.codes[node]
+            below = times.decoded(code, list(map(visit, tree.children[node])))
+            return times.all([*own, times.later(below, lag(code))])
+
+        return float(times.mean(visit(ROOT)))
+
+    least = max(mean(lambda code: costs.latency + wire), quickest(ROOT))
+    return ExpectedStep(mean(lambda code: 0.0), least, mean(together))
 
 
 def _most(code: GradientCode) -> int:
@@ -193,3 +166,79 @@ def _most(code: GradientCode) -> int:
     if isinstance(code, FractionalRepetition):
         return code.n - int(np.bincount(code.group).min()) + 1
     return code.fewest
+
+
+# ------------------------------------------------------------------------------------------ times
+
+
+def _times(work: float, straggling: float, workers: int, lag: float) -> Any:
+    """Return how to calculate with times: up to those of the slowest worker, and a lag after it."""
+    if not work or not straggling:
+        return _Certain()
+    return _Random(straggling, work * (1 + straggling * (_TAIL + np.log(workers))) + lag)
+
+
+class _Certain:
+    """Calculates with times of which nothing is random, in seconds."""
+
+    def worker(self, work: float) -> float:
+        """Return the time of a worker that computes ``work`` seconds."""
+        return work
+
+    def later(self, time: float, lag: float) -> float:
+        """Return a time and a number of seconds after it."""
+        return time + lag
+
+    def all(self, times: Sequence[float]) -> float:
+        """Return the last of independent times."""
+        return max(times)
+
+    def decoded(self, code: GradientCode, below: Sequence[float]) -> float:
+        """Return when enough of the children are done."""
+        if isinstance(code, FractionalRepetition):
+            groups = code.group.tolist()
+            return max(
+                min(time for time, of in zip(below, groups, strict=True) if of == group)
+                for group in range(code.blocks)
+            )
+        return sorted(below)[code.fewest - 1]
+
+    def mean(self, time: float) -> float:
+        return time
+
+
+class _Random:
+    """Calculates with random times, as the probabilities that they are over at points of a grid."""
+
+    def __init__(self, straggling: float, end: float) -> None:
+        self._straggling = straggling
+        self._points: Floats = np.linspace(0.0, end, _POINTS)
+        self._workers: dict[float, Floats] = {}
+
+    def worker(self, work: float) -> Floats:
+        if work not in self._workers:
+            beyond = np.maximum(self._points - work, 0.0)
+            self._workers[work] = -np.expm1(-beyond / (work * self._straggling))
+        return self._workers[work]
+
+    def later(self, time: Floats, lag: float) -> Floats:
+        return np.interp(self._points - lag, self._points, time, left=0.0) if lag else time
+
+    def all(self, times: Sequence[Floats]) -> Floats:
+        return np.asarray(np.prod(times, axis=0))
+
+    def decoded(self, code: GradientCode, below: Sequence[Floats]) -> Floats:
+        if isinstance(code, FractionalRepetition):
+            waiting = 1 - np.array(below)
+            groups = [np.prod(waiting[code.group == g], axis=0) for g in range(code.blocks)]
+            return np.asarray(np.prod(1 - np.array(groups), axis=0))
+        # Any so many children suffice: count those that are done.
+        counts = np.zeros((len(below) + 1, len(below[0])))
+        counts[0] = 1
+        for done in below:
+            counts[1:] = counts[1:] * (1 - done) + counts[:-1] * done
+            counts[0] *= 1 - done
+        return np.asarray(counts[code.fewest :].sum(axis=0))
+
+    def mean(self, time: Floats) -> float:
+        return float(np.trapezoid(1 - time, self._points))

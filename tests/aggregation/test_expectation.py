@@ -62,7 +62,7 @@ def draws(load, n, inner, code, s, count=20_000):
 )
 def test_without_messages_it_is_the_mean_of_random_draws(aggregation, workers, about):
     found = expected_step(aggregation, workers, FREE, 1e6, straggling=0.7)
-    assert found.least == found.computation == found.most
+    assert found.least == pytest.approx(found.computation) == found.most
     assert within(draws(*about), found.computation, found.computation)
 
 
@@ -88,7 +88,7 @@ def test_the_mean_of_simulated_steps_lies_within_the_bounds(aggregation, nbytes,
         for seed in range(60)
     ]
     assert within(times, found.least, found.most)
-    assert found.computation <= found.least <= found.most
+    assert found.computation < found.least <= found.most
 
 
 def test_the_mean_of_simulated_rings_is_the_expected_one():

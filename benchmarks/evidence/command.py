@@ -24,6 +24,8 @@ PAPERS = {
     "pipe-sgd": "pipe_sgd",
     "gradiveq": "gradiveq",
     "gc-dc": "gc_dc",
+    "coded-reduce": "coded_reduce",
+    "rlnc": "rlnc",
 }
 
 _ROOT = Path(__file__).parents[2]

@@ -3,9 +3,7 @@
 Worker processes on this machine encode an array whose blocks they already hold. Bytes count the
 rows that workers receive from each other; `k (n - k)` blocks are the floor for a code of which any
 k pieces suffice. Encoding is also compared with Dask's own way to move as many bytes between the
-same workers. The second half measures the price of moving fewer bytes: the probability that the
-blocks survive the loss of some workers, for masks drawn at random (next to an earlier
-computation) and for the balanced masks of `RandomLinear`. This half needs no cluster.
+same workers. What codes that move fewer bytes survive is in `benchmarks.evidence.rlnc`.
 """
 
 from __future__ import annotations
@@ -29,85 +27,6 @@ from dask_coded.codes import Code
 
 CODES = ((10, 7), (12, 9), (12, 6))
 DENSITIES = (0.25, 0.5, 0.75)
-
-#: Share of losses of one, two, … pieces that random systematic codes survive, from 20,000 draws
-#: computed apart from this package; no such figures are published. A parity piece contains each
-#: block with probability 1/2; coefficients are one, or Gaussian. Where the two differ by less than
-#: the error, both have the same figure.
-DRAWN = {
-    (10, 7): {"ones": [0.912, 0.728, 0.396], "gaussian": [0.917, 0.753, 0.465]},
-    (12, 9): {"ones": [0.904, 0.718, 0.378], "gaussian": [0.907, 0.749, 0.465]},
-    (12, 10): {"ones": [0.789, 0.418], "gaussian": [0.794, 0.462]},
-    (20, 15): {"ones": [0.977, 0.923, 0.824, 0.638], "gaussian": [0.975, 0.940, 0.878, 0.774]},
-    (20, 16): {"ones": [0.951, 0.844, 0.656, 0.352], "gaussian": [0.950, 0.871, 0.742, 0.513]},
-    (30, 24): {"ones": [0.988, 0.959, 0.908, 0.814], "gaussian": [0.988, 0.968, 0.941, 0.903]},
-    (60, 50): {"ones": [0.999, 0.996, 0.995, 0.986], "gaussian": [0.999, 0.996, 0.997, 0.996]},
-}
-
-
-# ----------------------------------------------------------------------------- decode probability
-
-
-def drawn_code(n: int, k: int, density: float, kind: str, rng: np.random.Generator) -> Code:
-    """Return a systematic code whose parity coefficients are non-zero independently."""
-    shape = n - k, k
-    values = rng.standard_normal(shape) if kind == "gaussian" else np.ones(shape)
-    return Code(np.vstack([np.eye(k), values * (rng.random(shape) < density)]))
-
-
-def survival_of_draws(
-    n: int, k: int, density: float, kind: str, failures: int, draws: int
-) -> np.ndarray:
-    """Return the share of draws, of a code and of lost workers, that survive 1, 2, … losses."""
-    rng = np.random.default_rng(0)
-    survived = np.zeros(failures)
-    for _ in range(draws):
-        code, lost = drawn_code(n, k, density, kind, rng), rng.permutation(n)
-        for count in range(1, failures + 1):
-            survived[count - 1] += code.survives(lost[:count].tolist())
-    return survived / draws
-
-
-def report_survival(report: Report, smoke: bool) -> None:
-    """Add the probability of surviving losses, for masks drawn at random and balanced ones."""
-    draws = 20 if smoke else 1_000
-    for (n, k), earlier in list(DRAWN.items())[: 1 if smoke else None]:
-        failures = min(4, n - k)
-        for kind, figures in earlier.items():
-            shares = survival_of_draws(n, k, 0.5, kind, failures, draws)
-            for count, (share, figure) in enumerate(zip(shares, figures, strict=True), start=1):
-                report.add(
-                    f"({n},{k}), {count} lost: {kind} drawn at random (before: {figure})",
-                    "decode_probability",
-                    share,
-                    n=n,
-                    k=k,
-                    failures=count,
-                    way=kind,
-                    density=0.5,
-                    earlier=figure,
-                    error=float(np.sqrt(share * (1 - share) / draws)),
-                )
-    for n, k in list(DRAWN)[: 1 if smoke else None]:
-        for density in DENSITIES:
-            code = coded.RandomLinear(n, k, density)
-            for count in range(1, min(4, n - k) + 1):
-                found = code.decode_probability(count, 200 if smoke else 1_000)
-                report.add(
-                    f"({n},{k}), {count} lost: balanced, density {density}",
-                    "decode_probability",
-                    found.probability,
-                    n=n,
-                    k=k,
-                    failures=count,
-                    way="balanced",
-                    density=density,
-                    tolerance=code.tolerance,
-                    error=found.error,
-                )
-
-
-# --------------------------------------------------------------------------------- what is moved
 
 
 def encode(source: Any, code: Code, client: Client, workers: list[str]) -> tuple[int, int]:
@@ -203,7 +122,7 @@ def pieces_to_repair(code: Code) -> float:
 @click.command()
 @options
 def main(json_file: Path | None, png_file: Path | None, smoke: bool) -> None:
-    """Measure bytes and time of encoding, MDS and sparse random parity; and survival of losses."""
+    """Measure bytes and time of encoding, MDS and sparse random parity."""
     if png_file:
         raise click.UsageError("This benchmark draws no picture: leave out --png.")
     report = Report("encoding")
@@ -212,7 +131,6 @@ def main(json_file: Path | None, png_file: Path | None, smoke: bool) -> None:
         for n, k in codes:
             report_traffic(report, n, k, client, workers, smoke)
         report_copying(report, client, workers, smoke)
-    report_survival(report, smoke)
     report.finish(json_file)
 
 

@@ -27,7 +27,7 @@ needs_traces = pytest.mark.skipif(
         (
             "encoding",
             [],
-            {"bytes_over_mds", "time_over_mds", "encoding_over_copying", "decode_probability"},
+            {"bytes_over_mds", "time_over_mds", "encoding_over_copying"},
         ),
         ("numerics", [], {"row_error"}),
         ("defaults", [], {"error_over_scikit_learn"}),

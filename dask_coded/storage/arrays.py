@@ -163,7 +163,7 @@ def _read_file(path: Path, out: Array) -> None:
     room = np.asarray(out).reshape(-1).view(np.uint8)
     seen = room.view()
     seen.flags.writeable = False  # nothing else is taken
-    view, end, found, start = memoryview(room), bytearray(5), 0, 0
+    view, end, found, start = room.data, bytearray(5), 0, 0
     try:
         with path.open("rb", buffering=0) as file:
             while read := file.readinto(view[start : start + _CACHED]):

@@ -1,4 +1,4 @@
-"""GC-DC: clusters of workers that are placed anew, beside fixed clusters and one code for all."""
+"""GC-DC: clusters chosen in each step, beside fixed clusters and one code for all."""
 
 from __future__ import annotations
 
@@ -337,8 +337,8 @@ def traffic(kept: Kept) -> Iterator[str]:
     yield "## Bytes\n"
     yield (
         "Received by all workers and the root, homogeneous workers with memory 0.94. Every worker "
-        f"fetches its data once, of {DATA / 1e6:.0f} MB in all. *Placed anew*: steps with another "
-        "placement than the step before."
+        f"fetches its data once, of {DATA / 1e6:.0f} MB in all. *New placements*: steps with "
+        "another placement than the step before."
     )
     lines = []
     for name in CASES["homogeneous"][0].methods():
@@ -356,7 +356,7 @@ def traffic(kept: Kept) -> Iterator[str]:
                 f"{placed:.0f}",
             ]
         )
-    header = ["", "gradients, a step", "placements, a step", "data, once", "placed anew"]
+    header = ["", "gradients, a step", "placements, a step", "data, once", "new placements"]
     yield from table(header, lines)
 
 

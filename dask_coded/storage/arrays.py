@@ -18,7 +18,7 @@ from dask_coded.storage.location import Location, imported
 # that they need in addition to the piece.
 _CHUNK = 2**24
 
-# Bytes that are still in a processor's cache when they are checked.
+# Bytes that are read and then checked at once; from 2**18 to 2**21, more is a little faster.
 _CACHED = 2**21
 
 Array = np.ndarray[Any, Any]

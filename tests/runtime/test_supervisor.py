@@ -428,6 +428,30 @@ async def test_a_coordinator_that_no_other_worker_could_run_fetches_its_operand_
 
 
 @gen_cluster(**FOUR)
+async def test_a_worker_without_the_plugin_is_not_told_to_end_its_fetches(c, s, *workers):
+    """Dask closes a worker that gets a message which it does not know."""
+    await coded.encode(A, coded.MDS(4, 3), c)
+    silent, other = (w.address for w in workers[:2])
+    operand = c.submit(np.sin, x, workers=[silent])
+    await wait(operand)
+    task = c.submit(held_up, "task", operand, workers=[other])
+    await Event("begun-task", client=c).wait()
+    plugin, ts = plugin_of(s), s.tasks[task.key]
+    plugin.supervisor._record(ts)
+    sent = []
+    s.worker_send = lambda *message: sent.append(message)
+    versions = dict(plugin.versions)
+    for able in (False, True):
+        plugin.placing.waiting[silent].add((operand.key, other))
+        plugin.versions.update(versions) if able else plugin.versions.pop(other)
+        assert plugin.supervisor._end_fetches([ts]) == ({other} if able else set())
+    del s.worker_send
+    assert [(to, message["op"]) for to, message in sent] == [(other, "coded-hang-up")]
+    await Event("task", client=c).set()
+    await task
+
+
+@gen_cluster(**FOUR)
 async def test_a_task_runs_again_where_its_first_result_is_not_being_fetched(c, s, *workers):
     C = await coded.encode(A, coded.MDS(4, 3), c)
     future = c.compute(C @ x)

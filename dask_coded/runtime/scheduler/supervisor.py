@@ -432,6 +432,8 @@ class Supervisor:
         ended = set()
         for ts in tasks:
             there = ts.processing_on.address if ts.processing_on else ""
+            if there not in self._able:  # it would not understand
+                continue
             for address, waiting in self._placing.waiting.items():
                 keys = [dts.key for dts in ts.dependencies if (dts.key, there) in waiting]
                 if keys:

@@ -243,7 +243,7 @@ def test_the_worker_that_holds_the_data_is_stopped_before_the_training(processes
         error = samples @ w - targets
         return error @ error / 2, samples.T @ error
 
-    # What takes nobody knows how long is not done twice.
+    # Tasks of which it is not known how long they take are not computed again.
     train(squares, np.zeros(4), tuple(pair), steps=1, client=client)
     with processes.stopped(holder):
         found = train(squares, np.zeros(4), tuple(pair), steps=3, client=client)

@@ -85,7 +85,7 @@ class Records:
         # Rounds with the worker, and those since its speed has changed.
         self._count: Ints = np.empty(0, dtype=np.intp)
         self._since: Ints = np.empty(0, dtype=np.intp)
-        # The numbers of its last round, and of its last trial.
+        # The numbers of its last round, and of its last trial, which may be the next round.
         self._last: Ints = np.empty(0, dtype=np.intp)
         self._tried: Ints = np.empty(0, dtype=np.intp)
 
@@ -197,9 +197,15 @@ class Records:
         return np.asarray(self.rounds - self._last[rows])
 
     def due(self, rows: Ints) -> Bools:
-        """Return which workers are due for a trial now, and count them as tried, shape (rows,)."""
-        due = self.rounds - np.maximum(self._last[rows], self._tried[rows]) >= _TRIED_AFTER
-        self._tried[rows[due]] = self.rounds
+        """Return which workers are due for a trial in the next round, shape (rows,).
+
+        They count as tried once a round has been recorded. Until then they stay due, because not
+        every plan is used: a single product leaves one for a round that never comes.
+        """
+        following = self.rounds + 1
+        due = self.rounds - np.maximum(self._last[rows], self._tried[rows] - 1) >= _TRIED_AFTER
+        due |= self._tried[rows] == following
+        self._tried[rows[due]] = following
         return due
 
     def settled(self, speeds: Floats, rows: Ints) -> Floats:

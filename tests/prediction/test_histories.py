@@ -209,6 +209,18 @@ def test_a_worker_without_work_is_tried_now_and_then() -> None:
     assert trials == [32, 64, 96]
 
 
+def test_a_plan_that_is_not_used_costs_no_trial() -> None:
+    """As after each single product: the plan of a next round is made, and no round follows."""
+    history = SpeedHistory()
+    history.record({"a": 1.0, "b": 0.001})
+    for _ in range(32):
+        history.record({"a": 1.0})
+    plans = [history.with_trials(["a", "b"], np.array([1.0, 0.001]))[1] for _ in range(3)]
+    history.record({"a": 1.0})
+    plans.append(history.with_trials(["a", "b"], np.array([1.0, 0.001]))[1])
+    assert min(plans[:3]) > plans[3] == 0.001
+
+
 @pytest.mark.parametrize("stripes", [1, 2, 4, 8, 40])
 @pytest.mark.parametrize("code", [MDS(4, 3), MDS(12, 10), Repetition(6, 2)], ids=repr)
 def test_a_trial_is_worth_a_stripe(code: Code, stripes: int) -> None:

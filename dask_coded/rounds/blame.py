@@ -11,6 +11,10 @@ right for its stripes, up to the error that it would have shown. In a round that
 has such a share for every stripe, because pieces that determine all blocks involve all of them.
 Then the workers whose shares contradict are to blame. Checks that no share supports are *disputed*.
 
+The share of a block itself agrees with a check that was made from it, even if the block was damaged
+before. So it proves nothing if shares of two other pieces contradict the check as one error in it
+would have them do: by amounts in the ratio of their weights.
+
 **Checks.** A disputed check is made again, from the rows of several workers in turn, until two of
 these *witnesses* agree. The check that a worker holds was made from the block, so the two are not
 independent: if the block was wrong before, both are wrong alike. Others may be decoded from sets
@@ -22,12 +26,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dask_coded.codes import Code
+from dask_coded.rounds.layout import StripeRange
 from dask_coded.rounds.verification import check_error, sizes_of, sums_of
 from dask_coded.typing import Bools, Floats
 
@@ -41,26 +47,26 @@ class Evidence:
     code : Code
     computed : ndarray of bool, shape (pieces, stripes)
         Stripes of each piece whose shares agree with their checks.
-    deviation : ndarray, shape (pieces, stripes)
-        By how much shares contradict them, in a unit that all shares of the round have in common;
-        zero where none does.
+    contradicted : sequence of (StripeRange, float)
+        Shares that contradict them, and by how much, in a unit that all shares of the round have
+        in common.
     limits : ndarray, shape (pieces,)
         What shares may deviate by, in the same unit. A smaller error of a check is not found.
 
     Examples
     --------
     >>> from dask_coded.codes import MDS
-    >>> computed, deviation = np.zeros((4, 1), dtype=bool), np.zeros((4, 1))
+    >>> computed = np.zeros((4, 1), dtype=bool)
     >>> computed[1] = True  # the check of block 1 is right
-    >>> deviation[[0, 2]] = 1.0
-    >>> found = Evidence(MDS(4, 2), computed, deviation, np.full(4, 1e-12))
+    >>> wrong = [(StripeRange(0, 0, 1), 1.0), (StripeRange(2, 0, 1), 1.0)]
+    >>> found = Evidence(MDS(4, 2), computed, wrong, np.full(4, 1e-12))
     >>> found.disputed(), found.to_blame(), found.to_blame(right=[0])
     ({0}, [], [0, 2])
     """
 
     code: Code
     computed: Bools
-    deviation: Floats
+    contradicted: Sequence[tuple[StripeRange, float]]
     limits: Floats
 
     def disputed(self) -> set[int]:
@@ -91,14 +97,50 @@ class Evidence:
         # what it may deviate by. Half of these, because rounding errors may hide as much.
         tiny = float(np.finfo(np.float64).tiny)
         shown = weights / (2 * np.maximum(self.limits, tiny))[:, None]
+        deviation = self._deviation()
+        vain = self._made_from_wrong_blocks(deviation)
+        block_of = {int(piece): j for j, piece in enumerate(self.code.systematic_pieces)}
         most = np.zeros((self.code.k, self.computed.shape[1]))
         for piece in np.flatnonzero(self.computed.any(axis=1)).tolist():
-            most = np.maximum(most, shown[piece, :, None] * self.computed[piece])
-        for piece in np.flatnonzero(self.deviation.any(axis=1)).tolist():
-            relies, size = weights[piece, :, None], self.deviation[piece]
+            support = shown[piece, :, None] * self.computed[piece]
+            if (block := block_of.get(piece)) is not None:
+                support[block, vain[block]] = 0
+            most = np.maximum(most, support)
+        for piece in np.flatnonzero(deviation.any(axis=1)).tolist():
+            relies, size = weights[piece, :, None], deviation[piece]
             error = np.clip(size - self.limits[piece], 0, 1 / tiny)
             with np.errstate(over="ignore"):
                 yield piece, (relies > 0) & (size > 0) & (most * error <= relies)
+
+    def _deviation(self) -> Floats:
+        """Return by how much shares of each stripe contradict checks: (pieces, stripes)."""
+        deviation = np.zeros(self.computed.shape)
+        for (piece, start, stop), size in self.contradicted:
+            deviation[piece, start:stop] = size
+        return deviation
+
+    def _made_from_wrong_blocks(self, deviation: Floats) -> Bools:
+        """Return which checks two pieces contradict as one error in it would: (k, stripes).
+
+        A share of several stripes contradicts the sum of their errors. So those of two pieces can
+        be compared only if they have the same stripes; otherwise it may be one error.
+        """
+        weights, limits = np.abs(self.code.G), self.limits
+        bounds = np.zeros((*deviation.shape, 2), dtype=int)
+        for (piece, start, stop), _ in self.contradicted:
+            bounds[piece, start:stop] = start, stop
+        found = np.zeros((self.code.k, deviation.shape[1]), dtype=bool)
+        for one, other in combinations(np.flatnonzero(deviation.any(axis=1)).tolist(), 2):
+            both = (deviation[one] > 0) & (deviation[other] > 0)
+            if not both.any():
+                continue
+            first, second = weights[one, :, None], weights[other, :, None]
+            comparable = (bounds[one] == bounds[other]).all(axis=1)
+            with np.errstate(over="ignore", invalid="ignore"):
+                unlike = np.abs(second * deviation[one] - first * deviation[other])
+                unlike = unlike > second * limits[one] + first * limits[other]
+            found |= (first > 0) & (second > 0) & both & ~(comparable & unlike)
+        return found
 
 
 @dataclass(frozen=True, eq=False)

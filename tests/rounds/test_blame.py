@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -122,7 +123,7 @@ class Liars:
         scales = None if code.exact else Scales(array.exponents)
         assembler = Assembler(code, array.geometry, "f8", (), scales)
         computed = np.zeros((code.pieces, STRIPES), dtype=bool)
-        deviation = np.zeros((code.pieces, STRIPES))
+        contradicted: list[tuple[StripeRange, float]] = []
         lost: set[int] = set()
         parts = []
         for piece in range(code.pieces):
@@ -139,13 +140,13 @@ class Liars:
             if part.piece in self.products:
                 rows = rows * self.rng.uniform(1.1, 2)
             if size := verifier.deviation(part, rows):
-                deviation[part.piece, stripes] = size
+                contradicted.append((part, size))
                 lost.add(part.piece)
                 continue
             computed[part.piece, stripes] = True
             ready = np.array([code.span(c).rank == code.k for c in computed.T])
             assembler.add([(part, rows)], computed, ready)
-        evidence = Evidence(code, computed, deviation, verifier.limits)
+        evidence = Evidence(code, computed, contradicted, verifier.limits)
         right, changed = set(), False
         for block in evidence.disputed():
             if self.prove(block):
@@ -221,14 +222,13 @@ def test_the_honest_are_never_blamed(data: st.DataObject) -> None:
 
 def test_a_share_supports_a_check_only_up_to_the_error_that_it_would_have_shown() -> None:
     """Parity may deviate more than the block, because errors of other blocks add up in it."""
-    computed, deviation = np.zeros((4, 1), dtype=bool), np.zeros((4, 1))
+    computed, part = np.zeros((4, 1), dtype=bool), StripeRange(0, 0, 1)
     computed[2] = True
-    deviation[0] = 1e-12
     limits = np.array([1e-15, 1e-15, 1e-9, 1e-9])
-    evidence = Evidence(MDS(4, 2), computed, deviation, limits)
+    evidence = Evidence(MDS(4, 2), computed, [(part, 1e-12)], limits)
     assert evidence.disputed() == {0} and not evidence.to_blame()
     assert evidence.to_blame(right=[0]) == [0]
-    deviation[0] = np.inf
+    evidence = Evidence(MDS(4, 2), computed, [(part, np.inf)], limits)
     assert not evidence.disputed() and evidence.to_blame() == [0]
 
 
@@ -243,9 +243,31 @@ def test_a_check_made_from_a_wrong_block_is_not_proven_by_that_block(code: Code)
     np.testing.assert_allclose(found, right, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("stripes", [[(0, 3)], [(0, 1), (1, 3)]], ids=str)
+def test_the_share_of_a_block_does_not_prove_a_check_made_from_it(stripes: list[Any]) -> None:
+    """Parity contradicts both, by what one error of the check would cause."""
+    code, limits = MDS(6, 4), np.full(6, 1e-12)
+    computed = np.zeros((6, 3), dtype=bool)
+    computed[:4] = True
+    weights = np.abs(code.G)
+    alike = [
+        (StripeRange(piece, *ends), 0.5 * weights[piece, 1]) for piece in (4, 5) for ends in stripes
+    ]
+    evidence = Evidence(code, computed, alike, limits)
+    assert 1 in evidence.disputed() and evidence.to_blame() == []
+    assert evidence.to_blame(right=[1, 2]) == [4, 5]
+    # Two workers that compute wrongly contradict it by amounts that have nothing in common.
+    unlike = [(part, size * (1 + 0.1 * part.piece)) for part, size in alike]
+    evidence = Evidence(code, computed, unlike, limits)
+    assert evidence.disputed() == set() and evidence.to_blame() == [4, 5]
+    # Sums over other stripes cannot be compared.
+    other = [(StripeRange(4, 0, 2), 0.1), (StripeRange(5, 1, 3), 0.7)]
+    evidence = Evidence(code, computed, other, limits)
+    assert evidence.disputed() == {0, 1, 2, 3} and evidence.to_blame() == []
+
+
 def test_no_evidence_blames_no_worker() -> None:
-    nothing = np.zeros((4, 1))
-    evidence = Evidence(MDS(4, 2), nothing > 0, nothing, np.full(4, 1e-9))
+    evidence = Evidence(MDS(4, 2), np.zeros((4, 1), dtype=bool), [], np.full(4, 1e-9))
     assert evidence.disputed() == set() and evidence.to_blame() == []
 
 

@@ -596,6 +596,29 @@ async def test_a_piece_that_has_rotten(c, s, *workers):
     assert {event["worker"] for event in events(s, "corrupt-check")} == {liar}
 
 
+@gen_cluster(client=True, nthreads=[*SIX, ("127.0.0.1", 1)])
+async def test_a_block_that_was_damaged_before_its_check_was_made(c, s, *workers):
+    """Its own share agrees with the check; the shares of all parities contradict it."""
+    C = await coded.encode(A, coded.MDS(7, 4), c, verify=True)
+    spec = C.encoded.spec
+    damaged, unable = (
+        next(w for w in workers if w.address == C.encoded.workers[piece]) for piece in (1, 3)
+    )
+    damaged.data[spec.keys[1]] = 2 * np.array(damaged.data[spec.keys[1]])
+    spoil(s, workers, spec, 1, lambda check: 2 * check)
+
+    def fail(key):
+        raise MemoryError("of the test")
+
+    worker_plugin(unable).piece = fail  # so that no round ends without parity
+    i = 0
+    while i < 5 or not events(s, "corrupt"):
+        i += 1
+        assert is_right(await c.compute(C @ (i * x)), i * x)
+    assert {event["worker"] for event in events(s, "corrupt")} == {damaged.address}
+    assert {event["block"] for event in events(s, "corrupt-check")} == {1}
+
+
 @gen_cluster(client=True, nthreads=SIX)
 async def test_a_worker_that_computes_wrongly_now_and_then(c, s, *workers):
     C = await coded.encode(A, coded.MDS(6, 4), c, verify=True)

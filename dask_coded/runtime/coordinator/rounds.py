@@ -306,7 +306,10 @@ class Coordinator:
                 self._alone.look(spec, layout, plan.addresses, speeds.get(exchange.address, 0.0))
             self._plugin.activity.ended(self._id, live.report, seconds)
             self._row = row
-            await self._judge(live, checks, spec, version)
+            _, changed = await self._judge(live, checks, spec, version)
+            if changed:
+                # Shares of a damaged block agree with the check that was made from it.
+                continue
             fresh = history.pace.slowed or not live.round.state.available.all()
             fresh = fresh or bool(self._wrong_checks)
             if fresh or monotonic() - self._asked >= Timeouts.PLANS:

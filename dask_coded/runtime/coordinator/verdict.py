@@ -95,10 +95,7 @@ class Verdict:
         """
         if self._verifier is None or not self._contradicted:
             return None
-        deviation = np.zeros(computed.shape)
-        for (piece, start, stop), size in self._contradicted:
-            deviation[piece, start:stop] = size
-        return Evidence(self._code, computed, deviation, self._verifier.limits)
+        return Evidence(self._code, computed, self._contradicted, self._verifier.limits)
 
     def holders(self, pieces: Iterable[int]) -> set[str]:
         """Return the workers with these pieces."""

@@ -18,7 +18,7 @@ from dask_coded.runtime.worker import jobs
 from tests.processes import Processes
 
 # The same examples in every run; `--hypothesis-profile=search` looks for new ones.
-settings.register_profile("dask-coded", deadline=None, derandomize=True)
+settings.register_profile("dask-coded", deadline=None, derandomize=True, max_examples=50)
 settings.register_profile("search", deadline=None, max_examples=1000)
 settings.load_profile("dask-coded")
 
@@ -56,7 +56,7 @@ def pytest_runtest_teardown() -> None:
         cached.cache_clear()
 
 
-@pytest.fixture(params=["loop", "threads"])
+@pytest.fixture(params=["loop", pytest.param("threads", marks=pytest.mark.long)])
 def job_place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have workers compute small jobs, as most tests have, on the event loop, then in threads."""
     if request.param == "threads":

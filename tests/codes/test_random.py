@@ -23,7 +23,7 @@ def sparse_codes(draw: st.DrawFn) -> RandomLinear:
 
 
 @given(sparse_codes(), st.data())
-@settings(max_examples=200)
+@settings(max_examples=60)
 def test_a_set_of_pieces_decodes_if_its_rank_is_k(code: RandomLinear, data: st.DataObject) -> None:
     size = data.draw(st.integers(0, code.n))
     pieces = sorted(data.draw(st.permutations(range(code.n)))[:size])
@@ -52,7 +52,7 @@ codes = st.one_of(
 
 
 @given(codes, st.data())
-@settings(max_examples=200)
+@settings(max_examples=60)
 def test_span_against_the_rank_of_every_neighbouring_set(code: Code, data: st.DataObject) -> None:
     have = np.array(data.draw(st.lists(st.booleans(), min_size=code.pieces, max_size=code.pieces)))
     span = code.span(have)
@@ -73,7 +73,7 @@ def test_span_against_the_rank_of_every_neighbouring_set(code: Code, data: st.Da
 
 
 @given(codes, st.data())
-@settings(max_examples=200)
+@settings(max_examples=60)
 def test_a_piece_is_made_of_others_if_and_only_if_they_determine_it(
     code: Code, data: st.DataObject
 ) -> None:

@@ -37,7 +37,12 @@ def test_every_program_is_guarded_and_complete():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("page", "program"), HERE, ids=[f"{p}-{i}" for i, (p, _) in enumerate(HERE)]
+    ("page", "program"),
+    [
+        # All of them start processes that only import; the others are like these.
+        pytest.param(page, program, id=f"{page}-{i}", marks=[pytest.mark.long] * (i % 2))
+        for i, (page, program) in enumerate(HERE)
+    ],
 )
 def test_a_program_runs_as_a_script(page, program, tmp_path):
     script = tmp_path / "program.py"

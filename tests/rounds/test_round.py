@@ -252,7 +252,7 @@ def _results(cluster: Cluster, stripes: int) -> np.ndarray:
 
 
 @given(clusters())
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 def test_a_round_with_enough_surviving_pieces_ends_and_decodes(cluster: Cluster) -> None:
     stripes = cluster.layout.stripes
     blocks = _results(cluster, stripes)
@@ -312,7 +312,7 @@ def test_a_round_with_too_few_surviving_pieces_fails(cluster: Cluster, first: in
 
 
 @given(clusters(), st.data())
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 def test_pieces_that_raise_exceptions_end_a_round_only_if_the_others_do_not_suffice(
     cluster: Cluster, data: st.DataObject
 ) -> None:

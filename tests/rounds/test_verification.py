@@ -58,7 +58,7 @@ CODES = [MDS(6, 4), RandomLinear(6, 4), Repetition(4, 2)]
 
 
 @given(st.data())
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_right_shares_are_accepted_at_every_scale(data: st.DataObject) -> None:
     dtype = np.dtype(data.draw(st.sampled_from(["f4", "f8", "c8", "c16"])))
     reach = 15 if np.finfo(dtype).bits == 32 else 150
@@ -97,7 +97,7 @@ def test_right_shares_are_accepted_at_every_scale(data: st.DataObject) -> None:
 
 
 @given(st.data())
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_right_shares_are_accepted_with_columns_of_every_scale(data: st.DataObject) -> None:
     """Also where entries and their squares vanish, and where the operand touches only these."""
     dtype, operand = (np.dtype(data.draw(st.sampled_from(["f2", "f4", "f8", "c8"]))) for _ in "ab")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -33,6 +34,28 @@ def check_whole(name: str, value: Any, least: int | None = 1) -> int:
         limit = "" if least is None else f" of at least {least}"
         raise ValueError(f"Argument {name!r} must be a whole number{limit}, it is {value!r}.")
     return int(value)
+
+
+def check_place(name: str, value: Any) -> str:
+    """Return a path as an absolute one, and an address that fsspec knows as it is.
+
+    Raises
+    ------
+    TypeError
+        If it is neither.
+
+    Examples
+    --------
+    >>> check_place("storage", "s3://bucket/name")
+    's3://bucket/name'
+    """
+    place = os.fspath(value) if isinstance(value, str | os.PathLike) else value
+    if not isinstance(place, str) or not place:
+        raise TypeError(
+            f"Argument {name!r} must be a path, or an address such as 's3://bucket/name', it is "
+            f"{value!r}."
+        )
+    return place if "://" in place else os.path.abspath(os.path.expanduser(place))
 
 
 def check_redundancy(value: Any, n: int, losses: int = 1) -> int:

@@ -3,14 +3,16 @@
 An algorithm is NumPy code over an operator with ``@`` that takes a :class:`Loop`. The base class
 keeps and reports nothing, so the algorithm runs anywhere. :func:`dask_coded.submit` passes a loop
 that reports to the client and keeps the state on other workers, so that the algorithm resumes where
-it was if its own worker is lost.
+it was if its own worker is lost; also in files, if it should outlive the cluster.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
+from dask_coded.arguments import check_place
 from dask_coded.summary import Summary
 
 State = TypeVar("State")
@@ -79,6 +81,13 @@ class Loop:
 
     :func:`dask_coded.submit` replaces it by one whose state is kept by other workers.
 
+    Parameters
+    ----------
+    storage : str or path, optional
+        A folder that all workers share, or an address that fsspec knows, of this run alone. The
+        state is also kept there, so that the same call resumes on another cluster. It is a pickle:
+        resume only from places that you trust. When the function has returned, it is deleted.
+
     Examples
     --------
     >>> def halve(x, rounds, loop=Loop()):
@@ -90,6 +99,13 @@ class Loop:
     >>> halve(8.0, rounds=3)
     1.0
     """
+
+    #: Where the state is kept; None if only by other workers.
+    storage: str | None = None
+
+    def __init__(self, storage: str | os.PathLike[str] | None = None) -> None:
+        if storage is not None:
+            self.storage = check_place("storage", storage)
 
     def resume(self, state: State) -> State:
         """Return the state that was kept last if this loop has run before, else ``state``."""

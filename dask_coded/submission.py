@@ -24,6 +24,7 @@ from dask_coded.compat import TaskRef
 from dask_coded.loop import QUIET, Loop, PiecesMade, Progress
 from dask_coded.pair import CodedPair
 from dask_coded.products import ProductArray
+from dask_coded.runtime.client.encoding import Encoded
 from dask_coded.runtime.client.waiting import (
     TaskFuture,
     current_client,
@@ -52,6 +53,12 @@ def client_for(client: Client | None, *values: Any) -> Client:
     ValueError
         If there is none.
     """
+    coded = [] if client is not None else _coded_in(values)
+    return current_client(coded[0].encoded.client if coded else client)
+
+
+def _coded_in(values: Any) -> list[CodedArray | CodedPair]:
+    """Return the coded arrays and pairs in values, also in lists, tuples and dicts."""
     coded: list[CodedArray | CodedPair] = []
 
     def look(value: Any) -> Any:
@@ -59,9 +66,21 @@ def client_for(client: Client | None, *values: Any) -> Client:
             coded.append(value)
         return value
 
-    if client is None:
-        map_nested(look, values)
-    return current_client(coded[0].encoded.client if coded else client)
+    map_nested(look, values)
+    return coded
+
+
+def _owner(function: Callable[..., Any], coded: Sequence[CodedArray | CodedPair]) -> dict[str, Any]:
+    """Return what a state in files is of: not of all arguments, of which some have no name."""
+    arrays = []
+    for array in coded:
+        encoded = array.encoded
+        token = encoded.storage.token if isinstance(encoded, Encoded) and encoded.storage else ""
+        shape = " x ".join(map(str, array.shape))
+        arrays.append(f"{shape} {array.dtype} {token}".rstrip())
+    # Not the module, which is `__main__` if it is run as a script.
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return {"function": name, "arrays": arrays}
 
 
 def submit(
@@ -80,6 +99,7 @@ def submit(
     :class:`dask_coded.PairOperator`). Other dask collections become their values, also arrays such
     as ``2 * C``, which emit an :class:`UncodedWarning`. A :class:`Loop` becomes a loop whose state
     other workers keep: if its worker is lost, the function runs again and resumes from that state.
+    With :class:`Loop(storage=...) <Loop>` it resumes on another cluster, too.
 
     Parameters
     ----------
@@ -120,13 +140,16 @@ def submit(
         # One of this package, all of which iterate until a residual is small.
         options = replace(options, tolerant=True)
     data: list[Any] = []
+    owner = _owner(function, _coded_in((args, kwargs)))
 
     def slot(value: Any) -> Any:
         if isinstance(value, CodedArray | CodedPair):
             arrays[value.encoded.spec.id] = value
             return OperatorSlot(value.encoded.spec.id, value.labels)
         if isinstance(value, Loop):
-            return value.slot if isinstance(value, _Watched) else LoopSlot()
+            if isinstance(value, _Watched):
+                return value.slot
+            return LoopSlot(storage=value.storage, owner=owner)
         if isinstance(value, Future):
             data.append(value)
             return DataSlot(len(data) - 1)

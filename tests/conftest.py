@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -88,6 +88,22 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
     try:
         yield cluster
     finally:
+        cluster.close()
+
+
+@pytest.fixture
+def clusters(tmp_path: Path) -> Iterator[Callable[[], Processes]]:
+    """Start clusters, one after the other."""
+    running: list[Processes] = []
+
+    def start() -> Processes:
+        folder = tmp_path / f"cluster-{len(running)}"
+        folder.mkdir()
+        running.append(Processes(folder))
+        return running[-1]
+
+    yield start
+    for cluster in running:
         cluster.close()
 
 

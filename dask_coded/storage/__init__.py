@@ -13,8 +13,10 @@ piece and end with their CRC-32C. ::
 
 A piece is whole once its attributes have its mark, which names the encoding that it is of. They are
 written after all its chunks. The description follows when all pieces are whole; until then the
-root says that the store is half written. Nothing here knows Dask or clusters; zarr is imported when
-a store is used.
+root says that the store is half written.
+
+States of loops and trainings are files with a checksum. Nothing here knows Dask or clusters; zarr
+is imported when a store is used.
 """
 
 from dask_coded.storage.checking import PieceCondition, StoreCondition, condition_of
@@ -25,10 +27,12 @@ from dask_coded.storage.description import (
     read_description,
     write_description,
 )
+from dask_coded.storage.files import read_file, unsealed, write_file
 from dask_coded.storage.generators import check_storable
 from dask_coded.storage.location import Location, Storage, StoreError
 from dask_coded.storage.pieces import DamagedError, marked, read_piece, write_piece
 from dask_coded.storage.root import begin_store
+from dask_coded.storage.states import StateStore, StateWriter
 
 __all__ = [
     "ArrayDescription",
@@ -36,6 +40,8 @@ __all__ = [
     "Description",
     "Location",
     "PieceCondition",
+    "StateStore",
+    "StateWriter",
     "Storage",
     "StoreCondition",
     "StoreError",
@@ -45,7 +51,10 @@ __all__ = [
     "condition_of",
     "marked",
     "read_description",
+    "read_file",
     "read_piece",
+    "unsealed",
     "write_description",
+    "write_file",
     "write_piece",
 ]

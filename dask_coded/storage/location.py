@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from dask_coded.arguments import check_place
+
 _EXTRA = 'Coded arrays are kept in files by zarr: pip install "dask-coded[storage]"'
 
 
@@ -64,12 +66,8 @@ class Location:
         zarr = imported()
         if isinstance(storage, cls):
             return storage
-        if isinstance(storage, str | os.PathLike):
-            name = os.fspath(storage)
-            if isinstance(name, str) and name:
-                return cls(
-                    name if "://" in name else os.path.abspath(os.path.expanduser(name)),
-                )
+        if isinstance(storage, str | os.PathLike) and os.fspath(storage):
+            return cls(check_place("storage", storage))
         elif isinstance(storage, zarr.storage.LocalStore):
             return cls(os.path.abspath(storage.root))
         elif isinstance(storage, zarr.storage.MemoryStore):

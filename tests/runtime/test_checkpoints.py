@@ -269,7 +269,7 @@ async def test_workers_of_one_process_resume_a_state():
                 worker_plugin(worker).keeper.kept[task.key] = 7, b"state"
             mine = worker_plugin(a)
             kept = KeptLoop(a, mine.keeper, mine.exchange, mine.exchange.attempt(task.key), 2)
-            assert await kept._resume() == b"state"
+            assert await kept._resume() == (7, b"state")
             await Event("over", client=client).set()
             await task
 
@@ -299,7 +299,7 @@ async def test_a_state_may_take_long_to_travel(c, s, a, *others):
     with pytest.MonkeyPatch.context() as patch:
         set_timeouts(patch, 0.02, rows)
         kept = KeptLoop(a, mine.keeper, mine.exchange, mine.exchange.attempt(task.key), 2)
-        assert await kept._resume() == b"state"
+        assert await kept._resume() == (8, b"state")
     assert set(questions[2:]) == {8}  # the worker with the latest state
     await Event("over", client=c).set()
     await task

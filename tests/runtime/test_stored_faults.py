@@ -31,22 +31,6 @@ def kill_all(cluster: Processes) -> None:
         process.join()
 
 
-@pytest.fixture
-def clusters(tmp_path):
-    """Two clusters, one after the other."""
-    running: list[Processes] = []
-
-    def start() -> Processes:
-        folder = tmp_path / f"cluster-{len(running)}"
-        folder.mkdir()
-        running.append(Processes(folder))
-        return running[-1]
-
-    yield start
-    for cluster in running:
-        cluster.close()
-
-
 @pytest.mark.parametrize(
     "code", [EXACT, coded.Repetition(6, 2), coded.MDS(6, 4)], ids=["exact", "repetition", "mds"]
 )

@@ -2,12 +2,13 @@
 
 They keep it in memory until the task has ended. A round sends its operand to every worker anyway,
 so a state of a few vectors costs little more. The scheduler names the keepers when a loop starts:
-the workers that kept its state before, if there are any.
+the workers that kept its state before, if there are any. A state in files outlives all of them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import pickle
 from contextlib import suppress
 from functools import partial
@@ -22,6 +23,7 @@ from dask_coded.loop import Loop, Progress, State
 from dask_coded.membership import Timeouts
 from dask_coded.runtime.messages import KeepState, StateKept
 from dask_coded.runtime.worker.keeper import StateKeeper
+from dask_coded.storage import StateStore, StateWriter
 from dask_coded.transport import Channel, Exchange
 from dask_coded.transport.messages import Attempt, Message
 from dask_coded.transport.rows import large_answer
@@ -29,8 +31,12 @@ from dask_coded.transport.rows import large_answer
 if TYPE_CHECKING:
     from distributed.worker import Worker
 
+logger = logging.getLogger("distributed.dask_coded")
+
 # Pickling and sending states may take at most this fraction of the loop's time.
 _SHARE = 0.05
+# How long the result of a loop waits for a state that is being written, so that it can be deleted.
+_ENDING = 10.0
 
 
 class KeptLoop(Loop):
@@ -52,6 +58,8 @@ class KeptLoop(Loop):
         Event topic by which rounds are reported to the client.
     number : int
         Of this loop among those of the task.
+    store : StateStore or None
+        Where the state is also kept in files.
     """
 
     def __init__(
@@ -63,6 +71,7 @@ class KeptLoop(Loop):
         copies: int,
         topic: str | None = None,
         number: int = 0,
+        store: StateStore | None = None,
     ) -> None:
         self._worker = worker
         self._keeper = keeper
@@ -78,16 +87,32 @@ class KeptLoop(Loop):
         self._cost = 0.0
         # When the last state was sent, until a keeper has confirmed it.
         self._sent: float | None = None
+        self._store = store
+        self._stored = None if store is None else store.open()
+        self._writer = None if store is None else StateWriter(store, self._failed)
 
     def resume(self, state: State) -> State:
         number, resumed = self._place
         self._place = number, resumed + 1
-        if (found := sync(self._worker.loop, self._resume)) is None:
+        stored = self._stored
+        if stored is not None and stored.place != self._place:
+            stored = None
+        round, found = sync(self._worker.loop, self._resume) or (0, None)
+        if found is not None:
+            place, kept = pickle.loads(found)
+            if place != self._place:
+                # Of another algorithm. What this one has in files may be as late as it ended.
+                found = None
+        if stored is not None and (found is None or stored.round > round):
+            found, round = stored.state, stored.round
+            _, kept = pickle.loads(found)
+        if found is None:
             return state
-        place, kept = pickle.loads(found)
-        return kept if place == self._place else state
+        sync(self._worker.loop, self._worker.scheduler.coded_resumed, key=self._key, round=round)
+        return kept
 
-    async def _resume(self) -> bytes | None:
+    async def _resume(self) -> tuple[int, bytes] | None:
+        """Return the last round whose state other workers keep, and that state."""
         await self._find_keepers()
         found = self._keeper.kept.get(self._key)
         rounds = await asyncio.gather(*map(self._round_kept, self._keepers))
@@ -103,11 +128,7 @@ class KeptLoop(Loop):
                 if answer is not None:  # otherwise the keeper has just been told to forget it
                     found = answer["round"], answer["state"]
                     break
-        if found is None:
-            return None
-        round, state = found
-        await self._worker.scheduler.coded_resumed(key=self._key, round=round)
-        return state
+        return found
 
     async def _round_kept(self, address: str) -> int:
         """Return the round whose state a worker keeps; 0 if it keeps none or does not answer."""
@@ -136,11 +157,34 @@ class KeptLoop(Loop):
             get_worker().log_event(self._topic, vars(progress))
         # States would pile up for a keeper that has not received the last one.
         due = self._key not in self._keeper.owing and now >= self._kept + self._cost / _SHARE
-        if state is not None and not last and due:
-            kept = pickle.dumps((self._place, state), protocol=pickle.HIGHEST_PROTOCOL)
+        write = self._writer is not None and self._writer.is_due()
+        if state is None or last or not (due or write):
+            return
+        kept = pickle.dumps((self._place, state), protocol=pickle.HIGHEST_PROTOCOL)
+        if self._writer is not None and write:
+            self._writer.write(now, self._place, progress.round, kept)
+        if due:
             sync(self._worker.loop, self._keep, progress.round, kept)
             self._kept = monotonic()
             self._cost = self._kept - now
+
+    def returned(self) -> None:
+        """Delete the state in files, because the function has returned."""
+        if self._store is None or self._writer is None:
+            return
+        try:
+            if self._writer.end(_ENDING):
+                self._store.delete()
+                return
+            reason: Exception = TimeoutError(f"nothing was written for {_ENDING} seconds")
+        except Exception as exc:  # also those of libraries that fsspec uses
+            reason = exc
+        logger.warning(
+            "The state of a loop that has ended is not deleted from %s: %s", self._store, reason
+        )
+
+    def _failed(self, reason: Exception) -> None:
+        logger.warning("The state of a loop is not written to %s: %s", self._store, reason)
 
     async def _keep(self, round: int, state: bytes) -> None:
         usable = [address for address in self._keepers if self._exchange.is_usable(address)]

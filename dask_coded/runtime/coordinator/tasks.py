@@ -19,6 +19,7 @@ from dask_coded.runtime.coordinator.operators import Operator, PairOperator
 from dask_coded.runtime.coordinator.rounds import Coordinator
 from dask_coded.runtime.spec import PairSpec
 from dask_coded.runtime.worker.plugin import worker_plugin
+from dask_coded.storage import StateStore
 from dask_coded.transport.attempts import RunOverError
 
 
@@ -45,9 +46,15 @@ class LoopSlot:
     ----------
     topic : str or None
         Event topic by which rounds are reported to the client.
+    storage : str or None
+        Where the state is kept in files.
+    owner : dict or None
+        What the loop is of, as JSON.
     """
 
     topic: str | None = None
+    storage: str | None = None
+    owner: dict[str, Any] | None = None
 
 
 def operator(array_id: str, options: RoundOptions) -> Operator | PairOperator:
@@ -110,6 +117,7 @@ def run_loop(
     # As many copies of the state as workers may be lost at once, and one more.
     copies = 1 + max((op.code.tolerance for op in operators.values()), default=0)
     loops = count()
+    kept: list[KeptLoop] = []
 
     def fill(value: Any) -> Any:
         if isinstance(value, OperatorSlot):
@@ -122,7 +130,8 @@ def run_loop(
             plugin = worker_plugin(get_worker())
             attempt = plugin.exchange.attempt(current_key())
             assert attempt is not None
-            return KeptLoop(
+            store = None if value.storage is None else StateStore(value.storage, value.owner or {})
+            loop = KeptLoop(
                 plugin.worker,
                 plugin.keeper,
                 plugin.exchange,
@@ -130,7 +139,13 @@ def run_loop(
                 copies,
                 value.topic,
                 next(loops),
+                store,
             )
+            kept.append(loop)
+            return loop
         return value
 
-    return function(*map_nested(fill, args), **map_nested(fill, kwargs))
+    result = function(*map_nested(fill, args), **map_nested(fill, kwargs))
+    for loop in kept:
+        loop.returned()
+    return result

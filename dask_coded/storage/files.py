@@ -1,0 +1,128 @@
+"""Small files that outlive a cluster: written as a whole, and read only if they are whole.
+
+A place is a path, or an address that fsspec knows. Each file ends with the SHA-256 of what is
+before, which readers of pickles do not notice.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from dask_coded.storage.location import StoreError
+
+#: Before the checksum, at the end of a file.
+SEAL = b"\ndask-coded sha256 "
+_LENGTH = len(SEAL) + 64
+_PARTIAL = ".partial"
+
+
+def sealed(content: bytes) -> bytes:
+    """Return a content with its checksum.
+
+    Examples
+    --------
+    >>> unsealed(sealed(b"state"))
+    b'state'
+    """
+    return content + SEAL + sha256(content).hexdigest().encode()
+
+
+def is_sealed(data: bytes) -> bool:
+    """Whether a file ends as one that was written here."""
+    return data[-_LENGTH:].startswith(SEAL)
+
+
+def unsealed(data: bytes) -> bytes:
+    """Return a content without its checksum.
+
+    Raises
+    ------
+    StoreError
+        If it has none, or another one.
+    """
+    content = data[:-_LENGTH]
+    if not is_sealed(data) or sealed(content) != data:
+        raise StoreError("The file is damaged: its checksum differs.")
+    return content
+
+
+def local_path(place: str) -> Path | None:
+    """Return the path of a place; None if it is no local one."""
+    scheme, _, path = place.rpartition("://")
+    return Path(path).absolute() if scheme in ("", "file") else None
+
+
+def _remote(place: str) -> tuple[Any, str]:
+    import fsspec
+
+    files, path = fsspec.core.url_to_fs(place)
+    files.invalidate_cache()
+    return files, path
+
+
+def write_file(place: str, content: bytes) -> None:
+    """Write a file with its checksum.
+
+    A local reader finds all of it, or the previous content. So does one of an object store.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written. The previous content of a local file is still there.
+    """
+    if (whole := local_path(place)) is None:
+        files, path = _remote(place)
+        files.pipe_file(path, sealed(content))
+        return
+    # Not by `tempfile`, whose files only their owner can read.
+    part = whole.with_name(f".{whole.name}.{uuid.uuid4().hex}{_PARTIAL}")
+    try:
+        with part.open("xb") as file:
+            file.write(sealed(content))
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(whole)
+    except OSError:
+        part.unlink(missing_ok=True)  # the disk may be full
+        raise
+
+
+def read_file(place: str) -> bytes:
+    """Return all bytes of a file, with its checksum.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is none.
+    OSError
+        If it cannot be read.
+    """
+    if (path := local_path(place)) is not None:
+        return path.read_bytes()
+    files, name = _remote(place)
+    return bytes(files.cat_file(name))
+
+
+def delete_file(place: str) -> None:
+    """Delete a file, if it is there, and what processes that were killed have left of it."""
+    if (path := local_path(place)) is None:
+        files, name = _remote(place)
+        if files.exists(name):
+            files.rm_file(name)
+        return
+    path.unlink(missing_ok=True)
+    for part in path.parent.glob(f".{path.name}.{'[0-9a-f]' * 32}{_PARTIAL}"):
+        part.unlink(missing_ok=True)
+
+
+def make_folder(place: str) -> None:
+    """Make a folder, unless it is there; those of object stores need not be made."""
+    if (path := local_path(place)) is not None:
+        path.mkdir(parents=True, exist_ok=True)
+    else:
+        files, name = _remote(place)
+        files.makedirs(name, exist_ok=True)

@@ -1,0 +1,149 @@
+"""Loops whose state is in files go on after the scheduler and all workers have died."""
+
+from __future__ import annotations
+
+from concurrent.futures import CancelledError
+
+import numpy as np
+import pytest
+from distributed import Event
+from distributed.utils_test import gen_cluster, poll_for
+
+import dask_coded as coded
+from dask_coded.storage import StateStore, StoreError, states
+from dask_coded.storage.states import FILES
+from tests.processes import Processes
+
+MATRIX = np.random.default_rng(5).standard_normal((40, 40)) / 6
+
+
+def powers():
+    """Return an algorithm; nested, because workers cannot import this module."""
+
+    def powers(operator, rounds, until, log, loop):
+        """Run rounds, but not beyond a number ``until`` there is one; note each in a file."""
+        first, x = loop.resume((1, np.ones(40)))
+        for i in range(first, rounds + 1):
+            if until is not None and i > until:
+                Event("never").wait()
+            x = operator @ x
+            x /= np.abs(x).max()
+            with open(log, "a") as file:
+                file.write(f"{i}\n")
+            loop.report(coded.Progress(i, residual=0.0), state=(i + 1, x), last=i == rounds)
+        return x
+
+    return powers
+
+
+def noted(log) -> list[int]:
+    return [int(line) for line in log.read_text().splitlines()]
+
+
+@gen_cluster(client=True, nthreads=[("", 1)] * 3)
+async def test_a_state_stays_until_the_function_has_returned(c, s, *workers, tmp_path, monkeypatch):
+    monkeypatch.setattr(states, "_PAUSE", 0.0)
+    monkeypatch.setattr(states, "_SHARE", float("inf"))
+
+    def add(operator, fails, loop):
+        first, total = loop.resume((1, np.zeros(4)))
+        for i in range(first, 7):
+            total = total + operator @ np.ones(4)
+            loop.report(coded.Progress(i, residual=0.0), state=(i + 1, total), last=i == 6)
+            loop._writer.end(60)
+            if i == fails:
+                raise ZeroDivisionError
+        return first, total
+
+    C = await coded.encode(np.eye(4), coded.MDS(3, 2), client=c)
+    loop, folder = coded.Loop(storage=tmp_path / "state"), tmp_path / "state"
+    for fails in (3, 5):
+        with pytest.raises(ZeroDivisionError):
+            await coded.submit(add, C, fails, loop, client=c)
+        assert sorted(path.name for path in folder.iterdir()) == list(FILES)
+    first, total = await coded.submit(add, C, None, loop, client=c)
+    assert first == 6
+    np.testing.assert_allclose(total, 6.0)
+    assert list(folder.iterdir()) == []
+    # So the next call begins anew.
+    assert (await coded.submit(add, C, None, loop, client=c))[0] == 1
+
+
+@gen_cluster(client=True, nthreads=[("", 1)] * 3)
+async def test_algorithms_of_one_task_do_not_resume_from_each_other(c, s, *workers, tmp_path):
+    """Nor if the function fails, and is submitted again."""
+
+    def count(loop):
+        first = loop.resume(1)
+        for i in range(first, 4):
+            loop._writer._began = float("-inf")
+            loop.report(coded.Progress(i, residual=0.0), state=i + 1)
+            loop._writer.end(60)
+        return first
+
+    def twice(loop, fails):
+        found = [count(loop), count(loop)]
+        if fails:
+            raise ZeroDivisionError
+        return found
+
+    C = await coded.encode(np.eye(4), coded.MDS(3, 2), client=c)
+    assert C.shape == (4, 4)
+    loop = coded.Loop(storage=tmp_path)
+    with pytest.raises(ZeroDivisionError):
+        await coded.submit(twice, loop, True, client=c)
+    # The first algorithm begins anew, and its states replace that of the second one.
+    assert await coded.submit(twice, loop, False, client=c) == [1, 4]
+
+
+@gen_cluster(client=True, nthreads=[("", 1)] * 3)
+async def test_what_is_no_state_of_this_loop_is_refused(c, s, *workers, tmp_path):
+    C = await coded.encode(np.eye(4), coded.MDS(3, 2), client=c)
+    store = StateStore(str(tmp_path), {"function": "power", "arrays": ["4 x 4 float64"]})
+    store.open()
+    store.write((0, 0), 1, b"state")
+
+    def other(operator, loop):
+        return loop.resume("anew")
+
+    with pytest.raises(StoreError, match=r"state of power of 4 x 4 float64, this is .*other of 4"):
+        await coded.submit(other, C, coded.Loop(tmp_path), client=c)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / FILES[0]).write_text("my notes")
+    with pytest.raises(FileExistsError, match="is no state of a loop"):
+        await coded.submit(other, C, coded.Loop(tmp_path / "notes"), client=c)
+    assert (tmp_path / "notes" / FILES[0]).read_text() == "my notes"
+    with pytest.raises(TypeError, match="'storage' must be a path"):
+        coded.Loop(storage=3)
+
+
+def test_scheduler_and_all_workers_killed_in_a_loop(clusters, tmp_path):
+    log, state = tmp_path / "log", tmp_path / "state"
+    log.touch()
+    cluster: Processes = clusters()
+    cluster.add(4)
+    code, loop = coded.Repetition(4, 2), coded.Loop(storage=state)
+    C = coded.encode(MATRIX, code, cluster.client)
+    future = coded.submit(powers(), C, 12, 5, str(log), loop, client=cluster.client)
+    poll_for(lambda: len(noted(log)) == 5 and (state / FILES[0]).exists(), timeout=60)
+    cluster.kill_scheduler()
+    with pytest.raises(CancelledError):
+        future.result(timeout=60)
+    for process in cluster.workers.values():
+        process.join(60)
+        assert process.exitcode is not None
+    kept = noted(log)
+
+    cluster = clusters()
+    cluster.add(3)
+    client = cluster.client
+    C = coded.encode(MATRIX, code, client, oversubscribe=True)
+    found = coded.submit(powers(), C, 12, None, str(log), loop, client=client).result(timeout=60)
+    again = noted(log)[len(kept) :]
+    assert again == list(range(again[0], 13))
+    assert again[0] > 1  # at least the first state is kept
+    whole = coded.submit(
+        powers(), C, 12, None, str(tmp_path / "other"), coded.Loop(), client=client
+    )
+    np.testing.assert_array_equal(found, whole.result(timeout=60))
+    assert list(state.iterdir()) == []

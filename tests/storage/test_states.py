@@ -1,0 +1,189 @@
+"""States of loops in files: half-written and damaged ones are not used, others' are not touched."""
+
+from __future__ import annotations
+
+import json
+import os
+from threading import Event
+
+import pytest
+
+from dask_coded.storage import StateStore, StateWriter, StoreError, states
+from dask_coded.storage.files import read_file, sealed, unsealed, write_file
+
+OWNER = {"function": "power", "arrays": ["4 x 4 float64"]}
+PLACE = 0, 0
+
+
+@pytest.fixture(params=["folder", "memory://states"])
+def storage(request, tmp_path):
+    if request.param == "folder":
+        yield str(tmp_path / "folder" / "state")
+        return
+    import fsspec
+
+    yield request.param
+    fsspec.filesystem("memory").store.clear()
+
+
+def opened(storage) -> StateStore:
+    store = StateStore(storage, OWNER)
+    store.open()
+    return store
+
+
+def found(storage) -> tuple[int, bytes] | None:
+    stored = StateStore(storage, OWNER).open()
+    return stored and (stored.round, stored.state)
+
+
+def test_the_latest_state_is_found_by_another_process(storage):
+    assert found(storage) is None
+    for rounds in ((1, 2, 3), (4,), (5, 6)):
+        store = opened(storage)
+        for round in rounds:
+            store.write(PLACE, round, b"state %d" % round)
+        assert found(storage) == (rounds[-1], b"state %d" % rounds[-1])
+    store.delete()
+    assert found(storage) is None
+
+
+def test_a_state_of_another_algorithm_of_the_task_is_told_apart(storage):
+    opened(storage).write((1, 2), 7, b"state")
+    assert StateStore(storage, OWNER).open().place == (1, 2)
+
+
+def test_a_half_written_state_is_not_used_whatever_is_there_of_it(storage):
+    store = opened(storage)
+    for round in (1, 2, 3):
+        store.write(PLACE, round, b"state %d" % round)
+    third = f"{storage}/loop-state-0"
+    whole = read_file(third)
+    for length in range(0, len(whole), 3):
+        put(third, whole[:length])
+        assert found(storage) == (2, b"state 2")
+        # The next state replaces it, and not the one that is whole.
+        opened(storage).write(PLACE, 9, b"next")
+        assert unsealed(read_file(f"{storage}/loop-state-1")).endswith(b"state 2")
+        assert found(storage) == (9, b"next")
+
+
+def test_a_flipped_byte_is_found_wherever_it_is(storage):
+    store = opened(storage)
+    for round in (1, 2, 3):
+        store.write(PLACE, round, b"state %d" % round)
+    third = f"{storage}/loop-state-0"
+    whole = read_file(third)
+    for i in range(len(whole)):
+        put(third, whole[:i] + bytes([whole[i] ^ 4]) + whole[i + 1 :])
+        assert found(storage) == (2, b"state 2")
+
+
+def put(place: str, data: bytes) -> None:
+    """Write a file as it would be after a crash or on a broken disk."""
+    import fsspec
+
+    with fsspec.open(place, "wb") as file:
+        file.write(data)
+
+
+def test_files_of_others_are_neither_read_nor_deleted(tmp_path):
+    (tmp_path / "loop-state-1").write_bytes(b"my notes")
+    with pytest.raises(FileExistsError, match="loop-state-1 is no state of a loop"):
+        StateStore(str(tmp_path), OWNER).open()
+    assert (tmp_path / "loop-state-1").read_bytes() == b"my notes"
+    (tmp_path / "loop-state-1").rename(tmp_path / "notes")
+    others = tmp_path / ".loop-state-0.partial", tmp_path / ".loop-state-0.my.partial"
+    for other in others:
+        other.touch()
+    store = opened(str(tmp_path))
+    store.write(PLACE, 1, b"state")
+    left = tmp_path / f".loop-state-0.{'0f' * 16}.partial"  # by a process that was killed
+    left.touch()
+    store.delete()
+    assert sorted(tmp_path.iterdir()) == sorted([tmp_path / "notes", *others])
+
+
+@pytest.mark.parametrize(
+    ("owner", "named"),
+    [
+        (OWNER | {"function": "pagerank"}, "of power of 4 x 4 float64, this is pagerank of 4"),
+        (OWNER | {"arrays": ["5 x 5 float64"]}, "of 4 x 4 float64, this is power of 5 x 5 float64"),
+        (OWNER | {"arrays": []}, "this is power: pass another"),
+    ],
+)
+def test_the_state_of_another_loop_is_refused(owner, named, tmp_path):
+    opened(str(tmp_path)).write(PLACE, 1, b"state")
+    with pytest.raises(StoreError, match=named):
+        StateStore(str(tmp_path), owner).open()
+    assert found(str(tmp_path)) == (1, b"state")
+
+
+def test_a_state_says_in_json_what_it_is_of(tmp_path):
+    opened(str(tmp_path)).write(PLACE, 3, b"state")
+    first, said, state = unsealed((tmp_path / "loop-state-0").read_bytes()).split(b"\n", 2)
+    assert first == b"dask-coded loop state 1"
+    assert json.loads(said) == {"sequence": 0, "place": [0, 0], "round": 3, "owner": OWNER}
+    assert state == b"state"
+
+
+def test_a_disk_that_is_full_leaves_the_state_before_alone(tmp_path, monkeypatch):
+    def full(file):
+        raise OSError("No space left on device")
+
+    store, failures = opened(str(tmp_path)), []
+    writer = StateWriter(store, failures.append)
+    store.write(PLACE, 1, b"first")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        writer.write(0.0, PLACE, 2, b"second")
+        assert writer.end(60)
+    assert [str(failure) for failure in failures] == ["No space left on device"]
+    assert found(str(tmp_path)) == (1, b"first")
+    assert [path.name for path in tmp_path.iterdir()] == ["loop-state-0"]
+    writer.write(0.0, PLACE, 3, b"third")
+    assert writer.end(60)
+    assert found(str(tmp_path)) == (3, b"third")
+
+
+def test_writing_takes_a_twentieth_of_the_time_and_begins_once_a_second(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(states, "monotonic", lambda: now[0])
+    store, seconds, begun = opened(str(tmp_path)), [0.01], []
+
+    def write(place, round, state):
+        now[0] += seconds[0]
+
+    monkeypatch.setattr(store, "write", write)
+    writer = StateWriter(store, None)
+    for tick in range(60):
+        now[0] = tick / 4
+        if tick == 12:
+            seconds[0] = 0.125
+        if writer.is_due():
+            begun.append(now[0])
+            writer.write(now[0], PLACE, 1, b"state")
+            assert writer.end(60)
+    assert begun == [0.0, 1.0, 2.0, 3.0, 5.5, 8.0, 10.5, 13.0]
+
+
+def test_a_store_that_does_not_answer_holds_up_nobody(tmp_path, monkeypatch):
+    store, go = opened(str(tmp_path)), Event()
+    monkeypatch.setattr(store, "write", lambda *state: go.wait())
+    writer = StateWriter(store, None)
+    assert writer.is_due()
+    writer.write(0.0, PLACE, 1, b"state")
+    assert not writer.is_due()
+    assert not writer.end(0.0)
+    go.set()
+    assert writer.end(60)
+
+
+def test_a_seal_is_not_noticed_by_pickle(tmp_path):
+    import pickle
+
+    file = str(tmp_path / "file")
+    write_file(file, pickle.dumps([1, 2]))
+    assert pickle.loads(read_file(file)) == [1, 2]
+    with pytest.raises(StoreError, match="damaged"):
+        unsealed(sealed(b"state")[:-1])

@@ -19,7 +19,7 @@ from distributed.system import MEMORY_LIMIT
 from dask_coded.arguments import check_chunk, check_unmasked, to_csr, unwrapped
 from dask_coded.compat import send_to_scheduler
 from dask_coded.runtime.client.source import check_arrays, settled
-from dask_coded.runtime.client.waiting import outside_pool
+from dask_coded.runtime.client.waiting import naming_loss, outside_pool, threads_of, while_connected
 from dask_coded.training.runtime.spec import Blocks
 
 
@@ -207,8 +207,8 @@ def _settle(client: Client, futures: list[Future]) -> None:
         send_to_scheduler(client, {"op": "coded-awaited", "keys": keys})
         await settled(client, futures)
 
-    with outside_pool():
-        client.sync(settle)
+    with naming_loss(client), outside_pool():
+        client.sync(lambda: while_connected(client, settle()))
 
 
 def _counted(client: Client, name: str, futures: list[Future]) -> list[int]:
@@ -221,7 +221,7 @@ def _counted(client: Client, name: str, futures: list[Future]) -> list[int]:
     """
     counted = client.map(_rows, futures, pure=False)
     _settle(client, counted)
-    with outside_pool():
+    with naming_loss(client), outside_pool():
         rows: list[int] = client.gather(counted)
     if None in rows:
         raise TypeError(
@@ -243,7 +243,7 @@ def _scattered(client: Client, values: Any) -> tuple[Blocks, list[Future]]:
         values = to_csr(values)  # rows of some other formats cannot be selected
     # Not from `scheduler_info`, whose answer may be replaced before it is read: every two seconds
     # the client asks for one without any worker.
-    workers = client.nthreads()
+    workers = threads_of(client)
     count = max(min(len(workers), values.shape[0]), 1)
     edges = [i * values.shape[0] // count for i in range(count + 1)]
     blocks = [values[a:b] for a, b in itertools.pairwise(edges)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterator
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -17,6 +18,9 @@ from dask_coded.compat import current_key
 from dask_coded.membership import Timeouts
 
 T = TypeVar("T")
+
+# What Dask gives as the reason for which it cancels all futures of a client.
+_LOST = "scheduler-connection-lost"
 
 
 def in_task() -> bool:
@@ -49,13 +53,44 @@ def result_of(future: Future) -> Any:
 
     A client keeps the error of a future. Once it is raised, its traceback keeps the future, and
     what the future depends on would stay in the cluster. So the future is released.
+
+    Raises
+    ------
+    ConnectionError
+        If the client loses its connection to the scheduler.
     """
     try:
-        with outside_pool():
+        with naming_loss(future), outside_pool():
             return future.result()
     except Exception:
         future.release()
         raise
+
+
+def lost(client: Client) -> ConnectionError:
+    """Return the error of a client whose scheduler has ended, or cannot be reached."""
+    address = client.scheduler.address if client.scheduler else "its address"
+    return ConnectionError(
+        f"The client has no connection to the scheduler at {address} any more, and what was being "
+        "computed is lost. Start the scheduler again if it has ended; once `client.status` is "
+        "'running' again, or with another client, call this again: arrays in files are opened by "
+        "`coded.open`, loops with a `storage` and trainings with `resume=True` go on."
+    )
+
+
+@contextmanager
+def naming_loss(of: Client | Future) -> Iterator[None]:
+    """Say what has happened if futures are cancelled because the scheduler has ended."""
+    try:
+        yield
+    except CancelledError as exc:
+        client = of.client if isinstance(of, Future) else of
+        # Dask 2024.12 gives no reason, and cancels all before it tries to connect again.
+        reason = getattr(exc, "reason", None)
+        gone = client.status == "connecting" if reason is None else reason == _LOST
+        if not gone:
+            raise
+        raise lost(client) from exc
 
 
 def current_client(client: Client | None) -> Client:
@@ -69,6 +104,8 @@ def current_client(client: Client | None) -> Client:
         If there is none.
     RuntimeError
         If it is closed.
+    ConnectionError
+        If it has lost its scheduler, for which it would wait half a minute.
     """
     if client is not None:
         if not isinstance(client, Client):
@@ -78,14 +115,21 @@ def current_client(client: Client | None) -> Client:
                 "The client is closed, and the arrays that were encoded with it are released: "
                 "create another client, and encode them again."
             )
-        return client
+        return _connected(client)
     try:
-        return get_client() if in_task() else default_client()
+        return _connected(get_client() if in_task() else default_client())
     except ValueError:
         raise ValueError(
             "A Dask cluster is required, but there is no current client: create a "
             "`dask.distributed.Client()` first, or pass one as `client`."
         ) from None
+
+
+def _connected(client: Client) -> Client:
+    # An asynchronous client may not have been awaited yet.
+    if client.status == "connecting" and not client.asynchronous:
+        raise lost(client)
+    return client
 
 
 def waiting_client(client: Client | None) -> Client:
@@ -123,13 +167,22 @@ async def while_connected(client: Client, work: Coroutine[Any, Any, T]) -> T:
         task.cancel()
         await asyncio.wait([task])
     if client.status != "running" and (task.cancelled() or task.exception()):
-        address = client.scheduler.address if client.scheduler else "its address"
-        raise ConnectionError(
-            f"The client has no connection to the scheduler at {address} any more, so the array "
-            "was not encoded. Start the scheduler again if it has ended; once `client.status` is "
-            "'running' again, or with another client, encode again."
-        ) from (None if task.cancelled() else task.exception())
+        raise lost(client) from (None if task.cancelled() else task.exception())
     return task.result()
+
+
+def threads_of(client: Client) -> dict[str, int]:
+    """Return how many threads each worker has.
+
+    Raises
+    ------
+    ConnectionError
+        If the client has lost its scheduler.
+    """
+    scheduler: Any = client.scheduler
+    with outside_pool():
+        found: dict[str, int] = client.sync(lambda: while_connected(client, scheduler.ncores()))
+    return found
 
 
 class TaskFuture(Future):

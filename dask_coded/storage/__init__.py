@@ -27,7 +27,7 @@ from dask_coded.storage.description import (
     read_description,
     write_description,
 )
-from dask_coded.storage.files import read_file, unsealed, write_file
+from dask_coded.storage.files import is_sealed, local_path, read_file, unsealed, write_file
 from dask_coded.storage.generators import check_storable
 from dask_coded.storage.location import Location, Storage, StoreError
 from dask_coded.storage.pieces import DamagedError, marked, read_piece, write_piece
@@ -49,6 +49,8 @@ __all__ = [
     "check_dtype",
     "check_storable",
     "condition_of",
+    "is_sealed",
+    "local_path",
     "marked",
     "read_description",
     "read_file",

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import math
 import os
-import pickle
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import dask
@@ -25,12 +23,18 @@ from distributed import Client
 from distributed.protocol.pickle import dumps
 
 from dask_coded.aggregation import Aggregation, Squeeze
-from dask_coded.arguments import check_unmasked, check_whole, unwrapped
+from dask_coded.arguments import check_place, check_unmasked, check_whole, unwrapped
 from dask_coded.compression import EXACT, Compression, sum_dtype
 from dask_coded.display import Display
 from dask_coded.loop import Progress
 from dask_coded.runtime.client.install import install
-from dask_coded.runtime.client.waiting import outside_pool, waiting_client
+from dask_coded.runtime.client.waiting import (
+    outside_pool,
+    threads_of,
+    waiting_client,
+    while_connected,
+)
+from dask_coded.storage import read_file
 from dask_coded.submission import run
 from dask_coded.training.aggregations import choose_aggregation
 from dask_coded.training.batches import Batches
@@ -40,6 +44,7 @@ from dask_coded.training.replica import Gradient, Model
 from dask_coded.training.result import TrainingResult
 from dask_coded.training.runtime import TrainingSchedulerPlugin, lead
 from dask_coded.training.runtime.spec import Outcome, Training
+from dask_coded.training.runtime.storage import opened
 from dask_coded.training.schedules import Schedule, Synchronous
 
 # Samples of a unit. A smaller unit of a dense model costs more: it takes about 10 / b of its
@@ -51,15 +56,18 @@ _UNIT, _UNITS = 64, 16
 class Checkpoint:
     """A file to resume from: parameters, state of optimizer and compressor, losses.
 
-    The file is a pickle: resume only from files that you trust. It is replaced atomically, so it is
-    always complete.
+    The file is a pickle with a checksum: resume only from files that you trust. It is replaced as a
+    whole, so it is always complete. A thread of its own writes it; the training does not wait,
+    unless it has ended.
 
     Parameters
     ----------
-    path : path
-        As the workers see it. To resume, the client must share the folder with them.
+    path : path or address
+        A file as the workers see it, or an address that fsspec knows, such as ``s3://bucket/name``.
+        To resume, the client must share it with them.
     every : int
-        Number of updates between writes. The file is also written after the last update.
+        Number of updates between writes; if these take longer, some are left out. The file is also
+        written after the last update.
     """
 
     path: str | os.PathLike[str]
@@ -67,6 +75,7 @@ class Checkpoint:
 
     def __post_init__(self) -> None:
         check_whole("every", self.every)
+        check_place("path", self.path)
 
 
 def train(
@@ -87,7 +96,7 @@ def train(
     workers: str | Sequence[str] | None = None,
     leader: str | Sequence[str] | None = None,
     checkpoint: Checkpoint | None = None,
-    resume: str | os.PathLike[str] | None = None,
+    resume: str | os.PathLike[str] | bool | None = None,
     callback: Callable[[Progress], object] | None = None,
     verbose: bool = False,
 ) -> TrainingResult:
@@ -141,10 +150,12 @@ def train(
         Addresses of workers that may lead the training; by default a fast worker leads.
     checkpoint : Checkpoint, optional
         A file to resume from if the cluster is lost.
-    resume : path, optional
-        Such a file, as the client sees it. The training continues as if it had not been
-        interrupted, except that a :class:`Pipelined` schedule fills its pipeline again, and that
-        what :class:`~dask_coded.compression.GradiVeQ` keeps as residuals is dropped.
+    resume : path or bool, optional
+        Such a file, as the client sees it; or True for that of the ``checkpoint``, if it has been
+        written yet, so that the same call starts a training and goes on with it. The training
+        continues as if it had not been interrupted, except that a :class:`Pipelined` schedule fills
+        its pipeline again, and that what :class:`~dask_coded.compression.GradiVeQ` keeps as
+        residuals is dropped.
     callback : callable, optional
         Called in the client's event loop with a :class:`~dask_coded.Progress`, at most ten times a
         second and after the last step. Its objective is the mean loss; its residual is the norm of
@@ -165,6 +176,8 @@ def train(
         If a gradient is not finite, or the parameters are not after an update.
     MemoryError
         If batches take more than half of this machine's memory.
+    ConnectionError
+        If the scheduler ends.
     CodedDataLostError
         If data are lost with a worker and the cluster cannot compute them again.
     Exception
@@ -208,13 +221,13 @@ def train(
         )
     allowed = None if workers is None else _named(client, "workers", workers)
     leader = None if leader is None else _named(client, "leader", leader)
-    state = None if resume is None else _resumed(resume, start, optimizer)
+    state = _state(resume, checkpoint, start, optimizer)
     with outside_pool():
-        client.sync(install, client, TrainingSchedulerPlugin())
+        client.sync(lambda: while_connected(client, install(client, TrainingSchedulerPlugin())))
     data, batch_size = joined(data, steps, batch_size)
     samples, targets, held = load(client, data)
     if aggregation is None:
-        there = client.nthreads()
+        there = threads_of(client)
         count = len(there if allowed is None else set(there) & set(allowed))
         aggregation = choose_aggregation(count, start.size * sum_dtype(start.dtype).itemsize)
     total = sum(samples.rows)
@@ -253,7 +266,7 @@ def train(
         workers=allowed,
         checkpoint=None
         if checkpoint is None
-        else (os.path.abspath(checkpoint.path), checkpoint.every),
+        else (check_place("path", checkpoint.path), checkpoint.every),
     )
     # Suppress the warning that the task is large: it must carry the parameters, and does so once.
     quiet = dask.config.set({"distributed.admin.large-graph-warning-threshold": "1TiB"})
@@ -377,7 +390,7 @@ def _with_units(aggregation: Squeeze, samples: int, state: dict[str, Any] | None
 def _named(client: Client, name: str, workers: str | Sequence[str]) -> tuple[str, ...]:
     """Return the addresses of an argument, of which at least one must be in the cluster."""
     addresses = (workers,) if isinstance(workers, str) else tuple(workers)
-    if not set(addresses) & set(client.nthreads()):
+    if not set(addresses) & set(threads_of(client)):
         raise ValueError(
             f"Argument {name!r} must contain the address of a worker in the cluster, as listed by "
             f"`client.nthreads()`, it is {workers!r}."
@@ -396,11 +409,30 @@ def _start(parameters: npt.ArrayLike) -> Vector:
     return start if start.dtype.kind == "f" else start.astype(np.float64)
 
 
+def _state(
+    resume: str | os.PathLike[str] | bool | None,
+    checkpoint: Checkpoint | None,
+    start: Vector,
+    optimizer: Optimizer,
+) -> dict[str, Any] | None:
+    """Return the state to resume from, or None."""
+    if resume is None or resume is False:
+        return None
+    if resume is not True:
+        return _resumed(resume, start, optimizer)
+    if checkpoint is None:
+        raise TypeError("`resume=True` goes on from a checkpoint: pass `checkpoint` as well.")
+    try:
+        return _resumed(checkpoint.path, start, optimizer)
+    except FileNotFoundError:
+        return None
+
+
 def _resumed(path: str | os.PathLike[str], start: Vector, optimizer: Optimizer) -> dict[str, Any]:
     """Return the state that a checkpoint holds."""
-    data = Path(path).read_bytes()
+    data = read_file(check_place("resume", path))
     try:
-        state: dict[str, Any] = pickle.loads(data)
+        state = opened(data)
         found, kept = state["parameters"], state["optimizer"].keys()
     except Exception as error:  # a pickle may fail in any way
         raise ValueError(

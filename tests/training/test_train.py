@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
+import math
 import threading
 from types import SimpleNamespace
 
@@ -283,6 +284,23 @@ def test_a_training_resumes_from_its_checkpoint(client, tmp_path):
         train(squares, np.zeros(4), blocks(), resume=path, **options)
     with pytest.raises(ValueError, match="does not hold the state of SGD"):
         train(squares, np.zeros(5), blocks(), resume=path, **options | {"optimizer": SGD(0.1)})
+
+
+@pytest.mark.parametrize("place", ["file", "memory://checkpoint"])
+def test_the_same_call_starts_a_training_and_goes_on_with_it(place, client, tmp_path):
+    path = place if "://" in place else tmp_path / place
+    options = {"aggregation": Ring(), "batch_size": 30, "client": client}
+    durable = options | {"checkpoint": Checkpoint(path, every=7), "resume": True}
+    whole = train(squares, np.zeros(5), blocks(), steps=20, **options)
+    train(squares, np.zeros(5), blocks(), steps=13, **durable)
+    resumed = train(squares, np.zeros(5), blocks(), steps=20, **durable)
+    np.testing.assert_array_equal(resumed.parameters, whole.parameters)
+    assert [math.isnan(step.seconds) for step in resumed.history] == [True] * 13 + [False] * 7
+    # Once it has ended, the same call returns its result.
+    again = train(squares, np.zeros(5), blocks(), steps=20, **durable)
+    np.testing.assert_array_equal(again.parameters, whole.parameters)
+    with pytest.raises(TypeError, match="pass `checkpoint` as well"):
+        train(squares, np.zeros(5), blocks(), resume=True, **options)
 
 
 def test_a_training_does_not_resume_from_other_files(client, tmp_path):

@@ -38,7 +38,7 @@ from dask_coded.training.runtime.messages import (
     Unreachable,
 )
 from dask_coded.training.runtime.spec import Group, Outcome, Step
-from dask_coded.training.runtime.storage import write
+from dask_coded.training.runtime.storage import CheckpointWriter
 from dask_coded.training.runtime.trainer import READ_EVERY, node_message, norm_of
 from dask_coded.transport.exceptions import unpacked
 from dask_coded.transport.messages import Closed, Message
@@ -71,6 +71,7 @@ class LiveGroup:
         Returns what was seen of each step, given the losses of all steps.
     speeds : SpeedHistory, optional
         Of workers to which parts are dealt.
+    writer : CheckpointWriter, optional
     """
 
     def __init__(
@@ -81,8 +82,10 @@ class LiveGroup:
         ended: Callable[[Step, float], None],
         history: Callable[[Sequence[float]], list[Step]],
         speeds: SpeedHistory | None = None,
+        writer: CheckpointWriter | None = None,
     ) -> None:
         self._link = link
+        self._writer = writer
         self._group = group
         self._report_ended = ended
         self._history = history
@@ -408,6 +411,8 @@ class LiveGroup:
                     self._react(event)
         packed = self._final_state(gone)
         self._write(packed)
+        if self._writer is not None:
+            self._writer.finish()
         state = pickle.loads(packed)
         return Outcome(state, self._history(state["losses"]), self._digests)
 
@@ -434,6 +439,5 @@ class LiveGroup:
         raise GroupOverError
 
     def _write(self, state: bytes) -> None:
-        if checkpoint := self._group.training.checkpoint:
-            self._link.confirm()
-            write(checkpoint[0], state)
+        if self._writer is not None:
+            self._writer.put(state)

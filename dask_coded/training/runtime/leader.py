@@ -34,7 +34,7 @@ from dask_coded.training.runtime.link import Link
 from dask_coded.training.runtime.memberships import Silent, TrainingWorkerPlugin, training_plugin
 from dask_coded.training.runtime.messages import Enlisted, Joined, Unreachable
 from dask_coded.training.runtime.spec import Group, Outcome, Step, Training
-from dask_coded.training.runtime.storage import check_folder, saved
+from dask_coded.training.runtime.storage import CheckpointWriter, check_folder, saved
 from dask_coded.transport.exceptions import unpacked
 from dask_coded.transport.messages import Attempt, Closed, Pong
 
@@ -109,6 +109,7 @@ class Leader:
         self._speeds = SpeedHistory()
         self._link = Link(plugin, training, attempt)
         self._plugin, self._task = plugin, attempt[0]
+        self._writer: CheckpointWriter | None = None
 
     def run(self) -> Outcome:
         """Run the training to its end.
@@ -120,8 +121,9 @@ class Leader:
         Exception
             What a worker raises.
         """
-        if self._training.checkpoint is not None:
-            check_folder(self._training.checkpoint[0], self._link.address)
+        if checkpoint := self._training.checkpoint:
+            check_folder(checkpoint[0], self._link.address)
+            self._writer = CheckpointWriter(checkpoint[0], self._link.confirm)
         with self._link:
             history = History(self._loop, self._training.steps)
             activity = worker_plugin(self._plugin.worker).activity
@@ -135,7 +137,7 @@ class Leader:
                 group = self._form(history.steps)
                 try:
                     return LiveGroup(
-                        self._link, group, asked, ended, history.of, self._speeds
+                        self._link, group, asked, ended, history.of, self._speeds, self._writer
                     ).run()
                 except GroupOverError:
                     continue
@@ -179,6 +181,8 @@ class Leader:
                 version, sources = best[0], tuple(a for a in found if found[a] == best)
             # The most advanced workers may all be lost, and the others far behind.
             if training.checkpoint and best[0] < max(steps, self._reached):
+                if self._writer is not None:
+                    self._writer.finish()
                 kept = saved(training.checkpoint[0], training.id)
                 if kept and kept[0] > version:
                     version, state, sources = *kept, ()

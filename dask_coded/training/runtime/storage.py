@@ -1,11 +1,13 @@
-"""Checkpoints of trainings, as files."""
+"""Checkpoints of trainings, as files that a thread of its own writes."""
 
 from __future__ import annotations
 
-import os
 import pickle
-import uuid
-from pathlib import Path
+from collections.abc import Callable
+from threading import Condition, Thread
+from typing import Any
+
+from dask_coded.storage import is_sealed, local_path, read_file, unsealed, write_file
 
 
 def check_folder(path: str, address: str) -> None:
@@ -16,12 +18,23 @@ def check_folder(path: str, address: str) -> None:
     FileNotFoundError
         If it does not exist.
     """
-    folder = Path(path).absolute().parent
-    if not folder.is_dir():
+    if (local := local_path(path)) is not None and not (folder := local.parent).is_dir():
         raise FileNotFoundError(
             f"The checkpoint's folder {str(folder)!r} must exist on the workers, it does not on "
             f"{address}, which leads the training: create it first."
         )
+
+
+def opened(data: bytes) -> dict[str, Any]:
+    """Return the state in a file; version 0.2 has written it without a checksum.
+
+    Raises
+    ------
+    Exception
+        If it is none, or damaged: a pickle may fail in any way.
+    """
+    state: dict[str, Any] = pickle.loads(unsealed(data) if is_sealed(data) else data)
+    return state
 
 
 def saved(path: str, training: str) -> tuple[int, bytes] | None:
@@ -37,28 +50,79 @@ def saved(path: str, training: str) -> tuple[int, bytes] | None:
         If it is too large.
     """
     try:
-        data = Path(path).read_bytes()
-        state = pickle.loads(data)
+        data = read_file(path)
+        state = opened(data)
         return (state["version"], data) if state["training"] == training else None
     except FileNotFoundError:
         return None
     except (OSError, MemoryError):
         raise
-    except Exception:  # a pickle of something else may fail in any way
+    except Exception:  # a pickle of something else, or damaged
         return None
 
 
-def write(path: str, data: bytes) -> None:
-    """Write a file atomically: a reader finds all of it, or the previous content."""
-    whole = Path(path).absolute()
-    # Not by `tempfile`, whose files only their owner can read.
-    part = whole.with_name(f".coded-{uuid.uuid4().hex}")
-    try:
-        with part.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(whole)
-    except OSError:
-        part.unlink(missing_ok=True)  # the disk may be full
-        raise
+class CheckpointWriter:
+    """Writes states one after the other, without holding up the training.
+
+    Parameters
+    ----------
+    path : str
+        A path or address.
+    confirm : callable
+        Raises an exception if the training is cancelled, or has another leader.
+    """
+
+    def __init__(self, path: str, confirm: Callable[[], None]) -> None:
+        self._path = path
+        self._confirm = confirm
+        self._changed = Condition()
+        self._waiting: bytes | None = None
+        self._writing = False
+        self._error: Exception | None = None
+
+    def put(self, state: bytes) -> None:
+        """Have a state written; one that still waits is left out.
+
+        Raises
+        ------
+        Exception
+            If an earlier one could not be written.
+        """
+        with self._changed:
+            self._check()
+            self._waiting = state
+            if not self._writing:
+                self._writing = True
+                # It ends with the process: a store that does not answer must not keep a worker.
+                Thread(target=self._work, name="dask-coded-checkpoint", daemon=True).start()
+
+    def finish(self) -> None:
+        """Wait until all is written.
+
+        Raises
+        ------
+        Exception
+            If it could not be written.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: not self._writing)
+            self._check()
+
+    def _check(self) -> None:
+        if (error := self._error) is not None:
+            self._error = None
+            raise error
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                state, self._waiting = self._waiting, None
+                if state is None or self._error is not None:
+                    self._writing = False
+                    self._changed.notify_all()
+                    return
+            try:
+                self._confirm()
+                write_file(self._path, state)
+            except Exception as exc:
+                self._error = exc

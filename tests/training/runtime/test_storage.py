@@ -1,12 +1,19 @@
-"""Checkpoints as files."""
+"""Checkpoints as files, written beside the training."""
 
 from __future__ import annotations
 
 import os
+import pickle
+from threading import Event
 
 import pytest
 
-from dask_coded.training.runtime.storage import write
+from dask_coded.storage import read_file, unsealed, write_file
+from dask_coded.training.runtime.storage import CheckpointWriter, opened, saved
+
+
+def content(path) -> bytes:
+    return unsealed(read_file(str(path)))
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_the_previous_one_alone(tmp_path, monkeypatch):
@@ -14,15 +21,72 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_previous_one_alone(tmp_p
         raise OSError("No space left on device")
 
     path = tmp_path / "state"
-    write(str(path), b"first")
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        write(str(path), b"second")
+    writer = CheckpointWriter(str(path), lambda: None)
+    writer.put(b"first")
+    writer.finish()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        writer.put(b"second")
+        with pytest.raises(OSError, match="No space left"):
+            writer.finish()
     assert list(tmp_path.iterdir()) == [path]
-    assert path.read_bytes() == b"first"
+    assert content(path) == b"first"
+    writer.put(b"third")
+    writer.finish()
+    assert content(path) == b"third"
 
 
 def test_a_checkpoint_has_the_permissions_of_any_new_file(tmp_path):
-    write(str(tmp_path / "state"), b"state")
+    write_file(str(tmp_path / "state"), b"state")
     (tmp_path / "other").touch()
     assert (tmp_path / "state").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_a_training_does_not_wait_for_its_checkpoints(tmp_path):
+    begun, go, confirmed = Event(), Event(), []
+
+    def confirm():
+        confirmed.append(len(confirmed))
+        begun.set()
+        go.wait()
+
+    path = tmp_path / "state"
+    writer = CheckpointWriter(str(path), confirm)
+    writer.put(b"0")
+    begun.wait()
+    for state in (b"1", b"2", b"3"):
+        writer.put(state)  # returns at once
+    assert not path.exists()
+    go.set()
+    writer.finish()
+    assert content(path) == b"3"
+    assert confirmed == [0, 1]  # those between were left out
+
+
+def test_a_leader_that_was_replaced_writes_nothing(tmp_path):
+    def confirm():
+        raise InterruptedError("replaced")
+
+    writer = CheckpointWriter(str(tmp_path / "state"), confirm)
+    writer.put(b"state")
+    with pytest.raises(InterruptedError, match="replaced"):
+        writer.finish()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_with_a_flipped_byte_is_not_taken_for_whole(tmp_path):
+    path, state = tmp_path / "state", {"version": 3, "training": "mine", "parameters": b"\0" * 8}
+    write_file(str(path), pickle.dumps(state))
+    whole = path.read_bytes()
+    assert opened(whole) == state
+    assert saved(str(path), "mine") == (3, whole)
+    assert saved(str(path), "other") is None
+    for i in range(len(whole)):
+        path.write_bytes(whole[:i] + bytes([whole[i] ^ 4]) + whole[i + 1 :])
+        # Without its seal it would be one of version 0.2, whose content is whole.
+        found = saved(str(path), "mine")
+        assert found is None or opened(found[1]) == state
+
+
+def test_checkpoints_of_version_0_2_are_read():
+    assert opened(pickle.dumps({"version": 3})) == {"version": 3}

@@ -19,6 +19,7 @@ States of loops and trainings are files with a checksum. Nothing here knows Dask
 is imported when a store is used.
 """
 
+from dask_coded.storage.background import Background
 from dask_coded.storage.checking import PieceCondition, StoreCondition, condition_of
 from dask_coded.storage.description import (
     ArrayDescription,
@@ -36,6 +37,7 @@ from dask_coded.storage.states import StateStore, StateWriter
 
 __all__ = [
     "ArrayDescription",
+    "Background",
     "DamagedError",
     "Description",
     "Location",

@@ -7,12 +7,12 @@ is a line that says whose it is, as JSON, a pickled state, and a checksum.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from threading import Thread
 from time import monotonic
 from typing import Any
 
+from dask_coded.storage.background import Background
 from dask_coded.storage.files import (
     delete_file,
     is_sealed,
@@ -86,13 +86,11 @@ class StateStore:
             If the place cannot be read, or made.
         """
         make_folder(self._storage)
-        found = [self._read(file) for file in self._files]
-        whole = [i for i in (0, 1) if found[i] is not None]
-        if not whole:
+        read = enumerate(map(self._read, self._files))
+        found = [(stored.sequence, i, stored) for i, stored in read if stored is not None]
+        if not found:
             return None
-        latest = max(whole, key=lambda i: found[i].sequence)  # type: ignore[union-attr]
-        stored = found[latest]
-        assert stored is not None
+        _, latest, stored = max(found, key=lambda each: each[0])
         self._next, self._sequence = 1 - latest, stored.sequence + 1
         return stored
 
@@ -101,8 +99,7 @@ class StateStore:
             data = read_file(file)
         except FileNotFoundError:
             return None
-        # One that was being written when its process was killed may have only a part of this.
-        if not (data.startswith(FIRST) or FIRST.startswith(data) or is_sealed(data)):
+        if not _is_state(data):
             raise FileExistsError(
                 f"The file {file} is no state of a loop: delete it, or pass another `storage`."
             )
@@ -144,8 +141,20 @@ class StateStore:
             delete_file(file)
 
 
+def _is_state(data: bytes) -> bool:
+    """Whether a file is a state, or what is left of one."""
+    # One that was being written when its process was killed may have only a part of the first line.
+    if data.startswith(FIRST) or FIRST.startswith(data):
+        return True
+    try:
+        unsealed(data)
+    except StoreError:
+        return is_sealed(data)  # that line may be the damaged one
+    return False  # such as a checkpoint of a training
+
+
 class StateWriter:
-    """Writes states of a loop, one after the other, in threads of its own.
+    """Writes states of a loop beside its rounds.
 
     Parameters
     ----------
@@ -153,18 +162,28 @@ class StateWriter:
         It is open.
     failed : callable(exception)
         Is told in the thread that a state could not be written.
+    present : callable() -> bool
+        Is asked in the thread whether a state may still be written.
     """
 
-    def __init__(self, store: StateStore, failed: Any) -> None:
+    def __init__(
+        self,
+        store: StateStore,
+        failed: Callable[[BaseException], object],
+        present: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._store = store
         self._failed = failed
-        self._thread: Thread | None = None
+        self._present = present
+        self._background = Background("dask-coded-state")
         self._began = float("-inf")
         self._cost = 0.0
+        #: Ends the thread.
+        self.close = self._background.close
 
     def is_due(self) -> bool:
         """Whether nothing is being written, and the last state was long enough ago."""
-        if self._thread is not None and self._thread.is_alive():
+        if self._background.is_busy:
             return False
         return monotonic() >= self._began + max(_PAUSE, self._cost / _SHARE)
 
@@ -173,22 +192,46 @@ class StateWriter:
 
         def work() -> None:
             try:
-                self._store.write(place, round, state)
-            except Exception as exc:  # also those of libraries that fsspec uses
+                if self._present():
+                    self._store.write(place, round, state)
+            except BaseException as exc:  # also those of libraries that fsspec uses
                 self._failed(exc)
             self._cost = monotonic() - began
 
         self._began = began
-        # It ends with the process: a store that does not answer must not keep a worker.
-        self._thread = Thread(target=work, name="dask-coded-state", daemon=True)
-        self._thread.start()
+        self._background.do(work)
 
-    def end(self, seconds: float) -> bool:
-        """Wait for what is being written; return False if it takes longer than some seconds."""
-        if self._thread is None:
-            return True
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
+    def finish(self) -> None:
+        """Wait for what is being written."""
+        self._background.wait()
+
+    def delete(self, seconds: float) -> None:
+        """Delete the states, once nothing is being written.
+
+        Raises
+        ------
+        TimeoutError
+            If it takes longer than some seconds.
+        Exception
+            If they cannot be deleted.
+        """
+        failures: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                self._store.delete()
+            except BaseException as exc:  # also those of libraries that fsspec uses
+                failures.append(exc)
+
+        self._wait(seconds)
+        self._background.do(work)
+        self._wait(seconds)
+        if failures:
+            raise failures[0]
+
+    def _wait(self, seconds: float) -> None:
+        if not self._background.wait(seconds):
+            raise TimeoutError(f"the store has not answered for {seconds:g} seconds")
 
 
 def _named(owner: Mapping[str, Any]) -> str:

@@ -64,7 +64,8 @@ class Checkpoint:
     ----------
     path : path or address
         A file as the workers see it, or an address that fsspec knows, such as ``s3://bucket/name``.
-        To resume, the client must share it with them.
+        To resume, the client must share it with them. Object stores replace files as a whole;
+        where others may leave half a file, its checksum tells.
     every : int
         Number of updates between writes; if these take longer, some are left out. The file is also
         written after the last update.

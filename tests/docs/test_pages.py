@@ -67,10 +67,13 @@ def test_the_tutorial_runs_as_scripts(i, needs, tmp_path):
 
 @pytest.mark.extras
 @pytest.mark.slow
-def test_the_program_on_keeping_an_array_runs_as_a_script(tmp_path):
+def test_the_programs_on_keeping_an_array_run_as_scripts(tmp_path):
     pytest.importorskip("zarr")
     script = tmp_path / "program.py"
-    [program] = blocks("keeping.md", "python")
+    program, loop, _ = blocks("keeping.md", "python")
+    script.write_text(loop)
+    result = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (0, "39\n"), result.stderr
     script.write_text(program)
     result = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr

@@ -50,7 +50,7 @@ async def test_a_state_stays_until_the_function_has_returned(c, s, *workers, tmp
         for i in range(first, 7):
             total = total + operator @ np.ones(4)
             loop.report(coded.Progress(i, residual=0.0), state=(i + 1, total), last=i == 6)
-            loop._writer.end(60)
+            loop._writer.finish()
             if i == fails:
                 raise ZeroDivisionError
         return first, total
@@ -78,7 +78,7 @@ async def test_algorithms_of_one_task_do_not_resume_from_each_other(c, s, *worke
         for i in range(first, 4):
             loop._writer._began = float("-inf")
             loop.report(coded.Progress(i, residual=0.0), state=i + 1)
-            loop._writer.end(60)
+            loop._writer.finish()
         return first
 
     def twice(loop, fails):

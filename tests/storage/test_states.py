@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from threading import Event
 
 import pytest
@@ -35,6 +36,21 @@ def opened(storage) -> StateStore:
 def found(storage) -> tuple[int, bytes] | None:
     stored = StateStore(storage, OWNER).open()
     return stored and (stored.round, stored.state)
+
+
+@pytest.fixture
+def start():
+    """Return a function that makes writers, which must not fail unless they are told how."""
+    writers, unexpected = [], []
+
+    def start(store, failed=unexpected.append, **options) -> StateWriter:
+        writers.append(StateWriter(store, failed, **options))
+        return writers[-1]
+
+    yield start
+    for writer in writers:
+        writer.close()
+    assert not unexpected
 
 
 def test_the_latest_state_is_found_by_another_process(storage):
@@ -127,26 +143,26 @@ def test_a_state_says_in_json_what_it_is_of(tmp_path):
     assert state == b"state"
 
 
-def test_a_disk_that_is_full_leaves_the_state_before_alone(tmp_path, monkeypatch):
+def test_a_disk_that_is_full_leaves_the_state_before_alone(tmp_path, monkeypatch, start):
     def full(file):
         raise OSError("No space left on device")
 
     store, failures = opened(str(tmp_path)), []
-    writer = StateWriter(store, failures.append)
+    writer = start(store, failures.append)
     store.write(PLACE, 1, b"first")
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         writer.write(0.0, PLACE, 2, b"second")
-        assert writer.end(60)
+        writer.finish()
     assert [str(failure) for failure in failures] == ["No space left on device"]
     assert found(str(tmp_path)) == (1, b"first")
     assert [path.name for path in tmp_path.iterdir()] == ["loop-state-0"]
     writer.write(0.0, PLACE, 3, b"third")
-    assert writer.end(60)
+    writer.finish()
     assert found(str(tmp_path)) == (3, b"third")
 
 
-def test_writing_takes_a_twentieth_of_the_time_and_begins_once_a_second(tmp_path, monkeypatch):
+def test_writing_takes_a_twentieth_of_the_time_and_once_a_second(tmp_path, monkeypatch, start):
     now = [0.0]
     monkeypatch.setattr(states, "monotonic", lambda: now[0])
     store, seconds, begun = opened(str(tmp_path)), [0.01], []
@@ -155,7 +171,7 @@ def test_writing_takes_a_twentieth_of_the_time_and_begins_once_a_second(tmp_path
         now[0] += seconds[0]
 
     monkeypatch.setattr(store, "write", write)
-    writer = StateWriter(store, None)
+    writer = start(store)
     for tick in range(60):
         now[0] = tick / 4
         if tick == 12:
@@ -163,25 +179,48 @@ def test_writing_takes_a_twentieth_of_the_time_and_begins_once_a_second(tmp_path
         if writer.is_due():
             begun.append(now[0])
             writer.write(now[0], PLACE, 1, b"state")
-            assert writer.end(60)
+            writer.finish()
     assert begun == [0.0, 1.0, 2.0, 3.0, 5.5, 8.0, 10.5, 13.0]
 
 
-def test_a_store_that_does_not_answer_holds_up_nobody(tmp_path, monkeypatch):
+def test_a_store_that_does_not_answer_holds_up_nobody(tmp_path, monkeypatch, start):
     store, go = opened(str(tmp_path)), Event()
     monkeypatch.setattr(store, "write", lambda *state: go.wait())
-    writer = StateWriter(store, None)
+    writer = start(store)
     assert writer.is_due()
     writer.write(0.0, PLACE, 1, b"state")
     assert not writer.is_due()
-    assert not writer.end(0.0)
+    with pytest.raises(TimeoutError, match="has not answered for 0 seconds"):
+        writer.delete(0.0)
     go.set()
-    assert writer.end(60)
+    writer.delete(60.0)
+
+
+def test_a_run_that_was_taken_over_writes_nothing(tmp_path, start):
+    store = opened(str(tmp_path))
+    writer = start(store, present=lambda: False)
+    writer.write(0.0, PLACE, 1, b"state")
+    writer.finish()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_that_refuses_to_delete_is_named(tmp_path, monkeypatch, start):
+    def refuse():
+        raise PermissionError("read-only")
+
+    store = opened(str(tmp_path))
+    monkeypatch.setattr(store, "delete", refuse)
+    with pytest.raises(PermissionError, match="read-only"):
+        start(store).delete(60.0)
+
+
+def test_a_checkpoint_of_a_training_is_no_state(tmp_path):
+    write_file(str(tmp_path / "loop-state-0"), b"weights")
+    with pytest.raises(FileExistsError, match="is no state"):
+        opened(str(tmp_path))
 
 
 def test_a_seal_is_not_noticed_by_pickle(tmp_path):
-    import pickle
-
     file = str(tmp_path / "file")
     write_file(file, pickle.dumps([1, 2]))
     assert pickle.loads(read_file(file)) == [1, 2]

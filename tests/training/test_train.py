@@ -312,6 +312,11 @@ def test_a_training_does_not_resume_from_other_files(client, tmp_path):
     train(squares, np.zeros(5), (X, Y), steps=1, client=client, checkpoint=Checkpoint(file))
     with pytest.raises(ValueError, match="holds 5 parameters"):
         train(squares, np.zeros(6), (X, Y), **options)
+    whole = file.read_bytes()
+    file.write_bytes(whole[:9] + bytes([whole[9] ^ 4]) + whole[10:])
+    with pytest.raises(ValueError, match=r"cannot be read as one: StoreError: .* differs"):
+        train(squares, np.zeros(5), (X, Y), **options)
+    file.write_bytes(whole)
     with pytest.raises(ValueError, match=r"does not hold the state of Adam\("):
         train(squares, np.zeros(5), (X, Y), optimizer=Adam(), **options)
     with pytest.raises(ValueError, match="to other layers or segments"):

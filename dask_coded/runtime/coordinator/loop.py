@@ -89,7 +89,9 @@ class KeptLoop(Loop):
         self._sent: float | None = None
         self._store = store
         self._stored = None if store is None else store.open()
-        self._writer = None if store is None else StateWriter(store, self._failed)
+        self._writer = None
+        if store is not None:
+            self._writer = StateWriter(store, self._failed, self._is_present)
 
     def resume(self, state: State) -> State:
         number, resumed = self._place
@@ -97,19 +99,21 @@ class KeptLoop(Loop):
         stored = self._stored
         if stored is not None and stored.place != self._place:
             stored = None
-        round, found = sync(self._worker.loop, self._resume) or (0, None)
+        found: tuple[int, bytes] | None = sync(self._worker.loop, self._resume)
         if found is not None:
-            place, kept = pickle.loads(found)
-            if place != self._place:
-                # Of another algorithm. What this one has in files may be as late as it ended.
-                found = None
-        if stored is not None and (found is None or stored.round > round):
-            found, round = stored.state, stored.round
-            _, kept = pickle.loads(found)
-        if found is None:
-            return state
-        sync(self._worker.loop, self._worker.scheduler.coded_resumed, key=self._key, round=round)
-        return kept
+            sync(self._worker.loop, self._resumed, found[0])
+            place, kept = pickle.loads(found[1])
+            # Otherwise it is of an algorithm that has used the loop before or after this one.
+            if place == self._place and (stored is None or stored.round <= found[0]):
+                state = kept
+                stored = None
+        if stored is not None:
+            sync(self._worker.loop, self._resumed, stored.round)
+            _, state = pickle.loads(stored.state)
+        return state
+
+    async def _resumed(self, round: int) -> None:
+        await self._worker.scheduler.coded_resumed(key=self._key, round=round)
 
     async def _resume(self) -> tuple[int, bytes] | None:
         """Return the last round whose state other workers keep, and that state."""
@@ -170,20 +174,31 @@ class KeptLoop(Loop):
 
     def returned(self) -> None:
         """Delete the state in files, because the function has returned."""
-        if self._store is None or self._writer is None:
+        if self._writer is None:
             return
         try:
-            if self._writer.end(_ENDING):
-                self._store.delete()
-                return
-            reason: Exception = TimeoutError(f"nothing was written for {_ENDING} seconds")
+            self._writer.delete(_ENDING)
         except Exception as exc:  # also those of libraries that fsspec uses
-            reason = exc
-        logger.warning(
-            "The state of a loop that has ended is not deleted from %s: %s", self._store, reason
-        )
+            logger.warning(
+                "The state of a loop that has ended is not deleted from %s: %s", self._store, exc
+            )
 
-    def _failed(self, reason: Exception) -> None:
+    def close(self) -> None:
+        """End what writes the state."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def _is_present(self) -> bool:
+        """Whether no other worker has taken over this run, which no store can know."""
+
+        async def ask() -> bool:
+            key, run = self._attempt
+            present: bool = await self._worker.scheduler.coded_leads(key=key, run=run)
+            return present
+
+        return bool(sync(self._worker.loop, ask))
+
+    def _failed(self, reason: BaseException) -> None:
         logger.warning("The state of a loop is not written to %s: %s", self._store, reason)
 
     async def _keep(self, round: int, state: bytes) -> None:

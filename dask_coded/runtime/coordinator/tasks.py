@@ -145,7 +145,11 @@ def run_loop(
             return loop
         return value
 
-    result = function(*map_nested(fill, args), **map_nested(fill, kwargs))
-    for loop in kept:
-        loop.returned()
-    return result
+    try:
+        result = function(*map_nested(fill, args), **map_nested(fill, kwargs))
+        for loop in kept:
+            loop.returned()
+        return result
+    finally:
+        for loop in kept:
+            loop.close()

@@ -18,6 +18,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Sequence
+from contextlib import closing, nullcontext
 from time import monotonic
 
 from distributed import get_worker
@@ -124,7 +125,7 @@ class Leader:
         if checkpoint := self._training.checkpoint:
             check_folder(checkpoint[0], self._link.address)
             self._writer = CheckpointWriter(checkpoint[0], self._link.confirm)
-        with self._link:
+        with closing(self._writer) if self._writer else nullcontext(), self._link:
             history = History(self._loop, self._training.steps)
             activity = worker_plugin(self._plugin.worker).activity
 

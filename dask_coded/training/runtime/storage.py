@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from threading import Condition, Thread
 from typing import Any
 
-from dask_coded.storage import is_sealed, local_path, read_file, unsealed, write_file
+from dask_coded.storage import (
+    Background,
+    is_sealed,
+    local_path,
+    read_file,
+    unsealed,
+    write_file,
+)
 
 
 def check_folder(path: str, address: str) -> None:
@@ -75,10 +81,10 @@ class CheckpointWriter:
     def __init__(self, path: str, confirm: Callable[[], None]) -> None:
         self._path = path
         self._confirm = confirm
-        self._changed = Condition()
-        self._waiting: bytes | None = None
-        self._writing = False
-        self._error: Exception | None = None
+        self._background = Background("dask-coded-checkpoint")
+        self._error: BaseException | None = None
+        #: Ends the thread.
+        self.close = self._background.close
 
     def put(self, state: bytes) -> None:
         """Have a state written; one that still waits is left out.
@@ -88,13 +94,16 @@ class CheckpointWriter:
         Exception
             If an earlier one could not be written.
         """
-        with self._changed:
-            self._check()
-            self._waiting = state
-            if not self._writing:
-                self._writing = True
-                # It ends with the process: a store that does not answer must not keep a worker.
-                Thread(target=self._work, name="dask-coded-checkpoint", daemon=True).start()
+
+        def work() -> None:
+            try:
+                self._confirm()
+                write_file(self._path, state)
+            except BaseException as exc:  # whatever it is, the training is told
+                self._error = exc
+
+        self._check()
+        self._background.do(work)
 
     def finish(self) -> None:
         """Wait until all is written.
@@ -104,25 +113,10 @@ class CheckpointWriter:
         Exception
             If it could not be written.
         """
-        with self._changed:
-            self._changed.wait_for(lambda: not self._writing)
-            self._check()
+        self._background.wait()
+        self._check()
 
     def _check(self) -> None:
-        if (error := self._error) is not None:
-            self._error = None
+        error, self._error = self._error, None
+        if error is not None:
             raise error
-
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                state, self._waiting = self._waiting, None
-                if state is None or self._error is not None:
-                    self._writing = False
-                    self._changed.notify_all()
-                    return
-            try:
-                self._confirm()
-                write_file(self._path, state)
-            except Exception as exc:
-                self._error = exc

@@ -12,16 +12,36 @@ from dask_coded.storage import read_file, unsealed, write_file
 from dask_coded.training.runtime.storage import CheckpointWriter, opened, saved
 
 
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def start(path):
+    """Return a function that makes writers of one file."""
+    writers = []
+
+    def start(confirm=lambda: None) -> CheckpointWriter:
+        writers.append(CheckpointWriter(str(path), confirm))
+        return writers[-1]
+
+    yield start
+    for writer in writers:
+        writer.close()
+
+
 def content(path) -> bytes:
     return unsealed(read_file(str(path)))
 
 
-def test_a_checkpoint_that_cannot_be_written_leaves_the_previous_one_alone(tmp_path, monkeypatch):
+def test_a_checkpoint_that_cannot_be_written_leaves_the_previous_one_alone(
+    path, start, monkeypatch
+):
     def full(file):
         raise OSError("No space left on device")
 
-    path = tmp_path / "state"
-    writer = CheckpointWriter(str(path), lambda: None)
+    writer = start()
     writer.put(b"first")
     writer.finish()
     with monkeypatch.context() as patch:
@@ -29,7 +49,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_previous_one_alone(tmp_p
         writer.put(b"second")
         with pytest.raises(OSError, match="No space left"):
             writer.finish()
-    assert list(tmp_path.iterdir()) == [path]
+    assert list(path.parent.iterdir()) == [path]
     assert content(path) == b"first"
     writer.put(b"third")
     writer.finish()
@@ -42,7 +62,7 @@ def test_a_checkpoint_has_the_permissions_of_any_new_file(tmp_path):
     assert (tmp_path / "state").stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
-def test_a_training_does_not_wait_for_its_checkpoints(tmp_path):
+def test_a_training_does_not_wait_for_its_checkpoints(path, start):
     begun, go, confirmed = Event(), Event(), []
 
     def confirm():
@@ -50,8 +70,7 @@ def test_a_training_does_not_wait_for_its_checkpoints(tmp_path):
         begun.set()
         go.wait()
 
-    path = tmp_path / "state"
-    writer = CheckpointWriter(str(path), confirm)
+    writer = start(confirm)
     writer.put(b"0")
     begun.wait()
     for state in (b"1", b"2", b"3"):
@@ -63,19 +82,19 @@ def test_a_training_does_not_wait_for_its_checkpoints(tmp_path):
     assert confirmed == [0, 1]  # those between were left out
 
 
-def test_a_leader_that_was_replaced_writes_nothing(tmp_path):
+def test_a_leader_that_was_replaced_writes_nothing(path, start):
     def confirm():
         raise InterruptedError("replaced")
 
-    writer = CheckpointWriter(str(tmp_path / "state"), confirm)
+    writer = start(confirm)
     writer.put(b"state")
     with pytest.raises(InterruptedError, match="replaced"):
         writer.finish()
-    assert list(tmp_path.iterdir()) == []
+    assert list(path.parent.iterdir()) == []
 
 
-def test_a_checkpoint_with_a_flipped_byte_is_not_taken_for_whole(tmp_path):
-    path, state = tmp_path / "state", {"version": 3, "training": "mine", "parameters": b"\0" * 8}
+def test_a_checkpoint_with_a_flipped_byte_is_not_taken_for_whole(path):
+    state = {"version": 3, "training": "mine", "parameters": b"\0" * 8}
     write_file(str(path), pickle.dumps(state))
     whole = path.read_bytes()
     assert opened(whole) == state

@@ -1,0 +1,65 @@
+"""Writing beside a computation, which does not wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Condition, Thread
+
+
+class Background:
+    """A thread that does one thing after the other; of what waits meanwhile, only the latest.
+
+    It starts with the first thing to do, and ends with :meth:`close`. It does not keep a process: a
+    store that does not answer must not either.
+
+    Examples
+    --------
+    >>> done = []
+    >>> background = Background("example")
+    >>> background.do(lambda: done.append("this"))
+    >>> background.wait(), done
+    (True, ['this'])
+    >>> background.close()
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._changed = Condition()
+        self._work: Callable[[], None] | None = None
+        self._busy = self._started = self._closed = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is being done, or waits."""
+        return self._busy
+
+    def do(self, work: Callable[[], None]) -> None:
+        """Have something done, which must raise no exception, in place of what waits."""
+        with self._changed:
+            self._work, self._busy = work, True
+            if not self._started:
+                self._started = True
+                Thread(target=self._run, name=self._name, daemon=True).start()
+            self._changed.notify_all()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until all is done; return False if that takes longer than some seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._busy, seconds)
+
+    def close(self) -> None:
+        """End the thread once all is done; there must be nothing more to do."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._busy = self._work is not None
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._closed or self._work is not None)
+                work, self._work = self._work, None
+            if work is None:
+                return
+            work()

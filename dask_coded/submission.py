@@ -80,7 +80,7 @@ def _owner(function: Callable[..., Any], coded: Sequence[CodedArray | CodedPair]
         arrays.append(f"{shape} {array.dtype} {token}".rstrip())
     # Not the module, which is `__main__` if it is run as a script.
     name = getattr(function, "__qualname__", type(function).__qualname__)
-    return {"function": name, "arrays": arrays}
+    return {"function": name, "arrays": sorted(arrays)}  # keywords have no order
 
 
 def submit(

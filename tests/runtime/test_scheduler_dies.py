@@ -91,7 +91,8 @@ def squares():
     return squares
 
 
-def test_scheduler_and_all_workers_killed_in_a_training(clusters, tmp_path):
+def test_scheduler_killed_in_a_training_and_started_again(processes, tmp_path):
+    """At the same address, to which the client connects again."""
     X = np.random.default_rng(2).standard_normal((60, 4))
     path = tmp_path / "weights"
 
@@ -99,18 +100,14 @@ def test_scheduler_and_all_workers_killed_in_a_training(clusters, tmp_path):
         options |= {"aggregation": Ring(), "batch_size": 20, "client": client}
         return train(squares(), np.zeros(4), (X, X @ np.arange(4.0)), steps=steps, **options)
 
-    cluster: Processes = clusters()
-    cluster.add(3)
+    client = processes.client
+    processes.add(3)
     durable = {"checkpoint": Checkpoint(path, every=5), "resume": True}
-    error = killed_meanwhile(
-        cluster, lambda: trained(cluster.client, 10**6, **durable), path.exists
-    )
+    error = killed_meanwhile(processes, lambda: trained(client, 10**6, **durable), path.exists)
     assert isinstance(error, ConnectionError)
-
-    cluster = clusters()
-    cluster.add(3)
-    client = cluster.client
-    # A number of steps that the first training may have had no time for.
+    processes.restart_scheduler()
+    processes.add(3)
+    # How far the file is: a training of fewer steps has ended already.
     reached = trained(client, 1, checkpoint=None, resume=path).steps
     assert reached >= 5
     resumed = trained(client, reached + 7, **durable)

@@ -97,8 +97,10 @@ class KeptLoop(Loop):
         number, resumed = self._place
         self._place = number, resumed + 1
         stored = self._stored
-        if stored is not None and stored.place != self._place:
+        if stored is None or stored.place != self._place:
             stored = None
+        else:
+            self._stored = None  # it may be large, and is not needed again
         found: tuple[int, bytes] | None = sync(self._worker.loop, self._resume)
         if found is not None:
             sync(self._worker.loop, self._resumed, found[0])

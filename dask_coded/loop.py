@@ -85,8 +85,9 @@ class Loop:
     ----------
     storage : str or path, optional
         A folder that all workers share, or an address that fsspec knows, of this run alone. The
-        state is also kept there, so that the same call resumes on another cluster. It is a pickle:
-        resume only from places that you trust. When the function has returned, it is deleted.
+        state is also kept there, so that the same call of :func:`dask_coded.submit` resumes on
+        another cluster. It is a pickle: resume only from places that you trust. The last state
+        stays: delete it to begin anew.
 
     Examples
     --------
@@ -108,7 +109,18 @@ class Loop:
             self.storage = check_place("storage", storage)
 
     def resume(self, state: State) -> State:
-        """Return the state that was kept last if this loop has run before, else ``state``."""
+        """Return the state that was kept last if this loop has run before, else ``state``.
+
+        Raises
+        ------
+        ValueError
+            If it has a ``storage``, and is not an argument of :func:`dask_coded.submit`.
+        """
+        if self.storage is not None:
+            raise ValueError(
+                f"The state of Loop(storage={self.storage!r}) is kept only if `coded.submit` gets "
+                f"the loop as an argument of the function."
+            )
         return state
 
     def report(self, progress: Progress, state: Any = None, last: bool = False) -> None:

@@ -9,13 +9,16 @@ not sent anywhere, and a client that disconnects does not disturb the algorithm.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
+import numpy as np
 from dask.base import is_dask_collection
+from dask.tokenize import tokenize
 from distributed import Client, Future
 
 from dask_coded.arguments import unwrapped
@@ -70,17 +73,32 @@ def _coded_in(values: Any) -> list[CodedArray | CodedPair]:
     return coded
 
 
-def _owner(function: Callable[..., Any], coded: Sequence[CodedArray | CodedPair]) -> dict[str, Any]:
-    """Return what a state in files is of: not of all arguments, of which some have no name."""
+def _owner(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what a state in files is of: of the arguments, those that are the same everywhere."""
+    while isinstance(function, partial):
+        args, kwargs = (*function.args, *args), {**function.keywords, **kwargs}
+        function = function.func
+    arguments = [*args, *sorted(kwargs.items())]  # keywords have no order
     arrays = []
-    for array in coded:
+    for array in _coded_in(arguments):
         encoded = array.encoded
         token = encoded.storage.token if isinstance(encoded, Encoded) and encoded.storage else ""
         shape = " x ".join(map(str, array.shape))
         arrays.append(f"{shape} {array.dtype} {token}".rstrip())
+    plain: list[Any] = []
+
+    def look(value: Any) -> Any:
+        named = value is None or isinstance(value, bool | int | float | complex | str | bytes)
+        if named or (isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject):
+            plain.append(value)
+        return value
+
+    map_nested(look, arguments)
     # Not the module, which is `__main__` if it is run as a script.
     name = getattr(function, "__qualname__", type(function).__qualname__)
-    return {"function": name, "arrays": sorted(arrays)}  # keywords have no order
+    return {"function": name, "arrays": arrays, "arguments": tokenize(plain)}
 
 
 def submit(
@@ -140,7 +158,8 @@ def submit(
         # One of this package, all of which iterate until a residual is small.
         options = replace(options, tolerant=True)
     data: list[Any] = []
-    owner = _owner(function, _coded_in((args, kwargs)))
+    owner = _owner(function, args, kwargs)
+    places: set[str] = set()
 
     def slot(value: Any) -> Any:
         if isinstance(value, CodedArray | CodedPair):
@@ -149,6 +168,10 @@ def submit(
         if isinstance(value, Loop):
             if isinstance(value, _Watched):
                 return value.slot
+            if value.storage in places:
+                raise ValueError(f"Two loops have the storage {value.storage!r}: pass one each.")
+            if value.storage is not None:
+                places.add(value.storage)
             return LoopSlot(storage=value.storage, owner=owner)
         if isinstance(value, Future):
             data.append(value)

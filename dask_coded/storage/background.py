@@ -36,6 +36,7 @@ class Background:
     def do(self, work: Callable[[], None]) -> None:
         """Have something done, which must raise no exception, in place of what waits."""
         with self._changed:
+            assert not self._closed
             self._work, self._busy = work, True
             if not self._started:
                 self._started = True

@@ -53,7 +53,7 @@ def unsealed(data: bytes) -> bytes:
 def local_path(place: str) -> Path | None:
     """Return the path of a place; None if it is no local one."""
     scheme, _, path = place.rpartition("://")
-    return Path(path).absolute() if scheme in ("", "file") else None
+    return Path(path).absolute() if scheme in ("", "file", "local") else None
 
 
 def _remote(place: str) -> tuple[Any, str]:
@@ -91,8 +91,8 @@ def write_file(place: str, content: bytes) -> None:
         raise
 
 
-def read_file(place: str) -> bytes:
-    """Return all bytes of a file, with its checksum.
+def read_file(place: str, end: int | None = None) -> bytes:
+    """Return all bytes of a file, with its checksum, or the first ones.
 
     Raises
     ------
@@ -102,21 +102,10 @@ def read_file(place: str) -> bytes:
         If it cannot be read.
     """
     if (path := local_path(place)) is not None:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            return file.read(end)
     files, name = _remote(place)
-    return bytes(files.cat_file(name))
-
-
-def delete_file(place: str) -> None:
-    """Delete a file, if it is there, and what processes that were killed have left of it."""
-    if (path := local_path(place)) is None:
-        files, name = _remote(place)
-        if files.exists(name):
-            files.rm_file(name)
-        return
-    path.unlink(missing_ok=True)
-    for part in path.parent.glob(f".{path.name}.{'[0-9a-f]' * 32}{_PARTIAL}"):
-        part.unlink(missing_ok=True)
+    return bytes(files.cat_file(name, end=end))
 
 
 def make_folder(place: str) -> None:

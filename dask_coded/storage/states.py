@@ -1,33 +1,35 @@
 """The state of a loop in files, from which another cluster resumes.
 
 There are two files, written in turn, so that the state before is there while one is written. Each
-is a line that says whose it is, as JSON, a pickled state, and a checksum.
+is a line that says whose it is, as JSON, a pickled state, and a checksum. The last state stays when
+the loop has ended: the result may be lost on its way to the client.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
 from dask_coded.storage.background import Background
-from dask_coded.storage.files import (
-    delete_file,
-    is_sealed,
-    make_folder,
-    read_file,
-    unsealed,
-    write_file,
-)
+from dask_coded.storage.files import is_sealed, make_folder, read_file, unsealed, write_file
 from dask_coded.storage.location import StoreError
+
+logger = logging.getLogger("distributed.dask_coded")
 
 #: How each file begins.
 FIRST = b"dask-coded loop state 1\n"
+_ANY = b"dask-coded loop state "
 FILES = ("loop-state-0", "loop-state-1")
 # Writing may take at most this fraction of a loop's time, and begins at most once in these seconds.
-_SHARE, _PAUSE = 0.05, 1.0
+# A store that has once stalled is asked again after at most so many.
+_SHARE, _PAUSE, _LONGEST = 0.05, 1.0, 60.0
+# Bytes that are more than what a file says before the state.
+_HEAD = 2**16
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,8 @@ class StateStore:
     storage : str
         A folder or address.
     owner : dict
-        What the loop is of, as JSON. States of others are refused.
+        What the loop is of, as JSON: its ``function``, ``arrays`` and other ``arguments``. States
+        of others are refused.
     """
 
     def __init__(self, storage: str, owner: Mapping[str, Any]) -> None:
@@ -69,6 +72,9 @@ class StateStore:
         self._files = [f"{storage.rstrip('/')}/{name}" for name in FILES]
         self._next = 0
         self._sequence = 0
+        # This run, and the number and run of the state that it has found in each file.
+        self._run = uuid.uuid4().hex
+        self._found: list[tuple[int, str] | None] = [None, None]
 
     def __str__(self) -> str:
         return self._storage
@@ -81,24 +87,45 @@ class StateStore:
         FileExistsError
             If a file is no state of a loop.
         StoreError
-            If it is that of another loop.
+            If it is that of another loop, or none of the files is whole.
         OSError
             If the place cannot be read, or made.
         """
         make_folder(self._storage)
-        read = enumerate(map(self._read, self._files))
-        found = [(stored.sequence, i, stored) for i, stored in read if stored is not None]
+        found, damaged = [], []
+        for i, file in enumerate(self._files):
+            try:
+                stored, self._found[i] = self._read(file)
+            except FileNotFoundError:
+                continue
+            except _DamagedError:
+                damaged.append(file)
+                self._found[i] = self._there(file)
+                continue
+            found.append((stored.sequence, i, stored))
+        if len(damaged) == len(self._files):
+            raise StoreError(
+                f"Both states of a loop in {self._storage} are damaged: delete them to begin anew."
+            )
+        for file in damaged:
+            logger.warning(
+                "The state of a loop in %s is damaged or was half written: %s.",
+                file,
+                f"that of round {found[0][2].round} is used" if found else "the loop begins anew",
+            )
+            self._next = self._files.index(file)
         if not found:
             return None
-        _, latest, stored = max(found, key=lambda each: each[0])
-        self._next, self._sequence = 1 - latest, stored.sequence + 1
-        return stored
+        _, latest, newest = max(found, key=lambda each: each[0])
+        self._next, self._sequence = 1 - latest, newest.sequence + 1
+        return newest
 
-    def _read(self, file: str) -> Stored | None:
-        try:
-            data = read_file(file)
-        except FileNotFoundError:
-            return None
+    def _read(self, file: str) -> tuple[Stored, tuple[int, str]]:
+        data = read_file(file)
+        if data.startswith(_ANY) and not data.startswith(FIRST) and _is_whole(data):
+            raise StoreError(
+                f"The file {file} is of another version of dask-coded: use that one, or delete it."
+            )
         if not _is_state(data):
             raise FileExistsError(
                 f"The file {file} is no state of a loop: delete it, or pass another `storage`."
@@ -107,38 +134,60 @@ class StateStore:
             head, state = unsealed(data)[len(FIRST) :].split(b"\n", 1)
             said = json.loads(head)
             stored = Stored(said["sequence"], tuple(said["place"]), said["round"], state)
-        except (ValueError, LookupError, TypeError):  # of which StoreError is one
-            return None
-        if said["owner"] != self._owner:
+            owner, there = said["owner"], (stored.sequence, said["run"])
+        except (ValueError, LookupError, TypeError) as exc:  # of which StoreError is one
+            raise _DamagedError from exc
+        if owner != self._owner:
             raise StoreError(
-                f"The store {self._storage} holds the state of {_named(said['owner'])}, this is "
-                f"{_named(self._owner)}: pass another `storage`, or delete the state."
+                f"The store {self._storage} holds the state of {_named(owner)}, this is "
+                f"{_named(self._owner, owner)}: pass another `storage`, or delete the state."
             )
-        return stored
+        return stored, there
 
     def write(self, place: tuple[int, int], round: int, state: bytes) -> None:
         """Write a state in place of the last but one.
 
         Raises
         ------
+        StoreError
+            If another run writes to the same place.
         OSError
             If it cannot be written.
         """
-        said = {"sequence": self._sequence, "place": place, "round": round, "owner": self._owner}
+        there = self._there(self._files[self._next])
+        if there and there != self._found[self._next] and there[1] != self._run:
+            raise StoreError("another run of the loop writes to the same place")
+        said = {
+            "sequence": self._sequence,
+            "run": self._run,
+            "place": place,
+            "round": int(round),
+            "owner": self._owner,
+        }
         content = b"".join((FIRST, json.dumps(said).encode(), b"\n", state))
         write_file(self._files[self._next], content)
         self._next, self._sequence = 1 - self._next, self._sequence + 1
 
-    def delete(self) -> None:
-        """Delete the states; :meth:`open` has found nothing else in their places.
+    def _there(self, file: str) -> tuple[int, str] | None:
+        """Return the number and run of the state in a file, also if the rest of it is lacking."""
+        try:
+            head, _ = read_file(file, _HEAD)[len(FIRST) :].split(b"\n", 1)
+            said = json.loads(head)
+            return said["sequence"], said["run"]
+        except (FileNotFoundError, ValueError, LookupError, TypeError):
+            return None
 
-        Raises
-        ------
-        OSError
-            If they cannot be deleted.
-        """
-        for file in self._files:
-            delete_file(file)
+
+class _DamagedError(Exception):
+    """A file is half written or damaged."""
+
+
+def _is_whole(data: bytes) -> bool:
+    try:
+        unsealed(data)
+    except StoreError:
+        return False
+    return True
 
 
 def _is_state(data: bytes) -> bool:
@@ -146,11 +195,8 @@ def _is_state(data: bytes) -> bool:
     # One that was being written when its process was killed may have only a part of the first line.
     if data.startswith(FIRST) or FIRST.startswith(data):
         return True
-    try:
-        unsealed(data)
-    except StoreError:
-        return is_sealed(data)  # that line may be the damaged one
-    return False  # such as a checkpoint of a training
+    # That line may be the damaged one. A whole file is something else, such as a checkpoint.
+    return is_sealed(data) and not _is_whole(data)
 
 
 class StateWriter:
@@ -185,7 +231,8 @@ class StateWriter:
         """Whether nothing is being written, and the last state was long enough ago."""
         if self._background.is_busy:
             return False
-        return monotonic() >= self._began + max(_PAUSE, self._cost / _SHARE)
+        pause = min(max(_PAUSE, self._cost / _SHARE), _LONGEST)
+        return monotonic() >= self._began + pause
 
     def write(self, began: float, place: tuple[int, int], round: int, state: bytes) -> None:
         """Begin to write a state, which has cost time since ``began``."""
@@ -201,39 +248,14 @@ class StateWriter:
         self._began = began
         self._background.do(work)
 
-    def finish(self) -> None:
-        """Wait for what is being written."""
-        self._background.wait()
-
-    def delete(self, seconds: float) -> None:
-        """Delete the states, once nothing is being written.
-
-        Raises
-        ------
-        TimeoutError
-            If it takes longer than some seconds.
-        Exception
-            If they cannot be deleted.
-        """
-        failures: list[BaseException] = []
-
-        def work() -> None:
-            try:
-                self._store.delete()
-            except BaseException as exc:  # also those of libraries that fsspec uses
-                failures.append(exc)
-
-        self._wait(seconds)
-        self._background.do(work)
-        self._wait(seconds)
-        if failures:
-            raise failures[0]
-
-    def _wait(self, seconds: float) -> None:
-        if not self._background.wait(seconds):
-            raise TimeoutError(f"the store has not answered for {seconds:g} seconds")
+    def finish(self, seconds: float | None = None) -> bool:
+        """Wait for what is being written; return False if that takes longer than some seconds."""
+        return self._background.wait(seconds)
 
 
-def _named(owner: Mapping[str, Any]) -> str:
+def _named(owner: Mapping[str, Any], other: Mapping[str, Any] | None = None) -> str:
+    """Name what a loop is of, and how it differs from another one."""
     arrays = ", ".join(owner["arrays"])
-    return f"{owner['function']} of {arrays}" if arrays else str(owner["function"])
+    named = f"{owner['function']} of {arrays}" if arrays else str(owner["function"])
+    alike = other is not None and all(owner[k] == other.get(k) for k in ("function", "arrays"))
+    return f"{named} with other arguments" if alike else named

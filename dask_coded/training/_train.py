@@ -153,10 +153,10 @@ def train(
         A file to resume from if the cluster is lost.
     resume : path or bool, optional
         Such a file, as the client sees it; or True for that of the ``checkpoint``, if it has been
-        written yet, so that the same call starts a training and goes on with it. The training
-        continues as if it had not been interrupted, except that a :class:`Pipelined` schedule fills
-        its pipeline again, and that what :class:`~dask_coded.compression.GradiVeQ` keeps as
-        residuals is dropped.
+        written yet, so that the same call starts a training and goes on with it; a checkpoint of
+        other settings or data of another length is refused. The training continues as if it had not
+        been interrupted, except that a :class:`Pipelined` schedule fills its pipeline again, and
+        that what :class:`~dask_coded.compression.GradiVeQ` keeps as residuals is dropped.
     callback : callable, optional
         Called in the client's event loop with a :class:`~dask_coded.Progress`, at most ten times a
         second and after the last step. Its objective is the mean loss; its residual is the norm of
@@ -238,6 +238,16 @@ def train(
     if epochs is not None:
         steps = epochs * Batches(total, 1, batch_size, seed).steps
     assert steps is not None
+    setup = {
+        "function": getattr(gradient, "__qualname__", type(gradient).__qualname__),
+        "samples": total,
+        "batch_size": batch_size,
+        "seed": seed,
+        "optimizer": _without_addresses(optimizer),
+        "compression": _without_addresses(compression),
+    }
+    if checkpoint is not None and resume is True and state is not None:
+        _check_same(checkpoint.path, state, setup, steps)
     model = Model(
         gradient,
         start,
@@ -268,6 +278,8 @@ def train(
         checkpoint=None
         if checkpoint is None
         else (check_place("path", checkpoint.path), checkpoint.every),
+        setup=setup,
+        anew=resume is True and state is None,
     )
     # Suppress the warning that the task is large: it must carry the parameters, and does so once.
     quiet = dask.config.set({"distributed.admin.large-graph-warning-threshold": "1TiB"})
@@ -451,6 +463,32 @@ def _resumed(path: str | os.PathLike[str], start: Vector, optimizer: Optimizer) 
             f"optimizer that wrote it."
         )
     return state
+
+
+def _check_same(
+    path: str | os.PathLike[str], state: dict[str, Any], setup: dict[str, Any], steps: int
+) -> None:
+    """Check that a checkpoint is of the same call, which may have been given more steps."""
+    other = {k: v for k, v in state.get("setup", {}).items() if v != setup.get(k, v)}
+    if other:
+        found = ", ".join(f"{name} {value}" for name, value in other.items())
+        wanted = ", ".join(f"{name} {setup[name]}" for name in other)
+        raise ValueError(
+            f"The checkpoint {str(path)!r} is of a training with {found}, this one has {wanted}: "
+            f"pass another `checkpoint`, or the file itself as `resume` to go on with it all the "
+            f"same."
+        )
+    if state["version"] > steps:
+        raise ValueError(
+            f"The checkpoint {str(path)!r} has seen {state['version']} updates, this training ends "
+            f"after {steps}: pass another `checkpoint`."
+        )
+
+
+def _without_addresses(value: Any) -> str:
+    """Return how a value shows itself, or its class if that differs between processes."""
+    shown = repr(value)
+    return type(value).__qualname__ if " at 0x" in shown else shown
 
 
 class _Watch:

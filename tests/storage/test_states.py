@@ -7,12 +7,14 @@ import os
 import pickle
 from threading import Event
 
+import numpy as np
 import pytest
+from distributed.utils_test import captured_logger
 
 from dask_coded.storage import StateStore, StateWriter, StoreError, states
 from dask_coded.storage.files import read_file, sealed, unsealed, write_file
 
-OWNER = {"function": "power", "arrays": ["4 x 4 float64"]}
+OWNER = {"function": "power", "arrays": ["4 x 4 float64"], "arguments": "a"}
 PLACE = 0, 0
 
 
@@ -60,8 +62,6 @@ def test_the_latest_state_is_found_by_another_process(storage):
         for round in rounds:
             store.write(PLACE, round, b"state %d" % round)
         assert found(storage) == (rounds[-1], b"state %d" % rounds[-1])
-    store.delete()
-    assert found(storage) is None
 
 
 def test_a_state_of_another_algorithm_of_the_task_is_told_apart(storage):
@@ -114,10 +114,9 @@ def test_files_of_others_are_neither_read_nor_deleted(tmp_path):
         other.touch()
     store = opened(str(tmp_path))
     store.write(PLACE, 1, b"state")
-    left = tmp_path / f".loop-state-0.{'0f' * 16}.partial"  # by a process that was killed
-    left.touch()
-    store.delete()
-    assert sorted(tmp_path.iterdir()) == sorted([tmp_path / "notes", *others])
+    assert sorted(tmp_path.iterdir()) == sorted(
+        [tmp_path / "loop-state-0", tmp_path / "notes", *others]
+    )
 
 
 @pytest.mark.parametrize(
@@ -126,6 +125,7 @@ def test_files_of_others_are_neither_read_nor_deleted(tmp_path):
         (OWNER | {"function": "pagerank"}, "of power of 4 x 4 float64, this is pagerank of 4"),
         (OWNER | {"arrays": ["5 x 5 float64"]}, "of 4 x 4 float64, this is power of 5 x 5 float64"),
         (OWNER | {"arrays": []}, "this is power: pass another"),
+        (OWNER | {"arguments": "b"}, "this is power of 4 x 4 float64 with other arguments: pass"),
     ],
 )
 def test_the_state_of_another_loop_is_refused(owner, named, tmp_path):
@@ -139,7 +139,9 @@ def test_a_state_says_in_json_what_it_is_of(tmp_path):
     opened(str(tmp_path)).write(PLACE, 3, b"state")
     first, said, state = unsealed((tmp_path / "loop-state-0").read_bytes()).split(b"\n", 2)
     assert first == b"dask-coded loop state 1"
-    assert json.loads(said) == {"sequence": 0, "place": [0, 0], "round": 3, "owner": OWNER}
+    said = json.loads(said)
+    assert len(said.pop("run")) == 32
+    assert said == {"sequence": 0, "place": [0, 0], "round": 3, "owner": OWNER}
     assert state == b"state"
 
 
@@ -190,10 +192,56 @@ def test_a_store_that_does_not_answer_holds_up_nobody(tmp_path, monkeypatch, sta
     assert writer.is_due()
     writer.write(0.0, PLACE, 1, b"state")
     assert not writer.is_due()
-    with pytest.raises(TimeoutError, match="has not answered for 0 seconds"):
-        writer.delete(0.0)
+    assert not writer.finish(0.0)
     go.set()
-    writer.delete(60.0)
+    assert writer.finish(60.0)
+
+
+def test_a_store_that_has_stalled_is_asked_again_after_a_minute(tmp_path, monkeypatch, start):
+    now = [0.0]
+    monkeypatch.setattr(states, "monotonic", lambda: now[0])
+    store = opened(str(tmp_path))
+    monkeypatch.setattr(store, "write", lambda *state: now.__setitem__(0, 600.0))
+    writer = start(store)
+    writer.write(0.0, PLACE, 1, b"state")
+    writer.finish()
+    assert writer.is_due()
+
+
+def test_a_second_run_at_one_place_is_noticed(storage):
+    first, second = opened(storage), opened(storage)
+    first.write(PLACE, 1, b"first")
+    with pytest.raises(StoreError, match="another run"):
+        second.write(PLACE, 1, b"second")
+    first.write(PLACE, 2, b"first")
+    third = opened(storage)
+    third.write(PLACE, 3, b"third")
+    with pytest.raises(StoreError, match="another run"):
+        first.write(PLACE, 3, b"first")
+    third.write(PLACE, 4, b"third")
+    assert found(storage) == (4, b"third")
+
+
+def test_damaged_states_are_not_passed_over_in_silence(tmp_path):
+    store = opened(str(tmp_path))
+    store.write(PLACE, np.int64(1), b"first")
+    store.write(PLACE, 2, b"second")
+    for file, said in [("loop-state-1", "that of round 1 is used"), ("loop-state-0", None)]:
+        path = tmp_path / file
+        path.write_bytes(path.read_bytes()[:-1])
+        if said is None:
+            with pytest.raises(StoreError, match=r"Both states of a loop in .* are damaged"):
+                found(str(tmp_path))
+        else:
+            with captured_logger("distributed.dask_coded") as log:
+                assert found(str(tmp_path)) == (1, b"first")
+            assert f"{file} is damaged or was half written: {said}" in log.getvalue()
+
+
+def test_a_state_of_a_later_version_is_named(tmp_path):
+    write_file(str(tmp_path / "loop-state-0"), b"dask-coded loop state 2\nstate")
+    with pytest.raises(StoreError, match="another version of dask-coded"):
+        opened(str(tmp_path))
 
 
 def test_a_run_that_was_taken_over_writes_nothing(tmp_path, start):
@@ -202,16 +250,6 @@ def test_a_run_that_was_taken_over_writes_nothing(tmp_path, start):
     writer.write(0.0, PLACE, 1, b"state")
     writer.finish()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_store_that_refuses_to_delete_is_named(tmp_path, monkeypatch, start):
-    def refuse():
-        raise PermissionError("read-only")
-
-    store = opened(str(tmp_path))
-    monkeypatch.setattr(store, "delete", refuse)
-    with pytest.raises(PermissionError, match="read-only"):
-        start(store).delete(60.0)
 
 
 def test_a_checkpoint_of_a_training_is_no_state(tmp_path):

@@ -41,6 +41,7 @@ from dask_coded.training import (
     Synchronous,
     TrainingResult,
     WorkerReport,
+    _train,
     train,
 )
 from dask_coded.training import data as training_data
@@ -301,6 +302,31 @@ def test_the_same_call_starts_a_training_and_goes_on_with_it(place, client, tmp_
     np.testing.assert_array_equal(again.parameters, whole.parameters)
     with pytest.raises(TypeError, match="pass `checkpoint` as well"):
         train(squares, np.zeros(5), blocks(), resume=True, **options)
+
+
+def test_another_call_does_not_go_on_with_a_training(client, tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    options = {"aggregation": Ring(), "batch_size": 30, "steps": 4, "client": client}
+    options |= {"checkpoint": Checkpoint(path), "resume": True}
+    train(squares, np.zeros(5), blocks(), **options)
+    others = {
+        r"batch_size 30, this one has batch_size 60": {"batch_size": 60},
+        r"learning_rate=0\.1.*learning_rate=0\.5": {"optimizer": SGD(0.5)},
+        r"seed 0, this one has seed 1": {"seed": 1},
+        r"has seen 4 updates, this training ends after 3": {"steps": 3},
+    }
+    for message, other in others.items():
+        with pytest.raises(ValueError, match=message):
+            train(squares, np.zeros(5), blocks(), **options | other)
+    # Whoever names the file means it.
+    found = train(squares, np.zeros(5), blocks(), **options | {"seed": 1, "resume": path})
+    assert found.steps == 4
+    # The workers see the file, this process does not.
+    with monkeypatch.context() as patch:
+        patch.setattr(_train, "read_file", lambda path: (tmp_path / "elsewhere").read_bytes())
+        with pytest.raises(FileExistsError, match="share the folder with this process"):
+            train(squares, np.zeros(5), blocks(), **options)
+    assert train(squares, np.zeros(5), blocks(), **options | {"resume": path}).steps == 4
 
 
 def test_a_training_does_not_resume_from_other_files(client, tmp_path):

@@ -23,7 +23,7 @@ from dask_coded.loop import Loop, Progress, State
 from dask_coded.membership import Timeouts
 from dask_coded.runtime.messages import KeepState, StateKept
 from dask_coded.runtime.worker.keeper import StateKeeper
-from dask_coded.storage import StateStore, StateWriter
+from dask_coded.storage import StateStore, StateWriter, StoreError
 from dask_coded.transport import Channel, Exchange
 from dask_coded.transport.messages import Attempt, Message
 from dask_coded.transport.rows import large_answer
@@ -35,7 +35,7 @@ logger = logging.getLogger("distributed.dask_coded")
 
 # Pickling and sending states may take at most this fraction of the loop's time.
 _SHARE = 0.05
-# How long the result of a loop waits for a state that is being written, so that it can be deleted.
+# How long the result of a loop waits for its last state to be written.
 _ENDING = 10.0
 
 
@@ -111,7 +111,14 @@ class KeptLoop(Loop):
                 stored = None
         if stored is not None:
             sync(self._worker.loop, self._resumed, stored.round)
-            _, state = pickle.loads(stored.state)
+            try:
+                _, state = pickle.loads(stored.state)
+            except Exception as exc:  # its classes may be gone or changed
+                raise StoreError(
+                    f"The state of a loop in {self._store} cannot be read: {exc!r}. Delete it to "
+                    f"begin anew."
+                ) from exc
+            logger.info("A loop goes on after round %d from %s.", stored.round, self._store)
         return state
 
     async def _resumed(self, round: int) -> None:
@@ -163,8 +170,9 @@ class KeptLoop(Loop):
             get_worker().log_event(self._topic, vars(progress))
         # States would pile up for a keeper that has not received the last one.
         due = self._key not in self._keeper.owing and now >= self._kept + self._cost / _SHARE
-        write = self._writer is not None and self._writer.is_due()
-        if state is None or last or not (due or write):
+        write = self._writer is not None and (last or self._writer.is_due())
+        due = due and not last
+        if state is None or not (due or write):
             return
         kept = pickle.dumps((self._place, state), protocol=pickle.HIGHEST_PROTOCOL)
         if self._writer is not None and write:
@@ -175,15 +183,9 @@ class KeptLoop(Loop):
             self._cost = self._kept - now
 
     def returned(self) -> None:
-        """Delete the state in files, because the function has returned."""
-        if self._writer is None:
-            return
-        try:
-            self._writer.delete(_ENDING)
-        except Exception as exc:  # also those of libraries that fsspec uses
-            logger.warning(
-                "The state of a loop that has ended is not deleted from %s: %s", self._store, exc
-            )
+        """Wait for the last state, from which the same call has the same result at once."""
+        if self._writer is not None and not self._writer.finish(_ENDING):
+            self._failed(TimeoutError(f"the store has not answered for {_ENDING:g} seconds"))
 
     def close(self) -> None:
         """End what writes the state."""
@@ -198,7 +200,8 @@ class KeptLoop(Loop):
             present: bool = await self._worker.scheduler.coded_leads(key=key, run=run)
             return present
 
-        return bool(sync(self._worker.loop, ask))
+        # The event loop ends with the worker, which must not keep this thread.
+        return bool(sync(self._worker.loop, ask, callback_timeout=2 * timeouts().answer))
 
     def _failed(self, reason: BaseException) -> None:
         logger.warning("The state of a loop is not written to %s: %s", self._store, reason)

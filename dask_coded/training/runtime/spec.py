@@ -99,6 +99,10 @@ class Training:
         Addresses of the workers that may take part; None for all.
     checkpoint : (str, int) or None
         A file, and the number of updates between two writes.
+    setup : dict
+        What the training is of, for those that resume it.
+    anew : bool
+        Whether it was to go on from that file, which the client has not found.
     """
 
     id: str
@@ -115,6 +119,8 @@ class Training:
     steps: int
     workers: tuple[str, ...] | None = None
     checkpoint: tuple[str, int] | None = None
+    setup: dict[str, Any] = field(default_factory=dict)
+    anew: bool = False
 
 
 @dataclass(frozen=True, eq=False)

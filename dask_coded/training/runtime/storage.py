@@ -31,6 +31,26 @@ def check_folder(path: str, address: str) -> None:
         )
 
 
+def check_anew(path: str, training: str, address: str) -> None:
+    """Raise an error if there is a file, which is not the training's own, to be replaced.
+
+    Raises
+    ------
+    FileExistsError
+        If there is one.
+    """
+    try:
+        read_file(path, 1)
+    except FileNotFoundError:
+        return
+    if saved(path, training) is None:
+        raise FileExistsError(
+            f"The checkpoint {path!r} exists on {address}, which leads the training, and this "
+            f"process does not find it, so `resume=True` would begin anew and replace it: share "
+            f"the folder with this process, or leave `resume` out."
+        )
+
+
 def opened(data: bytes) -> dict[str, Any]:
     """Return the state in a file; version 0.2 has written it without a checksum.
 

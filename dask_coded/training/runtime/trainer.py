@@ -318,7 +318,8 @@ class Trainer:
             self._send_state()
 
     def _send_state(self) -> None:
-        state = {**self.replica.state(), "training": self.group.training.id}
+        training = self.group.training
+        state = {**self.replica.state(), "training": training.id, "setup": training.setup}
         self.answer(ReplicaState(self.group.run_id, dumps(state)))
 
     def _finish(self) -> None:

@@ -97,6 +97,7 @@ def group(plan, version=0, sources=(), schedule=Synchronous()):  # noqa: B008
         schedule=schedule,
         codec=EXACT,
         checkpoint=None,
+        setup={},
         batches=lambda parts: None,
     )
     addresses = tuple("abcdefgh"[: plan.workers])

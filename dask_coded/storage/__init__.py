@@ -33,7 +33,7 @@ from dask_coded.storage.generators import check_storable
 from dask_coded.storage.location import Location, Storage, StoreError
 from dask_coded.storage.pieces import DamagedError, marked, read_piece, write_piece
 from dask_coded.storage.root import begin_store
-from dask_coded.storage.states import StateStore, StateWriter
+from dask_coded.storage.states import StateStore, StateWriter, Stored
 
 __all__ = [
     "ArrayDescription",
@@ -47,6 +47,7 @@ __all__ = [
     "Storage",
     "StoreCondition",
     "StoreError",
+    "Stored",
     "begin_store",
     "check_dtype",
     "check_storable",

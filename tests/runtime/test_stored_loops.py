@@ -8,9 +8,10 @@ from functools import partial
 import numpy as np
 import pytest
 from distributed import Event
-from distributed.utils_test import gen_cluster, poll_for
+from distributed.utils_test import async_poll_for, captured_logger, gen_cluster, poll_for
 
 import dask_coded as coded
+from dask_coded.runtime.worker.plugin import worker_plugin
 from dask_coded.storage import StateStore, StoreError
 from dask_coded.storage.states import FILES
 from dask_coded.submission import _owner
@@ -75,6 +76,43 @@ async def test_the_same_call_goes_on_and_then_has_the_same_result(c, s, *workers
     for path in folder.iterdir():
         path.unlink()
     assert (await coded.submit(add, C, 2.0, set(), loop, client=c))[0] == 1
+
+
+@gen_cluster(client=True, nthreads=[("", 1)] * 3)
+async def test_a_loop_moves_to_a_worker_that_cannot_read_its_place(
+    c, s, *workers, tmp_path, monkeypatch
+):
+    """Other workers keep the state, so the loop goes on without files."""
+
+    def add(operator, loop):
+        first, total = loop.resume((1, np.zeros(4)))
+        for i in range(first, 5):
+            total = total + operator @ np.ones(4)
+            loop.report(coded.Progress(i, residual=0.0), state=(i + 1, total), last=i == 4)
+            if first == 1:
+                Event("reported").set()
+                Event("never").wait()
+        return first, total
+
+    def refuse(store):
+        raise PermissionError("not mounted here")
+
+    C = await coded.encode(np.eye(4), coded.MDS(3, 2), client=c)
+    loop = coded.Loop(storage=tmp_path)
+    future = coded.submit(add, C, loop, client=c)
+    await Event("reported", client=c).wait()
+    plugins = [worker_plugin(w) for w in workers]
+    await async_poll_for(lambda: any(p.keeper.kept for p in plugins), timeout=60)
+    monkeypatch.setattr(StateStore, "open", refuse)
+    running = s.tasks[future.key].processing_on.address
+    with captured_logger("distributed.dask_coded") as log:
+        await next(w for w in workers if w.address == running).close()
+        first, total = await future
+    assert first == 2
+    np.testing.assert_allclose(total, 4.0)
+    assert f"not written to {tmp_path}: not mounted here" in log.getvalue()
+    with pytest.raises(PermissionError, match="not mounted here"):
+        await coded.submit(add, C, loop, client=c)
 
 
 def test_a_loop_that_is_not_submitted_says_that_it_keeps_nothing(tmp_path):

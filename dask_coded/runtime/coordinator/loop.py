@@ -23,7 +23,7 @@ from dask_coded.loop import Loop, Progress, State
 from dask_coded.membership import Timeouts
 from dask_coded.runtime.messages import KeepState, StateKept
 from dask_coded.runtime.worker.keeper import StateKeeper
-from dask_coded.storage import StateStore, StateWriter, StoreError
+from dask_coded.storage import StateStore, StateWriter, Stored, StoreError
 from dask_coded.transport import Channel, Exchange
 from dask_coded.transport.messages import Attempt, Message
 from dask_coded.transport.rows import large_answer
@@ -88,9 +88,18 @@ class KeptLoop(Loop):
         # When the last state was sent, until a keeper has confirmed it.
         self._sent: float | None = None
         self._store = store
-        self._stored = None if store is None else store.open()
+        self._stored: Stored | None = None
         self._writer = None
-        if store is not None:
+        self._unreadable: OSError | None = None
+        if store is None:
+            return
+        try:
+            self._stored = store.open()
+        except FileExistsError:
+            raise
+        except OSError as exc:  # other workers may keep the state, and read the place
+            self._unreadable = exc
+        else:
             self._writer = StateWriter(store, self._failed, self._is_present)
 
     def resume(self, state: State) -> State:
@@ -102,6 +111,10 @@ class KeptLoop(Loop):
         else:
             self._stored = None  # it may be large, and is not needed again
         found: tuple[int, bytes] | None = sync(self._worker.loop, self._resume)
+        if self._unreadable is not None:
+            if found is None:
+                raise self._unreadable
+            self._failed(self._unreadable)
         if found is not None:
             sync(self._worker.loop, self._resumed, found[0])
             place, kept = pickle.loads(found[1])

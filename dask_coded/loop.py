@@ -87,7 +87,7 @@ class Loop:
         A folder that all workers share, or an address that fsspec knows, of this run alone. The
         state is also kept there, so that the same call of :func:`dask_coded.submit` resumes on
         another cluster. It is a pickle: resume only from places that you trust. The last state
-        stays: delete it to begin anew.
+        stays: delete it to start over.
 
     Examples
     --------

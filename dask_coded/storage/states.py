@@ -105,13 +105,13 @@ class StateStore:
             found.append((stored.sequence, i, stored))
         if len(damaged) == len(self._files):
             raise StoreError(
-                f"Both states of a loop in {self._storage} are damaged: delete them to begin anew."
+                f"Both states of a loop in {self._storage} are damaged: delete them to start over."
             )
         for file in damaged:
             logger.warning(
                 "The state of a loop in %s is damaged or was half written: %s.",
                 file,
-                f"that of round {found[0][2].round} is used" if found else "the loop begins anew",
+                f"that of round {found[0][2].round} is used" if found else "the loop starts over",
             )
             self._next = self._files.index(file)
         if not found:

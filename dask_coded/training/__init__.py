@@ -9,8 +9,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from dask_coded.training._train import Checkpoint, train
+from dask_coded.training._train import train
 from dask_coded.training.aggregations import choose_aggregation
+from dask_coded.training.checkpoints import Checkpoint
 from dask_coded.training.costs import measure_costs
 from dask_coded.training.optimizers import SGD, Adam, CosineDecay, Optimizer, StepDecay
 from dask_coded.training.result import TrainingResult, WorkerReport

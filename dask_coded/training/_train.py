@@ -12,7 +12,7 @@ import os
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -34,49 +34,21 @@ from dask_coded.runtime.client.waiting import (
     waiting_client,
     while_connected,
 )
-from dask_coded.storage import read_file
 from dask_coded.submission import run
 from dask_coded.training.aggregations import choose_aggregation
 from dask_coded.training.batches import Batches
+from dask_coded.training.checkpoints import Checkpoint, check_same, found_state, without_addresses
 from dask_coded.training.data import joined, load
 from dask_coded.training.optimizers import SGD, Optimizer, Vector
 from dask_coded.training.replica import Gradient, Model
 from dask_coded.training.result import TrainingResult
 from dask_coded.training.runtime import TrainingSchedulerPlugin, lead
 from dask_coded.training.runtime.spec import Outcome, Training
-from dask_coded.training.runtime.storage import opened
 from dask_coded.training.schedules import Schedule, Synchronous
 
 # Samples of a unit. A smaller unit of a dense model costs more: it takes about 10 / b of its
 # computation to add its gradient, with b samples. Small batches are cut into this many units.
 _UNIT, _UNITS = 64, 16
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A file to resume from: parameters, state of optimizer and compressor, losses.
-
-    The file is a pickle with a checksum: resume only from files that you trust. It is replaced as a
-    whole, so it is always complete. A thread of its own writes it; the training does not wait,
-    unless it has ended.
-
-    Parameters
-    ----------
-    path : path or address
-        A file as the workers see it, or an address that fsspec knows, such as ``s3://bucket/name``.
-        To resume, the client must share it with them. Object stores replace files as a whole;
-        where others may leave half a file, its checksum tells.
-    every : int
-        Number of updates between writes; if these take longer, some are left out. The file is also
-        written after the last update.
-    """
-
-    path: str | os.PathLike[str]
-    every: int = 100
-
-    def __post_init__(self) -> None:
-        check_whole("every", self.every)
-        check_place("path", self.path)
 
 
 def train(
@@ -222,7 +194,7 @@ def train(
         )
     allowed = None if workers is None else _named(client, "workers", workers)
     leader = None if leader is None else _named(client, "leader", leader)
-    state = _state(resume, checkpoint, start, optimizer)
+    state = found_state(resume, checkpoint, start, optimizer)
     with outside_pool():
         client.sync(lambda: while_connected(client, install(client, TrainingSchedulerPlugin())))
     data, batch_size = joined(data, steps, batch_size)
@@ -243,11 +215,11 @@ def train(
         "samples": total,
         "batch_size": batch_size,
         "seed": seed,
-        "optimizer": _without_addresses(optimizer),
-        "compression": _without_addresses(compression),
+        "optimizer": without_addresses(optimizer),
+        "compression": without_addresses(compression),
     }
     if checkpoint is not None and resume is True and state is not None:
-        _check_same(checkpoint.path, state, setup, steps)
+        check_same(checkpoint.path, state, setup, steps)
     model = Model(
         gradient,
         start,
@@ -279,7 +251,7 @@ def train(
         if checkpoint is None
         else (check_place("path", checkpoint.path), checkpoint.every),
         setup=setup,
-        anew=resume is True and state is None,
+        expects_none=resume is True and state is None,
     )
     # Suppress the warning that the task is large: it must carry the parameters, and does so once.
     quiet = dask.config.set({"distributed.admin.large-graph-warning-threshold": "1TiB"})
@@ -420,75 +392,6 @@ def _start(parameters: npt.ArrayLike) -> Vector:
             f"{start.shape} and dtype {start.dtype}."
         )
     return start if start.dtype.kind == "f" else start.astype(np.float64)
-
-
-def _state(
-    resume: str | os.PathLike[str] | bool | None,
-    checkpoint: Checkpoint | None,
-    start: Vector,
-    optimizer: Optimizer,
-) -> dict[str, Any] | None:
-    """Return the state to resume from, or None."""
-    if resume is None or resume is False:
-        return None
-    if resume is not True:
-        return _resumed(resume, start, optimizer)
-    if checkpoint is None:
-        raise TypeError("`resume=True` goes on from a checkpoint: pass `checkpoint` as well.")
-    try:
-        return _resumed(checkpoint.path, start, optimizer)
-    except FileNotFoundError:
-        return None
-
-
-def _resumed(path: str | os.PathLike[str], start: Vector, optimizer: Optimizer) -> dict[str, Any]:
-    """Return the state that a checkpoint holds."""
-    data = read_file(check_place("resume", path))
-    try:
-        state = opened(data)
-        found, kept = state["parameters"], state["optimizer"].keys()
-    except Exception as error:  # a pickle may fail in any way
-        raise ValueError(
-            f"The file {str(path)!r} must have been written by a `Checkpoint`, it cannot be read "
-            f"as one: {type(error).__name__}: {error}."
-        ) from error
-    if (found.shape, found.dtype) != (start.shape, start.dtype):
-        raise ValueError(
-            f"The file {str(path)!r} holds {found.size} parameters of dtype {found.dtype}, the "
-            f"training has {start.size} of dtype {start.dtype}: resume the training that wrote it."
-        )
-    if kept != optimizer.start(start).keys():
-        raise ValueError(
-            f"The file {str(path)!r} does not hold the state of {optimizer!r}: resume with the "
-            f"optimizer that wrote it."
-        )
-    return state
-
-
-def _check_same(
-    path: str | os.PathLike[str], state: dict[str, Any], setup: dict[str, Any], steps: int
-) -> None:
-    """Check that a checkpoint is of the same call, which may have been given more steps."""
-    other = {k: v for k, v in state.get("setup", {}).items() if v != setup.get(k, v)}
-    if other:
-        found = ", ".join(f"{name} {value}" for name, value in other.items())
-        wanted = ", ".join(f"{name} {setup[name]}" for name in other)
-        raise ValueError(
-            f"The checkpoint {str(path)!r} is of a training with {found}, this one has {wanted}: "
-            f"pass another `checkpoint`, or the file itself as `resume` to go on with it all the "
-            f"same."
-        )
-    if state["version"] > steps:
-        raise ValueError(
-            f"The checkpoint {str(path)!r} has seen {state['version']} updates, this training ends "
-            f"after {steps}: pass another `checkpoint`."
-        )
-
-
-def _without_addresses(value: Any) -> str:
-    """Return how a value shows itself, or its class if that differs between processes."""
-    shown = repr(value)
-    return type(value).__qualname__ if " at 0x" in shown else shown
 
 
 class _Watch:

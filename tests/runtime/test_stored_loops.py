@@ -165,7 +165,7 @@ async def test_algorithms_of_one_task_do_not_resume_from_each_other(c, s, *worke
     loop = coded.Loop(storage=tmp_path)
     with pytest.raises(ZeroDivisionError):
         await coded.submit(twice, loop, {1}, client=c)
-    # The first algorithm begins anew, and its states replace that of the second one.
+    # The first algorithm starts over, and its states replace that of the second one.
     assert await coded.submit(twice, loop, set(), client=c) == [1, 4]
 
 
@@ -178,7 +178,7 @@ async def test_what_is_no_state_of_this_loop_is_refused(c, s, *workers, tmp_path
     store.write((0, 0), 1, b"state")
 
     def other(operator, loop):
-        return loop.resume("anew")
+        return loop.resume("first")
 
     with pytest.raises(StoreError, match=r"state of power of 4 x 4 float64, this is .*other of 4"):
         await coded.submit(other, C, coded.Loop(tmp_path), client=c)

@@ -41,7 +41,7 @@ from dask_coded.training import (
     Synchronous,
     TrainingResult,
     WorkerReport,
-    _train,
+    checkpoints,
     train,
 )
 from dask_coded.training import data as training_data
@@ -323,7 +323,7 @@ def test_another_call_does_not_go_on_with_a_training(client, tmp_path, monkeypat
     assert found.steps == 4
     # The workers see the file, this process does not.
     with monkeypatch.context() as patch:
-        patch.setattr(_train, "read_file", lambda path: (tmp_path / "elsewhere").read_bytes())
+        patch.setattr(checkpoints, "read_file", lambda path: (tmp_path / "elsewhere").read_bytes())
         with pytest.raises(FileExistsError, match="share the folder with this process"):
             train(squares, np.zeros(5), blocks(), **options)
     assert train(squares, np.zeros(5), blocks(), **options | {"resume": path}).steps == 4

@@ -129,7 +129,7 @@ class KeptLoop(Loop):
             except Exception as exc:  # its classes may be gone or changed
                 raise StoreError(
                     f"The state of a loop in {self._store} cannot be read: {exc!r}. Delete it to "
-                    f"begin anew."
+                    f"start over."
                 ) from exc
             logger.info("A loop goes on after round %d from %s.", stored.round, self._store)
         return state

@@ -35,7 +35,12 @@ from dask_coded.training.runtime.link import Link
 from dask_coded.training.runtime.memberships import Silent, TrainingWorkerPlugin, training_plugin
 from dask_coded.training.runtime.messages import Enlisted, Joined, Unreachable
 from dask_coded.training.runtime.spec import Group, Outcome, Step, Training
-from dask_coded.training.runtime.storage import CheckpointWriter, check_anew, check_folder, saved
+from dask_coded.training.runtime.storage import (
+    CheckpointWriter,
+    check_folder,
+    check_not_there,
+    saved,
+)
 from dask_coded.transport.exceptions import unpacked
 from dask_coded.transport.messages import Attempt, Closed, Pong
 
@@ -124,8 +129,8 @@ class Leader:
         """
         if checkpoint := self._training.checkpoint:
             check_folder(checkpoint[0], self._link.address)
-            if self._training.anew:
-                check_anew(checkpoint[0], self._training.id, self._link.address)
+            if self._training.expects_none:
+                check_not_there(checkpoint[0], self._training.id, self._link.address)
             self._writer = CheckpointWriter(checkpoint[0], self._link.confirm)
         with closing(self._writer) if self._writer else nullcontext(), self._link:
             history = History(self._loop, self._training.steps)

@@ -101,7 +101,7 @@ class Training:
         A file, and the number of updates between two writes.
     setup : dict
         What the training is of, for those that resume it.
-    anew : bool
+    expects_none : bool
         Whether it was to go on from that file, which the client has not found.
     """
 
@@ -120,7 +120,7 @@ class Training:
     workers: tuple[str, ...] | None = None
     checkpoint: tuple[str, int] | None = None
     setup: dict[str, Any] = field(default_factory=dict)
-    anew: bool = False
+    expects_none: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,7 +31,7 @@ def check_folder(path: str, address: str) -> None:
         )
 
 
-def check_anew(path: str, training: str, address: str) -> None:
+def check_not_there(path: str, training: str, address: str) -> None:
     """Raise an error if there is a file, which is not the training's own, to be replaced.
 
     Raises
@@ -46,7 +46,7 @@ def check_anew(path: str, training: str, address: str) -> None:
     if saved(path, training) is None:
         raise FileExistsError(
             f"The checkpoint {path!r} exists on {address}, which leads the training, and this "
-            f"process does not find it, so `resume=True` would begin anew and replace it: share "
+            f"process does not find it, so `resume=True` would start over and replace it: share "
             f"the folder with this process, or leave `resume` out."
         )
 

@@ -590,6 +590,18 @@ async def test_no_round_uses_the_plan_of_an_unusually_long_one(c, s, *workers):
             asked.clear()
 
 
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_a_task_tells_at_its_end_what_it_has_measured(c, s, *workers):
+    """Else only products that take long would be told, and all speeds be those of bad moments."""
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    speeds = s.extensions["dask-coded"].speeds
+    with patch.object(Timeouts, "PLANS", 1e6), patch.object(Pace, "SLOWED", float("inf")):
+        await c.compute(C @ x)
+        await async_poll_for(lambda: speeds.rounds == 1, timeout=60)
+        await coded.submit(lambda operator: operator @ x, C, client=c)
+        await async_poll_for(lambda: speeds.rounds == 2, timeout=60)
+
+
 @gen_cluster(client=True, nthreads=FOUR[:3])
 async def test_loss_of_more_than_the_code_survives_while_rounds_hold_all_threads(c, s, *workers):
     """The tasks that find out that pieces are lost need the threads of the rounds."""
@@ -715,7 +727,7 @@ async def test_replicas_do_not_move_the_work(c, s, *workers):
     await c.replicate(C.encoded.futures)
     await check(c, C)
     answer = await plugin_of(s).plan(
-        C.encoded.spec.id, {}, {}, "continuous", "adaptive", silent=[], known=4
+        C.encoded.spec.id, {}, "continuous", "adaptive", silent=[], known=4
     )
     plan = answer["answer"].data
     assert [plan.addresses[i] for i in plan.host] == list(C.encoded.workers)
@@ -725,9 +737,7 @@ async def test_replicas_do_not_move_the_work(c, s, *workers):
 async def test_workers_that_have_left_are_not_remembered_as_silent(c, s, *workers):
     C = await coded.encode(A, coded.MDS(4, 3), c)
     silent = ["tcp://127.0.0.1:1", workers[0].address]
-    await plugin_of(s).plan(
-        C.encoded.spec.id, {}, {}, "continuous", "adaptive", silent=silent, known=4
-    )
+    await plugin_of(s).plan(C.encoded.spec.id, {}, "continuous", "adaptive", silent=silent, known=4)
     assert plugin_of(s).standings.suspects <= {workers[0].address}
 
 

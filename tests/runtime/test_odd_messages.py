@@ -266,6 +266,7 @@ ANY |= st.lists(ANY, max_size=2) | st.dictionaries(st.text(max_size=2), ANY, max
 CALLS = {
     "coded_hello": ("worker", "version", "product"),
     "coded_keepers": ("key", "worker", "copies", "avoid"),
+    "coded_learn": ["array", "measured", "corrupt", "failed", "wrong_checks"],
     "coded_plan": [
         "array",
         "measured",

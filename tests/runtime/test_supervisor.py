@@ -298,7 +298,7 @@ async def test_a_run_that_is_cancelled_ends_and_gets_no_more_plans(c, s, *worker
 
     async def planned():
         found = plugin_of(s).plan(
-            C.encoded.spec.id, {}, {}, "continuous", "adaptive", [], 4, attempt=attempt
+            C.encoded.spec.id, {}, "continuous", "adaptive", [], 4, attempt=attempt
         )
         return type((await found)["answer"].data)
 

@@ -100,6 +100,7 @@ class Coordinator:
         # Workers that have raised exceptions; and those exceptions, not reported yet.
         self._resting = Rest()
         self._failed: dict[str, str] = {}
+        self._others: list[Coordinator] = []
 
     @classmethod
     def of(cls, array_id: str, options: RoundOptions) -> Self:
@@ -123,7 +124,37 @@ class Coordinator:
 
     def other(self, array_id: str) -> Coordinator:
         """Return the coordinator of another array, in the same task."""
-        return Coordinator(self._plugin, array_id, self._options, self._attempt)
+        found = Coordinator(self._plugin, array_id, self._options, self._attempt)
+        self._others.append(found)
+        return found
+
+    def close(self) -> None:
+        """Tell the scheduler plugin what has not been told yet; called from a thread.
+
+        A task may end before it asks for another plan. Products of less than 50 ms always do, and
+        if only longer ones were told, all speeds would be those of bad moments.
+        """
+        for other in self._others:
+            other.close()
+        loop: Any = self._plugin.worker.loop
+        loop.add_callback(self._tell)
+
+    async def _tell(self) -> None:
+        findings = self._take_findings()
+        if any(findings.values()):
+            with suppress(OSError):  # nobody needs it if the scheduler is gone
+                await self._plugin.worker.scheduler.coded_learn(array=self._id, **findings)
+
+    def _take_findings(self) -> dict[str, Any]:
+        """Return what rounds have found out about workers since it was last told."""
+        findings = {
+            "measured": self._history.take_speeds(),
+            "corrupt": sorted(self._corrupt),
+            "failed": self._failed,
+            "wrong_checks": self._wrong_checks,
+        }
+        self._corrupt, self._failed, self._wrong_checks = set(), {}, []
+        return findings
 
     def run(self, operand: np.ndarray[Any, Any] | None) -> tuple[np.ndarray[Any, Any], RoundReport]:
         """Run one round, from a thread; return its decoded result and a report.
@@ -380,10 +411,7 @@ class Coordinator:
     async def _ask(self) -> _Current:
         """Send measurements to the scheduler plugin, and return its plan."""
         plugin = self._plugin
-        measured, row = self._history.take_speeds(), self._row
-        corrupt, self._corrupt = sorted(self._corrupt), set()
-        failed, self._failed = self._failed, {}
-        wrong_checks, self._wrong_checks = self._wrong_checks, []
+        findings, row = self._take_findings(), self._row
         self._asked = monotonic()
         backoff = Backoff()
         while True:
@@ -391,16 +419,13 @@ class Coordinator:
             answer = await ask(
                 plugin.worker.scheduler.coded_plan,
                 array=self._id,
-                measured=measured,
                 lags=self._history.lags.known,
                 policy=self._options.policy,
                 predictor=self._options.predictor,
                 silent=plugin.exchange.silent,
-                corrupt=corrupt,
-                failed=failed,
-                wrong_checks=wrong_checks,
                 known=len(spec.keys) if spec else 0,
                 attempt=self._attempt,
+                **findings,
             )
             match answer:
                 case Over():
@@ -423,7 +448,7 @@ class Coordinator:
                     self._wrong_checks += checks.take_wrong()
                     if fetched:
                         return _Current(spec, answer, answer.layout(spec), checks, row)
-            measured, corrupt, failed, wrong_checks = {}, [], {}, []
+            findings = {}
             await backoff.wait()
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -57,11 +56,15 @@ class LoopSlot:
     owner: dict[str, Any] | None = None
 
 
-def operator(array_id: str, options: RoundOptions) -> Operator | PairOperator:
-    """Return what an algorithm in a task gets instead of a coded array or a coded pair."""
+@contextmanager
+def _operator(array_id: str, options: RoundOptions) -> Iterator[Operator | PairOperator]:
+    """Make what an algorithm in a task gets instead of a coded array or a coded pair."""
     coordinator = Coordinator.of(array_id, options)
-    pair = isinstance(coordinator.open(), PairSpec)
-    return PairOperator(coordinator) if pair else Operator(coordinator)
+    try:
+        pair = isinstance(coordinator.open(), PairSpec)
+        yield PairOperator(coordinator) if pair else Operator(coordinator)
+    finally:
+        coordinator.close()
 
 
 def map_nested(function: Callable[[Any], Any], value: Any) -> Any:
@@ -98,8 +101,8 @@ def run_round(
     array_ids: Sequence[str], options: RoundOptions, operand: Any
 ) -> np.ndarray[Any, Any]:
     """Run one round as a task, of an array with its right operand or a pair with its weights."""
-    found = operator(array_ids[0], options)
-    return found.product(operand) if isinstance(found, PairOperator) else found @ operand
+    with _operator(array_ids[0], options) as found:
+        return found.product(operand) if isinstance(found, PairOperator) else found @ operand
 
 
 @_ending_quietly()
@@ -113,43 +116,44 @@ def run_loop(
 ) -> Any:
     """Run an algorithm as a task, with operators, data and the loop instead of their slots."""
     secede()
-    operators = {array_id: operator(array_id, options) for array_id in array_ids}
-    # As many copies of the state as workers may be lost at once, and one more.
-    copies = 1 + max((op.code.tolerance for op in operators.values()), default=0)
-    loops = count()
     kept: list[KeptLoop] = []
+    with ExitStack() as ending:
+        operators = {id_: ending.enter_context(_operator(id_, options)) for id_ in array_ids}
+        # As many copies of the state as workers may be lost at once, and one more.
+        copies = 1 + max((op.code.tolerance for op in operators.values()), default=0)
 
-    def fill(value: Any) -> Any:
-        if isinstance(value, OperatorSlot):
-            chosen = operators[value.array_id]
-            chosen.labels = value.labels
-            return chosen
-        if isinstance(value, DataSlot):
-            return found[value.index]
-        if isinstance(value, LoopSlot):
-            plugin = worker_plugin(get_worker())
-            attempt = plugin.exchange.attempt(current_key())
-            assert attempt is not None
-            store = None if value.storage is None else StateStore(value.storage, value.owner or {})
-            loop = KeptLoop(
-                plugin.worker,
-                plugin.keeper,
-                plugin.exchange,
-                attempt,
-                copies,
-                value.topic,
-                next(loops),
-                store,
-            )
-            kept.append(loop)
-            return loop
-        return value
+        def fill(value: Any) -> Any:
+            if isinstance(value, OperatorSlot):
+                chosen = operators[value.array_id]
+                chosen.labels = value.labels
+                return chosen
+            if isinstance(value, DataSlot):
+                return found[value.index]
+            if isinstance(value, LoopSlot):
+                loop = _kept_loop(value, copies, number=len(kept))
+                ending.callback(loop.close)
+                kept.append(loop)
+                return loop
+            return value
 
-    try:
         result = function(*map_nested(fill, args), **map_nested(fill, kwargs))
         for loop in kept:
             loop.returned()
         return result
-    finally:
-        for loop in kept:
-            loop.close()
+
+
+def _kept_loop(slot: LoopSlot, copies: int, number: int) -> KeptLoop:
+    plugin = worker_plugin(get_worker())
+    attempt = plugin.exchange.attempt(current_key())
+    assert attempt is not None
+    store = None if slot.storage is None else StateStore(slot.storage, slot.owner or {})
+    return KeptLoop(
+        plugin.worker,
+        plugin.keeper,
+        plugin.exchange,
+        attempt,
+        copies,
+        slot.topic,
+        number,
+        store,
+    )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -107,6 +108,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
             coded_hello=self.hello,
             coded_keepers=self.loops.keepers,
             coded_leads=self.leads,
+            coded_learn=self.learn,
             coded_extend=self.extend,
             coded_plan=self.plan,
             coded_register=self.register,
@@ -177,34 +179,56 @@ class CodedSchedulerPlugin(SchedulerExtension):
 
     # -- rounds --------------------------------------------------------------------------------
 
+    def learn(
+        self,
+        array: str,
+        measured: Mapping[str, float] = MappingProxyType({}),
+        corrupt: Sequence[str] = (),
+        failed: Mapping[str, str] = MappingProxyType({}),
+        wrong_checks: Sequence[tuple[int, str, bool]] = (),
+    ) -> None:
+        """Handler: take what rounds have found out about workers.
+
+        Parameters
+        ----------
+        array : str
+        measured : mapping of str to float
+            Work per second of workers.
+        corrupt : sequence of str
+            Workers that have sent wrong shares.
+        failed : mapping of str to str
+            Exceptions that workers have raised.
+        wrong_checks : sequence of (int, str, bool)
+            See :class:`dask_coded.runtime.coordinator.checks.WrongCheck`.
+        """
+        self.speeds.record({w: s for w, s in measured.items() if w in self.scheduler.workers})
+        self._suspect(array, corrupt)
+        self._suspect_checks(array, wrong_checks)
+        self._warn(array, failed)
+
     async def plan(
         self,
         array: str,
-        measured: dict[str, float],
         lags: dict[str, float],
         policy: str,
         predictor: str,
         silent: Sequence[str],
         known: int,
-        corrupt: Sequence[str] = (),
-        failed: Mapping[str, str] | None = None,
-        wrong_checks: Sequence[tuple[int, str, bool]] = (),
         attempt: Attempt | None = None,
+        measured: Mapping[str, float] = MappingProxyType({}),
+        **findings: Any,
     ) -> Reply:
-        """Handler: take measurements of earlier rounds, and answer with the plan of the next one.
+        """Handler: learn from earlier rounds, and answer with the plan of the next one.
 
         Answers :class:`RoundPlan`, :class:`Waiting`, :class:`Lost` or :class:`Over`. The plan has
         the array's spec if the asking worker knows a different number of pieces. ``attempt`` is the
         run of the coordinator's task.
         """
-        self.speeds.record({w: s for w, s in measured.items() if w in self.scheduler.workers})
+        self.learn(array, measured, **findings)
         self.standings.suspect(silent)
         # A new coordinator would have to find out by itself whose heartbeats have ceased.
         self.standings.expect_heartbeats()
         self.placing.changed()
-        self._suspect(array, corrupt)
-        self._suspect_checks(array, wrong_checks)
-        self._warn(array, failed or {})
         if attempt is not None and not self.leads(*attempt):
             return reply(Over())
         if (state := self.arrays.get(array)) is None:

@@ -47,6 +47,12 @@ needs_traces = pytest.mark.skipif(
             {"encoding_over_encoding_and_writing", "opening_over_reading", "wrong_results"},
             marks=pytest.mark.extras,
         ),
+        pytest.param(
+            "spot.command",
+            [],
+            {"relative_error", "source_read_again", "useful_worker_seconds", "resumed_after"},
+            marks=pytest.mark.extras,
+        ),
         pytest.param("aggregation", [], {"step", "step_over_reference"}, marks=pytest.mark.long),
         pytest.param("squeeze", [], {"step_over_fluid"}, marks=needs_traces),
         (
@@ -84,7 +90,7 @@ needs_traces = pytest.mark.skipif(
     ],
 )
 def test_smoke_sized_run(name: str, options: list[str], measures: set[str], tmp_path: Path) -> None:
-    for needs, package in (("constants", "pyarrow"), ("storage", "zarr")):
+    for needs, package in (("constants", "pyarrow"), ("storage", "zarr"), ("spot.command", "zarr")):
         if name == needs:
             pytest.importorskip(package)
     main = importlib.import_module(f"benchmarks.{name}").main

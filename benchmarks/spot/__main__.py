@@ -1,0 +1,3 @@
+from benchmarks.spot.command import main
+
+main()

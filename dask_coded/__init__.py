@@ -9,6 +9,7 @@ from dask_coded import config as _config  # noqa: F401  defaults first
 
 # isort: split
 from dask_coded._version import __version__
+from dask_coded.adaptive import Adaptive
 from dask_coded.array import CodedArray, encode
 from dask_coded.codes import CODES, MDS, Code, Polynomial, RandomLinear, Repetition
 from dask_coded.display import Display
@@ -35,6 +36,7 @@ __all__ = [
     "CODES",
     "MDS",
     "AccuracyWarning",
+    "Adaptive",
     "ClusterUnfitError",
     "Code",
     "CodedArray",

@@ -50,6 +50,7 @@ class Timeouts:
     ``PLANS``           0.05                                between the plans of short rounds
     ``REPORTS``         0.1                                 between reports of rounds to the client
     ``PROBES``          5                                   between measurements of a worker's speed
+    ``USED``            30                                  an array counts as used after a round
     ``WATCH``           1                                   between questions for an open page
     ``WATCHED``         60                                  that they go on after a page was drawn
     ==================  ==================================  ========================================
@@ -84,6 +85,8 @@ class Timeouts:
     REPORTS: ClassVar[float] = 0.1
     #: A measurement takes about 8 ms: less than two thousandths of a core.
     PROBES: ClassVar[float] = 5.0
+    #: Somebody who looks at a result before the next product should find the workers still there.
+    USED: ClassVar[float] = 30.0
     #: While a page is open, or metrics are read, coordinators are asked what they have done.
     WATCH: ClassVar[float] = 1.0
     #: Metrics are usually read a few times a minute.

@@ -27,6 +27,8 @@ _TRIAL_STRIPES = 1.25
 # 0.02 and 0.01, the mean round of 5 ms beside two workers slowed 20 times was 25, 19, 13 % longer
 # than the median. A lag of 25 ms then keeps a worker out of such rounds for 30, 80 or 160 of them.
 _LAG_FORGETTING = 0.02
+# Rounds after which a running median has settled: from then on, its steps are the shortest.
+_LASTING = 50
 
 
 class SpeedHistory:
@@ -112,6 +114,21 @@ class SpeedHistory:
         known = rows >= 0
         speeds = self.predict(workers)
         speeds[known] = np.minimum(speeds[known], self._records.latest(rows[known]))
+        return speeds
+
+    def lasting(self, workers: Sequence[str]) -> Floats:
+        """Return the running medians of speeds, shape (workers,), which no single round changes.
+
+        For what costs more than a round: another machine, or moving a piece. A worker that took
+        part in fewer than 50 rounds counts as the average of the others.
+        """
+        rows = self._find(workers)
+        known = rows >= 0
+        known[known] &= self._records.count(rows[known]) >= _LASTING
+        speeds = np.ones(len(rows))
+        if known.any():
+            speeds[known] = np.exp(np.nan_to_num(self._records.middle(rows[known]), nan=-np.inf))
+            speeds[~known] = speeds[known].mean()
         return speeds
 
     def with_trials(self, workers: Sequence[str], speeds: Floats, stripes: float = 40.0) -> Floats:

@@ -174,6 +174,10 @@ class Records:
         """Return the running medians of the logarithms of speeds, shape (rows,); NaN: none yet."""
         return np.asarray(self._middle[rows])
 
+    def count(self, rows: Ints) -> Ints:
+        """Return the number of rounds in which each worker took part, shape (rows,)."""
+        return np.asarray(self._count[rows])
+
     def window(self, rows: Ints) -> Floats:
         """Return the last speeds, shape (rows, rounds), oldest first; NaN: took no part."""
         length = len(self._window)

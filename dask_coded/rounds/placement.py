@@ -124,8 +124,8 @@ def spare(code: Code, homes: Sequence[str], speeds: Mapping[str, float], piece: 
     return ranked[0] if ranked else ""
 
 
-def relief(code: Code, homes: Sequence[str], newcomer: str) -> int | None:
-    """Choose a piece for a new worker to take over from a worker that holds too much.
+def relief(code: Code, homes: Sequence[str], newcomer: str, slow: Sequence[str] = ()) -> int | None:
+    """Choose a piece for a new worker to take over from a worker that holds too much, or is slow.
 
     Too much is more pieces than a place of the code has, or more pieces of one group: two copies of
     a block, say, which would be lost together.
@@ -136,12 +136,15 @@ def relief(code: Code, homes: Sequence[str], newcomer: str) -> int | None:
     homes : sequence of str
         The worker of each piece.
     newcomer : str
+    slow : sequence of str
+        Workers for which any piece is too much, the slowest first.
 
     Returns
     -------
     int or None
-        The last piece of the worker that holds the most, but rather one of two copies. None if no
-        worker holds too much, or if the new worker already has as many pieces as a place.
+        The last piece of the worker that holds the most, but rather one of two copies, and of a
+        slow worker. None if no worker holds too much, or if the new worker already has as many
+        pieces as a place.
 
     Examples
     --------
@@ -150,6 +153,8 @@ def relief(code: Code, homes: Sequence[str], newcomer: str) -> int | None:
     2
     >>> relief(MDS(4, 3), ["a", "b", "d", "c"], newcomer="d") is None
     True
+    >>> relief(MDS(4, 3), ["a", "b", "d", "c"], newcomer="e", slow=["b"])
+    1
     >>> code = Repetition(3, 2)  # pieces 1 and 2 are copies of one block, as are 3 and 4, 5 and 0
     >>> relief(code, ["a", "b", "b", "c", "a", "c"], newcomer="d")
     2
@@ -161,14 +166,17 @@ def relief(code: Code, homes: Sequence[str], newcomer: str) -> int | None:
     if pieces[newcomer] >= due:
         return None
 
-    def excess(piece: int) -> tuple[bool, int, int]:
+    ranks = {home: len(slow) - i for i, home in enumerate(slow) if home != newcomer}
+
+    def excess(piece: int) -> tuple[bool, int, int, int]:
         home, group = homes[piece], groups[piece]
-        return copies[home, group] > usual, pieces[home], piece
+        return copies[home, group] > usual, pieces[home], ranks.get(home, 0), piece
 
     given = [
         i
         for i, home in enumerate(homes)
-        if copies[newcomer, groups[i]] < usual and (excess(i)[0] or pieces[home] > due)
+        if copies[newcomer, groups[i]] < usual
+        and (excess(i)[0] or pieces[home] > due or home in ranks)
     ]
     return max(given, key=excess, default=None)
 

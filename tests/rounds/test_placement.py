@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -19,8 +20,8 @@ def lose(code: Code, homes: list[str], worker: str, alive: dict[str, float]) -> 
             homes[piece] = spare(code, homes, alive, piece)
 
 
-def join(code: Code, homes: list[str], worker: str) -> None:
-    while (piece := relief(code, homes, worker)) is not None:
+def join(code: Code, homes: list[str], worker: str, slow: Sequence[str] = ()) -> None:
+    while (piece := relief(code, homes, worker, slow)) is not None:
         homes[piece] = worker
 
 
@@ -38,7 +39,8 @@ def test_copies_of_a_block_stay_on_different_workers(n, r, events, data) -> None
             lose(code, homes, gone, alive)
         else:
             alive[f"v{number}"] = data.draw(st.floats(0.1, 2.0))
-            join(code, homes, f"v{number}")
+            slow = data.draw(st.lists(st.sampled_from(sorted(alive)), max_size=2, unique=True))
+            join(code, homes, f"v{number}", slow)
         assert set(homes) <= alive.keys()
         assert max(Counter(zip(homes, code.group.tolist(), strict=True)).values()) == 1
 
@@ -57,3 +59,12 @@ def test_one_of_two_copies_goes_to_a_worker_that_joins() -> None:
     homes = ["a", "b", "b", "c", "a", "c"]  # pieces 1 and 2 are copies of one block
     join(code, homes, "d")
     assert homes[2] == "d"
+
+
+def test_a_worker_that_joins_takes_from_one_that_holds_several_before_slow_ones() -> None:
+    homes = ["a", "b", "c", "a"]
+    for newcomer, taken in (("d", 3), ("e", 1), ("f", 2)):
+        join(MDS(4, 3), homes, newcomer, slow=["b", "c"])
+        assert homes[taken] == newcomer
+    join(MDS(4, 3), homes, "g", slow=["b", "c"])
+    assert homes == ["a", "e", "f", "d"]

@@ -9,6 +9,7 @@ from distributed import Client, LocalCluster
 from distributed.utils_test import poll_for
 
 import dask_coded as coded
+from dask_coded.membership import Timeouts
 from tests.processes import start_server
 from tests.runtime.test_faults import WHOLE, Log, Loop, check, source
 
@@ -106,4 +107,52 @@ def test_adaptive_scaling_during_lazy_rounds_and_a_loop(adaptive, tmp_path):
     scaling.minimum = scaling.maximum = N
     poll_for(lambda: workers() == N and spread(client, C), timeout=120)
     np.testing.assert_allclose(client.compute(C).result(), WHOLE, atol=1e-10)
+    scaling.stop()
+
+
+def test_a_cluster_grows_to_what_an_array_can_use_and_shrinks_when_it_is_not_used(
+    adaptive, tmp_path, monkeypatch
+):
+    cluster, client = adaptive
+    cluster.scale(2)
+    poll_for(lambda: len(client.ncores()) == 2, timeout=120)
+    made = Log(tmp_path / "blocks")
+    C = coded.encode(source(made), CODE, client, oversubscribe=True)
+    scaling = cluster.adapt(
+        Adaptive=coded.Adaptive, minimum=2, maximum=9, interval="100 ms", wait_count=3
+    )
+    loop = Loop(client, C, tmp_path)  # a single task
+    poll_for(lambda: len(client.ncores()) == N and spread(client, C), timeout=120)
+    loop.progress(5)
+    # One worker without the loop is far slower than the others, for long.
+    (leader,) = (address for address, keys in client.processing().items() if keys)
+    slow = next(address for address in places(client, C) if address != leader)
+
+    def slow_down(dask_scheduler):
+        plugin = dask_scheduler.extensions["dask-coded"]
+        plugin.speeds.lasting = lambda workers: np.array([1 - 0.9 * (w == slow) for w in workers])
+
+    monkeypatch.setattr(Timeouts, "PLANS", 0.0)  # rounds of this test are short
+    client.run_on_scheduler(slow_down)
+    poll_for(lambda: slow not in places(client, C) and spread(client, C), timeout=120)
+    loop.finish()
+
+    def forget(dask_scheduler):
+        for state in dask_scheduler.extensions["dask-coded"].arrays.values():
+            state.used = 0.0
+
+    client.run_on_scheduler(forget)
+    poll_for(lambda: len(client.ncores()) == 2, timeout=120)
+    scaling.stop()
+    check(client, C)
+
+
+def test_a_cluster_without_arrays_scales_as_by_dask(adaptive):
+    cluster, client = adaptive
+    cluster.scale(0)
+    poll_for(lambda: not client.ncores(), timeout=120)
+    scaling = cluster.adapt(
+        Adaptive=coded.Adaptive, minimum=0, maximum=2, interval="100 ms", wait_count=1
+    )
+    assert client.submit(sum, [1, 2]).result() == 3
     scaling.stop()

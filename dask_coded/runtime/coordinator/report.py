@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dask_coded.rounds import Assign, Command, InfeasibleError, Layout, StripeRange, stripes_in
-from dask_coded.rounds.assignment import fluid_time
+from dask_coded.rounds import Assign, Command, Layout, StripeRange, stripes_in
+from dask_coded.rounds.capacity import Capacity
 from dask_coded.rounds.marks import bits_of
 from dask_coded.rounds.state import RoundState
 from dask_coded.summary import Summary, brief, lanes, table
@@ -97,7 +97,7 @@ class RoundReport(Summary):
     #: Of each worker: the predicted speed, the work that has come back, the seconds for it.
     _accounts: tuple[Floats, Floats, Floats] = field(default=(_NONE, _NONE, _NONE), repr=False)
     _in_seconds: bool = field(default=False, repr=False)
-    _layout: Layout | _Capacity | None = field(default=None, repr=False)
+    _layout: Layout | Capacity | None = field(default=None, repr=False)
     _stripe: float = field(default=1.0, repr=False)
 
     def add(self, address: str, ranges: Sequence[StripeRange], seconds: float, end: float) -> None:
@@ -122,7 +122,9 @@ class RoundReport(Summary):
     def __getstate__(self) -> dict[str, Any]:
         # A layout has the work of all stripes.
         layout = self._layout
-        return vars(self) | {"_layout": _Capacity(layout) if isinstance(layout, Layout) else layout}
+        return vars(self) | {
+            "_layout": Capacity.of(layout) if isinstance(layout, Layout) else layout
+        }
 
     @property
     def work(self) -> Floats:
@@ -157,7 +159,7 @@ class RoundReport(Summary):
         if self._layout is None:
             return math.nan
         layout, measured = self._layout, self.measured
-        capacity = _Capacity(layout) if isinstance(layout, Layout) else layout
+        capacity = Capacity.of(layout) if isinstance(layout, Layout) else layout
         return capacity.seconds(np.where(np.isnan(measured), self.predicted, measured))
 
     @property
@@ -174,28 +176,6 @@ class RoundReport(Summary):
         rows = [[brief(value).strip("'") for value in part] for part in self.parts]
         bars = [(address, begin, end) for address, _, _, _, begin, end in self.timeline]
         return super()._repr_html_() + table(columns, rows) + lanes(bars)
-
-
-class _Capacity:
-    """What bounds the time of a round from below: the pieces of each worker, in stripes."""
-
-    def __init__(self, layout: Layout) -> None:
-        self._stripes = layout.stripes
-        hosts = layout.host[layout.host >= 0]
-        self._pieces = np.bincount(hosts, minlength=layout.workers)
-        self._need = int(layout.need.sum())
-        # Of copies, no more is known than total work over total speed.
-        self._mixed = len(layout.need) == 1
-
-    def seconds(self, speeds: Floats) -> float:
-        """Return the fluid bound at speeds in stripes per second; NaN without enough of them."""
-        rates = np.nan_to_num(speeds, nan=0.0)
-        if not self._mixed:
-            return self._need * self._stripes / rates.sum() if rates.any() else math.nan
-        try:
-            return fluid_time(rates, self._need, self._stripes, pieces=self._pieces)
-        except InfeasibleError:
-            return math.nan
 
 
 class Tally:

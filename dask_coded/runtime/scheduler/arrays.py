@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from dask.typing import Key
+from distributed.metrics import time
 from distributed.utils import offload
 
 from dask_coded._version import __version__
@@ -47,6 +48,9 @@ _VAGUE = 1e-3
 # Workers that may be lost in succession while they make one piece that is kept in a store: several
 # times as many as leave a spot fleet of twelve at once.
 _LOSSES = 30
+# A piece of a slow worker is moved if rounds become shorter by this fraction; another machine is
+# asked for if they do by twice as much, so that it still has something to take when it comes.
+_WORTH_MOVING, _WORTH_A_WORKER = 0.025, 0.05
 RELEASED = (
     "The scheduler has no such coded array any more: it was released, as it is when its client "
     "closes, or the cluster was restarted. Encode it again."
@@ -184,6 +188,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         if (state := self._arrays.get(array)) is None:
             return 0
         self._drop_sources(state)
+        state.used = time()
         for address in self._versions:  # some may have joined meanwhile
             self._homes.relieve(state, address)
         blocks = range(len(state.spec.reporters))
@@ -480,11 +485,23 @@ class ArrayDirectory(Mapping[str, ArrayState]):
                 self.abandon(state.spec.id)
 
     def relieve(self, newcomer: str) -> None:
-        """Have a new worker take over pieces from workers that hold several of one array."""
+        """Have a new worker take over pieces of workers with several of an array, or slow ones."""
         if self._arrays:
             self._homes.bring_home()
         for state in self._arrays.values():
-            self._homes.relieve(state, newcomer)
+            self._homes.relieve(state, newcomer, self._homes.slow(state, _WORTH_MOVING))
+
+    def wanted(self, used: Collection[str], since: float) -> int:
+        """Return how many workers the arrays can use that are used, or were since some time.
+
+        Those whose workers the user has named get no others.
+        """
+        found = [
+            self._homes.wanted(state, _WORTH_A_WORKER)
+            for array, state in self._arrays.items()
+            if state.allowed is None and (array in used or state.used >= since)
+        ]
+        return max(found, default=0)
 
     def clear(self) -> None:
         """Forget all arrays."""

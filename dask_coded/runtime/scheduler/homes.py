@@ -2,7 +2,7 @@
 
 Each piece belongs to one worker, and so does each check of a block. A task that makes one is
 restricted to its worker. If that worker is lost, the piece gets another home and is made there. A
-worker that joins becomes the home of pieces of workers that have several.
+worker that joins becomes the home of pieces of workers that have several, or are slow for long.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from distributed import Status
 from distributed.metrics import time
 
 from dask_coded.codes import DecodeError
+from dask_coded.membership import Timeouts
+from dask_coded.rounds.capacity import worth_replacing
 from dask_coded.rounds.placement import not_slow, relief, spare
 from dask_coded.runtime.scheduler.replicas import Homecoming
 from dask_coded.runtime.scheduler.state import ArrayState
-from dask_coded.runtime.spec import NAME, as_key
+from dask_coded.runtime.spec import NAME, CodedTask, as_key
 from dask_coded.typing import Floats
 
 if TYPE_CHECKING:
@@ -40,6 +42,8 @@ class Homes:
         Addresses of workers that have the plugin; it changes as workers come and go.
     predict : callable(addresses) -> ndarray
         Predicted speeds.
+    lasting : callable(addresses) -> ndarray
+        Speeds as they have been for many rounds.
     silent : collection of str
         Addresses of workers that are known not to answer at present; it changes, too.
     """
@@ -49,11 +53,13 @@ class Homes:
         scheduler: Scheduler,
         able: Collection[str],
         predict: Callable[[Sequence[str]], Floats],
+        lasting: Callable[[Sequence[str]], Floats],
         silent: Collection[str],
     ) -> None:
         self._scheduler = scheduler
         self._able = able
         self._predict = predict
+        self._lasting = lasting
         self._silent = silent
         #: By the key of a piece or a check.
         self._arrays: dict[Key, ArrayState] = {}
@@ -321,19 +327,52 @@ class Homes:
         homes = [self._pins.get(key, "") for key in keys]
         return spare(state.spec.code, homes, speeds, keys.index(key) if key in keys else None)
 
-    def relieve(self, state: ArrayState, newcomer: str) -> None:
-        """Have a new worker take over pieces of an array from workers that hold several."""
+    def relieve(self, state: ArrayState, newcomer: str, slow: Sequence[str] = ()) -> None:
+        """Have a new worker take over pieces of workers that hold several, or are slow."""
         if state.sources is not None or newcomer not in (state.allowed or {newcomer}):
             return
         keys, code = state.spec.keys, state.spec.code
         while True:
             # Pieces that were released each count as a worker's only one.
             homes = [self._pins.get(key, f"no worker, {key}") for key in keys]
-            piece = relief(code, homes, newcomer)
+            piece = relief(code, homes, newcomer, slow)
             if piece is None:
                 break
             self._pin(keys[piece], newcomer)
             self._log("relieve", array=state.spec.id, piece=piece, workers=[newcomer])
 
+    def wanted(self, state: ArrayState, gain: float) -> int:
+        """Return how many workers an array can use.
+
+        One for each place of its code, one more for each that is slow, and for each that is there
+        without a piece because it is slow; at most twice the places, as all may be alike.
+        """
+        places = state.spec.code.n
+        if not (slow := self.slow(state, gain)):
+            return places
+        homes = {self._pins.get(key) for key in state.spec.keys}
+        empty = sorted(set(self._able).difference(homes))
+        speeds = self._lasting([*slow, *empty])
+        useless = int((speeds[len(slow) :] <= speeds[: len(slow)].max()).sum())
+        return min(places + len(slow) + useless, 2 * places)
+
+    def slow(self, state: ArrayState, gain: float) -> list[str]:
+        """Return the workers, the slowest first, without which rounds would be shorter.
+
+        In short rounds latency counts, and no speed can be told from it. A worker that coordinates
+        rounds stays as it is.
+        """
+        if not state.seconds >= Timeouts.PLANS:
+            return []
+        homes = [self._pins.get(key, "") for key in state.spec.keys]
+        known = self._scheduler.workers
+        workers = [a for a in sorted(set(homes)) if a in known and not _coordinates(known[a])]
+        speeds = dict(zip(workers, self._lasting(workers).tolist(), strict=True))
+        return worth_replacing(state.spec.code, homes, speeds, gain)
+
     def _log(self, action: str, **fields: Any) -> None:
         self._scheduler.log_event(NAME, {"action": action, **fields})
+
+
+def _coordinates(ws: WorkerState) -> bool:
+    return any(isinstance(ts.run_spec, CodedTask) for ts in ws.processing)

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from dask.typing import Key
+from distributed.metrics import time
 
-from dask_coded.membership import Changed, Standing
+from dask_coded._version import __version__
+from dask_coded.membership import Changed, Standing, Timeouts
 from dask_coded.prediction import SpeedHistory, in_seconds
 from dask_coded.rounds import POLICIES, InfeasibleError, Layout
 from dask_coded.rounds.assignment import all_tried
@@ -77,7 +79,9 @@ class CodedSchedulerPlugin(SchedulerExtension):
         # Workers that know that there is something to do.
         self._active: set[str] = set()
         self.standings = Standings(scheduler, self._changed)
-        self.homes = Homes(scheduler, self.versions, self._predict, self.standings.suspects)
+        self.homes = Homes(
+            scheduler, self.versions, self._predict, self._lasting, self.standings.suspects
+        )
         self.arrays = ArrayDirectory(
             scheduler, self.versions, self.refused, self._predict, self.homes
         )
@@ -112,7 +116,9 @@ class CodedSchedulerPlugin(SchedulerExtension):
             coded_extend=self.extend,
             coded_plan=self.plan,
             coded_register=self.register,
+            coded_wanted=self.wanted,
         )
+        scheduler.set_metadata(keys=[NAME], value=__version__)
         await self.give(scheduler, NAME, CodedWorkerPlugin())
         show(scheduler, self.observer)  # last, because a page cannot be taken back
 
@@ -235,6 +241,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
             return reply(Lost(RELEASED))
         if attempt is not None:
             self.observer.coordinates(as_key(attempt[0]))
+        state.used = time()
         spec = state.spec
         holder = [self.homes.holder_of(key) for key in spec.keys]
         if any(a and a != self.homes.home(key) for a, key in zip(holder, spec.keys, strict=True)):
@@ -244,6 +251,8 @@ class CodedSchedulerPlugin(SchedulerExtension):
         host = [number.get(address or "", -1) for address in holder]
         work = spec.uniform_work if state.work is None else state.work
         layout = Layout.of(spec.code, host, work)
+        if measured and (total := sum(measured.values())) > 0:
+            state.seconds = layout.even_share * layout.workers * layout.mean_stripe / total
         speeds = self._predict(addresses, predictor)
         # Workers that have computed wrongly take part only if those that answer do not suffice. If
         # shares are verified, that may also turn out during the round: they are predicted to do
@@ -350,6 +359,17 @@ class CodedSchedulerPlugin(SchedulerExtension):
             if not self._trusts(address) or address in self.standings.suspects:
                 speeds[i] = 0.0
         return speeds
+
+    def _lasting(self, addresses: Sequence[str]) -> Floats:
+        """Return speeds as they have been for many rounds; zero for a worker not trusted."""
+        return self.speeds.lasting(addresses) * [self._trusts(address) for address in addresses]
+
+    def wanted(self) -> int:
+        """Handler: how many workers the arrays can use whose rounds run, or ran lately."""
+        tasks = (self.scheduler.tasks.get(key) for key in self._holding)
+        specs = [ts.run_spec for ts in tasks if ts is not None]
+        used = {i for spec in specs if isinstance(spec, CodedTask) for i in spec.array_ids}
+        return self.arrays.wanted(used, since=time() - Timeouts.USED)
 
     def replaceable(self, ts: TaskState, silent: Collection[str]) -> bool:
         """Whether what a task makes can be made again without silent workers."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 
 from dask.typing import Key
+from distributed.metrics import time
 
 from dask_coded.rounds.footprint import Footprint
 from dask_coded.rounds.scaling import Exponents
@@ -48,6 +50,10 @@ class ArrayState:
     refused: dict[int, str] = field(default_factory=dict)
     #: How many workers in succession were lost while they made a piece.
     losses: Counter[int] = field(default_factory=Counter)
+    #: When it was encoded, or a round was last planned.
+    used: float = field(default_factory=time)
+    #: How many seconds the last rounds took of which speeds were measured.
+    seconds: float = math.nan
     #: Whether it has just been opened, so that blocks are read before parity.
     opening: bool = False
 

@@ -146,7 +146,8 @@ def test_all_workers_killed_during_a_loop(patient, processes, tmp_path):
     processes.add(2)
     loop.progress(5)
     loop.finish()
-    assert len(loop.starts) == 2
+    # It may have begun again on a worker that was about to be killed, too.
+    assert 2 <= len(loop.starts) <= 5
     assert len(made) == BLOCKS
     check(client, C)
 

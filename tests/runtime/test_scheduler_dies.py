@@ -258,5 +258,6 @@ def test_twenty_schedulers_killed_during_products(clusters, tmp_path):
         error = killed_meanwhile(
             cluster, call, lambda goal=goal, done=done: len(lines(done)) >= goal, TOLD
         )
-        assert isinstance(error, CancelledError | ConnectionError)
+        # Dask's client raises an OSError if the connection breaks while it gathers a result.
+        assert isinstance(error, CancelledError | OSError)
         cluster.close()

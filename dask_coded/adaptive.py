@@ -23,8 +23,8 @@ class Adaptive(distributed.Adaptive):
     Parameters
     ----------
     cluster : distributed.deploy.Cluster
-        One that is scaled by its own object: ``LocalCluster``, those of dask-jobqueue and of
-        dask-cloudprovider, for example. The operator of dask-kubernetes scales by itself.
+        ``LocalCluster``, or a cluster of dask-jobqueue or dask-cloudprovider, for example. The
+        operator of dask-kubernetes scales by itself and takes no such class.
     interval, minimum, maximum, wait_count, target_duration, worker_key, **kwargs
         As for ``distributed.Adaptive``. No number of workers below the minimum or above the maximum
         is asked for.

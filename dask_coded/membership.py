@@ -85,7 +85,7 @@ class Timeouts:
     REPORTS: ClassVar[float] = 0.1
     #: A measurement takes about 8 ms: less than two thousandths of a core.
     PROBES: ClassVar[float] = 5.0
-    #: Somebody who looks at a result before the next product should find the workers still there.
+    #: Users look at a result before they compute the next one; workers should stay meanwhile.
     USED: ClassVar[float] = 30.0
     #: While a page is open, or metrics are read, coordinators are asked what they have done.
     WATCH: ClassVar[float] = 1.0

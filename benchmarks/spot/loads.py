@@ -122,7 +122,7 @@ class _PlainTransposed:
 def pagerank(
     dangling: np.ndarray, operator: Any, rounds: int, log: Path, loop: Any = NO_LOOP
 ) -> np.ndarray:
-    """Run rounds of PageRank, from the last one that the loop has kept."""
+    """Run rounds of PageRank; resume after the last state that the loop has."""
     n = operator.shape[0]
     first, x = loop.resume((0, np.full(n, 1 / n)))
     for i in range(first, rounds):
@@ -137,7 +137,7 @@ def pagerank(
 def logistic(
     labels: np.ndarray, step: float, operator: Any, rounds: int, log: Path, loop: Any = NO_LOOP
 ) -> np.ndarray:
-    """Run steps of gradient descent, from the last one that the loop has kept."""
+    """Run steps of gradient descent; resume after the last state that the loop has."""
     first, w = loop.resume((0, np.zeros(operator.shape[1])))
     for i in range(first, rounds):
         gradient = operator.T @ (expit(operator @ w) - labels)

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 
 from dask_coded.prediction.predictors import PREDICTORS
-from dask_coded.prediction.records import CHANGED, Records
+from dask_coded.prediction.records import CHANGED, STEP, Records
 from dask_coded.typing import Floats, Ints
 
 # A worker on trial counts as at least this share of the median speed, and at least as fast as it
@@ -28,7 +28,7 @@ _TRIAL_STRIPES = 1.25
 # than the median. A lag of 25 ms then keeps a worker out of such rounds for 30, 80 or 160 of them.
 _LAG_FORGETTING = 0.02
 # Rounds after which a running median has settled: from then on, its steps are the shortest.
-_LASTING = 50
+_LASTING = round(1 / STEP)
 
 
 class SpeedHistory:

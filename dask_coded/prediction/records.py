@@ -41,8 +41,8 @@ CHANGED = 0.3
 _BEYOND = 5.0
 # A worker without work for so many rounds is due for a trial.
 _TRIED_AFTER = 32
-# Step of running medians. A shorter one follows a lasting change too late.
-_STEP = 0.02
+#: Step of running medians. A shorter one follows a lasting change too late.
+STEP = 0.02
 # Speeds are divided by their average if it leaves this range, so that no number overflows.
 _LOW, _HIGH = 1e-3, 1e3
 # Gains of the means that forget at a fixed rate.
@@ -158,7 +158,7 @@ class Records:
 
     def _move_middle(self, rows: Ints, logs: Floats) -> None:
         middle = self._middle[rows]
-        steps = np.maximum(1 / self._count[rows], _STEP) * np.sign(logs - middle)
+        steps = np.maximum(1 / self._count[rows], STEP) * np.sign(logs - middle)
         self._middle[rows] = np.where(np.isnan(middle), logs, middle + steps)
 
     def _rescale(self) -> None:

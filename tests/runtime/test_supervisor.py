@@ -991,7 +991,7 @@ async def test_a_loop_that_has_begun_on_a_slow_worker_moves(c, s, *workers):
     # Not if much work would be lost.
     clock.now += 100 * DAY
     addresses = list(s.workers)
-    speeds = plugin_of(s)._predict(addresses)
+    speeds = plugin_of(s).records.predict(addresses)
     supervisor.reconsider(future.key, addresses, speeds)
     assert s.tasks[future.key].processing_on.address == slow
     clock.now -= 100 * DAY

@@ -98,8 +98,8 @@ async def test_a_worker_that_computes_wrongly_again_and_again_gets_no_more_work(
 
     plugin = s.extensions["dask-coded"]
     for _ in range(3):
-        assert plugin._trusts(wrong)
-        plugin._suspect(C.encoded.spec.id, [wrong])
+        assert plugin.records.trusts(wrong)
+        plugin.records.corrupt(C.encoded.spec.id, [wrong])
     # If others seem silent, it is asked all the same.
     with monkeypatch.context() as patch:
         for worker in workers:
@@ -108,7 +108,7 @@ async def test_a_worker_that_computes_wrongly_again_and_again_gets_no_more_work(
         computed = await coded.submit(loop, C, 20, client=c)
     assert len(computed) >= 4 and wrong not in computed
     assert len(events(s, "corrupt")) == 3  # no share of it has arrived since
-    assert plugin.best([wrong, C.encoded.workers[2]])[-1] == wrong
+    assert plugin.records.best([wrong, C.encoded.workers[2]])[-1] == wrong
     # If the others do not suffice, it is asked all the same, and checked.
     for address in C.encoded.workers[2:4]:
         await next(w for w in workers if w.address == address).close()
@@ -121,7 +121,7 @@ async def test_a_worker_stops_beside_one_that_is_left_out(c, s, *workers):
     C = await coded.encode(A, coded.MDS(4, 3), c)
     wrong, stopped, *_ = C.encoded.workers
     for _ in range(3):
-        s.extensions["dask-coded"]._suspect(C.encoded.spec.id, [wrong])
+        s.extensions["dask-coded"].records.corrupt(C.encoded.spec.id, [wrong])
     (worker,) = [w for w in workers if w.address == stopped]
     exchange = worker_plugin(worker).exchange
     before = dict(exchange._handlers)
@@ -141,14 +141,14 @@ def test_a_worker_stops_beside_workers_that_have_computed_wrongly(policy):
         corrupt(workers, wrong[0])  # the other one does not any more
         plugin = s.extensions["dask-coded"]
         for _ in range(3):
-            plugin._suspect(C.encoded.spec.id, wrong)
+            plugin.records.corrupt(C.encoded.spec.id, wrong)
         (worker,) = [w for w in workers if w.address == stopped]
         free = C.encoded.workers[3]
         # The others suffice only together with the worker that was wrong once.
         worker_plugin(worker).exchange._handlers.clear()  # it does not answer any more
         for i in range(1, 4):
             assert is_right(await c.compute(C @ (i * x), workers=[free]), i * x)
-        assert not any(plugin._trusts(address) for address in wrong)
+        assert not any(plugin.records.trusts(address) for address in wrong)
 
     test()
 
@@ -310,7 +310,7 @@ def test_the_workers_of_a_check_and_of_its_block_are_stopped():
         while not events(s, "corrupt"):
             i += 1
             # The fastest one: in rounds as small as these, a slow one may get no work.
-            (fastest, *_) = s.extensions["dask-coded"].best(others)
+            (fastest, *_) = s.extensions["dask-coded"].records.best(others)
             wrong.add(fastest)
             restore = corrupt(workers, fastest)
             assert is_right(await c.compute(C @ (i * x), workers=[one.address]), i * x)

@@ -1,8 +1,9 @@
 """The scheduler plugin: what must be known in one place about all workers and rounds.
 
-It remembers how fast every worker has been, and plans each round so that the part of every worker
-fits its predicted speed. It prevents the release of pieces that a running round needs.
+It plans each round so that the part of every worker fits its predicted speed, and prevents the
+release of pieces that a running round needs.
 :class:`~dask_coded.runtime.scheduler.standings.Standings` says which workers are there,
+:class:`~dask_coded.runtime.scheduler.records.WorkerRecords` how fast they are,
 :class:`~dask_coded.runtime.scheduler.arrays.ArrayDirectory` knows the arrays,
 :class:`~dask_coded.runtime.scheduler.homes.Homes` knows where pieces are, and
 :class:`~dask_coded.runtime.scheduler.supervisor.Supervisor` looks after coordinators.
@@ -10,7 +11,6 @@ fits its predicted speed. It prevents the release of pieces that a running round
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ from dask_coded.runtime.scheduler.homes import Homes
 from dask_coded.runtime.scheduler.loops import LoopDirectory
 from dask_coded.runtime.scheduler.observer import Observer
 from dask_coded.runtime.scheduler.placing import Placing
+from dask_coded.runtime.scheduler.records import WorkerRecords
 from dask_coded.runtime.scheduler.showing import show
 from dask_coded.runtime.scheduler.standings import Standings
 from dask_coded.runtime.scheduler.supervisor import Supervisor
@@ -38,15 +39,10 @@ from dask_coded.runtime.spec import NAME, CodedSpec, CodedTask, as_key
 from dask_coded.runtime.worker.plugin import CodedWorkerPlugin
 from dask_coded.transport.backoff import Backoff
 from dask_coded.transport.messages import Attempt
-from dask_coded.typing import Floats
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState, WorkerState
 
-logger = logging.getLogger("distributed.dask_coded")
-
-# A worker that has sent wrong shares in this many rounds gets no more work.
-_DISTRUSTED = 3
 # Events after which pieces may be elsewhere, or workers may take those that are theirs.
 _MOVES = {"rebalance", "replicate", "retire-workers", "worker-status-change"}
 
@@ -61,6 +57,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
     loops : LoopDirectory
     observer : Observer
     placing : Placing
+    records : WorkerRecords
     standings : Standings
     supervisor : Supervisor
     speeds : SpeedHistory
@@ -79,14 +76,14 @@ class CodedSchedulerPlugin(SchedulerExtension):
         # Workers that know that there is something to do.
         self._active: set[str] = set()
         self.standings = Standings(scheduler, self._changed)
-        self.homes = Homes(
-            scheduler, self.versions, self._predict, self._lasting, self.standings.suspects
-        )
+        suspects = self.standings.suspects
+        self.records = records = WorkerRecords(scheduler, self.speeds, suspects)
+        self.homes = Homes(scheduler, self.versions, records.predict, records.lasting, suspects)
         self.arrays = ArrayDirectory(
-            scheduler, self.versions, self.refused, self._predict, self.homes
+            scheduler, self.versions, self.refused, records.predict, self.homes
         )
-        self.loops = LoopDirectory(scheduler, self.versions, self.best)
-        self.placing = Placing(scheduler, self.versions, self._predict, self.standings.suspects)
+        self.loops = LoopDirectory(scheduler, self.versions, records.best)
+        self.placing = Placing(scheduler, self.versions, records.predict, suspects)
         self.supervisor = Supervisor(
             scheduler,
             self.versions,
@@ -98,16 +95,12 @@ class CodedSchedulerPlugin(SchedulerExtension):
         self.observer = Observer(
             scheduler,
             self.versions,
-            self.standings.suspects,
+            suspects,
             self.arrays,
             self.homes,
             self.loops.keeping,
         )
         self._holding: dict[Key, str] = {}
-        # Rounds in which a worker has sent wrong shares.
-        self._corrupt: dict[str, int] = {}
-        # The last exception of each worker that has raised one.
-        self._errors: dict[str, str] = {}
         scheduler.handlers.update(
             coded_hello=self.hello,
             coded_keepers=self.loops.keepers,
@@ -207,10 +200,13 @@ class CodedSchedulerPlugin(SchedulerExtension):
         wrong_checks : sequence of (int, str, bool)
             See :class:`dask_coded.runtime.coordinator.checks.WrongCheck`.
         """
-        self.speeds.record({w: s for w, s in measured.items() if w in self.scheduler.workers})
-        self._suspect(array, corrupt)
-        self._suspect_checks(array, wrong_checks)
-        self._warn(array, failed)
+        self.records.measured(measured)
+        self.records.corrupt(array, corrupt)
+        for block, address, sound in wrong_checks:
+            # Each worker that coordinates rounds finds it out for itself.
+            if self.arrays.wrong_check(array, block, address, sound):
+                self.records.corrupt_check(array, block, address)
+        self.records.failed(array, failed)
 
     async def plan(
         self,
@@ -253,11 +249,11 @@ class CodedSchedulerPlugin(SchedulerExtension):
         layout = Layout.of(spec.code, host, work)
         if measured and (total := sum(measured.values())) > 0:
             state.seconds = layout.even_share * layout.workers * layout.mean_stripe / total
-        speeds = self._predict(addresses, predictor)
+        speeds = self.records.predict(addresses, predictor)
         # Workers that have computed wrongly take part only if those that answer do not suffice. If
         # shares are verified, that may also turn out during the round: they are predicted to do
         # nothing.
-        trusted = [w if w < 0 or self._trusts(addresses[w]) else -1 for w in host]
+        trusted = [w if w < 0 or self.records.trusts(addresses[w]) else -1 for w in host]
         if trusted != host and not spec.check_keys:
             without = Layout.of(spec.code, trusted, work, len(addresses))
             alive = [address not in self.standings.suspects for address in addresses]
@@ -297,73 +293,6 @@ class CodedSchedulerPlugin(SchedulerExtension):
         ts = self.scheduler.tasks.get(as_key(key))
         return ts is not None and ts.state == "processing" and ts.run_id == run
 
-    def _suspect(self, array: str, corrupt: Sequence[str]) -> None:
-        """Record that workers have sent wrong shares in a round."""
-        for address in corrupt:
-            if address not in self.scheduler.workers:
-                continue
-            if not (rounds := self._corrupt.get(address, 0)):
-                logger.warning(
-                    "Worker %s has sent a wrong share, which was computed again elsewhere: "
-                    "check its memory and its processor.",
-                    address,
-                )
-            self._corrupt[address] = rounds + 1
-            fields = {"action": "corrupt", "array": array, "worker": address}
-            self.scheduler.log_event(NAME, {**fields, "rounds": rounds + 1})
-
-    def _suspect_checks(self, array: str, wrong: Sequence[tuple[int, str, bool]]) -> None:
-        """Record that checks of blocks were wrong, which some workers hold."""
-        for block, address, sound in wrong:
-            # Each worker that coordinates rounds finds it out for itself.
-            if not self.arrays.wrong_check(array, block, address, sound):
-                continue
-            logger.warning(
-                "Worker %s has a wrong check of block %d of a coded array, which is not used: "
-                "check its memory and its processor.",
-                address,
-                block,
-            )
-            self._corrupt[address] = self._corrupt.get(address, 0) + 1
-            fields = {"action": "corrupt-check", "array": array, "worker": address}
-            self.scheduler.log_event(NAME, {**fields, "block": block})
-
-    def _warn(self, array: str, failed: Mapping[str, str]) -> None:
-        """Log the exceptions of workers whose stripes others have computed."""
-        for address, error in failed.items():
-            if address in self.scheduler.workers:
-                if self._errors.get(address) != error:  # once, not in each round
-                    logger.warning(
-                        "Worker %s has raised an exception in its part of a product, which was "
-                        "computed elsewhere: %s",
-                        address,
-                        error,
-                    )
-                self._errors[address] = error
-                fields = {"action": "failed", "array": array, "worker": address}
-                self.scheduler.log_event(NAME, {**fields, "error": error})
-
-    def _trusts(self, address: str) -> bool:
-        return self._corrupt.get(address, 0) < _DISTRUSTED
-
-    def _predict(self, addresses: Sequence[str], predictor: str | None = None) -> Floats:
-        """Return predicted speeds; without a predictor, those to place coordinators and pieces by.
-
-        Zero for a worker that is suspect, or that is not trusted.
-        """
-        if predictor is None:
-            speeds = self.speeds.assured(addresses)
-        else:
-            speeds = self.speeds.predict(addresses, predictor)
-        for i, address in enumerate(addresses):
-            if not self._trusts(address) or address in self.standings.suspects:
-                speeds[i] = 0.0
-        return speeds
-
-    def _lasting(self, addresses: Sequence[str]) -> Floats:
-        """Return speeds as they have been for many rounds; zero for a worker not trusted."""
-        return self.speeds.lasting(addresses) * [self._trusts(address) for address in addresses]
-
     def wanted(self) -> int:
         """Handler: how many workers the arrays can use whose rounds run, or ran lately."""
         tasks = (self.scheduler.tasks.get(key) for key in self._holding)
@@ -397,11 +326,6 @@ class CodedSchedulerPlugin(SchedulerExtension):
     def _is_idle(self) -> bool:
         """Whether the cluster has no array, and no task that coordinates a round or a training."""
         return not self.arrays and self.supervisor.is_idle
-
-    def best(self, addresses: Sequence[str]) -> list[str]:
-        """Sort workers by predicted speed, the fastest first."""
-        order = np.argsort(-self._predict(addresses), kind="stable")
-        return [addresses[i] for i in order]
 
     # -- hooks of the scheduler ----------------------------------------------------------------
 
@@ -460,11 +384,9 @@ class CodedSchedulerPlugin(SchedulerExtension):
         self.observer.remove_worker(worker)
         self.versions.pop(worker, None)
         self.refused.pop(worker, None)
-        self.speeds.forget(worker)
+        self.records.forget(worker)
         self._active.discard(worker)
         self.standings.left(worker)
-        self._corrupt.pop(worker, None)
-        self._errors.pop(worker, None)
         self.placing.remove_worker(worker)
         self.homes.remove_worker(worker, stimulus_id)
         running = [ts for key in self._holding if (ts := scheduler.tasks.get(key))]

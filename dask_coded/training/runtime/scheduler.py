@@ -65,7 +65,7 @@ class TrainingSchedulerPlugin(SchedulerExtension):
         involved.setdefault(worker, False)
         involved.update(dict.fromkeys(able, True))
         self._coded.supervisor.follow(as_key(key), able, round, self._standing)
-        return self._coded.best(able)
+        return self._coded.records.best(able)
 
     def _can_take_part(self, ws: WorkerState, member: bool) -> bool:
         """Whether a worker can take part in a training; members may have a replica already."""
@@ -100,8 +100,8 @@ class TrainingSchedulerPlugin(SchedulerExtension):
             return reply(
                 Lost(
                     f"A block of the training's data, {key!r}, is lost with the worker that held "
-                    "it: train on dask arrays that can be computed again, not on data that was "
-                    "scattered."
+                    "it: train on dask arrays that can be computed again, such as those of "
+                    "`da.from_zarr`, not on scattered data."
                 )
             )
         silent = self._coded.standings.suspects.union(avoid)

@@ -384,6 +384,17 @@ async def test_a_coordinator_fetches_its_operand_from_a_worker_that_falls_silent
 
 
 @gen_cluster(**FOUR)
+async def test_nothing_waits_for_a_worker_that_answers(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    source = c.submit(np.sin, x)
+    await wait(source)
+    plugin = plugin_of(s)
+    plugin.supervisor.run_again([s.tasks[source.key]])
+    assert not plugin.placing.waiting
+    np.testing.assert_allclose(await c.compute(C @ (await source)), A @ np.sin(x))
+
+
+@gen_cluster(**FOUR)
 async def test_an_operand_is_computed_again_where_nothing_waits_for_it(c, s, *workers):
     """Dask would begin it only once a silent worker has sent the first one."""
     C = await coded.encode(A, coded.MDS(4, 3), c)

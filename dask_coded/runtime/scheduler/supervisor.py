@@ -456,9 +456,9 @@ class Supervisor:
                 self._record(ts).setbacks += ts in tasks
             # It would not begin on a worker that is fetching its first result.
             there = {other.processing_on.address for other in ts.dependents if other.processing_on}
-            for ws in ts.who_has or ():
-                waiting = self._placing.waiting[ws.address]
-                waiting.update((ts.key, address) for address in there.difference(ended))
+            waiting = {(ts.key, address) for address in there.difference(ended)}
+            for address in {ws.address for ws in ts.who_has or ()} & self._suspects:
+                self._placing.waiting[address] |= waiting
         self._scheduler.transitions(
             {ts.key: "released" for ts in tasks}, stimulus_id=f"coded-run-again-{time()}"
         )

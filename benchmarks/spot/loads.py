@@ -261,7 +261,7 @@ def logistic_load(size: Size, where: Path) -> Workload:
 
 
 class Training(Workload):
-    """The same by a training, whose samples are parts of a dask array, and by XGBoost."""
+    """The same by a training, whose samples are kept in Zarr, and by XGBoost."""
 
     def __init__(self, size: Size, where: Path) -> None:
         X, self._labels = _samples(size)
@@ -272,7 +272,9 @@ class Training(Workload):
 
     @contextmanager
     def coded(self, client: Client, where: Path) -> Iterator[Run]:
-        X = client.persist(self.files.array())
+        X = self.files.array()
+        X.to_zarr(where / "samples")
+        X = client.persist(da.from_zarr(where / "samples"))
         data = (X, da.from_array(self._labels, X.chunks[0]))
         wait(X)
 

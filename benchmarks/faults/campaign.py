@@ -34,6 +34,8 @@ _AFTER = 3.0
 _MILD = ("paused", "spilled")
 # Seconds after which pieces must be where they belong again, when all workers are well.
 _REPAIR = 60.0
+# Seconds after which a worker that takes the place of a killed one has been started.
+_STARTED = 5.0
 
 
 @dataclass
@@ -309,11 +311,17 @@ class Campaign:
         there = self.cluster.addresses()
         running = {ws.address for ws in list(self.cluster.scheduler.running)}
         for fault in lost:
-            if time.time() < fault.begin + 0.5 or fault.worker not in there:
+            i, past = fault.worker, time.time() - fault.begin
+            if i not in there:
+                # On a busy machine the scheduler may have refused it: the one before had its name.
+                if fault.kind == "killed" and past > _STARTED and not self.cluster.pid(i):
+                    self.cluster.start(i)
                 continue
-            if there[fault.worker] in running and self.restored(there[fault.worker]):
+            if past < 0.5:
+                continue
+            if there[i] in running and self.restored(there[i]):
                 fault.end = time.time()
-            elif time.time() > fault.begin + _REPAIR:
+            elif past > _REPAIR:
                 others = any(f.lasts and f is not fault for f in self.faults)
                 if not others:
                     self._trouble(f"pieces not restored after {fault}")

@@ -27,6 +27,10 @@ settings.load_profile("dask-coded")
 # then while another thread is started, CPython 3.11.7 deadlocks: see its issue gh-106883.
 os.environ["DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED"] = "False"  # in other processes
 dask.config.set({"distributed.worker.profile.enabled": False})
+# Nannies fork workers from a process that has imported everything, here and in the programs that
+# tests run: otherwise much of the time of all tests would be spent on imports.
+os.environ["DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD"] = "forkserver"
+dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
 # On a busy machine even the start of a cluster takes seconds. These are upper limits: a test ends
 # as soon as it is done.
 for name in ("gen_cluster", "gen_test"):
@@ -38,6 +42,7 @@ dask.config.set({"coded.round.alone": False})
 # gen_cluster resets the configuration to what it was when its module was imported.
 utils_test.original_config["coded"] = dask.config.get("coded")
 utils_test.original_config["distributed"]["worker"]["profile"]["enabled"] = False
+utils_test.original_config["distributed"]["worker"]["multiprocessing-method"] = "forkserver"
 
 
 def pytest_collection_finish() -> None:

@@ -1,17 +1,12 @@
-"""Worker processes of the benchmarks are forked as well, by the same server."""
+"""Worker processes of the benchmarks are forked by the same server as others."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import dask
 import pytest
 
 from tests.processes import start_server
 
 
 @pytest.fixture(autouse=True, scope="module")
-def forked_workers() -> Iterator[None]:
+def forked_workers() -> None:
     start_server()
-    with dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}):
-        yield

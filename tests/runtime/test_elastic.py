@@ -68,10 +68,7 @@ def test_worker_reaches_the_end_of_its_lifetime_during_a_loop(processes, tmp_pat
 def adaptive():
     """A cluster of processes that scales by itself as far as its limits allow."""
     start_server()
-    config = {
-        "distributed.worker.multiprocessing-method": "forkserver",
-        "distributed.worker.http.routes": [],
-    }
+    config = {"distributed.worker.http.routes": []}
     options = {"threads_per_worker": 1, "dashboard_address": None, "worker_dashboard_address": None}
     with (
         dask.config.set(config),

@@ -24,7 +24,7 @@ from distributed import Client, Future
 from dask_coded.arguments import unwrapped
 from dask_coded.array import CodedArray, encode
 from dask_coded.compat import TaskRef
-from dask_coded.loop import QUIET, Loop, PiecesMade, Progress
+from dask_coded.loop import Loop, PiecesMade, Progress
 from dask_coded.pair import CodedPair
 from dask_coded.products import ProductArray
 from dask_coded.runtime.client.encoding import Encoded
@@ -154,8 +154,8 @@ def submit(
     if not callable(function):
         raise TypeError(f"Argument 'function' must be callable, it is {function!r}.")
     options, arrays = round_options(), dict[str, CodedArray | CodedPair]()
-    if any(isinstance(value, _Watched) for value in kwargs.values()):
-        # One of this package, all of which iterate until a residual is small.
+    if any(isinstance(value, _Own) for value in kwargs.values()):
+        # All algorithms of this package iterate until a residual is small.
         options = replace(options, tolerant=True)
     data: list[Any] = []
     owner = _owner(function, args, kwargs)
@@ -166,7 +166,7 @@ def submit(
             arrays[value.encoded.spec.id] = value
             return OperatorSlot(value.encoded.spec.id, value.labels)
         if isinstance(value, Loop):
-            if isinstance(value, _Watched):
+            if isinstance(value, _Own):
                 return value.slot
             if value.storage in places:
                 raise ValueError(f"Two loops have the storage {value.storage!r}: pass one each.")
@@ -289,10 +289,10 @@ def as_coded(
     return A
 
 
-class _Watched(Loop):
-    """Stands for a loop whose rounds are reported to a client."""
+class _Own(Loop):
+    """Stands for the loop of an algorithm of this package; its topic reports rounds to a client."""
 
-    def __init__(self, topic: str) -> None:
+    def __init__(self, topic: str | None) -> None:
         self.slot = LoopSlot(topic)
 
 
@@ -300,7 +300,7 @@ class _Watched(Loop):
 def _watch(callback: Callable[[Progress], object] | None, client: Client) -> Iterator[Loop]:
     """Call ``callback`` with the rounds of the loop that is yielded."""
     if callback is None:
-        yield QUIET
+        yield _Own(None)
         return
     topic = f"coded-progress-{uuid.uuid4().hex}"
     # Drop the sender, which the scheduler adds to the message.
@@ -313,6 +313,6 @@ def _watch(callback: Callable[[Progress], object] | None, client: Client) -> Ite
 
     client.subscribe_topic(topic, call)
     try:
-        yield _Watched(topic)
+        yield _Own(topic)
     finally:
         client.unsubscribe_topic(topic)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import dask_coded as coded
 from dask_coded.rounds import Assembler
 from dask_coded.runtime.messages import StartRound
 from dask_coded.runtime.worker.plugin import worker_plugin
+from dask_coded.submission import _watch
 from dask_coded.transport.messages import Ping, Pong
 
 FOUR = [("127.0.0.1", 1)] * 4
@@ -62,6 +64,33 @@ async def test_a_late_block_beside_a_heavy_column(c, s, *workers):
     assert missed
     wrong = np.abs(result - A @ x) > 100 * 1e-7 * (np.abs(A) @ np.abs(x))
     assert 0 < np.count_nonzero(wrong) <= doubtful
+
+
+@pytest.mark.parametrize("whose", ["a user's", "the package's", "the package's, watched"])
+def test_algorithms_of_the_package_warn_only_if_half_of_the_digits_are_lost(whose):
+    rng = np.random.default_rng(0)
+    A, x = rng.standard_normal((600, 20)), rng.standard_normal(20)
+    A[:, 0] = 1e3 * np.exp(2 * rng.standard_normal(600))
+    x[0] = 0
+
+    def one_round(operator, loop):
+        operator @ x
+        return operator.last_round.doubtful
+
+    @gen_cluster(client=True, nthreads=FOUR)
+    async def test(c, s, *workers):
+        C = await coded.encode(A, coded.MDS(4, 3), c)
+        missed = miss_a_round(workers, C.encoded.workers[0])
+        callback = len if "watched" in whose else None
+        # Of an algorithm of the package, as `run` submits it.
+        loop = nullcontext(coded.Loop()) if "user" in whose else _watch(callback, c)
+        with warnings.catch_warnings(), loop as reporting:
+            warnings.simplefilter("ignore", coded.AccuracyWarning)
+            assert await coded.submit(one_round, C, client=c, loop=reporting)
+        assert missed
+        assert bool(s.get_events("warn")) == ("user" in whose)
+
+    test()
 
 
 @pytest.mark.parametrize("block", range(3))

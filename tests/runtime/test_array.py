@@ -6,13 +6,14 @@ import gc
 import operator
 import pickle
 import re
+from typing import ClassVar
 
 import dask
 import dask.array as da
 import numpy as np
 import pytest
 import scipy.sparse
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, Worker
 from distributed.utils_test import async_poll_for, gen_cluster
 
 import dask_coded as coded
@@ -456,6 +457,30 @@ def test_dask_matrix_is_one_round_per_column_chunk(product, chunks, C, A, client
     (layer,) = (v for k, v in result.dask.layers.items() if k.startswith("coded-round"))
     assert len(layer) == result.numblocks[1]
     check(result, A @ x, client)
+
+
+class Target:
+    """What `da.store` writes to; notes how many results of rounds are in memory at each write."""
+
+    out: ClassVar[np.ndarray] = np.zeros(())
+    results: ClassVar[list[int]] = []
+
+    def __setitem__(self, index, chunk):
+        self.out[index] = chunk
+        keys = {str(key) for worker in Worker._instances for key in list(worker.data)}
+        self.results.append(sum(key.startswith("('coded-round-") for key in keys))
+
+
+def test_a_result_is_stored_chunk_by_chunk(C, A, client):
+    x = numbers(COLUMNS, 200)
+    product = C @ da.from_array(x, chunks=(-1, 2))
+    Target.out, Target.results = np.zeros(product.shape), []
+    with dask.config.set(scheduler=client):
+        da.store(product, Target(), lock=False)
+    np.testing.assert_allclose(Target.out, A @ x)
+    assert len(Target.results) == 100
+    # One or two for each of the ten threads.
+    assert 0 < max(Target.results) < 40
 
 
 def test_list_operand(C, A, client):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from distributed.utils_test import gen_cluster
+from distributed.utils_test import async_poll_for, gen_cluster
 
 import dask_coded as coded
 from dask_coded.membership import Timeouts
@@ -107,3 +107,29 @@ def test_a_round_ends_if_the_event_loop_of_its_worker_is_closed():
     coordinator = SimpleNamespace(_plugin=plugin, _task="task")
     with pytest.raises(RunOverError):
         Coordinator._drive(coordinator, lambda in_thread: None)
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 4)
+async def test_a_product_begins_as_soon_as_enough_pieces_are_made(c, s, *workers):
+    A, x = np.random.default_rng(0).standard_normal((12, 5)), np.ones(5)
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    plugin = s.extensions["dask-coded"]
+    homes, state, keys = plugin.homes, plugin.arrays[C.encoded.spec.id], C.encoded.spec.keys
+    lacking, waiting = set(keys[:2]), []
+    holder_of, arrived = homes.holder_of, state.arrived
+
+    async def waited():
+        waiting.append(asyncio.current_task())
+        await arrived()
+
+    state.arrived = waited
+    homes.holder_of = lambda key: None if key in lacking else holder_of(key)
+    plugin.arrays.is_coming = lambda state: True
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Timeouts, "LOOK", 3600.0)
+        product = c.compute(C @ x)
+        await async_poll_for(lambda: waiting)
+        lacking.clear()
+        homes.transition(s.tasks[keys[0]], "memory")
+        np.testing.assert_allclose(await product, A @ x)
+    assert len(waiting) == 1

@@ -26,7 +26,7 @@ from dask_coded.config import timeouts
 from dask_coded.membership import Timeouts
 from dask_coded.rounds import Layout, LoopHistory, Rest, RoundOptions
 from dask_coded.rounds.accuracy import LIMIT, NotSolvableError, lose_half
-from dask_coded.runtime.answers import Lost, Over, RoundPlan, ask
+from dask_coded.runtime.answers import Lost, Over, RoundPlan, Waiting, ask
 from dask_coded.runtime.coordinator.alone import Alone
 from dask_coded.runtime.coordinator.checks import Checks, WrongCheck
 from dask_coded.runtime.coordinator.delivery import Delivery, Offer, offered
@@ -448,6 +448,8 @@ class Coordinator:
                     self._wrong_checks += checks.take_wrong()
                     if fetched:
                         return _Current(spec, answer, answer.layout(spec), checks, row)
+                case Waiting():  # the scheduler has waited for a piece
+                    backoff = Backoff()
             findings = {}
             await backoff.wait()
 

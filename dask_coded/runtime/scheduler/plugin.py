@@ -264,6 +264,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
             kept = state.storage is not None and state.sources is None
             if not (addresses or kept) or not self.arrays.is_coming(state):
                 return reply(Lost(self.arrays.lost_message(state)))
+            await state.arrived()  # or a product would begin up to half a second later
             return reply(Waiting())
         if measured and attempt is not None:
             self.supervisor.reconsider(as_key(attempt[0]), addresses, speeds)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from dask.typing import Key
 from distributed.metrics import time
 
+from dask_coded.membership import Timeouts
 from dask_coded.rounds.footprint import Footprint
 from dask_coded.rounds.scaling import Exponents
 from dask_coded.runtime.spec import CodedSpec
@@ -56,6 +59,16 @@ class ArrayState:
     seconds: float = math.nan
     #: Whether it has just been opened, so that blocks are read before parity.
     opening: bool = False
+
+    #: Is set when a task that makes a piece has ended.
+    arrival: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def arrived(self) -> None:
+        """Wait until a piece is made, or until it is time to ask whether one ever will be."""
+        self.arrival.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(Timeouts.LOOK):
+                await self.arrival.wait()
 
     def is_stored(self, piece: int) -> bool:
         """Whether a piece can be read from a store, as far as is known."""

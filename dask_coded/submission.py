@@ -154,8 +154,7 @@ def submit(
     if not callable(function):
         raise TypeError(f"Argument 'function' must be callable, it is {function!r}.")
     options, arrays = round_options(), dict[str, CodedArray | CodedPair]()
-    if any(isinstance(value, _Own) for value in kwargs.values()):
-        # All algorithms of this package iterate until a residual is small.
+    if any(isinstance(value, _Own) and value.tolerant for value in kwargs.values()):
         options = replace(options, tolerant=True)
     data: list[Any] = []
     owner = _owner(function, args, kwargs)
@@ -209,9 +208,10 @@ def run(
     *args: Any,
     client: Client | None = None,
     callback: Callable[[Progress], object] | None = None,
+    tolerant: bool = True,
     **kwargs: Any,
 ) -> Any:
-    """Run an algorithm inside the cluster and wait for its result.
+    """Run an algorithm of this package inside the cluster and wait for its result.
 
     Parameters
     ----------
@@ -224,6 +224,9 @@ def run(
     callback : callable, optional
         Called with a :class:`Progress` for the last round and for earlier ones, at most ten per
         second. It runs in the client's event loop and should return quickly.
+    tolerant : bool
+        Whether it iterates until a residual is small, and so corrects the errors of a round in
+        later ones. Then it warns only of rows that have lost more than half of their digits.
 
     Returns
     -------
@@ -231,7 +234,7 @@ def run(
         The result of the function. Ctrl-C also stops the function in the cluster.
     """
     client = waiting_client(client_for(client, *args, *kwargs.values()))
-    with _watch(callback, client) as loop:
+    with _watch(callback, client, tolerant) as loop:
         future = submit(function, *args, client=client, loop=loop, **kwargs)
         try:
             return result_of(future)
@@ -292,15 +295,18 @@ def as_coded(
 class _Own(Loop):
     """Stands for the loop of an algorithm of this package; its topic reports rounds to a client."""
 
-    def __init__(self, topic: str | None) -> None:
+    def __init__(self, topic: str | None, tolerant: bool) -> None:
         self.slot = LoopSlot(topic)
+        self.tolerant = tolerant
 
 
 @contextmanager
-def _watch(callback: Callable[[Progress], object] | None, client: Client) -> Iterator[Loop]:
+def _watch(
+    callback: Callable[[Progress], object] | None, client: Client, tolerant: bool
+) -> Iterator[Loop]:
     """Call ``callback`` with the rounds of the loop that is yielded."""
     if callback is None:
-        yield _Own(None)
+        yield _Own(None, tolerant)
         return
     topic = f"coded-progress-{uuid.uuid4().hex}"
     # Drop the sender, which the scheduler adds to the message.
@@ -313,6 +319,6 @@ def _watch(callback: Callable[[Progress], object] | None, client: Client) -> Ite
 
     client.subscribe_topic(topic, call)
     try:
-        yield _Own(topic)
+        yield _Own(topic, tolerant)
     finally:
         client.unsubscribe_topic(topic)

@@ -245,14 +245,14 @@ def filter(
     coded = as_coded(operand, code, client)
     on_cluster: dict[str, Any] = {"client": client, "callback": callback}
     if isinstance(kernel, (PolynomialKernel, Hops)):
-        y = run(polynomial_rounds, coded, x, kernel.coefficients, **on_cluster)
+        y = run(polynomial_rounds, coded, x, kernel.coefficients, tolerant=False, **on_cluster)
     else:
         if lmax is None:
             # A graph without edges has only the eigenvalue 0, so any interval will do.
             bound = 2.0 if normalized else run(greatest_eigenvalue_rounds, coded, **on_cluster)
             lmax = bound or 1.0
         coefficients = chebyshev_coefficients(kernel, lmax, tol=tol, order=order)
-        y = run(chebyshev_rounds, coded, x, coefficients, lmax, **on_cluster)
+        y = run(chebyshev_rounds, coded, x, coefficients, lmax, tolerant=False, **on_cluster)
     return named(y, nodes, None) if isinstance(signal, Mapping) else y
 
 

@@ -184,6 +184,7 @@ def randomized_svd(
         seed=seed,
         client=client,
         callback=callback,
+        tolerant=False,
     )
     if isinstance(A, da.Array):
         # Scattered, because a tall array does not belong in a task graph.

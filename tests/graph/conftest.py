@@ -38,7 +38,7 @@ def here(monkeypatch):
     """Run a function's coded operations in this process; return the list of functions that ran."""
     functions = []
 
-    def run(function, *args, client, callback, **kwargs):
+    def run(function, *args, client, callback, tolerant=True, **kwargs):
         functions.append(function)
         return function(*args, **kwargs)
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import gc
 import warnings
-from contextlib import nullcontext
+from functools import partial
 
 import numpy as np
 import pytest
+import scipy.sparse
+from distributed import Client
 from distributed.utils_test import gen_cluster
 
 import dask_coded as coded
+from dask_coded.graph import filters
 from dask_coded.rounds import Assembler
 from dask_coded.runtime.messages import StartRound
 from dask_coded.runtime.worker.plugin import worker_plugin
-from dask_coded.submission import _watch
+from dask_coded.submission import run
 from dask_coded.transport.messages import Ping, Pong
 
 FOUR = [("127.0.0.1", 1)] * 4
@@ -66,31 +69,49 @@ async def test_a_late_block_beside_a_heavy_column(c, s, *workers):
     assert 0 < np.count_nonzero(wrong) <= doubtful
 
 
-@pytest.mark.parametrize("whose", ["a user's", "the package's", "the package's, watched"])
-def test_algorithms_of_the_package_warn_only_if_half_of_the_digits_are_lost(whose):
+# Algorithms of the package are tolerant if they correct errors in later rounds.
+RUNS = {
+    "a user's": lambda *args, client: coded.submit(
+        *args, loop=coded.Loop(), client=client
+    ).result(),
+    "tolerant": run,
+    "tolerant, watched": partial(run, callback=len),
+    "exact": partial(run, tolerant=False),
+    "exact, watched": partial(run, tolerant=False, callback=len),
+}
+
+
+def one_round(operator, x, loop):
+    operator @ x
+    return operator.last_round.doubtful
+
+
+@pytest.mark.parametrize("whose", RUNS)
+def test_tolerant_algorithms_warn_only_if_half_of_the_digits_are_lost(whose):
     rng = np.random.default_rng(0)
     A, x = rng.standard_normal((600, 20)), rng.standard_normal(20)
     A[:, 0] = 1e3 * np.exp(2 * rng.standard_normal(600))
     x[0] = 0
-
-    def one_round(operator, loop):
-        operator @ x
-        return operator.last_round.doubtful
-
-    @gen_cluster(client=True, nthreads=FOUR)
-    async def test(c, s, *workers):
-        C = await coded.encode(A, coded.MDS(4, 3), c)
-        missed = miss_a_round(workers, C.encoded.workers[0])
-        callback = len if "watched" in whose else None
-        # Of an algorithm of the package, as `run` submits it.
-        loop = nullcontext(coded.Loop()) if "user" in whose else _watch(callback, c)
-        with warnings.catch_warnings(), loop as reporting:
-            warnings.simplefilter("ignore", coded.AccuracyWarning)
-            assert await coded.submit(one_round, C, client=c, loop=reporting)
+    options = {"n_workers": 4, "threads_per_worker": 1, "processes": False}
+    with (
+        Client(**options, dashboard_address=None, set_as_default=False) as client,
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore", coded.AccuracyWarning)
+        C = coded.encode(A, coded.MDS(4, 3), client)
+        missed = miss_a_round(client.cluster.workers.values(), C.encoded.workers[0])
+        assert RUNS[whose](one_round, C, x, client=client)
         assert missed
-        assert bool(s.get_events("warn")) == ("user" in whose)
+        assert bool(client.get_events("warn")) == (not whose.startswith("tolerant"))
 
-    test()
+
+def test_a_graph_filter_warns_of_all_lost_digits(client, monkeypatch):
+    """Nothing corrects its last product."""
+    seen, path = [], scipy.sparse.csr_array(np.eye(3, k=1) + np.eye(3, k=-1))
+    monkeypatch.setattr(filters, "run", lambda *args, tolerant, **kw: seen.append(tolerant))
+    for kernel in (coded.graph.Hops(1), coded.graph.Heat(1.0)):
+        coded.graph.filter(path, np.ones(3), kernel, lmax=2.0, client=client)
+    assert seen == [False, False]
 
 
 @pytest.mark.parametrize("block", range(3))

@@ -253,6 +253,29 @@ async def test_pieces_on_silent_workers_are_made_again_only_if_the_others_suffic
 
 
 @gen_cluster(**THREE)
+async def test_a_block_is_computed_again_where_nothing_fetches_it(c, s, a, b, *others):
+    """From a worker that a trainer finds silent before the scheduler does."""
+    await install(c, TrainingSchedulerPlugin())
+    plugin, over = s.extensions["dask-coded-training"], asyncio.Event()
+    block = c.submit(np.ones, 3, workers=[a.address], allow_other_workers=True, key="block")
+    await wait(block)
+
+    async def get_data(comm, get=a.handlers["get_data"], **kwargs):
+        await over.wait()
+        return await get(comm, **kwargs)
+
+    a.handlers["get_data"] = get_data
+    user = c.submit(np.sum, block, workers=[b.address])
+    await async_poll_for(lambda: s.workers[b.address].processing, timeout=60)
+    assert plugin.holders(block.key, avoid=[a.address])["answer"].data.addresses == ()
+    assert plugin._coded.placing.waiting == {a.address: {("block", b.address)}}
+    assert s.tasks["block"].worker_restrictions.isdisjoint({a.address, b.address})
+    over.set()
+    assert await user == 3.0
+    await async_poll_for(lambda: not plugin._coded.placing.waiting, timeout=60)
+
+
+@gen_cluster(**THREE)
 async def test_scattered_data_that_are_lost_end_the_training(c, s, a, b, *others):
     await install(c, TrainingSchedulerPlugin())
     held = await c.scatter({"rows": np.eye(4)}, workers=[a.address])

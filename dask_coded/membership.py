@@ -46,7 +46,8 @@ class Timeouts:
     ``unclaimed``       30 T                                an operand without a round is kept
     ``beats(s)``        4 heartbeat intervals               until a worker without one is suspect
     ``handshake``       `distributed.comm.timeouts.connect` the first message of a connection
-    ``LOOK``            0.5                                 between attempts, or looks at itself
+    ``LOOK``            0.5                                 between attempts, or looks at itself;
+                                                            until a request for pieces is answered
     ``PLANS``           0.05                                between the plans of short rounds
     ``REPORTS``         0.1                                 between reports of rounds to the client
     ``PROBES``          5                                   between measurements of a worker's speed

@@ -32,7 +32,15 @@ class Unfit:
 
 @dataclass(frozen=True)
 class Waiting:
-    """What was asked for is being made: ask again."""
+    """What was asked for is being made: ask again.
+
+    Parameters
+    ----------
+    waited : bool
+        Whether the scheduler has waited for it before it answered.
+    """
+
+    waited: bool = False
 
 
 @dataclass(frozen=True)

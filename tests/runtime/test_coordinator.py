@@ -118,9 +118,9 @@ async def test_a_product_begins_as_soon_as_enough_pieces_are_made(c, s, *workers
     lacking, waiting = set(keys[:2]), []
     holder_of, arrived = homes.holder_of, state.arrived
 
-    async def waited():
-        waiting.append(asyncio.current_task())
-        await arrived()
+    async def waited(enough):
+        waiting.append(enough())
+        return await arrived(enough)
 
     state.arrived = waited
     homes.holder_of = lambda key: None if key in lacking else holder_of(key)
@@ -129,7 +129,24 @@ async def test_a_product_begins_as_soon_as_enough_pieces_are_made(c, s, *workers
         patch.setattr(Timeouts, "LOOK", 3600.0)
         product = c.compute(C @ x)
         await async_poll_for(lambda: waiting)
+        homes.transition(s.tasks[keys[0]], "memory")  # one more is lacking
+        await asyncio.sleep(0)
         lacking.clear()
-        homes.transition(s.tasks[keys[0]], "memory")
+        homes.transition(s.tasks[keys[1]], "memory")
         np.testing.assert_allclose(await product, A @ x)
-    assert len(waiting) == 1
+    assert waiting == [False]
+    assert not state.waiting
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)
+async def test_few_requests_wait_at_the_scheduler(c, s, *workers):
+    C = await coded.encode(np.eye(4), coded.MDS(2, 1), c)
+    state = s.extensions["dask-coded"].arrays[C.encoded.spec.id]
+    waiting = [asyncio.create_task(state.arrived(lambda: False)) for _ in range(16)]
+    await asyncio.sleep(0)
+    assert not await state.arrived(lambda: False)
+    for task in waiting:
+        task.cancel()
+    await asyncio.wait(waiting)
+    assert await state.arrived(lambda: True)
+    assert not state.waiting

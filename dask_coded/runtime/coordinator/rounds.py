@@ -448,7 +448,7 @@ class Coordinator:
                     self._wrong_checks += checks.take_wrong()
                     if fetched:
                         return _Current(spec, answer, answer.layout(spec), checks, row)
-                case Waiting():  # the scheduler has waited for a piece
+                case Waiting(waited=True):
                     backoff = Backoff()
             findings = {}
             await backoff.wait()

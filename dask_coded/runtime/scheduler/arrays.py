@@ -160,6 +160,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
             allowed=named,
             storage=storage,
             opening=opened,
+            unchecked=opened and bool(spec.check_keys),
         )
         self._homes.add(state, dict(zip(spec.keys, worker_of, strict=True)))
         for piece, key in zip(homes, spec.check_keys, strict=False):
@@ -375,6 +376,17 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         written = state.storage if state.sources is not None or unread == "damaged" else None
         return reply(Recipe(spec, tuple(found), growth, written))
 
+    def checks_come(self, state: ArrayState) -> bool:
+        """Whether checks of an array that was opened are being made, by workers that answer."""
+        if state.unchecked:
+            tasks = (self._scheduler.tasks.get(key) for key in state.spec.check_keys)
+            state.unchecked = any(ts and not ts.who_has and self._is_made_now(ts) for ts in tasks)
+        return state.unchecked
+
+    def _is_made_now(self, ts: TaskState) -> bool:
+        """Whether a worker that answers makes a piece or a check."""
+        return ts.processing_on is not None and self._homes.answers(ts.processing_on.address)
+
     def _comes_later(self, state: ArrayState, piece: int) -> bool:
         """Whether other pieces of an array that is opened are to be read first.
 
@@ -385,11 +397,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         if not state.opening or piece in first:
             return False
         tasks = [self._scheduler.tasks.get(state.spec.keys[i]) for i in first]
-        reading = [
-            ts
-            for ts in tasks
-            if ts and ts.processing_on and self._homes.answers(ts.processing_on.address)
-        ]
+        reading = [ts for ts in tasks if ts and self._is_made_now(ts)]
         state.opening = len(reading) > state.spec.code.pieces - len(first)
         return state.opening
 

@@ -232,7 +232,7 @@ class Homes:
 
     def transition(self, ts: TaskState, finish: str) -> None:
         """Follow a transition of any task, while there are arrays."""
-        if (state := self._arrays.get(ts.key)) and finish in ("memory", "erred", "forgotten"):
+        if finish == "memory" and (state := self._arrays.get(ts.key)):
             state.arrival.set()
         if ts.key in self._pins:
             if finish in ("memory", "no-worker"):

@@ -264,8 +264,16 @@ class CodedSchedulerPlugin(SchedulerExtension):
             kept = state.storage is not None and state.sources is None
             if not (addresses or kept) or not self.arrays.is_coming(state):
                 return reply(Lost(self.arrays.lost_message(state)))
-            await state.arrived()  # or a product would begin up to half a second later
-            return reply(Waiting())
+
+            def enough() -> bool:
+                held = [i for i, key in enumerate(spec.keys) if self.homes.holder_of(key)]
+                return bool(spec.code.decodable(held))
+
+            # If it were asked again and again, a product would begin up to half a second later.
+            return reply(Waiting(waited=await state.arrived(enough)))
+        if self.arrays.checks_come(state):
+            waited = await state.arrived(lambda: not self.arrays.checks_come(state))
+            return reply(Waiting(waited=waited))
         if measured and attempt is not None:
             self.supervisor.reconsider(as_key(attempt[0]), addresses, speeds)
         speeds = self.speeds.with_trials(addresses, speeds, layout.even_share)

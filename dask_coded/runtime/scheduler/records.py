@@ -105,7 +105,7 @@ class WorkerRecords:
     # -- saying --------------------------------------------------------------------------------
 
     def trusts(self, address: str) -> bool:
-        """Whether a worker has hardly computed wrongly."""
+        """Whether a worker has computed wrongly in few rounds, if any."""
         return self._corrupt.get(address, 0) < _DISTRUSTED
 
     def predict(self, addresses: Sequence[str], predictor: str | None = None) -> Floats:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -17,6 +18,9 @@ from dask_coded.rounds.scaling import Exponents
 from dask_coded.runtime.spec import CodedSpec
 from dask_coded.storage import Storage
 from dask_coded.typing import Floats
+
+# Requests that may wait for the pieces of one array at the scheduler; others ask again.
+_WAITING = 16
 
 
 @dataclass
@@ -60,15 +64,30 @@ class ArrayState:
     #: Whether it has just been opened, so that blocks are read before parity.
     opening: bool = False
 
-    #: Is set when a task that makes a piece has ended.
+    #: Whether it has been opened, and checks of its blocks may still be made.
+    unchecked: bool = False
+    #: Is set when a piece or a check is made.
     arrival: asyncio.Event = field(default_factory=asyncio.Event)
+    #: How many requests wait for pieces.
+    waiting: int = 0
 
-    async def arrived(self) -> None:
-        """Wait until a piece is made, or until it is time to ask whether one ever will be."""
-        self.arrival.clear()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(Timeouts.LOOK):
-                await self.arrival.wait()
+    async def arrived(self, enough: Callable[[], bool]) -> bool:
+        """Wait until enough is made, but not for long; return whether it has waited.
+
+        It does not if many requests wait already: each occupies a connection.
+        """
+        if self.waiting == _WAITING:
+            return False
+        self.waiting += 1
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(Timeouts.LOOK):
+                    while not enough():
+                        self.arrival.clear()
+                        await self.arrival.wait()
+        finally:
+            self.waiting -= 1
+        return True
 
     def is_stored(self, piece: int) -> bool:
         """Whether a piece can be read from a store, as far as is known."""

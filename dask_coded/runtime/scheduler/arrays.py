@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from dask.typing import Key
+from distributed.core import Status
 from distributed.metrics import time
 from distributed.utils import offload
 
@@ -384,8 +385,9 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         return state.unchecked
 
     def _is_made_now(self, ts: TaskState) -> bool:
-        """Whether a worker that answers makes a piece or a check."""
-        return ts.processing_on is not None and self._homes.answers(ts.processing_on.address)
+        """Whether a worker that answers, and is not paused, makes a piece or a check."""
+        ws = ts.processing_on
+        return ws is not None and ws.status == Status.running and self._homes.answers(ws.address)
 
     def _comes_later(self, state: ArrayState, piece: int) -> bool:
         """Whether other pieces of an array that is opened are to be read first.

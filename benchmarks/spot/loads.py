@@ -294,7 +294,7 @@ class Training(Workload):
 
     @contextmanager
     def dask(self, client: Client, where: Path) -> Iterator[Run]:
-        import xgboost.dask  # type: ignore[import-not-found]
+        import xgboost.dask
 
         X = client.persist(self.files.array())
         labels = client.persist(da.from_array(self._labels, X.chunks[0]))

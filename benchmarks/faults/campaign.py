@@ -312,14 +312,13 @@ class Campaign:
         running = {ws.address for ws in list(self.cluster.scheduler.running)}
         for fault in lost:
             i, past = fault.worker, time.time() - fault.begin
-            if i not in there:
-                # On a busy machine the scheduler may have refused it: the one before had its name.
-                if fault.kind == "killed" and past > _STARTED and not self.cluster.pid(i):
-                    self.cluster.start(i)
-                continue
             if past < 0.5:
                 continue
-            if there[i] in running and self.restored(there[i]):
+            if self.cluster.pid(i) is None:
+                # On a busy machine the scheduler may have refused it: the one before had its name.
+                if fault.kind == "killed" and past > _STARTED:
+                    self.cluster.start(i)
+            elif there.get(i) in running and self.restored(there[i]):
                 fault.end = time.time()
             elif past > _REPAIR:
                 others = any(f.lasts and f is not fault for f in self.faults)

@@ -52,6 +52,8 @@ class Fault:
         Whether the worker, or what it holds, cannot be used meanwhile.
     begin, end
         When; ``end`` is NaN while it lasts.
+    address
+        That of the worker when it was hit.
     """
 
     kind: str
@@ -60,6 +62,7 @@ class Fault:
     down: bool
     begin: float
     end: float = float("nan")
+    address: str = ""
 
     @property
     def lasts(self) -> bool:
@@ -158,7 +161,9 @@ class Campaign:
             return
         self._next = ""
         cause, takes = self._kinds[kind]
-        fault = Fault(kind, roles.get(victim, "other"), victim, takes, time.time())
+        address = self.cluster.addresses().get(victim, "")
+        role = roles.get(victim, "other")
+        fault = Fault(kind, role, victim, takes, time.time(), address=address)
         self.faults.append(fault)
         cause(fault)
 
@@ -318,7 +323,7 @@ class Campaign:
                 # On a busy machine the scheduler may have refused it: the one before had its name.
                 if fault.kind == "killed" and past > _STARTED:
                     self.cluster.start(i)
-            elif there.get(i) in running and self.restored(there[i]):
+            elif there.get(i) in running - {fault.address} and self.restored(there[i]):
                 fault.end = time.time()
             elif past > _REPAIR:
                 others = any(f.lasts and f is not fault for f in self.faults)

@@ -188,6 +188,7 @@ def hits(
         max_iter=max_iter,
         client=client,
         callback=callback,
+        tolerant=False,  # nothing corrects the last product
     )
     if normalized:
         hubs, authorities = hubs / hubs.sum(), authorities / authorities.sum()

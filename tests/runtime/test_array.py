@@ -13,6 +13,7 @@ import dask.array as da
 import numpy as np
 import pytest
 import scipy.sparse
+from dask.core import flatten
 from distributed import Client, LocalCluster, Worker
 from distributed.utils_test import async_poll_for, gen_cluster
 
@@ -463,18 +464,21 @@ class Target:
     """What `da.store` writes to; notes how many results of rounds are in memory at each write."""
 
     out: ClassVar[np.ndarray] = np.zeros(())
+    keys: ClassVar[set[tuple]] = set()
+    workers: ClassVar[list[Worker]] = []
     results: ClassVar[list[int]] = []
 
     def __setitem__(self, index, chunk):
         self.out[index] = chunk
-        keys = {str(key) for worker in Worker._instances for key in list(worker.data)}
-        self.results.append(sum(key.startswith("('coded-round-") for key in keys))
+        self.results.append(sum(key in worker.data for worker in self.workers for key in self.keys))
 
 
 def test_a_result_is_stored_chunk_by_chunk(C, A, client):
     x = numbers(COLUMNS, 200)
     product = C @ da.from_array(x, chunks=(-1, 2))
     Target.out, Target.results = np.zeros(product.shape), []
+    Target.keys = set(flatten(product.__dask_keys__()))
+    Target.workers = list(client.cluster.workers.values())
     with dask.config.set(scheduler=client):
         da.store(product, Target(), lock=False)
     np.testing.assert_allclose(Target.out, A @ x)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from concurrent.futures import Future
 from types import SimpleNamespace
 
@@ -15,6 +16,8 @@ from dask_coded.membership import Timeouts
 from dask_coded.rounds import RoundOptions
 from dask_coded.runtime.coordinator import live_round, rounds
 from dask_coded.runtime.coordinator.rounds import Coordinator
+from dask_coded.runtime.scheduler import arrays
+from dask_coded.runtime.scheduler.arrays import ArrayDirectory
 from dask_coded.runtime.spec import CodedDataLostError
 from dask_coded.runtime.worker import probe
 from dask_coded.transport.attempts import RunOverError
@@ -119,8 +122,11 @@ async def test_a_product_begins_as_soon_as_enough_pieces_are_made(c, s, *workers
     holder_of, arrived = homes.holder_of, state.arrived
 
     async def waited(enough):
-        waiting.append(enough())
-        return await arrived(enough)
+        def asked():
+            waiting.append(enough())
+            return waiting[-1]
+
+        return await arrived(asked)
 
     state.arrived = waited
     homes.holder_of = lambda key: None if key in lacking else holder_of(key)
@@ -129,13 +135,43 @@ async def test_a_product_begins_as_soon_as_enough_pieces_are_made(c, s, *workers
         patch.setattr(Timeouts, "LOOK", 3600.0)
         product = c.compute(C @ x)
         await async_poll_for(lambda: waiting)
-        homes.transition(s.tasks[keys[0]], "memory")  # one more is lacking
-        await asyncio.sleep(0)
+        lacking.discard(keys[0])
+        assert (waiting, state.waiting) == ([False], 1)
+        plugin.arrays.is_coming = None  # it is not asked again until enough are there
+        lacking.add(keys[2])
+        homes.transition(s.tasks[keys[0]], "memory")
+        await async_poll_for(lambda: len(waiting) == 2)
+        assert state.waiting == 1
         lacking.clear()
         homes.transition(s.tasks[keys[1]], "memory")
         np.testing.assert_allclose(await product, A @ x)
-    assert waiting == [False]
+    assert waiting == [False, False, True]
     assert not state.waiting
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_products_wait_for_checks_of_blocks_that_answer_and_not_for_long(answers, monkeypatch):
+    keys = ["piece-0", "piece-1", "check-0", "check-1"]
+    tasks = {"check-0": SimpleNamespace(who_has={"a"}), "check-1": SimpleNamespace(who_has=None)}
+    spec = SimpleNamespace(
+        keys=keys[:2], check_keys=keys[2:], code=SimpleNamespace(systematic_pieces=[0, 1])
+    )
+    state = SimpleNamespace(spec=spec, checks_due=math.inf)
+    asked = []
+    directory = SimpleNamespace(
+        _scheduler=SimpleNamespace(tasks=tasks),
+        _is_made_now=lambda ts: True,
+        _homes=SimpleNamespace(answering=lambda key: asked.append(key) or ["b"] * answers),
+    )
+    now = 0.0
+    monkeypatch.setattr(arrays, "monotonic", lambda: now)
+    assert ArrayDirectory.checks_come(directory, state) == answers
+    assert asked == ["piece-1"]
+    now = 4.9
+    assert ArrayDirectory.checks_come(directory, state) == answers
+    now = 5.1
+    assert not ArrayDirectory.checks_come(directory, state)
+    assert len(asked) == 1 + answers
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -12,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from dask.typing import Key
 from distributed.core import Status
-from distributed.metrics import time
+from distributed.metrics import monotonic, time
 from distributed.utils import offload
 
 from dask_coded._version import __version__
 from dask_coded.codes import DecodeError
+from dask_coded.config import timeouts
 from dask_coded.rounds.footprint import Footprint, Footprints, worth_parts
 from dask_coded.rounds.placement import WorkerInfo, place
 from dask_coded.rounds.scaling import Exponents
@@ -161,7 +163,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
             allowed=named,
             storage=storage,
             opening=opened,
-            unchecked=opened and bool(spec.check_keys),
+            checks_due=math.inf if opened and spec.check_keys else -math.inf,
         )
         self._homes.add(state, dict(zip(spec.keys, worker_of, strict=True)))
         for piece, key in zip(homes, spec.check_keys, strict=False):
@@ -378,11 +380,22 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         return reply(Recipe(spec, tuple(found), growth, written))
 
     def checks_come(self, state: ArrayState) -> bool:
-        """Whether checks of an array that was opened are being made, by workers that answer."""
-        if state.unchecked:
-            tasks = (self._scheduler.tasks.get(key) for key in state.spec.check_keys)
-            state.unchecked = any(ts and not ts.who_has and self._is_made_now(ts) for ts in tasks)
-        return state.unchecked
+        """Whether to wait for checks of an array that was opened, which are being made.
+
+        Not if their blocks or workers do not answer, and not for long: coordinators make what they
+        lack, whenever rounds can be finished at all.
+        """
+        if (now := monotonic()) >= state.checks_due:
+            return False
+        state.checks_due = min(state.checks_due, now + timeouts().longest)
+        keys, blocks = state.spec.keys, state.spec.code.systematic_pieces
+        for key, block in zip(state.spec.check_keys, blocks, strict=False):
+            ts = self._scheduler.tasks.get(key)
+            lacking = ts is not None and not ts.who_has and self._is_made_now(ts)
+            if lacking and self._homes.answering(keys[block]):
+                return True
+        state.checks_due = -math.inf
+        return False
 
     def _is_made_now(self, ts: TaskState) -> bool:
         """Whether a worker that answers, and is not paused, makes a piece or a check."""

@@ -266,8 +266,8 @@ class CodedSchedulerPlugin(SchedulerExtension):
                 return reply(Lost(self.arrays.lost_message(state)))
 
             def enough() -> bool:
-                held = [i for i, key in enumerate(spec.keys) if self.homes.holder_of(key)]
-                return bool(spec.code.decodable(held))
+                held = np.array([bool(self.homes.holder_of(key)) for key in spec.keys])
+                return not layout.lacking(held[:, None]).any()
 
             # If it were asked again and again, a product would begin up to half a second later.
             return reply(Waiting(waited=await state.arrived(enough)))

@@ -64,8 +64,8 @@ class ArrayState:
     #: Whether it has just been opened, so that blocks are read before parity.
     opening: bool = False
 
-    #: Whether it has been opened, and checks of its blocks may still be made.
-    unchecked: bool = False
+    #: Until when products wait for checks of blocks, of an array that was opened.
+    checks_due: float = -math.inf
     #: Is set when a piece or a check is made.
     arrival: asyncio.Event = field(default_factory=asyncio.Event)
     #: How many requests wait for pieces.

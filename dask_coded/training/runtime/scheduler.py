@@ -116,8 +116,9 @@ class TrainingSchedulerPlugin(SchedulerExtension):
                 return is_cheap(ts) if ts.who_has else self._coded.supervisor.is_late(ts)
 
             again = blocked([ts], silent, self._coded.replaceable, may_run)
-            if again:  # so that it is computed where nothing waits for them
-                self._coded.standings.suspect(avoid)
+            # So that it is computed where nothing waits for them.
+            there = {ws.address for ts in again for ws in ts.who_has or (ts.processing_on,) if ws}
+            self._coded.standings.suspect(there.intersection(avoid))
             self._coded.supervisor.run_again(again)  # whoever asks will ask again
             if ts not in again:
                 found = homes.holders(key)  # they may answer later

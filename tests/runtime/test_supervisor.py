@@ -23,6 +23,7 @@ from dask_coded.loop import Progress
 from dask_coded.rounds.placement import not_slow
 from dask_coded.runtime.answers import Over, RoundPlan
 from dask_coded.runtime.messages import KeepState, StartRound, StateKept
+from dask_coded.runtime.scheduler import supervisor as supervisor_module
 from dask_coded.runtime.scheduler.placing import Limits
 from dask_coded.runtime.spec import CodedTask
 from dask_coded.runtime.worker.plugin import worker_plugin
@@ -39,6 +40,12 @@ FOUR = {
 
 A = np.random.default_rng(0).standard_normal((23, 7))
 x = np.random.default_rng(1).standard_normal(7)
+
+
+@pytest.fixture(autouse=True)
+def slow(monkeypatch):
+    """Have coordinators leave slow workers, as they do outside of tests."""
+    monkeypatch.setattr(supervisor_module, "_SLOW", 0.25)
 
 
 def plugin_of(s):

@@ -244,6 +244,8 @@ async def test_tasks_run_on_a_worker_while_it_waits_for_the_sources_of_a_piece(c
     product = c.compute(C @ x, workers=[ts.processing_on.address])
     np.testing.assert_allclose(await product, A @ x)
     go.set()
+    # Dask 2024.12 may not end a worker that is about to make something.
+    await async_poll_for(lambda: ts.who_has, timeout=60)
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 5)

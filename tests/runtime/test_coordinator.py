@@ -179,7 +179,7 @@ async def test_few_requests_wait_at_the_scheduler(c, s, *workers):
     C = await coded.encode(np.eye(4), coded.MDS(2, 1), c)
     state = s.extensions["dask-coded"].arrays[C.encoded.spec.id]
     waiting = [asyncio.create_task(state.arrived(lambda: False)) for _ in range(16)]
-    await asyncio.sleep(0)
+    await async_poll_for(lambda: state.waiting == 16)
     assert not await state.arrived(lambda: False)
     for task in waiting:
         task.cancel()

@@ -19,7 +19,8 @@ from dask_coded.runtime.spec import CodedSpec
 from dask_coded.storage import Storage
 from dask_coded.typing import Floats
 
-# Requests that may wait for the pieces of one array at the scheduler; others ask again.
+# Requests that may wait for the pieces of one array at the scheduler; others ask again. Each holds
+# a connection, of which a scheduler often has a thousand for everything.
 _WAITING = 16
 
 

@@ -12,7 +12,7 @@ from dask_coded.array import CodedArray
 from dask_coded.pair import CodedPair
 from dask_coded.runtime.client.install import install
 from dask_coded.runtime.client.waiting import current_client, outside_pool
-from dask_coded.runtime.scheduler.arrays import RELEASED
+from dask_coded.runtime.scheduler.state import RELEASED
 from dask_coded.runtime.spec import CodedDataLostError
 from dask_coded.summary import Summary, brief, table
 

@@ -103,7 +103,7 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to make a piece, and its :attr:`RoundPlan.growth` when it is made so.
+    """How to make a piece, and its error in units of the last place when it is made so.
 
     If there is a ``storage``, the piece is to be written there.
     """
@@ -152,8 +152,8 @@ class RoundPlan:
     checks : tuple of str
         Address of the worker that holds the check of each block, empty where none does.
     growth : tuple of float
-        For each piece, how many roundings it has taken part in since it was first made, see
-        :class:`dask_coded.rounds.Verifier`.
+        For each piece of an array whose shares are verified, see
+        :meth:`~dask_coded.rounds.rebuilding.RoundingErrors.of_shares`.
     """
 
     addresses: tuple[str, ...]

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from dask_coded.codes import MDS, Code, RandomLinear, Repetition
 from dask_coded.rounds import Geometry, StripeRange
-from dask_coded.rounds.scaling import exponents_of, scaled
+from dask_coded.rounds.rebuilding import RoundingErrors
+from dask_coded.rounds.scaling import exponents_of, restored, scaled
 from dask_coded.rounds.verification import (
     Verification,
     Verifier,
@@ -299,3 +300,32 @@ def test_each_column_of_the_operand_has_its_own_limit(m: int) -> None:
         assert verifier.accepts(part, rows)
         rows[5, -1] *= 1.001
         assert not verifier.accepts(part, rows)
+
+
+@pytest.mark.parametrize("wrong", [1e-3, 1e-6])
+def test_wrong_shares_are_found_after_hundreds_of_losses(wrong: float) -> None:
+    """With bounds that add up, a share that was wrong by 1/1000 passed after about 25 losses."""
+    rng, code = np.random.default_rng(0), MDS(12, 8)
+    errors = RoundingErrors(code)
+    array = Array(code, list(rng.standard_normal((code.k, 40, 30))), 8)
+    plain = dict(enumerate(array.exponents))  # only blocks are scaled
+    for _ in range(200):
+        lost = rng.choice(code.pieces, 4, replace=False).tolist()
+        held = [i for i in range(code.pieces) if i not in lost]
+        for piece in lost:
+            weights = dict(zip(held, code.combination(piece, held).tolist(), strict=True))
+            weights = {i: w for i, w in weights.items() if w}
+            parts = (
+                scaled(array.pieces[i], plain[i], w) if i in plain else w * array.pieces[i]
+                for i, w in weights.items()
+            )
+            total = sum(parts)
+            array.pieces[piece] = restored(total, plain[piece]) if piece in plain else total
+            errors.made(piece, weights)
+    x = rng.standard_normal(30)
+    verifier = array.verification.verifier(x, errors.of_shares(code))
+    for piece in range(code.pieces):
+        part = StripeRange(piece, 0, 8)
+        share = array.share(part, x)
+        assert verifier.accepts(part, share)
+        assert not verifier.accepts(part, share * (1 + wrong))

@@ -16,8 +16,8 @@ from dask_coded.membership import Timeouts
 from dask_coded.rounds import RoundOptions
 from dask_coded.runtime.coordinator import live_round, rounds
 from dask_coded.runtime.coordinator.rounds import Coordinator
-from dask_coded.runtime.scheduler import arrays
-from dask_coded.runtime.scheduler.arrays import ArrayDirectory
+from dask_coded.runtime.scheduler import recipes
+from dask_coded.runtime.scheduler.recipes import Recipes
 from dask_coded.runtime.spec import CodedDataLostError
 from dask_coded.runtime.worker import probe
 from dask_coded.transport.attempts import RunOverError
@@ -130,14 +130,14 @@ async def test_a_product_begins_as_soon_as_enough_pieces_are_made(c, s, *workers
 
     state.arrived = waited
     homes.holder_of = lambda key: None if key in lacking else holder_of(key)
-    plugin.arrays.is_coming = lambda state: True
+    plugin.recipes.is_coming = lambda state: True
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Timeouts, "LOOK", 3600.0)
         product = c.compute(C @ x)
         await async_poll_for(lambda: waiting)
         lacking.discard(keys[0])
         assert (waiting, state.waiting) == ([False], 1)
-        plugin.arrays.is_coming = None  # it is not asked again until enough are there
+        plugin.recipes.is_coming = None  # it is not asked again until enough are there
         lacking.add(keys[2])
         homes.transition(s.tasks[keys[0]], "memory")
         await async_poll_for(lambda: len(waiting) == 2)
@@ -158,19 +158,19 @@ def test_products_wait_for_checks_of_blocks_that_answer_and_not_for_long(answers
     )
     state = SimpleNamespace(spec=spec, checks_due=math.inf)
     asked = []
-    directory = SimpleNamespace(
+    made_by = SimpleNamespace(
         _scheduler=SimpleNamespace(tasks=tasks),
         _is_made_now=lambda ts: True,
         _homes=SimpleNamespace(answering=lambda key: asked.append(key) or ["b"] * answers),
     )
     now = 0.0
-    monkeypatch.setattr(arrays, "monotonic", lambda: now)
-    assert ArrayDirectory.checks_come(directory, state) == answers
+    monkeypatch.setattr(recipes, "monotonic", lambda: now)
+    assert Recipes.checks_come(made_by, state) == answers
     assert asked == ["piece-1"]
     now = 4.9
-    assert ArrayDirectory.checks_come(directory, state) == answers
+    assert Recipes.checks_come(made_by, state) == answers
     now = 5.1
-    assert not ArrayDirectory.checks_come(directory, state)
+    assert not Recipes.checks_come(made_by, state)
     assert len(asked) == 1 + answers
 
 

@@ -300,6 +300,8 @@ CALLS = {
         "footprint",
         "growth",
         "stored",
+        "weights",
+        "worker",
     ],
     "coded_sealed": ("array",),
     "coded_resumed": ("key", "round"),

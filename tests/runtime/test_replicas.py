@@ -14,7 +14,7 @@ from distributed.utils_test import async_poll_for, gen_cluster, poll_for
 
 import dask_coded as coded
 from dask_coded.runtime.answers import Waiting
-from dask_coded.runtime.scheduler import arrays
+from dask_coded.runtime.scheduler import recipes
 from dask_coded.runtime.worker.disk import Disk
 
 pytestmark = pytest.mark.versions
@@ -253,10 +253,10 @@ async def test_a_lost_piece_is_rebuilt_from_pieces_of_workers_that_are_not_slow(
     C = await coded.encode(A, coded.MDS(5, 3), c)
     plugin, slow = s.extensions["dask-coded"], C.encoded.workers[0]
     plugin.speeds.record({a: 0.01 if a == slow else 1.0 for a in s.workers})
-    recipe = (await plugin.arrays.sources(C.encoded.spec.id, 1))["answer"].data
+    recipe = (await plugin.recipes.sources(C.encoded.spec.id, 1))["answer"].data
     assert {key for key, *_ in recipe.sources} == {C.encoded.spec.keys[i] for i in (2, 3, 4)}
     # It is asked if the others do not suffice.
-    recipe = (await plugin.arrays.sources(C.encoded.spec.id, 1, avoid=C.encoded.workers[2:3]))[
+    recipe = (await plugin.recipes.sources(C.encoded.spec.id, 1, avoid=C.encoded.workers[2:3]))[
         "answer"
     ].data
     assert {key for key, *_ in recipe.sources} == {C.encoded.spec.keys[i] for i in (0, 3, 4)}
@@ -359,7 +359,7 @@ async def test_a_piece_that_comes_back_while_the_others_are_weighed_is_not_lost(
     c, s, *workers, monkeypatch
 ):
     C = await coded.encode(A, coded.MDS(4, 3), c)
-    found = s.extensions["dask-coded"].arrays
+    found = s.extensions["dask-coded"].recipes
     spec = C.encoded.spec
     away, holders = {spec.keys[0]}, found._homes.holders
     monkeypatch.setattr(
@@ -370,6 +370,6 @@ async def test_a_piece_that_comes_back_while_the_others_are_weighed_is_not_lost(
         away.clear()
         return function(*args)
 
-    monkeypatch.setattr(arrays, "offload", offload)
+    monkeypatch.setattr(recipes, "offload", offload)
     answer = await found.sources(spec.id, 3)
     assert isinstance(answer["answer"].data, Waiting)

@@ -253,28 +253,35 @@ async def test_a_piece_lost_again_and_again_is_verified_as_well_as_before(c, s, 
     """Its sources were never rebuilt, so its errors do not add up; theirs would."""
     C = await coded.encode(A, coded.MDS(6, 4), c, verify=True)
     state = s.extensions["dask-coded"].arrays[C.encoded.spec.id]
-    state.growth[0] = 1e6  # as if it had been lost before
+    state.errors.made(0, {}, 1e6)  # as if it had been lost before
     keys = C.encoded.spec.keys
     for piece in (0, 1):
         (holder,) = s.tasks[keys[piece]].who_has
         await next(w for w in workers if w.address == holder.address).close()
         await async_poll_for(lambda: all(s.tasks[key].who_has for key in keys))
-        assert 2 < state.growth[piece] < 1000
+        assert 2 < state.errors.of(piece) < 1000
 
 
 @gen_cluster(client=True, nthreads=SIX)
 async def test_pieces_made_from_inexact_ones_are_less_exact(c, s, *workers):
     C = await coded.encode(A, coded.MDS(6, 4), c, verify=True)
-    arrays, array = s.extensions["dask-coded"].arrays, C.encoded.spec.id
+    plugin, array = s.extensions["dask-coded"], C.encoded.spec.id
     # Without this one all others are needed, the rebuilt one too, whoever is slow.
     avoid = [C.encoded.workers[5]]
-    before = (await arrays.sources(array, 1, avoid))["answer"].data.growth
+    before = (await plugin.recipes.sources(array, 1, avoid))["answer"].data.growth
+    home = C.encoded.workers[0]
+    made = partial(plugin.arrays.made, array, 0, 0, None, {}, None, stored=False, weights={})
+    made(1e14, worker=home)  # its task is over: another worker has made it
+    assert not plugin.arrays[array].errors.of(0)
+    ts = s.tasks[C.encoded.spec.keys[0]]
     with captured_logger("distributed.dask_coded") as log:
-        arrays.made(array, 0, 0, None, {}, None, 1e6, False)
+        ts.processing_on = s.workers[home]
+        made(1e6, worker=home)
         assert not log.getvalue()
-        arrays.made(array, 0, 0, None, {}, None, 1e14, False)
-    assert "hardly verified any more: encode the array again" in log.getvalue()
-    assert (await arrays.sources(array, 1, avoid))["answer"].data.growth > 1e10 > before
+        made(1e14, worker=home)
+        ts.processing_on = None
+    assert "more than half of its digits may be lost: encode the array again" in log.getvalue()
+    assert (await plugin.recipes.sources(array, 1, avoid))["answer"].data.growth > 1e10 > before
 
 
 @pytest.fixture

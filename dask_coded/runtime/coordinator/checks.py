@@ -221,7 +221,8 @@ class Checks:
                 self._since[block] = self.version
                 if maker := self._makers.pop(block, None):
                     # Whether the rows of the block itself agree.
-                    sound = any(w.growth == 0 and w is not before for w in agreeing)
+                    itself = frozenset([(spec.keys[spec.code.systematic_pieces[block]], 1.0)])
+                    sound = any(w.parts == itself and w is not before for w in agreeing)
                     self._wrong.append(WrongCheck(block, maker, sound))
 
     def take_wrong(self) -> list[WrongCheck]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -12,13 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from dask.typing import Key
-from distributed.core import Status
-from distributed.metrics import monotonic, time
-from distributed.utils import offload
+from distributed.metrics import time
 
 from dask_coded._version import __version__
-from dask_coded.codes import DecodeError
-from dask_coded.config import timeouts
+from dask_coded.rounds.accuracy import lose_half
 from dask_coded.rounds.footprint import Footprint, Footprints, worth_parts
 from dask_coded.rounds.placement import WorkerInfo, place
 from dask_coded.rounds.scaling import Exponents
@@ -26,16 +22,13 @@ from dask_coded.runtime.answers import (
     Extended,
     Lost,
     Placed,
-    Recipe,
     Reply,
-    Source,
     Stored,
     Unfit,
-    Waiting,
     reply,
 )
 from dask_coded.runtime.scheduler.homes import Homes
-from dask_coded.runtime.scheduler.state import ArrayState
+from dask_coded.runtime.scheduler.state import RELEASED, ArrayState
 from dask_coded.runtime.scheduler.versions import mismatch, unable
 from dask_coded.runtime.spec import NAME, ArraySpec, CodedSpec, CodedTask, as_key
 from dask_coded.storage import Storage
@@ -46,22 +39,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("distributed.dask_coded")
 
-# Relative error of a rebuilt row from which on verification is said to find little.
-_VAGUE = 1e-3
 # Workers that may be lost in succession while they make one piece that is kept in a store: several
 # times as many as leave a spot fleet of twelve at once.
 _LOSSES = 30
 # A piece of a slow worker is moved if rounds become shorter by this fraction; another machine is
 # asked for if they do by twice as much, so that it still has something to take when it comes.
 _WORTH_MOVING, _WORTH_A_WORKER = 0.025, 0.05
-RELEASED = (
-    "The scheduler has no such coded array any more: it was released, as it is when its client "
-    "closes, or the cluster was restarted. Encode it again."
-)
 
 
 class ArrayDirectory(Mapping[str, ArrayState]):
-    """The coded arrays by id; says where to make their pieces, and from what.
+    """The coded arrays by id; says where to make their pieces.
 
     Parameters
     ----------
@@ -92,9 +79,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         scheduler.handlers.update(
             coded_sealed=self.sealed,
             coded_abandon=self.abandon,
-            coded_block=self.block,
             coded_made=self.made,
-            coded_sources=self.sources,
             coded_stored=self.stored,
         )
 
@@ -228,6 +213,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
             state.allowed.update(new)
         assert isinstance(state.spec, ArraySpec)
         state.spec = spec = state.spec.extended(len(new))
+        state.errors.extend(spec.code)
         if state.work is not None:
             state.work = np.concatenate([state.work, spec.uniform_work[-len(new) :]])
         made = dict(zip(spec.keys[-len(new) :], new, strict=True))
@@ -269,16 +255,20 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         footprint: Sequence[Any] | None,
         growth: float,
         stored: bool,
+        weights: Mapping[int, float],
+        worker: str,
     ) -> None:
         """Handler: a piece is made, with ``received`` bytes from other workers.
 
         ``work`` is the work of each stripe of a sparse piece, and None for a dense one.
         ``exponents`` are those of the rows of source blocks, and of their typical entries.
-        ``footprint`` is that of the block which the piece equals. ``growth`` is that of its recipe.
-        ``stored`` says whether it is in its store now: it was read from there, or written.
+        ``footprint`` is that of the block which the piece equals. ``growth`` is that of its recipe,
+        and ``weights`` are those of the pieces that it was made from. ``stored`` says whether it is
+        in its store now: it was read from there, or written. ``worker`` is where it was made.
         """
         if state := self._arrays.get(array):
-            if ts := self._scheduler.tasks.get(state.spec.keys[piece]):
+            ts = self._scheduler.tasks.get(state.spec.keys[piece])
+            if ts is not None:
                 ts.suspicious = 0  # Dask gives up a task under which too many workers were lost
             state.losses.pop(piece, None)
             state.received += received
@@ -288,20 +278,28 @@ class ArrayDirectory(Mapping[str, ArrayState]):
             state.exponents |= exponents
             if footprint is not None and state.sources is not None:
                 state.footprints[int(state.spec.code.block_of[piece])] = Footprint(*footprint)
-            if growth or piece in state.growth:
-                state.growth[piece] = growth
-                if state.spec.check_keys and growth * np.finfo(state.spec.dtype).eps > _VAGUE:
-                    logger.warning(
-                        "Piece %d of a coded array was rebuilt from rebuilt pieces so often that "
-                        "its shares are hardly verified any more: encode the array again.",
-                        piece,
-                    )
+            # Another worker may have taken over, whose piece is made from others.
+            if ts is not None and ts.processing_on and ts.processing_on.address == worker:
+                state.errors.made(piece, weights, growth)
+                if state.spec.exponents is not None:
+                    self._warn_of(piece, state)
             if state.sources is None:
                 self._log("made", array=array, piece=piece, received=received)
             if work is not None:
                 if state.work is None:
                     state.work = state.spec.uniform_work
                 state.work[piece] = work
+
+    def _warn_of(self, piece: int, state: ArrayState) -> None:
+        """Warn of a piece that has lost half of its digits."""
+        eps = float(np.finfo(state.spec.dtype).eps)
+        if lose_half(state.errors.of(piece) * eps / 2, eps):
+            logger.warning(
+                "Piece %d of %r was rebuilt from rebuilt pieces so often that more than half of "
+                "its digits may be lost: encode the array again.",
+                piece,
+                state.spec.code,
+            )
 
     def stored(self, array: str) -> Reply:
         """Handler: where the pieces of an array are kept; answers :class:`Stored`.
@@ -312,135 +310,6 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         if state is None or state.storage is None:
             return reply(Lost(RELEASED))
         return reply(Stored(state.spec, state.storage))
-
-    async def sources(
-        self,
-        array: str,
-        piece: int,
-        avoid: Sequence[str] = (),
-        unread: str = "",
-        reason: str = "",
-    ) -> Reply:
-        """Handler: how to make a piece.
-
-        Answers :class:`Stored`, :class:`Recipe`, :class:`Waiting` or :class:`Lost`.
-
-        Workers in ``avoid`` do not answer and must not be asked. If the others do not suffice, the
-        answer is :class:`Waiting`. ``unread`` says why the piece cannot be read from its store:
-        ``damaged``, ``refused`` if the worker may not, or ``unreachable`` as long as the store is.
-        ``reason`` says it to people.
-        """
-        if (state := self._arrays.get(array)) is None:
-            return reply(Lost(RELEASED))
-        spec, keys = state.spec, state.sources
-        self._homes.not_held(spec.keys[piece])
-        if unread:
-            state.opening = False
-            if unread == "damaged":
-                state.damaged.add(piece)
-            elif unread == "refused":
-                state.refused[piece] = str(reason)
-        elif state.storage is not None and keys is None and piece < state.storage.pieces:
-            if self._comes_later(state, piece):
-                return reply(Waiting())
-            return reply(Stored(spec, state.storage))
-        if keys is not None:
-            ingredients = spec.from_sources(piece)
-        else:
-            keys = spec.keys
-            others = self._held_beside(piece, keys, avoid)
-            slow = self._homes.slow_holders(keys[i] for i in others)
-            # Without slow holders, if the others suffice.
-            for some in ([i for i in others if keys[i] not in slow], others):
-                with contextlib.suppress(DecodeError, ValueError):
-                    ingredients = await offload(spec.from_pieces, piece, some)
-                    break
-            else:
-                # Those that do not answer may do so later, and one may have come back meanwhile.
-                unknown = others != self._held_beside(piece, keys, avoid) or any(
-                    self._homes.holders(key) or self._homes.is_held(key)
-                    for key in keys
-                    if not self._homes.holders(key, avoid)
-                )
-                unknown = unknown or unread == "unreachable" or self._is_read(state, piece)
-                return reply(Waiting() if unknown else Lost(self.lost_message(state)))
-        found, growth = [], 0.0
-        for source, weight, rows, start, at, block in ingredients:
-            key = keys[source]
-            ts = self._scheduler.tasks.get(key)
-            if ts is None or ts.state == "erred":
-                return reply(Lost(self.lost_message(state)))
-            if not (holders := self._homes.holders(key, avoid)):
-                return reply(Waiting())
-            found.append(Source(key, tuple(holders), weight, rows, start, at, block))
-            if spec.exponents is not None:
-                # Every source is rounded twice, and as often as it was when it was rebuilt.
-                growth += abs(weight) * (2 + state.growth.get(source, 0.0))
-        written = state.storage if state.sources is not None or unread == "damaged" else None
-        return reply(Recipe(spec, tuple(found), growth, written))
-
-    def checks_come(self, state: ArrayState) -> bool:
-        """Whether to wait for checks of an array that was opened, which are being made.
-
-        Not if their blocks or workers do not answer, and not for long: coordinators make what they
-        lack, whenever rounds can be finished at all.
-        """
-        if (now := monotonic()) >= state.checks_due:
-            return False
-        state.checks_due = min(state.checks_due, now + timeouts().longest)
-        keys, blocks = state.spec.keys, state.spec.code.systematic_pieces
-        for key, block in zip(state.spec.check_keys, blocks, strict=False):
-            ts = self._scheduler.tasks.get(key)
-            lacking = ts is not None and not ts.who_has and self._is_made_now(ts)
-            if lacking and self._homes.answering(keys[block]):
-                return True
-        state.checks_due = -math.inf
-        return False
-
-    def _is_made_now(self, ts: TaskState) -> bool:
-        """Whether a worker that answers, and is not paused, makes a piece or a check."""
-        ws = ts.processing_on
-        return ws is not None and ws.status == Status.running and self._homes.answers(ws.address)
-
-    def _comes_later(self, state: ArrayState, piece: int) -> bool:
-        """Whether other pieces of an array that is opened are to be read first.
-
-        A round needs any k. So the blocks are read first, which need no decoding, until no more are
-        lacking than other pieces can replace.
-        """
-        first = state.spec.code.systematic_pieces
-        if not state.opening or piece in first:
-            return False
-        tasks = [self._scheduler.tasks.get(state.spec.keys[i]) for i in first]
-        reading = [ts for ts in tasks if ts and self._is_made_now(ts)]
-        state.opening = len(reading) > state.spec.code.pieces - len(first)
-        return state.opening
-
-    def _is_read(self, state: ArrayState, piece: int) -> bool:
-        """Whether another piece of an array is to be read from a store."""
-        return any(
-            other != piece and state.is_stored(other) and self._is_being_made(key)
-            for other, key in enumerate(state.spec.keys)
-        )
-
-    def _held_beside(self, piece: int, keys: Sequence[Key], avoid: Collection[str]) -> list[int]:
-        """Return which other pieces of an array are held by workers that may be asked."""
-        return [i for i, key in enumerate(keys) if i != piece and self._homes.holders(key, avoid)]
-
-    def block(self, array: str, block: int, avoid: Sequence[str] = ()) -> Reply:
-        """Handler: where to read a block.
-
-        Answers :class:`Recipe` with a single source, :class:`Waiting` or :class:`Lost`. Workers
-        in ``avoid`` do not answer and must not be asked.
-        """
-        if (state := self._arrays.get(array)) is None:
-            return reply(Lost(RELEASED))
-        key = state.spec.keys[state.spec.code.systematic_pieces[block]]
-        if not (holders := self._homes.answering(key, avoid)):
-            coming = self._homes.holders(key) or self.is_coming(state)
-            return reply(Waiting() if coming else Lost(self.lost_message(state)))
-        rows = state.spec.geometry.rows[block]
-        return reply(Recipe(state.spec, (Source(key, tuple(holders), 1.0, rows, 0, 0, block),)))
 
     def wrong_check(self, array: str, block: int, address: str, sound: bool) -> bool:
         """Record that a worker holds a wrong check; return whether that is news.
@@ -460,19 +329,6 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         return True
 
     # -- lost pieces ---------------------------------------------------------------------------
-
-    def lost_message(self, state: ArrayState) -> str:
-        """Say that the pieces that are left of an array do not suffice."""
-        return state.lost_message(sum(bool(self._homes.holders(key)) for key in state.spec.keys))
-
-    def is_coming(self, state: ArrayState) -> bool:
-        """Whether a piece of an array is being made, or will be."""
-        return any(map(self._is_being_made, state.spec.keys))
-
-    def _is_being_made(self, key: Key) -> bool:
-        ts = self._scheduler.tasks.get(key)
-        coming = ("processing", "waiting", "no-worker", "queued", "released")
-        return ts is not None and ts.state in coming
 
     def remove_worker(self, running: Iterable[TaskState]) -> None:
         """Have losses not count as failures of tasks that read pieces from a store.

@@ -5,6 +5,7 @@ release of pieces that a running round needs.
 :class:`~dask_coded.runtime.scheduler.standings.Standings` says which workers are there,
 :class:`~dask_coded.runtime.scheduler.records.WorkerRecords` how fast they are,
 :class:`~dask_coded.runtime.scheduler.arrays.ArrayDirectory` knows the arrays,
+:class:`~dask_coded.runtime.scheduler.recipes.Recipes` from what their pieces are made,
 :class:`~dask_coded.runtime.scheduler.homes.Homes` knows where pieces are, and
 :class:`~dask_coded.runtime.scheduler.supervisor.Supervisor` looks after coordinators.
 """
@@ -25,15 +26,17 @@ from dask_coded.prediction import SpeedHistory, in_seconds
 from dask_coded.rounds import POLICIES, InfeasibleError, Layout
 from dask_coded.rounds.assignment import all_tried
 from dask_coded.runtime.answers import Lost, Over, Reply, RoundPlan, Unfit, Waiting, reply
-from dask_coded.runtime.scheduler.arrays import RELEASED, ArrayDirectory
+from dask_coded.runtime.scheduler.arrays import ArrayDirectory
 from dask_coded.runtime.scheduler.extension import SchedulerExtension
 from dask_coded.runtime.scheduler.homes import Homes
 from dask_coded.runtime.scheduler.loops import LoopDirectory
 from dask_coded.runtime.scheduler.observer import Observer
 from dask_coded.runtime.scheduler.placing import Placing
+from dask_coded.runtime.scheduler.recipes import Recipes
 from dask_coded.runtime.scheduler.records import WorkerRecords
 from dask_coded.runtime.scheduler.showing import show
 from dask_coded.runtime.scheduler.standings import Standings
+from dask_coded.runtime.scheduler.state import RELEASED
 from dask_coded.runtime.scheduler.supervisor import Supervisor
 from dask_coded.runtime.spec import NAME, CodedSpec, CodedTask, as_key
 from dask_coded.runtime.worker.plugin import CodedWorkerPlugin
@@ -57,6 +60,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
     loops : LoopDirectory
     observer : Observer
     placing : Placing
+    recipes : Recipes
     records : WorkerRecords
     standings : Standings
     supervisor : Supervisor
@@ -82,6 +86,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
         self.arrays = ArrayDirectory(
             scheduler, self.versions, self.refused, records.predict, self.homes
         )
+        self.recipes = Recipes(scheduler, self.arrays, self.homes)
         self.loops = LoopDirectory(scheduler, self.versions, records.best)
         self.placing = Placing(scheduler, self.versions, records.predict, suspects)
         self.supervisor = Supervisor(
@@ -262,8 +267,8 @@ class CodedSchedulerPlugin(SchedulerExtension):
                 host, layout = trusted, without
         if layout.lacking((layout.host >= 0)[:, None]).any():
             kept = state.storage is not None and state.sources is None
-            if not (addresses or kept) or not self.arrays.is_coming(state):
-                return reply(Lost(self.arrays.lost_message(state)))
+            if not (addresses or kept) or not self.recipes.is_coming(state):
+                return reply(Lost(self.recipes.lost_message(state)))
 
             def enough() -> bool:
                 held = np.array([bool(self.homes.holder_of(key)) for key in spec.keys])
@@ -271,8 +276,8 @@ class CodedSchedulerPlugin(SchedulerExtension):
 
             # If it were asked again and again, a product would begin up to half a second later.
             return reply(Waiting(waited=await state.arrived(enough)))
-        if self.arrays.checks_come(state):
-            waited = await state.arrived(lambda: not self.arrays.checks_come(state))
+        if self.recipes.checks_come(state):
+            waited = await state.arrived(lambda: not self.recipes.checks_come(state))
             return reply(Waiting(waited=waited))
         if measured and attempt is not None:
             self.supervisor.reconsider(as_key(attempt[0]), addresses, speeds)
@@ -292,8 +297,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
                 work=state.work,
                 spec=None if known == len(state.spec.keys) else state.spec,
                 checks=tuple(next(iter(self.homes.answering(k)), "") for k in spec.check_keys),
-                growth=tuple(state.growth.get(i, 0.0) for i in range(len(spec.keys)))
-                * bool(spec.check_keys),
+                growth=state.errors.of_shares(spec.code) if spec.check_keys else (),
             )
         )
 

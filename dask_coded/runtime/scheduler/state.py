@@ -14,6 +14,7 @@ from distributed.metrics import time
 
 from dask_coded.membership import Timeouts
 from dask_coded.rounds.footprint import Footprint
+from dask_coded.rounds.rebuilding import RoundingErrors
 from dask_coded.rounds.scaling import Exponents
 from dask_coded.runtime.spec import CodedSpec
 from dask_coded.storage import Storage
@@ -22,6 +23,10 @@ from dask_coded.typing import Floats
 # Requests that may wait for the pieces of one array at the scheduler; others ask again. Each holds
 # a connection, of which a scheduler often has a thousand for everything.
 _WAITING = 16
+RELEASED = (
+    "The scheduler has no such coded array any more: it was released, as it is when its client "
+    "closes, or the cluster was restarted. Encode it again."
+)
 
 
 @dataclass
@@ -41,8 +46,8 @@ class ArrayState:
     exponents: dict[int, Exponents] = field(default_factory=dict)
     #: Footprints of source blocks, as far as they have been reported.
     footprints: dict[int, Footprint] = field(default_factory=dict)
-    #: For each rebuilt piece, see :attr:`RoundPlan.growth`.
-    growth: dict[int, float] = field(default_factory=dict)
+    #: Of its pieces, and so of what their shares are verified by.
+    errors: RoundingErrors = field(init=False)
     #: Blocks whose checks were wrong, each with the worker that held the check.
     wrong_checks: set[tuple[int, str]] = field(default_factory=set)
     #: Keys of pieces that a client or a task still wants.
@@ -71,6 +76,9 @@ class ArrayState:
     arrival: asyncio.Event = field(default_factory=asyncio.Event)
     #: How many requests wait for pieces.
     waiting: int = 0
+
+    def __post_init__(self) -> None:
+        self.errors = RoundingErrors(self.spec.code)
 
     async def arrived(self, enough: Callable[[], bool]) -> bool:
         """Wait until enough is made, but not for long; return whether it has waited.

@@ -117,6 +117,8 @@ async def _make(plugin: CodedWorkerPlugin, array_id: str, piece: int) -> Any:
                     footprint=None,
                     growth=growth,
                     stored=True,
+                    weights={},
+                    worker=plugin.exchange.address,
                 )
                 return plugin.disk.keep(spec.keys[piece], data)
             case Recipe(spec, sources, growth, storage):
@@ -152,6 +154,8 @@ async def _make(plugin: CodedWorkerPlugin, array_id: str, piece: int) -> Any:
                         footprint=mixer.footprint,
                         growth=growth,
                         stored=stored,
+                        weights={} if encoding else _weights(spec, sources),
+                        worker=plugin.exchange.address,
                     )
                     return plugin.disk.keep(spec.keys[piece], data)
         await backoff.wait()
@@ -162,10 +166,15 @@ def _doubtful(mixer: _Mixer, sources: Sequence[Source]) -> Bools:
     spec = mixer.spec
     if not mixer.restores or len(sources) == 1:
         return np.zeros(0, dtype=bool)
-    number = {key: piece for piece, key in enumerate(spec.keys)}
-    weights = [(number[as_key(source.key)], source.weight) for source in sources]
+    weights = list(_weights(spec, sources).items())
     eps = float(np.finfo(spec.dtype).eps)
     return doubtful_when_rebuilt(spec.code, weights, spec.typical, mixer.block, eps)
+
+
+def _weights(spec: CodedSpec, sources: Sequence[Source]) -> dict[int, float]:
+    """Return the weights of the pieces that another one is made from."""
+    number = {key: piece for piece, key in enumerate(spec.keys)}
+    return {number[as_key(source.key)]: source.weight for source in sources}
 
 
 class _Mixer:

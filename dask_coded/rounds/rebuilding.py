@@ -1,0 +1,140 @@
+"""Rounding errors of pieces that were rebuilt from others, which had been rebuilt from others.
+
+A rebuilt piece is a combination of others. It takes over their errors, and its own rounding comes
+to them::
+
+    e_i = sum_s w_s e_s + d
+
+Bounds on the sizes of errors would grow tenfold with every few losses: after a hundred they would
+be so far above the errors that no share could be called wrong. The errors themselves hardly grow,
+because whatever error the sources of a piece have in common is that of a code word, and so is the
+piece's. So their covariances are kept, in units of the last place of entries of blocks. ``d`` is
+independent of all others. Its variance is ``sum_s (4 w_s g_s) ** 2 + g_i ** 2``: the weights come
+from a system of equations, each product and each sum is rounded, and so is the piece; ``g`` is the
+norm of a piece's row of the generator, by which its entries are larger than those of blocks. A copy
+is not rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from dask_coded.codes import Code
+from dask_coded.typing import Floats, Ints
+
+# Errors are below this many standard deviations. The variances are those of errors of a whole last
+# place, so they are four times as many as it seems.
+_DEVIATIONS = 3
+
+
+class RoundingErrors:
+    """The errors of one array's pieces.
+
+    Parameters
+    ----------
+    code : Code
+
+    Examples
+    --------
+    >>> from dask_coded.codes import MDS
+    >>> errors = RoundingErrors(MDS(6, 4))
+    >>> errors.made(0, {1: 1.0, 2: -1.0})
+    >>> round(errors.of(0), 1), errors.of(1)
+    (17.2, 0.0)
+
+    The error of a piece that is half of the first one is half of that, and its own rounding:
+
+    >>> errors.made(3, {0: 0.5})
+    >>> round(errors.of(3), 1)
+    10.9
+    """
+
+    def __init__(self, code: Code) -> None:
+        self._sizes = _sizes(code)
+        # Parity is rounded when it is encoded. Shares are verified with that in mind.
+        self._parity = np.where(code.block_of < 0, 4 * self._sizes**2 + 1, 0.0)
+        # Until a piece is rebuilt, it has no rows.
+        self._covariance = np.zeros((0, 0))
+        # The largest error that each piece has ever had or could have had.
+        self._worst = np.zeros(0)
+
+    def made(self, piece: int, weights: Mapping[int, float], growth: float = 0.0) -> None:
+        """Record that a piece was made: from others, or else from the data or a store.
+
+        Parameters
+        ----------
+        piece : int
+        weights : mapping of int to float
+            The weight of each piece that it was made from; empty for one that was not.
+        growth : float
+            The error of the latter, which is independent of all others.
+        """
+        if not weights and not growth and not self._worst.any():
+            return
+        self._reach()
+        sources, w = _arrays(weights)
+        row = w @ self._covariance[sources]
+        variance = self._variance(piece, weights) if weights else (growth / _DEVIATIONS) ** 2
+        self._covariance[piece] = self._covariance[:, piece] = row
+        self._covariance[piece, piece] = variance
+        self._worst[piece] = max(self._worst[piece], self.of(piece))
+
+    def extend(self, code: Code) -> None:
+        """Take a code that has more pieces."""
+        self._sizes = _sizes(code)
+
+    def of(self, piece: int) -> float:
+        """Return the error of a piece, in units of the last place."""
+        if piece >= len(self._worst):
+            return 0.0
+        return float(_DEVIATIONS * np.sqrt(self._covariance[piece, piece]))
+
+    def expected(self, piece: int, weights: Mapping[int, float]) -> float:
+        """Return the error that a piece has if it is made so: the piece, or a check of its rows."""
+        self._reach()
+        error = float(_DEVIATIONS * np.sqrt(self._variance(piece, weights)))
+        self._worst[piece] = max(self._worst[piece], error)
+        return error
+
+    def of_shares(self, code: Code) -> tuple[float, ...]:
+        """Return how far rows of each piece may be from what the checks of all blocks say.
+
+        A check of a block was made from the block, or from what the block is decoded from, at some
+        time: it has at most the largest error that the block has ever had or could have had.
+        """
+        if not self._worst.any():
+            return (0.0,) * int(code.pieces)
+        self._reach()
+        own, worst = map(self.of, range(code.pieces)), self._worst[: code.pieces]
+        blocks, plain = np.zeros(code.k), code.block_of >= 0
+        np.maximum.at(blocks, code.block_of[plain], worst[plain])
+        return tuple((np.fromiter(own, float) + np.abs(code.G) @ blocks).tolist())
+
+    def _variance(self, piece: int, weights: Mapping[int, float]) -> float:
+        sources, w = _arrays(weights)
+        inherited = float(w @ self._covariance[np.ix_(sources, sources)] @ w)
+        if w.tolist() == [1.0]:
+            return max(inherited, 0.0)
+        added = 4 * w * self._sizes[sources]
+        return max(inherited, 0.0) + float(added @ added) + float(self._sizes[piece]) ** 2
+
+    def _reach(self) -> None:
+        if not len(self._worst):
+            self._covariance, self._worst = np.diag(self._parity), np.zeros(len(self._parity))
+        if (more := len(self._sizes) - len(self._worst)) > 0:
+            self._covariance = np.pad(self._covariance, (0, more))
+            self._worst = np.pad(self._worst, (0, more))
+
+
+def _sizes(code: Code) -> Floats:
+    sizes: Floats = np.linalg.norm(code.G, axis=1)
+    return sizes
+
+
+def _arrays(weights: Mapping[int, float]) -> tuple[Ints, Floats]:
+    return (
+        np.fromiter(weights, np.intp, len(weights)),
+        np.fromiter(weights.values(), np.float64, len(weights)),
+    )

@@ -44,6 +44,8 @@ class Timeouts:
     ``lease``           5 T                                 what may be needed again is kept
     ``joining``         10 T                                a worker that joins gets the plugin
     ``unclaimed``       30 T                                an operand without a round is kept
+    ``unfinished``      30 T                                a coordinator that reaches too few
+                                                            workers stays where it is
     ``beats(s)``        4 heartbeat intervals               until a worker without one is suspect
     ``handshake``       `distributed.comm.timeouts.connect` the first message of a connection
     ``LOOK``            0.5                                 between attempts, or looks at itself;
@@ -130,6 +132,11 @@ class Timeouts:
     @property
     def unclaimed(self) -> float:
         """For how long an operand is kept whose round has not begun, or has ended."""
+        return 30 * self.silence
+
+    @property
+    def unfinished(self) -> float:
+        """For how long a worker may try to finish one round before another one tries."""
         return 30 * self.silence
 
     def quiet(self, lag: float = 0.0) -> float:

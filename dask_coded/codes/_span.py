@@ -109,7 +109,7 @@ def combination(G: Floats, block_of: Ints, row: Floats, pieces: Sequence[int]) -
         error = np.abs(small[used].T @ solved - row[missing]).max()
         if not error <= 1e-9 * max(1.0, np.abs(row[missing]).max()):
             return None
-        # What rebuilt pieces lose adds up, and solving loses up to thirty times as much as rounding.
+        # What rebuilt pieces lose adds up, and solving loses up to 30 times as much as rounding.
         exact = G[at[parity[used]]].astype(np.longdouble)
         rest = row[missing] - solved @ exact[:, missing]
         solved += np.linalg.lstsq(small[used].T, rest.astype(np.float64), rcond=None)[0]

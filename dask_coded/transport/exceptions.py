@@ -9,13 +9,32 @@ travels with the text of that object, because handlers depend on its class.
 
 from __future__ import annotations
 
+import logging
 import pickle
 import traceback
-from functools import partial
-from typing import Any
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any, ParamSpec
 
 from distributed.protocol.pickle import dumps
 from tblib import pickling_support
+
+logger = logging.getLogger("distributed.dask_coded")
+
+P = ParamSpec("P")
+
+
+def logged(hook: Callable[P, None]) -> Callable[P, None]:
+    """Log what a hook of Dask raises, which would end the connection or close the worker for it."""
+
+    @wraps(hook)
+    def call(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            hook(*args, **kwargs)
+        except Exception:
+            logger.exception("A message of dask_coded cannot be handled, and has no effect")
+
+    return call
 
 
 def portable(exc: BaseException, where: str) -> bytes:

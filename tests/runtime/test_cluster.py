@@ -885,13 +885,15 @@ async def test_workers_that_lack_the_package_or_have_other_versions_are_all_name
     )
     assert "the cluster has 3: pass a smaller code" in str(few.value)
     assert f"Worker {first} has {cause}" in str(few.value)
-    for address in (second, third):
-        plugin_of(s).hello(address, "0.0.7", 0.008)
+    with captured_logger("distributed.dask_coded") as log:
+        for address in (second, third):
+            plugin_of(s).hello(address, "0.0.7", 0.008)
+            assert f"Worker {address} has dask_coded 0.0.7 and the scheduler" in log.getvalue()
     with pytest.raises(coded.ClusterUnfitError) as other:
         await coded.encode(A, coded.MDS(2, 1), c)
     assert f"Worker {first} has {cause}" in str(other.value)
     assert f"{', '.join(sorted([second, third]))} have dask_coded 0.0.7." in str(other.value)
-    assert str(other.value).endswith("Install the same version on all of them.")
+    assert str(other.value).endswith(f"Install dask_coded {coded.__version__} there.")
     assert fourth not in str(other.value)
 
 
@@ -901,6 +903,59 @@ async def test_worker_of_another_version(c, s, *workers):
     plugin_of(s).hello(workers[0].address, "0.0.7", 0.008)
     with pytest.raises(coded.ClusterUnfitError, match=r"Worker tcp:.* has dask_coded 0\.0\.7\."):
         await coded.encode(A, coded.MDS(2, 1), c)
+    C = await coded.encode(A, coded.MDS(1, 1), c)
+    assert C.encoded.workers == (workers[1].address,)
+    await check(c, C)
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_a_worker_of_another_version_that_joins_takes_no_part(c, s, *workers):
+    """As while the image of the workers is updated: it would refuse all channels."""
+    C = await coded.encode(A, coded.MDS(4, 2), c)
+    plugin = plugin_of(s)
+    async with Worker(s.address, nthreads=1) as new:
+        await async_poll_for(lambda: new.address in plugin.versions)
+        plugin.hello(new.address, "0.0.7", 0.0001)
+        assert plugin.others == {new.address: "0.0.7"}
+        gone = next(w for w in workers if w.address == C.encoded.workers[0])
+        await gone.close()
+        await async_poll_for(lambda: all(s.tasks[key].who_has for key in C.encoded.spec.keys))
+        assert not s.workers[new.address].has_what
+        assert new.address not in plugin.placing._fast_workers()
+        await check(c, C)
+    await async_poll_for(lambda: not plugin.others)
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_a_worker_that_leaves_while_plugins_are_installed_is_forgotten(
+    c, s, *workers, monkeypatch
+):
+    """Until a plugin is registered, Dask does not tell it of workers that leave."""
+    give = CodedSchedulerPlugin.give
+
+    async def given(self, scheduler, name, plugin):
+        await give(self, scheduler, name, plugin)
+        self.versions["tcp://127.0.0.1:1"] = coded.__version__
+        self.standings.joined("tcp://127.0.0.1:1")
+
+    monkeypatch.setattr(CodedSchedulerPlugin, "give", given)
+    await install(c)
+    assert plugin_of(s).versions.keys() == s.workers.keys()
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_a_result_that_is_lost_is_computed_again_and_keeps_its_pieces(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 2), c)
+    future = c.compute(C @ x)
+    await wait(future)
+    plugin, (holder,) = plugin_of(s), s.tasks[future.key].who_has
+    await async_poll_for(lambda: not plugin._holding)
+    held, hold = [], plugin._hold
+    plugin._hold = lambda ts, task: held.append(ts.key) or hold(ts, task)
+    await next(w for w in workers if w.address == holder.address).close()
+    np.testing.assert_allclose(await future, A @ x)
+    assert held
+    await async_poll_for(lambda: not plugin._holding)
 
 
 @gen_cluster(client=True, nthreads=FOUR[:2])

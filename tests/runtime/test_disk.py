@@ -10,6 +10,7 @@ import os
 import re
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import dask.array as da
@@ -21,7 +22,7 @@ from distributed import Event, Nanny, Worker
 from distributed.protocol import deserialize_bytes, serialize_bytes
 from distributed.protocol.serialize import deserialize, serialize
 from distributed.spill import SpillBuffer
-from distributed.utils_test import async_poll_for, gen_cluster
+from distributed.utils_test import async_poll_for, captured_logger, gen_cluster
 
 import dask_coded as coded
 from dask_coded.runtime.worker import disk as module
@@ -52,6 +53,25 @@ def mapped(tmp_path: Path, rows: int = 100, columns: int = 50) -> MappedArray:
     array = MappedArray.zeros((rows, columns), np.dtype(float), str(tmp_path))
     array[...] = np.random.default_rng(2).random(array.shape)
     return array
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)])
+async def test_data_that_cannot_be_read_now_are_not_missing(c, s, worker):
+    """A round whose worker said that it lacks the piece would be planned there again and again."""
+
+    class Full(dict):
+        def get(self, key, default=None):
+            raise MemoryError
+
+    disk, stand_in = Disk.of(worker), SimpleNamespace(data=Full(), address=worker.address)
+    with (
+        captured_logger("distributed.dask_coded") as log,
+        patch.object(disk, "_worker", stand_in),
+    ):
+        with pytest.raises(MemoryError):
+            disk.unspill("some")
+        assert disk.held("some") is None
+    assert "cannot read 'some'" in log.getvalue()
 
 
 def resident(array: MappedArray) -> int:

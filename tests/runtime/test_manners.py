@@ -79,6 +79,19 @@ def test_timers_end_with_the_last_array(mapped, monkeypatch):
     test()
 
 
+@gen_cluster(**FOUR | {"config": {"coded.coordinator.timeout": "100ms"}})
+async def test_a_result_that_is_kept_costs_nothing(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    found = c.compute(C @ np.ones(10))
+    np.testing.assert_allclose(await found, A.sum(1))
+    await async_poll_for(lambda: all(active(workers)))
+    del C
+    await async_poll_for(lambda: not s.extensions["dask-coded"].arrays)
+    await async_poll_for(lambda: not any(active(workers)))
+    await async_poll_for(lambda: not timers(s, *workers))
+    np.testing.assert_allclose(await found, A.sum(1))
+
+
 @gen_cluster(**FOUR)
 async def test_tasks_of_others_cost_no_more_than_a_look(c, s, *workers):
     C = await coded.encode(A, coded.MDS(4, 3), c)

@@ -490,6 +490,36 @@ async def test_a_lost_piece_is_read_and_a_worker_that_joins_reads_its_own(c, s, 
         assert copied == []
 
 
+def test_a_worker_that_joins_does_other_work_while_its_store_hangs(monkeypatch):
+    """Dask handles no message of the scheduler until a coroutine that handles one has ended."""
+    gate, reading = threading.Event(), threading.Event()
+    read = stored.read_piece
+
+    def hanging(*args):
+        reading.set()
+        gate.wait()
+        return read(*args)
+
+    @gen_cluster(nthreads=[("127.0.0.1", 1)] * 4)
+    async def test(c, s, *workers):
+        with tempfile.TemporaryDirectory() as folder:
+            C = await coded.encode(DENSE, EXACT, c, storage=folder)
+            gone = next(w for w in workers if w.address == C.encoded.workers[3])
+            await gone.close()
+            await async_poll_for(lambda: all(homes(s, C)), timeout=60)
+            monkeypatch.setattr(stored, "read_piece", hanging)
+            async with Worker(s.address, nthreads=1) as new:
+                try:
+                    await async_poll_for(reading.is_set, timeout=60)
+                    assert await c.submit(sum, [1, 2], workers=[new.address]) == 3
+                    assert not any(new.address in found for found in homes(s, C))
+                finally:
+                    gate.set()
+                await async_poll_for(lambda: any(new.address in h for h in homes(s, C)))
+
+    test()
+
+
 @gen_cluster(nthreads=[("127.0.0.1", 1)] * 4)
 async def test_a_worker_that_cannot_read_its_piece_gets_a_copy(c, s, *workers):
     with tempfile.TemporaryDirectory() as folder:

@@ -14,7 +14,7 @@ import pytest
 from distributed import Client, Event, futures_of, get_worker, wait
 from distributed.comm import CommClosedError
 from distributed.core import Status
-from distributed.utils_test import async_poll_for, gen_cluster
+from distributed.utils_test import async_poll_for, captured_logger, gen_cluster
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -763,6 +763,55 @@ async def test_a_coordinator_stays_where_its_user_wants_it(c, s, *workers):
     for address in (one, two, three):
         await Event(f"go-{address}", client=c).set()
     assert await c.gather([pinned, free]) == [three, new]
+
+
+@gen_cluster(**FOUR)
+async def test_a_coordinator_that_cannot_finish_a_round_is_moved(c, s, *workers):
+    """It may not reach workers that others reach."""
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    future = coded.submit(place, C, 0, client=c)
+    old = await started(c, s, future)
+    supervisor = plugin_of(s).supervisor
+    assert not supervisor.gives_up(future.key, 29 * DAY)
+    with captured_logger("distributed.dask_coded") as log:
+        assert supervisor.gives_up(future.key, 30 * DAY)
+    assert "has not finished a round for" in log.getvalue()
+    new = await started(c, s, future)
+    assert new != old
+    assert not supervisor.gives_up(future.key, 59 * DAY)
+    for address in (old, new):
+        await Event(f"go-{address}", client=c).set()
+    assert await future == new
+    assert not supervisor.gives_up("no such task", 99 * DAY)
+
+
+@gen_cluster(**FOUR | {"nthreads": [("", 1)]})
+async def test_a_coordinator_that_only_one_worker_can_run_stays_and_says_so_once(c, s, worker):
+    C = await coded.encode(A, coded.MDS(1, 1), c)
+    future = coded.submit(place, C, 0, client=c)
+    await started(c, s, future)
+    with captured_logger("distributed.dask_coded") as log:
+        for days in (30, 31):
+            assert not plugin_of(s).supervisor.gives_up(future.key, days * DAY)
+    assert log.getvalue().count("no other worker can run it") == 1
+    await Event(f"go-{worker.address}", client=c).set()
+    assert await future == worker.address
+
+
+@gen_cluster(**FOUR)
+async def test_a_coordinator_waits_for_workers_that_can_run_it(c, s, *workers):
+    await coded.encode(A, coded.MDS(2, 1), c)
+    future = c.submit(np.sin, x)
+    await wait(future)
+    ts, plugin = s.tasks[future.key], plugin_of(s)
+    lacking = workers[0].address
+    plugin.versions.pop(lacking)
+    plugin.standings.suspect(plugin.versions)
+    plugin.placing.place(ts, Limits(None, None))
+    assert ts.worker_restrictions == set(s.workers) - {lacking}
+    # What its user wants goes first.
+    plugin.placing.place(ts, Limits({lacking}, None))
+    assert ts.worker_restrictions == {lacking}
 
 
 def keeping(operator, loop):

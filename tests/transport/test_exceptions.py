@@ -8,9 +8,10 @@ import traceback
 
 import numpy as np
 import pytest
+from distributed.utils_test import captured_logger
 from scipy.sparse.linalg import ArpackNoConvergence
 
-from dask_coded.transport.exceptions import portable, unpacked
+from dask_coded.transport.exceptions import logged, portable, unpacked
 
 
 class Keywords(Exception):
@@ -128,3 +129,12 @@ def test_exceptions_that_cannot_travel_are_described(exc):
     assert str(found).startswith(f"{type(exc).__name__}: ")
     assert "text" in str(found)
     assert found.__notes__[0].startswith("Raised here:\nTraceback")
+
+
+def test_a_hook_that_raises_is_logged_and_has_no_effect():
+    with captured_logger("distributed.dask_coded") as log:
+        logged(divmod)(1, 0)
+        found = []
+        logged(found.append)(3)
+    assert "ZeroDivisionError" in log.getvalue()
+    assert found == [3]

@@ -253,6 +253,10 @@ class LiveRound:
             plan, layout = await self._replan()
         except (CodedDataLostError, OSError):
             return  # those that are silent may still answer
+        except RunOverError as over:
+            if not self._done.done():
+                self._done.set_exception(over)
+            return
         # A channel that had closed opens again; whether it connects shows when we look again.
         channels = [self._exchange.channel(address) for address in plan.addresses]
         connected = np.array([host >= 0 and channels[host].connected for host in layout.host])

@@ -94,6 +94,8 @@ class Coordinator:
         self._history = LoopHistory(options.lead, options.reporting)
         self._alone = Alone(plugin)
         self._warned = False
+        #: Since when a round could not be finished; None if the last one was.
+        self._failing: float | None = None
         # Workers whose shares were wrong, not reported yet.
         self._corrupt: set[str] = set()
         self._wrong_checks: list[WrongCheck] = []
@@ -321,6 +323,7 @@ class Coordinator:
                 failed = failed + 1 if contradicting and not changed else 0
                 if failed == _FAILURES:
                     raise CorruptSharesError(_too_few(failed, wrong, contradicting)) from None
+                self._failing = self._failing or monotonic()
                 # Pieces were lost or moved since the plan was made: ask where they are now.
                 self._current = None
                 self._asking = None
@@ -330,6 +333,7 @@ class Coordinator:
                     await backoff.wait()
                 again = True
                 continue
+            self._failing = None
             self._note_failures(live)
             seconds = monotonic() - live.began
             speeds = history.record(live.round, plan.addresses, seconds)
@@ -425,6 +429,7 @@ class Coordinator:
                 silent=plugin.exchange.silent,
                 known=len(spec.keys) if spec else 0,
                 attempt=self._attempt,
+                failing=monotonic() - self._failing if self._failing else 0.0,
                 **findings,
             )
             match answer:

@@ -53,8 +53,9 @@ class ArrayDirectory(Mapping[str, ArrayState]):
     Parameters
     ----------
     scheduler : Scheduler
-    versions : mapping of str to str
-        Version of the package on every worker that has the plugin; changes as workers come and go.
+    versions, others : mapping of str to str
+        Version of the package on every worker that can take part, and on those that have another
+        one; they change as workers come and go.
     refused : mapping of str to str
         Errors with which workers have refused the plugin; changes, too.
     predict : callable(addresses) -> ndarray
@@ -66,6 +67,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         self,
         scheduler: Scheduler,
         versions: Mapping[str, str],
+        others: Mapping[str, str],
         refused: Mapping[str, str],
         predict: Callable[[Sequence[str]], Floats],
         homes: Homes,
@@ -73,6 +75,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         self._scheduler = scheduler
         self._arrays: dict[str, ArrayState] = {}
         self._versions = versions
+        self._others = others
         self._refused = refused
         self._predict = predict
         self._homes = homes
@@ -110,7 +113,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         Without ``sources`` it has been encoded before, and its pieces are read from ``storage``.
         """
         opened, sources = sources is None, sources or ()
-        if message := mismatch(self._scheduler, self._versions, self._refused, version):
+        if message := mismatch(version):
             return reply(Unfit(message))
         workers = [
             WorkerInfo(ws.address, ws.host, self._homes.pieces_on(ws))
@@ -130,7 +133,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         try:
             places = place(spec.code, workers, speeds, known, oversubscribe=oversubscribe)
         except ValueError as exc:
-            extra = unable(self._scheduler, self._versions, self._refused, allowed)
+            extra = unable(self._scheduler, self._versions, self._others, self._refused, allowed)
             extra += f" Install dask_coded {__version__} there." * bool(extra)
             if unknown := set(allowed or ()) - set(self._scheduler.workers):
                 extra += f" These addresses in 'workers' are not in the cluster: {sorted(unknown)}."

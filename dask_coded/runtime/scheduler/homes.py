@@ -23,6 +23,7 @@ from dask_coded.rounds.placement import not_slow, relief, spare
 from dask_coded.runtime.scheduler.replicas import Homecoming
 from dask_coded.runtime.scheduler.state import ArrayState
 from dask_coded.runtime.spec import NAME, CodedTask, as_key
+from dask_coded.transport.exceptions import logged
 from dask_coded.typing import Floats
 
 if TYPE_CHECKING:
@@ -67,8 +68,8 @@ class Homes:
         # The restrictions that source blocks had before. Some blocks are chunks of the user's.
         self._limits: dict[Key, set[str] | None] = {}
         self._homecoming = Homecoming(scheduler, self._rescue, self._homes, silent, self._stored)
-        scheduler.stream_handlers["coded-moved"] = self.moved
-        scheduler.stream_handlers["coded-lost"] = self.lost
+        scheduler.stream_handlers["coded-moved"] = logged(self.moved)
+        scheduler.stream_handlers["coded-lost"] = logged(self.lost)
 
     # -- what belongs where --------------------------------------------------------------------
 

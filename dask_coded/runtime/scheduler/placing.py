@@ -75,6 +75,9 @@ class Placing:
             # No worker answers just now. It may be late anywhere, but would wait in some places.
             usable = self._usable(ts, {ws.address for ws in self._valid(ts, limits)})
             chosen = usable - {limits.avoid} or usable
+        if not chosen and limits.coordinates and not (limits.workers or limits.hosts):
+            # It waits for one of them: others could not run it.
+            chosen = set(self._able)
         ts.worker_restrictions = chosen or limits.workers
         # The scheduler would allow the workers on these hosts in addition to those named.
         ts.host_restrictions = None if chosen else limits.hosts

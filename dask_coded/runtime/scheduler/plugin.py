@@ -12,6 +12,7 @@ release of pieces that a running round needs.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -41,10 +42,13 @@ from dask_coded.runtime.scheduler.supervisor import Supervisor
 from dask_coded.runtime.spec import NAME, CodedSpec, CodedTask, as_key
 from dask_coded.runtime.worker.plugin import CodedWorkerPlugin
 from dask_coded.transport.backoff import Backoff
+from dask_coded.transport.exceptions import logged
 from dask_coded.transport.messages import Attempt
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState, WorkerState
+
+logger = logging.getLogger("distributed.dask_coded")
 
 # Events after which pieces may be elsewhere, or workers may take those that are theirs.
 _MOVES = {"rebalance", "replicate", "retire-workers", "worker-status-change"}
@@ -66,7 +70,9 @@ class CodedSchedulerPlugin(SchedulerExtension):
     supervisor : Supervisor
     speeds : SpeedHistory
     versions : dict of str to str
-        Version of the package on every worker that has the plugin.
+        Version of the package on every worker that can take part: that of the scheduler.
+    others : dict of str to str
+        The version on every worker that has another one.
     """
 
     name = NAME
@@ -75,6 +81,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
         self.scheduler = scheduler
         self.speeds = SpeedHistory()
         self.versions: dict[str, str] = {}
+        self.others: dict[str, str] = {}
         # Until when to wait for the plugin of each worker that has joined.
         self._joining: dict[str, float] = {}
         # Workers that know that there is something to do.
@@ -84,7 +91,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
         self.records = records = WorkerRecords(scheduler, self.speeds, suspects)
         self.homes = Homes(scheduler, self.versions, records.predict, records.lasting, suspects)
         self.arrays = ArrayDirectory(
-            scheduler, self.versions, self.refused, records.predict, self.homes
+            scheduler, self.versions, self.others, self.refused, records.predict, self.homes
         )
         self.recipes = Recipes(scheduler, self.arrays, self.homes)
         self.loops = LoopDirectory(scheduler, self.versions, records.best)
@@ -118,6 +125,9 @@ class CodedSchedulerPlugin(SchedulerExtension):
         )
         scheduler.set_metadata(keys=[NAME], value=__version__)
         await self.give(scheduler, NAME, CodedWorkerPlugin())
+        # Until a plugin is registered, Dask does not tell it of workers that leave.
+        for worker in {*self.versions, *self.others, *self.refused}.difference(scheduler.workers):
+            self.remove_worker(scheduler, worker, stimulus_id=f"coded-set-up-{time()}")
         show(scheduler, self.observer)  # last, because a page cannot be taken back
 
     def hello(self, worker: str, version: str, product: float) -> str:
@@ -129,6 +139,17 @@ class CodedSchedulerPlugin(SchedulerExtension):
         if worker not in self.scheduler.workers:
             return worker  # it has left meanwhile, and nothing would ever remove it from here
         self._joining.pop(worker, None)
+        if version != __version__:
+            logger.warning(
+                "Worker %s has dask_coded %s and the scheduler has %s, so it takes no part: "
+                "install the same version on both",
+                worker,
+                version,
+                __version__,
+            )
+            self.versions.pop(worker, None)
+            self.others[worker] = version
+            return worker
         self.versions[worker] = version
         self.placing.measured(worker, product)
         self.standings.joined(worker)
@@ -223,20 +244,23 @@ class CodedSchedulerPlugin(SchedulerExtension):
         known: int,
         attempt: Attempt | None = None,
         measured: Mapping[str, float] = MappingProxyType({}),
+        failing: float = 0.0,
         **findings: Any,
     ) -> Reply:
         """Handler: learn from earlier rounds, and answer with the plan of the next one.
 
         Answers :class:`RoundPlan`, :class:`Waiting`, :class:`Lost` or :class:`Over`. The plan has
         the array's spec if the asking worker knows a different number of pieces. ``attempt`` is the
-        run of the coordinator's task.
+        run of the coordinator's task, which has been ``failing`` to finish a round for so long.
         """
         self.learn(array, measured, **findings)
+        if attempt is not None and not self.leads(*attempt):
+            return reply(Over())
         self.standings.suspect(silent)
         # A new coordinator would have to find out by itself whose heartbeats have ceased.
         self.standings.expect_heartbeats()
         self.placing.changed()
-        if attempt is not None and not self.leads(*attempt):
+        if attempt is not None and self.supervisor.gives_up(as_key(attempt[0]), failing):
             return reply(Over())
         if (state := self.arrays.get(array)) is None:
             return reply(Lost(RELEASED))
@@ -326,6 +350,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
             self.supervisor.available(change.peer)
             self.homes.bring_home()
 
+    @logged
     def heartbeat(self, ws: WorkerState, data: float) -> None:
         """Take what a worker's plugin adds to its heartbeat: the seconds of a small product."""
         self.standings.heard(ws.address)
@@ -337,7 +362,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
 
     @property
     def _is_idle(self) -> bool:
-        """Whether the cluster has no array, and no task that coordinates a round or a training."""
+        """Whether the cluster has no array, and runs no round and no training."""
         return not self.arrays and self.supervisor.is_idle
 
     # -- hooks of the scheduler ----------------------------------------------------------------
@@ -368,20 +393,25 @@ class CodedSchedulerPlugin(SchedulerExtension):
     def transition(
         self, key: Key, start: str, finish: str, *args: Any, stimulus_id: str, **kwargs: Any
     ) -> None:
-        if self._is_idle:
+        if not self.arrays and self.supervisor.knows_none:
             return  # most transitions on a shared cluster are those of others
         self.supervisor.transition(key, start, finish)
         if self.arrays and (ts := self.scheduler.tasks.get(key)):
             self.homes.transition(ts, finish)
+            again = finish == "waiting" and key not in self._holding
+            if again and isinstance(ts.run_spec, CodedTask):
+                self._hold(ts, ts.run_spec)  # its result was lost
         if finish in ("memory", "erred", "forgotten"):
             if holder := self._holding.pop(key, None):
                 # A transition must not start another one.
-                self.scheduler.loop.add_callback(self._release, holder)
+                self.scheduler.loop.add_callback(self._release, key, holder)
             self.loops.forget(key)
         if finish == "forgotten":
             self.arrays.forget(key)
 
-    def _release(self, holder: str) -> None:
+    def _release(self, key: Key, holder: str) -> None:
+        if key in self._holding:
+            return  # it runs again
         if client := self.scheduler.clients.get(holder):
             keys = [ts.key for ts in client.wants_what]
             self.scheduler.client_releases_keys(keys=keys, client=holder)
@@ -396,6 +426,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
         self._joining.pop(worker, None)
         self.observer.remove_worker(worker)
         self.versions.pop(worker, None)
+        self.others.pop(worker, None)
         self.refused.pop(worker, None)
         self.records.forget(worker)
         self._active.discard(worker)

@@ -27,6 +27,7 @@ from distributed.comm import CommClosedError
 from distributed.metrics import time
 
 from dask_coded.runtime.spec import NAME, as_key
+from dask_coded.transport.exceptions import logged
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState, WorkerState
@@ -65,7 +66,7 @@ class Homecoming:
         self._stored = stored
         # Pieces that a home could not read from their store.
         self._unread: set[Key] = set()
-        scheduler.stream_handlers["coded-unread"] = self.unread
+        scheduler.stream_handlers["coded-unread"] = logged(self.unread)
         self._silent = silent
         self._rescue = rescue
         self._homes = homes

@@ -41,6 +41,7 @@ from dask_coded.runtime.scheduler import stuck
 from dask_coded.runtime.scheduler.placing import Limits, Placing
 from dask_coded.runtime.scheduler.standings import Standings
 from dask_coded.runtime.spec import NAME, CodedTask, PieceTask, as_key
+from dask_coded.transport.exceptions import logged
 from dask_coded.typing import Floats
 
 if TYPE_CHECKING:
@@ -88,6 +89,8 @@ class _Run:
     tell: Tell | None = None
     #: In how many plans its worker has been slow, up to the last one.
     slow: int = 0
+    #: Whether it was said that no other worker can run it.
+    alone: bool = False
 
 
 class Supervisor:
@@ -136,13 +139,18 @@ class Supervisor:
         timer = PeriodicCallback(self.look, 1000 * self._timeouts.tick)
         self._timer = scheduler.periodic_callbacks[f"{NAME}-supervisor"] = timer
         scheduler.handlers["coded_resumed"] = self.resumed
-        scheduler.stream_handlers["coded-alive"] = self.answered
-        scheduler.stream_handlers["coded-awaited"] = self.expect
+        scheduler.stream_handlers["coded-alive"] = logged(self.answered)
+        scheduler.stream_handlers["coded-awaited"] = logged(self.expect)
+
+    @property
+    def knows_none(self) -> bool:
+        """Whether there is no task to place or to watch."""
+        return not self._runs
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is no task to place or to watch."""
-        return not self._runs
+        """Whether no task coordinates, and no client is fetching what one has found."""
+        return not self._processing and not self._fresh
 
     def add(self, ts: TaskState) -> None:
         """Place a new task when Dask is about to choose its worker, and watch it from then on.
@@ -166,7 +174,7 @@ class Supervisor:
 
     def transition(self, key: Key, start: str, finish: str) -> None:
         """Follow a transition of any task; called by the scheduler plugin."""
-        if self.is_idle or (ts := self._scheduler.tasks.get(key)) is None:
+        if self.knows_none or (ts := self._scheduler.tasks.get(key)) is None:
             return
         if finish == "memory":
             for dependent in ts.dependents:
@@ -218,6 +226,31 @@ class Supervisor:
             run.slow = run.slow + 1 if slow else 0
             if run.slow == _PLANS:
                 self._take_over({ts: "is slow"})
+
+    def gives_up(self, key: Key, seconds: float) -> bool:
+        """Move a coordinator that has not finished a round for long; return whether it is moved.
+
+        It may not reach workers that others reach. Each time it waits twice as long.
+        """
+        ts, run = self._scheduler.tasks.get(key), self._runs.get(key)
+        if ts is None or run is None or ts.processing_on is None:
+            return False
+        if seconds < self._timeouts.unfinished * 2**run.takeovers:
+            return False
+        there, reason = ts.processing_on, f"has not finished a round for {seconds:.0f} s"
+        self._take_over({ts: reason})
+        if ts.processing_on is not there:
+            return True
+        if not run.alone:
+            run.alone = True
+            logger.warning(
+                "Coordinator of %r on %s %s, because it reaches too few of the workers that hold "
+                "pieces, and no other worker can run it",
+                key,
+                there.address,
+                reason,
+            )
+        return False
 
     # -- watching ------------------------------------------------------------------------------
 

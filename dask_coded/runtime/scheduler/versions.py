@@ -16,42 +16,41 @@ if TYPE_CHECKING:
 _NAMED = 5
 
 
-def mismatch(
-    scheduler: Scheduler, versions: Mapping[str, str], refused: Mapping[str, str], client: str
-) -> str | None:
-    """Name the workers with another version of the package than the scheduler; None if all agree.
-
-    Parameters
-    ----------
-    scheduler : Scheduler
-    versions : mapping of str to str
-        Version of the package on every worker that has the plugin.
-    refused : mapping of str to str
-        Errors with which workers have refused the plugin.
-    client : str
-        Version of the client that asks.
-    """
-    if {client, *versions.values()} == {__version__}:
+def mismatch(client: str) -> str | None:
+    """Say that the client has another version of the package than the scheduler; None if not."""
+    if client == __version__:
         return None
-    other = f" The client has dask_coded {client}." * (client != __version__)
     return (
-        f"The scheduler has dask_coded {__version__}.{other}{unable(scheduler, versions, refused)} "
-        "Install the same version on all of them."
+        f"The scheduler has dask_coded {__version__}. The client has dask_coded {client}. Install "
+        "the same version on both."
     )
 
 
 def unable(
     scheduler: Scheduler,
-    versions: Mapping[str, str],
+    able: Container[str],
+    others: Mapping[str, str],
     refused: Mapping[str, str],
     allowed: Container[str] | None = None,
 ) -> str:
-    """Return a sentence for each cause that keeps workers from taking part; empty if none does."""
+    """Return a sentence for each cause that keeps workers from taking part; empty if none does.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+    able : collection of str
+        The workers that can.
+    others : mapping of str to str
+        The version of the package on workers that have another one than the scheduler.
+    refused : mapping of str to str
+        Errors with which workers have refused the plugin.
+    allowed : collection of str, optional
+        The workers in question; all by default.
+    """
     causes: dict[str, list[str]] = defaultdict(list)
     for address, ws in scheduler.workers.items():
-        version = versions.get(address)
-        if version != __version__ and (allowed is None or address in allowed):
-            causes[_cause(ws, version, refused.get(address))].append(address)
+        if address not in able and (allowed is None or address in allowed):
+            causes[_cause(ws, others.get(address), refused.get(address))].append(address)
     return "".join(f" {_named(found)} {cause}." for cause, found in causes.items())
 
 

@@ -334,12 +334,13 @@ class Disk:
         """Return a piece that Dask has dropped and this worker holds; None if there is none."""
         return self._held.get(key)
 
-    def held(self, key: Key) -> Any:
+    def held(self, key: Key, must: bool = False) -> Any:
         """Return an array that this worker holds, in memory or on the disk.
 
         None if it holds none, or cannot read it. If what Dask has spilled is lost, this worker soon
-        does not hold it any more. Arrays in files are not looked up in ``worker.data``, which would
-        read their notes.
+        does not hold it any more. If it is there but cannot be read now, for lack of memory for
+        example, that is raised if it ``must`` be. Arrays in files are not looked up in
+        ``worker.data``, which would read their notes.
         """
         for kept in (self._kept, self._held):
             if (found := kept.get(key)) is not None:
@@ -352,6 +353,8 @@ class Disk:
                 # It was in use, and so in memory, but its file could not be deleted.
                 forget_file(self._worker.data, key)
                 return data.fast[key]
+            if must and not _is_lost(exc):
+                raise
             logger.exception("Worker %s cannot read %r", self._worker.address, key)
             if _is_lost(exc):
                 self._worker.loop.add_callback(self._give_up, key)
@@ -371,9 +374,9 @@ class Disk:
         self._worker.batched_send({"op": "coded-lost", "key": key})
 
     def unspill(self, key: Key) -> Any:
-        """Return what :meth:`held` does; what Dask has to read for that, it does not read again."""
+        """Return what must be held; what Dask has to read for that, it does not read again."""
         spilled = self.is_spilled(key)
-        found = self.held(key)
+        found = self.held(key, must=True)
         if spilled and isinstance(found, np.ndarray) and key not in self._copying:
             self._copying[key] = asyncio.create_task(self._copy(key, found))
         return found

@@ -11,6 +11,7 @@ from distributed.protocol import to_serialize
 
 from dask_coded.runtime.messages import KeepState, StateKept
 from dask_coded.transport import Answer, Exchange
+from dask_coded.transport.exceptions import logged
 from dask_coded.transport.messages import Message
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class StateKeeper:
         self._attempts = exchange.attempts
         exchange.register(self._keep, [KeepState])
         worker.handlers["coded_kept"] = self._answer
-        worker.stream_handlers["coded-forget"] = self._forget
+        worker.stream_handlers["coded-forget"] = logged(self._forget)
 
     def owe(self, key: Key, confirmed: Coroutine[Any, Any, None]) -> None:
         """Await the confirmation of a state of a loop on this worker."""

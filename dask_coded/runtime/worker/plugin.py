@@ -36,7 +36,7 @@ from dask_coded.runtime.worker.output import Output
 from dask_coded.runtime.worker.probe import Probe
 from dask_coded.runtime.worker.stored import Stores
 from dask_coded.transport import Answer, Exchange
-from dask_coded.transport.exceptions import portable
+from dask_coded.transport.exceptions import logged, portable
 from dask_coded.transport.memory import Mappings
 from dask_coded.transport.messages import Attempt, EndRun, Message, Ping, Pong
 from dask_coded.transport.rows import NO_ROWS, dense_rows, sent_rows
@@ -129,13 +129,15 @@ class CodedWorkerPlugin(WorkerPlugin):
         self._metrics.show()
         worker.handlers["coded_rows"] = self._rows
         worker.handlers["coded_activity"] = self.activity.told
-        worker.stream_handlers["coded-active"] = self._activate
-        worker.stream_handlers["coded-hold"] = self.disk.hold
-        worker.stream_handlers["coded-put-back"] = self.disk.put_back
-        worker.stream_handlers["coded-fetch"] = self.stores.fetch
-        worker.stream_handlers["coded-ping"] = self._alive
-        worker.stream_handlers["coded-hang-up"] = self._hang_up
-        worker.stream_handlers["coded-released"] = self._released
+        worker.stream_handlers |= {
+            "coded-active": logged(self._activate),
+            "coded-hold": logged(self.disk.hold),
+            "coded-put-back": logged(self.disk.put_back),
+            "coded-fetch": logged(self.stores.fetch),
+            "coded-ping": self._alive,
+            "coded-hang-up": self._hang_up,
+            "coded-released": logged(self._released),
+        }
         worker.extensions[NAME] = self
         self.exchange.address = await worker.scheduler.coded_hello(
             worker=worker.address, version=__version__, product=await self._probe.start()
@@ -226,13 +228,13 @@ class CodedWorkerPlugin(WorkerPlugin):
         self.disk.let_spilled_go()
         return self._probe.seconds
 
-    async def _activate(self, active: bool) -> None:
+    def _activate(self, active: bool) -> None:
         """Stream handler: there is an array or a training from now on, or none any more."""
         self._active = active
         if active:
             self._probe.refresh()
-        else:
-            await self.exchange.close_idle()
+        else:  # beside other messages of the scheduler
+            self.worker.loop.add_callback(self.exchange.close_idle)
 
     def _alive(self) -> None:
         """Stream handler: the scheduler asks whether this worker's event loop runs."""
@@ -285,7 +287,7 @@ class CodedWorkerPlugin(WorkerPlugin):
         for piece, key, rows in message.pieces:
             try:
                 data = self.piece(as_key(key))
-            except Exception as exc:  # there is no memory for it, for example
+            except Exception as exc:  # there is no memory for it, or too many files are open
                 logger.exception("Worker %s cannot read the piece %r", self.worker.address, key)
                 answer(Failed(message.run_id, portable(exc, self._place.where), (piece,)))
                 continue

@@ -59,13 +59,16 @@ class Stores:
     def __init__(self, worker: Worker, disk: Disk) -> None:
         self._worker = worker
         self._disk = disk
-        self._coming: set[Key] = set()
+        #: By piece, what reads it for a worker that has joined.
+        self._coming: dict[Key, asyncio.Task[None]] = {}
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="Coded-store")
         # By piece: the reason that was last logged.
         self._said: dict[Key, str] = {}
 
     def close(self) -> None:
         """End the threads, without waiting for a store."""
+        for task in self._coming.values():
+            task.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _run(self, call: Any, *args: Any) -> Any:
@@ -146,15 +149,17 @@ class Stores:
         self._said.pop(spec.keys[piece], None)
         return True
 
-    async def fetch(self, key: Key, array: str, piece: int) -> None:
+    def fetch(self, key: Key, array: str, piece: int) -> None:
         """Stream handler: read a piece that belongs to this worker, which has joined.
 
-        It is then among Dask's data, and need not be copied from another worker.
+        It is then among Dask's data, and need not be copied from another worker. Dask would handle
+        no other message of the scheduler until a coroutine has ended, and a store may hang.
         """
         key = as_key(key)
-        if key in self._coming or key in self._worker.data:
-            return
-        self._coming.add(key)
+        if key not in self._coming and key not in self._worker.data:
+            self._coming[key] = asyncio.create_task(self._fetch(key, array, piece))
+
+    async def _fetch(self, key: Key, array: str, piece: int) -> None:
         try:
             data, reason = None, "the array is released"
             answer = await ask(self._worker.scheduler.coded_stored, array=array)
@@ -171,7 +176,7 @@ class Stores:
             logger.exception("Worker %s cannot read the piece %r", self._worker.address, key)
             self._unread(key, repr(exc))
         finally:
-            self._coming.discard(key)
+            del self._coming[key]
 
     def _unread(self, key: Key, reason: str) -> None:
         self._worker.batched_send({"op": "coded-unread", "key": key, "reason": reason})

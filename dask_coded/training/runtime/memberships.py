@@ -31,6 +31,7 @@ from dask_coded.training.runtime.messages import (
 from dask_coded.training.runtime.spec import Group, Replica
 from dask_coded.training.runtime.trainer import Trainer, failure
 from dask_coded.transport import Answer, Exchange
+from dask_coded.transport.exceptions import logged
 from dask_coded.transport.messages import Attempt, Message, Pong
 
 if TYPE_CHECKING:
@@ -103,9 +104,9 @@ class TrainingWorkerPlugin(WorkerPlugin):
             on_closed=self._leader_gone,
         )
         worker.handlers["coded_trained"] = self.state
-        worker.stream_handlers["coded-enough"] = self._enough
-        worker.stream_handlers["coded-standing"] = self._standing
-        worker.stream_handlers["coded-training-over"] = self._forget
+        worker.stream_handlers["coded-enough"] = logged(self._enough)
+        worker.stream_handlers["coded-standing"] = logged(self._standing)
+        worker.stream_handlers["coded-training-over"] = logged(self._forget)
         worker.extensions[NAME] = self
 
     def teardown(self, worker: Worker) -> None:

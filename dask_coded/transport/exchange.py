@@ -176,6 +176,10 @@ class Exchange:
         """Addresses of the peers that have owed an answer for too long."""
         return list(self.membership.suspects)
 
+    def heard(self, address: str) -> None:
+        """Record that a worker has answered beside its channel."""
+        self.membership.heard(address, monotonic())
+
     def look(self, watched: Mapping[str, float]) -> list[str]:
         """Look which peers are silent; return those to ask, see :meth:`Membership.react`."""
         commands = self.membership.react(monotonic(), watched)

@@ -451,3 +451,17 @@ def test_a_keeper_whose_idle_channel_has_closed_is_used_again():
     loop = KeptLoop(worker, keeper, exchange, ("key", 7), copies=1)
     asyncio.run(loop._keep(1, b"state"))
     assert sent == [KeepState("key", 1, b"state", ("key", 7))]
+
+
+def test_a_keeper_that_answers_beside_a_large_state_is_not_silent():
+    heard, answers = [], []
+
+    async def kept(key, whole):
+        answers.append(key)
+        return 3
+
+    loop = KeptLoop.__new__(KeptLoop)
+    loop._worker = SimpleNamespace(rpc=lambda address: SimpleNamespace(coded_kept=kept))
+    loop._exchange, loop._key = SimpleNamespace(heard=heard.append), "key"
+    assert asyncio.run(loop._ask_round("keeper")) == 3
+    assert (answers, heard) == (["key"], ["keeper"])

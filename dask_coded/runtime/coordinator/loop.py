@@ -165,7 +165,9 @@ class KeptLoop(Loop):
             return 0
 
     async def _ask_round(self, address: str) -> int | None:
-        return await self._worker.rpc(address).coded_kept(key=self._key, whole=False)
+        found: int | None = await self._worker.rpc(address).coded_kept(key=self._key, whole=False)
+        self._exchange.heard(address)  # otherwise it would be silent while a large state travels
+        return found
 
     async def _find_keepers(self) -> None:
         self._keepers = await self._worker.scheduler.coded_keepers(

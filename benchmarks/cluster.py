@@ -35,7 +35,7 @@ import dask
 import dask.array as da
 import numpy as np
 from dask.core import flatten
-from distributed import Client, LocalCluster, Queue, Worker, futures_of, wait
+from distributed import Client, LocalCluster, Queue, futures_of, wait
 from numpy.typing import ArrayLike
 
 import dask_coded as coded
@@ -149,17 +149,6 @@ class PlainRounds:
     ) -> None:
         self._client, self._data, self._x = client, data, x
         self._workers, self._worker = workers, worker
-        self._blocks = set(flatten(data.__dask_keys__()))
-        self._own = client.has_what(workers)
-
-    def held(self) -> np.ndarray:
-        """Return the share of the blocks that each worker has had so far, shape (workers,).
-
-        These are its own ones, and those that it has fetched with tasks that it has stolen.
-        """
-        fetched = self._client.run(_fetched, workers=self._workers)
-        had = [{*self._own[worker], *fetched[worker]} for worker in self._workers]
-        return np.array([len(self._blocks & keys) for keys in had]) / len(self._blocks)
 
     def run_round(self) -> float:
         """Run one product and return its seconds."""
@@ -174,10 +163,6 @@ class PlainRounds:
         ordered = [parts[key] for key in flatten(product.__dask_keys__())]
         wait(self._client.submit(np.concatenate, ordered, workers=[self._worker], pure=False))
         return time.perf_counter() - began
-
-
-def _fetched(dask_worker: Worker) -> set[Any]:
-    return {key for transfer in dask_worker.transfer_incoming_log for key in transfer["keys"]}
 
 
 def _run_on_request(operator: Any, x: np.ndarray, name: str) -> None:

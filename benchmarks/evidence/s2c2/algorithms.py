@@ -10,12 +10,13 @@ Over-decomposition is plain Dask with four tasks a worker: it fetches the blocks
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
+import click
 import dask
 import numpy as np
 import scipy.sparse
@@ -24,12 +25,12 @@ from scipy.special import expit
 import dask_coded as coded
 from benchmarks.cluster import Lab
 from benchmarks.evidence.s2c2.cases import CONTENDERS, Contender
+from benchmarks.evidence.s2c2.overdecomposition import PARTS
 from benchmarks.graphs import random_matrix
+from benchmarks.links import web_graph
 from benchmarks.report import Timings, side_by_side
 from dask_coded.codes import Repetition
 
-#: Tasks for each worker of over-decomposition.
-PARTS = 4
 #: Contenders whose times differ by less than these shares run more often. Two runs of the same
 #: contender differ by 4 %, and some by 10 %, so three runs do not show which one is faster, and the
 #: medians of nine still differ by 3 %.
@@ -52,8 +53,8 @@ class Size:
         Nodes of the dense graph.
     nodes : int
         Of the sparse graphs.
-    labels, signals : int
-        Columns of the operands.
+    labels, signals, many : int
+        Columns of the operands; ``many`` of those of the web graph, which is smaller.
     rounds : int
         Rounds of each algorithm.
     cores : float
@@ -75,6 +76,7 @@ class Size:
     nodes: int = 1_000_000
     labels: int = 40
     signals: int = 4
+    many: int = 24
     rounds: int = 20
     cores: float = 1.5
     seconds: float = 1.0
@@ -82,7 +84,7 @@ class Size:
     more: int = 6
 
 
-SMOKE = Size(60, 10, 60, 9, 40, 200, 2, 2, rounds=4, seconds=0.2, repeats=1, more=1)
+SMOKE = Size(60, 10, 60, 9, 40, 200, 2, 2, 2, rounds=4, seconds=0.2, repeats=1, more=1)
 
 
 @dataclass(frozen=True)
@@ -217,6 +219,25 @@ def graph_filter(size: Size) -> Algorithm:
     return Algorithm("graph filter, sparse", matrix, run, size.rounds, sparse=True)
 
 
+def dense_graph_filter(size: Size) -> Algorithm:
+    signals = np.random.default_rng(0).random((size.square, size.labels))
+    run = partial(hops, signals=signals, rounds=size.rounds)
+    matrix = partial(_mutual, size.square)
+    return Algorithm("graph filter, dense", matrix, run, size.rounds)
+
+
+def web_graph_filter(size: Size) -> Algorithm:
+    """Filter signals on cnr-2000; a smoke run has its first nodes only."""
+    graph = web_graph()
+    if graph is None:
+        raise click.UsageError("The web graph needs DASK_CODED_DATA, the folder that holds it.")
+    graph = graph[: size.nodes, : size.nodes]
+    signals = np.random.default_rng(0).random((graph.shape[0], size.many))
+    run = partial(hops, signals=signals, rounds=size.rounds)
+    matrix = partial(_normalised, graph)
+    return Algorithm("graph filter, cnr-2000", matrix, run, size.rounds, sparse=True)
+
+
 #: The algorithms of the paper.
 ALGORITHMS = {
     make.__name__.replace("_", "-"): make
@@ -227,6 +248,8 @@ ALGORITHMS = {
         dense_pagerank,
         sparse_pagerank,
         graph_filter,
+        dense_graph_filter,
+        web_graph_filter,
     )
 }
 
@@ -239,6 +262,21 @@ def _links(nodes: int) -> np.ndarray:
     weights = np.random.default_rng(1).random((nodes, nodes))
     weights /= weights.sum(axis=0)
     return weights
+
+
+def _mutual(nodes: int) -> np.ndarray:
+    weights = np.random.default_rng(1).random((nodes, nodes))
+    weights += weights.T
+    return weights / weights[0].sum()
+
+
+def _normalised(graph: scipy.sparse.csr_array) -> scipy.sparse.csr_array:
+    """Return ``D^-1/2 A D^-1/2`` of the undirected graph."""
+    both = scipy.sparse.csr_array(((graph + graph.T) > 0).astype(float))
+    roots = scipy.sparse.dia_array(
+        (1 / np.sqrt(np.maximum(both.sum(axis=1), 1))[None], [0]), shape=both.shape
+    )
+    return scipy.sparse.csr_array(roots @ both @ roots)
 
 
 def _symmetric(nodes: int) -> scipy.sparse.csr_array:
@@ -353,8 +391,15 @@ def hessian_code(name: str, n: int) -> coded.Polynomial:
     return coded.Polynomial(n, n // columns, columns)
 
 
-def compare(lab: Lab, algorithm: Algorithm, k: int, size: Size, speeds: np.ndarray) -> Timings:
-    """Time an algorithm under all its contenders, in turns, and close ones more often.
+def compare(
+    lab: Lab,
+    algorithm: Algorithm,
+    k: int,
+    size: Size,
+    speeds: np.ndarray,
+    names: Collection[str] = (),
+) -> Timings:
+    """Time an algorithm under its contenders, in turns, and close ones more often.
 
     Parameters
     ----------
@@ -364,6 +409,8 @@ def compare(lab: Lab, algorithm: Algorithm, k: int, size: Size, speeds: np.ndarr
         Pieces that suffice, of contenders with an MDS code.
     size : Size
     speeds : ndarray, shape (rows, workers)
+    names : collection of str
+        Contenders; all by default.
 
     Raises
     ------
@@ -375,6 +422,8 @@ def compare(lab: Lab, algorithm: Algorithm, k: int, size: Size, speeds: np.ndarr
     ways: dict[str, Callable[[], np.ndarray]] = {}
     lab.set_speeds(np.inf)
     for name, contender in algorithm.contenders.items():
+        if names and name not in names:
+            continue
         if name == "over-decomposition":
             blocks = OverDecomposed(lab, matrix)
             ways[name] = partial(algorithm.run, *[blocks] * (1 + algorithm.hessian))
@@ -400,7 +449,7 @@ def compare(lab: Lab, algorithm: Algorithm, k: int, size: Size, speeds: np.ndarr
 
     timed = {name: partial(replayed, way) for name, way in ways.items()}
     timings = side_by_side(timed, size.repeats)
-    for within, more in ((CLOSE, size.more), (LEVEL, 2 * size.more)):
+    for within, more in ((CLOSE, size.more), (LEVEL, 2 * size.more)) if size.more else ():
         ratios = {name: timings.ratio(name, over="continuous").value for name in timed}
         close = {name: timed[name] for name, ratio in ratios.items() if abs(ratio - 1) < within}
         if len(close) > 1:  # others than `continuous` itself

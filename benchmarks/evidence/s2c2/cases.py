@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.evidence.s2c2.overdecomposition import PARTS as PARTITIONS
 from benchmarks.evidence.s2c2.overdecomposition import Stores, over_decomposed
 from benchmarks.traces import PARTS, Over, before_test, series
 from dask_coded.codes import MDS, Code, Repetition
 from dask_coded.simulation import Assigner
 
-#: Bytes of all data, and bytes per second of each worker's link (1 Gbit/s). Over-decomposition
-#: moves partitions, each 1 / (4 n) of the data.
+#: Bytes of all data, and bytes per second of each worker's link (1 Gbit/s).
 MOVED_BYTES = 1.4e9
 LINK = 1.25e8
 
@@ -70,7 +70,7 @@ class Contender:
 
 
 def _over_decomposition(n: int) -> Assigner:
-    return Stores(n, move_seconds=MOVED_BYTES / (4 * n) / LINK).assign
+    return Stores(n, move_seconds=MOVED_BYTES / (PARTITIONS * n) / LINK).assign
 
 
 CONTENDERS = {
@@ -87,6 +87,12 @@ CONTENDERS = {
         Contender("continuous", MDS, "continuous"),
     )
 }
+
+
+def plain_dask(tasks: int) -> Contender:
+    """Return plain dask.array with so many tasks for each worker."""
+    name = f"dask.array, {tasks} task{'s' * (tasks > 1)} a worker"
+    return Contender(name, lambda n, k: Repetition(n, 1), "")
 
 
 def stragglers(

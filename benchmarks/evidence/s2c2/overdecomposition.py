@@ -8,14 +8,23 @@ charged. Nothing is done about a wrong prediction.
 
 from __future__ import annotations
 
+from operator import itemgetter
+from time import perf_counter
+
+import dask.array as da
 import numpy as np
+from distributed import Client, wait
 
 from dask_coded.codes import Code
+from dask_coded.prediction import SpeedHistory
 from dask_coded.rounds import Layout, StripeRange
 from dask_coded.typing import Bools, Floats, Ints
 
+#: Partitions for each worker.
+PARTS = 4
 
-def over_decomposed(workers: int, factor: int = 4) -> Code:
+
+def over_decomposed(workers: int, factor: int = PARTS) -> Code:
     """Return a code of ``factor`` partitions per worker, each of which any worker may store."""
     partitions = factor * workers
     return Code(
@@ -39,7 +48,7 @@ class Stores:
     """
 
     def __init__(
-        self, workers: int, factor: int = 4, copies: float = 10 / 7, move_seconds: float = 0.0
+        self, workers: int, factor: int = PARTS, copies: float = 10 / 7, move_seconds: float = 0.0
     ) -> None:
         partitions = workers * factor
         self.move_seconds = move_seconds
@@ -114,3 +123,91 @@ class Stores:
         oldest = np.argmin(np.where(spare, self._used, np.iinfo(self._used.dtype).max))
         if spare.flat[oldest]:
             self.stored.flat[oldest] = False
+
+
+class DealtRounds:
+    """Products of partitions that are dealt out by predicted speed, on worker processes.
+
+    A worker computes its partitions of a round in one task, which Dask runs nowhere else. Dask
+    fetches the partitions that it does not store, and no copy is ever dropped.
+
+    Parameters
+    ----------
+    client : Client
+        Client of the cluster, which no longer removes copies of data.
+    data : dask.array.Array
+        A matrix; each chunk of rows is a partition, as many for each worker.
+    x : ndarray
+        Its operand.
+    workers : list of str
+        Addresses of the workers that multiply.
+    worker : str
+        Address of the worker that has the operand and gets the result.
+    predictor : str
+        Of the speeds of a worker's products, without what it fetches.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        data: da.Array,
+        x: np.ndarray,
+        workers: list[str],
+        worker: str,
+        predictor: str,
+    ) -> None:
+        self._client, self._x, self._predictor = client, x, predictor
+        self._workers, self._worker = workers, worker
+        self._history = SpeedHistory()
+        client.amm.stop()
+        partitions = data.to_delayed().ravel().tolist()
+        self._stores = Stores(len(workers), len(partitions) // len(workers))
+        where = [[workers[i] for i in np.flatnonzero(some)] for some in self._stores.stored.T]
+        self._partitions = [
+            client.compute(partition, workers=places[:1])
+            for partition, places in zip(partitions, where, strict=True)
+        ]
+        wait(self._partitions)
+        for partition, places in zip(self._partitions, where, strict=True):
+            client.replicate([partition], workers=places)
+
+    def run_round(self) -> float:
+        """Run one product and return its seconds."""
+        client = self._client
+        speeds = self._history.predict(self._workers, self._predictor)
+        given, _ = self._stores.deal(speeds)
+        own = [np.flatnonzero(given == i).tolist() for i in range(len(self._workers))]
+        x = client.scatter(self._x, workers=[self._worker], hash=False)
+        began = perf_counter()
+        parts = [
+            client.submit(
+                _multiplied, [self._partitions[i] for i in some], x, workers=[worker], pure=False
+            )
+            for worker, some in zip(self._workers, own, strict=True)
+        ]
+        whole = client.submit(_in_order, parts, own, workers=[self._worker], pure=False)
+        wait(whole)
+        seconds = perf_counter() - began
+        measured = client.submit(itemgetter(1), whole, workers=[self._worker]).result()
+        rates = zip(self._workers, measured, strict=True)
+        self._history.record({worker: rate for worker, rate in rates if rate})
+        return seconds
+
+
+def _multiplied(partitions: list[np.ndarray], x: np.ndarray) -> tuple[list[np.ndarray], float]:
+    """Return products of partitions, and how many rows a second they took; 0 if there are none."""
+    began = perf_counter()
+    products = [partition @ x for partition in partitions]
+    return products, sum(map(len, products)) / (perf_counter() - began)
+
+
+def _in_order(
+    parts: list[tuple[list[np.ndarray], float]], own: list[list[int]]
+) -> tuple[np.ndarray, list[float]]:
+    """Return the whole product, and the rows a second of each worker."""
+    product = {
+        i: rows
+        for some, (products, _) in zip(own, parts, strict=True)
+        for i, rows in zip(some, products, strict=True)
+    }
+    return np.concatenate([product[i] for i in sorted(product)]), [rate for _, rate in parts]

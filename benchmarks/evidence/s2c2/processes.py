@@ -13,7 +13,9 @@ from distributed import wait
 
 import dask_coded as coded
 from benchmarks.cluster import Lab, PlainRounds, Rounds
+from benchmarks.evidence.s2c2 import simulated
 from benchmarks.evidence.s2c2.cases import Case, Contender
+from benchmarks.evidence.s2c2.overdecomposition import PARTS, DealtRounds
 from dask_coded.rounds import fluid_time
 
 
@@ -173,16 +175,29 @@ class Bench:
                 loops.append(stack.enter_context(loop))
             return self._run(case, *(loop.run_round for loop in loops))
 
-    def dask_array(self, case: Case, chunks_per_worker: int) -> tuple[Measured, float]:
+    def dask_array(self, case: Case, chunks_per_worker: int) -> Measured:
         """Measure rounds of plain dask.array, with its data on the workers.
 
-        Return also the share of the data that a worker has or has fetched by then, on average. The
-        pieces of the previous contender stay there, because speeds are measured on them.
+        The pieces of the previous contender stay there, because speeds are measured on them.
         """
+        client, workers = self.lab.client, self.lab.workers
         self.lab.set_speeds(np.inf)
-        data = self.lab.client.persist(self._data(chunks_per_worker), workers=self.lab.workers)
+        data = client.persist(self._data(chunks_per_worker), workers=workers)
         wait(data)
-        rounds = PlainRounds(self.lab.client, data, self._x, self.lab.workers, self.lab.free)
+        rounds = PlainRounds(client, data, self._x, workers, self.lab.free)
         [found] = self._run(case, rounds.run_round)
         self.lab.set_speeds(np.inf)
-        return found, float(rounds.held().mean())
+        return found
+
+    def over_decomposed(self, case: Case) -> Measured:
+        """Measure rounds of partitions that are dealt out by predicted speed.
+
+        The pieces of the previous contender stay there, because speeds are measured on them.
+        """
+        lab = self.lab
+        lab.set_speeds(np.inf)
+        data, predictor = self._data(PARTS), simulated.PREDICTOR
+        rounds = DealtRounds(lab.client, data, self._x, lab.workers, lab.free, predictor)
+        [found] = self._run(case, rounds.run_round)
+        lab.set_speeds(np.inf)
+        return found

@@ -9,14 +9,17 @@ from itertools import product
 from typing import Any
 
 import click
+import dask
 import numpy as np
 
-from benchmarks import traces
+from benchmarks import hessian, traces
 from benchmarks.cluster import Lab
 from benchmarks.evidence.kept import WHOLE
 from benchmarks.evidence.papers import Section
 from benchmarks.evidence.s2c2 import algorithms, cases, simulated, storage
-from benchmarks.evidence.s2c2.cases import CONTENDERS, Case, Contender
+from benchmarks.evidence.s2c2.cases import CONTENDERS, Case
+from benchmarks.evidence.s2c2.overdecomposition import PARTS
+from benchmarks.evidence.s2c2.predicting import SHOWN, register_published
 from benchmarks.evidence.s2c2.processes import Bench, Measured, Size
 from benchmarks.evidence.s2c2.results import Results
 from benchmarks.report import Summary
@@ -70,7 +73,30 @@ def cloud(results: Results) -> None:
                     results.gains(case, ours, versus, "simulation")
     if results.processes:
         real = cases.cloud([(10, 7), (50, 40)], results.count(15))
-        on_processes(results, real[:1] if results.smoke else real, CODED, tasks=algorithms.PARTS)
+        on_processes(results, real[:1] if results.smoke else real, CODED, tasks=PARTS)
+
+
+def over_decomposition(results: Results) -> None:
+    """Compare with small partitions that are dealt out by predicted speed, on processes."""
+    if not results.processes:
+        return
+    versus = CONTENDERS["over-decomposition"]
+    for case in cases.cloud([(10, 7)], results.count(15))[: 1 if results.smoke else None]:
+        case = _of_section(case, "over-decomposition")
+        with Bench.open(case.n, results.size) as bench:
+            for name in ("S2C2", "continuous"):
+                [found] = bench.run_case(case, CONTENDERS[name])
+                results.add(case, CONTENDERS[name], "processes", found)
+            results.add(case, versus, "processes", bench.over_decomposed(case))
+        for name in ("S2C2", "continuous"):
+            results.gains(case, name, versus.name, "processes")
+
+
+def _of_section(case: Case, section: str) -> Case:
+    """Return a case for another section, under a name of its own."""
+    return replace(
+        case, name=f"{case.name}, for {section}", fields={**case.fields, "section": section}
+    )
 
 
 def on_processes(
@@ -85,7 +111,7 @@ def on_processes(
     """Measure cases on worker processes; the ``first`` rounds are for learning and left out.
 
     Where speeds stay the same, contenders take turns: the rounds of one teach the others nothing.
-    With ``tasks`` for each worker, products of dask.array are measured as over-decomposition.
+    With ``tasks`` for each worker, products of dask.array are measured as well.
     """
     size = size or results.size
     for n in sorted({case.n for case in real}):
@@ -106,11 +132,8 @@ def on_processes(
                     continue
                 others = ["MDS"] if "MDS" in names else []
                 if tasks and case.n <= 12:  # of more workers the paper says nothing
-                    plain = CONTENDERS["over-decomposition"]
-                    times, held = bench.dask_array(case, tasks)
-                    results.add(case, plain, "processes", times)
-                    rounds = 1 + len(case.speeds)
-                    results.held(held, "processes", n=n, rounds=rounds, **case.fields)
+                    plain = cases.plain_dask(tasks)
+                    results.add(case, plain, "processes", bench.dask_array(case, tasks))
                     others.append(plain.name)
                 for ours, versus in product(names, others):
                     if ours != versus:
@@ -210,6 +233,26 @@ def predictors(results: Results) -> None:
             )
 
 
+def predictors_on_processes(results: Results, level: str) -> None:
+    """Compare predictors on processes: the published network, its like here, and simpler ones."""
+    if not results.processes:
+        return
+    register_published()
+    [case] = [
+        case
+        for case in cases.cloud([(10, 7)], results.count(20))
+        if case.fields["misprediction"] == level
+    ]
+    with Bench.open(case.n, results.size) as bench:
+        for predictor in SHOWN[: 1 if results.smoke else None]:
+            about = _of_section(case, "predictors-on-processes")
+            about = replace(about, name=f"{about.name}, {predictor}")
+            for name in ("S2C2", "continuous"):
+                with dask.config.set({"coded.predictor": predictor}):
+                    [found] = bench.run_case(about, CONTENDERS[name])
+                results.add(about, CONTENDERS[name], "processes", found, predictor=predictor)
+
+
 def regimes(results: Results) -> None:
     """Measure plain dask.array, which steals work, with few large and many small tasks."""
     if not results.processes:
@@ -223,10 +266,8 @@ def regimes(results: Results) -> None:
             [found] = bench.run_case(case, CONTENDERS[name])
             results.add(case, CONTENDERS[name], "processes", found)
         for chunks in (1, 16):
-            tasks = f"{chunks} task{'s' * (chunks > 1)}"
-            plain = Contender(f"dask.array, {tasks} a worker", CONTENDERS["MDS"].code, "")
-            times, _ = bench.dask_array(case, chunks)
-            results.add(case, plain, "processes", times)
+            plain = cases.plain_dask(chunks)
+            results.add(case, plain, "processes", bench.dask_array(case, chunks))
 
 
 def lengths(results: Results) -> None:
@@ -298,23 +339,106 @@ def whole_algorithm(results: Results, name: str, level: str) -> None:
         )
 
 
+#: How many of 12 workers are slowed in whole algorithms, and how many times.
+SLOWED = {"0": (0, 1), "1 5x": (1, 5), "1 20x": (1, 20), "3 5x": (3, 5), "3 20x": (3, 20)}
+
+
+def slowed_algorithm(results: Results, name: str, slowed: int, factor: float) -> None:
+    """Time an algorithm beside replication and MDS, with some workers slowed throughout."""
+    if not results.processes:
+        return
+    size = algorithms.SMOKE if results.smoke else replace(algorithms.Size(), more=0)
+    algorithm = algorithms.ALGORITHMS[name](size)
+    n, k = (4, 3) if results.smoke else (12, 9)
+    speeds = cases.stragglers(n, 1, slowed, factor)
+    names = ("replication", "MDS", "S2C2", "continuous")
+    with Lab(n, size.cores / n) as lab:
+        results.report.machine["throttle"] = lab.kind
+        timings = algorithms.compare(lab, algorithm, k, size, speeds, names)
+    for contender in names:
+        results.report.add(
+            f"{algorithm.name}, {slowed} slowed {factor:g}x: {contender}",
+            "time_over_s2c2",
+            timings.ratio(contender, over="S2C2", spread_of="range"),
+            policy=contender,
+            algorithm=algorithm.name,
+            seconds=timings.summary(contender).value,
+            turns=timings.seconds[contender].tolist(),
+            section="slowed",
+            slowed=slowed,
+            factor=factor,
+            where="processes",
+            n=n,
+            k=k,
+        )
+
+
+def hessians(results: Results, level: str) -> None:
+    """Time Hessians alone: 12 workers with polynomial codes, any 9 of which suffice."""
+    if not results.processes:
+        return
+    size = hessian.SMOKE if results.smoke else hessian.Size()
+    n, a, b = size.code
+    trace = cases.CLOUDS[level]
+    speeds = cases.replayed(trace, n, results.count(15))
+    speeds = speeds / speeds.mean()
+    with Lab(n, size.share) as lab:
+        results.report.machine["throttle"] = lab.kind
+        bench = hessian.Bench(lab, size)
+        for name, policy, predictor in hessian.WAYS:
+            lab.set_speeds(speeds[0])
+            bench.run_round(policy, predictor)  # opens connections
+            found = []
+            for row in speeds:
+                lab.set_speeds(row)
+                before = bench.bound()
+                seconds = bench.run_round(policy, predictor)
+                found.append(seconds / ((before + bench.bound()) / 2))
+            results.report.add(
+                f"Hessian, {level} misprediction ({trace}): {name}",
+                "round_over_fluid",
+                Summary.of(np.array(found)),
+                policy=name,
+                turns=found,
+                section="hessian",
+                misprediction=level,
+                trace=trace,
+                where="processes",
+                n=n,
+                k=a * b,
+            )
+
+
 def _section(run: Callable[[Results], None], minutes: int = 20) -> Section:
     return Section({WHOLE: run}, minutes)
+
+
+def _by_level(run: Callable[[Results, str], None], minutes: int = 20) -> Section:
+    return Section({level: partial(run, level=level) for level in cases.CLOUDS}, minutes)
 
 
 SECTIONS = {
     "controlled": _section(controlled),
     "cloud": _section(cloud),
+    "over-decomposition": _section(over_decomposition, 12),
     "prediction-error": _section(prediction_error, 1),
     "traces": _section(every_trace),
     "predictors": _section(predictors),
+    "predictors-on-processes": _by_level(predictors_on_processes),
     "regimes": _section(regimes),
     "lengths": _section(lengths),
     "storage": _section(where_coding_pays),
+    "hessian": _by_level(hessians),
+    **{name: _by_level(partial(whole_algorithm, name=name)) for name in algorithms.ALGORITHMS},
     **{
-        name: Section(
-            {level: partial(whole_algorithm, name=name, level=level) for level in cases.CLOUDS}, 20
+        f"slowed-{name}": Section(
+            {
+                piece: partial(slowed_algorithm, name=name, slowed=slowed, factor=factor)
+                for piece, (slowed, factor) in SLOWED.items()
+            },
+            20,
         )
         for name in algorithms.ALGORITHMS
+        if name != "newtons-method"  # of a product of two factors there are no copies
     },
 }

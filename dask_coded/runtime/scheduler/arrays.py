@@ -115,8 +115,9 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         opened, sources = sources is None, sources or ()
         if message := mismatch(version):
             return reply(Unfit(message))
+        pieces = self._homes.pieces()
         workers = [
-            WorkerInfo(ws.address, ws.host, self._homes.pieces_on(ws))
+            WorkerInfo(ws.address, ws.host, pieces[ws.address])
             for ws in self._scheduler.running
             if ws.address in self._versions and (allowed is None or ws.address in allowed)
         ]

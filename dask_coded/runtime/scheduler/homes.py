@@ -8,6 +8,7 @@ worker that joins becomes the home of pieces of workers that have several, or ar
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -182,9 +183,13 @@ class Homes:
         fast = set(np.array(addresses)[not_slow(self._predict(addresses))].tolist())
         return {key for key, found in holders.items() if fast.isdisjoint(found)}
 
-    def pieces_on(self, ws: WorkerState) -> int:
-        """Return how many pieces and checks a worker holds."""
-        return sum(ts.key in self._arrays for ts in ws.has_what)
+    def pieces(self) -> Counter[str]:
+        """Return how many pieces and checks each worker holds.
+
+        A worker may also hold a hundred thousand data of others, which are not looked at.
+        """
+        tasks = (self._scheduler.tasks.get(key) for key in self._arrays)
+        return Counter(ws.address for ts in tasks if ts for ws in ts.who_has or ())
 
     # -- data that is made elsewhere, or moved -------------------------------------------------
 

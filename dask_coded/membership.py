@@ -44,8 +44,8 @@ class Timeouts:
     ``lease``           5 T                                 what may be needed again is kept
     ``joining``         10 T                                a worker that joins gets the plugin
     ``unclaimed``       30 T                                an operand without a round is kept
-    ``unfinished``      30 T                                a coordinator that reaches too few
-                                                            workers stays where it is
+    ``unfinished``      30 T                                a coordinator tries in vain to finish a
+                                                            round, though pieces are there
     ``beats(s)``        4 heartbeat intervals               until a worker without one is suspect
     ``handshake``       `distributed.comm.timeouts.connect` the first message of a connection
     ``LOOK``            0.5                                 between attempts, or looks at itself;

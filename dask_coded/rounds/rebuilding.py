@@ -8,11 +8,12 @@ to them::
 Bounds on the sizes of errors would grow tenfold with every few losses: after a hundred they would
 be so far above the errors that no share could be called wrong. The errors themselves hardly grow,
 because whatever error the sources of a piece have in common is that of a code word, and so is the
-piece's. So their covariances are kept, in units of the last place of entries of blocks. ``d`` is
+piece's. So their covariances are kept, in units of half a last place of entries of blocks. ``d`` is
 independent of all others. Its variance is ``sum_s (4 w_s g_s) ** 2 + g_i ** 2``: the weights come
 from a system of equations, each product and each sum is rounded, and so is the piece; ``g`` is the
-norm of a piece's row of the generator, by which its entries are larger than those of blocks. A copy
-is not rounded.
+norm of a piece's row of the generator, by which its entries are larger than those of blocks. Pieces
+of less than double precision are summed in that, so only the second term counts. A copy is not
+rounded.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+import numpy.typing as npt
 
 from dask_coded.codes import Code
 from dask_coded.typing import Floats, Ints
 
-# Errors are below this many standard deviations. The variances are those of errors of a whole last
-# place, so they are four times as many as it seems.
+# Errors are below this many standard deviations: every rounding counts as if it were the largest.
 _DEVIATIONS = 3
 
 
@@ -35,6 +36,8 @@ class RoundingErrors:
     Parameters
     ----------
     code : Code
+    dtype : dtype
+        Of the pieces.
 
     Examples
     --------
@@ -51,13 +54,15 @@ class RoundingErrors:
     10.9
     """
 
-    def __init__(self, code: Code) -> None:
+    def __init__(self, code: Code, dtype: npt.DTypeLike = np.float64) -> None:
         self._sizes = _sizes(code)
+        double = np.result_type(dtype, np.float64) == np.dtype(dtype)
+        self._sums = 4.0 if double else 0.0
         # Parity is rounded when it is encoded. Shares are verified with that in mind.
         self._parity = np.where(code.block_of < 0, 4 * self._sizes**2 + 1, 0.0)
         # Until a piece is rebuilt, it has no rows.
         self._covariance = np.zeros((0, 0))
-        # The largest error that each piece has ever had or could have had.
+        # The largest error that each piece has ever had.
         self._worst = np.zeros(0)
 
     def made(self, piece: int, weights: Mapping[int, float], growth: float = 0.0) -> None:
@@ -77,6 +82,8 @@ class RoundingErrors:
         sources, w = _arrays(weights)
         row = w @ self._covariance[sources]
         variance = self._variance(piece, weights) if weights else (growth / _DEVIATIONS) ** 2
+        if not variance and piece < len(self._parity):
+            variance = self._parity[piece]
         self._covariance[piece] = self._covariance[:, piece] = row
         self._covariance[piece, piece] = variance
         self._worst[piece] = max(self._worst[piece], self.of(piece))
@@ -86,23 +93,22 @@ class RoundingErrors:
         self._sizes = _sizes(code)
 
     def of(self, piece: int) -> float:
-        """Return the error of a piece, in units of the last place."""
+        """Return the error of a piece, in units of half a last place."""
         if piece >= len(self._worst):
             return 0.0
         return float(_DEVIATIONS * np.sqrt(self._covariance[piece, piece]))
 
-    def expected(self, piece: int, weights: Mapping[int, float]) -> float:
-        """Return the error that a piece has if it is made so: the piece, or a check of its rows."""
+    def combined(self, piece: int, weights: Mapping[int, float]) -> float:
+        """Return the error that a piece, or a check of its rows, has if it is made so."""
         self._reach()
-        error = float(_DEVIATIONS * np.sqrt(self._variance(piece, weights)))
-        self._worst[piece] = max(self._worst[piece], error)
-        return error
+        return float(_DEVIATIONS * np.sqrt(self._variance(piece, weights)))
 
     def of_shares(self, code: Code) -> tuple[float, ...]:
         """Return how far rows of each piece may be from what the checks of all blocks say.
 
-        A check of a block was made from the block, or from what the block is decoded from, at some
-        time: it has at most the largest error that the block has ever had or could have had.
+        A check of a block was made from the block at some time: it has at most the largest error
+        that the block has ever had. What coordinators make from other pieces has an error of its
+        own, see :class:`~dask_coded.rounds.blame.Witness`.
         """
         if not self._worst.any():
             return (0.0,) * int(code.pieces)
@@ -117,7 +123,7 @@ class RoundingErrors:
         inherited = float(w @ self._covariance[np.ix_(sources, sources)] @ w)
         if w.tolist() == [1.0]:
             return max(inherited, 0.0)
-        added = 4 * w * self._sizes[sources]
+        added = self._sums * w * self._sizes[sources]
         return max(inherited, 0.0) + float(added @ added) + float(self._sizes[piece]) ** 2
 
     def _reach(self) -> None:

@@ -284,8 +284,8 @@ class Verification:
         ----------
         operand : ndarray, shape (columns,) or (columns, m)
         growth : sequence of float
-            For each piece, how many roundings its entries differ by from what they were at first:
-            zero unless it was rebuilt from others.
+            For each piece, by how many halves of a last place its entries may differ from what the
+            checks say: zero unless pieces were rebuilt from others.
         """
         return Verifier(self, operand, growth)
 

@@ -103,7 +103,7 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to make a piece, and its error in units of the last place when it is made so.
+    """How to make a piece, and its error when it is made so, in units of half a last place.
 
     If there is a ``storage``, the piece is to be written there.
     """

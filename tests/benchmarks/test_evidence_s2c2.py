@@ -182,10 +182,8 @@ def test_rounds_are_judged_on_processes_and_over_decomposition_in_its_own_sectio
     [found] = rounds(results, versus="over-decomposition", **about)
     assert found.cluster
     assert found.cluster.value == pytest.approx(1.2)
-    assert (
-        found.reason
-        == "It takes only 1.20 on processes and 1.10 in simulation of the fluid bound here"
-    )
+    wanted = "It takes only 1.20 (processes) and 1.10 (simulation) of the fluid bound here"
+    assert found.reason == wanted
     assert rounds(results, versus="MDS", **about | {"level": "high"}) == []
 
 

@@ -16,7 +16,7 @@ class Pieces:
     """Pieces of a code that are lost and rebuilt again and again."""
 
     def __init__(self, code: Code, rows: int, columns: int, dtype: str, seed: int) -> None:
-        self.code, self.errors = code, RoundingErrors(code)
+        self.code, self.errors = code, RoundingErrors(code, dtype)
         self.rng = np.random.default_rng(seed)
         blocks = self.rng.standard_normal((code.k, rows * columns))
         self.exact = code.G @ blocks
@@ -95,8 +95,21 @@ def test_pieces_from_a_store_and_new_pieces_count():
     assert errors.of(7) > 0 and errors.of(6) == 0
 
 
-def test_a_check_may_be_as_inexact_as_what_its_block_could_be_made_from():
+def test_what_is_only_asked_for_leaves_nothing():
     errors = RoundingErrors(MDS(6, 4))
-    assert errors.expected(0, {1: 0.5, 2: 0.5, 3: 0.5}) == pytest.approx(3 * 13**0.5)
-    assert errors.of(0) == 0
-    assert errors.of_shares(MDS(6, 4))[0] == pytest.approx(3 * 13**0.5)
+    assert errors.combined(0, {1: 0.5, 2: 0.5, 3: 0.5}) == pytest.approx(3 * 13**0.5)
+    assert errors.of_shares(MDS(6, 4)) == (0.0,) * 6
+
+
+def test_parity_from_a_store_is_rounded_once():
+    errors = RoundingErrors(MDS(6, 4))
+    errors.made(1, {}, growth=30.0)
+    before = errors.of(5)
+    errors.made(5, {})
+    assert errors.of(5) == before > 0
+
+
+def test_sums_of_less_than_double_precision_are_exact():
+    errors = RoundingErrors(MDS(6, 4), "f2")
+    errors.made(0, {1: 8.0, 2: -8.0})
+    assert errors.of(0) == pytest.approx(3)

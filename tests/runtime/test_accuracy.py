@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 from distributed import Client
-from distributed.utils_test import gen_cluster
+from distributed.utils_test import async_poll_for, gen_cluster
 
 import dask_coded as coded
 from dask_coded.graph import filters
@@ -155,6 +155,8 @@ async def test_a_block_that_is_rebuilt_with_fewer_digits(c, s, *workers):
         await next(w for w in workers if w.address == C.encoded.workers[0]).close()
         x = np.ones(20, np.float32)
         np.testing.assert_allclose(await c.compute(C @ x), heavy(60) @ x, rtol=1e-3)
+        key = C.encoded.spec.keys[0]  # the product may come before it is rebuilt
+        await async_poll_for(lambda: key in s.tasks and s.tasks[key].who_has, timeout=60)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, Event, futures_of, get_worker, wait
+from distributed import Client, Event, Worker, futures_of, get_worker, wait
 from distributed.comm import CommClosedError
 from distributed.core import Status
 from distributed.utils_test import async_poll_for, captured_logger, gen_cluster
@@ -765,24 +765,38 @@ async def test_a_coordinator_stays_where_its_user_wants_it(c, s, *workers):
     assert await c.gather([pinned, free]) == [three, new]
 
 
+def plan(plugin, future, array, silent=(), **more):
+    """Ask for the plan of a round as the coordinator does."""
+    attempt = future.key, plugin.scheduler.tasks[future.key].run_id
+    return plugin.plan(array.encoded.spec.id, {}, "continuous", "last", silent, 0, attempt, **more)
+
+
 @gen_cluster(**FOUR)
 async def test_a_coordinator_that_cannot_finish_a_round_is_moved(c, s, *workers):
-    """It may not reach workers that others reach."""
+    """It may not reach workers that others reach, and calls all of them silent."""
     C = await coded.encode(A, coded.MDS(4, 3), c)
     future = coded.submit(place, C, 0, client=c)
     old = await started(c, s, future)
-    supervisor = plugin_of(s).supervisor
-    assert not supervisor.gives_up(future.key, 29 * DAY)
+    plugin = plugin_of(s)
+    others = [w.address for w in workers if w.address != old]
+    answer = await plan(plugin, future, C, failing=29 * DAY)
+    assert isinstance(answer["answer"].data, RoundPlan)
     with captured_logger("distributed.dask_coded") as log:
-        assert supervisor.gives_up(future.key, 30 * DAY)
+        answer = await plan(plugin, future, C, others, failing=30 * DAY)
+    assert isinstance(answer["answer"].data, Over)
     assert "has not finished a round for" in log.getvalue()
+    assert not plugin.standings.suspects
     new = await started(c, s, future)
     assert new != old
-    assert not supervisor.gives_up(future.key, 59 * DAY)
+    assert not plugin.supervisor.fails(future.key, 59 * DAY)
+    assert plugin.supervisor.fails(future.key, 60 * DAY)
+    # What has run for long without a state is given more time.
+    plugin.supervisor._runs[future.key].since -= 2000 * DAY
+    assert not plugin.supervisor.fails(future.key, 60 * DAY)
     for address in (old, new):
         await Event(f"go-{address}", client=c).set()
     assert await future == new
-    assert not supervisor.gives_up("no such task", 99 * DAY)
+    assert not plugin.supervisor.fails(future.key, 999 * DAY)
 
 
 @gen_cluster(**FOUR | {"nthreads": [("", 1)]})
@@ -791,11 +805,25 @@ async def test_a_coordinator_that_only_one_worker_can_run_stays_and_says_so_once
     future = coded.submit(place, C, 0, client=c)
     await started(c, s, future)
     with captured_logger("distributed.dask_coded") as log:
-        for days in (30, 31):
-            assert not plugin_of(s).supervisor.gives_up(future.key, days * DAY)
-    assert log.getvalue().count("no other worker can run it") == 1
+        for days in (30, 60, 61):
+            answer = await plan(plugin_of(s), future, C, failing=days * DAY)
+            assert isinstance(answer["answer"].data, RoundPlan)
+            assert log.getvalue().count("no other worker can run it") == (days > 30)
     await Event(f"go-{worker.address}", client=c).set()
     assert await future == worker.address
+
+
+@gen_cluster(**FOUR | {"nthreads": [("", 1)] * 2})
+async def test_a_coordinator_runs_on_a_worker_that_joins_after_all_were_lost(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(2, 1), c)
+    future = coded.submit(place, C, 0, client=c)
+    await started(c, s, future)
+    for worker in workers:
+        await worker.close()
+    await async_poll_for(lambda: s.tasks[future.key].state == "no-worker", timeout=60)
+    async with Worker(s.address, nthreads=1):
+        with pytest.raises(coded.CodedDataLostError):
+            await future
 
 
 @gen_cluster(**FOUR)
@@ -812,6 +840,28 @@ async def test_a_coordinator_waits_for_workers_that_can_run_it(c, s, *workers):
     # What its user wants goes first.
     plugin.placing.place(ts, Limits({lacking}, None))
     assert ts.worker_restrictions == {lacking}
+
+
+@gen_cluster(**FOUR | {"nthreads": [("", 1)] * 3})
+async def test_a_coordinator_whose_workers_are_all_lost_runs_on_one_that_joins(c, s, *workers):
+    """Not on the one that is left, which lacks the package."""
+    C = await coded.encode(A, coded.MDS(3, 1), c)
+    plugin, lacking = plugin_of(s), workers[0].address
+    future = coded.submit(place, C, 0, client=c, workers=[w.address for w in workers[1:]])
+    await started(c, s, future)
+    plugin.supervisor._runs[future.key].limits.workers = None
+    plugin.versions.pop(lacking)
+    plugin.placing.changed()
+    for worker in workers[1:]:
+        await worker.close()
+    await async_poll_for(lambda: s.tasks[future.key].state == "no-worker", timeout=60)
+    plugin.placing.place(s.tasks[future.key], Limits(None, None))
+    assert lacking not in s.tasks[future.key].worker_restrictions
+    async with Worker(s.address, nthreads=1) as new:
+        await async_poll_for(lambda: s.tasks[future.key].processing_on, timeout=60)
+        assert s.tasks[future.key].processing_on.address == new.address
+        await Event(f"go-{new.address}", client=c).set()
+        assert await future == new.address
 
 
 def keeping(operator, loop):

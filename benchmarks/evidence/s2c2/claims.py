@@ -82,11 +82,8 @@ def _rounds(
 def _of_over_decomposition(results: Results, wanted: dict[str, Any]) -> str:
     """Say how close over-decomposition comes to the fluid bound."""
     found = [
-        f"{row['value']:.2f} {said}"
-        for section, where, said in (
-            ("over-decomposition", "processes", "on processes"),
-            ("cloud", "simulation", "in simulation"),
-        )
+        f"{row['value']:.2f} ({where})"
+        for section, where in (("over-decomposition", "processes"), ("cloud", "simulation"))
         for row in results.rows(
             section=section,
             where=where,

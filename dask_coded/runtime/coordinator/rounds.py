@@ -94,8 +94,9 @@ class Coordinator:
         self._history = LoopHistory(options.lead, options.reporting)
         self._alone = Alone(plugin)
         self._warned = False
-        #: Since when a round could not be finished; None if the last one was.
-        self._failing: float | None = None
+        # Seconds for which a round was tried in vain, though pieces are there; 0 if the last was
+        # finished.
+        self._failing = 0.0
         # Workers whose shares were wrong, not reported yet.
         self._corrupt: set[str] = set()
         self._wrong_checks: list[WrongCheck] = []
@@ -313,6 +314,7 @@ class Coordinator:
                 self._replan,
                 verifier,
             )
+            began = monotonic()
             try:
                 await live.run()
             except RoundUnfinishableError:
@@ -323,7 +325,6 @@ class Coordinator:
                 failed = failed + 1 if contradicting and not changed else 0
                 if failed == _FAILURES:
                     raise CorruptSharesError(_too_few(failed, wrong, contradicting)) from None
-                self._failing = self._failing or monotonic()
                 # Pieces were lost or moved since the plan was made: ask where they are now.
                 self._current = None
                 self._asking = None
@@ -332,8 +333,10 @@ class Coordinator:
                     # of reach from here alone are in each plan.
                     await backoff.wait()
                 again = True
+                # A long round that fails at its end does not fail for long.
+                self._failing += min(monotonic() - began, timeouts().longest)
                 continue
-            self._failing = None
+            self._failing = 0.0
             self._note_failures(live)
             seconds = monotonic() - live.began
             speeds = history.record(live.round, plan.addresses, seconds)
@@ -429,7 +432,7 @@ class Coordinator:
                 silent=plugin.exchange.silent,
                 known=len(spec.keys) if spec else 0,
                 attempt=self._attempt,
-                failing=monotonic() - self._failing if self._failing else 0.0,
+                failing=self._failing,
                 **findings,
             )
             match answer:
@@ -453,8 +456,9 @@ class Coordinator:
                     self._wrong_checks += checks.take_wrong()
                     if fetched:
                         return _Current(spec, answer, answer.layout(spec), checks, row)
-                case Waiting(waited=True):
-                    backoff = Backoff()
+                case Waiting(waited):
+                    self._failing = 0.0  # pieces are being made
+                    backoff = Backoff() if waited else backoff
             findings = {}
             await backoff.wait()
 

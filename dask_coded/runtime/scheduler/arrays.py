@@ -283,9 +283,10 @@ class ArrayDirectory(Mapping[str, ArrayState]):
             if footprint is not None and state.sources is not None:
                 state.footprints[int(state.spec.code.block_of[piece])] = Footprint(*footprint)
             # Another worker may have taken over, whose piece is made from others.
-            if ts is not None and ts.processing_on and ts.processing_on.address == worker:
+            present = ts is not None and ts.processing_on and ts.processing_on.address == worker
+            if present and isinstance(state.spec, ArraySpec):
                 state.errors.made(piece, weights, growth)
-                if state.spec.exponents is not None:
+                if state.spec.exponents is not None and not state.inexact:
                     self._warn_of(piece, state)
             if state.sources is None:
                 self._log("made", array=array, piece=piece, received=received)
@@ -298,6 +299,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         """Warn of a piece that has lost half of its digits."""
         eps = float(np.finfo(state.spec.dtype).eps)
         if lose_half(state.errors.of(piece) * eps / 2, eps):
+            state.inexact = True
             logger.warning(
                 "Piece %d of %r was rebuilt from rebuilt pieces so often that more than half of "
                 "its digits may be lost: encode the array again.",

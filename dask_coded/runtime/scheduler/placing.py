@@ -21,6 +21,9 @@ from dask_coded.typing import Floats
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState, WorkerState
 
+# No worker has this address.
+_NOWHERE = "nowhere"
+
 
 @dataclass
 class Limits:
@@ -76,8 +79,8 @@ class Placing:
             usable = self._usable(ts, {ws.address for ws in self._valid(ts, limits)})
             chosen = usable - {limits.avoid} or usable
         if not chosen and limits.coordinates and not (limits.workers or limits.hosts):
-            # It waits for one of them: others could not run it.
-            chosen = set(self._able)
+            # It waits for one that can run it; others could not. See `Supervisor.available`.
+            chosen = set(self._able) or {_NOWHERE}
         ts.worker_restrictions = chosen or limits.workers
         # The scheduler would allow the workers on these hosts in addition to those named.
         ts.host_restrictions = None if chosen else limits.hosts

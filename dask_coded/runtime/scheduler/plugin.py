@@ -251,17 +251,17 @@ class CodedSchedulerPlugin(SchedulerExtension):
 
         Answers :class:`RoundPlan`, :class:`Waiting`, :class:`Lost` or :class:`Over`. The plan has
         the array's spec if the asking worker knows a different number of pieces. ``attempt`` is the
-        run of the coordinator's task, which has been ``failing`` to finish a round for so long.
+        run of the coordinator's task, which has been ``failing`` to finish a round for that long.
         """
         self.learn(array, measured, **findings)
         if attempt is not None and not self.leads(*attempt):
             return reply(Over())
-        self.standings.suspect(silent)
+        leaves = attempt is not None and self.supervisor.fails(as_key(attempt[0]), failing)
+        if not leaves:  # otherwise it may be the one that is cut off
+            self.standings.suspect(silent)
         # A new coordinator would have to find out by itself whose heartbeats have ceased.
         self.standings.expect_heartbeats()
         self.placing.changed()
-        if attempt is not None and self.supervisor.gives_up(as_key(attempt[0]), failing):
-            return reply(Over())
         if (state := self.arrays.get(array)) is None:
             return reply(Lost(RELEASED))
         if attempt is not None:
@@ -303,6 +303,8 @@ class CodedSchedulerPlugin(SchedulerExtension):
         if self.recipes.checks_come(state):
             waited = await state.arrived(lambda: not self.recipes.checks_come(state))
             return reply(Waiting(waited=waited))
+        if leaves and attempt is not None and self.supervisor.leave(as_key(attempt[0]), failing):
+            return reply(Over())
         if measured and attempt is not None:
             self.supervisor.reconsider(as_key(attempt[0]), addresses, speeds)
         speeds = self.speeds.with_trials(addresses, speeds, layout.even_share)

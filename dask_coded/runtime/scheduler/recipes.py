@@ -17,6 +17,7 @@ from dask_coded.config import timeouts
 from dask_coded.runtime.answers import Lost, Recipe, Reply, Source, Stored, Waiting, reply
 from dask_coded.runtime.scheduler.homes import Homes
 from dask_coded.runtime.scheduler.state import RELEASED, ArrayState
+from dask_coded.runtime.spec import ArraySpec
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState
@@ -103,8 +104,9 @@ class Recipes:
             found.append(Source(key, tuple(holders), weight, rows, start, at, block))
             weights[source] = weight
         written = state.storage if state.sources is not None or unread == "damaged" else None
-        # While an array is encoded, its sources are no pieces.
-        growth = state.errors.expected(piece, weights) if state.sources is None else 0.0
+        # While an array is encoded, its sources are no pieces. Those of pairs count twice.
+        follow = state.sources is None and isinstance(spec, ArraySpec)
+        growth = state.errors.combined(piece, weights) if follow else 0.0
         return reply(Recipe(spec, tuple(found), growth, written))
 
     def checks_come(self, state: ArrayState) -> bool:

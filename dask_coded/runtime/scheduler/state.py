@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+import numpy as np
 from dask.typing import Key
 from distributed.metrics import time
 
@@ -48,6 +49,8 @@ class ArrayState:
     footprints: dict[int, Footprint] = field(default_factory=dict)
     #: Of its pieces, and so of what their shares are verified by.
     errors: RoundingErrors = field(init=False)
+    #: Whether it was said that a piece has lost half of its digits.
+    inexact: bool = False
     #: Blocks whose checks were wrong, each with the worker that held the check.
     wrong_checks: set[tuple[int, str]] = field(default_factory=set)
     #: Keys of pieces that a client or a task still wants.
@@ -78,7 +81,8 @@ class ArrayState:
     waiting: int = 0
 
     def __post_init__(self) -> None:
-        self.errors = RoundingErrors(self.spec.code)
+        dtype = self.spec.dtype if self.spec.dtype.kind in "fc" else np.dtype(float)
+        self.errors = RoundingErrors(self.spec.code, dtype)
 
     async def arrived(self, enough: Callable[[], bool]) -> bool:
         """Wait until enough is made, but not for long; return whether it has waited.

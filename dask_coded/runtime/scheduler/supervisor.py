@@ -227,28 +227,35 @@ class Supervisor:
             if run.slow == _PLANS:
                 self._take_over({ts: "is slow"})
 
-    def gives_up(self, key: Key, seconds: float) -> bool:
-        """Move a coordinator that has not finished a round for long; return whether it is moved.
+    def fails(self, key: Key, seconds: float) -> bool:
+        """Whether a coordinator has tried to finish a round for so long that another worker should.
 
-        It may not reach workers that others reach. Each time it waits twice as long.
+        Its worker may not reach those that others reach. Each time it may try for twice as long.
         """
         ts, run = self._scheduler.tasks.get(key), self._runs.get(key)
-        if ts is None or run is None or ts.processing_on is None:
+        if not seconds or ts is None or run is None or ts.processing_on is None:
             return False
-        if seconds < self._timeouts.unfinished * 2**run.takeovers:
-            return False
+        patience = self._timeouts.unfinished * 2**run.takeovers
+        if not self._resumes(key):
+            patience = max(patience, _STAKE * (self._standings.clock() - run.since))
+        return seconds >= patience
+
+    def leave(self, key: Key, seconds: float) -> bool:
+        """Move a coordinator that fails to another worker; return whether there is one."""
+        ts, run = self._scheduler.tasks[key], self._runs[key]
         there, reason = ts.processing_on, f"has not finished a round for {seconds:.0f} s"
+        assert there is not None
         self._take_over({ts: reason})
         if ts.processing_on is not there:
             return True
-        if not run.alone:
+        # Workers that it called silent answer with their next heartbeats.
+        if not run.alone and seconds >= 2 * self._timeouts.unfinished:
             run.alone = True
             logger.warning(
-                "Coordinator of %r on %s %s, because it reaches too few of the workers that hold "
-                "pieces, and no other worker can run it",
+                "Coordinator of %r on %s reaches too few of the workers that hold pieces to finish "
+                "a round, and no other worker can run it",
                 key,
                 there.address,
-                reason,
             )
         return False
 
@@ -390,6 +397,19 @@ class Supervisor:
             if run.tell is not None:
                 run.silent.discard(address)
                 run.tell(run.worker, key, address, False)
+        # Coordinators that no worker could run: those they were restricted to may never return.
+        waiting = [
+            ts
+            for key, run in self._runs.items()
+            if run.limits.coordinates
+            and (ts := self._scheduler.tasks.get(key))
+            and ts.state == "no-worker"
+        ]
+        for ts in waiting:
+            self._place(ts)
+        self._scheduler.transitions(
+            {ts.key: "processing" for ts in waiting}, stimulus_id=f"coded-available-{time()}"
+        )
 
     def answered(self, worker: str) -> None:
         """Stream handler: the event loop of a worker runs."""

@@ -91,14 +91,19 @@ def test_policies_in_turns_are_compared_without_disturbed_rounds(tmp_path):
             marks=[needs_traces, pytest.mark.extras],
         ),
         pytest.param(
-            ["over-decomposition", "hessian", "slowed-support-vector-machine"],
-            {"round_over_fluid", "gain_over_ours", "time_over_s2c2"},
+            ["over-decomposition"],
+            {"round_over_fluid", "gain_over_ours"},
             marks=[needs_traces, pytest.mark.extras],
         ),
         pytest.param(
-            ["predictors-on-processes", "web-graph-filter"],
-            {"round_over_fluid", "time_over_continuous"},
-            marks=[needs_traces, pytest.mark.extras],
+            [
+                "hessian",
+                "slowed-support-vector-machine",
+                "predictors-on-processes",
+                "web-graph-filter",
+            ],
+            {"round_over_fluid", "time_over_s2c2", "time_over_continuous"},
+            marks=[needs_traces, pytest.mark.extras, pytest.mark.long],  # some 80 processes
         ),
         pytest.param(
             ["traces", "predictors"],

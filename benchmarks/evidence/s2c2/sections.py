@@ -413,7 +413,7 @@ def _section(run: Callable[[Results], None], minutes: int = 20) -> Section:
     return Section({WHOLE: run}, minutes)
 
 
-def _by_level(run: Callable[[Results, str], None], minutes: int = 20) -> Section:
+def _by_level(run: Callable[..., None], minutes: int = 20) -> Section:
     return Section({level: partial(run, level=level) for level in cases.CLOUDS}, minutes)
 
 

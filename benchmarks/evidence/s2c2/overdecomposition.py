@@ -171,6 +171,11 @@ class DealtRounds:
         for partition, places in zip(self._partitions, where, strict=True):
             client.replicate([partition], workers=places)
 
+    @property
+    def moved(self) -> int:
+        """How many partitions have been moved."""
+        return self._stores.moved
+
     def run_round(self) -> float:
         """Run one product and return its seconds."""
         client = self._client

@@ -189,10 +189,11 @@ class Bench:
         self.lab.set_speeds(np.inf)
         return found
 
-    def over_decomposed(self, case: Case) -> Measured:
+    def over_decomposed(self, case: Case) -> tuple[Measured, int]:
         """Measure rounds of partitions that are dealt out by predicted speed.
 
-        The pieces of the previous contender stay there, because speeds are measured on them.
+        Return also how many were moved. The pieces of the previous contender stay there, because
+        speeds are measured on them.
         """
         lab = self.lab
         lab.set_speeds(np.inf)
@@ -200,4 +201,4 @@ class Bench:
         rounds = DealtRounds(lab.client, data, self._x, lab.workers, lab.free, predictor)
         [found] = self._run(case, rounds.run_round)
         lab.set_speeds(np.inf)
-        return found
+        return found, rounds.moved

@@ -87,7 +87,8 @@ def over_decomposition(results: Results) -> None:
             for name in ("S2C2", "continuous"):
                 [found] = bench.run_case(case, CONTENDERS[name])
                 results.add(case, CONTENDERS[name], "processes", found)
-            results.add(case, versus, "processes", bench.over_decomposed(case))
+            times, moved = bench.over_decomposed(case)
+            results.add(case, versus, "processes", times, moved=moved)
         for name in ("S2C2", "continuous"):
             results.gains(case, name, versus.name, "processes")
 
@@ -420,7 +421,7 @@ def _by_level(run: Callable[..., None], minutes: int = 20) -> Section:
 SECTIONS = {
     "controlled": _section(controlled),
     "cloud": _section(cloud),
-    "over-decomposition": _section(over_decomposition, 12),
+    "over-decomposition": _section(over_decomposition),
     "prediction-error": _section(prediction_error, 1),
     "traces": _section(every_trace),
     "predictors": _section(predictors),

@@ -44,8 +44,8 @@ class Timeouts:
     ``lease``           5 T                                 what may be needed again is kept
     ``joining``         10 T                                a worker that joins gets the plugin
     ``unclaimed``       30 T                                an operand without a round is kept
-    ``unfinished``      30 T                                a coordinator tries in vain to finish a
-                                                            round, though pieces are there
+    ``unfinished``      30 T                                failed attempts at one round, until its
+                                                            coordinator moves
     ``beats(s)``        4 heartbeat intervals               until a worker without one is suspect
     ``handshake``       `distributed.comm.timeouts.connect` the first message of a connection
     ``LOOK``            0.5                                 between attempts, or looks at itself;
@@ -136,7 +136,7 @@ class Timeouts:
 
     @property
     def unfinished(self) -> float:
-        """For how long a worker may try to finish one round before another one tries."""
+        """For how long attempts at one round may fail before its coordinator moves."""
         return 30 * self.silence
 
     def quiet(self, lag: float = 0.0) -> float:

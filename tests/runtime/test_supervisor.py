@@ -844,7 +844,7 @@ async def test_a_coordinator_waits_for_workers_that_can_run_it(c, s, *workers):
 
 @gen_cluster(**FOUR | {"nthreads": [("", 1)] * 3})
 async def test_a_coordinator_whose_workers_are_all_lost_runs_on_one_that_joins(c, s, *workers):
-    """Not on the one that is left, which lacks the package."""
+    """The worker that is left lacks the package, and must not run it."""
     C = await coded.encode(A, coded.MDS(3, 1), c)
     plugin, lacking = plugin_of(s), workers[0].address
     future = coded.submit(place, C, 0, client=c, workers=[w.address for w in workers[1:]])

@@ -256,9 +256,8 @@ def predictors_on_processes(results: Results) -> Iterator[str]:
         "paper's network of 4 units and one step, trained as its authors did, on machines and "
         "times that are not replayed here."
     )
-    for row in rows:
-        row["case"] = f"{row['predictor']}, {row['misprediction']}"
-    yield from _by_policy(rows, "case")
+    named = [row | {"name": f"{row['predictor']}, {row['misprediction']}"} for row in rows]
+    yield from _by_policy(named, "name")
 
 
 def _by_policy(rows: list[dict[str, Any]], name: str) -> Iterator[str]:

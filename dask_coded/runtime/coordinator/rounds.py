@@ -94,8 +94,7 @@ class Coordinator:
         self._history = LoopHistory(options.lead, options.reporting)
         self._alone = Alone(plugin)
         self._warned = False
-        # Seconds for which a round was tried in vain, though pieces are there; 0 if the last was
-        # finished.
+        # Seconds of failed attempts at the present round, without those in which pieces were made.
         self._failing = 0.0
         # Workers whose shares were wrong, not reported yet.
         self._corrupt: set[str] = set()

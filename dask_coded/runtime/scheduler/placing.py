@@ -79,7 +79,7 @@ class Placing:
             usable = self._usable(ts, {ws.address for ws in self._valid(ts, limits)})
             chosen = usable - {limits.avoid} or usable
         if not chosen and limits.coordinates and not (limits.workers or limits.hosts):
-            # It waits for one that can run it; others could not. See `Supervisor.available`.
+            # Other workers could not run it. `Supervisor.available` places it again.
             chosen = set(self._able) or {_NOWHERE}
         ts.worker_restrictions = chosen or limits.workers
         # The scheduler would allow the workers on these hosts in addition to those named.

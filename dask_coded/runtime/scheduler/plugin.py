@@ -251,13 +251,13 @@ class CodedSchedulerPlugin(SchedulerExtension):
 
         Answers :class:`RoundPlan`, :class:`Waiting`, :class:`Lost` or :class:`Over`. The plan has
         the array's spec if the asking worker knows a different number of pieces. ``attempt`` is the
-        run of the coordinator's task, which has been ``failing`` to finish a round for that long.
+        run of the coordinator's task; ``failing`` is for how many seconds its attempts have failed.
         """
         self.learn(array, measured, **findings)
         if attempt is not None and not self.leads(*attempt):
             return reply(Over())
         leaves = attempt is not None and self.supervisor.fails(as_key(attempt[0]), failing)
-        if not leaves:  # otherwise it may be the one that is cut off
+        if not leaves:  # a worker that is cut off calls all others silent
             self.standings.suspect(silent)
         # A new coordinator would have to find out by itself whose heartbeats have ceased.
         self.standings.expect_heartbeats()

@@ -89,8 +89,8 @@ class _Run:
     tell: Tell | None = None
     #: In how many plans its worker has been slow, up to the last one.
     slow: int = 0
-    #: Whether it was said that no other worker can run it.
-    alone: bool = False
+    #: Whether the log says that no other worker can run it.
+    reported: bool = False
 
 
 class Supervisor:
@@ -228,9 +228,9 @@ class Supervisor:
                 self._take_over({ts: "is slow"})
 
     def fails(self, key: Key, seconds: float) -> bool:
-        """Whether a coordinator has tried to finish a round for so long that another worker should.
+        """Whether attempts of a coordinator have failed for so long that another worker should try.
 
-        Its worker may not reach those that others reach. Each time it may try for twice as long.
+        Its worker may not reach those that others reach. The time doubles with each takeover.
         """
         ts, run = self._scheduler.tasks.get(key), self._runs.get(key)
         if not seconds or ts is None or run is None or ts.processing_on is None:
@@ -249,8 +249,8 @@ class Supervisor:
         if ts.processing_on is not there:
             return True
         # Workers that it called silent answer with their next heartbeats.
-        if not run.alone and seconds >= 2 * self._timeouts.unfinished:
-            run.alone = True
+        if not run.reported and seconds >= 2 * self._timeouts.unfinished:
+            run.reported = True
             logger.warning(
                 "Coordinator of %r on %s reaches too few of the workers that hold pieces to finish "
                 "a round, and no other worker can run it",
@@ -397,7 +397,10 @@ class Supervisor:
             if run.tell is not None:
                 run.silent.discard(address)
                 run.tell(run.worker, key, address, False)
-        # Coordinators that no worker could run: those they were restricted to may never return.
+        self._place_waiting()
+
+    def _place_waiting(self) -> None:
+        """Offer a new choice of workers to coordinators whose workers may all be lost."""
         waiting = [
             ts
             for key, run in self._runs.items()
@@ -407,9 +410,10 @@ class Supervisor:
         ]
         for ts in waiting:
             self._place(ts)
-        self._scheduler.transitions(
-            {ts.key: "processing" for ts in waiting}, stimulus_id=f"coded-available-{time()}"
-        )
+        if waiting:
+            self._scheduler.transitions(
+                {ts.key: "processing" for ts in waiting}, stimulus_id=f"coded-available-{time()}"
+            )
 
     def answered(self, worker: str) -> None:
         """Stream handler: the event loop of a worker runs."""

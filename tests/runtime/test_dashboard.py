@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
 import sys
 import types
@@ -16,6 +17,7 @@ from tornado.httpclient import AsyncHTTPClient
 
 import dask_coded as coded
 from dask_coded.runtime.scheduler import showing
+from dask_coded.runtime.worker.metrics import WorkerMetrics
 
 pytestmark = pytest.mark.versions
 
@@ -104,20 +106,35 @@ async def test_metrics_of_workers_are_what_reports_say(c, s, *workers):
 
     computed = 'dask_coded_worker_stripes_total{kind="computed"}'
     C = await coded.encode(A, coded.MDS(4, 2), c)
-    # Other tests may have left numbers in this process, whose workers share them.
+    # Earlier workers of this process have left their numbers.
     before = (await numbers())[computed]
     await c.compute(C @ np.ones(6))
     found = await coded.report(C, c)
     least = sum(worker.computed for worker in found.workers)
 
-    async def counted() -> bool:
-        return (await numbers())[computed] >= before + least
-
-    while not await counted():  # when workers hear that the round is over
+    # When workers hear that the round is over.
+    while (after := await numbers())[computed] < before + least:
         pass
-    after = await numbers()
     assert after["dask_coded_worker_stored_bytes"] > 0
     assert after['dask_coded_worker_stripes_total{kind="moved"}'] >= 0
+
+
+def test_counts_of_a_worker_stay_when_it_is_gone():
+    metrics = pytest.importorskip("prometheus_client")
+
+    def computed() -> float:
+        name = "dask_coded_worker_stripes_total"
+        return metrics.REGISTRY.get_sample_value(name, {"kind": "computed"})
+
+    state = types.SimpleNamespace(tasks={})
+    worker, other = (WorkerMetrics(types.SimpleNamespace(state=state)) for _ in range(2))
+    worker.show()
+    other.show()
+    worker.count(computed=3)
+    before = computed()
+    del worker
+    gc.collect()
+    assert computed() == before >= 3
 
 
 def test_without_prometheus_there_are_no_metrics(monkeypatch):

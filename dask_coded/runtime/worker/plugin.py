@@ -264,7 +264,7 @@ class CodedWorkerPlugin(WorkerPlugin):
                 self._start(message, answer)
             case ChangeRound(run_id, added, withdrawn):
                 if job := self._jobs.get(run_id):
-                    self._metrics.moved += sum(stop - start for _, start, stop in added)
+                    self._metrics.count(moved=sum(stop - start for _, start, stop in added))
                     job.withdraw(StripeRange(*part) for part in withdrawn)
                     job.assign(StripeRange(*part) for part in added)
             case Ping(run_id):
@@ -323,7 +323,7 @@ class CodedWorkerPlugin(WorkerPlugin):
         """Drop a round; ``over`` says that it has ended for all workers."""
         job = self._jobs.pop(run_id, None)
         output = job.stop() if job else None
-        self._metrics.computed += job.computed if job else 0
+        self._metrics.count(computed=job.computed if job else 0)
         if over:
             if job and output and self.exchange.room() > 0:
                 self._outputs[job.start.series] = output

@@ -127,7 +127,7 @@ def test_more_workers_killed_than_the_code_tolerates_during_a_loop(
     poll_for(lambda: complete(client, C), timeout=60)
     loop.progress(5)
     loop.finish()
-    assert len(loop.starts) == 1
+    assert loop.runs() == 1
     assert len(made) == BLOCKS
     check(client, C)
 
@@ -147,7 +147,7 @@ def test_all_workers_killed_during_a_loop(patient, processes, tmp_path):
     processes.add(2)
     loop.progress(5)
     loop.finish()
-    assert len(loop.starts) == 2
+    assert loop.runs() == 2
     assert len(made) == BLOCKS
     check(client, C)
 
@@ -167,7 +167,7 @@ def test_a_fleet_that_shrinks_and_grows_again_and_again(patient, processes, tmp_
         processes.add(4)
     loop.progress(3)
     loop.finish()
-    assert len(loop.starts) == 1
+    assert loop.runs() == 1
     assert len(made) == BLOCKS
     poll_for(lambda: complete(client, C), timeout=60)
     check(client, C)

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import scipy.fft
+from numpy.polynomial.chebyshev import chebval
 
 from dask_coded.arguments import check_positive, check_whole
 from dask_coded.graph.iteration import Vector
@@ -31,6 +32,8 @@ Kernel = Callable[[Vector], Vector]
 
 # A kernel that needs a higher degree than this is not smooth.
 _HIGHEST_ORDER = 2**13
+# Of an expansion of that degree, over the kernel's largest value.
+_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -154,15 +157,26 @@ def chebyshev_coefficients(
     """
     if order is not None:
         return _interpolate(kernel, lmax, max(2 * (order + 1), 64))[0][: order + 1]
+    # No point is at an end of the interval. What happens there alone, as with a heat kernel for a
+    # long time, would not be seen.
+    with np.errstate(all="ignore"):
+        values = _values(kernel, np.array([0.0, lmax]))
+    there = np.isfinite(values)  # it need not be defined at the ends
+    ends, values = np.array([-1.0, 1.0])[there], values[there]
+    largest = np.abs(values).max(initial=0.0)
     points = 64
     while points <= 2 * _HIGHEST_ORDER:
         found, greatest = _interpolate(kernel, lmax, points)
+        greatest = max(greatest, largest)
         left_out = np.cumsum(np.abs(found)[::-1])[::-1]
         # Keep only coefficients of the lower half. If those of the upper half are negligible, so
         # are the terms that were not computed.
         enough = np.flatnonzero(left_out[1 : points // 2] <= tol * greatest)
         if len(enough):
-            return found[: enough[0] + 1]
+            kept = found[: enough[0] + 1]
+            off = np.abs(chebval(ends, kept) - values)
+            if (off <= 10 * max(tol, _ROUNDING) * greatest).all():
+                return kept
         points *= 2
     raise ValueError(
         f"The kernel is not smooth enough for tol={tol:g} with a degree up to {_HIGHEST_ORDER}: "
@@ -173,17 +187,23 @@ def chebyshev_coefficients(
 def _interpolate(kernel: Kernel, lmax: float, points: int) -> tuple[Vector, float]:
     """Interpolate at Chebyshev points; return coefficients and the largest absolute value."""
     where = lmax / 2 * (1 + np.cos(np.pi * (np.arange(points) + 0.5) / points))
+    values = _values(kernel, where)
+    if not np.isfinite(values).all():
+        raise ValueError(
+            f"A kernel must be finite from 0 to {lmax:.4g}, the largest eigenvalue: it gave "
+            f"{values[~np.isfinite(values)][0]} at {where[~np.isfinite(values)][0]:.4g}."
+        )
+    found = scipy.fft.dct(values, type=2) / points
+    found[0] /= 2
+    return found, float(np.abs(values).max())
+
+
+def _values(kernel: Kernel, where: Vector) -> Vector:
+    """Return what a kernel gives for some eigenvalues."""
     values = np.asarray(kernel(where))
     if values.shape != where.shape or values.dtype.kind not in "fiub":
         raise ValueError(
             f"A kernel must give one real number for each eigenvalue: for shape {where.shape} it "
             f"gave shape {values.shape} and dtype {values.dtype}."
         )
-    if not np.isfinite(values).all():
-        raise ValueError(
-            f"A kernel must be finite from 0 to {lmax:.4g}, the largest eigenvalue: it gave "
-            f"{values[~np.isfinite(values)][0]} at {where[~np.isfinite(values)][0]:.4g}."
-        )
-    found = scipy.fft.dct(values.astype(np.float64), type=2) / points
-    found[0] /= 2
-    return found, float(np.abs(values).max())
+    return values.astype(np.float64)

@@ -255,6 +255,10 @@ def test_bad_arguments_are_refused_before_anything_is_computed(here, graph, argu
         (lambda x: 1j * x, "one real number for each eigenvalue"),
         (lambda x: np.where(x < 1, np.nan, x), "must be finite from 0 to .*: it gave nan at"),
         (lambda x: (x < 1.234).astype(float), "not smooth enough for tol=1e-10"),
+        # Between the ends of the interval these are all 0, 1 and 0.
+        (lambda x: (x < 1e-5).astype(float), "not smooth enough for tol=1e-10"),
+        (lambda x: (x > 1e-5).astype(float), "not smooth enough for tol=1e-10"),
+        (Heat(1e9), "not smooth enough for tol=1e-10"),
     ],
 )
 def test_impossible_kernels(here, kernel, complaint):

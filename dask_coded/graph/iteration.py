@@ -114,7 +114,8 @@ def iterate(
     changes = sizes = None
     # Divergence shows in the residual, so NumPy's warnings would add nothing.
     with np.errstate(over="ignore", invalid="ignore"):
-        for i in range(first, max_iter + 1):
+        # At least one: a loop that has ended may be resumed.
+        for i in range(min(first, max_iter), max_iter + 1):
             found = step(x)
             changes = np.subtract(found, x, out=changes)
             x = found

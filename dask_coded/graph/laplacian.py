@@ -160,7 +160,8 @@ def greatest_eigenvalue_rounds(
     first, before, q, diagonal, off = loop.resume(
         (1, np.zeros_like(start), start / norm(start, axis=0), nothing, nothing)
     )
-    for i in range(first, max_iter + 1):
+    # At least one: a loop that has ended may be resumed.
+    for i in range(min(first, max_iter), max_iter + 1):
         w = operator @ q
         if i > 1:
             w = w - off[-1] * before

@@ -82,7 +82,8 @@ def svd_rounds(
     width = min(k + oversample, *operator.shape)
     x = np.random.default_rng(seed).standard_normal((columns, width))
     first, x, s = loop.resume((0, x, np.zeros(width)))
-    for i in range(first, power_iterations + 1):
+    # At least one: a loop that has ended may be resumed.
+    for i in range(min(first, power_iterations), power_iterations + 1):
         q, _ = np.linalg.qr(operator @ x)
         x, r = np.linalg.qr((operator.T @ q.conj()).conj())
         previous, (u, s, vh) = s, np.linalg.svd(r.conj().T)

@@ -158,6 +158,8 @@ def minimize(
             f"Argument 'y' must have one value or one row for each of the {operator.shape[0]} rows "
             f"of the data, its shape is {y.shape}."
         )
+    if not y.size:
+        raise ValueError("The data must have at least one row and one target, they have none.")
     family.check(y)
     penalty.check(y.shape[1:])
     shares = np.ones(len(y)) if weights is None else check_weights("weights", weights, len(y))
@@ -182,8 +184,8 @@ def minimize(
         )
     history: tuple[Progress, ...] = ()
     # The scale of the point and of the rule, which another worker may have estimated differently.
-    first, scale, point, rule, family, history = loop.resume(
-        (1, objective.scale, None, rule, family, history)
+    first, scale, point, rule, family, history, converged = loop.resume(
+        (1, objective.scale, None, rule, family, history, False)
     )
     objective = replace(objective, scale=scale, family=family)
     if point is None:
@@ -194,6 +196,8 @@ def minimize(
             if not np.isfinite(objective.value(point.w, point.z)):
                 raise ValueError("The loss overflows: scale the targets, or the start.")
     for i in range(first, max_iter + 1):
+        if converged:  # a loop that has ended is resumed
+            break
         # A warm start may be at the minimum already.
         if i > 1 or objective.residual(point) > tol:
             point, rule = rule.advance(objective, point)
@@ -208,11 +212,14 @@ def minimize(
         progress = Progress.of(operator, i, residual, value)
         history = (*history, progress)
         last = converged or i == max_iter
-        loop.report(progress, state=(i + 1, scale, point, rule, family, history), last=last)
-        if converged:
-            break
+        state = (i + 1, scale, point, rule, family, history, converged)
+        loop.report(progress, state=state, last=last)
     coefficients, shift = objective.outside(point.w)
-    return Solution(coefficients, shift + center, i, residual, value, converged, history)
+    end = history[-1]
+    assert end.objective is not None
+    return Solution(
+        coefficients, shift + center, end.round, end.residual, end.objective, converged, history
+    )
 
 
 def solver_for(family: Family, penalty: Penalty) -> str:

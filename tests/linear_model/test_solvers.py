@@ -286,6 +286,25 @@ def test_a_resumed_fit_continues_where_it_stopped(solver):
     assert [last for _, last in whole.reports] == [False] * 8 + [True]
 
 
+@pytest.mark.parametrize("tol", [0, 1e-3], ids=["stopped", "converged"])
+def test_a_fit_that_has_ended_has_the_same_result_at_once(tol):
+    X, y = data(Logistic())
+    ended = Heard()
+    options = {"penalty": Penalty(l2=0.01), "tol": tol, "max_iter": 30}
+    expected = minimize(X, y, Logistic(), loop=ended, **options)
+    assert expected.converged == bool(tol)
+    again = Heard(ended.state)
+    found = minimize(X, y, Logistic(), loop=again, **options)
+    assert not again.reports
+    for name, value in vars(expected).items():
+        np.testing.assert_array_equal(getattr(found, name), value)
+
+
+def test_data_without_rows_are_refused():
+    with pytest.raises(ValueError, match="at least one row and one target, they have none"):
+        minimize(np.zeros((0, 2)), [], SquaredError())
+
+
 def test_history_has_each_iteration():
     X, y = data(Logistic())
     found = minimize(X, y, Logistic(), Penalty(l2=0.01), tol=1e-8)

@@ -220,7 +220,9 @@ class CodedView(ProductArray):
         if not isinstance(x := as_factor(x, self.labels[1]), np.ndarray | Array):
             return self.base._times(x)
         dtype = np.result_type(self.dtype, x.dtype)
-        y = self.base @ x.astype(dtype, copy=False)
+        # The factor comes last, and float16 may not hold the product without it.
+        wide = np.float32 if dtype == np.float16 and self.factor != 1 else dtype
+        y = self.base @ x.astype(wide, copy=False)
         for rows in self.selections:
             y = y[rows]
         return (y if self.factor == 1 else y * self.factor).astype(dtype)

@@ -487,6 +487,15 @@ def dispatched():
             )
 
 
+def test_a_multiple_in_half_precision_holds_what_numpy_holds(client):
+    plain = np.full((6, 784), 100, np.float16)
+    C = coded.encode(plain, coded.MDS(3, 2), client)
+    ones = np.ones(784, np.float16)
+    found = client.compute((C / 255) @ ones).result()
+    assert found.dtype == np.float16
+    np.testing.assert_allclose(found, (plain / np.float16(255)) @ ones, rtol=3e-3)
+
+
 # Functions that multiply matrices, in some cases in a way that is not coded.
 CONTRACTIONS = {"corrcoef", "cov", "dot", "einsum", "matmul", "tensordot", "vdot"}
 

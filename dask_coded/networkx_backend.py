@@ -27,6 +27,8 @@ from dask_coded.runtime.client.waiting import current_client
 
 NAME = "dask_coded"
 
+# To which power iterations come.
+_PRECISION = 1e-14
 # The client of the call that networkx dispatches now: networkx asks whether it can run, and only
 # then has its graph converted.
 _CLIENT: ContextVar[Any] = ContextVar("client", default=None)
@@ -161,7 +163,7 @@ def can_run(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool |
     """Return True if a function can run with these arguments, else the reason why not."""
     _CLIENT.set(kwargs.get("client"))
     # networkx remembers that a conversion has failed, although there may be a client now.
-    kept = getattr(args[0] if args else kwargs["G"], "__networkx_cache__", {})
+    kept = getattr(args[0] if args else kwargs["G"], "__networkx_cache__", None) or {}
     failed = kept.get("backends", {}).get(NAME, {})
     for key in [key for key, found in failed.items() if not isinstance(found, CodedGraph)]:
         del failed[key]
@@ -171,7 +173,8 @@ def can_run(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool |
     if given.get("alpha", 0) < 0:
         return "'alpha' is negative"
     for argument in ("personalization", "dangling", "nstart"):
-        if any(value < 0 for value in (given.get(argument) or {}).values()):
+        values = given.get(argument)
+        if values is not None and any(value < 0 for value in dict(values).values()):
             return f"'{argument}' has a negative value"
     return True
 
@@ -219,7 +222,8 @@ def _is_converted(
     given = inspect.signature(globals()[name]).bind(*args, **kwargs)
     given.apply_defaults()
     weight = given.arguments.get("weight", "weight")
-    kept = getattr(graph, "__networkx_cache__", {}).get("backends", {}).get(NAME, {}).values()
+    cache = getattr(graph, "__networkx_cache__", None) or {}  # networkx turns it off by None
+    kept = cache.get("backends", {}).get(NAME, {}).values()
     return any(isinstance(each, CodedGraph) and weight in each.adjacency for each in kept)
 
 
@@ -275,6 +279,8 @@ def hits(
     """Compute :func:`networkx.hits` by :func:`dask_coded.graph.hits`."""
     if len(G) == 0:
         return {}, {}
+    # networkx passes it to ARPACK, to which 0 means machine precision.
+    tol = tol or _PRECISION
     with _convergence(tol, max_iter):
         return coded.hits(
             G.by("weight"),

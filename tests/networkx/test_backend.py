@@ -149,6 +149,7 @@ def test_it_should_run_for_large_and_dense_graphs_only(client):
             {"alpha": 0.7, "weight": None, "dangling": {1: 1}, **EXACT},
         ),
         (nx.katz_centrality, {"alpha": 0.01, "beta": 2.0, "tol": 1e-13}),
+        (nx.hits, {"tol": 0, "max_iter": 1000}),
         (nx.katz_centrality, {"alpha": 0.01, "weight": "weight", "normalized": False}),
         (nx.hits, {"tol": 1e-13, "max_iter": 1000}),
     ],
@@ -182,6 +183,23 @@ def test_the_code_may_be_chosen_in_the_call(client):
     club = nx.karate_club_graph()
     found = nx.pagerank(club, backend="dask_coded", client=client, code=MDS(4, 3))
     assert found == pytest.approx(nx.pagerank(club), rel=1e-9)
+
+
+@installed
+def test_a_graph_whose_cache_is_turned_off(client):
+    club = nx.karate_club_graph()
+    club.__networkx_cache__ = None
+    found = nx.pagerank(club, backend="dask_coded", client=client)
+    assert found == pytest.approx(nx.pagerank(club), rel=1e-9)
+
+
+def test_personalizations_that_only_have_get():
+    """As of pandas, which networkx takes."""
+    pandas = pytest.importorskip("pandas")
+    some = pandas.Series({0: 1.0, 1: 2.0})
+    assert backend.can_run("pagerank", (nx.path_graph(3),), {"personalization": some}) is True
+    refused = backend.can_run("pagerank", (nx.path_graph(3),), {"personalization": -some})
+    assert refused == "'personalization' has a negative value"
 
 
 @installed

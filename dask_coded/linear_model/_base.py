@@ -15,7 +15,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_array, check_consistent_length
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from dask_coded.arguments import unwrapped
+from dask_coded.arguments import check_unmasked, unwrapped
 from dask_coded.array import CodedArray
 from dask_coded.display import Display
 from dask_coded.linear_model._fit import Callback, check_dask, current_cluster, fit
@@ -61,7 +61,8 @@ class LinearModel(BaseEstimator):
         ``X`` has a form that can be encoded or multiplied, and ``y`` is a NumPy array. Only valid
         data have a size, so they are checked before the cluster is chosen.
         """
-        X = unwrapped(X)
+        X = check_unmasked("The data", unwrapped(X))
+        y = check_unmasked("The targets", unwrapped(y))
         if check_dask(X):
             client = current_cluster(client, X, bool(self.verbose))
             y = here(y, client)

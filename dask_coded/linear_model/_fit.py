@@ -128,8 +128,9 @@ def fit(
             options |= {"solver": "newton", "pair": pair}
         return minimize(X, y, family, penalty, loop=_Told(callback), **options)
     if not isinstance(X, CodedArray):
-        # Parity and real coefficients need floating-point data.
-        real = X if X.dtype.kind == "f" else X.astype(np.float64)
+        # Parity and real coefficients need floating-point data, of more than three digits.
+        fits = X.dtype.kind == "f" and X.dtype.itemsize >= 4
+        real = X if fits else X.astype(np.float64)
         X = as_coded(real, code, client, transpose=True, callback=display)
     elif not isinstance(X.T, CodedArray):
         raise ValueError(

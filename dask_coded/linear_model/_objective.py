@@ -37,6 +37,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dask_coded.arguments import check_unmasked
 from dask_coded.linear_model.families import Family, Floats, root_mean_square
 from dask_coded.linear_model.penalties import Penalty
 
@@ -318,8 +319,10 @@ def check_weights(name: str, weights: npt.ArrayLike, rows: int) -> Floats:
     ------
     ValueError
         If there is not one for each row, or they are negative, not finite or all zero.
+    TypeError
+        If they are masked.
     """
-    found = np.asarray(weights, dtype=np.float64)
+    found = np.asarray(check_unmasked(f"Argument {name!r}", weights), dtype=np.float64)
     if not found.ndim:
         found = np.full(rows, found)
     if found.shape != (rows,):

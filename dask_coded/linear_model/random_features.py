@@ -135,4 +135,7 @@ def _deviation(X: da.Array) -> float:
 
 
 def _moments(block: Any) -> np.ndarray[Any, Any]:
-    return np.array([[block.mean(), block.multiply(block).mean(), math.prod(block.shape)]])
+    if not (size := math.prod(block.shape)):
+        return np.zeros((1, 3))
+    block = block.astype(np.float64)  # squares of narrow integers overflow
+    return np.array([[block.mean(), block.multiply(block).mean(), size]])

@@ -34,6 +34,7 @@ INPUTS = {
     "sparse": lambda: sp.csr_matrix(np.where(X > 0, X, 0)),
     "dask": lambda: da.from_array(X, chunks=(60, 3)),
     "dask of float32": lambda: da.from_array(X.astype(np.float32), chunks=(60, 3)),
+    "dask of float16": lambda: da.from_array(X.astype(np.float16), chunks=(60, 3)),
     "dask of integers": lambda: da.from_array(np.rint(4 * X).astype(int), chunks=(60, 3)),
 }
 
@@ -53,6 +54,17 @@ def test_a_fit_in_the_cluster_equals_one_in_this_process(client, models, kind):
     assert heard[-1].workers <= 4
     assert heard[-1].seconds is not None
     assert len(model.history_) == model.n_iter_[0]
+
+
+def test_masked_data_are_refused(models):
+    hidden = np.ma.masked_less(X, 0)
+    for data in (
+        {"X": hidden, "y": Z},
+        {"X": X, "y": hidden[:, 0]},
+        {"X": X, "y": Z, "sample_weight": hidden[:, 0]},
+    ):
+        with pytest.raises(TypeError, match="must not be masked"):
+            models.Ridge().fit(**data)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

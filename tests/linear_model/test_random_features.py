@@ -30,8 +30,12 @@ DISTANCE = np.linalg.norm(X, axis=1)
         (da.from_array(np.rint(9 * X).astype(int)), np.rint(9 * X).astype(int)),
         (da.from_array(np.rint(9 * X).astype("i2")), np.rint(9 * X).astype("i2")),
         (da.from_array(X, chunks=((300, 0), 3)), X),
+        (
+            da.from_array(SPARSE, chunks=((200, 0, 100), 3)).map_blocks(sp.csr_array),
+            sp.csr_array(SPARSE),
+        ),
     ],
-    ids=["dense", "single", "sparse", "integers", "short integers", "empty chunk"],
+    ids=["dense", "single", "sparse", "integers", "short integers", "empty", "empty sparse"],
 )
 def test_features_of_dask_arrays_are_those_of_scikit_learn(lazy, plain, gamma):
     options = {"gamma": gamma, "n_components": 20, "random_state": 1}
@@ -43,6 +47,15 @@ def test_features_of_dask_arrays_are_those_of_scikit_learn(lazy, plain, gamma):
     assert values.dtype == expected.dtype
     np.testing.assert_allclose(values, expected, atol=1e-4 if plain.dtype == "f4" else 1e-9)
     np.testing.assert_array_equal(RBFSampler(**options).fit_transform(plain), expected)
+
+
+def test_a_scale_of_narrow_integers_does_not_overflow():
+    plain = np.rint(60 * SPARSE).astype("i1")
+    lazy = da.from_array(plain, chunks=(70, 3)).map_blocks(sp.csr_array)
+    options = {"gamma": "scale", "n_components": 20, "random_state": 1}
+    expected = kernel_approximation.RBFSampler(**options).fit(plain.astype(float))
+    found = RBFSampler(**options).fit(lazy)
+    np.testing.assert_allclose(found.random_weights_, expected.random_weights_)
 
 
 def test_other_columns_are_refused():

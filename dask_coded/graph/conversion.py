@@ -151,6 +151,8 @@ def _exact(names: Any) -> Array | list[str]:
     ValueError
         If they are neither, or have been rounded to floating-point numbers.
     """
+    if isinstance(names, np.ndarray) and names.dtype.kind in "mM":
+        raise ValueError(f"{_NAMES}, these are of dtype {names.dtype}.")
     if isinstance(names, np.ndarray) and names.dtype.kind not in "iuf":
         names = names.tolist()
     if isinstance(names, np.ndarray):

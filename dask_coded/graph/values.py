@@ -98,7 +98,7 @@ def vector(name: str, values: PerNode, graph: Graph) -> Vector:
     """
     values = by_node(name, values)
     if not isinstance(values, Mapping):
-        return _finite(name, np.asarray(values, dtype=np.float64), len(graph.nodes))
+        return _finite(name, _real(name, values), len(graph.nodes))
     place = {node: i for i, node in enumerate(graph.nodes.tolist())}
     found = np.zeros(len(place))
     for node, value in values.items():
@@ -140,13 +140,19 @@ def distribution(name: str, values: npt.ArrayLike | None, n: int) -> Vector:
     if values is None:
         return np.full(n, 1 / n)
     values = check_unmasked(f"Argument {name!r}", unwrapped(values))
-    found = _finite(name, np.asarray(values, dtype=np.float64), n)
+    found = _finite(name, _real(name, values), n)
     if not ((found >= 0).all() and found.any()):
         raise ValueError(
             f"Argument {name!r} must be finite and not negative, and not zero everywhere: "
             f"its smallest value is {found.min()}, its largest {found.max()}."
         )
     return np.asarray(found / found.sum())
+
+
+def _real(name: str, values: npt.ArrayLike) -> Vector:
+    if np.iscomplexobj(values := np.asarray(values)):
+        raise ValueError(f"Argument {name!r} must hold real numbers, it has complex ones.")
+    return values.astype(np.float64)
 
 
 def _finite(name: str, found: Vector, n: int) -> Vector:

@@ -228,8 +228,10 @@ def _check(shape: tuple[int, ...], tol: float, max_iter: int) -> None:
 
 def _start(start: npt.ArrayLike, n: int) -> npt.NDArray[Any]:
     x = np.asarray(start)
-    if x.shape != (n,) or not np.isfinite(x).all() or not x.any():
+    numbers = x.dtype.kind in "biufc" and x.shape == (n,)
+    if not numbers or not np.isfinite(x).all() or not x.any():
         raise ValueError(
-            f"Argument 'start' must be {n} finite numbers, not all zero, its shape is {x.shape}."
+            f"Argument 'start' must be {n} finite numbers, not all zero, it has shape {x.shape} "
+            f"and dtype {x.dtype}."
         )
     return x

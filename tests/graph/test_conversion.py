@@ -107,6 +107,7 @@ def test_undirected_takes_the_greater_weight():
         (np.array([[2.0**63, 1.0]]), "all integers"),
         ([(2**63, -1)], "all integers"),
         ([(2**64, 1)], "all integers"),
+        (np.array([["2020-01-01", "2020-01-02"]], dtype="M8[ns]"), "of dtype datetime64[ns]"),
         ([(1, 2, {"weight": 3})], "third entry must be a number"),
         ([(1, 2, -1)], "edge 1 -> 2 has -1.0"),
         (sp.csr_array(np.ones((2, 3))), "this one is 2 x 3"),

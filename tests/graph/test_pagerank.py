@@ -169,6 +169,7 @@ def test_zero_tol_does_exactly_max_iter_rounds_even_at_the_fixed_point():
         ({"personalization": [0, 0, 0, 0]}, "'personalization' .* not zero everywhere"),
         ({"personalization": [1, 1, 1, -1]}, "'personalization' .* not negative"),
         ({"personalization": [1, 1, 1, float("nan")]}, "'personalization' must be finite"),
+        ({"personalization": [1, 1j, 1, 1]}, "'personalization' must hold real numbers"),
         ({"personalization": [1, 1]}, "'personalization' must have one value for each of the 4"),
         ({"start": [0, 0, 0, 0]}, "'start'"),
     ],

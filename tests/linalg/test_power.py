@@ -124,6 +124,7 @@ def test_a_resumed_iteration_continues_from_the_saved_state():
         ((3, 3), {"max_iter": 0}, "'max_iter' must be a whole number of at least 1, it is 0"),
         ((3, 3), {"start": [1, 2]}, r"Argument 'start' must be 3 finite numbers, not all zero"),
         ((3, 3), {"start": [0, 0, 0]}, "not all zero"),
+        ((3, 3), {"start": ["a", "b", "c"]}, "must be 3 finite numbers.* dtype <U1"),
     ],
 )
 def test_arguments_are_checked(shape, arguments, message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from dask_coded.prediction import SpeedHistory, in_seconds
@@ -61,12 +62,12 @@ class Dealer:
         self._predictor = predictor
         self._history = SpeedHistory() if history is None else history
         self._loop = LoopHistory(2 * latency, Reporting(0.0, 0.0))
-        self._errors: list[float] = []
+        self._errors: deque[float] = deque(maxlen=_ERRORS)
 
     @property
     def doubt(self) -> float:
         """The worst error of the last predictions, as far as they are known."""
-        return max(self._errors[-_ERRORS:], default=1.0)
+        return max(self._errors, default=1.0)
 
     def forecast(self) -> Forecast:
         """Return what is predicted for the next step."""

@@ -111,6 +111,13 @@ def joined(data: Any, steps: int | None, batch_size: int | None) -> tuple[Any, i
             break
     if not pairs:
         raise ValueError("Argument 'data' must yield at least one batch.")
+    for name, arrays in zip(("samples", "targets"), zip(*pairs, strict=True), strict=True):
+        if len(shapes := {array.shape[1:] for array in arrays}) > 1:
+            one, other, *_ = sorted(shapes)
+            raise ValueError(
+                f"The {name} of all batches must have the same shape, some are of shape {one} and "
+                f"others of {other}: pad all of them to one length."
+            )
     return [np.concatenate(arrays) for arrays in zip(*pairs, strict=True)], batch_size or largest
 
 
@@ -142,6 +149,10 @@ def _in_order(batches: Iterable[Any]) -> Iterable[Any]:
         collate_fn=batches.collate_fn,
         num_workers=batches.num_workers,
         drop_last=batches.drop_last,
+        timeout=batches.timeout,
+        worker_init_fn=batches.worker_init_fn,
+        multiprocessing_context=batches.multiprocessing_context,
+        generator=batches.generator,
     )
     return in_order
 

@@ -141,4 +141,5 @@ def _stacked(parts: list[Any]) -> Any:
         check_unmasked("A block of the training's data", part)
     if scipy.sparse.issparse(parts[0]):
         return scipy.sparse.vstack(parts, format="csr")
-    return np.concatenate(parts)
+    # Rows of one block may lie in another order, and a gradient would have other bits.
+    return np.ascontiguousarray(np.concatenate(parts))

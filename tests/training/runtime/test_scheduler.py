@@ -325,6 +325,13 @@ async def test_a_block_that_a_silent_worker_computes_is_computed_elsewhere(c, s,
     np.testing.assert_array_equal(await block, np.ones((4, 2)))
 
 
+def test_rows_lie_in_memory_alike_however_their_blocks_do():
+    """A gradient has other bits if they do not."""
+    columns = np.asfortranarray(np.ones((4, 3)))
+    for parts in ([columns], [columns, columns], [columns, columns.copy(order="C")]):
+        assert shards._stacked(parts).flags.c_contiguous
+
+
 @gen_cluster(**THREE)
 async def test_blocks_are_computed_again_while_the_worker_that_holds_them_is_stopped(
     c, s, a, b, *others, monkeypatch

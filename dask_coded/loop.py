@@ -55,6 +55,8 @@ class Progress(Summary):
         Duration of the last product; None if the operator does not report it.
     workers : int or None
         Number of workers whose shares it used; None if the operator does not report it.
+    score : float or None
+        The last one of a training's :class:`~dask_coded.training.Validation`.
     """
 
     round: int
@@ -62,6 +64,7 @@ class Progress(Summary):
     objective: float | None = None
     seconds: float | None = None
     workers: int | None = None
+    score: float | None = None
 
     @classmethod
     def of(cls, operator: Any, round: int, residual: float, objective: float | None = None) -> Self:

@@ -21,8 +21,8 @@ from dask_coded.rounds.ledger import Letter
 
 # Seconds from one worker to another before any lag is known, as in one room.
 _LATENCY = 1e-3
-# For so many turns after its own, the leader cares that all workers get the sum of a turn.
-_KEPT = 2 * TURNS
+#: For so many turns after its own, the leader cares that all workers get the sum of a turn.
+KEPT = 2 * TURNS
 
 #: A step, and a message about it to a worker.
 Order = tuple[int, Send]
@@ -169,7 +169,7 @@ class SqueezedSteps:
         self._recorded = False
         if step >= self._end:
             return []
-        for old in [*self._ledgers][:-_KEPT]:
+        for old in [*self._ledgers][:-KEPT]:
             del self._ledgers[old]
         ledger = self._ledgers[self._present] = self._dealer.begin(turn, now)
         dealt = None

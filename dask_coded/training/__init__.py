@@ -17,6 +17,7 @@ from dask_coded.training.optimizers import SGD, Adam, CosineDecay, Optimizer, St
 from dask_coded.training.result import TrainingResult, WorkerReport
 from dask_coded.training.runtime.spec import Step
 from dask_coded.training.schedules import Pipelined, Schedule, Synchronous
+from dask_coded.training.validation import Validation
 
 if TYPE_CHECKING:
     from dask_coded.training.estimator import GradientEstimator as GradientEstimator
@@ -35,6 +36,7 @@ __all__ = [
     "StepDecay",
     "Synchronous",
     "TrainingResult",
+    "Validation",
     "WorkerReport",
     "choose_aggregation",
     "measure_costs",

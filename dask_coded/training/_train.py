@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 import os
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from operator import index
 from typing import Any
 
 import dask
@@ -23,7 +24,7 @@ from distributed import Client
 from distributed.protocol.pickle import dumps
 
 from dask_coded.aggregation import Aggregation, Squeeze
-from dask_coded.arguments import check_place, check_unmasked, check_whole, unwrapped
+from dask_coded.arguments import check_place, check_positive, check_unmasked, check_whole, unwrapped
 from dask_coded.compression import EXACT, Compression, sum_dtype
 from dask_coded.display import Display
 from dask_coded.loop import Progress
@@ -43,8 +44,9 @@ from dask_coded.training.optimizers import SGD, Optimizer, Vector
 from dask_coded.training.replica import Gradient, Model
 from dask_coded.training.result import TrainingResult
 from dask_coded.training.runtime import TrainingSchedulerPlugin, lead
-from dask_coded.training.runtime.spec import Outcome, Training
+from dask_coded.training.runtime.spec import Outcome, Scoring, Training
 from dask_coded.training.schedules import Schedule, Synchronous
+from dask_coded.training.validation import Validation
 
 # Samples of a unit. A smaller unit of a dense model costs more: it takes about 10 / b of its
 # computation to add its gradient, with b samples. Small batches are cut into this many units.
@@ -65,11 +67,14 @@ def train(
     schedule: Schedule | None = None,
     seed: int = 0,
     layers: Sequence[tuple[int, ...]] | None = None,
+    averages: npt.ArrayLike | None = None,
+    clip_norm: float | None = None,
     client: Client | None = None,
     workers: str | Sequence[str] | None = None,
     leader: str | Sequence[str] | None = None,
     checkpoint: Checkpoint | None = None,
     resume: str | os.PathLike[str] | bool | None = None,
+    validation: Validation | None = None,
     callback: Callable[[Progress], object] | None = None,
     verbose: bool = False,
 ) -> TrainingResult:
@@ -115,6 +120,14 @@ def train(
     layers : sequence of tuple of int, optional
         Shapes of the layers that lie one after the other in the parameters, for compressions that
         work by layer. By default there is one layer.
+    averages : array_like of float, shape (m,), optional
+        The last ``m`` parameters are running averages with these momenta, such as statistics of
+        batch normalisation. The gradient function returns at their places what is averaged, summed
+        over the samples, as it does with gradients. After each step an average ``r`` becomes
+        ``r + momentum * (mean - r)``; the optimizer never sees it. By default those of the
+        :class:`TorchModule` whose :meth:`~TorchModule.gradient` is passed.
+    clip_norm : float, optional
+        A mean gradient with a larger norm is scaled down to it before the optimizer gets it.
     client : distributed.Client, optional
         The cluster; by default the current one.
     workers : str or sequence of str, optional
@@ -129,6 +142,9 @@ def train(
         other settings or data of another length is refused. The training continues as if it had not
         been interrupted, except that a :class:`Pipelined` schedule fills its pipeline again, and
         that what :class:`~dask_coded.compression.GradiVeQ` keeps as residuals is dropped.
+    validation : Validation, optional
+        Has parameters scored on other data every few updates: see ``found.scores``, and the
+        ``score`` of what the callback gets.
     callback : callable, optional
         Called in the client's event loop with a :class:`~dask_coded.Progress`, at most ten times a
         second and after the last step. Its objective is the mean loss; its residual is the norm of
@@ -171,7 +187,9 @@ def train(
     >>> client.close()
     """
     client = waiting_client(client)
-    _check_choices(gradient, optimizer, aggregation, compression, schedule, checkpoint, callback)
+    _check_choices(
+        gradient, optimizer, aggregation, compression, schedule, checkpoint, validation, callback
+    )
     start = _start(parameters)
     optimizer = optimizer or SGD(0.1)
     schedule = schedule or Synchronous()
@@ -186,7 +204,17 @@ def train(
     if batch_size is not None:
         check_whole("batch_size", batch_size)
     check_whole("seed", seed, least=0)
-    layers = [start.shape] if layers is None else list(layers)
+    if clip_norm is not None:
+        check_positive("clip_norm", clip_norm)
+    if averages is None:
+        module = getattr(gradient, "__self__", None)
+        averages = getattr(module, "averages", ()) if hasattr(module, "hold_parameters") else ()
+    averages = _averages(averages, start, compression)
+    if layers is None:
+        layers = [start.shape]
+        if averages.size:  # these differ too much in size from gradients for one grid
+            layers = [(start.size - averages.size,), averages.shape]
+    layers = _shapes(layers)
     if (size := sum(int(np.prod(shape)) for shape in layers)) != start.size:
         raise ValueError(
             f"Argument 'layers' must have as many elements as the parameters, {start.size}; "
@@ -199,6 +227,11 @@ def train(
         client.sync(lambda: while_connected(client, install(client, TrainingSchedulerPlugin())))
     data, batch_size = joined(data, steps, batch_size)
     samples, targets, held = load(client, data)
+    scoring = None
+    if validation is not None:
+        others, wanted, more = load(client, validation.data)
+        scoring = Scoring(dumps(validation.score), others, wanted, validation.every)
+        held += more
     if aggregation is None:
         there = threads_of(client)
         count = len(there if allowed is None else set(there) & set(allowed))
@@ -217,6 +250,7 @@ def train(
         "seed": seed,
         "optimizer": without_addresses(optimizer),
         "compression": without_addresses(compression),
+        "clip_norm": clip_norm,
     }
     if checkpoint is not None and resume is True and state is not None:
         check_same(checkpoint.path, state, setup, steps)
@@ -232,6 +266,8 @@ def train(
         schedule.width,
         state,
         dealt=isinstance(aggregation, Squeeze),
+        clip_norm=clip_norm,
+        averages=averages,
     )
     training = Training(
         id=f"coded-training-{uuid.uuid4().hex[:16]}",
@@ -252,6 +288,8 @@ def train(
         else (check_place("path", checkpoint.path), checkpoint.every),
         setup=setup,
         expects_none=resume is True and state is None,
+        averages=averages.size,
+        scoring=scoring,
     )
     # Suppress the warning that the task is large: it must carry the parameters, and does so once.
     quiet = dask.config.set({"distributed.admin.large-graph-warning-threshold": "1TiB"})
@@ -281,6 +319,7 @@ def _check_choices(
     compression: Any,
     schedule: Any,
     checkpoint: Any,
+    validation: Any,
     callback: Any,
 ) -> None:
     """Refuse names and uninstantiated classes before they reach the workers."""
@@ -293,6 +332,7 @@ def _check_choices(
         ("compression", compression, Compression, "Quantization()"),
         ("schedule", schedule, Schedule, "Pipelined()"),
         ("checkpoint", checkpoint, Checkpoint, "Checkpoint('file', every=100)"),
+        ("validation", validation, Validation, "Validation(score, (samples, targets))"),
     ):
         if not (value is None or isinstance(value, kind)):
             raise TypeError(
@@ -392,6 +432,34 @@ def _start(parameters: npt.ArrayLike) -> Vector:
             f"{start.shape} and dtype {start.dtype}."
         )
     return start if start.dtype.kind == "f" else start.astype(np.float64)
+
+
+def _shapes(layers: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Return the shapes of layers as tuples of whole numbers."""
+    layers = list(layers)
+    try:
+        return [tuple(map(index, layer)) for layer in layers]
+    except TypeError:
+        raise TypeError(
+            f"Argument 'layers' must be a sequence of shapes, such as [(784, 10), (10,)], it is "
+            f"{layers!r}."
+        ) from None
+
+
+def _averages(momenta: npt.ArrayLike, start: Vector, compression: Compression | None) -> Vector:
+    """Return the momenta of running averages in the dtype of the parameters."""
+    found: Vector = np.asarray(momenta, dtype=start.dtype)
+    if found.ndim != 1 or found.size >= start.size or not ((found >= 0) & (found <= 1)).all():
+        raise ValueError(
+            f"Argument 'averages' must be a flat array of momenta from 0 to 1, of fewer than the "
+            f"{start.size} parameters, it is {momenta!r}."
+        )
+    if found.size and compression is not None:
+        raise ValueError(
+            f"Running averages, as of batch normalisation, cannot be compressed by "
+            f"{compression!r}: leave out the compression."
+        )
+    return found
 
 
 class _Watch:

@@ -15,10 +15,13 @@ import numpy as np
 import torch
 
 from dask_coded.arguments import unwrapped
+from dask_coded.compression import sum_dtype
 from dask_coded.training.optimizers import Decay, Optimizer, Vector, check_decay
 
 # All threads of a process draw from the same random numbers, also those of workers in one process.
 _RANDOM = threading.Lock()
+# What a normalisation averages over steps.
+_AVERAGES = ("running_mean", "running_var")
 
 
 class TorchModule:
@@ -37,14 +40,19 @@ class TorchModule:
     parameters : ndarray, shape (n,)
         All parameters that require a gradient, concatenated: complex ones as pairs of real numbers,
         and bfloat16, which NumPy lacks, as float32.
+        Behind them come the running averages of batch normalisation, if there are any.
     layers : tuple of tuple of int
         Their shapes; that of complex ones ends with 2.
+    averages : ndarray, shape (m,)
+        The momenta of the running averages, which are the last ``m`` parameters. :func:`train`
+        finds them if it is passed :meth:`gradient`. Pass it ``averages=model.averages`` with a
+        function of your own that calls it.
 
     Raises
     ------
     ValueError
-        If the loss is a mean, the module has batch normalisation, no parameter requires a gradient,
-        or a parameter has no numbers yet.
+        If the loss is a mean, no parameter requires a gradient, a parameter has no numbers yet, or
+        running averages have no momentum.
 
     Notes
     -----
@@ -54,8 +62,10 @@ class TorchModule:
     Random draws of a module, such as dropout, are seeded from the parameters and the samples, so
     all workers that compute with the same samples draw the same numbers.
 
-    Batch normalisation is refused because its running statistics would differ between workers and
-    its gradient is not a sum over samples. Group and layer normalisation are fine.
+    Batch normalisation takes its statistics from the samples of one call, at least two: those of a
+    unit of :class:`~dask_coded.aggregation.Squeeze`, which do not depend on the workers, or those
+    of a worker in a step, as with PyTorch's DDP. Its running averages follow the mean over all
+    calls of a step.
 
     Examples
     --------
@@ -75,14 +85,6 @@ class TorchModule:
                 f"The loss must be a sum over samples, {loss!r} is a {loss.reduction}: "  # type: ignore[attr-defined]
                 'pass reduction="sum".'
             )
-        for part in module.modules():
-            norms = torch.nn.modules.batchnorm
-            running = isinstance(part, norms._NormBase) and part.track_running_stats
-            if running or isinstance(part, norms._BatchNorm):
-                raise ValueError(
-                    f"The module contains {part!r}, whose gradient is not a sum over samples: use "
-                    f"GroupNorm or LayerNorm."
-                )
         for name, parameter in module.named_parameters():
             if parameter.is_meta or torch.nn.parameter.is_lazy(parameter):
                 raise ValueError(
@@ -94,7 +96,21 @@ class TorchModule:
         self._wanted = [p for p in module.parameters() if p.requires_grad]
         if not self._wanted:
             raise ValueError("The module must have a parameter that requires a gradient.")
-        self.layers = tuple(tuple(_real(p).shape) for p in self._wanted)
+        # Those that take their statistics from the samples, and have running ones.
+        self._normed = [
+            part
+            for part in module.modules()
+            if isinstance(part, torch.nn.modules.batchnorm._NormBase)
+            and part.training
+            and part.running_mean is not None
+        ]
+        for part in self._normed:
+            if part.momentum is None:
+                raise ValueError(
+                    f"The module contains {part!r} without a momentum, whose averages would be "
+                    f"over all steps: give it one, such as 0.1."
+                )
+        self.layers = tuple(tuple(_real(p).shape) for p in (*self._wanted, *self._running))
         first = next(iter(module.parameters())).dtype
         self._is_sum = hasattr(loss, "reduction")
         self._half = any(p.dtype == torch.float16 for p in self._wanted)
@@ -104,8 +120,21 @@ class TorchModule:
         self._seed = 0
 
     @property
+    def _running(self) -> list[torch.Tensor]:
+        """The running averages, mean and variance of each normalisation."""
+        return [part.get_buffer(name) for part in self._normed for name in _AVERAGES]
+
+    @property
+    def averages(self) -> Vector:
+        entries = [len(_AVERAGES) * part.num_features for part in self._normed]
+        return np.repeat(
+            np.array([part.momentum for part in self._normed], dtype=float),
+            np.array(entries, dtype=np.intp),
+        )
+
+    @property
     def parameters(self) -> Vector:
-        return _flat(self._wanted)
+        return _flat([*self._wanted, *self._running])
 
     def gradient(self, parameters: Vector, samples: Any, targets: Any) -> tuple[float, Vector]:
         """Return the loss and its gradient, summed over samples, as :func:`train` expects.
@@ -113,8 +142,8 @@ class TorchModule:
         Raises
         ------
         ValueError
-            If the module has changed a buffer, as spectral normalisation does, or the loss is not a
-            sum over samples.
+            If the module has changed a buffer, as spectral normalisation does, the loss is no sum
+            over samples, or there are too few samples for batch normalisation.
         """
         if parameters is not self._held:
             self.hold_parameters(parameters)
@@ -122,13 +151,23 @@ class TorchModule:
         samples = unwrapped(samples)
         seed = zlib.crc32(samples[:1].tobytes(), self._seed)
         versions = [parameter._version for parameter in self._wanted]
+        if self._normed and len(samples) < 2:
+            raise ValueError(
+                "Batch normalisation needs at least 2 samples at a time, there is 1: pass a larger "
+                "`batch_size`, or fewer units."
+            )
+        own = {id(b) for part in self._normed for b in part.buffers(recurse=False)}
         buffers = {name: (b, b._version) for name, b in self.module.named_buffers()}
-        with _seeded(seed):
+        with _seeded(seed), self._statistics() as statistics:
             predictions, wanted = self.module(self._input(samples)), _tensor(targets)
             loss = self._loss(predictions, wanted)
             found = self._gradient(loss, len(samples))
+            if self._normed:
+                found = np.concatenate([found, statistics(len(samples))])
         for name, buffer in self.module.named_buffers():
             before, version = buffers.get(name, (None, 0))
+            if id(buffer) in own:
+                continue
             if buffer is not before or buffer._version != version:
                 raise ValueError(
                     f"The module must not change its buffers when it computes, it has changed "
@@ -139,6 +178,37 @@ class TorchModule:
         if not self._is_sum:
             self._check_sum(predictions, wanted, float(loss.detach()))
         return float(loss.detach()), found
+
+    @contextmanager
+    def _statistics(self) -> Iterator[Callable[[int], Vector]]:
+        """Have normalisations keep the statistics of one call, which a function sums over samples.
+
+        Afterwards they have the running averages again.
+        """
+        before = [tensor.clone() for tensor in self._running]
+        calls = [int(part.get_buffer("num_batches_tracked")) for part in self._normed]
+        momenta = [part.momentum for part in self._normed]
+
+        def summed(samples: int) -> Vector:
+            for part, count in zip(self._normed, calls, strict=True):
+                if int(part.get_buffer("num_batches_tracked")) > count + 1:
+                    raise ValueError(
+                        f"The module must use {part!r} at most once when it computes: use another "
+                        f"one at each place, because each has statistics of its own."
+                    )
+            found = _flat(self._running)
+            return samples * found.astype(sum_dtype(found.dtype), copy=False)
+
+        try:
+            for part in self._normed:
+                part.momentum = 1.0
+            yield summed
+        finally:
+            for part, momentum in zip(self._normed, momenta, strict=True):
+                part.momentum = momentum
+            with torch.no_grad():
+                for tensor, value in zip(self._running, before, strict=True):
+                    tensor.copy_(value)
 
     def _check_sum(self, predictions: Any, targets: torch.Tensor, loss: float) -> None:
         """Check that a function is a sum over samples: it has no attribute that says so."""
@@ -204,13 +274,18 @@ class TorchModule:
         flat = torch.from_numpy(np.array(unwrapped(parameters)))
         with torch.no_grad():
             start = 0
-            for parameter, shape in zip(self._wanted, self.layers, strict=True):
+            for parameter, shape in zip(self._wanted + self._running, self.layers, strict=True):
                 stop = start + math.prod(shape)
                 numbers = flat[start:stop].reshape(shape)
                 if parameter.is_complex():
                     numbers = torch.complex(numbers[..., 0], numbers[..., 1])
                 parameter.copy_(numbers)
                 start = stop
+        if any((part.get_buffer("running_var") < 0).any() for part in self._normed):
+            raise ValueError(
+                "A running variance is negative, because an optimizer has changed it: pass "
+                "`averages=model.averages` to `train` as well."
+            )
         return self.module
 
     def optimizer(
@@ -267,7 +342,7 @@ class TorchModule:
         return TorchOptimizer(
             learning_rate=float(groups[0][0]["lr"]),
             kind=type(optimizer),
-            shapes=self.layers,
+            shapes=self.layers[: len(self._wanted)],
             groups=groups,
             first={name: a.copy() for name, a in _state(optimizer, self._wanted).items()},
             decay=decay,

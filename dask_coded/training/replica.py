@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from dask_coded.arguments import check_unmasked, unwrapped
 from dask_coded.compression import Compression, Compressor, sum_dtype
 from dask_coded.training.batches import Batches
 from dask_coded.training.optimizers import Optimizer, Vector
+from dask_coded.training.runtime.norms import same_norm
 
 #: ``gradient(parameters, samples, targets)`` returns a flat array, or the loss and a flat array.
 Gradient = Callable[[Vector, Any, Any], Any]
@@ -58,6 +59,11 @@ class Model:
         State of a replica to continue from.
     dealt : bool
         Whether the parts of the data are units, whose gradients are summed on a grid.
+    clip_norm : float or None
+        Mean gradients with a larger norm are scaled down to it.
+    averages : ndarray, shape (m,)
+        The last ``m`` parameters are running averages, with these momenta. The optimizer has the
+        others.
     """
 
     gradient: Gradient
@@ -71,6 +77,13 @@ class Model:
     width: int = 1
     state: dict[str, Any] | None = None
     dealt: bool = False
+    clip_norm: float | None = None
+    averages: Vector = field(default_factory=lambda: np.zeros(0))
+
+    @property
+    def learned(self) -> int:
+        """Number of parameters that the optimizer has, the first ones."""
+        return self.parameters.size - self.averages.size
 
     def replica(self, parts: int, segments: int) -> Replica:
         """Make a replica for data in ``parts`` parts and gradients in ``segments`` segments."""
@@ -99,7 +112,7 @@ class Replica:
     def __init__(self, model: Model, parts: int, segments: int) -> None:
         self._model = model
         self._parameters = model.parameters.copy()
-        self._optimizer_state = model.optimizer.start(self._parameters)
+        self._optimizer_state = model.optimizer.start(self._parameters[: model.learned])
         self._batches = Batches(model.samples, parts, model.batch_size, model.seed)
         self._compressor = (
             Compressor()
@@ -145,10 +158,10 @@ class Replica:
         result = self._model.gradient(self._held(), samples, targets)
         if isinstance(result, tuple) and len(result) == 2:
             loss, vector = result
-            if np.ndim(loss):
+            if loss is None or np.ndim(loss):
                 raise TypeError(
-                    f"The loss must be a number, the sum over the samples; its shape is "
-                    f"{np.shape(loss)}."
+                    f"The loss must be a number, the sum over the samples; it is of type "
+                    f"{type(loss).__name__} and of shape {np.shape(loss)}."
                 )
             return self._checked(vector), float(loss)
         return self._checked(result), float("nan")
@@ -222,8 +235,8 @@ class Replica:
 
         Returns
         -------
-        ndarray, shape (n,)
-            The sum of the gradients.
+        ndarray
+            The sum of the gradients of the parameters that the optimizer has.
 
         Raises
         ------
@@ -234,15 +247,21 @@ class Replica:
         segments = [self._compressor.expand(step, i, t.vector) for i, t in enumerate(totals)]
         gradient = segments[0] if len(segments) == 1 else np.concatenate(segments)
         self._update(gradient, sum(total.loss for total in totals), beside)
-        return gradient
+        return gradient[: self._model.learned]
 
     def _update(self, gradient: Vector, loss: float, beside: bool) -> None:
-        step = self.version
+        step, model = self.version, self._model
         samples = max(self._batches.count(step), 1)
         parameters = self._parameters.copy() if beside else self._parameters
         with np.errstate(over="ignore", invalid="ignore"):
             mean = (gradient / samples).astype(parameters.dtype, copy=False)
-            self._model.optimizer.update(parameters, mean, self._optimizer_state, step)
+            learned, running = np.split(parameters, [model.learned])
+            own, found = np.split(mean, [model.learned])
+            # The same factor on all workers. Float16 might not hold it.
+            if model.clip_norm is not None and (norm := same_norm(own)) > model.clip_norm:
+                own[:] = own.astype(sum_dtype(own.dtype), copy=False) * (model.clip_norm / norm)
+            model.optimizer.update(learned, own, self._optimizer_state, step)
+            running += model.averages * (found - running)
         self._parameters = parameters
         # After the last step no gradient would show it.
         if not np.isfinite(self._parameters).all():
@@ -349,7 +368,7 @@ class UnitReplica(Replica):
             )
         gradient = grid.restored(total.integers)
         self._update(gradient, total.loss, beside)
-        return gradient
+        return gradient[: self._model.learned]
 
     def _grid(self, step: int, peaks: Exponents | None) -> Grid | None:
         """Return the grid of a step, on these peaks or on the predicted ones."""

@@ -65,6 +65,11 @@ class TrainingResult(Summary):
     aggregation: Aggregation
 
     @property
+    def scores(self) -> dict[int, float]:
+        """Scores of a :class:`Validation`, by the number of updates of the parameters."""
+        return {step.step + 1: step.score for step in self.history if step.score is not None}
+
+    @property
     def workers(self) -> dict[str, WorkerReport]:
         """A report on each worker, by address."""
         out = {}

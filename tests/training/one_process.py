@@ -22,12 +22,15 @@ def squeezed(
     batch_size: int | None = None,
     optimizer: Any = None,
     layers: Any = None,
+    averages: np.ndarray | None = None,
 ) -> np.ndarray:
     """Return the parameters after some steps."""
     X, y = data
     optimizer = optimizer or SGD(0.1)
     parameters = start.copy()
-    state = optimizer.start(parameters)
+    momenta = np.zeros(0) if averages is None else averages.astype(start.dtype)
+    learned, running = np.split(parameters, [len(start) - len(momenta)])
+    state = optimizer.start(learned)
     batches = Batches(len(X), units, batch_size, seed=0)
     blocks = GridBlocks(layers or [start.shape])
     history = PeakHistory(blocks)
@@ -51,5 +54,6 @@ def squeezed(
                 break
         history.record(found, step)
         mean = (grid.restored(total) / max(batches.count(step), 1)).astype(start.dtype)
-        optimizer.update(parameters, mean, state, step)
+        optimizer.update(learned, mean[: len(learned)], state, step)
+        running += momenta * (mean[len(learned) :] - running)
     return parameters

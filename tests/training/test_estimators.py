@@ -14,7 +14,10 @@ import pytest
 
 import dask_coded as coded
 from dask_coded import training
+from dask_coded.aggregation import Ring, Squeeze
+from dask_coded.compression import Quantization
 from dask_coded.training import SGD, GradientEstimator
+from dask_coded.training import data as training_data
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.extras
@@ -418,6 +421,22 @@ def test_tensors_batches_epochs_and_an_optimizer_of_pytorch(client):
     assert whole.steps == 2
 
 
+def test_a_loader_that_shuffles_is_read_in_order_as_its_user_wants():
+    dataset = torch.utils.data.TensorDataset(torch.tensor(SAMPLES), torch.tensor(LABELS))
+    options = {
+        "num_workers": 2,
+        "timeout": 3.0,
+        "worker_init_fn": print,
+        "multiprocessing_context": "spawn",
+        "generator": torch.Generator(),
+    }
+    loader = torch.utils.data.DataLoader(dataset, 25, shuffle=True, **options)
+    found = training_data._in_order(loader)
+    assert isinstance(found.sampler, torch.utils.data.SequentialSampler)
+    for name in options:
+        assert getattr(found, name) == getattr(loader, name)
+
+
 class Endless(torch.utils.data.IterableDataset):
     """Yields samples for ever."""
 
@@ -524,6 +543,105 @@ def test_rows_of_predictions_need_not_be_samples(rows):
 def test_modules_whose_gradients_are_not_sums_are_refused():
     with pytest.raises(ValueError, match='pass reduction="sum"'):
         training.TorchModule(network(), torch.nn.CrossEntropyLoss())
-    for tracked in (True, False):
-        with pytest.raises(ValueError, match="use GroupNorm or LayerNorm"):
-            model(torch.nn.BatchNorm1d(6, track_running_stats=tracked))
+
+
+def normed(**options):
+    """A network with batch normalisation, whose numbers are the same at each call."""
+    torch.manual_seed(1)
+    layers = torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6, **options), torch.nn.Linear(6, 3)
+    return torch.nn.Sequential(*layers)
+
+
+def test_statistics_of_batch_normalisation_are_summed_like_gradients():
+    flat = training.TorchModule(normed(), torch.nn.CrossEntropyLoss(reduction="sum"))
+    assert flat.averages.tolist() == [0.1] * 12
+    assert flat.layers[-2:] == ((6,), (6,))
+    start = flat.parameters
+    loss, found = flat.gradient(start, SAMPLES, LABELS)
+    np.testing.assert_array_equal(flat.parameters, start)  # the averages are back
+
+    net = normed()
+    rows = net[0](torch.from_numpy(SAMPLES)).detach().numpy()
+    n = len(SAMPLES)
+    np.testing.assert_allclose(found[-12:-6], n * rows.mean(axis=0), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found[-6:], n * rows.var(axis=0, ddof=1), rtol=1e-5)
+    expected = torch.nn.functional.cross_entropy(
+        net(torch.from_numpy(SAMPLES)), torch.from_numpy(LABELS), reduction="sum"
+    )
+    expected.backward()
+    assert loss == pytest.approx(expected.item())
+    grads = np.concatenate([p.grad.numpy().ravel() for p in net.parameters()])
+    np.testing.assert_array_equal(found[:-12], grads)
+
+
+@pytest.mark.parametrize("clip", [None, 0.1])
+@pytest.mark.parametrize("aggregation", [Ring(), Squeeze(units=1)], ids=repr)
+def test_a_training_with_batch_normalisation_is_that_of_pytorch(client, aggregation, clip):
+    flat = training.TorchModule(normed(), torch.nn.CrossEntropyLoss(reduction="sum"))
+    net = normed()
+    rule, same = (
+        torch.optim.SGD(module.parameters(), lr=0.2, momentum=0.9) for module in (net, flat.module)
+    )
+    found = training.train(
+        flat.gradient,
+        flat.parameters,
+        (SAMPLES, LABELS),
+        optimizer=flat.optimizer(same),
+        steps=8,
+        aggregation=aggregation,
+        clip_norm=clip,
+        workers=[next(iter(client.nthreads()))],
+        client=client,
+    )
+    for _ in range(8):
+        rule.zero_grad()
+        out = net(torch.from_numpy(SAMPLES))
+        torch.nn.functional.cross_entropy(out, torch.from_numpy(LABELS)).backward()
+        if clip is not None:
+            assert torch.nn.utils.clip_grad_norm_(net.parameters(), clip) > clip
+        rule.step()
+    state = flat.load(found.parameters).state_dict()
+    for name, value in net.state_dict().items():
+        if name != "1.num_batches_tracked":
+            torch.testing.assert_close(state[name], value, rtol=1e-4, atol=1e-5)
+    new = np.float32([[0.1, -2.0, 3.0, 0.5]])
+    np.testing.assert_allclose(
+        flat.prediction(found.parameters, new),
+        net.eval()(torch.from_numpy(new)).detach().numpy(),
+        rtol=1e-4,
+        atol=1e-5,
+    )
+
+
+def test_batch_normalisation_that_is_frozen_is_a_constant():
+    net = normed()
+    net[1].eval()
+    flat = training.TorchModule(net, torch.nn.CrossEntropyLoss(reduction="sum"))
+    assert not flat.averages.size
+    whole = flat.gradient(flat.parameters, SAMPLES, LABELS)[1]
+    parts = [flat.gradient(flat.parameters, SAMPLES[i::2], LABELS[i::2])[1] for i in range(2)]
+    np.testing.assert_allclose(sum(parts), whole, rtol=1e-4, atol=1e-5)
+
+
+def test_batch_normalisation_that_cannot_be_averaged_is_refused(client):
+    loss = torch.nn.CrossEntropyLoss(reduction="sum")
+    with pytest.raises(ValueError, match=r"without a momentum.*give it one, such as 0\.1"):
+        training.TorchModule(normed(momentum=None), loss)
+    flat = training.TorchModule(normed(), loss)
+    with pytest.raises(ValueError, match="at least 2 samples at a time, there is 1"):
+        flat.gradient(flat.parameters, SAMPLES[:1], LABELS[:1])
+    shared = torch.nn.BatchNorm1d(4)
+    twice = training.TorchModule(torch.nn.Sequential(shared, shared), loss)
+    with pytest.raises(ValueError, match=r"must use BatchNorm1d.* at most once"):
+        twice.gradient(twice.parameters, SAMPLES, LABELS)
+    wrong = flat.parameters
+    wrong[-1] = -0.1
+    with pytest.raises(ValueError, match=r"pass `averages=model\.averages` to `train`"):
+        flat.load(wrong)
+    data = SAMPLES, LABELS
+    with pytest.raises(ValueError, match="cannot be compressed by Quantization"):
+        training.train(
+            flat.gradient, flat.parameters, data, compression=Quantization(), client=client
+        )
+    with pytest.raises(ValueError, match="must be a flat array of momenta from 0 to 1"):
+        training.train(flat.gradient, flat.parameters, data, averages=[2.0], client=client)

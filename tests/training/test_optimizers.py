@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dask_coded.training import SGD, Adam, CosineDecay, Pipelined, StepDecay
+from dask_coded.training.runtime.norms import norm_of, same_norm
 
 
 @pytest.mark.extras
@@ -107,3 +108,33 @@ def test_wrong_arguments(make, message):
 def test_a_decay_is_a_function(make):
     with pytest.raises(TypeError, match="'decay' must be a function of the step"):
         make(0.1, decay=0.99)
+
+
+@pytest.mark.parametrize(
+    ("vector", "expected"),
+    [
+        (np.full(4, 300.0, dtype=np.float16), 600.0),
+        (np.full(4, 1e-30, dtype=np.float32), 2e-30),
+        (np.full(4, 1e200), 2e200),
+        (np.ones(0), 0.0),
+    ],
+)
+def test_norms_whose_squares_cannot_be_represented(vector, expected):
+    assert norm_of(np.array_split(vector, 3)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("size", [1, 1000, 5000])
+@pytest.mark.parametrize("scale", [1e-300, 1.0, 1e300])
+def test_the_norm_that_is_the_same_everywhere(scale, size):
+    vector = scale * np.random.default_rng(0).standard_normal(size)
+    assert same_norm(vector) == pytest.approx(scale * np.linalg.norm(vector / scale), rel=1e-12)
+    assert same_norm(0 * vector) == 0
+
+
+def test_the_norm_of_half_precision_has_no_overflow():
+    assert same_norm(np.full(10_000, 300.0, np.float16)) == 30_000.0
+
+
+def test_a_norm_without_running_averages():
+    segments = np.array_split(np.array([3.0, 4.0, 7.0, 7.0, 7.0]), 4)
+    assert norm_of(segments, averages=3) == 5.0

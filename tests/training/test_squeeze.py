@@ -260,6 +260,37 @@ def test_a_module_with_dropout_gives_the_parameters_of_one_process(five):
         assert found.parameters.tobytes() == expected.tobytes()
 
 
+@pytest.mark.extras
+def test_batch_normalisation_gives_the_parameters_of_one_process(five):
+    """Running averages among them, also for a function of one's own."""
+    torch = pytest.importorskip("torch")
+    from dask_coded.training import TorchModule
+
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(
+        torch.nn.Linear(5, 40), torch.nn.BatchNorm1d(40, momentum=0.3), torch.nn.Linear(40, 1)
+    )
+    model = TorchModule(net, torch.nn.MSELoss(reduction="sum"))
+    data = X.astype(np.float32), Y.astype(np.float32)[:, None]
+    options = {"steps": 6, "batch_size": 60, "layers": model.layers, "optimizer": Adam(0.01)}
+    start = model.parameters.copy()
+    averages = model.averages
+    expected = squeezed(model.gradient, start, data, units=10, averages=averages, **options)
+    options |= {"aggregation": Squeeze(units=10), "client": five}
+
+    def own(w, samples, targets):
+        return model.gradient(w, samples, targets)
+
+    cases = [
+        (model.gradient, addresses(five)[:1], {}),
+        (model.gradient, addresses(five), {}),
+        (own, addresses(five)[:3], {"averages": averages}),
+    ]
+    for gradient, workers, given in cases:
+        found = train(gradient, start, data, workers=workers, **options, **given)
+        assert found.parameters.tobytes() == expected.tobytes()
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("entry", [3.0, 5.0, 1e20])
 def test_a_layer_whose_gradient_was_zero_until_now(dtype, entry):

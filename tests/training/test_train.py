@@ -25,6 +25,7 @@ from dask_coded.aggregation import (
     GradientCoding,
     Ring,
     Speculation,
+    Squeeze,
     Star,
     StaticClusters,
     Tree,
@@ -261,6 +262,14 @@ def test_scattered_data_do_not_change_with_the_arrays_of_the_caller(client, monk
     found = client.gather(held)
     np.testing.assert_array_equal(np.concatenate([a for a in found if a.ndim == 2]), X)
     np.testing.assert_array_equal(np.concatenate([a for a in found if a.ndim == 1]), Y)
+
+
+@pytest.mark.parametrize("aggregation", [Squeeze(), Star()], ids=repr)
+def test_a_gradient_with_a_large_norm_is_scaled_down(client, aggregation):
+    options = {"optimizer": SGD(1.0), "steps": 1, "aggregation": aggregation, "client": client}
+    free = train(squares, np.zeros(X.shape[1]), (X, Y), **options).parameters
+    clipped = train(squares, np.zeros(X.shape[1]), (X, Y), clip_norm=0.01, **options).parameters
+    np.testing.assert_allclose(clipped, free * (0.01 / np.linalg.norm(free)))
 
 
 def test_epochs_are_passes_over_the_data(client):
@@ -511,7 +520,8 @@ def test_a_gradient_that_ends_its_process_is_an_error(client):
         (lambda w, X, y: np.full(5, np.inf, "f2"), FloatingPointError, "float16 ends at 65504"),
         (lambda w, X, y: None, TypeError, r"a pair \(loss, flat array\), it returned None"),
         (lambda w, X, y: (0.0, w, w), TypeError, "it returned a tuple of 3"),
-        (lambda w, X, y: (np.ones(3), w), TypeError, r"loss must be a number.* shape is \(3,\)"),
+        (lambda w, X, y: (np.ones(3), w), TypeError, r"loss must be a number.* of shape \(3,\)"),
+        (lambda w, X, y: (None, w), TypeError, "loss must be a number.* of type NoneType"),
         (lambda w, X, y: w.sort(), ValueError, "read-only"),
     ],
 )
@@ -566,6 +576,7 @@ class Frame:
         ((X, Y), {"compression": Truncation}, TypeError, "an instance of Compression"),
         ((X, Y), {"schedule": Pipelined}, TypeError, "an instance of Schedule"),
         ((X, Y), {"checkpoint": "file"}, TypeError, "an instance of Checkpoint"),
+        ((X, Y), {"validation": (X, Y)}, TypeError, "an instance of Validation"),
         (
             (X, Y),
             {"aggregation": Speculation(), "schedule": Pipelined(2)},
@@ -600,12 +611,20 @@ class Frame:
             "folder '.*folder' must exist on the workers",
         ),
         (iter([X, Y]), {}, TypeError, "Each batch must be a pair of arrays or tensors"),
+        (
+            iter([(X, Y), (X[:, 1:], Y)]),
+            {},
+            ValueError,
+            r"samples of all batches must have the same shape, some are of shape \(4,\) and",
+        ),
         (iter([]), {}, ValueError, "must yield at least one batch"),
         ((X, Y), {"epochs": 0}, ValueError, "'epochs' must be a whole number of at least 1"),
         ((X, Y), {"epochs": 2, "steps": 2}, TypeError, "either 'steps' or 'epochs', not both"),
+        ((X, Y), {"clip_norm": 0}, ValueError, "'clip_norm' must be"),
         ((X, Y), {"seed": None}, ValueError, "'seed' must be a whole number of at least 0"),
         ((X, Y), {"steps": 0}, ValueError, "'steps' must be a whole number of at least 1"),
         ((X, Y), {"workers": ["b"]}, ValueError, "'workers' must contain the address of a worker"),
+        ((X, Y), {"layers": [5]}, TypeError, r"'layers' must be a sequence of shapes.*is \[5\]"),
         ((X, Y), {"layers": [(2, 2)]}, ValueError, "as many elements as the parameters, 5; it"),
         ((X, Y), {"aggregation": GradientCoding(4)}, ValueError, "at least 5 workers"),
         (

@@ -140,7 +140,7 @@ def test_views_of_any_strides_arrive():
 
 @pytest.mark.parametrize("size", [10, 100_000])
 def test_small_objects_are_packed_in_the_text_and_large_ones_in_frames(size):
-    sent = [Share("run", (), (np.ones(size),), 0.0), ReplicaState("run", b"s" * size)]
+    sent = [Share("run", (), (np.ones(size),), 0.0), ReplicaState("run", 1, b"s" * size)]
     assert len(pack(sent)) == (1 if size == 10 else 4)
     share, checkpoint = transported(sent)
     assert bytes(checkpoint.state) == b"s" * size

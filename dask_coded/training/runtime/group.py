@@ -37,9 +37,10 @@ from dask_coded.training.runtime.messages import (
     StepsFinished,
     Unreachable,
 )
+from dask_coded.training.runtime.norms import norm_of
 from dask_coded.training.runtime.spec import Group, Outcome, Step
-from dask_coded.training.runtime.storage import CheckpointWriter
-from dask_coded.training.runtime.trainer import READ_EVERY, node_message, norm_of
+from dask_coded.training.runtime.storage import StateTaker
+from dask_coded.training.runtime.trainer import READ_EVERY, node_message
 from dask_coded.transport.exceptions import unpacked
 from dask_coded.transport.messages import Closed, Message
 
@@ -71,7 +72,8 @@ class LiveGroup:
         Returns what was seen of each step, given the losses of all steps.
     speeds : SpeedHistory, optional
         Of workers to which parts are dealt.
-    writer : CheckpointWriter, optional
+    takers : sequence of StateTaker
+        They get the state every few updates, and the last one.
     """
 
     def __init__(
@@ -82,10 +84,12 @@ class LiveGroup:
         ended: Callable[[Step, float], None],
         history: Callable[[Sequence[float]], list[Step]],
         speeds: SpeedHistory | None = None,
-        writer: CheckpointWriter | None = None,
+        takers: Sequence[StateTaker] = (),
     ) -> None:
         self._link = link
-        self._writer = writer
+        self._takers = takers
+        # The last version that they were offered.
+        self._taken = group.version
         self._group = group
         self._report_ended = ended
         self._history = history
@@ -170,8 +174,11 @@ class LiveGroup:
                 self._received(event.message)
             case StepProgress():
                 self._progressed(event.sender, event.message)
-            case ReplicaState(_, state):
-                self._write(state)
+            case ReplicaState(_, version, state):
+                for taker in self._takers:
+                    if version % taker.every == 0:
+                        taker.put(version, state)
+                self._taken = version
             case StopRequested():
                 self._halt()
             case Failed(_, error):
@@ -262,7 +269,8 @@ class LiveGroup:
             if isinstance(c, Send) and c.to not in self._absent
         )
         if whole:
-            seen, totals = self._step(step), self._segments.pop(step).values()
+            seen, totals = self._step(step), [vector for _, vector in sorted(segments.items())]
+            del self._segments[step]
             seen.loss = sum(total.loss for total in totals)
             seen.late = tuple(
                 address
@@ -271,7 +279,8 @@ class LiveGroup:
             )
             del self._machines[step]
             self._give_up(step, sum(total.vector.nbytes for total in totals))
-            self._end(seen, norm_of(totals))
+            norm = norm_of([t.vector for t in totals], self._group.training.averages)
+            self._end(seen, norm)
 
     def _give_up(self, step: int, nbytes: int) -> None:
         """Leave out workers for which too many sums wait: slow ones, and those stopped for hours.
@@ -309,6 +318,8 @@ class LiveGroup:
         self._report_ended(step, norm / samples)
         if self._ripe is None:
             self._ripe = now + _WORTH * (now - self._asked)
+        if self._version >= self._group.training.steps:
+            return  # another group would only fetch data, and some may be lost
         if self._leaving or (self._joinable and now > self._ripe and self._could_grow()):
             raise GroupOverError
         if (choice := self._choice()) != self._chosen:
@@ -339,7 +350,8 @@ class LiveGroup:
         if not (self._silent or self._absent):
             return
         there = (a for node, a in enumerate(self._members) if node not in self._absent)
-        writes = self._group.training.checkpoint and next(there, None) in self._silent
+        training = self._group.training
+        writes = (training.checkpoint or training.scoring) and next(there, None) in self._silent
         if (writes or not self._can_finish()) and self._other_group():
             for address in self._silent:
                 self._link.lose(address)
@@ -410,9 +422,11 @@ class LiveGroup:
                 case StepProgress() | ReplicaState():
                     self._react(event)
         packed = self._final_state(gone)
-        self._write(packed)
-        if self._writer is not None:
-            self._writer.finish()
+        for taker in self._takers:
+            if version != self._taken or version % taker.every:
+                taker.put(version, packed)
+        for taker in self._takers:
+            taker.finish()
         state = pickle.loads(packed)
         return Outcome(state, self._history(state["losses"]), self._digests)
 
@@ -424,7 +438,7 @@ class LiveGroup:
                 event = self._link.next_event()
                 assert event is not None
                 match event.message:
-                    case ReplicaState(_, state) if event.sender == address:
+                    case ReplicaState(_, _, state) if event.sender == address:
                         return state
                     case Failed(_, error) if event.sender == address:
                         # It may lack the memory to pickle its state, and does not answer any more.
@@ -437,7 +451,3 @@ class LiveGroup:
                         gone.add(silent)
             self._link.lose(address)
         raise GroupOverError
-
-    def _write(self, state: bytes) -> None:
-        if self._writer is not None:
-            self._writer.put(state)

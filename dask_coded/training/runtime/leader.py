@@ -18,7 +18,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Sequence
-from contextlib import closing, nullcontext
+from contextlib import ExitStack
 from time import monotonic
 
 from distributed import get_worker
@@ -34,9 +34,11 @@ from dask_coded.training.runtime.group import GroupOverError, LiveGroup
 from dask_coded.training.runtime.link import Link
 from dask_coded.training.runtime.memberships import Silent, TrainingWorkerPlugin, training_plugin
 from dask_coded.training.runtime.messages import Enlisted, Joined, Unreachable
+from dask_coded.training.runtime.scores import Scores
 from dask_coded.training.runtime.spec import Group, Outcome, Step, Training
 from dask_coded.training.runtime.storage import (
     CheckpointWriter,
+    StateTaker,
     check_folder,
     check_not_there,
     saved,
@@ -76,6 +78,9 @@ class History:
         self._seen: dict[int, Step] = {}
         # What other workers keep. A whole history would take longer and longer to send.
         self._recent: deque[Step] = deque(maxlen=_RECENT)
+        # By step, and the last one.
+        self._scores: dict[int, float] = {}
+        self._score: float | None = None
         for step in loop.resume(list(self._recent)):
             self._remember(step)
 
@@ -84,12 +89,26 @@ class History:
         self._remember(step)
         workers = len(step.computing) or None
         loss = None if math.isnan(step.loss) else step.loss
-        progress = Progress(step.step + 1, norm, loss, step.seconds, workers)
+        progress = Progress(step.step + 1, norm, loss, step.seconds, workers, self._score)
         self._loop.report(progress, list(self._recent), step.step + 1 == self._steps)
+
+    def scored(self, version: int, score: float) -> None:
+        """Record the score of the parameters after so many updates, in any thread."""
+        self._scores[version - 1] = self._score = score
+        if step := self._seen.get(version - 1):
+            step.score = score
 
     def of(self, losses: Sequence[float]) -> list[Step]:
         """Return what was seen of each step, or only its loss where nothing was seen."""
-        return [self._seen.get(i) or Step(i, loss) for i, loss in enumerate(losses)]
+        found = [self._seen.get(i) or Step(i, loss) for i, loss in enumerate(losses)]
+        for i, score in self._scores.items():
+            found[i].score = score
+        return found
+
+    def go_back(self, version: int) -> None:
+        """Forget scores of parameters that are lost: the training goes on after so many updates."""
+        self._scores = {i: score for i, score in self._scores.items() if i < version}
+        self._score = next(reversed(self._scores.values()), None)
 
     @property
     def steps(self) -> int:
@@ -99,6 +118,8 @@ class History:
     def _remember(self, step: Step) -> None:
         self._seen[step.step] = step
         self._recent.append(step)
+        if step.score is not None:
+            self._scores[step.step] = self._score = step.score
 
 
 class Leader:
@@ -127,13 +148,20 @@ class Leader:
         Exception
             What a worker raises.
         """
+        takers: list[StateTaker] = []
         if checkpoint := self._training.checkpoint:
             check_folder(checkpoint[0], self._link.address)
             if self._training.expects_none:
                 check_not_there(checkpoint[0], self._training.id, self._link.address)
-            self._writer = CheckpointWriter(checkpoint[0], self._link.confirm)
-        with closing(self._writer) if self._writer else nullcontext(), self._link:
-            history = History(self._loop, self._training.steps)
+            self._writer = CheckpointWriter(*checkpoint, self._link.confirm)
+            takers.append(self._writer)
+        history = History(self._loop, self._training.steps)
+        if scoring := self._training.scoring:
+            takers.append(Scores(self._plugin.worker, scoring, history.scored))
+        with ExitStack() as stack:
+            for taker in takers:
+                stack.callback(taker.close)
+            stack.enter_context(self._link)
             activity = worker_plugin(self._plugin.worker).activity
 
             def ended(step: Step, norm: float) -> None:
@@ -143,9 +171,10 @@ class Leader:
             while True:
                 asked = monotonic()
                 group = self._form(history.steps)
+                history.go_back(group.version)
                 try:
                     return LiveGroup(
-                        self._link, group, asked, ended, history.of, self._speeds, self._writer
+                        self._link, group, asked, ended, history.of, self._speeds, takers
                     ).run()
                 except GroupOverError:
                     continue

@@ -147,8 +147,12 @@ class StepProgress(Message):
 
 @dataclass(frozen=True)
 class ReplicaState(Message):
-    """The pickled state of a replica: for the checkpoint, from node 0, or on :class:`SendState`."""
+    """The pickled state of a replica after so many updates.
 
+    For checkpoint and validation, from node 0, or on :class:`SendState`.
+    """
+
+    version: int
     state: bytes
 
 

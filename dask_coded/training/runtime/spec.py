@@ -103,6 +103,9 @@ class Training:
         What the training is of, for those that resume it.
     expects_none : bool
         Whether it was to go on from that file, which the client has not found.
+    averages : int
+        How many of the parameters, the last ones, are running averages.
+    scoring : Scoring or None
     """
 
     id: str
@@ -121,6 +124,33 @@ class Training:
     checkpoint: tuple[str, int] | None = None
     setup: dict[str, Any] = field(default_factory=dict)
     expects_none: bool = False
+    averages: int = 0
+    scoring: Scoring | None = None
+
+    def wants_state(self, version: int) -> bool:
+        """Whether the leader wants the state after so many updates."""
+        every = [self.checkpoint[1]] if self.checkpoint else []
+        every += [self.scoring.every] if self.scoring else []
+        return any(version % each == 0 for each in every)
+
+
+@dataclass(frozen=True, eq=False)
+class Scoring:
+    """How parameters are scored, see :class:`dask_coded.training.Validation`.
+
+    Parameters
+    ----------
+    score : bytes
+        The pickled function.
+    samples, targets : Blocks
+    every : int
+        Number of updates between scores.
+    """
+
+    score: bytes
+    samples: Blocks
+    targets: Blocks
+    every: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,6 +216,9 @@ class Step(Summary):
         Units that moved to another worker while the step was computed.
     speeds : dict of str to float
         Units per second of each worker that has computed any; otherwise empty.
+    score : float or None
+        Of the parameters after this step, if a :class:`~dask_coded.training.Validation` has scored
+        them: the mean over its samples.
     """
 
     step: int
@@ -196,6 +229,7 @@ class Step(Summary):
     units: dict[str, int] = field(default_factory=dict)
     moved: int = 0
     speeds: dict[str, float] = field(default_factory=dict)
+    score: float | None = None
 
 
 @dataclass(frozen=True, eq=False)

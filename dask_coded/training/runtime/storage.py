@@ -1,8 +1,9 @@
-"""Checkpoints of trainings, as files that a thread of its own writes."""
+"""What threads of a leader do with the states of its training: write them to a file."""
 
 from __future__ import annotations
 
 import pickle
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -87,38 +88,40 @@ def saved(path: str, training: str) -> tuple[int, bytes] | None:
         return None
 
 
-class CheckpointWriter:
-    """Writes states one after the other, without holding up the training.
+class StateTaker(ABC):
+    """Takes states one after the other, without holding up the training.
 
     Parameters
     ----------
-    path : str
-        A path or address.
-    confirm : callable
-        Raises an exception if the training is cancelled, or has another leader.
+    name : str
+        Of the thread.
+    every : int
+        Number of updates between states.
     """
 
-    def __init__(self, path: str, confirm: Callable[[], None]) -> None:
-        self._path = path
-        self._confirm = confirm
-        self._background = Background("dask-coded-checkpoint")
+    def __init__(self, name: str, every: int) -> None:
+        self.every = every
+        self._background = Background(name)
         self._error: BaseException | None = None
         #: Ends the thread.
         self.close = self._background.close
 
-    def put(self, state: bytes) -> None:
-        """Have a state written; one that still waits is left out.
+    @abstractmethod
+    def _take(self, version: int, state: bytes) -> None:
+        """Do what is to be done with the pickled state after so many updates."""
+
+    def put(self, version: int, state: bytes) -> None:
+        """Have a state taken; one that still waits is left out.
 
         Raises
         ------
         Exception
-            If an earlier one could not be written.
+            If an earlier one has failed.
         """
 
         def work() -> None:
             try:
-                self._confirm()
-                write_file(self._path, state)
+                self._take(version, state)
             except BaseException as exc:  # whatever it is, the training is told
                 self._error = exc
 
@@ -126,12 +129,12 @@ class CheckpointWriter:
         self._background.do(work)
 
     def finish(self) -> None:
-        """Wait until all is written.
+        """Wait until all is done.
 
         Raises
         ------
         Exception
-            If it could not be written.
+            If it has failed.
         """
         self._background.wait()
         self._check()
@@ -140,3 +143,25 @@ class CheckpointWriter:
         error, self._error = self._error, None
         if error is not None:
             raise error
+
+
+class CheckpointWriter(StateTaker):
+    """Writes states to a file.
+
+    Parameters
+    ----------
+    path : str
+        A path or address.
+    every : int
+    confirm : callable
+        Raises an exception if the training is cancelled, or has another leader.
+    """
+
+    def __init__(self, path: str, every: int, confirm: Callable[[], None]) -> None:
+        super().__init__("dask-coded-checkpoint", every)
+        self._path = path
+        self._confirm = confirm
+
+    def _take(self, version: int, state: bytes) -> None:
+        self._confirm()
+        write_file(self._path, state)

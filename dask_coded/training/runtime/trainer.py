@@ -11,7 +11,6 @@ come meanwhile, and goes on with the newest step.
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -23,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from distributed.protocol.pickle import dumps
 from distributed.utils import sync
-from scipy.linalg import norm
 
 from dask_coded.aggregation import (
     ROOT,
@@ -36,6 +34,7 @@ from dask_coded.aggregation import (
     SqueezeMachine,
     Tag,
 )
+from dask_coded.aggregation.steps import KEPT
 from dask_coded.compat import WORKER_ANY_RUNNING
 from dask_coded.compression import Partial
 from dask_coded.runtime.messages import Failed
@@ -46,6 +45,7 @@ from dask_coded.training.runtime.messages import (
     StepsFinished,
     Unreachable,
 )
+from dask_coded.training.runtime.norms import norm_of
 from dask_coded.training.runtime.shards import fetch_parts, runs
 from dask_coded.training.runtime.spec import Group, Replica
 from dask_coded.transport import Answer, Channel, Exchange
@@ -57,8 +57,6 @@ if TYPE_CHECKING:
 
 #: Steps between two reports of a worker to the leader that it reads its messages.
 READ_EVERY = 8
-# Steps for which a worker that has the sum can send it to one that misses it.
-_KEPT = 2
 
 
 class Trainer:
@@ -306,21 +304,20 @@ class Trainer:
             del self._totals[step]
             if self.group.plan.dealt:
                 # Any worker may be lost, so all of them say it.
-                loss, norm = sum(total.loss for total in totals), norm_of([Partial(gradient)])
+                loss, norm = sum(total.loss for total in totals), norm_of([gradient])
                 self.answer(StepProgress(self.group.run_id, step, None, loss, norm))
             self._checkpoint()
 
     def _checkpoint(self) -> None:
         """Send the state to the leader every few updates, if this is the first worker left."""
-        every = self.group.training.checkpoint and self.group.training.checkpoint[1]
         first = self._skipped.issuperset(range(self._node))
-        if first and every and self.replica.version % every == 0:
+        if first and self.group.training.wants_state(self.replica.version):
             self._send_state()
 
     def _send_state(self) -> None:
         training = self.group.training
         state = {**self.replica.state(), "training": training.id, "setup": training.setup}
-        self.answer(ReplicaState(self.group.run_id, dumps(state)))
+        self.answer(ReplicaState(self.group.run_id, state["version"], dumps(state)))
 
     def _finish(self) -> None:
         replica = self.replica
@@ -454,8 +451,8 @@ class Trainer:
         self._segments.pop(step, None)
         if isinstance(machine, SqueezeMachine):
             self._kept[step] = machine
-            # Sums may come in any order.
-            for old in [s for s in self._kept if s <= max(self._kept) - _KEPT]:
+            # A worker that misses the sum may ask for it. Sums may come in any order.
+            for old in [s for s in self._kept if s <= max(self._kept) - KEPT]:
                 del self._kept[old]
             return
         if step % READ_EVERY == 0:
@@ -463,7 +460,8 @@ class Trainer:
         self._choices.pop(self.group.begins_with(step + 1) - 1, None)
         if self._node == 0 and not self.group.plan.rooted:
             loss = sum(total.loss for total in totals)
-            self.answer(StepProgress(self.group.run_id, step, None, loss, norm_of(totals)))
+            norm = norm_of([total.vector for total in totals], self.group.training.averages)
+            self.answer(StepProgress(self.group.run_id, step, None, loss, norm))
 
     def _send(self, step: int, command: Send, choice: Any) -> None:
         message = node_message(self.group.run_id, step, self._node, command, choice)
@@ -492,14 +490,6 @@ class Trainer:
 def failure(exc: BaseException, address: str) -> bytes:
     """Pickle an exception that was raised on a worker, with a note that says where."""
     return portable(exc, f"in the training on worker {address}")
-
-
-def norm_of(totals: Iterable[Partial]) -> float:
-    """Return the norm of a gradient in segments; the squares of its elements may overflow."""
-    vectors = (total.vector for total in totals)
-    # BLAS, which does without these squares, has no half precision.
-    wide = (v.astype(np.float32) if v.itemsize < 4 else v for v in vectors if v.size)
-    return math.hypot(*(float(norm(v, check_finite=False)) for v in wide))
 
 
 def node_message(

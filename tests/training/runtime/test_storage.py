@@ -23,7 +23,7 @@ def start(path):
     writers = []
 
     def start(confirm=lambda: None) -> CheckpointWriter:
-        writers.append(CheckpointWriter(str(path), confirm))
+        writers.append(CheckpointWriter(str(path), 1, confirm))
         return writers[-1]
 
     yield start
@@ -42,16 +42,16 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_previous_one_alone(
         raise OSError("No space left on device")
 
     writer = start()
-    writer.put(b"first")
+    writer.put(1, b"first")
     writer.finish()
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        writer.put(b"second")
+        writer.put(2, b"second")
         with pytest.raises(OSError, match="No space left"):
             writer.finish()
     assert list(path.parent.iterdir()) == [path]
     assert content(path) == b"first"
-    writer.put(b"third")
+    writer.put(3, b"third")
     writer.finish()
     assert content(path) == b"third"
 
@@ -71,10 +71,10 @@ def test_a_training_does_not_wait_for_its_checkpoints(path, start):
         go.wait()
 
     writer = start(confirm)
-    writer.put(b"0")
+    writer.put(0, b"0")
     begun.wait()
-    for state in (b"1", b"2", b"3"):
-        writer.put(state)  # returns at once
+    for version in (1, 2, 3):
+        writer.put(version, b"%d" % version)  # returns at once
     assert not path.exists()
     go.set()
     writer.finish()
@@ -87,7 +87,7 @@ def test_a_leader_that_was_replaced_writes_nothing(path, start):
         raise InterruptedError("replaced")
 
     writer = start(confirm)
-    writer.put(b"state")
+    writer.put(1, b"state")
     with pytest.raises(InterruptedError, match="replaced"):
         writer.finish()
     assert list(path.parent.iterdir()) == []

@@ -14,7 +14,7 @@ from distributed.utils_test import poll_for
 
 from dask_coded.aggregation import Ring, Squeeze
 from dask_coded.compression import Quantization
-from dask_coded.training import SGD, Adam, Checkpoint, Pipelined, train
+from dask_coded.training import SGD, Adam, Checkpoint, Pipelined, Validation, train
 from dask_coded.training.replica import Model
 from tests.training.one_process import squeezed
 from tests.training.slow import Held, Slow
@@ -35,6 +35,16 @@ def five() -> Iterator[Client]:
     options = {"n_workers": 5, "threads_per_worker": 1, "processes": False}
     with Client(**options, dashboard_address=None, set_as_default=False) as client:
         yield client
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Have PyTorch use one thread for each gradient: threads of five workers hold each other up."""
+    torch = pytest.importorskip("torch")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def addresses(client: Client) -> list[str]:
@@ -289,6 +299,56 @@ def test_batch_normalisation_gives_the_parameters_of_one_process(five):
     for gradient, workers, given in cases:
         found = train(gradient, start, data, workers=workers, **options, **given)
         assert found.parameters.tobytes() == expected.tobytes()
+
+
+@pytest.mark.extras
+def test_a_residual_network_learns_as_in_one_process(five, one_thread):
+    """Images of two classes, convolutions with batch normalisation, and a score on other images."""
+    torch = pytest.importorskip("torch")
+    from dask_coded.training import TorchModule
+
+    class Block(torch.nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.first = torch.nn.Conv2d(width, width, 3, padding=1, bias=False)
+            self.second = torch.nn.BatchNorm2d(width, momentum=0.3)
+
+        def forward(self, images):
+            return torch.relu(images + self.second(self.first(images)))
+
+    torch.manual_seed(0)
+    stem = (
+        torch.nn.Conv2d(3, 8, 3, padding=1),
+        torch.nn.BatchNorm2d(8, momentum=0.3),
+        torch.nn.ReLU(),
+    )
+    top = torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(8, 2)
+    net = torch.nn.Sequential(*stem, Block(8), Block(8), *top)
+    model = TorchModule(net, torch.nn.CrossEntropyLoss(reduction="sum"))
+    rng = np.random.default_rng(0)
+    images = rng.standard_normal((160, 3, 8, 8)).astype(np.float32)
+    kinds = np.arange(160) % 2
+    images[kinds == 1, :, 2:5, 2:5] += 1.5
+    data, others = (images[:96], kinds[:96]), (images[96:], kinds[96:])
+
+    def right(parameters, samples, targets):
+        return (model.prediction(parameters, samples).argmax(axis=1) == targets).sum()
+
+    options = {"steps": 10, "batch_size": 48, "layers": model.layers, "optimizer": Adam(0.02)}
+    start = model.parameters.copy()
+    expected = squeezed(model.gradient, start, data, units=8, averages=model.averages, **options)
+    found = train(
+        model.gradient,
+        start,
+        data,
+        aggregation=Squeeze(units=8),
+        validation=Validation(right, others),
+        workers=addresses(five)[:2],
+        client=five,
+        **options,
+    )
+    assert found.parameters.tobytes() == expected.tobytes()
+    assert found.scores[10] == right(expected, *others) / 64 > 0.9
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -49,7 +49,7 @@ TURNS = 2
 # Units of a step, if neither the user nor the batch says how many.
 _UNITS = 64
 # Names a total that was made once more for a worker that has asked for it.
-_FETCHED = (0, 0)
+_FETCHED = 0
 
 
 @AGGREGATIONS.register("Squeeze")
@@ -196,7 +196,7 @@ class _Turn:
         self._tallies: dict[int, Tally] = {}
         self._sums: dict[int, UnitSum] = {}
         # By the `Close` that they are of: the totals of chunks.
-        self._spans: dict[tuple[int, int], dict[int, UnitSum]] = {}
+        self._spans: dict[int, dict[int, UnitSum]] = {}
 
     def finished(self, unit: int, found: UnitSum, seconds: float) -> list[ends.Command]:
         """Take the gradient of a unit that was computed; return what to obey."""
@@ -256,7 +256,7 @@ class _Turn:
     def _part(
         self,
         chunk: int,
-        closing: tuple[int, int],
+        closing: int,
         count: int,
         losses: dict[int, float],
         integers: Any,
@@ -282,7 +282,7 @@ class _Turn:
     def _have(
         self,
         chunk: int,
-        closing: tuple[int, int],
+        closing: int,
         count: int,
         losses: dict[int, float],
         integers: Any,
@@ -306,7 +306,7 @@ class _Turn:
         to: int,
         kind: str,
         chunk: int,
-        closing: tuple[int, int],
+        closing: int,
         count: int,
         part: tuple[Any, ...],
     ) -> Send:

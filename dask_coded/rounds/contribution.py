@@ -19,13 +19,11 @@ from dataclasses import dataclass, field
 from dask_coded.rounds.grants import (
     Answer,
     Close,
-    Collect,
     Copy,
     Deal,
     Done,
     Fetch,
     Grant,
-    Holdings,
     Recall,
     Refused,
     Released,
@@ -58,14 +56,14 @@ class Contribute:
 
     Attributes
     ----------
-    closing : tuple of int
-        Term and number of the `Close`.
+    closing : int
+        Number of the `Close`.
     units : frozenset of int
     owners : tuple of int
         The workers that have any units. Each adds up its part of all sums.
     """
 
-    closing: tuple[int, int]
+    closing: int
     units: frozenset[int]
     owners: tuple[int, ...]
 
@@ -87,21 +85,20 @@ class Contribution:
     Examples
     --------
     >>> own = Contribution(worker=0, step=0)
-    >>> own.receive(Deal(1, 0, 0, units=(4, 5)))
+    >>> own.receive(Deal(0, 0, units=(4, 5)))
     []
-    >>> own.begin(), own.receive(Recall(1, 0, 0, units=(4, 5)))
-    (4, [Released(term=1, step=0, worker=0, epoch=0, asked=(4, 5), units=(5,))])
-    >>> own.receive(Close(1, 0, 0, closing=1, sets={0: (4,)}))
+    >>> own.begin(), own.receive(Recall(0, 0, units=(4, 5)))
+    (4, [Released(step=0, worker=0, epoch=0, asked=(4, 5), units=(5,))])
+    >>> own.receive(Close(0, 0, closing=1, sets={0: (4,)}))
     []
     >>> for command in own.finished(seconds=0.1)[1:]:
     ...     print(command)
     Fold(unit=4)
-    Contribute(closing=(1, 1), units=frozenset({4}), owners=(0,))
+    Contribute(closing=1, units=frozenset({4}), owners=(0,))
     """
 
     worker: int
     step: int
-    term: int = 0
     epoch: int = 0
     #: Units that were granted and not taken back.
     granted: set[int] = field(default_factory=set)
@@ -116,7 +113,7 @@ class Contribution:
     summed: bool = False
     fetching: bool = False
     _close: Close | None = None
-    _contributed: tuple[int, int] | None = None
+    _contributed: int | None = None
 
     # -- computing -----------------------------------------------------------------------------
 
@@ -143,10 +140,10 @@ class Contribution:
         if self.summed:
             return []
         self.summed = True
-        return [Summed(self.term, self.step, self.worker, self.epoch, overflow)]
+        return [Summed(self.step, self.worker, self.epoch, overflow)]
 
     def _done(self, unit: int, seconds: float, overflow: bool = False) -> Done:
-        return Done(self.term, self.step, self.worker, self.epoch, (unit,), seconds, overflow)
+        return Done(self.step, self.worker, self.epoch, (unit,), seconds, overflow)
 
     def _take(self, unit: int) -> list[Command]:
         """Take a finished unit in hand, and fold the one before."""
@@ -156,17 +153,11 @@ class Contribution:
         self.folded.add(before)
         return [Fold(before)]
 
-    # -- messages of leaders -------------------------------------------------------------------
+    # -- messages of the leader ----------------------------------------------------------------
 
     def receive(self, message: Grant) -> list[Command]:
-        """Act on a message of a leader; those of earlier leaders and epochs are dropped."""
-        if message.step != self.step or message.term < self.term:
-            return []
-        if message.term > self.term:
-            self.term, self._close, self._contributed = message.term, None, None
-        if isinstance(message, Collect):
-            return [self._holdings()]
-        if message.epoch < self.epoch:
+        """Act on a message of the leader; those of other steps and earlier epochs are dropped."""
+        if message.step != self.step or message.epoch < self.epoch:
             return []
         commands: list[Command] = []
         if message.epoch > self.epoch:
@@ -195,18 +186,6 @@ class Contribution:
         self.queued.clear()
         self.in_hand = self.copy = self._close = self._contributed = None
         self.apart = False
-
-    def _holdings(self) -> Holdings:
-        finished = self.granted & (self.folded | {self.in_hand})
-        return Holdings(
-            self.term,
-            self.step,
-            self.worker,
-            self.epoch,
-            tuple(sorted(finished)),
-            tuple(sorted(self.granted - finished)),
-            self.summed,
-        )
 
     def _queue(self, unit: int) -> None:
         # A unit that was dropped while it was running, and is wanted again, is not computed twice.
@@ -246,14 +225,14 @@ class Contribution:
                 self.queued.remove(unit)
         if self._close and not self.granted.issuperset(self._close.sets.get(self.worker, ())):
             self._close = None
-        answer = Released(self.term, self.step, self.worker, self.epoch, asked, tuple(released))
+        answer = Released(self.step, self.worker, self.epoch, asked, tuple(released))
         return [*commands, answer]
 
     def _closed(self, close: Close) -> list[Command]:
         own = set(close.sets.get(self.worker, ()))
         if not self.folded <= own:
             self._close = None
-            return [Refused(self.term, self.step, self.worker, self.epoch, close.closing)]
+            return [Refused(self.step, self.worker, self.epoch, close.closing)]
         commands: list[Command] = []
         self._close, self.fetching = close, False
         if self.in_hand is not None and self.in_hand not in own:
@@ -275,8 +254,7 @@ class Contribution:
         own = frozenset(close.sets.get(self.worker, ())) if close else frozenset()
         if close is None or not own or not own <= self.folded | {self.in_hand}:
             return []
-        closing = close.term, close.closing
-        if self._contributed == closing:
+        if self._contributed == close.closing:
             return []
         commands: list[Command] = []
         if self.in_hand is not None:
@@ -284,8 +262,8 @@ class Contribution:
             self.folded.add(self.in_hand)
             self.in_hand = None
         assert self.folded == own, "the sum has other units than its label says"
-        self._contributed = closing
-        return [*commands, Contribute(closing, own, tuple(sorted(close.sets)))]
+        self._contributed = close.closing
+        return [*commands, Contribute(close.closing, own, tuple(sorted(close.sets)))]
 
 
 @dataclass
@@ -300,24 +278,24 @@ class Tally:
     Examples
     --------
     >>> tally = Tally(units=3)
-    >>> tally.add((1, 1), {0, 2}), tally.complete
+    >>> tally.add(1, {0, 2}), tally.complete
     (True, False)
-    >>> tally.add((1, 1), {2}), tally.add((1, 1), {1}), tally.complete
+    >>> tally.add(1, {2}), tally.add(1, {1}), tally.complete
     (False, True, True)
     """
 
     units: int
-    closing: tuple[int, int] = (0, 0)
+    closing: int = 0
     _have: set[int] = field(default_factory=set)
 
-    def begin(self, closing: tuple[int, int]) -> bool:
+    def begin(self, closing: int) -> bool:
         """Begin another attempt, if it is later than the present one; return whether it is."""
         if closing <= self.closing:
             return False
         self.closing, self._have = closing, set()
         return True
 
-    def add(self, closing: tuple[int, int], units: Iterable[int]) -> bool:
+    def add(self, closing: int, units: Iterable[int]) -> bool:
         """Return whether to add a contribution to the sum, which is one of ``closing`` alone.
 
         With the first contribution to a later `Close` the sum begins again with nothing.

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-
-from dask_coded.rounds.grants import Holdings
+from collections.abc import Iterable
 
 
 class Granted:
@@ -44,13 +42,6 @@ class Granted:
         self.owed: list[set[int]] = [set() for _ in range(workers)]
         self.maker: dict[int, int] = {}
         self.made: set[int] = set()
-
-    def resume(self, family: Mapping[int, Holdings]) -> None:
-        """Record what workers hold, no two of which hold the same unit."""
-        for worker, own in family.items():
-            self.grant(worker, (*own.finished, *own.owed))
-            self.owed[worker].difference_update(own.finished)
-            self.done.update(own.finished)
 
     def grant(self, worker: int, units: Iterable[int]) -> None:
         """Record that free units are granted to a worker."""

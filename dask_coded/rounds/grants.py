@@ -1,8 +1,7 @@
 """Messages of exclusive grants: who sends them to whom, and when.
 
 A leader grants each unit of a step to one worker. Messages from one end to the other arrive in the
-order in which they were sent; otherwise they may be late. Each names the *term* of its leader,
-which is higher for each later leader. Those to a worker also name the *epoch* of the worker: the
+order in which they were sent; otherwise they may be late. Each names the *epoch* of the worker: the
 leader ends an epoch when the worker is lost, and what was granted in it counts for nothing.
 """
 
@@ -17,7 +16,6 @@ from typing import Any
 class Grant:
     """What messages of a leader to a worker have in common."""
 
-    term: int
     step: int
     epoch: int
 
@@ -67,15 +65,9 @@ class Fetch(Grant):
 
 
 @dataclass(frozen=True)
-class Collect(Grant):
-    """A new leader to worker: say what you have of this step. The epoch is not known yet: 0."""
-
-
-@dataclass(frozen=True)
 class Answer:
     """What messages of a worker to its leader have in common."""
 
-    term: int
     step: int
     worker: int
     epoch: int
@@ -118,33 +110,9 @@ class Summed(Answer):
     overflow: bool = False
 
 
-@dataclass(frozen=True)
-class Holdings(Answer):
-    """Worker to a new leader, for its `Collect`: finished units, granted ones, and the sum or not.
-
-    Copies are not in it, because a new leader does not need them.
-    """
-
-    finished: tuple[int, ...]
-    owed: tuple[int, ...]
-    summed: bool
-
-
 _KINDS: dict[str, type[Grant | Answer]] = {
     kind.__name__: kind
-    for kind in (
-        Deal,
-        Recall,
-        Copy,
-        Close,
-        Fetch,
-        Collect,
-        Done,
-        Released,
-        Refused,
-        Summed,
-        Holdings,
-    )
+    for kind in (Deal, Recall, Copy, Close, Fetch, Done, Released, Refused, Summed)
 }
 
 
@@ -153,8 +121,8 @@ def pack(message: Grant | Answer) -> tuple[Any, ...]:
 
     Examples
     --------
-    >>> pack(Deal(term=1, step=0, epoch=0, units=(4, 5)))
-    ('Deal', 1, 0, 0, (4, 5))
+    >>> pack(Deal(step=0, epoch=0, units=(4, 5)))
+    ('Deal', 0, 0, (4, 5))
     """
     return type(message).__name__, *vars(message).values()
 
@@ -163,26 +131,3 @@ def unpack(packed: tuple[Any, ...]) -> Grant | Answer:
     """Return the message that was packed."""
     name, *values = packed
     return _KINDS[name](*values)
-
-
-def disjoint(holdings: Mapping[int, Holdings]) -> dict[int, Holdings]:
-    """Return the holdings of workers no two of which hold the same unit.
-
-    Two workers may hold one because an earlier leader has ended the epoch of one of them. Those
-    that have finished most are kept.
-
-    Examples
-    --------
-    >>> one = Holdings(2, 0, worker=0, epoch=0, finished=(1,), owed=(2,), summed=False)
-    >>> two = Holdings(2, 0, worker=1, epoch=0, finished=(2, 3), owed=(), summed=False)
-    >>> sorted(disjoint({0: one, 1: two}))
-    [1]
-    """
-    kept: dict[int, Holdings] = {}
-    taken: set[int] = set()
-    for worker in sorted(holdings, key=lambda worker: (-len(holdings[worker].finished), worker)):
-        units = {*holdings[worker].finished, *holdings[worker].owed}
-        if taken.isdisjoint(units):
-            kept[worker] = holdings[worker]
-            taken |= units
-    return kept

@@ -18,9 +18,8 @@ ledger turns wishes into *exclusive grants*, and tells the engine of those that 
 4. If a worker is lost or does not answer a `Recall`, its *epoch* ends. Its units are free again,
    also those that it has computed, because they were only in its sum.
 
-However often the step is closed, and whatever two leaders do, each total has all units once:
-contributions carry their units, and receivers add up disjoint sets only. The ledger is there so
-that a total comes about, and soon.
+However often the step is closed, each total has all units once: contributions carry their units,
+and receivers add up disjoint sets only. The ledger is there so that a total comes about, and soon.
 """
 
 from __future__ import annotations
@@ -36,18 +35,15 @@ from dask_coded.rounds.granted import Granted
 from dask_coded.rounds.grants import (
     Answer,
     Close,
-    Collect,
     Copy,
     Deal,
     Done,
     Fetch,
     Grant,
-    Holdings,
     Recall,
     Refused,
     Released,
     Summed,
-    disjoint,
 )
 from dask_coded.rounds.patience import Patience
 from dask_coded.rounds.policies import Policy
@@ -77,12 +73,7 @@ class Ledger:
     forecast : Forecast
     now : float
         Seconds on the caller's clock.
-    step, term : int
-        Term of this leader, which must be higher than those of all earlier ones.
-    holdings : mapping of int to Holdings, optional
-        What workers that are left have of a step that an earlier leader has begun, as they answered
-        `Collect`. Workers without an entry are lost. Pass what else they have sent meanwhile to
-        :meth:`receive` after the start.
+    step : int
 
     Attributes
     ----------
@@ -109,11 +100,9 @@ class Ledger:
         now: float,
         *,
         step: int = 0,
-        term: int = 1,
-        holdings: Mapping[int, Holdings] | None = None,
     ) -> None:
         self.units = units
-        self.step, self.term = step, term
+        self.step = step
         speeds, lags, self._doubt = forecast
         # Workers report each unit.
         self.round = Round(units.layout, policy, speeds, now, Reporting(0.0, 0.0), lags)
@@ -134,7 +123,6 @@ class Ledger:
         # Whether an epoch has ended, so that some contributions may never come.
         self._disturbed = False
         self._letters: list[Letter] = []
-        self._resume(holdings)
 
     # -- events --------------------------------------------------------------------------------
 
@@ -159,41 +147,29 @@ class Ledger:
 
     def start(self, dealt: Mapping[int, Sequence[int]] | None = None) -> list[Letter]:
         """Deal the units, if workers do not have a `Deal` of all of them, as ``dealt`` says."""
-        round_, layout = self.round, self.units.layout
-        holder = self._granted.holder
-        dealt = dealt or {}
-        for owner, units in dealt.items():
-            self._granted.grant(owner, units)
-        for unit, worker in enumerate(holder):
-            if worker is not None and unit in self._granted.done:
-                round_.state.credit(self.units.ranges(worker, [unit]))
-        round_.state.credit(self.units.absent)
-        for worker, owed in enumerate(self._granted.owed):
-            round_.state.assign(worker, self.units.ranges(worker, dealt.get(worker, sorted(owed))))
-        round_.state.take()
-        workers = round_.state.workers
-        usable = np.where(round_.state.present, workers.prior, 0.0)
+        layout, state, holder = self.units.layout, self.round.state, self._granted.holder
+        state.credit(self.units.absent)
+        for worker, units in (dealt or {}).items():
+            self._granted.grant(worker, units)
+            state.assign(worker, self.units.ranges(worker, units))
+        state.take()
         try:
-            first = round_.policy.first(layout, usable, workers.lags)
+            first = self.round.policy.first(layout, state.workers.prior, state.workers.lags)
         except InfeasibleError:
-            # The round asks all workers that are left.
+            # The round asks all workers.
             first = [[] for _ in range(layout.workers)]
         ranges = [
             self.units.ranges(worker, [u for u in self.units.units_in(own) if holder[u] is None])
-            if round_.state.present[worker]
-            else []
             for worker, own in enumerate(first)
         ]
-        self._follow(round_.start(ranges))
-        if self.over:
-            self._fetch(range(layout.workers))
-        return self.react(round_.state.now)
+        self._follow(self.round.start(ranges))
+        return self.react(state.now)
 
     def receive(self, answers: Iterable[Answer], now: float) -> list[Letter]:
-        """Act once on messages that came together; those to other leaders are dropped."""
+        """Act once on messages that came together; those of other steps are dropped."""
         self.round.state.now = now
         for answer in answers:
-            if answer.step != self.step or answer.term != self.term:
+            if answer.step != self.step:
                 continue
             worker = answer.worker
             if worker in self._silent:
@@ -205,15 +181,6 @@ class Ledger:
                 # That of the sum counts, which all workers go by.
                 self.overflow = answer.overflow
                 self._have_sum(worker)
-            elif isinstance(answer, Holdings):
-                if not self.round.state.present[worker]:
-                    # It comes too late to use what the worker has.
-                    self._epochs[worker] = max(self._epochs[worker], answer.epoch + 1)
-                    self._follow(self.round.regained([worker], now))
-                if answer.summed:
-                    self._have_sum(worker)
-                elif self.over:
-                    self._fetch([worker])
             elif self.round.state.present[worker] and answer.epoch == self._epochs[worker]:
                 match answer:
                     case Done(units=units, seconds=seconds, overflow=overflow):
@@ -238,11 +205,6 @@ class Ledger:
             self._summing.lose(worker)
         if self.over:
             self._fetch(range(self.units.layout.workers))
-        return self.react(now)
-
-    def returned(self, worker: int, now: float) -> list[Letter]:
-        """Ask a lost worker that is back what it has; it takes part again once it answers."""
-        self._send(worker, Collect)
         return self.react(now)
 
     def react(self, now: float) -> list[Letter]:
@@ -518,21 +480,4 @@ class Ledger:
             self._send(worker, Close, closing=self.closing, sets=sets)
 
     def _send(self, worker: int, kind: type[Grant], **fields: object) -> None:
-        self._letters.append((worker, kind(self.term, self.step, self._epochs[worker], **fields)))
-
-    def _resume(self, holdings: Mapping[int, Holdings] | None) -> None:
-        """Take over what workers have: a family of workers whose units are disjoint."""
-        state = self.round.state
-        if holdings is None:
-            return
-        pieces_of = self.units.layout.pieces_of
-        self._disturbed = True
-        state.lose([p for w, own in enumerate(pieces_of) if w not in holdings for p in own])
-        for worker, own in holdings.items():
-            self._epochs[worker] = own.epoch
-            if own.summed:
-                self._summing.has.add(worker)
-        family = disjoint(holdings)
-        for worker in holdings.keys() - family.keys():
-            self._epochs[worker] += 1
-        self._granted.resume(family)
+        self._letters.append((worker, kind(self.step, self._epochs[worker], **fields)))

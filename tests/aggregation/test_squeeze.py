@@ -26,7 +26,7 @@ from dask_coded.aggregation import (
 from dask_coded.aggregation.formation import form
 from dask_coded.aggregation.steps import SqueezedSteps
 from dask_coded.prediction import SpeedHistory
-from dask_coded.rounds.grants import Deal, Done, Summed, pack, unpack
+from dask_coded.rounds.grants import Close, Deal, Done, Fetch, Summed, pack, unpack
 
 LENGTH, BLOCKS, END = 7, 3, 3
 
@@ -280,7 +280,7 @@ def test_a_step_is_dealt_while_the_sum_of_the_one_before_is_on_its_way():
     def compute(step, messages, now):
         found = []
         for worker, deal in [(to, m) for to, m in messages if isinstance(m, Deal)]:
-            answer = pack(Done(1, 0, worker, 0, deal.units, 1.0))
+            answer = pack(Done(0, worker, 0, deal.units, 1.0))
             found += leader.received(step, Tag("answer", 0), answer, now)
         return [(step, send.to, unpack(send.payload)) for step, send in found]
 
@@ -298,7 +298,7 @@ def test_a_step_is_dealt_while_the_sum_of_the_one_before_is_on_its_way():
 
 
 def summed(worker, overflow=False):
-    return pack(Summed(1, 0, worker, 0, overflow))
+    return pack(Summed(0, worker, 0, overflow))
 
 
 def test_the_only_worker_with_the_last_sum_dies():
@@ -307,6 +307,25 @@ def test_the_only_worker_with_the_last_sum_dies():
     assert leader.failed is None
     leader.lost([0], 1.1)
     assert leader.failed is not None  # another group does the step again
+
+
+def test_a_worker_that_was_sent_nothing_yet_says_that_it_has_the_sum():
+    """One without units is sent `Close` alone, and all chunks of the total may come before it."""
+    leader, _ = leader_of(3, copies=2)
+    machine = SqueezeMachine(2, 3, 4)
+    machine.begin()
+    losses = dict.fromkeys(range(4), 0.1)
+    total = UnitSum(np.ones(LENGTH, np.int32), np.zeros(BLOCKS, np.int16), losses)
+    assert machine.received(0, Tag("sum", 0, 0), (1, 2, *total.chunk(0, 2))) == []
+    said, finished = machine.received(1, Tag("sum", 0, 1), (1, 2, *total.chunk(1, 2)))
+    assert isinstance(finished, FinishedUnits)
+    leader.received(0, said.tag, said.payload, 1.0)
+    orders = [(step, send.to, unpack(send.payload)) for step, send in leader.lost([0], 1.1)]
+    assert [order for order in orders if isinstance(order[2], Fetch)] == [
+        (0, 1, Fetch(0, 0, sources=(2,)))
+    ]
+    late = pack(Close(0, 0, 1, {0: (0, 1), 1: (2, 3)}))
+    assert machine.received(ROOT, Tag("grant", 0), late) == []
 
 
 def test_what_a_lost_worker_still_says_does_not_count():
@@ -319,6 +338,6 @@ def test_what_a_lost_worker_still_says_does_not_count():
 def test_a_unit_that_is_not_in_the_sum_does_not_have_the_step_done_again():
     leader, messages = leader_of(2, copies=2)
     unit = next(m.units[0] for to, m in messages if to == 0 and isinstance(m, Deal))
-    leader.received(0, Tag("answer", 0), pack(Done(1, 0, 0, 0, (unit,), 0.1, True)), 0.1)
+    leader.received(0, Tag("answer", 0), pack(Done(0, 0, 0, (unit,), 0.1, True)), 0.1)
     leader.received(0, Tag("answer", 0), summed(1), 0.2)
     assert leader._present == (1, 0)

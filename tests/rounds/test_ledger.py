@@ -1,8 +1,8 @@
 """Exclusive grants: each unit counts exactly once and each step ends, whatever fails and when.
 
-Workers and leaders exchange messages over channels that keep their order but may be late. Workers
-compute at any pace, stop, resume, die, are taken for dead; leaders die or are replaced while they
-live. Gradients are counters of units, so that a sum shows what it has.
+Workers and their leader exchange messages over channels that keep their order but may be late.
+Workers compute at any pace, stop, resume, die, are taken for dead. Gradients are counters of units,
+so that a sum shows what it has.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from dask_coded.rounds import (
     Contribute,
@@ -31,13 +31,11 @@ from dask_coded.rounds import (
 from dask_coded.rounds.grants import (
     Answer,
     Close,
-    Collect,
     Copy,
     Deal,
     Done,
     Fetch,
     Grant,
-    Holdings,
     Recall,
     Refused,
     Released,
@@ -66,19 +64,11 @@ class Worker:
         self.tally = Tally(self.units)
 
 
-@dataclass
-class Leader:
-    """The other end: it collects what workers have, then it has a ledger."""
-
-    term: int
-    asked: set[int] = field(default_factory=set)
-    holdings: dict[int, Holdings] = field(default_factory=dict)
-    others: list[Answer] = field(default_factory=list)
-    ledger: Ledger | None = None
-
-
 class Group:
-    """Workers and leaders of one step, all of whose events are chosen from outside."""
+    """Workers and the leader of one step, all of whose events are chosen from outside.
+
+    A channel has a kind and two ends. Those to and from the leader have its worker at both ends.
+    """
 
     def __init__(
         self,
@@ -90,38 +80,21 @@ class Group:
         doubt: float = 0.0,
     ) -> None:
         self.layout = UnitLayout(units, seats, copies)
-        self.speeds = np.array(speeds)
-        self.policy, self.doubt = policy, doubt
         self.now = 0.0
         self.workers = [Worker(Contribution(w, 0), units) for w in range(len(seats))]
         self.channels: dict[tuple[str, int, int], deque] = {}
-        self.leaders: dict[int, Leader] = {}
         self.suspected: set[int] = set()
-        self.sent: list[tuple[int, Grant]] = []
-        leader = Leader(1, ledger=self.ledger(1, None))
-        self.leaders[1] = leader
-        self.letters(leader, leader.ledger.start())
-
-    def ledger(self, term: int, holdings: dict[int, Holdings] | None) -> Ledger:
-        return Ledger(
-            self.layout,
-            POLICIES[self.policy](),
-            Forecast(self.speeds, doubt=self.doubt),
-            self.now,
-            term=term,
-            holdings=holdings,
-        )
+        forecast = Forecast(np.array(speeds), doubt=doubt)
+        self.ledger = Ledger(self.layout, POLICIES[policy](), forecast, self.now)
+        self.letters(self.ledger.start())
 
     # -- the ends ------------------------------------------------------------------------------
 
-    def letters(self, leader: Leader, letters: list[tuple[int, Grant]]) -> None:
-        self.sent += letters
+    def letters(self, letters: list[tuple[int, Grant]]) -> None:
         for worker, message in letters:
-            assert message.term == leader.term
-            self.channel("down", leader.term, worker).append(message)
-        ledger = leader.ledger
-        if ledger is not None:
-            assert ledger.over or ledger.failed or ledger.wake is None or ledger.wake >= 0
+            self.channel("down", worker, worker).append(message)
+        ledger = self.ledger
+        assert ledger.over or ledger.failed or ledger.wake is None or ledger.wake >= 0
 
     def channel(self, kind: str, sender: int, receiver: int) -> deque:
         return self.channels.setdefault((kind, sender, receiver), deque())
@@ -131,7 +104,7 @@ class Group:
         for command in commands:
             match command:
                 case Answer():
-                    self.channel("up", number, command.term).append(command)
+                    self.channel("up", number, number).append(command)
                 case Fold(unit):
                     worker.gradients.remove(unit)
                     worker.sum[unit] += 1
@@ -159,12 +132,8 @@ class Group:
         """Return the channels that have a message which can be delivered."""
         found = []
         for (kind, sender, receiver), queue in self.channels.items():
-            if queue and kind == "up":
-                if receiver in self.leaders:
-                    found.append((kind, sender, receiver))
-                else:
-                    queue.clear()
-            elif queue and self.workers[receiver].alive and not self.workers[receiver].stopped:
+            listens = self.workers[receiver].alive and not self.workers[receiver].stopped
+            if queue and (kind == "up" or listens):
                 found.append((kind, sender, receiver))
         return sorted(found)
 
@@ -172,7 +141,7 @@ class Group:
         kind, _, receiver = key
         message = self.channels[key].popleft()
         if kind == "up":
-            self.answered(self.leaders[receiver], message)
+            self.letters(self.ledger.receive([message], self.now))
         elif kind == "down":
             self.obey(receiver, self.workers[receiver].own.receive(message))
             self.workers[receiver].own.begin()
@@ -190,14 +159,6 @@ class Group:
                 if self.workers[source].alive:
                     self.total(receiver, Counter(range(self.layout.units)))
                     break
-
-    def answered(self, leader: Leader, message: Answer) -> None:
-        if leader.ledger is not None:
-            self.letters(leader, leader.ledger.receive([message], self.now))
-        elif isinstance(message, Holdings):
-            leader.holdings[message.worker] = message
-        else:
-            leader.others.append(message)
 
     def compute(self, number: int) -> None:
         """Finish the unit that a worker computes, and begin the next one."""
@@ -217,79 +178,41 @@ class Group:
         ]
 
     def wake(self) -> bool:
-        """Let the time of the first leader that waits for one come; return whether any does."""
-        due = [
-            (ledger.wake, term)
-            for term, leader in self.leaders.items()
-            if (ledger := leader.ledger) is not None and ledger.wake is not None
-        ]
-        if not due:
+        """Let the time come that the leader waits for; return whether it waits for one."""
+        if self.ledger.wake is None:
             return False
-        time, term = min(due)
-        self.now = max(self.now + 1e-3, time)
-        leader = self.leaders[term]
-        self.letters(leader, leader.ledger.react(self.now))
+        self.now = max(self.now + 1e-3, self.ledger.wake)
+        self.letters(self.ledger.react(self.now))
         return True
 
     def lose(self, number: int) -> None:
         if not self.workers[number].alive:
             # Its channels are closed, and nothing comes after that.
-            for term in self.leaders:
-                self.channel("up", number, term).clear()
-        for leader in self.leaders.values():
-            leader.asked.discard(number)
-            leader.holdings.pop(number, None)
-            if leader.ledger is not None:
-                self.letters(leader, leader.ledger.lost([number], self.now))
+            self.channel("up", number, number).clear()
+        self.letters(self.ledger.lost([number], self.now))
 
-    def replace(self, keep_old: bool) -> None:
-        """A new leader asks all workers for what they have; the old one dies, or goes on."""
-        term = max(self.leaders) + 1
-        if not keep_old:
-            self.leaders.clear()
-        alive = {w for w, worker in enumerate(self.workers) if worker.alive}
-        leader = self.leaders[term] = Leader(term, asked=alive)
-        self.letters(leader, [(w, Collect(term, 0, 0)) for w in sorted(alive)])
-
-    def take_over(self) -> None:
-        """The newest leader goes on with what it has heard."""
-        leader = self.leaders[max(self.leaders)]
-        leader.ledger = self.ledger(leader.term, leader.holdings)
-        self.letters(leader, leader.ledger.start())
-        self.letters(leader, leader.ledger.receive(leader.others, self.now))
-
-    @property
-    def newest(self) -> Leader:
-        return self.leaders[max(self.leaders)]
+    def suspect(self, number: int) -> None:
+        """Take a worker for dead, for good; what it still says comes late."""
+        self.suspected.add(number)
+        self.lose(number)
 
     def finish(self) -> None:
         """Without any more faults the step ends on all workers that are left."""
         for number, worker in enumerate(self.workers):
             if not worker.alive:
                 self.lose(number)
-        newest = self.newest
-        if newest.ledger is None and not newest.asked:
-            self.take_over()
-        alive = {w for w, worker in enumerate(self.workers) if worker.alive}
-        back = {number for number in self.suspected if self.workers[number].alive}
+        left = {w for w, worker in enumerate(self.workers) if worker.alive} - self.suspected
         for _ in range(10_000):
-            if newest.ledger is None and newest.asked <= newest.holdings.keys():
-                self.take_over()
-            while back and newest.ledger is not None:
-                self.letters(newest, newest.ledger.returned(back.pop(), self.now))
-            if all(self.workers[w].own.summed for w in alive):
+            if all(self.workers[w].own.summed for w in left):
                 return
             keys, busy = self.pending(), self.busy()
             for key in keys:
                 while self.channels[key]:
                     self.deliver(key)
-                    if newest.ledger is None and newest.asked <= newest.holdings.keys():
-                        self.take_over()
             for number in busy:
                 self.compute(number)
-            settled = not back and not self.pending()
-            if newest.ledger is not None and newest.ledger.failed and settled:
-                assert any(not alive.intersection(h) for h in self.layout.holders)
+            if self.ledger.failed and not self.pending():
+                assert any(not left.intersection(h) for h in self.layout.holders)
                 return
             if not keys and not busy and not self.wake():
                 break
@@ -353,18 +276,7 @@ class Faults(RuleBasedStateMachine):
     @rule(data=st.data())
     def suspect(self, data) -> None:
         number = data.draw(st.sampled_from(range(len(self.group.workers))))
-        self.group.suspected.add(number)
-        self.group.lose(number)
-
-    @precondition(lambda self: self.group.newest.ledger is not None)
-    @rule(keep_old=st.booleans())
-    def replace_leader(self, keep_old: bool) -> None:
-        self.group.replace(keep_old)
-
-    @precondition(lambda self: self.group.newest.ledger is None and self.group.newest.holdings)
-    @rule()
-    def take_over(self) -> None:
-        self.group.take_over()
+        self.group.suspect(number)
 
     def teardown(self) -> None:
         if hasattr(self, "group"):
@@ -392,20 +304,15 @@ def random_group(rng: random.Random) -> Group:
 def random_fault(group: Group, rng: random.Random) -> None:
     number = rng.randrange(len(group.workers))
     worker = group.workers[number]
-    kind = rng.choice(["stop", "stop", "kill", "suspect", "replace", "take over"])
+    kind = rng.choice(["stop", "stop", "kill", "suspect"])
     if kind == "stop":
         worker.stopped = not worker.stopped
     elif kind == "kill":
         worker.alive = False
         if rng.random() < 0.5:
             group.lose(number)
-    elif kind == "suspect":
-        group.suspected.add(number)
-        group.lose(number)
-    elif kind == "replace" and group.newest.ledger is not None:
-        group.replace(keep_old=rng.random() < 0.5)
-    elif kind == "take over" and group.newest.ledger is None and group.newest.holdings:
-        group.take_over()
+    else:
+        group.suspect(number)
 
 
 @pytest.mark.parametrize("faults", [0.0, 0.1, 0.3])
@@ -440,7 +347,7 @@ def pair(units: int = 8, doubt: float = 1.0, speeds: tuple[float, ...] = (1.0, 1
 
 
 def done(worker: int, *units: int, epoch: int = 0, seconds: float = 1.0) -> Done:
-    return Done(1, 0, worker, epoch, units, seconds)
+    return Done(0, worker, epoch, units, seconds)
 
 
 def dealt(letters) -> dict[int, tuple[int, ...]]:
@@ -475,7 +382,7 @@ def test_a_unit_moves_only_once_it_is_released() -> None:
     assert worker == 1
     assert set(units) <= set(slow[2:])  # what it is believed to be computing stays
     assert not dealt(letters)
-    letters = ledger.receive([Released(1, 0, 1, 0, units, units[:1])], 9.0)
+    letters = ledger.receive([Released(0, 1, 0, units, units[:1])], 9.0)
     assert dealt(letters) == {0: units[:1]}
     assert not ledger.closed and ledger.moved == 1
 
@@ -540,7 +447,7 @@ def test_a_copy_of_a_unit_that_is_late_after_the_close_reopens_the_step() -> Non
     while not any(isinstance(message, Copy) for _, message in letters):
         for worker, units in recalls(letters):
             # It answers that it has begun, and never ends.
-            letters = ledger.receive([Released(1, 0, worker, 0, units, ())], now)
+            letters = ledger.receive([Released(0, worker, 0, units, ())], now)
         assert ledger.wake is not None and now < 1000
         now = max(now, ledger.wake) + 1e-6
         letters = ledger.react(now)
@@ -565,7 +472,7 @@ def test_a_worker_that_never_ends_a_unit_loses_all_others(slow: float, lag: floa
             back = now + lags[worker] / 2
             if isinstance(message, Recall):
                 units = tuple(u for u in message.units if worker == 2 and u != stuck)
-                answer = Released(1, 0, worker, message.epoch, message.units, units)
+                answer = Released(0, worker, message.epoch, message.units, units)
                 waiting.append((back, answer))
             elif worker != 2 and isinstance(message, Deal | Copy):
                 units = message.units if isinstance(message, Deal) else (message.unit,)
@@ -583,19 +490,38 @@ def test_a_worker_that_never_ends_a_unit_loses_all_others(slow: float, lag: floa
             letters = ledger.react(now)
 
 
+def fetches(letters) -> list[tuple[int, tuple[int, ...]]]:
+    return [(worker, m.sources) for worker, m in letters if isinstance(m, Fetch)]
+
+
 def test_the_sum_is_fetched_from_a_worker_that_has_it_if_another_one_dies() -> None:
-    layout = UnitLayout(6, [0, 1, 2], copies=2)
+    layout = UnitLayout(6, [0, 1, 2], copies=3)
     ledger = Ledger(layout, Continuous(), Forecast(np.ones(3)), 0.0)
     ledger.start()
-    ledger.receive([Summed(1, 0, 0, 0)], 1.0)
-    letters = ledger.lost([2], 1.1)
-    assert [(w, m.sources) for w, m in letters if isinstance(m, Fetch)] == [(1, (0,))]
+    ledger.receive([Summed(0, 0, 0)], 1.0)
+    assert fetches(ledger.lost([2], 1.1)) == [(1, (0,))]
     assert ledger.over
     # If that one dies as well, what is missing is computed.
-    letters = ledger.lost([0], 1.2)
+    assert set(dealt(ledger.lost([0], 1.2))) == {1}
+    assert not ledger.over and not ledger.failed
+    ledger.lost([1], 1.3)
     assert ledger.failed and "too few are within reach" in ledger.failed
-    letters = ledger.receive([Holdings(1, 0, 2, 0, (), (), False)], 1.3)
-    assert not ledger.failed and set(dealt(letters)) <= {1, 2}
+
+
+def test_a_worker_that_was_sent_nothing_yet_counts_as_having_the_sum() -> None:
+    """One without units is sent `Close` alone, and all chunks of the total may come before it."""
+    layout = UnitLayout(6, [0, 1, 2], copies=2)
+    # Worker 2 is so slow that the others compute its units.
+    ledger = Ledger(layout, Continuous(), Forecast(np.array([1.0, 1.0, 1e-3])), 0.0)
+    letters = ledger.start()
+    assert sorted(dealt(letters)) == [0, 1]
+    assert [type(message) for worker, message in letters if worker == 2] == [Close]
+    ledger.receive(Contribution(worker=2, step=0).have_sum(), 1.0)
+    assert ledger.over
+    assert fetches(ledger.lost([0], 1.1)) == [(1, (2,))]
+    # The step has ended, though no worker is left for the units that only the others store.
+    ledger.lost([1], 1.2)
+    assert ledger.over and ledger.failed is None and ledger.wake is None
 
 
 def trio() -> tuple[Ledger, list[tuple[int, Grant]]]:
@@ -620,7 +546,7 @@ def until(ledger: Ledger, now: float, stuck: set[int], happens) -> tuple[float, 
         for worker, units in recalls(letters):
             assert units == (), "all units are computed"
             if worker not in stuck:
-                assert not ledger.receive([Released(1, 0, worker, 0, (), ())], now)
+                assert not ledger.receive([Released(0, worker, 0, (), ())], now)
     raise AssertionError("nothing is sent")
 
 
@@ -640,18 +566,18 @@ def test_owners_that_answer_keep_their_epochs_however_long_the_sum_takes() -> No
     for _ in range(20):
         now = max(now, ledger.wake) + 1e-6
         for worker, _ in recalls(ledger.react(now)):
-            ledger.receive([Released(1, 0, worker, 0, (), ())], now)
+            ledger.receive([Released(0, worker, 0, (), ())], now)
     assert ledger.closed and ledger.closing == 1
     assert now > 1000  # asked more and more rarely
 
 
 def test_a_worker_that_stops_before_all_have_its_chunk() -> None:
     ledger, _ = trio()
-    ledger.receive([Summed(1, 0, 0, 0)], 1.1)
+    ledger.receive([Summed(0, 0, 0)], 1.1)
     _, letters = until(ledger, 1.1, {1}, lambda message: isinstance(message, Fetch))
     assert {(w, m.sources) for w, m in letters} == {(1, (0,)), (2, (0,))}
-    assert not ledger.receive([Summed(1, 0, 2, 0)], 9.0)
-    assert not ledger.receive([Summed(1, 0, 1, 0)], 9.1)
+    assert not ledger.receive([Summed(0, 2, 0)], 9.0)
+    assert not ledger.receive([Summed(0, 1, 0)], 9.1)
     assert ledger.wake is None
 
 
@@ -660,67 +586,46 @@ def test_each_worker_fetches_a_sum_once_unless_its_source_is_lost() -> None:
     ledger = Ledger(layout, Continuous(), Forecast(np.ones(4)), 0.0)
     ledger.start()
     ledger.lost([3], 0.5)
-
-    def fetches(letters) -> list[tuple[int, tuple[int, ...]]]:
-        return [(w, m.sources) for w, m in letters if isinstance(m, Fetch)]
-
-    assert fetches(ledger.receive([Summed(1, 0, 0, 0)], 1.0)) == [(1, (0,)), (2, (0,))]
-    assert not fetches(ledger.receive([Summed(1, 0, 2, 0)], 1.1))
+    assert fetches(ledger.receive([Summed(0, 0, 0)], 1.0)) == [(1, (0,)), (2, (0,))]
+    assert not fetches(ledger.receive([Summed(0, 2, 0)], 1.1))
     assert fetches(ledger.lost([0], 1.2)) == [(1, (2,))]
-
-
-def test_a_new_leader_uses_what_was_computed() -> None:
-    layout = UnitLayout(6, [0, 1, 2], copies=2)
-    holdings = {
-        0: Holdings(2, 0, 0, 0, finished=(0, 1), owed=(2,), summed=False),
-        1: Holdings(2, 0, 1, 3, finished=(2,), owed=(), summed=False),  # of an ended epoch
-    }
-    ledger = Ledger(layout, Continuous(), Forecast(np.ones(3)), 5.0, term=2, holdings=holdings)
-    letters = ledger.start()
-    assert {m.term for _, m in letters} == {2}
-    granted = dealt(letters)
-    assert sorted(unit for units in granted.values() for unit in units) == [3, 4, 5]
-    assert {m.epoch for worker, m in letters if worker == 1} <= {4}
 
 
 def test_a_worker_whose_sum_has_other_units_refuses() -> None:
     own = Contribution(worker=0, step=0)
-    own.receive(Deal(1, 0, 0, (0, 1, 2)))
+    own.receive(Deal(0, 0, (0, 1, 2)))
     for _ in range(3):
         own.begin()
         own.finished(1.0)
     assert own.folded == {0, 1} and own.in_hand == 2
-    [answer] = own.receive(Close(1, 0, 0, 1, {0: (1, 2), 1: (0,)}))
+    [answer] = own.receive(Close(0, 0, 1, {0: (1, 2), 1: (0,)}))
     assert isinstance(answer, Refused)
-    commands = own.receive(Close(1, 0, 0, 2, {0: (0, 1), 1: (2,)}))
-    assert commands == [Drop(2), Contribute((1, 2), frozenset({0, 1}), (0, 1))]
+    commands = own.receive(Close(0, 0, 2, {0: (0, 1), 1: (2,)}))
+    assert commands == [Drop(2), Contribute(2, frozenset({0, 1}), (0, 1))]
 
 
 def test_a_contribution_drops_a_copy_that_lost_and_keeps_one_that_won() -> None:
     for units, kept in (((0, 5), True), ((0,), False)):
         own = Contribution(worker=0, step=0)
-        own.receive(Deal(1, 0, 0, (0,)))
-        own.receive(Copy(1, 0, 0, 5))
+        own.receive(Deal(0, 0, (0,)))
+        own.receive(Copy(0, 0, 5))
         for _ in range(2):
             own.begin()
             own.finished(1.0)
         assert own.apart and own.in_hand == 0
-        commands = own.receive(Close(1, 0, 0, 1, {0: units}))
+        commands = own.receive(Close(0, 0, 1, {0: units}))
         expected = [Fold(0), Fold(5)] if kept else [Drop(5), Fold(0)]
-        assert commands == [*expected, Contribute((1, 1), frozenset(units), (0,))]
+        assert commands == [*expected, Contribute(1, frozenset(units), (0,))]
 
 
-def test_earlier_leaders_and_epochs_are_not_obeyed() -> None:
+def test_other_steps_and_earlier_epochs_are_not_obeyed() -> None:
     own = Contribution(worker=0, step=0)
-    own.receive(Deal(2, 0, 1, (0,)))
-    assert own.receive(Deal(1, 0, 1, (1,))) == []
-    assert own.receive(Deal(2, 0, 0, (1,))) == []
-    assert own.receive(Deal(2, 1, 1, (1,))) == []
+    own.receive(Deal(0, 1, (0,)))
+    assert own.receive(Deal(0, 0, (1,))) == []
+    assert own.receive(Deal(1, 1, (1,))) == []
     assert own.granted == {0}
-    assert own.receive(Deal(2, 0, 2, (3,))) == [Restart()]
+    assert own.receive(Deal(0, 2, (3,))) == [Restart()]
     assert own.granted == {3}
-    [holdings] = own.receive(Collect(3, 0, 0))
-    assert holdings == Holdings(3, 0, 0, 2, (), (3,), False)
 
 
 @given(units=st.integers(1, 40), copies=st.integers(1, 4), data=st.data())

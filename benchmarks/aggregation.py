@@ -36,7 +36,6 @@ from dask_coded.aggregation import (
     DynamicClusters,
     GradientCoding,
     Ring,
-    Speculation,
     Star,
     StaticClusters,
     Tree,
@@ -53,7 +52,6 @@ REFERENCES = {
     "gradient coding": ["ring", "star"],
     "GC-SC": ["gradient coding"],
     "GC-DC": ["GC-SC"],
-    "speculation": ["star"],
     "CodedReduce": ["gradient coding", "ring", "tree", "star"],
 }
 
@@ -124,7 +122,6 @@ def choices(workers: int, fan_in: int, depth: int, stragglers: int) -> dict[str,
         "gradient coding": GradientCoding(stragglers),
         "GC-SC": StaticClusters(size=4, load=2, code="cyclic"),
         "GC-DC": DynamicClusters(size=4, load=2, candidates=2, code="cyclic"),
-        "speculation": Speculation(),
         "CodedReduce": coded_reduce(workers, fan_in, depth),
     }
 

@@ -15,7 +15,6 @@ from dask_coded.aggregation._machine import (
     Tag,
 )
 from dask_coded.aggregation._ring import Ring
-from dask_coded.aggregation._speculation import Speculation
 from dask_coded.aggregation._squeeze import (
     Squeeze,
     SqueezeMachine,
@@ -40,7 +39,6 @@ __all__ = [
     "Plan",
     "Ring",
     "Send",
-    "Speculation",
     "Squeeze",
     "SqueezeMachine",
     "SqueezePlan",

@@ -213,13 +213,10 @@ class Aggregation(ABC):
 
     Attributes
     ----------
-    helps : bool
-        Whether a worker that is done with its own part may be asked for a late one of that step.
     moves : bool
         Whether a part may be computed by other workers than in the step before.
     """
 
-    helps: ClassVar[bool] = False
     moves: ClassVar[bool] = False
 
     @abstractmethod

@@ -80,7 +80,6 @@ class Squeeze(Aggregation):
 
     copies: int = 2
     units: int | None = None
-    helps = True
     moves = True
 
     def __post_init__(self) -> None:
@@ -273,7 +272,9 @@ class _Turn:
         found = self._sums[chunk] = part if known is None else known.plus(part)
         if tally.complete:
             del self._sums[chunk]
-            packed = found.chunk(0, 1)
+            losses, *arrays = found.chunk(0, 1)
+            # Losses travel with the total of the first chunk.
+            packed = ({} if chunk else losses, *arrays)
             for node in self._others_first(self._workers):
                 if node != self._node:
                     yield self._send(node, "sum", chunk, closing, count, packed)

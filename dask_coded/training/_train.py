@@ -346,7 +346,7 @@ def _check_choices(
             f"{aggregation!r} cannot be used with {compression!r}, whose errors would depend on "
             "which worker adds what: leave out the compression, or use another aggregation."
         )
-    if aggregation.helps and schedule is not None and schedule.width > 1:
+    if isinstance(aggregation, Squeeze) and schedule is not None and schedule.width > 1:
         raise ValueError(
             f"{aggregation!r} needs `schedule=Synchronous()`, it is {schedule!r}: a helper "
             "must still have the parameters of the step. Use a code or `Star()` instead."

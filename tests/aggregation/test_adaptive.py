@@ -1,4 +1,4 @@
-"""Aggregations that react to stragglers: dynamic clusters and speculative execution."""
+"""Dynamic clusters react to stragglers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dask_coded.aggregation import ROOT, Compute, DynamicClusters, Speculation, Tag
-from dask_coded.compression import EXACT, Partial
+from dask_coded.aggregation import DynamicClusters
 
 from .driver import Group, agree
 from .test_exact import gradients, nodes
@@ -63,38 +62,3 @@ def test_a_single_cluster_stays() -> None:
     plan = DynamicClusters(size=4, load=2, memory=-math.inf).plan(3)
     assert plan.parts == 1
     assert sorted(plan.choose(np.array([True, False, False]))) == [0, 1, 2]
-
-
-def test_parts_of_stopped_workers_are_computed_again() -> None:
-    for segments in (1, 2):
-        plan = Speculation(share=0.5, segments=segments).plan(6)
-        group = Group(plan, gradients(6), stopped=[1, 4])
-        group.run(random.Random(0).randrange)
-        agree(group, nodes(plan))
-        asked = [send for sender, send in group.sent if sender == ROOT and send.tag.kind == "redo"]
-        assert {(0, (1,)), (3, (4,))} <= {(send.to, send.payload) for send in asked}
-        group.wake()
-        group.run(random.Random(0).randrange)
-        agree(group, nodes(plan))
-
-
-def test_no_worker_is_asked_before_most_have_delivered() -> None:
-    plan = Speculation(share=0.75).plan(4)
-    root = plan.machine(ROOT)
-    part = EXACT.pack(Partial(np.ones(2)))
-    assert root.received(0, Tag("part"), part) == []
-    assert root.received(1, Tag("part"), part) == []
-    # Worker 2 has delivered, so it can help worker 3.
-    (ask,) = root.received(2, Tag("part"), part)
-    assert (ask.to, ask.tag.kind, ask.payload) == (2, "redo", (3,))  # type: ignore[union-attr]
-    assert root.received(2, Tag("part"), part) == []
-
-
-def test_a_helper_computes_once_and_only_while_the_sum_is_missing() -> None:
-    worker = Speculation().plan(4).machine(1)
-    assert worker.begin() == [Compute((1,), (1.0,))]
-    assert worker.received(ROOT, Tag("redo"), (2,)) == [Compute((2,), (1.0,))]
-    assert worker.received(ROOT, Tag("redo"), (2,)) == []
-    late = Speculation().plan(4).machine(1)
-    late.received(ROOT, Tag("sum"), EXACT.pack(Partial(np.ones(2))))
-    assert late.received(ROOT, Tag("redo"), (2,)) == []

@@ -14,7 +14,6 @@ from dask_coded.aggregation import (
     DynamicClusters,
     GradientCoding,
     Ring,
-    Speculation,
     Star,
     StaticClusters,
     Tree,
@@ -48,7 +47,6 @@ class Half(Codec):
         CodedReduce(stragglers=1),
         StaticClusters(size=3),
         DynamicClusters(size=3),
-        Speculation(),
     ],
     ids=str,
 )

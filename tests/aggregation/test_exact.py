@@ -19,7 +19,6 @@ from dask_coded.aggregation import (
     GradientCoding,
     Plan,
     Ring,
-    Speculation,
     Star,
     StaticClusters,
     Tree,
@@ -45,8 +44,6 @@ AGGREGATIONS = [
     CodedReduce(stragglers=1),
     CodedReduce(fan_in=2, stragglers=1, segments=2),
     CodedReduce(fan_in=3, stragglers=1, code="cyclic"),
-    Speculation(),
-    Speculation(share=0.5, segments=2),
 ]
 
 
@@ -87,7 +84,7 @@ def test_any_order_of_messages_gives_the_sum(
 
 
 @given(
-    st.sampled_from([a for a in AGGREGATIONS if not isinstance(a, Ring | Speculation)]),
+    st.sampled_from([a for a in AGGREGATIONS if not isinstance(a, Ring)]),
     st.integers(3, 20),
     st.randoms(use_true_random=False),
 )
@@ -266,8 +263,6 @@ def test_errors_say_what_to_do() -> None:
         GradientCoding(code="random")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="'size' must be at least 'load' = 3, it is 2"):
         StaticClusters(size=2, load=3)
-    with pytest.raises(ValueError, match="'share' must be above 0"):
-        Speculation(share=0)
     with pytest.raises(ValueError, match="'segments' must be a whole number of at least 1"):
         Ring(segments=0)
     with pytest.raises(ValueError, match="holds 20 workers, there are 21"):

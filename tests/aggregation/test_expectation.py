@@ -9,7 +9,6 @@ from dask_coded.aggregation import (
     CodedReduce,
     GradientCoding,
     Ring,
-    Speculation,
     Star,
     StaticClusters,
     Tree,
@@ -122,7 +121,7 @@ def test_the_time_of_messages_grows_with_the_fan_in_and_that_of_a_star_with_the_
         assert seconds(star, n) == pytest.approx((0.75 * (n + n * n) + 1) * 0.01, rel=0.01)
 
 
-@pytest.mark.parametrize("aggregation", [Speculation(), StaticClusters()])
+@pytest.mark.parametrize("aggregation", [StaticClusters()])
 def test_it_is_not_known_for_others(aggregation):
     with pytest.raises(ValueError, match=f"of {type(aggregation).__name__} is not known"):
         expected_step(aggregation, 8, COSTS, 1, straggling=1.0)

@@ -12,7 +12,6 @@ from dask_coded.aggregation import (
     DynamicClusters,
     GradientCoding,
     Ring,
-    Speculation,
     Star,
     StaticClusters,
     Tree,
@@ -38,7 +37,6 @@ KINDS = [
     GradientCoding(2, code="cyclic"),
     StaticClusters(4, 2, code="cyclic"),
     DynamicClusters(4, 2, code="cyclic"),
-    Speculation(),
     CodedReduce(),
     CodedReduce(3, 2, code="cyclic"),
 ]

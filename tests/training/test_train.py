@@ -24,7 +24,6 @@ from dask_coded.aggregation import (
     DynamicClusters,
     GradientCoding,
     Ring,
-    Speculation,
     Squeeze,
     Star,
     StaticClusters,
@@ -112,7 +111,6 @@ def test_parameters_match_one_process(client, aggregation, schedule, monkeypatch
         StaticClusters(size=2, load=2),
         DynamicClusters(size=2, load=2, memory=-np.inf),
         CodedReduce(fan_in=4, depth=1, stragglers=1),
-        Speculation(share=0.5),
     ],
     ids=repr,
 )
@@ -145,7 +143,7 @@ def test_all_holders_of_a_part_draw_the_same_mini_batches(client):
     options = {"optimizer": Adam(0.05), "steps": STEPS, "batch_size": 20, "client": client}
     one = train(squares, np.zeros(5), blocks(), aggregation=Star(), **options)
     # The same number of parts, each on two workers.
-    other = train(squares, np.zeros(5), blocks(), aggregation=Speculation(), **options)
+    other = train(squares, np.zeros(5), blocks(), aggregation=Star(), **options)
     np.testing.assert_allclose(one.parameters, other.parameters, rtol=1e-10)
     different = train(squares, np.zeros(5), blocks(), aggregation=Star(), seed=1, **options)
     assert np.abs(one.parameters - different.parameters).max() > 1e-3
@@ -579,15 +577,9 @@ class Frame:
         ((X, Y), {"validation": (X, Y)}, TypeError, "an instance of Validation"),
         (
             (X, Y),
-            {"aggregation": Speculation(), "schedule": Pipelined(2)},
+            {"aggregation": Squeeze(), "schedule": Pipelined(2)},
             ValueError,
-            r"Speculation\(.*\) needs `schedule=Synchronous\(\)`, it is Pipelined\(width=2",
-        ),
-        (
-            (X, Y),
-            {"aggregation": Speculation(), "compression": GradiVeQ()},
-            ValueError,
-            r"cannot be used with GradiVeQ\(.*\), which keeps a residual",
+            r"Squeeze\(.*\) needs `schedule=Synchronous\(\)`, it is Pipelined\(width=2",
         ),
         (
             (X, Y),
@@ -679,7 +671,6 @@ def test_masked_data_are_refused(client):
         StaticClusters(size=2, load=2),
         DynamicClusters(size=2, load=2),
         CodedReduce(fan_in=4, depth=1, stragglers=1),
-        Speculation(),
     ],
     ids=repr,
 )

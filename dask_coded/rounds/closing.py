@@ -45,7 +45,7 @@ def best_gain(
     ends[~state.present] = inf
     best = -inf
     for holder, own in enumerate(owed):
-        others = {other for unit in own for other in units.holders[unit] if other != holder}
+        others = units.storing(own) - {holder}
         if others:
             best = max(best, float(late[holder]) - min(float(ends[other]) for other in others))
     return best

@@ -442,9 +442,11 @@ class Ledger:
     def _ask_owners(self, now: float) -> None:
         """Once all units are computed, ask those who add them up whether they are there."""
         state, has = self.round.state, self._summing.has
-        owners = [w for w in self._granted.shares() if state.present[w] and w not in has]
         fetched = self.over and self._disturbed  # by all that do not have it
-        if not self.computed or not owners or fetched:
+        owners = []
+        if self.computed and not fetched:
+            owners = [w for w in self._granted.shares() if state.present[w] and w not in has]
+        if not owners:
             self._summing.stop()
             return
         self._summing.expect(now, max(map(self._patience.until, owners)))

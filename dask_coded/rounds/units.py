@@ -75,15 +75,19 @@ class UnitLayout:
             for block, piece in firsts.items()
             if (size := self._edges[block + 1] - self._edges[block]) < stripes
         ]
-        self.holders: list[list[int]] = [[] for _ in range(units)]
         self.stored: list[list[int]] = [[] for _ in range(self.layout.workers)]
+        self._hosts: list[list[int]] = [[] for _ in range(blocks)]
         for host, block in self._piece:
             if host >= 0:
-                own = range(self._edges[block], self._edges[block + 1])
-                self.stored[host].extend(own)
-                for unit in own:
-                    self.holders[unit].append(host)
+                self.stored[host].extend(range(self._edges[block], self._edges[block + 1]))
+                self._hosts[block].append(host)
         self._block_of = np.repeat(np.arange(blocks), np.diff(self._edges)).tolist()
+        self.holders = [self._hosts[block] for block in self._block_of]
+
+    def storing(self, units: Iterable[int]) -> set[int]:
+        """Return the workers that store any of some units."""
+        blocks = {self._block_of[unit] for unit in units}
+        return {host for block in blocks for host in self._hosts[block]}
 
     def ranges(self, worker: int, units: Iterable[int]) -> list[StripeRange]:
         """Return units as stripes of the pieces of a worker that stores them."""

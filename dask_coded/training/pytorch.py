@@ -1,4 +1,4 @@
-"""PyTorch modules as functions of a flat array of parameters, and PyTorch's optimizers."""
+"""PyTorch modules as functions of a flat array of parameters."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import copy
 import math
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,9 @@ import torch
 
 from dask_coded.arguments import unwrapped
 from dask_coded.compression import sum_dtype
-from dask_coded.training.optimizers import Decay, Optimizer, Vector, check_decay
+from dask_coded.training.optimizers import Decay, Vector, check_decay
+from dask_coded.training.torch_arrays import as_array, as_tensor, flat, real
+from dask_coded.training.torch_optimizer import Scheduled, TorchOptimizer, kept_state
 
 # All threads of a process draw from the same random numbers, also those of workers in one process.
 _RANDOM = threading.Lock()
@@ -110,7 +111,7 @@ class TorchModule:
                     f"The module contains {part!r} without a momentum, whose averages would be "
                     f"over all steps: give it one, such as 0.1."
                 )
-        self.layers = tuple(tuple(_real(p).shape) for p in (*self._wanted, *self._running))
+        self.layers = tuple(tuple(real(p).shape) for p in (*self._wanted, *self._running))
         first = next(iter(module.parameters())).dtype
         self._is_sum = hasattr(loss, "reduction")
         self._half = any(p.dtype == torch.float16 for p in self._wanted)
@@ -134,7 +135,7 @@ class TorchModule:
 
     @property
     def parameters(self) -> Vector:
-        return _flat([*self._wanted, *self._running])
+        return flat([*self._wanted, *self._running])
 
     def gradient(self, parameters: Vector, samples: Any, targets: Any) -> tuple[float, Vector]:
         """Return the loss and its gradient, summed over samples, as :func:`train` expects.
@@ -159,7 +160,7 @@ class TorchModule:
         own = {id(b) for part in self._normed for b in part.buffers(recurse=False)}
         buffers = {name: (b, b._version) for name, b in self.module.named_buffers()}
         with _seeded(seed), self._statistics() as statistics:
-            predictions, wanted = self.module(self._input(samples)), _tensor(targets)
+            predictions, wanted = self.module(self._input(samples)), as_tensor(targets)
             loss = self._loss(predictions, wanted)
             found = self._gradient(loss, len(samples))
             if self._normed:
@@ -196,7 +197,7 @@ class TorchModule:
                         f"The module must use {part!r} at most once when it computes: use another "
                         f"one at each place, because each has statistics of its own."
                     )
-            found = _flat(self._running)
+            found = flat(self._running)
             return samples * found.astype(sum_dtype(found.dtype), copy=False)
 
         try:
@@ -249,7 +250,7 @@ class TorchModule:
         return found
 
     def _gathered(self) -> Vector:
-        return _flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self._wanted])
+        return flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self._wanted])
 
     def hold_parameters(self, parameters: Vector) -> None:
         """Load parameters that do not change as long as :meth:`gradient` is called with this array.
@@ -289,7 +290,9 @@ class TorchModule:
         return self.module
 
     def optimizer(
-        self, optimizer: torch.optim.Optimizer, decay: Decay | None = None
+        self,
+        optimizer: torch.optim.Optimizer,
+        decay: Decay | torch.optim.lr_scheduler.LRScheduler | None = None,
     ) -> TorchOptimizer:
         """Return an optimizer of PyTorch as :func:`train` takes it.
 
@@ -298,17 +301,18 @@ class TorchModule:
         optimizer : torch.optim.Optimizer
             Over parameters of the module, as ``torch.optim.AdamW(module.parameters())`` is, with
             any groups. It is not changed: the training continues with a copy of its state.
-        decay : callable, optional
-            As for :class:`SGD`: the factor of all learning rates in a step, instead of a scheduler
-            of ``torch.optim.lr_scheduler``.
+        decay : callable or LRScheduler, optional
+            As for :class:`SGD`: the factor of all learning rates in a step. Or a scheduler of this
+            optimizer from ``torch.optim.lr_scheduler``, which is stepped after each update, not
+            after each epoch.
 
         Raises
         ------
         TypeError
             If it is no optimizer of PyTorch, needs a closure, or keeps anything but tensors; or if
-            ``decay`` is not a function.
+            ``decay`` is neither a function nor a scheduler, or a scheduler that needs a metric.
         ValueError
-            If it has a parameter that is not the module's.
+            If it has a parameter that is not the module's, or the scheduler is of another one.
 
         Examples
         --------
@@ -338,14 +342,19 @@ class TorchModule:
                     "`module.parameters()` of the same module to both."
                 )
             groups.append((options, [position[id(p)] for p in members]))
-        check_decay(decay)
+        rule: Decay | Scheduled | None
+        if isinstance(decay, torch.optim.lr_scheduler.LRScheduler):
+            rule = Scheduled(decay, optimizer)
+        else:
+            check_decay(decay)
+            rule = decay
         return TorchOptimizer(
             learning_rate=float(groups[0][0]["lr"]),
             kind=type(optimizer),
             shapes=self.layers[: len(self._wanted)],
             groups=groups,
-            first={name: a.copy() for name, a in _state(optimizer, self._wanted).items()},
-            decay=decay,
+            first={name: a.copy() for name, a in kept_state(optimizer, self._wanted).items()},
+            decay=rule,
         )
 
     def prediction(self, parameters: Vector, samples: Any) -> Any:
@@ -354,87 +363,14 @@ class TorchModule:
         module = copy.deepcopy(self).load(parameters).eval()
         with torch.no_grad():
             found = module(self._input(samples))
-        return found if isinstance(samples, torch.Tensor) else _array(found)
+        return found if isinstance(samples, torch.Tensor) else as_array(found)
 
     def _input(self, samples: Any) -> torch.Tensor:
         """Return samples as a tensor for the module, which adapts no dtypes."""
-        tensor = _tensor(samples)
+        tensor = as_tensor(samples)
         if self._narrow and tensor.is_floating_point() and not isinstance(samples, torch.Tensor):
             return tensor.to(self._narrow)
         return tensor
-
-
-@dataclass(frozen=True, eq=False)
-class TorchOptimizer(Optimizer):
-    """An optimizer of ``torch.optim`` on a flat array; see :meth:`TorchModule.optimizer`.
-
-    Parameters
-    ----------
-    learning_rate : float
-        Of the first group.
-    kind : type
-    shapes : sequence of tuple of int
-        Of the module's parameters, which lie one after the other in the flat array.
-    groups : sequence of (dict, sequence of int)
-        Options of each group, and the positions of its parameters in the module.
-    first : dict
-        What the optimizer keeps for its parameters already: arrays by position and name.
-    decay : callable, optional
-        As for :class:`SGD`.
-    """
-
-    kind: Callable[[Any], torch.optim.Optimizer]
-    shapes: Sequence[tuple[int, ...]]
-    groups: Sequence[tuple[dict[str, Any], Sequence[int]]]
-    first: dict[str, Vector]
-    decay: Decay | None = None
-
-    def start(self, parameters: Vector) -> dict[str, Vector]:
-        if self.first:
-            return {name: value.copy() for name, value in self.first.items()}
-        # A step without a gradient shows which arrays there will be. The first update makes them.
-        state: dict[str, Vector] = {}
-        self.update(parameters.copy(), np.zeros_like(parameters), state, 0)
-        return state
-
-    def update(
-        self, parameters: Vector, gradient: Vector, state: dict[str, Vector], step: int
-    ) -> None:
-        tensors, at = [], 0
-        for shape in self.shapes:
-            part = slice(at, at := at + math.prod(shape))
-            # The tensor and the array share their memory.
-            tensor = torch.from_numpy(parameters[part].reshape(shape)).requires_grad_()
-            tensor.grad = torch.from_numpy(gradient[part].reshape(shape))
-            tensors.append(tensor)
-        factor = 1.0 if self.decay is None else float(self.decay(step))
-        optimizer = self.kind(
-            [
-                {**options, "lr": factor * options["lr"], "params": [tensors[i] for i in members]}
-                for options, members in self.groups
-            ]
-        )
-        if step or self.first:
-            for name, value in state.items():
-                number, key = name.split(":")
-                optimizer.state[tensors[int(number)]][key] = torch.from_numpy(value)
-        optimizer.step()
-        state.update(_state(optimizer, tensors))
-
-
-def _state(optimizer: torch.optim.Optimizer, tensors: Sequence[torch.Tensor]) -> dict[str, Vector]:
-    """Return what an optimizer keeps for some tensors: arrays by position and name."""
-    found = {}
-    for i, tensor in enumerate(tensors):
-        for name, value in optimizer.state.get(tensor, {}).items():
-            if isinstance(value, torch.Tensor):
-                found[f"{i}:{name}"] = _array(_real(value))
-            elif value is not None:
-                raise TypeError(
-                    f"The state of {type(optimizer).__name__} has {name!r}, a "
-                    f"{type(value).__name__}: only optimizers that keep tensors can be used."
-                )
-    return found
 
 
 @contextmanager
@@ -450,26 +386,3 @@ def _seeded(seed: int) -> Iterator[None]:
             yield
         finally:
             torch.set_rng_state(state)
-
-
-def _real(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of real numbers, which shares its memory if the tensor is dense."""
-    tensor = tensor.detach().to_dense()  # gradients of embeddings may be sparse
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-
-
-def _flat(tensors: Sequence[torch.Tensor]) -> Vector:
-    """Return the numbers of some tensors in one array, in the order of their indices."""
-    # Numbers may lie in another order in memory, as with `torch.channels_last`.
-    return _array(torch.cat([_real(tensor).cpu().reshape(-1) for tensor in tensors]))
-
-
-def _array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """Return a tensor's numbers as an array, which shares its memory if the dtype allows it."""
-    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy(force=True)
-
-
-def _tensor(array: Any) -> torch.Tensor:
-    if isinstance(array, torch.Tensor):
-        return array
-    return torch.from_numpy(np.require(array, requirements=["C", "W"]))

@@ -11,6 +11,7 @@ from functools import partial
 import dask.array as da
 import numpy as np
 import pytest
+from distributed.protocol.pickle import dumps, loads
 
 import dask_coded as coded
 from dask_coded import training
@@ -387,6 +388,55 @@ def test_optimizers_of_pytorch_do_the_same_on_a_flat_array(make):
     parameters, _ = updated(flat, optimizer, 5, state, 5, parameters.copy())
     module = network()
     np.testing.assert_allclose(parameters, theirs(module, make(module), 10), rtol=1e-3, atol=1e-4)
+
+
+SCHEDULERS = torch.optim.lr_scheduler
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda rule: SCHEDULERS.StepLR(rule, 3),
+        lambda rule: SCHEDULERS.LambdaLR(rule, lambda step: 1 / (1 + step)),
+        lambda rule: SCHEDULERS.OneCycleLR(rule, 0.5, total_steps=20),
+        lambda rule: SCHEDULERS.SequentialLR(
+            rule,
+            [SCHEDULERS.LinearLR(rule, 0.1, total_iters=4), SCHEDULERS.CosineAnnealingLR(rule, 8)],
+            milestones=[4],
+        ),
+    ],
+    ids=["step", "function", "cycle", "sequence"],
+)
+def test_schedulers_of_pytorch(make):
+    """They change learning rates, and that of cycles the momentum, too."""
+    net = torch.nn.Linear(3, 2)
+    flat = training.TorchModule(net, torch.nn.MSELoss(reduction="sum"))
+    rule = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.8)
+    scheduler = make(rule)
+    ours = loads(dumps(flat.optimizer(rule, scheduler)))
+    x = flat.parameters.copy()
+    state = ours.start(x)
+    rng = np.random.default_rng(0)
+    for step in range(12):
+        gradient = rng.standard_normal(x.size).astype(x.dtype)
+        ours.update(x, gradient, state, step)
+        for parameter, part in zip(net.parameters(), np.split(gradient, [6]), strict=True):
+            parameter.grad = torch.from_numpy(part).reshape(parameter.shape)
+        rule.step()
+        scheduler.step()
+        np.testing.assert_allclose(x, flat.parameters, rtol=1e-5)
+    rates = [group["lr"] for group in ours._options(0)]  # another replica begins
+    assert rates == [group["lr"] for group in loads(dumps(ours))._options(0)]
+
+
+def test_schedulers_that_workers_cannot_follow_are_refused():
+    net = torch.nn.Linear(3, 2)
+    flat = training.TorchModule(net, torch.nn.MSELoss(reduction="sum"))
+    rule, other = (torch.optim.SGD(net.parameters(), lr=0.1) for _ in range(2))
+    with pytest.raises(TypeError, match="ReduceLROnPlateau needs a metric in each step"):
+        flat.optimizer(rule, SCHEDULERS.ReduceLROnPlateau(rule))
+    with pytest.raises(ValueError, match="StepLR must be of the optimizer that is passed with it"):
+        flat.optimizer(rule, SCHEDULERS.StepLR(other, 3))
 
 
 def test_an_optimizer_of_pytorch_continues_from_its_state():

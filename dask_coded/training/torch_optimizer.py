@@ -1,0 +1,150 @@
+"""Optimizers and schedulers of PyTorch on a flat array of parameters."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from distributed.protocol.pickle import dumps
+
+from dask_coded.training.optimizers import Decay, Optimizer, Vector
+from dask_coded.training.torch_arrays import as_array, real
+
+
+@dataclass(frozen=True, eq=False)
+class TorchOptimizer(Optimizer):
+    """An optimizer of ``torch.optim`` on a flat array; see :meth:`TorchModule.optimizer`.
+
+    Parameters
+    ----------
+    learning_rate : float
+        Of the first group.
+    kind : type
+    shapes : sequence of tuple of int
+        Of the module's parameters, which lie one after the other in the flat array.
+    groups : sequence of (dict, sequence of int)
+        Options of each group, and the positions of its parameters in the module.
+    first : dict
+        What the optimizer keeps for its parameters already: arrays by position and name.
+    decay : callable, optional
+        As for :class:`SGD`, or a scheduler.
+    """
+
+    kind: Callable[[Any], torch.optim.Optimizer]
+    shapes: Sequence[tuple[int, ...]]
+    groups: Sequence[tuple[dict[str, Any], Sequence[int]]]
+    first: dict[str, Vector]
+    decay: Decay | Scheduled | None = None
+
+    def start(self, parameters: Vector) -> dict[str, Vector]:
+        if self.first:
+            return {name: value.copy() for name, value in self.first.items()}
+        # A step without a gradient shows which arrays there will be. The first update makes them.
+        state: dict[str, Vector] = {}
+        self.update(parameters.copy(), np.zeros_like(parameters), state, 0)
+        return state
+
+    def update(
+        self, parameters: Vector, gradient: Vector, state: dict[str, Vector], step: int
+    ) -> None:
+        tensors, at = [], 0
+        for shape in self.shapes:
+            part = slice(at, at := at + math.prod(shape))
+            # The tensor and the array share their memory.
+            tensor = torch.from_numpy(parameters[part].reshape(shape)).requires_grad_()
+            tensor.grad = torch.from_numpy(gradient[part].reshape(shape))
+            tensors.append(tensor)
+        optimizer = self.kind(
+            [
+                {**options, "params": [tensors[i] for i in members]}
+                for options, (_, members) in zip(self._options(step), self.groups, strict=True)
+            ]
+        )
+        if step or self.first:
+            for name, value in state.items():
+                number, key = name.split(":")
+                optimizer.state[tensors[int(number)]][key] = torch.from_numpy(value)
+        optimizer.step()
+        state.update(kept_state(optimizer, tensors))
+
+    def _options(self, step: int) -> list[dict[str, Any]]:
+        """Return the options of each group in a step."""
+        if isinstance(self.decay, Scheduled):
+            return self.decay.options(step)
+        factor = 1.0 if self.decay is None else float(self.decay(step))
+        return [{**options, "lr": factor * options["lr"]} for options, _ in self.groups]
+
+
+class _Groups:
+    """Stands for an optimizer whose scheduler changes the options of its groups."""
+
+    # A scheduler warns if the optimizer was not stepped before.
+    _opt_called = True
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.param_groups = [
+            {name: copy.deepcopy(value) for name, value in group.items() if name != "params"}
+            for group in optimizer.param_groups
+        ]
+
+    def step(self) -> None:
+        raise AssertionError("It has no parameters.")
+
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+
+
+class Scheduled:
+    """What a scheduler of PyTorch makes of the options of an optimizer's groups, by step."""
+
+    def __init__(self, scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
+        if scheduler.optimizer is not optimizer:
+            raise ValueError(
+                f"The {type(scheduler).__name__} must be of the optimizer that is passed with it, "
+                f"it is of another one."
+            )
+        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise TypeError(
+                "ReduceLROnPlateau needs a metric in each step, which workers do not have: pass "
+                "another scheduler, or a function of the step."
+            )
+        groups = _Groups(optimizer)
+        # A scheduler may hold others, all of this optimizer.
+        copied = copy.deepcopy(scheduler, {id(optimizer): groups})
+        self._start = dumps((groups, copied))  # it may hold functions
+        self._step = -1
+
+    def options(self, step: int) -> list[dict[str, Any]]:
+        """Return the options of each group in a step, counted from 0."""
+        if not 0 <= self._step <= step:
+            self._groups, self._scheduler = pickle.loads(self._start)
+            self._step = 0
+        while self._step < step:
+            self._scheduler.step()
+            self._step += 1
+        return [dict(group) for group in self._groups.param_groups]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_start": self._start, "_step": -1}
+
+
+def kept_state(
+    optimizer: torch.optim.Optimizer, tensors: Sequence[torch.Tensor]
+) -> dict[str, Vector]:
+    """Return what an optimizer keeps for some tensors: arrays by position and name."""
+    found = {}
+    for i, tensor in enumerate(tensors):
+        for name, value in optimizer.state.get(tensor, {}).items():
+            if isinstance(value, torch.Tensor):
+                found[f"{i}:{name}"] = as_array(real(value))
+            elif value is not None:
+                raise TypeError(
+                    f"The state of {type(optimizer).__name__} has {name!r}, a "
+                    f"{type(value).__name__}: only optimizers that keep tensors can be used."
+                )
+    return found

@@ -63,6 +63,7 @@ __all__ = [
     "elemwise",
     "end_fetches",
     "forget_file",
+    "forget_topic",
     "handle_out",
     "heartbeat_interval",
     "in_pool",
@@ -179,15 +180,30 @@ def truncate_topic(scheduler: Scheduler, topic: str) -> None:
     scheduler._broker.truncate(topic)
 
 
-def add_page(scheduler: Scheduler, path: str, title: str, draw: Callable[[Any], None]) -> bool:
-    """Add a page to a scheduler's dashboard and its menu; return False if it has no dashboard.
+def _ignore(event: Any) -> None:
+    """Take an event that comes after its topic was left."""
+
+
+def forget_topic(client: Client, topic: str) -> None:
+    """Let go of the handler of a topic that a client has left, with all that it refers to.
+
+    `Client.unsubscribe_topic` keeps it for as long as the client lives (seen in 2024.12 to 2026.8).
+    Not removed: an event that is on its way would be an error.
+    """
+    handlers = getattr(client, "_event_handlers", {})
+    if topic in handlers:
+        handlers[topic] = _ignore
+
+
+def add_page(scheduler: Scheduler, path: str, title: str, draw: Callable[[Any], None]) -> None:
+    """Add a page to a scheduler's dashboard and its menu, if it has a dashboard.
 
     ``draw(document)`` fills Bokeh's document of each visitor. Without it there is no page. Pages of
     others are not on the list that JupyterLab's extension reads, in 2026.8 neither.
     """
     found = [app for app in scheduler.http_application.applications if hasattr(app, "app_paths")]
     if not found:
-        return False
+        return
     # Only now, because Dask imports them only if Bokeh is there, in a release that suits it.
     from distributed.dashboard.components.scheduler import env
     from distributed.dashboard.core import BokehApplication
@@ -207,7 +223,6 @@ def add_page(scheduler: Scheduler, path: str, title: str, draw: Callable[[Any], 
     app.start()
     shown["plots"].append({"url": path.strip("/"), "name": title})
     shown["plots"].sort(key=lambda plot: plot["name"])
-    return True
 
 
 def makes_result(ts: TaskState) -> bool:

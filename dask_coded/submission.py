@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import fields, replace
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from distributed import Client, Future
 
 from dask_coded.arguments import unwrapped
 from dask_coded.array import CodedArray, encode
-from dask_coded.compat import TaskRef
+from dask_coded.compat import TaskRef, forget_topic
 from dask_coded.loop import Loop, PiecesMade, Progress
 from dask_coded.pair import CodedPair
 from dask_coded.products import ProductArray
@@ -87,18 +88,21 @@ def _owner(
         token = encoded.storage.token if isinstance(encoded, Encoded) and encoded.storage else ""
         shape = " x ".join(map(str, array.shape))
         arrays.append(f"{shape} {array.dtype} {token}".rstrip())
-    plain: list[Any] = []
 
-    def look(value: Any) -> Any:
+    def plain(value: Any) -> Any:
+        """Return a value as far as it is the same everywhere, with lists and dicts around it."""
+        if isinstance(value, dict):
+            return sorted(((str(key), plain(own)) for key, own in value.items()), key=itemgetter(0))
+        if isinstance(value, list | tuple):
+            return list(map(plain, value))
         named = value is None or isinstance(value, bool | int | float | complex | str | bytes)
         if named or (isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject):
-            plain.append(value)
-        return value
+            return value
+        return type(value).__qualname__
 
-    map_nested(look, arguments)
     # Not the module, which is `__main__` if it is run as a script.
     name = getattr(function, "__qualname__", type(function).__qualname__)
-    return {"function": name, "arrays": arrays, "arguments": tokenize(plain)}
+    return {"function": name, "arrays": arrays, "arguments": tokenize(plain(arguments))}
 
 
 def submit(
@@ -157,7 +161,6 @@ def submit(
     if any(isinstance(value, _Own) and value.tolerant for value in kwargs.values()):
         options = replace(options, tolerant=True)
     data: list[Any] = []
-    owner = _owner(function, args, kwargs)
     places: set[str] = set()
 
     def slot(value: Any) -> Any:
@@ -169,9 +172,10 @@ def submit(
                 return value.slot
             if value.storage in places:
                 raise ValueError(f"Two loops have the storage {value.storage!r}: pass one each.")
-            if value.storage is not None:
-                places.add(value.storage)
-            return LoopSlot(storage=value.storage, owner=owner)
+            if value.storage is None:
+                return LoopSlot()
+            places.add(value.storage)
+            return LoopSlot(storage=value.storage, owner=_owner(function, args, kwargs))
         if isinstance(value, Future):
             data.append(value)
             return DataSlot(len(data) - 1)
@@ -322,3 +326,4 @@ def _watch(
         yield _Own(topic, tolerant)
     finally:
         client.unsubscribe_topic(topic)
+        forget_topic(client, topic)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from contextvars import ContextVar
 
 import numpy as np
@@ -60,6 +62,19 @@ def test_the_scheduler_keeps_no_reports_of_a_loop_that_is_over(client):
     submission.run(count, 3, client=client, callback=heard.append)
     assert heard
     assert not [topic for topic in client.get_events() if "progress" in topic]
+
+
+def test_the_client_lets_go_of_a_callback_that_is_over(client):
+    class Heard:
+        def __call__(self, progress):
+            pass
+
+    heard = Heard()
+    submission.run(count, 3, client=client, callback=heard)
+    kept = weakref.ref(heard)
+    del heard
+    gc.collect()
+    assert kept() is None
 
 
 def test_without_a_callback_no_progress_is_reported(client):

@@ -137,9 +137,13 @@ def test_functions_and_arguments_are_told_apart():
         (first, (), {"a": 2, "b": 1.0}),
         (first, ([np.arange(3)],), {}),
         (first, ([np.arange(3) + 1],), {}),
+        (first, ([1, 2], [3]), {}),
+        (first, ([1], [2, 3]), {}),
+        (first, (), {"options": {"l1": 0.1}}),
+        (first, (), {"options": {"l2": 0.1}}),
     ]
     owners = [str(_owner(*call)) for call in calls]
-    assert [owners.index(owner) for owner in owners] == [0, 1, 0, 3, 4, 4, 6, 7, 8]
+    assert [owners.index(owner) for owner in owners] == [0, 1, 0, 3, 4, 4, *range(6, 13)]
 
 
 @gen_cluster(client=True, nthreads=[("", 1)] * 3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -103,9 +102,7 @@ class StoreCondition:
         return "\n".join(lines)
 
 
-def condition_of(
-    location: Location, each: Callable[[PieceCondition], object] | None = None
-) -> StoreCondition:
+def condition_of(location: Location) -> StoreCondition:
     """Read all of a store and compare it with its checksums.
 
     Raises
@@ -118,12 +115,9 @@ def condition_of(
     def look(found: tuple[str, Storage, int]) -> PieceCondition:
         group, storage, piece = found
         try:
-            condition = PieceCondition(group, piece, size_of(storage, piece), "")
+            return PieceCondition(group, piece, size_of(storage, piece), "")
         except DamagedError as exc:
-            condition = PieceCondition(group, piece, 0, str(exc))
-        if each is not None:
-            each(condition)
-        return condition
+            return PieceCondition(group, piece, 0, str(exc))
 
     todo: list[tuple[str, Storage, int]] = [
         (group, description.storage(location, group), piece)

@@ -141,6 +141,8 @@ def write_description(location: Location, description: Description) -> None:
         "arrays": arrays,
         "names": list(description.names),
     }
+    # Writing took a while: an encoding that was started again has deleted these pieces.
+    check_begun(location, {group: array.token for group, array in description.arrays.items()})
     root = imported().open_group(location.store(), mode="r+", zarr_format=3)
     root.update_attributes({NAME: content | {"sha256": digest(content)}})
 

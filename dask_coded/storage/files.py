@@ -78,16 +78,17 @@ def write_file(place: str, content: bytes) -> None:
         files, path = _remote(place)
         files.pipe_file(path, sealed(content))
         return
+    packed = sealed(content)
     # Not by `tempfile`, whose files only their owner can read.
     part = whole.with_name(f".{whole.name}.{uuid.uuid4().hex}{_PARTIAL}")
     try:
         with part.open("xb") as file:
-            file.write(sealed(content))
+            file.write(packed)
             file.flush()
             os.fsync(file.fileno())
         part.replace(whole)
-    except OSError:
-        part.unlink(missing_ok=True)  # the disk may be full
+    except BaseException:  # the disk may be full, or the user may have pressed Ctrl-C
+        part.unlink(missing_ok=True)
         raise
 
 

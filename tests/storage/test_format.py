@@ -16,6 +16,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from dask_coded import storage as kept
 from dask_coded.codes import MDS, Code, Polynomial, RandomLinear, Repetition
 from dask_coded.storage import arrays as chunks
+from dask_coded.storage import description as writing
 from dask_coded.storage import generators, pieces
 
 pytest.importorskip("zarr")
@@ -138,6 +139,25 @@ def test_descriptions(tmp_path):
     assert a.footprints == b.footprints and a.shape == (5, 4)
     for name in ("exponents", "typical"):
         assert [x.tolist() for x in getattr(a, name)] == [x.tolist() for x in getattr(b, name)]
+
+
+def test_a_store_that_was_begun_again_is_not_declared_complete(tmp_path, monkeypatch):
+    """As by a thread of an encoding that was interrupted, while it writes the last arrays."""
+    location = begun(tmp_path / "store")
+    write, writes = writing.write_array, []
+
+    def slow(*args):
+        write(*args)
+        writes.append(args)
+        if len(writes) == 2:
+            begun(tmp_path / "store", "coded-2")
+
+    monkeypatch.setattr(writing, "write_array", slow)
+    with pytest.raises(kept.StoreError):
+        kept.write_description(location, description())
+    assert len(writes) > 2
+    with pytest.raises(kept.StoreError, match="is half written"):
+        kept.read_description(location)
 
 
 def test_stores_that_are_not_complete_are_refused(tmp_path):

@@ -22,7 +22,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar
+from zipfile import BadZipFile
 
 import click
 import numpy as np
@@ -44,6 +45,8 @@ from dask_coded.keeping import check
 from dask_coded.local import local_client
 from dask_coded.scores import Ranking, writer_for
 from dask_coded.storage import StoreError
+
+Result = TypeVar("Result")
 
 logger = logging.getLogger(__name__)
 
@@ -199,7 +202,8 @@ def pagerank_command(
         graph = _read(file, undirected, delimiter, comments, header)
         with _cluster(workers, scheduler, display.say) as client:
             display.say(f"Encoding {len(graph.nodes):,} nodes, {graph.adjacency.nnz:,} edges")
-            scores = _compute(
+            scores: Any = _computed(
+                pagerank,
                 graph,
                 damping=damping,
                 tol=tol,
@@ -271,7 +275,7 @@ def demo_command(
             "raise --workers."
         )
     read = None if graph is None else _read(graph, False, delimiter, comments, header)
-    run_demo(workers, output, slow=slow, factor=factor, graph=read)
+    _computed(run_demo, workers, output, slow=slow, factor=factor, graph=read)
 
 
 @coded.command("check")
@@ -328,7 +332,7 @@ def check_store_command(storage: str, as_json: bool) -> None:
     """
     try:
         found = check(storage)
-    except (ImportError, OSError, StoreError) as error:
+    except (ImportError, OSError, StoreError, TypeError) as error:
         raise BadInput(str(error)) from error
     if as_json:
         click.echo(json.dumps(found.as_json(), indent=2))
@@ -390,7 +394,7 @@ def bench_command(
         click.echo(text, err=True)
 
     with _cluster(workers, scheduler, say) as client:
-        found = compare(client, matrix, (rows, columns), width, rounds, say)
+        found = _computed(compare, client, matrix, (rows, columns), width, rounds, say)
     if as_json:
         click.echo(json.dumps(found.as_json(), indent=2))
         return
@@ -428,7 +432,9 @@ def _matrix(file: Path) -> Any:
     """Read a matrix of numbers."""
     try:
         found = scipy.sparse.load_npz(file) if file.suffix == ".npz" else np.load(file)
-    except (OSError, ValueError, KeyError) as error:
+        if not (scipy.sparse.issparse(found) or isinstance(found, np.ndarray)):
+            raise ValueError(f"it holds a {type(found).__name__}")
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
         raise BadInput(
             f"{file}: expected a NumPy array (.npy) or a SciPy sparse matrix (.npz): {error}"
         ) from error
@@ -454,6 +460,8 @@ def _cluster(
     say(f"Connecting to {scheduler}")
     try:
         client = Client(scheduler, timeout=_CONNECT_SECONDS)
+    except (TypeError, RuntimeError, ImportError) as error:  # without certificates, for example
+        raise BadInput(f"No connection to {scheduler} is possible: {error}") from error
     except (OSError, ValueError) as error:
         raise BadInput(
             f"No scheduler answered at {scheduler} within {_CONNECT_SECONDS} seconds: "
@@ -484,13 +492,16 @@ def _code(name: str | None, redundancy: int | None, workers: int) -> Code | str 
         raise BadInput(str(error)) from error
 
 
-def _compute(graph: Graph, **arguments: Any) -> dict[Any, float]:
+def _computed(function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
+    """Return what a function of the library returns; say what went wrong in one line."""
     try:
-        return cast(dict[Any, float], pagerank(graph, **arguments))
+        return function(*args, **kwargs)
     except ConvergenceError as error:
         raise click.ClickException(str(error)) from error
     except ValueError as error:
         raise BadInput(str(error)) from error
+    except click.ClickException:
+        raise
     except Exception as error:
         logger.debug("The computation failed.", exc_info=True)
         first_line = next(iter(str(error).splitlines()), "")

@@ -360,6 +360,12 @@ def test_an_unreachable_scheduler_is_exit_code_2(votes, monkeypatch):
     assert complaint(result).startswith("Error: No scheduler answered at tcp://127.0.0.1:1 within")
 
 
+def test_an_address_that_needs_certificates_is_exit_code_2(votes):
+    result = run("pagerank", votes, "--scheduler", "tls://127.0.0.1:1")
+    assert result.exit_code == 2
+    assert complaint(result).startswith("Error: No connection to tls://127.0.0.1:1 is possible: ")
+
+
 # -- failures ----------------------------------------------------------------------------------
 
 
@@ -601,3 +607,10 @@ def test_a_file_without_a_matrix(tmp_path):
     assert result.exit_code == 2
     assert "expected a matrix of numbers, it has the shape (3,)" in complaint(result)
     assert "expected a NumPy array (.npy)" in complaint(run("bench", tmp_path / "none.npy"))
+    (tmp_path / "empty.npy").touch()
+    assert "expected a NumPy array (.npy)" in complaint(run("bench", tmp_path / "empty.npy"))
+    (tmp_path / "half.npz").write_bytes(b"PK\x03\x04")
+    assert "expected a NumPy array (.npy)" in complaint(run("bench", tmp_path / "half.npz"))
+    np.savez(tmp_path / "archive.npz", np.eye(2))
+    (tmp_path / "archive.npz").rename(tmp_path / "archive.npy")
+    assert "it holds a NpzFile" in complaint(run("bench", tmp_path / "archive.npy"))

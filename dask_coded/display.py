@@ -141,6 +141,8 @@ def _line(progress: Progress, seconds: float | None) -> str:
     if progress.objective is not None:
         text += f"objective {progress.objective:.8g}, "
     text += f"residual {progress.residual:.2e}"
+    if progress.score is not None:
+        text += f", score {progress.score:.4g}"
     if seconds is not None:
         text += f", {seconds * 1e3:.1f} ms per round"
     if progress.workers is not None:

@@ -186,6 +186,11 @@ def report(array: CodedArray | CodedPair | None = None, client: Client | None = 
     >>> client.close()
     """
     ids: list[str] | None = None
+    if array is not None and not hasattr(array, "encoded"):
+        raise TypeError(
+            f"Argument 'array' must be a coded array, it is a {type(array).__name__}: pass a "
+            f"client as `client=`."
+        )
     if array is not None:
         both = array.encoded, getattr(array, "_back", None)
         ids = [encoded.spec.id for encoded in both if encoded is not None]

@@ -48,7 +48,7 @@ history=<4 items, the last: 0.5>)
 def brief(value: Any) -> str:
     """Return a representation that is short however large the value is."""
     if isinstance(value, np.ndarray) and value.ndim:
-        few = ", ".join(map(brief, value.ravel()[:_FEW].tolist()))
+        few = ", ".join(map(brief, value.flat[:_FEW].tolist()))
         more = ", ..." if value.size > _FEW else ""
         return f"<{value.shape} {value.dtype}: {few}{more}>"
     if isinstance(value, np.ndarray | np.generic):

@@ -19,10 +19,11 @@ from dask_coded.linear_model import LinearRegression
 @pytest.mark.parametrize(("workers", "words"), [(1, "1 worker used"), (3, "3 workers used")])
 def test_plain_lines_without_a_terminal(capsys, workers, words):
     with Display() as display:
-        display(Progress(7, residual=0.25, objective=2.0, seconds=0.012, workers=workers))
+        display(Progress(7, 0.25, objective=2.0, seconds=0.012, workers=workers, score=0.875))
     display.summary()  # as it is there already
     first, last = capsys.readouterr().err.splitlines()
-    assert first == f"Round 7: objective 2, residual 2.50e-01, 12.0 ms per round, {words}"
+    line = "Round 7: objective 2, residual 2.50e-01, score 0.875, 12.0 ms per round"
+    assert first == f"{line}, {words}"
     assert last == f"Done. {first}"
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from distributed.comm import get_address_host
@@ -24,6 +25,8 @@ _OWN = "dask-coded"
 _ASKED = ["dask_coded", "scipy"]
 # Connecting to peers takes one timeout, and as much for the round trips; the answer comes after.
 _TOWARDS = 3
+# Workers that are asked at once.
+_AT_ONCE = 64
 
 
 async def collect(client: Client, *, timeout: float, peers: int) -> ClusterFacts:
@@ -126,9 +129,16 @@ class _Collector:
         return found
 
     async def _each(self, addresses: Any, ask: Callable[[str], Awaitable[Any]]) -> dict[str, Any]:
-        """Ask some workers at once; the answer of a silent worker is None."""
+        """Ask some workers, not too many at once; the answer of a silent worker is None."""
         addresses = list(addresses)
-        answers = await asyncio.gather(*map(ask, addresses))
+        # Each takes connections of the scheduler, which must not run out of them.
+        some = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(address: str) -> Any:
+            async with some:
+                return await ask(address)
+
+        answers = await asyncio.gather(*map(one, addresses))
         return dict(zip(addresses, answers, strict=True))
 
     async def _request(self, address: str, message: Mapping[str, Any]) -> Any:
@@ -174,7 +184,12 @@ def _spread(addresses: Sequence[str], own: str, count: int) -> list[str]:
 
 
 def _near(address: str, other: str) -> bool:
-    return bool(get_address_host(address) == get_address_host(other))
+    return _host(address) == _host(other)
+
+
+@cache  # all pairs are compared
+def _host(address: str) -> str:
+    return str(get_address_host(address))
 
 
 def _link(found: float | str) -> Link:

@@ -145,8 +145,8 @@ class Observer:
                 del self._tasks[address]
         for address in [a for a, told in self._told.items() if not self._lives(a, told)]:
             del self._told[address]
-        if not self._told:
-            self._names.clear()
+        kept = self._scheduler.workers.keys() | self._told.keys()
+        self._names = {address: name for address, name in self._names.items() if address in kept}
         self.asked += 1
 
     def _lives(self, address: str, told: dict[str, Any]) -> bool:

@@ -193,6 +193,7 @@ def test_a_graph_whose_cache_is_turned_off(client):
     assert found == pytest.approx(nx.pagerank(club), rel=1e-9)
 
 
+@pytest.mark.extras
 def test_personalizations_that_only_have_get():
     """As of pandas, which networkx takes."""
     pandas = pytest.importorskip("pandas")

@@ -93,4 +93,5 @@ def test_scores_of_parameters_that_are_lost_are_forgotten():
     history.scored(2, 0.5)
     history.scored(6, 0.75)
     history.go_back(4)
+    history.scored(8, 0.9)  # was being computed
     assert [step.score for step in history.of([2.0] * 5)] == [None, 0.5, None, None, None]

@@ -102,7 +102,8 @@ class History:
         """Return what was seen of each step, or only its loss where nothing was seen."""
         found = [self._seen.get(i) or Step(i, loss) for i, loss in enumerate(losses)]
         for i, score in self._scores.items():
-            found[i].score = score
+            if i < len(found):  # otherwise it came late, of parameters that are lost
+                found[i].score = score
         return found
 
     def go_back(self, version: int) -> None:

@@ -161,10 +161,12 @@ class TorchModule:
         buffers = {name: (b, b._version) for name, b in self.module.named_buffers()}
         with _seeded(seed), self._statistics() as statistics:
             predictions, wanted = self.module(self._input(samples)), as_tensor(targets)
+            # Before the backward pass, in which a module may compute parts again.
+            averages = [statistics(len(samples))] if self._normed else []
             loss = self._loss(predictions, wanted)
             found = self._gradient(loss, len(samples))
-            if self._normed:
-                found = np.concatenate([found, statistics(len(samples))])
+            if averages:
+                found = np.concatenate([found, *averages])
         for name, buffer in self.module.named_buffers():
             before, version = buffers.get(name, (None, 0))
             if id(buffer) in own:

@@ -14,7 +14,8 @@ class Validation:
     """Have parameters scored on other data every few updates, and after the last one.
 
     A thread of the worker that leads the training computes the scores; the training does not wait,
-    unless it has ended. If a score takes longer than the updates in between, some are left out.
+    unless it has ended. If a score takes longer than the updates in between, some are left out. If
+    the leader is lost, scores of the last 1,000 updates survive.
 
     Parameters
     ----------

@@ -624,6 +624,23 @@ def test_statistics_of_batch_normalisation_are_summed_like_gradients():
     np.testing.assert_array_equal(found[:-12], grads)
 
 
+def test_batch_normalisation_that_is_computed_again_in_the_backward_pass():
+    """As with checkpoints of activations."""
+
+    class Again(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = normed()
+
+        def forward(self, samples):
+            return torch.utils.checkpoint.checkpoint(self.inner, samples, use_reentrant=False)
+
+    loss = torch.nn.CrossEntropyLoss(reduction="sum")
+    once, twice = (training.TorchModule(module, loss) for module in (normed(), Again()))
+    expected = once.gradient(once.parameters, SAMPLES, LABELS)[1]
+    np.testing.assert_array_equal(twice.gradient(once.parameters, SAMPLES, LABELS)[1], expected)
+
+
 @pytest.mark.parametrize("clip", [None, 0.1])
 @pytest.mark.parametrize("aggregation", [Ring(), Squeeze(units=1)], ids=repr)
 def test_a_training_with_batch_normalisation_is_that_of_pytorch(client, aggregation, clip):

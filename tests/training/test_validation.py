@@ -7,7 +7,7 @@ import pytest
 
 from dask_coded.aggregation import Ring, Squeeze, Star
 from dask_coded.loop import Loop
-from dask_coded.training import SGD, Step, Validation, train
+from dask_coded.training import SGD, Checkpoint, Step, Validation, train
 from dask_coded.training.runtime.leader import History
 
 X = np.random.default_rng(0).normal(size=(90, 4))
@@ -66,6 +66,22 @@ def test_a_score_that_fails_ends_the_training(client, score, raised, message):
     with pytest.raises(raised, match=message) as caught:
         trained(client, 20, validation=Validation(score, OTHER, every=5))
     assert "in the validation of the training, on worker" in "".join(caught.value.__notes__)
+
+
+@pytest.mark.parametrize("every", [10, 7])
+def test_a_training_that_had_ended_is_scored_and_written(client, tmp_path, every):
+    done = tmp_path / "done"
+    trained(client, 10, aggregation=Ring(), checkpoint=Checkpoint(done))
+    found = trained(
+        client,
+        10,
+        aggregation=Ring(),
+        resume=done,
+        checkpoint=Checkpoint(tmp_path / "again", every=10),
+        validation=Validation(error, OTHER, every=every),
+    )
+    assert found.scores == {10: pytest.approx(error(found.parameters, *OTHER) / 30)}
+    assert (tmp_path / "again").exists()
 
 
 def test_wrong_validations(client):

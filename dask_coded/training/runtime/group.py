@@ -89,7 +89,7 @@ class LiveGroup:
         self._link = link
         self._takers = takers
         # The last version that they were offered.
-        self._taken = group.version
+        self._taken: int | None = None
         self._group = group
         self._report_ended = ended
         self._history = history

@@ -19,6 +19,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
+from threading import Lock
 from time import monotonic
 
 from distributed import get_worker
@@ -81,6 +82,7 @@ class History:
         # By step, and the last one.
         self._scores: dict[int, float] = {}
         self._score: float | None = None
+        self._lock = Lock()
         for step in loop.resume(list(self._recent)):
             self._remember(step)
 
@@ -94,7 +96,8 @@ class History:
 
     def scored(self, version: int, score: float) -> None:
         """Record the score of the parameters after so many updates, in any thread."""
-        self._scores[version - 1] = self._score = score
+        with self._lock:
+            self._scores[version - 1] = self._score = score
         if step := self._seen.get(version - 1):
             step.score = score
 
@@ -108,8 +111,9 @@ class History:
 
     def go_back(self, version: int) -> None:
         """Forget scores of parameters that are lost: the training goes on after so many updates."""
-        self._scores = {i: score for i, score in self._scores.items() if i < version}
-        self._score = next(reversed(self._scores.values()), None)
+        with self._lock:
+            self._scores = {i: score for i, score in self._scores.items() if i < version}
+            self._score = next(reversed(self._scores.values()), None)
 
     @property
     def steps(self) -> int:

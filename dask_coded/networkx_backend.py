@@ -27,7 +27,7 @@ from dask_coded.runtime.client.waiting import current_client
 
 NAME = "dask_coded"
 
-# To which power iterations come.
+# The smallest tolerance that power iterations reach in double precision.
 _PRECISION = 1e-14
 # The client of the call that networkx dispatches now: networkx asks whether it can run, and only
 # then has its graph converted.

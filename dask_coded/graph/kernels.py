@@ -32,8 +32,8 @@ Kernel = Callable[[Vector], Vector]
 
 # A kernel that needs a higher degree than this is not smooth.
 _HIGHEST_ORDER = 2**13
-# Of an expansion of that degree, over the kernel's largest value.
-_ROUNDING = 1e-12
+# Rounding errors of an expansion of that degree, over the kernel's largest value.
+_ROUNDING = _HIGHEST_ORDER * np.finfo(np.float64).eps
 
 
 @dataclass(frozen=True)

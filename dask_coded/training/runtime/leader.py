@@ -154,19 +154,19 @@ class Leader:
             What a worker raises.
         """
         takers: list[StateTaker] = []
-        if checkpoint := self._training.checkpoint:
-            check_folder(checkpoint[0], self._link.address)
-            if self._training.expects_none:
-                check_not_there(checkpoint[0], self._training.id, self._link.address)
-            self._writer = CheckpointWriter(*checkpoint, self._link.confirm)
-            takers.append(self._writer)
-        history = History(self._loop, self._training.steps)
-        if scoring := self._training.scoring:
-            takers.append(Scores(self._plugin.worker, scoring, history.scored))
         with ExitStack() as stack:
-            for taker in takers:
-                stack.callback(taker.close)
+            if checkpoint := self._training.checkpoint:
+                check_folder(checkpoint[0], self._link.address)
+                if self._training.expects_none:
+                    check_not_there(checkpoint[0], self._training.id, self._link.address)
+                self._writer = CheckpointWriter(*checkpoint, self._link.confirm)
+                takers.append(self._writer)
+                stack.callback(self._writer.close)
             stack.enter_context(self._link)
+            history = History(self._loop, self._training.steps)
+            if scoring := self._training.scoring:
+                takers.append(Scores(self._plugin.worker, scoring, history.scored))
+                stack.callback(takers[-1].close)
             activity = worker_plugin(self._plugin.worker).activity
 
             def ended(step: Step, norm: float) -> None:

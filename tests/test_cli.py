@@ -24,6 +24,7 @@ from click.testing import CliRunner
 
 from dask_coded import cli, demo, display, local
 from dask_coded.bench import Comparison, Way
+from dask_coded.cli import commands, printing, steps
 from dask_coded.codes import MDS, Repetition
 from dask_coded.graph import ConvergenceError, read_graph
 from dask_coded.loop import Progress
@@ -81,8 +82,8 @@ def here(monkeypatch):
         callback(Progress(ranks.rounds, ranks.residual, seconds=0.012, workers=3))
         return dict(zip(graph.nodes.tolist(), ranks.scores.tolist()))
 
-    monkeypatch.setattr(cli, "local_client", local_client)
-    monkeypatch.setattr(cli, "pagerank", pagerank)
+    monkeypatch.setattr(steps, "local_client", local_client)
+    monkeypatch.setattr(commands, "pagerank", pagerank)
     return seen
 
 
@@ -147,9 +148,9 @@ def test_one_worker_on_purpose_is_no_warning(here, votes):
 
 
 def test_there_are_at_least_two_workers(here, votes, monkeypatch):
-    monkeypatch.setattr(cli, "CPU_COUNT", 1)
+    monkeypatch.setattr(steps, "CPU_COUNT", 1)
     run("pagerank", votes)
-    monkeypatch.setattr(cli, "CPU_COUNT", 64)
+    monkeypatch.setattr(steps, "CPU_COUNT", 64)
     run("pagerank", votes)
     assert [call["workers"] for call in here] == [2, 8]
 
@@ -173,8 +174,8 @@ def test_scores_are_written_before_anything_is_shown(votes, tmp_path, monkeypatc
     def fail(*args):
         raise BrokenPipeError
 
-    monkeypatch.setattr(cli._Display, "table", fail)
-    monkeypatch.setattr(cli._Display, "summary", fail)
+    monkeypatch.setattr(printing.Printer, "table", fail)
+    monkeypatch.setattr(printing.Printer, "summary", fail)
     output = tmp_path / "ranks.csv"
     assert run("pagerank", votes, "--output", output).exit_code == 1
     assert len(output.read_text().splitlines()) == 4
@@ -354,7 +355,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(args, expected):
 
 
 def test_an_unreachable_scheduler_is_exit_code_2(votes, monkeypatch):
-    monkeypatch.setattr(cli, "_CONNECT_SECONDS", 0.05)
+    monkeypatch.setattr(steps, "_CONNECT_SECONDS", 0.05)
     result = run("pagerank", votes, "--scheduler", "tcp://127.0.0.1:1")
     assert result.exit_code == 2
     assert complaint(result).startswith("Error: No scheduler answered at tcp://127.0.0.1:1 within")
@@ -390,7 +391,7 @@ def test_failures_are_one_line(votes, monkeypatch, error, code, expected):
     def fail(*args, **kwargs):
         raise error
 
-    monkeypatch.setattr(cli, "pagerank", fail)
+    monkeypatch.setattr(commands, "pagerank", fail)
     result = run("pagerank", votes)
     assert result.exit_code == code
     assert complaint(result) == expected

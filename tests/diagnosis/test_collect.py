@@ -13,6 +13,7 @@ from distributed.utils_test import gen_cluster
 
 import dask_coded as coded
 from dask_coded import cli
+from dask_coded.cli import steps
 from dask_coded.diagnosis import remote
 from dask_coded.diagnosis.collect import collect
 from dask_coded.diagnosis.facts import Reply
@@ -152,7 +153,7 @@ def test_the_command_names_a_stopped_worker(processes):
 
 
 def test_a_cluster_that_cannot_be_reached_is_exit_code_2(monkeypatch):
-    monkeypatch.setattr(cli, "_CONNECT_SECONDS", 0.05)
+    monkeypatch.setattr(steps, "_CONNECT_SECONDS", 0.05)
     result = check("tcp://127.0.0.1:1")
     assert result.exit_code == 2
     assert "No scheduler answered at tcp://127.0.0.1:1" in result.stderr

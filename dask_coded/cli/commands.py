@@ -1,64 +1,41 @@
-"""The command line: ``dask-coded``, also available as ``dask coded``.
-
-Results go to standard output. Progress is also shown there if it is a terminal (with ``rich``), and
-as plain lines on standard error otherwise. What a terminal cannot show is written as escapes.
-
-=========  ===============================================================
-exit code  meaning
-=========  ===============================================================
-0          done
-1          the computation failed or did not converge; a check has found something to mend
-2          wrong usage, bad input or a scheduler that cannot be reached
-130        interrupted
-=========  ===============================================================
-"""
+"""The commands and their options."""
 
 from __future__ import annotations
 
 import io
 import json
-import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
-from zipfile import BadZipFile
+from typing import Any
 
 import click
 import numpy as np
-import scipy.sparse
 from dask.system import CPU_COUNT
-from distributed import Client
 
 from dask_coded import __version__
-from dask_coded.arguments import printable
 from dask_coded.bench import compare
-from dask_coded.codes import CODES, Code
+from dask_coded.cli.printing import Printer
+from dask_coded.cli.steps import (
+    STANDARD,
+    BadInput,
+    code_of,
+    computed,
+    connected,
+    read_input,
+    read_matrix,
+    writer,
+)
+from dask_coded.codes import CODES
 from dask_coded.demo import run_demo
 from dask_coded.diagnosis import tables
 from dask_coded.diagnosis.collect import collect
 from dask_coded.diagnosis.findings import findings
-from dask_coded.display import Display
-from dask_coded.graph import ConvergenceError, Graph, pagerank, read_graph
+from dask_coded.graph import pagerank
 from dask_coded.keeping import check
-from dask_coded.local import local_client
-from dask_coded.scores import Ranking, writer_for
 from dask_coded.storage import StoreError
 
-Result = TypeVar("Result")
-
-logger = logging.getLogger(__name__)
-
-_CONNECT_SECONDS = 5
 _INTERRUPTED = 130
-_STANDARD = Path("-")  # input or output
-
-
-class BadInput(click.ClickException):
-    """The user's input is invalid."""
-
-    exit_code = 2
 
 
 class _Commands(click.Group):
@@ -196,19 +173,19 @@ def pagerank_command(
         raise click.UsageError(
             "--workers starts a cluster and --scheduler uses a running one: give only one."
         )
-    write = None if output is None else _writer(output)
-    with _Display() as display:
-        display.say("Reading standard input" if file == _STANDARD else f"Reading {file}")
-        graph = _read(file, undirected, delimiter, comments, header)
-        with _cluster(workers, scheduler, display.say) as client:
+    write = None if output is None else writer(output)
+    with Printer() as display:
+        display.say("Reading standard input" if file == STANDARD else f"Reading {file}")
+        graph = read_input(file, undirected, delimiter, comments, header)
+        with connected(workers, scheduler, display.say) as client:
             display.say(f"Encoding {len(graph.nodes):,} nodes, {graph.adjacency.nnz:,} edges")
-            scores: Any = _computed(
+            scores: Any = computed(
                 pagerank,
                 graph,
                 damping=damping,
                 tol=tol,
                 max_iter=max_iter,
-                code=_code(code, redundancy, len(client.nthreads())),
+                code=code_of(code, redundancy, len(client.nthreads())),
                 client=client,
                 callback=display,
             )
@@ -218,7 +195,7 @@ def pagerank_command(
             if write is not None:
                 # Before anything else can fail, such as the end of the cluster or the terminal.
                 write(ranking)
-    if top and output != _STANDARD:
+    if top and output != STANDARD:
         display.table(ranking[:top])
 
 
@@ -274,8 +251,8 @@ def demo_command(
             f"--slow {slow} must be less than the number of workers, {workers}: lower --slow or "
             "raise --workers."
         )
-    read = None if graph is None else _read(graph, False, delimiter, comments, header)
-    _computed(run_demo, workers, output, slow=slow, factor=factor, graph=read)
+    read = None if graph is None else read_input(graph, False, delimiter, comments, header)
+    computed(run_demo, workers, output, slow=slow, factor=factor, graph=read)
 
 
 @coded.command("check")
@@ -305,7 +282,7 @@ def check_command(address: str, as_json: bool, timeout: float, peers: int) -> No
     in the last rounds. Below stands what must be mended, and what could be better. The exit code
     is 1 if something must be mended.
     """
-    with _cluster(None, address, lambda text: click.echo(text, err=True)) as client:
+    with connected(None, address, lambda text: click.echo(text, err=True)) as client:
         # Asking is all that the client does: nothing is installed on the cluster.
         cluster = client.sync(collect, client, timeout=timeout, peers=peers)
     found = findings(cluster)
@@ -313,7 +290,7 @@ def check_command(address: str, as_json: bool, timeout: float, peers: int) -> No
         click.echo(json.dumps(tables.as_json(cluster, found), indent=2))
     else:
         click.echo(tables.heading(cluster))
-        _Display().columns(tables.COLUMNS, tables.rows(cluster))
+        Printer().columns(tables.COLUMNS, tables.rows(cluster))
         for finding in found:
             click.echo(f"{finding.severity.capitalize()}: {finding.text}")
         click.echo(tables.summary(found))
@@ -387,20 +364,20 @@ def bench_command(
     FILE holds the matrix: a NumPy array (.npy) or a SciPy sparse matrix (.npz). One process,
     dask.array, single coded products and a loop of coded products compute it in turn.
     """
-    matrix = None if file is None else _matrix(file)
+    matrix = None if file is None else read_matrix(file)
     rows, columns = shape if matrix is None else matrix.shape
 
     def say(text: str) -> None:
         click.echo(text, err=True)
 
-    with _cluster(workers, scheduler, say) as client:
-        found = _computed(compare, client, matrix, (rows, columns), width, rounds, say)
+    with connected(workers, scheduler, say) as client:
+        found = computed(compare, client, matrix, (rows, columns), width, rounds, say)
     if as_json:
         click.echo(json.dumps(found.as_json(), indent=2))
         return
     click.echo(f"{found.workers} workers, A: {rows} x {columns}, x: {width} columns, {found.code}")
     click.echo(f"encoding: {found.encoding:.2f} s")
-    _Display().columns(
+    Printer().columns(
         ("milliseconds per product", "median", "least", "most"),
         [
             (
@@ -411,163 +388,3 @@ def bench_command(
         ],
     )
     click.echo(found.verdict)
-
-
-# -- the steps of a command --------------------------------------------------------------------
-
-
-def _read(
-    file: Path, undirected: bool, delimiter: str | None, comments: str, header: bool | None
-) -> Graph:
-    source = sys.stdin.buffer if file == _STANDARD else file
-    mark = "\t" if delimiter == "\\t" else delimiter
-    try:
-        graph = read_graph(source, delimiter=mark, comments=comments.split() or None, header=header)
-    except (OSError, ValueError) as error:
-        raise BadInput(str(error)) from error
-    return graph.to_undirected() if undirected else graph
-
-
-def _matrix(file: Path) -> Any:
-    """Read a matrix of numbers."""
-    try:
-        found = scipy.sparse.load_npz(file) if file.suffix == ".npz" else np.load(file)
-        if not (scipy.sparse.issparse(found) or isinstance(found, np.ndarray)):
-            raise ValueError(f"it holds a {type(found).__name__}")
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
-        raise BadInput(
-            f"{file}: expected a NumPy array (.npy) or a SciPy sparse matrix (.npz): {error}"
-        ) from error
-    found = found.tocsr() if scipy.sparse.issparse(found) else found
-    if found.ndim != 2 or not found.size or found.dtype.kind not in "fciub":
-        raise BadInput(
-            f"{file}: expected a matrix of numbers, it has the shape {found.shape} and the dtype "
-            f"{found.dtype}."
-        )
-    return found
-
-
-@contextmanager
-def _cluster(
-    workers: int | None, scheduler: str | None, say: Callable[[str], None]
-) -> Iterator[Client]:
-    if scheduler is None:
-        n = workers or max(2, min(8, CPU_COUNT))
-        say(f"Starting {n} workers")
-        with local_client(n) as client:
-            yield client
-        return
-    say(f"Connecting to {scheduler}")
-    try:
-        client = Client(scheduler, timeout=_CONNECT_SECONDS)
-    except (TypeError, RuntimeError, ImportError) as error:  # without certificates, for example
-        raise BadInput(f"No connection to {scheduler} is possible: {error}") from error
-    except (OSError, ValueError) as error:
-        raise BadInput(
-            f"No scheduler answered at {scheduler} within {_CONNECT_SECONDS} seconds: "
-            "check the address, and that the scheduler is running."
-        ) from error
-    with client:
-        if not client.nthreads():
-            raise BadInput(
-                f"The scheduler at {scheduler} has no workers: start some, "
-                f"with 'dask worker {scheduler}'."
-            )
-        yield client
-
-
-def _code(name: str | None, redundancy: int | None, workers: int) -> Code | str | None:
-    if redundancy is None:
-        if workers > 1:
-            return name
-        redundancy = 0  # the only choice, which needs no warning
-    if redundancy >= workers:
-        raise BadInput(
-            f"--redundancy {redundancy} needs at least {redundancy + 1} workers, "
-            f"the cluster has {workers}: lower --redundancy or add workers."
-        )
-    try:
-        return CODES[name or "repetition"].with_redundancy(workers, redundancy)
-    except ValueError as error:
-        raise BadInput(str(error)) from error
-
-
-def _computed(function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
-    """Return what a function of the library returns; say what went wrong in one line."""
-    try:
-        return function(*args, **kwargs)
-    except ConvergenceError as error:
-        raise click.ClickException(str(error)) from error
-    except ValueError as error:
-        raise BadInput(str(error)) from error
-    except click.ClickException:
-        raise
-    except Exception as error:
-        logger.debug("The computation failed.", exc_info=True)
-        first_line = next(iter(str(error).splitlines()), "")
-        raise click.ClickException(f"{type(error).__name__}: {first_line}") from error
-
-
-def _writer(path: Path) -> Callable[[Ranking], None]:
-    """Return the function that writes all scores; refuse a path that it could not write to."""
-    if path.is_dir() or not path.parent.is_dir():
-        raise BadInput(f"--output {path}: expected a file in a folder that exists.")
-    try:
-        write_to = writer_for(path)
-    except ValueError as error:
-        raise BadInput(f"--output {path}: {error}") from error
-    except ImportError as error:
-        raise BadInput(
-            f"--output {path}: this format needs pyarrow: pip install pyarrow, or write a .csv."
-        ) from error
-
-    def write(ranking: Ranking) -> None:
-        try:
-            with click.open_file(str(path), "wb") as file:
-                write_to(ranking, file)
-        except OSError as error:
-            raise click.ClickException(f"--output {path}: {error.strerror}.") from error
-
-    return write
-
-
-# -- output ------------------------------------------------------------------------------------
-
-
-class _Display(Display):
-    """Also shows results."""
-
-    def columns(self, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Print a table of words."""
-        if self.console is None:
-            widths = [max(map(len, column)) for column in zip(titles, *rows)]
-            for row in (titles, *rows):
-                cells = (f"{cell:<{width}}" for cell, width in zip(row, widths))
-                click.echo("  ".join(cells).rstrip())
-            return
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(*titles)
-        for row in rows:
-            table.add_row(
-                *(Text(printable(c, self.console.encoding), overflow="fold") for c in row)
-            )
-        self.console.print(table)
-
-    def table(self, ranking: Ranking) -> None:
-        """Print nodes and scores."""
-        if self.console is None:
-            names = [printable(str(node), sys.stdout.encoding) for node, _ in ranking]
-            width = max(map(len, names))
-            for name, (_, score) in zip(names, ranking):
-                click.echo(f"{name:<{width}}  {score:.10f}")
-            return
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table("", "node", "score")
-        for i, (node, score) in enumerate(ranking, 1):
-            name = printable(str(node), self.console.encoding)
-            table.add_row(str(i), Text(name, overflow="fold"), f"{score:.10f}")
-        self.console.print(table)

@@ -1,0 +1,152 @@
+"""The steps that commands share: read the input, reach a cluster, compute, write the result."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+from zipfile import BadZipFile
+
+import click
+import numpy as np
+import scipy.sparse
+from dask.system import CPU_COUNT
+from distributed import Client
+
+from dask_coded.codes import CODES, Code
+from dask_coded.graph import ConvergenceError, Graph, read_graph
+from dask_coded.local import local_client
+from dask_coded.scores import Ranking, writer_for
+
+Result = TypeVar("Result")
+
+logger = logging.getLogger(__name__)
+
+#: Standard input or output.
+STANDARD = Path("-")
+
+_CONNECT_SECONDS = 5
+
+
+class BadInput(click.ClickException):
+    """The user's input is invalid."""
+
+    exit_code = 2
+
+
+def read_input(
+    file: Path, undirected: bool, delimiter: str | None, comments: str, header: bool | None
+) -> Graph:
+    source = sys.stdin.buffer if file == STANDARD else file
+    mark = "\t" if delimiter == "\\t" else delimiter
+    try:
+        graph = read_graph(source, delimiter=mark, comments=comments.split() or None, header=header)
+    except (OSError, ValueError) as error:
+        raise BadInput(str(error)) from error
+    return graph.to_undirected() if undirected else graph
+
+
+def read_matrix(file: Path) -> Any:
+    """Read a matrix of numbers."""
+    try:
+        found = scipy.sparse.load_npz(file) if file.suffix == ".npz" else np.load(file)
+        if not (scipy.sparse.issparse(found) or isinstance(found, np.ndarray)):
+            raise ValueError(f"it holds a {type(found).__name__}")
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+        raise BadInput(
+            f"{file}: expected a NumPy array (.npy) or a SciPy sparse matrix (.npz): {error}"
+        ) from error
+    found = found.tocsr() if scipy.sparse.issparse(found) else found
+    if found.ndim != 2 or not found.size or found.dtype.kind not in "fciub":
+        raise BadInput(
+            f"{file}: expected a matrix of numbers, it has the shape {found.shape} and the dtype "
+            f"{found.dtype}."
+        )
+    return found
+
+
+@contextmanager
+def connected(
+    workers: int | None, scheduler: str | None, say: Callable[[str], None]
+) -> Iterator[Client]:
+    if scheduler is None:
+        n = workers or max(2, min(8, CPU_COUNT))
+        say(f"Starting {n} workers")
+        with local_client(n) as client:
+            yield client
+        return
+    say(f"Connecting to {scheduler}")
+    try:
+        client = Client(scheduler, timeout=_CONNECT_SECONDS)
+    except (TypeError, RuntimeError, ImportError) as error:  # without certificates, for example
+        raise BadInput(f"No connection to {scheduler} is possible: {error}") from error
+    except (OSError, ValueError) as error:
+        raise BadInput(
+            f"No scheduler answered at {scheduler} within {_CONNECT_SECONDS} seconds: "
+            "check the address, and that the scheduler is running."
+        ) from error
+    with client:
+        if not client.nthreads():
+            raise BadInput(
+                f"The scheduler at {scheduler} has no workers: start some, "
+                f"with 'dask worker {scheduler}'."
+            )
+        yield client
+
+
+def code_of(name: str | None, redundancy: int | None, workers: int) -> Code | str | None:
+    if redundancy is None:
+        if workers > 1:
+            return name
+        redundancy = 0  # the only choice, which needs no warning
+    if redundancy >= workers:
+        raise BadInput(
+            f"--redundancy {redundancy} needs at least {redundancy + 1} workers, "
+            f"the cluster has {workers}: lower --redundancy or add workers."
+        )
+    try:
+        return CODES[name or "repetition"].with_redundancy(workers, redundancy)
+    except ValueError as error:
+        raise BadInput(str(error)) from error
+
+
+def computed(function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
+    """Return what a function of the library returns; say what went wrong in one line."""
+    try:
+        return function(*args, **kwargs)
+    except ConvergenceError as error:
+        raise click.ClickException(str(error)) from error
+    except ValueError as error:
+        raise BadInput(str(error)) from error
+    except click.ClickException:
+        raise
+    except Exception as error:
+        logger.debug("The computation failed.", exc_info=True)
+        first_line = next(iter(str(error).splitlines()), "")
+        raise click.ClickException(f"{type(error).__name__}: {first_line}") from error
+
+
+def writer(path: Path) -> Callable[[Ranking], None]:
+    """Return the function that writes all scores; refuse a path that it could not write to."""
+    if path.is_dir() or not path.parent.is_dir():
+        raise BadInput(f"--output {path}: expected a file in a folder that exists.")
+    try:
+        write_to = writer_for(path)
+    except ValueError as error:
+        raise BadInput(f"--output {path}: {error}") from error
+    except ImportError as error:
+        raise BadInput(
+            f"--output {path}: this format needs pyarrow: pip install pyarrow, or write a .csv."
+        ) from error
+
+    def write(ranking: Ranking) -> None:
+        try:
+            with click.open_file(str(path), "wb") as file:
+                write_to(ranking, file)
+        except OSError as error:
+            raise click.ClickException(f"--output {path}: {error.strerror}.") from error
+
+    return write

@@ -227,7 +227,8 @@ class _Turn:
                     gradient = self._gradients.pop(unit)
                     self._sum = gradient if self._sum is None else self._sum.plus(gradient)
                 case Drop(unit):
-                    self._gradients.pop(unit, None)
+                    if (dropped := self._gradients.pop(unit, None)) is not None:
+                        dropped.drop()
                 case Restart():
                     self._gradients.clear()
                     self._sum = None

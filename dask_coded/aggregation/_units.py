@@ -34,15 +34,27 @@ class UnitSum:
     grid: Exponents | None = None
     #: Whether nothing else refers to the arrays, so that they may be changed.
     owned: bool = field(default=True, repr=False)
+    #: Where to leave integers that are not needed any more, for those of the next unit.
+    spare: list[Integers] | None = field(default=None, repr=False, compare=False)
 
     def plus(self, other: UnitSum) -> UnitSum:
-        """Return the sum of both, in place if this one owns its arrays."""
+        """Return the sum of both, in place if this one owns its arrays; drop the other one."""
         integers = None
         if self.integers is not None and other.integers is not None:
             out = self.integers if self.owned else None
             integers = np.add(self.integers, other.integers, out=out)
         peaks = np.maximum(self.peaks, other.peaks)
-        return UnitSum(integers, peaks, self.losses | other.losses)
+        other.drop()
+        return UnitSum(integers, peaks, self.losses | other.losses, spare=self.spare)
+
+    def drop(self) -> None:
+        """Leave the integers to the next unit. Memory that is new costs as much as rounding them.
+
+        Under a nanny, because it has the system take back and clear what is freed.
+        """
+        if self.owned and self.spare is not None and self.integers is not None:
+            self.spare.append(self.integers)
+            self.integers = None
 
     def chunk(self, index: int, count: int) -> tuple[Any, ...]:
         """Return one of ``count`` chunks of the sum as plain values; the arrays are views."""

@@ -16,7 +16,7 @@ from dask_coded.aggregation._machine import Send, Tag
 from dask_coded.aggregation._squeeze import TURNS, SqueezePlan
 from dask_coded.prediction import SpeedHistory
 from dask_coded.rounds import Dealer, Ledger
-from dask_coded.rounds.grants import Answer, Deal, Done, pack, unpack
+from dask_coded.rounds.grants import Answer, Close, Deal, Done, pack, unpack
 from dask_coded.rounds.ledger import Letter
 
 # Seconds from one worker to another before any lag is known, as in one room.
@@ -79,9 +79,9 @@ class SqueezedSteps:
         self._end = end
         self._ledgers: dict[tuple[int, int], Ledger] = {}
         self._present = first, 0
-        # Of the present turn, whether its speeds are recorded; of the next step, what is dealt.
+        # Of the present turn, whether its speeds are recorded; of the next step, what was sent.
         self._recorded = False
-        self._ahead: dict[int, tuple[int, ...]] | None = None
+        self._ahead: list[Letter] = []
         self._lost: set[int] = set()
         self._seen: dict[int, SeenStep] = defaultdict(SeenStep)
 
@@ -158,11 +158,10 @@ class SqueezedSteps:
     def _deal_ahead(self, now: float) -> list[Order]:
         """Deal the next step, without its ledger: its time has yet to begin."""
         letters = self._dealer.begin(0, now).start()
-        deals = [(worker, message) for worker, message in letters if isinstance(message, Deal)]
-        self._ahead = {}
-        for worker, message in deals:
-            self._ahead[worker] = self._ahead.get(worker, ()) + message.units
-        return self._orders((self._present[0] + 1, 0), deals)
+        if self._lost:  # it will be closed once their units are granted to others
+            letters = [letter for letter in letters if not isinstance(letter[1], Close)]
+        self._ahead = letters
+        return self._orders((self._present[0] + 1, 0), letters)
 
     def _deal(self, now: float) -> list[Order]:
         step, turn = self._present
@@ -172,10 +171,15 @@ class SqueezedSteps:
         for old in [*self._ledgers][:-KEPT]:
             del self._ledgers[old]
         ledger = self._ledgers[self._present] = self._dealer.begin(turn, now)
-        dealt = None
+        dealt: dict[int, tuple[int, ...]] = {}
+        closed = False
         if turn == 0:
-            dealt, self._ahead = self._ahead, None
-        letters = ledger.start(dealt)
+            for worker, message in self._ahead:
+                if isinstance(message, Deal):
+                    dealt[worker] = dealt.get(worker, ()) + message.units
+                closed |= isinstance(message, Close)
+            self._ahead = []
+        letters = ledger.start(dealt, closed)
         if self._lost:
             letters += ledger.lost(self._lost, now)
         return self._orders(self._present, letters)

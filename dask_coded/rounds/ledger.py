@@ -145,13 +145,24 @@ class Ledger:
         """Whether the step is closed and all units are computed."""
         return self.closed and not any(self._granted.owed)
 
-    def start(self, dealt: Mapping[int, Sequence[int]] | None = None) -> list[Letter]:
-        """Deal the units, if workers do not have a `Deal` of all of them, as ``dealt`` says."""
+    def start(
+        self, dealt: Mapping[int, Sequence[int]] | None = None, closed: bool = False
+    ) -> list[Letter]:
+        """Deal the units and close the step, as far as it was not done before.
+
+        Parameters
+        ----------
+        dealt : mapping of int to sequence of int, optional
+            The units that workers have a `Deal` of.
+        closed : bool
+            Whether all workers have the first `Close`, which divides the units in the same way.
+        """
         layout, state, holder = self.units.layout, self.round.state, self._granted.holder
         state.credit(self.units.absent)
         for worker, units in (dealt or {}).items():
             self._granted.grant(worker, units)
             state.assign(worker, self.units.ranges(worker, units))
+        self.closed, self.closing = closed, int(closed)
         state.take()
         try:
             first = self.round.policy.first(layout, state.workers.prior, state.workers.lags)

@@ -16,7 +16,7 @@ import torch
 from dask_coded.arguments import unwrapped
 from dask_coded.compression import sum_dtype
 from dask_coded.training.optimizers import Decay, Vector, check_decay
-from dask_coded.training.torch_arrays import as_array, as_tensor, flat, real
+from dask_coded.training.torch_arrays import as_array, as_tensor, flat, joined, real
 from dask_coded.training.torch_optimizer import Scheduled, TorchOptimizer, kept_state
 
 # All threads of a process draw from the same random numbers, also those of workers in one process.
@@ -119,6 +119,8 @@ class TorchModule:
         # Parameters that were loaded and do not change, and the seed that follows from them.
         self._held: Vector | None = None
         self._seed = 0
+        # Where gradients are written as long as these are held.
+        self._room: torch.Tensor | None = None
 
     @property
     def _running(self) -> list[torch.Tensor]:
@@ -252,12 +254,18 @@ class TorchModule:
         return found
 
     def _gathered(self) -> Vector:
-        return flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self._wanted])
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._wanted]
+        if self._held is None:
+            return flat(gradients)
+        # New memory takes longer than copying, see `UnitSum.drop`.
+        self._room = joined(gradients, self._room)
+        return as_array(self._room)
 
     def hold_parameters(self, parameters: Vector) -> None:
         """Load parameters that do not change as long as :meth:`gradient` is called with this array.
 
-        Other calls load them first, which takes three passes over all parameters.
+        Other calls load them first, which takes three passes over all parameters. Until then, each
+        call writes its gradient into the array that the one before has returned.
         """
         flat = unwrapped(parameters)
         self.load(flat)
@@ -268,7 +276,7 @@ class TorchModule:
         self._held = parameters
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_held": None}
+        return {**vars(self), "_held": None, "_room": None}
 
     def load(self, parameters: Vector) -> torch.nn.Module:
         """Copy a flat array or tensor into the module's parameters and return the module."""

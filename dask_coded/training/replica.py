@@ -21,6 +21,7 @@ from dask_coded.aggregation.grid import (
     Exponents,
     Grid,
     GridBlocks,
+    Integers,
     PeakHistory,
     peaks_of,
 )
@@ -254,6 +255,7 @@ class Replica:
         samples = max(self._batches.count(step), 1)
         parameters = self._parameters.copy() if beside else self._parameters
         with np.errstate(over="ignore", invalid="ignore"):
+            # A new array each time, because an optimizer may keep it.
             mean = (gradient / samples).astype(parameters.dtype, copy=False)
             learned, running = np.split(parameters, [model.learned])
             own, found = np.split(mean, [model.learned])
@@ -312,6 +314,9 @@ class UnitReplica(Replica):
         self._units = parts
         self._blocks = GridBlocks(model.layers)
         self._peaks = PeakHistory(self._blocks)
+        # Arrays for the integers of units.
+        self._spare: list[Integers] = []
+        self._restored: Vector | None = None
         # The last grid, and the step and the peaks that it is for.
         self._known: tuple[int, Exponents | None, Grid | None] = (-1, None, None)
         super().__init__(model, parts, segments)
@@ -340,9 +345,10 @@ class UnitReplica(Replica):
         with np.errstate(over="ignore"):  # what the dtype of sums cannot hold becomes infinite
             gradient = vector.astype(sum_dtype(self._parameters.dtype), copy=False)
         if found is not None:
-            integers, peaks = found.rounded(gradient)
+            integers, peaks = found.rounded(gradient, self._spare.pop() if self._spare else None)
             if found.fits(peaks):
-                return UnitSum(integers, peaks, losses)
+                return UnitSum(integers, peaks, losses, spare=self._spare)
+            self._spare.append(integers)
         # Scaled for a grid that is far too fine, even finite entries may have become infinite.
         peaks = peaks_of(self._blocks, gradient)
         if (peaks == NOT_FINITE).any():
@@ -366,7 +372,7 @@ class UnitReplica(Replica):
                 f"parameters a moment before: the gradient function must return the same result "
                 f"for the same arguments."
             )
-        gradient = grid.restored(total.integers)
+        gradient = self._restored = grid.restored(total.integers, self._restored)
         self._update(gradient, total.loss, beside)
         return gradient[: self._model.learned]
 

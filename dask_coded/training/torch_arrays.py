@@ -17,10 +17,15 @@ def real(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
+def joined(tensors: Sequence[torch.Tensor], out: torch.Tensor | None = None) -> torch.Tensor:
+    """Return the numbers of some tensors in one tensor, in the order of their indices."""
+    # Numbers may lie in another order in memory, as with `torch.channels_last`.
+    return torch.cat([real(tensor).cpu().reshape(-1) for tensor in tensors], out=out)
+
+
 def flat(tensors: Sequence[torch.Tensor]) -> Vector:
     """Return the numbers of some tensors in one array, in the order of their indices."""
-    # Numbers may lie in another order in memory, as with `torch.channels_last`.
-    return as_array(torch.cat([real(tensor).cpu().reshape(-1) for tensor in tensors]))
+    return as_array(joined(tensors))
 
 
 def as_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:

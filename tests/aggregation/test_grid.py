@@ -19,7 +19,7 @@ from dask_coded.aggregation.grid import (
     peaks_of,
 )
 
-LAYERS = [(70, 33), (5,), (0, 4), (), (2048,), (1025,)]
+LAYERS = [(140, 66), (5,), (0, 4), (), (8192,), (4097,)]
 
 
 @st.composite
@@ -44,7 +44,7 @@ def grid_of(blocks: GridBlocks, units: np.ndarray) -> Grid:
 
 def test_blocks_stay_within_layers() -> None:
     blocks = GridBlocks(LAYERS)
-    assert blocks.lengths.tolist() == [1024, 1024, 262, 5, 1, 1024, 1024, 1024, 1]
+    assert blocks.lengths.tolist() == [4096, 4096, 1048, 5, 1, 4096, 4096, 4096, 1]
     assert blocks.entries == sum(math.prod(layer) for layer in LAYERS) == blocks.lengths.sum()
     assert len(GridBlocks([])) == 0
 
@@ -128,9 +128,9 @@ def test_sums_of_the_largest_units_do_not_overflow() -> None:
 
 @pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_marks_the_step_for_all(odd: float) -> None:
-    blocks = GridBlocks([(3,), (2000,)])
-    units = np.ones((3, 2003), np.float32)
-    units[1, 1500] = odd
+    blocks = GridBlocks([(3,), (8000,)])
+    units = np.ones((3, 8003), np.float32)
+    units[1, 6000] = odd
     grid = Grid(blocks, np.ones(len(blocks), np.int16), 3, np.float32)
     peaks = [grid.fold(unit, grid.zeros()) for unit in units]
     assert [grid.fits(own) for own in peaks] == [True, False, True]
@@ -154,19 +154,21 @@ def test_the_grid_follows_the_largest_of_the_last_steps() -> None:
         one.record(np.int16([0]), STEPS)
         assert one.predicted().tolist() == [2]
     np.testing.assert_array_equal(history.state(), joined.state())
+    joined.restore(np.zeros((3, 5), np.int16))  # of a version with smaller blocks
+    assert joined.predicted() is None
 
 
 def test_a_block_without_entries_is_as_coarse_as_its_layer() -> None:
-    blocks = GridBlocks([(3, 1024), (7,), (7,)])
+    blocks = GridBlocks([(3, 4096), (7,), (7,)])
     history = PeakHistory(blocks)
     history.record(np.int16([-3, NO_ENTRY, -5, NO_ENTRY, 4]), 0)
     assert history.predicted().tolist() == [-3, -3, -5, NO_ENTRY, 4]
     grid = Grid(blocks, history.predicted(), 4, np.float32)
     gradient = np.zeros(blocks.entries, np.float32)
     assert grid.fits(grid.fold(gradient, grid.zeros()))
-    gradient[1030] = 1e-3
+    gradient[4100] = 1e-3
     assert grid.fits(grid.fold(gradient, grid.zeros()))
-    gradient[3075] = 1e-3  # a layer that had none
+    gradient[3 * 4096 + 3] = 1e-3  # a layer that had none
     assert not grid.fits(grid.fold(gradient, grid.zeros()))
 
 

@@ -285,16 +285,28 @@ def test_a_step_is_dealt_while_the_sum_of_the_one_before_is_on_its_way():
         return [(step, send.to, unpack(send.payload)) for step, send in found]
 
     ahead = compute(0, messages, 1.0)
-    deals = [(to, m) for step, to, m in ahead if step == 1]
-    assert all(isinstance(message, Deal) for _, message in deals)
+    deals = [(to, m) for step, to, m in ahead if step == 1 and isinstance(m, Deal)]
     assert sorted(unit for _, message in deals for unit in message.units) == [0, 1, 2, 3]
-    # The deal is not repeated when the step begins, and it is not closed before.
-    begun = leader.received(0, Tag("answer", 0), summed(0), 1.1)
-    assert not any(isinstance(unpack(send.payload), Deal) for _, send in begun)
+    closed = [to for step, to, message in ahead if step == 1 and isinstance(message, Close)]
+    assert closed == [0, 1]
+    # Nothing is repeated when the step begins.
+    assert not leader.received(0, Tag("answer", 0), summed(0), 1.1)
     ahead = compute(1, deals, 2.0)
     assert {step for step, _, message in ahead if isinstance(message, Deal)} == {2}
     leader.received(1, Tag("answer", 0), summed(1), 2.1)
     assert leader.take(1).units == {to: len(message.units) for to, message in deals}
+
+
+def test_a_worker_that_is_lost_after_its_deal_has_the_step_closed_once_more():
+    """Contributions to the first `Close` must not be mixed with others."""
+    leader, messages = leader_of(2, copies=2)
+    for worker, deal in [(to, m) for to, m in messages if isinstance(m, Deal)]:
+        leader.received(0, Tag("answer", 0), pack(Done(0, worker, 0, deal.units, 1.0)), 1.0)
+    leader.lost([1], 1.0)
+    begun = leader.received(0, Tag("answer", 0), summed(0), 1.1)
+    closed = [unpack(send.payload) for step, send in begun if step == 1]
+    closed = [message for message in closed if isinstance(message, Close)]
+    assert [(message.closing, dict(message.sets)) for message in closed] == [(2, {0: (0, 1, 2, 3)})]
 
 
 def summed(worker, overflow=False):

@@ -11,6 +11,7 @@ come meanwhile, and goes on with the newest step.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -43,14 +44,13 @@ from dask_coded.training.runtime.messages import (
     ReplicaState,
     StepProgress,
     StepsFinished,
-    Unreachable,
 )
 from dask_coded.training.runtime.norms import norm_of
+from dask_coded.training.runtime.peers import Peers
 from dask_coded.training.runtime.shards import fetch_parts, runs
 from dask_coded.training.runtime.spec import Group, Replica
-from dask_coded.transport import Answer, Channel, Exchange
+from dask_coded.transport import Answer, Exchange
 from dask_coded.transport.exceptions import portable
-from dask_coded.transport.messages import Closed, Message
 
 if TYPE_CHECKING:
     from distributed.worker import Worker
@@ -94,22 +94,20 @@ class Trainer:
         #: The error with which an update has failed, pickled. The replica may be half updated then.
         self.failure: bytes | None = None
         self._worker = worker
-        self._exchange = exchange
         self._node = node
+        self._peers = Peers(worker, exchange, group, node, answer)
         # A group that was never begun computes nothing, but the one before it may still compute.
         while previous is not None and previous._threads[0].ident is None:
             previous = previous._previous
         self._previous: Trainer | None = previous
-        self._channels: dict[int, Channel] = {}
-        self._skipped: set[int] = set()
-        # Not the group's run id, because a leader on this worker listens to that on this channel.
-        self._listener = f"{group.run_id}-closed"
         self._events: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         # Used by the communication thread alone.
         self._machines: dict[int, Machine] = {}
         self._segments: dict[int, dict[int, Partial]] = {}
         # Machines of the last steps whose parts were dealt, for workers that miss the sum.
         self._kept: dict[int, SqueezeMachine] = {}
+        # Of dealt steps that were applied, what the leader was not told.
+        self._unsaid: deque[StepProgress] = deque(maxlen=READ_EVERY)
         self._choices = {group.version: group.choice}
         # Shared by both threads. Updates are applied under its lock and may take long, so the event
         # loop never takes it.
@@ -147,11 +145,9 @@ class Trainer:
         """Send nothing more to a node; if it does not read, break the channel to it."""
         if node == self._node and unread:  # its leader, on the same worker, closes no channel
             self.stop()
-        self._skipped.add(node)
-        if channel := self._channels.pop(node, None):
-            channel.unlisten(self._listener)
-            if unread:
-                channel.abort()
+        self._peers.skip(node, unread)
+        if self._peers.speaks:
+            self._events.put(self._say)
 
     def halt(self, version: int) -> None:
         """End the training after ``version`` updates, or as soon as possible after."""
@@ -189,8 +185,7 @@ class Trainer:
         )
         settle.start()
         self._events.put(None)
-        for channel in self._channels.values():
-            channel.unlisten(self._listener)
+        self._peers.leave()
 
     def wait(self) -> None:
         """Wait until the computation thread of a stopped trainer has ended."""
@@ -303,15 +298,14 @@ class Trainer:
             # Not earlier, because without its sum the other thread would consider the step open.
             del self._totals[step]
             if self.group.plan.dealt:
-                # Any worker may be lost, so all of them say it.
                 loss, norm = sum(total.loss for total in totals), norm_of([gradient])
-                self.answer(StepProgress(self.group.run_id, step, None, loss, norm))
+                seen = StepProgress(self.group.run_id, step, None, loss, norm)
+                self._events.put(functools.partial(self._applied, seen))
             self._checkpoint()
 
     def _checkpoint(self) -> None:
         """Send the state to the leader every few updates, if this is the first worker left."""
-        first = self._skipped.issuperset(range(self._node))
-        if first and self.group.training.wants_state(self.replica.version):
+        if self._peers.speaks and self.group.training.wants_state(self.replica.version):
             self._send_state()
 
     def _send_state(self) -> None:
@@ -420,10 +414,14 @@ class Trainer:
         self._carry_out(step, commands, choice)
 
     def _carry_out(self, step: int, commands: Iterable[Command], choice: Any = None) -> None:
+        sends: list[Send] = []
         for command in commands:
             if isinstance(command, Send):
-                self._send(step, command, choice)
-            elif isinstance(command, Compute | ComputeUnit):
+                sends.append(command)
+                continue
+            self._send(step, sends, choice)  # others wait for it
+            sends = []
+            if isinstance(command, Compute | ComputeUnit):
                 with self._changed:
                     self._works.append((step, command))
                     self._changed.notify_all()
@@ -431,6 +429,7 @@ class Trainer:
                 self._finished(step, command)
             else:
                 self._have(step, [command.total])
+        self._send(step, sends, choice)
 
     def _finished(self, step: int, command: Finished) -> None:
         segments = self._segments.setdefault(step, {})
@@ -463,28 +462,27 @@ class Trainer:
             norm = norm_of([total.vector for total in totals], self.group.training.averages)
             self.answer(StepProgress(self.group.run_id, step, None, loss, norm))
 
-    def _send(self, step: int, command: Send, choice: Any) -> None:
-        message = node_message(self.group.run_id, step, self._node, command, choice)
-        if command.to == ROOT:
-            self.answer(message)
-        else:
-            self._worker.loop.add_callback(self._post, command.to, message)
+    def _applied(self, seen: StepProgress) -> None:
+        """Tell the leader of a dealt step, unless another worker does so."""
+        self._unsaid.append(seen)
+        if self._peers.speaks or seen.step % READ_EVERY == 0 or seen.step + 1 >= self._end:
+            self._say()
 
-    def _post(self, node: int, message: Message) -> None:
-        """Send to another worker, on the event loop."""
-        channel = self._channels.get(node)
-        if channel is None:
-            if self._stopped or node in self._skipped:
-                return
-            channel = self._exchange.channel(self.group.addresses[node])
-            self._channels[node] = channel
-            channel.listen(self._listener, lambda message: self._lost(node, message))
-        channel.post(message)
+    def _say(self) -> None:
+        """Tell the leader of the last steps: the worker that spoke for all may not have done so."""
+        while self._unsaid:
+            self.answer(self._unsaid.popleft())
 
-    def _lost(self, node: int, message: Message) -> None:
-        # A worker that closes ends its own channels first, and then says nothing of the others.
-        if isinstance(message, Closed) and self._worker.status in WORKER_ANY_RUNNING:
-            self.answer(Unreachable(self.group.run_id, self.group.addresses[node]))
+    def _send(self, step: int, commands: Iterable[Send], choice: Any) -> None:
+        letters = []
+        for command in commands:
+            message = node_message(self.group.run_id, step, self._node, command, choice)
+            if command.to == ROOT:
+                self.answer(message)
+            else:
+                letters.append((command.to, message))
+        if letters:
+            self._peers.send(letters)
 
 
 def failure(exc: BaseException, address: str) -> bytes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import uuid
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -110,7 +111,8 @@ def train(
         Samples in a step, over all workers; by default all, or as many as in a batch if the data
         come in batches. Each epoch uses every sample once.
     aggregation : Aggregation, optional
-        How gradients are summed; by default :func:`choose_aggregation` chooses.
+        How gradients are summed; by default :func:`choose_aggregation` chooses. Then a warning says
+        if steps have waited for a slow worker.
     compression : Compression, optional
         How gradients are compressed; by default they are not.
     schedule : Schedule, optional
@@ -232,6 +234,8 @@ def train(
         others, wanted, more = load(client, validation.data)
         scoring = Scoring(dumps(validation.score), others, wanted, validation.every)
         held += more
+    # With what `Squeeze` refuses there is no other to advise.
+    chosen = aggregation is not None or compression is not None or schedule.width > 1
     if aggregation is None:
         there = threads_of(client)
         count = len(there if allowed is None else set(there) & set(allowed))
@@ -303,13 +307,16 @@ def train(
             workers=leader,
         )
     del held
-    return TrainingResult(
+    found = TrainingResult(
         outcome.state["parameters"],
         outcome.state["version"],
         outcome.history,
         outcome.digests,
         aggregation,
     )
+    if not chosen and (advice := found.advice):
+        warnings.warn(advice, stacklevel=2)
+    return found
 
 
 def _check_choices(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from dask_coded.aggregation import Aggregation
+from dask_coded.aggregation import Aggregation, Ring, Star, Tree
 from dask_coded.aggregation.spreading import lag_one_correlation
 from dask_coded.summary import Summary
 from dask_coded.training.optimizers import Vector
@@ -15,6 +15,8 @@ from dask_coded.training.runtime.spec import Step
 
 # A worker straggles in a step if it computes more than this many times the median time.
 _SLOW = 2.0
+# Dealing out a step costs some messages and additions, so it should save a third, and this time.
+_WORTH, _WORTH_SECONDS = 1.5, 0.01
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,27 @@ class TrainingResult(Summary):
                 sum(s.units.get(address, 0) for s in took_part),
             )
         return out
+
+    @property
+    def advice(self) -> str | None:
+        """What would make steps shorter, if all of them waited for one slow worker, or None.
+
+        The steps of :class:`~dask_coded.aggregation.Squeeze` take about as long as all workers
+        together need.
+        """
+        seconds = {a: r.seconds for a, r in self.workers.items() if 2 * r.steps > self.steps}
+        seconds = {a: taken for a, taken in seconds.items() if taken > 0}
+        if len(seconds) < 2 or type(self.aggregation) not in (Ring, Star, Tree):
+            return None
+        slow = max(seconds, key=lambda address: seconds[address])
+        together = len(seconds) / sum(1 / taken for taken in seconds.values())
+        if seconds[slow] < max(_WORTH * together, together + _WORTH_SECONDS):
+            return None
+        return (
+            f"Steps waited for worker {slow}, which computed {seconds[slow] * 1e3:.0f} ms in each; "
+            f"divided by speed, the work of all takes {together * 1e3:.0f} ms: pass "
+            f"`aggregation=Squeeze()`, which has faster workers compute more."
+        )
 
     @property
     def straggling_correlation(self) -> float:

@@ -7,6 +7,8 @@ import gc
 import itertools
 import math
 import threading
+import time
+import warnings
 from types import SimpleNamespace
 
 import dask.array as da
@@ -646,6 +648,38 @@ def test_a_worker_that_is_often_late_shows_in_the_result():
     found = TrainingResult(np.zeros(1), 100, steps, {}, Star())
     assert found.workers == {"a": WorkerReport(100, 0.0, 1.0), "b": WorkerReport(100, 0.5, 1.5)}
     assert -0.1 < found.straggling_correlation < 0.4
+
+
+@pytest.mark.parametrize(
+    ("seconds", "advised"),
+    [
+        ({"a": 0.1, "b": 0.1, "c": 0.5}, True),
+        ({"a": 0.1, "b": 0.1, "c": 0.14}, False),
+        ({"a": 0.001, "b": 0.001, "c": 0.005}, False),  # not worth the messages
+        ({"a": 0.1}, False),
+    ],
+)
+def test_the_result_says_if_steps_waited_for_a_slow_worker(seconds, advised):
+    steps = [Step(i, 0.0, 1.0, (), seconds) for i in range(10)]
+    found = TrainingResult(np.zeros(1), 10, steps, {}, Ring())
+    assert bool(found.advice) == advised
+    if advised:
+        assert "worker c, which computed 500 ms in each" in found.advice
+        assert "takes 136 ms" in found.advice
+    other = TrainingResult(np.zeros(1), 10, steps, {}, GradientCoding(1))
+    assert other.advice is None
+
+
+def test_a_default_that_waits_for_a_slow_worker_is_followed_by_a_warning(client):
+    def slow(parameters, samples, targets):
+        time.sleep(0.2 * (samples[0, 0] == X[0, 0]))
+        return squares(parameters, samples, targets)
+
+    with pytest.warns(UserWarning, match="Steps waited for worker .* pass `aggregation=Squeeze"):
+        train(slow, np.zeros(5), (X, Y), steps=3, client=client)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(slow, np.zeros(5), (X, Y), steps=3, aggregation=Star(), client=client)
 
 
 def test_masked_data_are_refused(client):

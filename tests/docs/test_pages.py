@@ -65,6 +65,17 @@ def test_the_tutorial_runs_as_scripts(i, needs, tmp_path):
     assert result.stdout
 
 
+@pytest.mark.long
+def test_the_training_in_jax_runs_as_a_script(tmp_path):
+    pytest.importorskip("jax")
+    (program,) = (p for p in blocks("training.md", "python") if "import jax\n" in p)
+    script = tmp_path / "program.py"
+    script.write_text(program)
+    result = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert float(result.stdout) > 0.9
+
+
 @pytest.mark.extras
 @pytest.mark.slow
 def test_the_programs_on_keeping_an_array_run_as_scripts(tmp_path):

@@ -10,6 +10,7 @@ A row is the median of a method's steps over that of DDP's. Without a network la
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import tempfile
@@ -190,21 +191,31 @@ def train_ddp(
     store = torch.distributed.FileStore(meeting, size.workers)
     torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=size.workers)
     try:
-        net = torch.nn.parallel.DistributedDataParallel(MODELS[model]())
-        loss = torch.nn.CrossEntropyLoss()
-        optimizer = torch.optim.SGD(net.parameters(), lr=RATE)
-        samples, targets = torch.tensor(X), torch.tensor(y)
-        rng = np.random.default_rng(rank)
-        seconds = []
-        for _ in range(size.before + steps):
-            began = time.perf_counter()
-            rows = torch.from_numpy(rng.choice(len(X), size.samples, replace=False))
-            optimizer.zero_grad()
-            loss(net(samples[rows]), targets[rows]).backward()
-            optimizer.step()
-            seconds.append(time.perf_counter() - began)
+        return step_ddp(model, X, y, rank, size, steps)
     finally:
+        # The module may be in a cycle. If it went after the group, the group's end would hold the
+        # interpreter while it waits for threads that need it: one run of some twenty stood still.
+        gc.collect()
         torch.distributed.destroy_process_group()
+
+
+def step_ddp(
+    model: str, X: np.ndarray, y: np.ndarray, rank: int, size: Size, steps: int
+) -> list[float]:
+    """Return the seconds of each counted step, in a process group that is there."""
+    net = torch.nn.parallel.DistributedDataParallel(MODELS[model]())
+    loss = torch.nn.CrossEntropyLoss()
+    optimizer = torch.optim.SGD(net.parameters(), lr=RATE)
+    samples, targets = torch.tensor(X), torch.tensor(y)
+    rng = np.random.default_rng(rank)
+    seconds = []
+    for _ in range(size.before + steps):
+        began = time.perf_counter()
+        rows = torch.from_numpy(rng.choice(len(X), size.samples, replace=False))
+        optimizer.zero_grad()
+        loss(net(samples[rows]), targets[rows]).backward()
+        optimizer.step()
+        seconds.append(time.perf_counter() - began)
     return seconds[size.before :]
 
 

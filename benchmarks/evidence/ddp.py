@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import time
@@ -96,27 +97,44 @@ def _worker(
         "gloo", init_method=where, rank=rank, world_size=world, timeout=timedelta(seconds=120)
     )
     try:
-        module = net.module()
-        model = DistributedDataParallel(module)
-        _register(model, hook)
-        rule = torch.optim.SGD(
-            model.parameters(), lr=optimizer.learning_rate, momentum=optimizer.momentum
-        )
-        snapshots, ends = {}, [time.perf_counter()]
-        for step, rows in enumerate(batches(len(targets), batch, seed, rank), start=1):
-            if step > steps:
-                break
-            rule.zero_grad()
-            found = model(scaled(samples[rows]))
-            cross_entropy(found, torch.tensor(targets[rows])).backward()
-            rule.step()
-            ends.append(time.perf_counter())
-            if every and not step % every and not rank:
-                snapshots[step] = parameters_to_vector(module.parameters()).detach().numpy().copy()
-        dist.barrier()
-        return np.diff(ends), snapshots
+        return _trained(rank, net, samples, targets, optimizer, batch, steps, hook, every, seed)
     finally:
+        # Before the group, whose end holds the interpreter while it waits for the module's threads.
+        gc.collect()
         dist.destroy_process_group()
+
+
+def _trained(
+    rank: int,
+    net: Net,
+    samples: np.ndarray,
+    targets: np.ndarray,
+    optimizer: SGD,
+    batch: int,
+    steps: int,
+    hook: str,
+    every: int,
+    seed: int,
+) -> tuple[np.ndarray, dict[int, np.ndarray]]:
+    module = net.module()
+    model = DistributedDataParallel(module)
+    _register(model, hook)
+    rule = torch.optim.SGD(
+        model.parameters(), lr=optimizer.learning_rate, momentum=optimizer.momentum
+    )
+    snapshots, ends = {}, [time.perf_counter()]
+    for step, rows in enumerate(batches(len(targets), batch, seed, rank), start=1):
+        if step > steps:
+            break
+        rule.zero_grad()
+        found = model(scaled(samples[rows]))
+        cross_entropy(found, torch.tensor(targets[rows])).backward()
+        rule.step()
+        ends.append(time.perf_counter())
+        if every and not step % every and not rank:
+            snapshots[step] = parameters_to_vector(module.parameters()).detach().numpy().copy()
+    dist.barrier()
+    return np.diff(ends), snapshots
 
 
 def _register(model: DistributedDataParallel, hook: str) -> None:

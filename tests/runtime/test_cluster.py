@@ -332,6 +332,29 @@ async def test_connection_that_breaks_while_plugins_are_installed(c, s, *workers
 
 
 @gen_cluster(client=True, nthreads=FOUR)
+async def test_a_worker_that_the_scheduler_cannot_connect_to_is_not_waited_for(
+    c, s, *workers, monkeypatch
+):
+    """Its heartbeats come, on a connection that it has opened itself."""
+    set_timeouts(monkeypatch, 0.04, extension)
+    reachable = asyncio.Event()
+    answer = workers[0].handlers["plugin-add"]
+
+    async def refuse(**kwargs):
+        if not reachable.is_set():
+            raise CommClosedError
+        return await answer(**kwargs)
+
+    workers[0].handlers["plugin-add"] = refuse
+    C = await coded.encode(A, coded.MDS(3, 2), c)
+    assert workers[0].address not in C.encoded.workers
+    await check(c, C)
+    reachable.set()
+    await async_poll_for(lambda: len(plugin_of(s).versions) == 4)
+    await check(c, await coded.encode(A, coded.MDS(4, 3), c))
+
+
+@gen_cluster(client=True, nthreads=FOUR)
 async def test_product_computed_outside_of_the_cluster(c, s, *workers):
     C = await coded.encode(A, coded.MDS(4, 3), c)
     product = C @ x
@@ -933,8 +956,8 @@ async def test_a_worker_that_leaves_while_plugins_are_installed_is_forgotten(
     """Until a plugin is registered, Dask does not tell it of workers that leave."""
     give = CodedSchedulerPlugin.give
 
-    async def given(self, scheduler, name, plugin):
-        await give(self, scheduler, name, plugin)
+    async def given(self, scheduler, name, kind):
+        await give(self, scheduler, name, kind)
         self.versions["tcp://127.0.0.1:1"] = coded.__version__
         self.standings.joined("tcp://127.0.0.1:1")
 

@@ -273,3 +273,26 @@ def test_others_see_a_silent_worker_as_without_our_plugins(processes):
     assert seen_of_a_silent_worker(processes, silent, lambda: poll_for(taken_over)) == before
     Event("end", client=client).set()
     assert future.result() != silent
+
+
+WITHOUT = """
+import sys
+
+for name in [name for name in sys.modules if name.partition(".")[0] == "dask_coded"]:
+    del sys.modules[name]
+sys.modules["dask_coded"] = None
+"""
+
+
+def test_a_worker_without_the_package_joins_a_cluster_in_which_others_use_it(processes, tmp_path):
+    """Workers unpickle the scheduler's plugins before they do anything else."""
+    processes.add(3)
+    client = processes.client
+    C = coded.encode(A, coded.MDS(3, 2), client)
+    preload = tmp_path / "without.py"
+    preload.write_text(WITHOUT)
+    (address,) = processes.add(1, options=("--preload", str(preload)))
+    assert client.submit(abs, -1, workers=[address], pure=False).result() == 1
+    np.testing.assert_allclose(client.compute(C @ np.ones(10)).result(), A.sum(axis=1))
+    with pytest.raises(coded.ClusterUnfitError, match=f"Worker {address} has no dask_coded"):
+        coded.encode(A, coded.MDS(4, 3), client)

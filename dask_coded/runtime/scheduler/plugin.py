@@ -124,7 +124,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
             coded_wanted=self.wanted,
         )
         scheduler.set_metadata(keys=[NAME], value=__version__)
-        await self.give(scheduler, NAME, CodedWorkerPlugin())
+        await self.give(scheduler, NAME, CodedWorkerPlugin)
         # Until a plugin is registered, Dask does not tell it of workers that leave.
         for worker in {*self.versions, *self.others, *self.refused}.difference(scheduler.workers):
             self.remove_worker(scheduler, worker, stimulus_id=f"coded-set-up-{time()}")
@@ -172,11 +172,11 @@ class CodedSchedulerPlugin(SchedulerExtension):
 
         def waits() -> bool:
             there = _named(self.versions, allowed)
-            coming = _named((*self.giving, *self._coming()), allowed)
+            coming = _named((*self.coming, *self._may_join()), allowed)
             return len(there) < needed <= len(there | coming)
 
         backoff = Backoff()
-        while waits():
+        while waits() and client in self.scheduler.clients:
             await backoff.wait()
         if client not in self.scheduler.clients:
             # No client would release the array.
@@ -193,11 +193,11 @@ class CodedSchedulerPlugin(SchedulerExtension):
         Answers :class:`Extended`, :class:`Unfit` or :class:`Lost`.
         """
         backoff = Backoff()
-        while _named(self._coming(), allowed):
+        while _named(self._may_join(), allowed):
             await backoff.wait()
         return self.arrays.extend(array, allowed)
 
-    def _coming(self) -> list[str]:
+    def _may_join(self) -> list[str]:
         """Return the workers that have just joined, and may soon have the plugin."""
         now = self.standings.clock()
         return [address for address, until in self._joining.items() if now < until]

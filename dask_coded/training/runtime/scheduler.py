@@ -44,7 +44,7 @@ class TrainingSchedulerPlugin(SchedulerExtension):
             coded_enough=self.enough,
             coded_holders=self.holders,
         )
-        await self.give(scheduler, NAME, TrainingWorkerPlugin())
+        await self.give(scheduler, NAME, TrainingWorkerPlugin)
 
     def candidates(
         self, key: Key, worker: str, allowed: Sequence[str] | None, round: int

@@ -204,7 +204,8 @@ async def test_a_report_names_the_keepers_of_loops(c, s, a, b):
     future = c.submit(until_told, workers=[a.address])
     try:
         await async_poll_for(lambda: future.key in s.tasks)
-        s.extensions["dask-coded"].loops.keepers(future.key, a.address, copies=1)
+        run = s.tasks[future.key].run_id
+        s.extensions["dask-coded"].loops.keepers(future.key, run, a.address, copies=1)
         found = await coded.report(C, c)
         assert [w.address for w in found.workers if w.keeps] == [b.address]
         assert "keeps a state" in repr(found)

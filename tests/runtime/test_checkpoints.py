@@ -407,19 +407,57 @@ async def test_a_loop_that_was_cancelled_leaves_no_keepers_behind(c, s, *workers
     """Its thread runs on until it looks, and may ask for keepers again."""
     await coded.encode(np.eye(4), coded.MDS(3, 2), client=c)
     loops = s.extensions["dask-coded"].loops
-    assert loops.keepers("cancelled", workers[0].address, 2) == []
+    assert loops.keepers("cancelled", 0, workers[0].address, 2) == ([], [])
     assert not loops._keepers
+
+
+@gen_cluster(client=True, nthreads=[("", 1)] * 4)
+async def test_an_earlier_run_of_a_loop_replaces_no_keepers(c, s, *workers):
+    """It was cut off from them, and asks for others once it is connected again."""
+    await coded.encode(np.eye(4), coded.MDS(3, 2), client=c)
+    loops = s.extensions["dask-coded"].loops
+    future = c.submit(lambda: Event("over").wait(), workers=[workers[0].address])
+    await async_poll_for(lambda: future.key in s.tasks and s.tasks[future.key].processing_on)
+    run = s.tasks[future.key].run_id
+    first, earlier = loops.keepers(future.key, run, workers[0].address, 2)
+    assert (len(first), earlier) == (2, [])
+    assert loops.keepers(future.key, run - 1, workers[0].address, 2, avoid=first) == ([], [])
+    assert loops._keepers[future.key] == first
+    # The present run may replace them. Until the others have a state, these have the latest.
+    others, earlier = loops.keepers(future.key, run, workers[0].address, 2, avoid=first)
+    assert (set(others) & set(first), earlier) == (set(), first)
+    await Event("over", client=c).set()
+    await future
+
+
+@gen_cluster(client=True, nthreads=[("", 1)] * 4)
+async def test_a_loop_resumes_from_keepers_that_were_replaced_just_before(c, s, a, *others):
+    await coded.encode(np.eye(4), coded.MDS(3, 2), client=c)
+    task = c.submit(lambda: Event("over").wait(), workers=[a.address])
+    await async_poll_for(lambda: a.state.executing, timeout=60)
+    mine, loops = worker_plugin(a), s.extensions["dask-coded"].loops
+    run = s.tasks[task.key].run_id
+    ((first,), _) = loops.keepers(task.key, run, a.address, 1)
+    keeper = next(w for w in others if w.address == first)
+    worker_plugin(keeper).keeper.kept[task.key] = 8, b"state"
+    loops.keepers(task.key, run, a.address, 1, avoid=[first])
+    kept = KeptLoop(a, mine.keeper, mine.exchange, mine.exchange.attempt(task.key), 1)
+    assert await kept._resume() == (8, b"state")
+    await Event("over", client=c).set()
+    await task
 
 
 @gen_cluster(client=True, nthreads=[("", 1)] * 3)
 async def test_keepers_that_have_left_are_not_remembered(c, s, *workers):
     await coded.encode(np.eye(4), coded.MDS(3, 2), client=c)
     loops = s.extensions["dask-coded"].loops
-    future = c.submit(lambda: Event("over").wait())
+    future = c.submit(lambda: Event("over").wait(), workers=[workers[0].address])
     await async_poll_for(lambda: future.key in s.tasks)
-    (left,) = loops.keepers(future.key, workers[0].address, 1)
+    await async_poll_for(lambda: s.tasks[future.key].state == "processing", timeout=60)
+    run = s.tasks[future.key].run_id
+    ((left,), _) = loops.keepers(future.key, run, workers[0].address, 1)
     await next(w for w in workers if w.address == left).close()
-    (keeper,) = loops.keepers(future.key, workers[0].address, 1)
+    ((keeper,), _) = loops.keepers(future.key, run, workers[0].address, 1)
     assert loops._keepers[future.key] == [keeper] != [left]
     await Event("over", client=c).set()
     await future
@@ -443,8 +481,8 @@ def test_a_keeper_whose_idle_channel_has_closed_is_used_again():
     )
 
     async def named(**arguments):
-        assert arguments["avoid"] == []
-        return ["keeper"]
+        assert (arguments["run"], arguments["avoid"]) == (7, [])
+        return ["keeper"], []
 
     worker = SimpleNamespace(scheduler=SimpleNamespace(coded_keepers=named))
     keeper = StateKeeper(SimpleNamespace(handlers={}, stream_handlers={}), exchange)

@@ -265,7 +265,7 @@ ANY = st.none() | st.text(max_size=3) | NUMBERS | st.floats() | st.binary(max_si
 ANY |= st.lists(ANY, max_size=2) | st.dictionaries(st.text(max_size=2), ANY, max_size=2)
 CALLS = {
     "coded_hello": ("worker", "version", "product"),
-    "coded_keepers": ("key", "worker", "copies", "avoid"),
+    "coded_keepers": ("key", "run", "worker", "copies", "avoid"),
     "coded_learn": ["array", "measured", "corrupt", "failed", "wrong_checks"],
     "coded_plan": [
         "array",

@@ -734,7 +734,7 @@ async def test_a_loop_that_would_lose_much_is_given_more_time(c, s, *workers):
     clock_of(s).now += 100 * DAY
     assert supervisor._patience(ts) == pytest.approx(5 * DAY, rel=1e-3)
     # It loses little once its state is kept.
-    plugin_of(s).loops.keepers(future.key, address, 2)
+    plugin_of(s).loops.keepers(future.key, ts.run_id, address, 2)
     assert supervisor._patience(ts) == DAY
     # A task that always holds up its event loop ends all the same.
     supervisor._runs[future.key].setbacks = 3

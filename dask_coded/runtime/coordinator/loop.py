@@ -139,11 +139,12 @@ class KeptLoop(Loop):
 
     async def _resume(self) -> tuple[int, bytes] | None:
         """Return the last round whose state other workers keep, and that state."""
-        await self._find_keepers()
+        earlier = await self._find_keepers()
         found = self._keeper.kept.get(self._key)
-        rounds = await asyncio.gather(*map(self._round_kept, self._keepers))
+        keepers = [*self._keepers, *(a for a in earlier if a != self._exchange.address)]
+        rounds = await asyncio.gather(*map(self._round_kept, keepers))
         # A keeper may have just died or stopped; then the others must suffice.
-        for round, address in sorted(zip(rounds, self._keepers, strict=True), reverse=True):
+        for round, address in sorted(zip(rounds, keepers, strict=True), reverse=True):
             if round <= (found[0] if found else 0):
                 break
             with suppress(OSError):
@@ -169,14 +170,17 @@ class KeptLoop(Loop):
         self._exchange.heard(address)  # otherwise it would be silent while a large state travels
         return found
 
-    async def _find_keepers(self) -> None:
-        self._keepers = await self._worker.scheduler.coded_keepers(
+    async def _find_keepers(self) -> list[str]:
+        """Have the scheduler name keepers, and return earlier ones."""
+        self._keepers, earlier = await self._worker.scheduler.coded_keepers(
             key=self._key,
+            run=self._attempt[1],
             worker=self._exchange.address,
             copies=self._copies,
             avoid=self._exchange.silent,
             topic=self._topic,
         )
+        return list(earlier)
 
     def report(self, progress: Progress, state: Any = None, last: bool = False) -> None:
         now = monotonic()

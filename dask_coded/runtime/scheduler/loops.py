@@ -41,17 +41,23 @@ class LoopDirectory:
     def keepers(
         self,
         key: Key,
+        run: int,
         worker: str,
         copies: int,
         avoid: Collection[str] = (),
         topic: str | None = None,
-    ) -> list[str]:
+    ) -> tuple[list[str], list[str]]:
         """Handler: choose the workers that keep the state of a loop that runs on ``worker``.
 
         Workers in ``avoid`` do not answer the loop's worker. ``topic`` is where it reports rounds.
+        The second list that is returned names earlier keepers, which may have the latest state as
+        long as no other has one.
         """
-        if key not in self._scheduler.tasks:
-            return []  # it was cancelled, and no keeper would hear of its end
+        ts = self._scheduler.tasks.get(key)
+        if ts is None or ts.run_id != run:
+            # It was cancelled, and no keeper would hear of its end; or another worker runs it,
+            # whose keepers must stay.
+            return [], []
         told = self._keepers.get(key, [])
         present = [
             address
@@ -62,11 +68,11 @@ class LoopDirectory:
         chosen = choose_keepers(known, self._best(present), worker, copies)
         # The present keepers first, because they have the latest state. Earlier ones may still
         # hold an old one, so they hear of the end, too.
-        earlier = (a for a in told if a not in chosen and a in self._scheduler.workers)
-        self._keepers[key] = [*chosen, *earlier]
+        earlier = [a for a in told if a not in chosen and a in self._scheduler.workers]
+        self._keepers[key] = chosen + earlier
         if topic is not None:
             self._topics[key] = topic
-        return chosen
+        return chosen, earlier
 
     def keeps(self, key: Key) -> bool:
         """Whether workers have been named to keep the state of a loop."""

@@ -16,11 +16,15 @@ from dask_coded.membership import Timeouts
 from dask_coded.rounds import RoundOptions
 from dask_coded.runtime.coordinator import live_round, rounds
 from dask_coded.runtime.coordinator.rounds import Coordinator
+from dask_coded.runtime.messages import ChangeRound, StartRound
 from dask_coded.runtime.scheduler import recipes
 from dask_coded.runtime.scheduler.recipes import Recipes
 from dask_coded.runtime.spec import CodedDataLostError
 from dask_coded.runtime.worker import probe
+from dask_coded.runtime.worker.plugin import worker_plugin
 from dask_coded.transport.attempts import RunOverError
+from dask_coded.transport.messages import EndRun, Ping
+from tests.clocks import set_timeouts
 
 
 def coordinator(*answers):
@@ -186,3 +190,24 @@ async def test_few_requests_wait_at_the_scheduler(c, s, *workers):
     await asyncio.wait(waiting)
     assert await state.arrived(lambda: True)
     assert not state.waiting
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 4)
+async def test_a_round_ends_when_its_data_are_lost_with_a_worker_whose_socket_stays_open(
+    c, s, *workers, monkeypatch
+):
+    """The system of a frozen process goes on acknowledging what others send to it."""
+    C = await coded.encode(np.eye(8), coded.MDS(4, 4), c)
+    frozen = next(w for w in workers if w.address == C.encoded.workers[-1])
+    exchange = worker_plugin(frozen).exchange
+    for kind in (StartRound, ChangeRound, Ping, EndRun):
+        exchange._handlers[kind] = lambda message, answer: None
+
+    async def lost(self):
+        raise CodedDataLostError("its holder has left")
+
+    monkeypatch.setattr(Coordinator, "_replan", lost)
+    set_timeouts(monkeypatch, 0.02, live_round)
+    others = [w.address for w in workers if w is not frozen]
+    with pytest.raises(CodedDataLostError, match="its holder has left"):
+        await coded.submit(lambda C: C @ np.ones(8), C, client=c, workers=others)

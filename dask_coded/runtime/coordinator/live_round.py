@@ -139,6 +139,7 @@ class LiveRound:
         self._replan = replan
         self._watch: asyncio.TimerHandle | None = None
         self._asking: asyncio.Task[None] | None = None
+        self._lost_since: float | None = None
         # Assign nothing to a worker that still owes an answer: messages would only pile up there.
         self._silent = {w for w, channel in enumerate(self._channels) if channel.silent}
         speeds = plan.speed
@@ -251,12 +252,21 @@ class LiveRound:
     async def _end_if_possible_elsewhere(self) -> None:
         try:
             plan, layout = await self._replan()
-        except (CodedDataLostError, OSError):
-            return  # those that are silent may still answer
+        except OSError:
+            return
+        except CodedDataLostError as lost:
+            # The holders have left. Those that were only cut off may still answer, as long as they
+            # are connected; those that were frozen never will.
+            self._lost_since = self._lost_since or monotonic()
+            gone = monotonic() - self._lost_since > timeouts().lease
+            if gone and self._lacks() and not self._done.done():
+                self._done.set_exception(lost)
+            return
         except RunOverError as over:
             if not self._done.done():
                 self._done.set_exception(over)
             return
+        self._lost_since = None
         # A channel that had closed opens again; whether it connects shows when we look again.
         channels = [self._exchange.channel(address) for address in plan.addresses]
         connected = np.array([host >= 0 and channels[host].connected for host in layout.host])

@@ -378,6 +378,11 @@ class Membership:
 
     # -- queries -------------------------------------------------------------------------------
 
+    def at(self, now: float) -> float:
+        """Return the machine's time, which is later than that of all events so far."""
+        self._advance(now)
+        return self.time
+
     @property
     def wake(self) -> float | None:
         """In how many seconds to look again, even if nothing is watched; None if never."""

@@ -202,7 +202,8 @@ class Channel:
     def listen(self, run_id: Key, listener: Listener) -> None:
         """Hand the messages of a run to ``listener`` from now on."""
         self._listeners[run_id] = listener
-        self._began[run_id] = self._membership.time
+        # Later than the end of the run before, which the peer may still have to answer.
+        self._began[run_id] = self._membership.at(monotonic())
 
     def unlisten(self, run_id: Key) -> None:
         """Drop the messages of a run from now on, without telling the peer."""

@@ -239,6 +239,7 @@ class Exchange:
     async def close(self) -> None:
         if self._next_look is not None:
             self._next_look.cancel()
+            self._next_look = None
         await asyncio.gather(*(channel.close() for channel in self._channels.values()))
         self.memory.close()
 

@@ -249,7 +249,10 @@ class CodedWorkerPlugin(WorkerPlugin):
         found = (self.worker.state.tasks.get(as_key(key)) for key in keys)
         if not any(ts is not None and ts.coming_from == address for ts in found):
             return
-        end_fetches(self.worker.rpc, address)
+        try:
+            end_fetches(self.worker.rpc, address)
+        except Exception:  # it uses private names of Dask
+            logger.exception("What is fetched from %s cannot be ended", address)
         # To end a connection twice, before it has ended, is an error, and the next message may be
         # that the worker has left. Its task ends in the second turn of the event loop from here.
         for _ in range(2):

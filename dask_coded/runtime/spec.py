@@ -157,9 +157,10 @@ class CodedSpec(ABC):
     @property
     def uniform_work(self) -> Floats:
         """Work per stripe of a dense piece, in rows: shape (pieces, stripes)."""
-        return np.stack(
-            [np.diff(self.geometry.edges(g)).astype(np.float64) for g in self.code.group.tolist()]
-        )
+        # Each plan needs it, and an MDS code of a thousand pieces has one group.
+        groups, index = np.unique(self.code.group, return_inverse=True)
+        work = np.stack([np.diff(self.geometry.edges(g)) for g in groups.tolist()])
+        return work.astype(np.float64)[index]
 
     @abstractmethod
     def piece_rows(self, piece: int) -> int:

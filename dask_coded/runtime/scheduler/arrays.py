@@ -182,8 +182,10 @@ class ArrayDirectory(Mapping[str, ArrayState]):
             return 0
         self._drop_sources(state)
         state.used = time()
-        for address in self._versions:  # some may have joined meanwhile
-            self._homes.relieve(state, address)
+        holding = {self._homes.home(key) for key in state.spec.keys}
+        for address in self._versions:
+            if address not in holding:  # it has joined meanwhile, or has come without a piece
+                self._homes.relieve(state, address)
         blocks = range(len(state.spec.reporters))
         found, state.footprints = state.footprints, {}
         touched = [footprint.touched for footprint in found.values()]

@@ -9,5 +9,10 @@
 - ``stuck`` finds what tasks fetch from silent workers, and what to compute again.
 - ``placing`` chooses the workers that coordinators may run on.
 - ``standings`` says which workers are there: it asks them, and drives the membership.
+- ``records`` says how fast workers are, and which of them compute wrongly.
+- ``versions`` says why workers cannot take part.
+- ``recipes`` says from what pieces and checks are made again, or where they are read.
+- ``observer`` asks coordinators what rounds have done, for ``dashboard`` and, as Prometheus
+  metrics, for ``showing``.
 - ``loops`` names the workers that keep the states of loops.
 """

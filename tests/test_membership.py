@@ -285,3 +285,14 @@ def test_an_observer_that_always_stands_still_is_excused_for_one_look_only():
         # By the machine's own time, in which a gap counts as two ticks.
         assert (machine.standing("a") is Standing.SUSPECT) == (look >= 3)
     assert found == [Changed("a", 1, Standing.SUSPECT)]
+
+
+def test_a_run_that_begins_at_once_after_another_settles_only_its_own():
+    """Otherwise a silent peer would never owe an answer for longer than a short round."""
+    machine = Membership(Timeouts(1.0))
+    machine.opened("a", 0.0)
+    machine.asked("a", 0.1)  # that the run before has ended
+    began = machine.at(0.1 + 1e-9)
+    machine.asked("a", 0.2)
+    machine.settled("a", began)
+    assert machine.owes("a")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dask_coded.codes import MDS, Code, RandomLinear, Repetition
-from dask_coded.rounds import Assign, Layout, Reporting, Round, StripeRange
+from dask_coded.rounds import Assign, Layout, Reporting, Round, StripeRange, Withdraw
 from dask_coded.rounds.policies import Continuous, Replication
 from dask_coded.simulation import Simulation, constant
 
@@ -29,6 +29,23 @@ def test_replication_speculates_on_a_bounded_number_at_once() -> None:
     capped = Simulation(Repetition(8, 5), slow, policy=lambda: Replication(cap=1)).step()
     free = Simulation(Repetition(8, 5), slow, policy=lambda: Replication(cap=4)).step()
     assert free.seconds < capped.seconds
+
+
+def test_a_task_is_dropped_once_its_copy_has_come_though_both_had_begun() -> None:
+    code = Repetition(4, 4)
+    layout = Layout.of(code, code.place.tolist(), np.ones((1, 4)))
+    round_ = Round(layout, Replication(), np.ones(4), 0.0)
+    round_.start()
+    # Workers 0 and 1 have computed their blocks, the others one stripe of four.
+    for piece, stripes in ((0, 4), (4, 4), (8, 1), (12, 1)):
+        round_.record(piece // 4, [StripeRange(piece, 0, stripes)], 1.0, 1.0)
+    helped = [Assign(0, (StripeRange(2, 0, 4),)), Assign(1, (StripeRange(6, 0, 4),))]
+    assert round_.react(1.0) == helped
+    _, commands = round_.share(0, [StripeRange(2, 0, 4)], 1.0, 2.0)
+    assert Withdraw(2, (StripeRange(8, 1, 4),)) in commands
+    # No other worker is given that block once more.
+    again = [command for command in commands if isinstance(command, Assign)]
+    assert {layout.group[part.piece] for command in again for part in command.ranges} <= {3}
 
 
 @pytest.mark.parametrize("code", [MDS(3, 2), RandomLinear(3, 2, density=1.0)])

@@ -65,7 +65,7 @@ class Replication(Policy):
         layout = state.layout
         for worker, queue in enumerate(state.queues):
             # The other copy was faster: drop this one.
-            done = [r for r in queue if not state.missing[layout.group[r.piece]].any()]
+            done = [r for r in queue if not state.open[layout.group[r.piece]]]
             state.withdraw(worker, done)
         running = np.flatnonzero(state.workers.todo > 0)
         idle = np.flatnonzero(state.present & (state.workers.todo == 0))

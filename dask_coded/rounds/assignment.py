@@ -252,14 +252,13 @@ def _slide(speed: Floats, lags: Floats, layout: Layout) -> list[StripeRange]:
     """
     places = int(layout.place.max()) + 1
     copies = layout.pieces // places
-    # Pieces are ordered by place, and within a place by block around the ring (codes.Repetition).
+    if not _is_cyclic(layout, places, copies):
+        return _split_each_group(speed, lags, layout)
     piece_of = np.arange(layout.pieces).reshape(places, copies)
-    first = layout.group[piece_of[:, 0]]
     # Lost pieces are rebuilt one by one on any worker with room. The pieces of a place may then be
     # on several workers, and the place has no single speed.
     home = layout.host[piece_of]
-    scattered = (home != home[:, :1]).any()
-    if (first != np.arange(places)).any() or len(layout.need) != places or scattered:
+    if (home != home[:, :1]).any():
         return _split_each_group(speed, lags, layout)
     rates = speed[piece_of].sum(axis=1)
     lag = lags[piece_of[:, 0]]
@@ -293,6 +292,15 @@ def _slide(speed: Floats, lags: Floats, layout: Layout) -> list[StripeRange]:
         if high - low <= 1e-6 * high:
             break
     return _cut(best, piece_of, edges, layout)
+
+
+def _is_cyclic(layout: Layout, places: int, copies: int) -> bool:
+    """Whether pieces are ordered by place, and by block around the ring (codes.Repetition)."""
+    if places * copies != layout.pieces or not copies <= places == len(layout.need):
+        return False
+    place, copy = np.divmod(np.arange(layout.pieces), copies)
+    cyclic = (layout.place == place) & (layout.group == (place + copy) % places)
+    return bool(cyclic.all() and (layout.need == 1).all())
 
 
 def _cut(bounds: Floats, piece_of: Ints, edges: Floats, layout: Layout) -> list[StripeRange]:

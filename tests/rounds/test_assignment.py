@@ -207,3 +207,29 @@ def test_a_code_with_two_groups() -> None:
     layout = Layout.of(code, range(6), np.ones((1, 30)))
     assert (covered(layout, deal(layout, np.ones(6))) == 2).all()
     assert code.tolerance == 1
+
+
+@pytest.mark.parametrize(
+    ("place", "group"),
+    [
+        ([0, 0, 1], [0, 1, 0]),  # not as many pieces on each place
+        ([0, 0, 1, 1, 2, 2], [0, 2, 1, 0, 2, 1]),  # the other way around the ring
+        ([0, 1, 2, 0, 1, 2], [0, 1, 2, 1, 2, 0]),  # not ordered by place
+        ([0] * 4 + [1] * 4, [0, 1, 0, 1, 1, 0, 1, 0]),  # more pieces on a place than blocks
+    ],
+)
+def test_copies_that_lie_otherwise_than_those_of_repetition(place: list, group: list) -> None:
+    blocks = max(group) + 1
+    code = Code(np.eye(blocks)[group], place=place, group=group, need=np.ones(blocks))
+    layout = Layout.of(code, place, np.ones((1, 4)))
+    u = np.arange(1.0, code.n + 1)
+    assert (covered(layout, deal(layout, u)) == 1).all()
+
+
+def test_a_ring_of_blocks_that_each_need_two_pieces() -> None:
+    cyclic = Repetition(3, 2)
+    code = Code(
+        np.vander(np.arange(1.0, 7.0), 6), place=cyclic.place, group=cyclic.group, need=[2, 2, 2]
+    )
+    layout = Layout.of(code, cyclic.place.tolist(), np.ones((1, 4)))
+    assert (covered(layout, deal(layout, np.ones(3))) == 2).all()

@@ -120,6 +120,11 @@ class Layout:
         return int(self.work.shape[1])
 
     @property
+    def needed(self) -> float:
+        """Work of the stripes, each as often as it is needed."""
+        return int(self.need.sum()) * self.stripes * self.mean_stripe
+
+    @property
     def even_share(self) -> float:
         """Number of stripes that each worker computes if all are equally fast."""
         return int(self.need.sum()) * self.stripes / self.workers

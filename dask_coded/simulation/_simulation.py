@@ -191,11 +191,10 @@ class Simulation:
         self.history.record(loop.record(round_, self._names, virtual.now - began))
         self.now = virtual.now + self._decode_seconds
         self.rounds += 1
-        needed = float((self.layout.need * self.layout.work.mean(axis=0).sum()).sum())
         return SimulatedRound(
             seconds=self.now - began,
             bound=self.bound(number, began),
-            computed=virtual.computed / needed,
+            computed=virtual.computed / self.layout.needed,
             messages=virtual.messages,
         )
 

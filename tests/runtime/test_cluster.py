@@ -24,6 +24,7 @@ import dask_coded as coded
 from dask_coded.membership import Timeouts
 from dask_coded.preload import dask_setup
 from dask_coded.rounds import Pace
+from dask_coded.runtime.answers import Lost
 from dask_coded.runtime.client.install import install
 from dask_coded.runtime.coordinator import live_round as live_round_module
 from dask_coded.runtime.coordinator import rounds as coordinator_module
@@ -762,6 +763,19 @@ async def test_workers_that_have_left_are_not_remembered_as_silent(c, s, *worker
     silent = ["tcp://127.0.0.1:1", workers[0].address]
     await plugin_of(s).plan(C.encoded.spec.id, {}, "continuous", "adaptive", silent=silent, known=4)
     assert plugin_of(s).standings.suspects <= {workers[0].address}
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_a_plan_for_an_array_all_of_whose_workers_have_left(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    measured = dict.fromkeys(C.encoded.workers, 1.0)
+    for w in workers:
+        await w.close()
+    await async_poll_for(lambda: not s.workers)
+    answer = await plugin_of(s).plan(
+        C.encoded.spec.id, {}, "continuous", "adaptive", silent=[], known=4, measured=measured
+    )
+    assert isinstance(answer["answer"].data, Lost)
 
 
 @gen_cluster(client=True, nthreads=FOUR)

@@ -277,7 +277,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
         work = spec.uniform_work if state.work is None else state.work
         layout = Layout.of(spec.code, host, work)
         if measured and (total := sum(measured.values())) > 0:
-            state.seconds = layout.even_share * layout.workers * layout.mean_stripe / total
+            state.seconds = layout.needed / total
         speeds = self.records.predict(addresses, predictor)
         # Workers that have computed wrongly take part only if those that answer do not suffice. If
         # shares are verified, that may also turn out during the round: they are predicted to do

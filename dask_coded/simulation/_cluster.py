@@ -27,7 +27,7 @@ from dask_coded.rounds import (
     stripes_in,
     without,
 )
-from dask_coded.typing import Floats
+from dask_coded.typing import Bools, Floats
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,8 @@ class VirtualRound:
     reporting : Reporting
     lead : float
         Seconds before running dry at which a worker reports, as in the runtime's jobs.
+    able : ndarray of bool, shape (workers,), optional
+        Workers whose speed is above zero at any time; by default all.
     """
 
     def __init__(
@@ -124,6 +126,7 @@ class VirtualRound:
         network: Network,
         reporting: Reporting,
         lead: float,
+        able: Bools | None = None,
     ) -> None:
         self.round = round_
         self.layout: Layout = round_.layout
@@ -139,6 +142,7 @@ class VirtualRound:
         self._count = itertools.count()
         self._sending = self._receiving = self.now  # when the link is free again
         self._gone = np.zeros(self.layout.workers, dtype=bool)
+        self._able = ~self._gone if able is None else able
         self._work = float(self.layout.work.sum(axis=1).mean())
         # Tolerance, so that a stripe is complete at its predicted time in spite of rounding.
         self._sliver = 1e-6 * float(self.layout.work.min())
@@ -170,18 +174,36 @@ class VirtualRound:
             while not (self.round.finished or self.round.failed):
                 wake = self.round.wake
                 if wake is not None and (not self._events or wake < self._events[0][0]):
-                    self.now = max(wake, self.now)
+                    self.now, kind = max(wake, self.now), "wake"
                     self._obey(self.round.react(self.now))
-                    continue
-                if not self._events:
+                elif self._events:
+                    self.now, _, kind, worker, what = heapq.heappop(self._events)
+                    getattr(self, f"_{kind}")(worker, what)
+                else:
                     break
-                self.now, _, kind, worker, what = heapq.heappop(self._events)
-                getattr(self, f"_{kind}")(worker, what)
+                # Of these alone there may be no end.
+                if kind in ("wake", "change") and self._is_stuck():
+                    break
         for number, idle in enumerate(self._workers):
             self._settle(number, idle)
         if not self.round.finished:
             reason = self.round.failed or "All workers that could finish it have stopped."
             raise RuntimeError(f"At {self.now:g} s the round can no longer finish. {reason}")
+
+    def _is_stuck(self) -> bool:
+        """Whether nothing more will come of what the round needs."""
+        able = self._able & ~self._gone
+        if able.all():
+            return False
+        pending = (kind for time, _, kind, _, _ in self._events if time < np.inf)
+        if any(kind in ("report", "share", "lost") for kind in pending):
+            return False
+        if self.round.wake is None and all(event[2] != "message" for event in self._events):
+            return not any(self._workers[number].queue for number in np.flatnonzero(able))
+        host, state = self.layout.host, self.round.state
+        reachable = state.available & able[host] & (host >= 0)
+        possible = reachable[:, None] | state.computed.array()
+        return bool(self.layout.lacking(possible).any())
 
     # -- the coordinator -----------------------------------------------------------------------
 

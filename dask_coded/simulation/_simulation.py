@@ -180,6 +180,7 @@ class Simulation:
             self._network,
             loop.pace.reporting,
             loop.pace.lead,
+            self.speeds.ever(number),
         )
         first, delays = self._assigner(self.layout, expected) if self._assigner else (None, None)
         try:

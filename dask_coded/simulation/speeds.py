@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dask_coded.arguments import check_fraction, check_positive, check_whole
-from dask_coded.typing import Floats
+from dask_coded.typing import Bools, Floats
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +57,13 @@ class Speeds:
         # A time that equals the end of a row up to rounding belongs to the next row.
         row = int(np.floor(time / self.seconds + 1e-9))
         return self.values[row % len(self.values)], (row + 1) * self.seconds
+
+    def ever(self, round_: int) -> Bools:
+        """Return which workers compute at all from any time of a round on, shape (workers,)."""
+        rows = self.values
+        if self.seconds is None:
+            rows = rows[[round_ % len(rows)]]
+        return np.asarray((rows > 0).any(axis=0))
 
     def restarted(self, seed: int, workers: int) -> Speeds:
         """Return random columns, each started at a random row: many clusters from one trace."""

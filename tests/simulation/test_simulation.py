@@ -164,6 +164,32 @@ def test_too_many_losses_are_reported() -> None:
         simulation.step()
 
 
+@pytest.mark.timeout(60)  # without an end, a round wakes for ever
+@pytest.mark.parametrize("seconds", [None, 0.3])
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_a_round_ends_that_workers_which_have_stopped_could_finish(
+    policy: str, seconds: float | None
+) -> None:
+    copies = policy == "replication"
+    code: Code = Repetition(4, 2) if copies else MDS(4, 3)
+    values = np.array([[1.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]])
+    with pytest.raises(RuntimeError, match="All workers that could finish it have stopped"):
+        Simulation(code, Speeds(values, seconds), policy=policy).step()
+    # One more suffices, also if it works for a while only.
+    values[0, 2] = 1.0
+    assert Simulation(code, Speeds(values, seconds), policy=policy).step().seconds < 100
+
+
+def test_a_round_ends_whose_policy_does_not_use_the_workers_that_are_left() -> None:
+    def assigner(layout: Layout, speeds: np.ndarray) -> tuple[list[list[StripeRange]], np.ndarray]:
+        whole = [StripeRange(piece, 0, layout.stripes) for piece in range(layout.pieces)]
+        return [[whole[0]], [whole[2]]], np.zeros(2)
+
+    stopped = Speeds(np.array([[1.0, 0.0]]), seconds=0.3)
+    with pytest.raises(RuntimeError, match="All workers that could finish it have stopped"):
+        Simulation(Repetition(2, 2), stopped, policy="static", assigner=assigner).step()
+
+
 def test_speeds_of_another_number_of_workers_are_refused() -> None:
     with pytest.raises(ValueError, match="needs speeds of 10 workers, got those of 3"):
         Simulation(MDS(10, 7), constant([1.0, 1.0, 1.0]))

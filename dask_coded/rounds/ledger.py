@@ -460,7 +460,8 @@ class Ledger:
         if not owners:
             self._summing.stop()
             return
-        self._summing.expect(now, max(map(self._patience.until, owners)))
+        if self._summing.due == inf:
+            self._summing.expect(now, max(map(self._patience.until, owners)))
         if self._summing.due <= now:
             self._summing.ask_again(now)
             for worker in owners:

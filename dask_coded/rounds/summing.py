@@ -41,9 +41,8 @@ class Summing:
         self._sources: dict[int, int] = {}
 
     def expect(self, now: float, until: float) -> None:
-        """Wait for the sum, unless that has begun."""
-        if self.due == inf:
-            self.due, self._wait = until, until - now
+        """Wait for the sum, which has just begun."""
+        self.due, self._wait = until, until - now
 
     def ask_again(self, now: float) -> None:
         """Record that the owners were asked."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -43,6 +44,7 @@ from dask_coded.rounds.grants import (
 )
 from dask_coded.rounds.policies import POLICIES, Continuous
 from dask_coded.rounds.units import ring_time, seat
+from dask_coded.rounds.workers import Workers
 
 NAMES = sorted(POLICIES)
 
@@ -569,6 +571,13 @@ def test_owners_that_answer_keep_their_epochs_however_long_the_sum_takes() -> No
             ledger.receive([Released(0, worker, 0, (), ())], now)
     assert ledger.closed and ledger.closing == 1
     assert now > 1000  # asked more and more rarely
+
+
+def test_nothing_is_estimated_at_each_event_while_the_sum_is_awaited() -> None:
+    ledger, _ = trio()
+    with mock.patch.object(Workers, "estimate") as estimate:
+        assert not ledger.react(1.1)
+    assert ledger.wake is not None and not estimate.called
 
 
 def test_a_worker_that_stops_before_all_have_its_chunk() -> None:

@@ -257,6 +257,8 @@ class RoundState:
             self.present[worker] = self._pieces[worker] > 0
             self.queues[worker] = deque(r for r in self.queues[worker] if r.piece != piece)
             self.workers.owe(worker, self._owed(worker))
+            if not self.present[worker]:
+                self.workers.leave(worker)
 
     def credit(self, ranges: list[StripeRange]) -> None:
         """Record ranges that were computed before the round; they say nothing about speeds."""

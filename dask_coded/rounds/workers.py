@@ -202,12 +202,17 @@ class Workers:
         self.todo[worker] = todo
         self._renew(worker)
 
+    def leave(self, worker: int) -> None:
+        """Record that a worker has left: it owes no report until it is back and has work again."""
+        self._asked[worker] = np.nan
+
     def assign(self, worker: int, todo: float, now: float) -> None:
         """Record what a worker owes after an assignment."""
-        if np.isnan(self.began[worker]):
-            self.began[worker] = self.heard[worker] = now
         if np.isnan(self._asked[worker]):
             self._asked[worker] = now
+            if np.isnan(self.measured_lag[worker]):
+                # It begins now, also if it was away and had not reported before.
+                self.began[worker] = self.heard[worker] = now
         self.owe(worker, todo)
 
     def report(self, worker: int, done: float, seconds: float, todo: float, now: float) -> None:

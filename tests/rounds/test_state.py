@@ -46,3 +46,30 @@ def test_the_batch_in_hand_is_not_moved() -> None:
     assert state.movable.array()[0].nonzero()[0].tolist() == [1, 2, 3]
     state.record(0, [StripeRange(0, 6, 8), StripeRange(0, 0, 2)], seconds=1.0)
     assert not state.movable.array().any()
+
+
+def test_a_worker_that_was_away_is_not_late_when_it_is_back() -> None:
+    layout = Layout.of(MDS(2, 1), [0, 1], np.ones((1, 8)))
+    lags = np.full(2, 0.01)
+    state = RoundState(layout, np.full(2, 4.0), 0.0, Reporting(interval=0.02), lags)
+    state.assign(0, [StripeRange(0, 0, 8)])
+    state.lose([0])
+    state.regain([0])
+    state.now = 100.0
+    state.assign(0, [StripeRange(0, 0, 8)])
+    state.now = 100.1
+    assert state.estimate().speed[0] == pytest.approx(4.0)
+    assert not state.estimate().overdue[0]
+    state.now = 101.0
+    state.record(0, [StripeRange(0, 0, 4)], seconds=0.9)
+    assert state.workers.measured_lag[0] == pytest.approx(0.1)
+    assert state.workers.began[0] == 100.0
+
+
+def test_a_worker_that_has_lost_one_of_its_pieces_still_owes_a_report() -> None:
+    layout = Layout.of(MDS(4, 2), [0, 0, 1, 1], np.ones((1, 8)))
+    state = RoundState(layout, np.full(2, 4.0), 0.0, Reporting(interval=0.02), np.full(2, 0.01))
+    state.assign(0, [StripeRange(0, 0, 8), StripeRange(1, 0, 8)])
+    state.lose([0])
+    state.now = 100.0
+    assert state.estimate().speed[0] < 1.0

@@ -73,10 +73,13 @@ def from_scratch(
         return Estimate(speed, backlog, latest, eta, overdue)
 
 
-# What happens to which worker: it is assigned or reports so many stripes, or some are withdrawn.
+# What happens to which worker: it is assigned or reports so many stripes, some are withdrawn, or it
+# leaves and comes back.
 EVENTS = st.lists(
     st.tuples(
-        st.sampled_from(["assign", "report", "withdraw"]), st.integers(0, 4), st.integers(1, 9)
+        st.sampled_from(["assign", "report", "withdraw", "leave"]),
+        st.integers(0, 4),
+        st.integers(1, 9),
     ),
     max_size=40,
 )
@@ -101,6 +104,10 @@ def test_estimates_are_those_from_all_accounts(
             workers.assign(worker, todo + stripes, now)
         elif what == "withdraw":
             workers.owe(worker, max(todo - stripes, 0.0))
+        elif what == "leave":
+            asked[worker] = np.nan
+            workers.owe(worker, 0.0)
+            workers.leave(worker)
         elif todo and speeds[worker]:
             part = min(float(stripes), todo)
             asked[worker] = now if todo > part else np.nan

@@ -186,8 +186,6 @@ class Ledger:
             if worker in self._silent:
                 self._silent.discard(worker)
                 self._follow(self.round.regained([worker], now))
-                if self.over:
-                    self._fetch([worker])
             if isinstance(answer, Summed):
                 # That of the sum counts, which all workers go by.
                 self.overflow = answer.overflow
@@ -214,8 +212,6 @@ class Ledger:
                 # If no other worker has the sum, it is made again.
                 self.closed = False
             self._summing.lose(worker)
-        if self.over:
-            self._fetch(range(self.units.layout.workers))
         return self.react(now)
 
     def react(self, now: float) -> list[Letter]:
@@ -230,9 +226,12 @@ class Ledger:
             if self._settled():
                 self._close()
         self._ask_owners(now)
+        if self._disturbed:
+            self._fetch(now)
         if self._again <= now or self.over:
             self._again = inf
-        wakes = [*self._patience.due.values(), self._again, self._summing.due]
+        summing = self._summing
+        wakes = [*self._patience.due.values(), self._again, summing.due, summing.overdue]
         if self.round.wake is not None and not self.over:
             wakes.append(self.round.wake)
         self.wake = wake if (wake := min(wakes)) < inf else None
@@ -422,7 +421,6 @@ class Ledger:
                 # It may never pass on the chunk that it owns.
                 del self._patience.due[worker]
                 self._disturbed = True
-                self._fetch(range(self.units.layout.workers))
                 continue
             if any(
                 not any(present[other] for other in holders if other != worker)
@@ -441,13 +439,12 @@ class Ledger:
             self._summing.stop()
         self._patience.due.pop(worker, None)
         self._summing.has.add(worker)
-        if self._disturbed:
-            self._fetch(range(self.units.layout.workers))
 
-    def _fetch(self, workers: Iterable[int]) -> None:
-        """Have workers without the sum fetch it."""
-        there = [worker for worker in workers if self.round.state.present[worker]]
-        for worker, source in self._summing.to_fetch(there):
+    def _fetch(self, now: float) -> None:
+        """Have workers without the sum fetch it from one that has it."""
+        state = self.round.state
+        there = np.flatnonzero(state.present).tolist()
+        for worker, source in self._summing.to_fetch(there, now, now - state.started):
             self._send(worker, Fetch, sources=(source,))
 
     def _ask_owners(self, now: float) -> None:

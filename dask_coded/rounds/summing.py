@@ -4,12 +4,26 @@ Once all units are computed, the workers that computed them add up and pass on t
 own. All others wait for them. If that takes longer than a unit, the ledger asks these owners
 whether they are there, and again after twice the time. A worker answers in the thread that adds up,
 so one whose thread is stuck does not, though its event loop goes on.
+
+If an owner is lost or stuck, the others fetch the sum from a worker that has it. That one may be
+stuck as well, so a worker that has no sum for long is told to fetch it from the next one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import inf
+
+
+@dataclass
+class _Fetching:
+    """Where a worker was told to fetch the sum, and when to name another worker."""
+
+    source: int
+    due: float
+    wait: float
 
 
 class Summing:
@@ -21,6 +35,8 @@ class Summing:
         Workers that have the sum.
     due : float
         When to ask the owners of chunks, infinity if there is nothing to ask for.
+    overdue : float
+        When a worker that was told to fetch the sum should have it, infinity if none was.
 
     Examples
     --------
@@ -29,16 +45,18 @@ class Summing:
     >>> summing.due
     1.5
     >>> summing.has.add(2)
-    >>> [*summing.to_fetch([0, 2])], [*summing.to_fetch([0, 1])]
+    >>> summing.to_fetch([0, 2], now=1.5, wait=0.5), summing.to_fetch([0, 1], now=1.6, wait=0.6)
     ([(0, 2)], [(1, 2)])
+    >>> summing.has.add(1)
+    >>> summing.to_fetch([0, 1, 2], now=summing.overdue, wait=1.0)
+    [(0, 1)]
     """
 
     def __init__(self) -> None:
         self.has: set[int] = set()
-        self.due = inf
+        self.due = self.overdue = inf
         self._wait = 0.0
-        # By worker, the one that it was told to fetch the sum from.
-        self._sources: dict[int, int] = {}
+        self._fetching: dict[int, _Fetching] = {}
 
     def expect(self, now: float, until: float) -> None:
         """Wait for the sum, which has just begun."""
@@ -56,15 +74,30 @@ class Summing:
     def lose(self, worker: int) -> None:
         """Record that a worker is lost."""
         self.has.discard(worker)
-        self._sources.pop(worker, None)
+        self._fetching.pop(worker, None)
 
-    def to_fetch(self, workers: Iterable[int]) -> Iterator[tuple[int, int]]:
-        """Yield which of some workers fetch the sum from which, each once while the source lives.
+    def to_fetch(self, workers: Sequence[int], now: float, wait: float) -> list[tuple[int, int]]:
+        """Return which of some workers fetch the sum from which, if they were not told yet.
 
         A sum is as large as the parameters, so a worker that fetches it twice is late for longer.
+        It is told again if its source is lost, or if it has waited for ``wait`` seconds and another
+        worker has the sum, too; then after twice the time.
         """
         sources = sorted(self.has)
-        for worker in workers:
-            if worker not in self.has and self._sources.get(worker) not in self.has:
-                source = self._sources[worker] = sources[worker % len(sources)]
-                yield worker, source
+        found: list[tuple[int, int]] = []
+        waiting = [worker for worker in workers if sources and worker not in self.has]
+        for worker in waiting:
+            told = self._fetching.get(worker)
+            if told is None or told.source not in self.has:
+                source = sources[worker % len(sources)]
+                told = self._fetching[worker] = _Fetching(source, now + wait, wait)
+                found.append((worker, source))
+            elif told.due <= now:
+                told.wait = max(2 * told.wait, wait)
+                told.due = now + told.wait
+                source = sources[bisect_right(sources, told.source) % len(sources)]
+                if source != told.source:
+                    told.source = source
+                    found.append((worker, source))
+        self.overdue = min((self._fetching[worker].due for worker in waiting), default=inf)
+        return found

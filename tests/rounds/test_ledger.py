@@ -583,10 +583,10 @@ def test_nothing_is_estimated_at_each_event_while_the_sum_is_awaited() -> None:
 def test_a_worker_that_stops_before_all_have_its_chunk() -> None:
     ledger, _ = trio()
     ledger.receive([Summed(0, 0, 0)], 1.1)
-    _, letters = until(ledger, 1.1, {1}, lambda message: isinstance(message, Fetch))
+    now, letters = until(ledger, 1.1, {1}, lambda message: isinstance(message, Fetch))
     assert {(w, m.sources) for w, m in letters} == {(1, (0,)), (2, (0,))}
-    assert not ledger.receive([Summed(0, 2, 0)], 9.0)
-    assert not ledger.receive([Summed(0, 1, 0)], 9.1)
+    assert not ledger.receive([Summed(0, 2, 0)], now + 0.1)
+    assert not ledger.receive([Summed(0, 1, 0)], now + 0.2)
     assert ledger.wake is None
 
 
@@ -598,6 +598,21 @@ def test_each_worker_fetches_a_sum_once_unless_its_source_is_lost() -> None:
     assert fetches(ledger.receive([Summed(0, 0, 0)], 1.0)) == [(1, (0,)), (2, (0,))]
     assert not fetches(ledger.receive([Summed(0, 2, 0)], 1.1))
     assert fetches(ledger.lost([0], 1.2)) == [(1, (2,))]
+
+
+def test_a_worker_whose_source_is_stuck_fetches_the_sum_from_the_next_one() -> None:
+    ledger = Ledger(UnitLayout(8, [0, 1, 2, 3], copies=2), Continuous(), Forecast(np.ones(4)), 0.0)
+    ledger.start()
+    ledger.lost([3], 0.5)
+    assert fetches(ledger.receive([Summed(0, 0, 0)], 1.0)) == [(1, (0,)), (2, (0,))]
+    # There is no other source yet.
+    assert ledger.wake == 2.0 and not ledger.react(2.0)
+    assert not ledger.receive([Summed(0, 2, 0)], 2.1)
+    assert ledger.wake == 4.0 and fetches(ledger.react(4.0)) == [(1, (2,))]
+    # If that one is stuck as well, the first may not be any more.
+    assert ledger.wake == 8.0 and fetches(ledger.react(8.0)) == [(1, (0,))]
+    assert not ledger.receive([Summed(0, 1, 0)], 8.1)
+    assert ledger.wake is None
 
 
 def test_a_worker_whose_sum_has_other_units_refuses() -> None:

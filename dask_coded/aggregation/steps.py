@@ -21,7 +21,7 @@ from dask_coded.rounds.ledger import Letter
 
 # Seconds from one worker to another before any lag is known, as in one room.
 _LATENCY = 1e-3
-#: For so many turns after its own, the leader cares that all workers get the sum of a turn.
+#: Of so many turns, the present one among them, the leader cares that all workers get the sum.
 KEPT = 2 * TURNS
 
 #: A step, and a message about it to a worker.
@@ -168,9 +168,9 @@ class SqueezedSteps:
         self._recorded = False
         if step >= self._end:
             return []
+        ledger = self._ledgers[self._present] = self._dealer.begin(turn, now)
         for old in [*self._ledgers][:-KEPT]:
             del self._ledgers[old]
-        ledger = self._ledgers[self._present] = self._dealer.begin(turn, now)
         dealt: dict[int, tuple[int, ...]] = {}
         closed = False
         if turn == 0:

@@ -24,7 +24,7 @@ from dask_coded.aggregation import (
     UnitSum,
 )
 from dask_coded.aggregation.formation import form
-from dask_coded.aggregation.steps import SqueezedSteps
+from dask_coded.aggregation.steps import KEPT, SqueezedSteps
 from dask_coded.prediction import SpeedHistory
 from dask_coded.rounds.grants import Close, Deal, Done, Fetch, Summed, pack, unpack
 
@@ -353,3 +353,11 @@ def test_a_unit_that_is_not_in_the_sum_does_not_have_the_step_done_again():
     leader.received(0, Tag("answer", 0), pack(Done(0, 0, 0, (unit,), 0.1, True)), 0.1)
     leader.received(0, Tag("answer", 0), summed(1), 0.2)
     assert leader._present == (1, 0)
+
+
+def test_the_leader_remembers_no_more_turns_than_workers_do():
+    leader, _ = leader_of(2, copies=2, steps=2 * KEPT)
+    for step in range(2 * KEPT - 1):
+        leader.received(step, Tag("answer", 0), summed(0), 1.0 + step)
+        assert leader._present == (step + 1, 0)
+        assert len(leader._ledgers) == min(step + 2, KEPT)

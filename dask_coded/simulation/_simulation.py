@@ -21,8 +21,8 @@ from dask_coded.rounds import (
     Round,
     RoundOptions,
     StripeRange,
-    fluid_time,
 )
+from dask_coded.rounds.capacity import Capacity
 from dask_coded.simulation._cluster import Network, VirtualRound
 from dask_coded.simulation.speeds import Speeds
 from dask_coded.typing import Floats
@@ -200,27 +200,24 @@ class Simulation:
         )
 
     def bound(self, round_: int, time: float) -> float:
-        """Return the fluid bound of a round that starts at a time."""
+        """Return the fluid bound of a round that starts at a time and can finish."""
         size = float(self.layout.work[0].sum())
-        mixed = len(self.layout.need) == 1
-        # For copies, the bound is total work over total speed; it ignores which worker holds what.
-        need = int(self.layout.need[0]) if mixed else len(self.layout.need)
+        needed = int(self.layout.need.sum()) * size
         pieces = np.bincount(self.layout.host, minlength=self.speeds.workers)
-        capacity = pieces * size if mixed else np.inf
+        # With several groups, the bound is total work over total speed, see Capacity.
+        capacity = pieces * size if len(self.layout.need) == 1 else np.inf
         done = np.zeros(self.speeds.workers)
         now = time
         while True:
             speeds, until = self.speeds.at(round_, now)
             rates = np.nan_to_num(speeds)
-            if np.isinf(until) and not done.any():
-                if mixed:
-                    return fluid_time(rates, need, size, pieces=pieces)
-                return need * size / float(rates.sum())
-            if np.minimum(done + rates * (until - now), capacity).sum() >= need * size:
+            if np.isinf(until):
+                return float(Capacity.of(self.layout).seconds(rates * self.layout.stripes / size))
+            if np.minimum(done + rates * (until - now), capacity).sum() >= needed:
                 low, high = 0.0, until - now
                 while high - low > 1e-9 * (now + high - time):
                     middle = (low + high) / 2
-                    enough = np.minimum(done + rates * middle, capacity).sum() >= need * size
+                    enough = np.minimum(done + rates * middle, capacity).sum() >= needed
                     low, high = (low, middle) if enough else (middle, high)
                 return now + high - time
             done, now = done + rates * (until - now), until

@@ -64,6 +64,15 @@ def test_workers_with_several_pieces(speeds: Speeds, blocks: int, bound: float) 
     assert round_.seconds >= 0.999 * bound
 
 
+@pytest.mark.parametrize("seconds", [None, 0.1])
+def test_groups_that_need_several_pieces(seconds: float | None) -> None:
+    parity = np.array([[1, 1, 0, 0], [0, 0, 1, 1]])
+    code = Code(np.vstack([np.eye(4), parity]), group=[0, 0, 1, 1, 0, 1], need=[2, 2])
+    [round_] = Simulation(code, Speeds(np.ones((1, 6)), seconds), network=IDEAL).run(1)
+    assert round_.bound == pytest.approx(4 / 6)
+    assert round_.bound <= round_.seconds < 1.1 * round_.bound
+
+
 @pytest.mark.parametrize("policy", ["s2c2", "continuous"])
 def test_a_worker_that_has_recovered_gets_work_again(policy: str) -> None:
     simulation = Simulation(

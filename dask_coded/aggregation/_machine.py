@@ -55,8 +55,7 @@ class Tag(NamedTuple):
     ----------
     kind : str
         ``"part"`` for a partial sum on its way up a tree or around a ring, ``"sum"`` for the total
-        on its way down or around, ``"redo"`` for parts that another worker is asked to compute as
-        well, and for their gradient. Of a step that is dealt out also ``"grant"``, ``"answer"`` and
+        on its way down or around. Of a step that is dealt out also ``"grant"``, ``"answer"`` and
         ``"fetch"``.
     segment : int
         Index of the segment of the gradient vector; of a step that is dealt out, its turn.
@@ -93,8 +92,8 @@ class Send:
     to : int
     tag : Tag
     payload : object
-        Packed by the codec; for ``"redo"`` from the root, a tuple of parts. The same object may be
-        sent to several nodes.
+        Packed by the codec, except in a step that is dealt out. The same object may be sent to
+        several nodes.
     """
 
     to: int

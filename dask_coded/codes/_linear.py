@@ -41,9 +41,9 @@ class DecodeError(ValueError):
 class Code:
     """A linear code given by its generator matrix.
 
-    Subclass it to plug in a code of your own: pass ``G`` to this constructor, set ``name`` to make
-    it selectable by name, and override :meth:`with_redundancy` if it can be built from a number of
-    workers and a number of losses to survive.
+    Subclass it to plug in a code of your own: pass ``G`` to this constructor, decorate the class
+    with ``CODES.register`` to make it selectable by name, and override :meth:`with_redundancy` if
+    it can be built from a number of workers and a number of losses to survive.
 
     Parameters
     ----------

@@ -70,7 +70,9 @@ class Accuracy:
     @cached_property
     def _sizes(self) -> tuple[Floats, Floats]:
         """A unit for each column of the operand, and in it the sum of the smaller entries."""
-        sizes = np.abs(self._operand).astype(np.float64, copy=False)
+        # In floats, because the smallest integer of a dtype has no absolute value in that dtype.
+        wide = self._operand.astype(np.result_type(self._operand, np.float64), copy=False)
+        sizes = np.abs(wide).astype(np.float64, copy=False)
         # By powers of two, so that squares neither overflow nor vanish.
         exponents = np.frexp(sizes.max(axis=0, initial=0.0))[1]
         unit = np.ldexp(1.0, np.minimum(-exponents, LARGEST))

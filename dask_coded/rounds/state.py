@@ -202,7 +202,7 @@ class RoundState:
         for worker in np.flatnonzero(~np.isnan(known.began)).tolist():
             if known.busy[worker] > 0 and known.done[worker] > 0:
                 found[worker] = float(known.done[worker] / known.busy[worker])
-            elif known.todo[worker] > 0:
+            elif known.todo[worker] > 0 and elapsed > 0:
                 # No share has come: at best the worker was about to send its first stripe.
                 pieces = self.layout.pieces_of[worker]
                 found[worker] = float(self.layout.work[pieces, 0].mean()) / elapsed

@@ -284,13 +284,12 @@ class TrainingSimulation:
     def _send(self, number: int, step: int, command: Send) -> None:
         node = self._nodes[number]
         self._messages += 1
-        kind = command.tag.kind
-        asks = kind == "redo" and number == ROOT
-        size = 0.0 if asks else EXACT.nbytes(command.payload) * self._scale
+        size = EXACT.nbytes(command.payload) * self._scale
+        adds = command.tag.kind == "part"
         begins = max(self._now, node.sending)
         node.sending = begins + size / self._bandwidth[number]
         enters = begins + self._costs.latency
-        self._at(enters, bound(self._enter, command, number, step, size, kind == "part"))
+        self._at(enters, bound(self._enter, command, number, step, size, adds))
 
     def _enter(self, command: Send, sender: int, step: int, size: float, adds: bool) -> None:
         """Receive the first byte; the rest follows when the link has room."""

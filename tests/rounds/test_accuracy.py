@@ -240,3 +240,12 @@ def test_a_rebuilt_block_says_which_rows_have_lost_digits() -> None:
     x = rng.standard_normal(20)
     x[0] = 0
     assert (errors(rebuilt @ x, A[0], x) > eps**0.5).tolist() == doubtful.tolist()
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int64])
+def test_an_operand_of_the_smallest_integers(dtype: type) -> None:
+    x = np.full((32, 2), np.iinfo(dtype).min, dtype=dtype)
+    scales = Scales(())
+    found = Accuracy(x, scales)._sizes
+    for one, other in zip(found, Accuracy(x.astype(float), scales)._sizes, strict=True):
+        np.testing.assert_array_equal(one, other)

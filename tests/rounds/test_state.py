@@ -73,3 +73,9 @@ def test_a_worker_that_has_lost_one_of_its_pieces_still_owes_a_report() -> None:
     state.lose([0])
     state.now = 100.0
     assert state.estimate().speed[0] < 1.0
+
+
+def test_a_round_that_took_no_time_measures_no_speeds() -> None:
+    state = started(unit=1.0)
+    assert state.measured_speeds(0.0) == {}
+    assert state.misprediction(0.0) == 1.0

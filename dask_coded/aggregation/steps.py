@@ -157,11 +157,11 @@ class SqueezedSteps:
 
     def _deal_ahead(self, now: float) -> list[Order]:
         """Deal the next step, without its ledger: its time has yet to begin."""
+        # It is closed later if units of workers that are lost have to be granted to others.
+        kinds = Deal if self._lost else Deal | Close
         letters = self._dealer.begin(0, now).start()
-        if self._lost:  # it will be closed once their units are granted to others
-            letters = [letter for letter in letters if not isinstance(letter[1], Close)]
-        self._ahead = letters
-        return self._orders((self._present[0] + 1, 0), letters)
+        self._ahead = [letter for letter in letters if isinstance(letter[1], kinds)]
+        return self._orders((self._present[0] + 1, 0), self._ahead)
 
     def _deal(self, now: float) -> list[Order]:
         step, turn = self._present

@@ -7,10 +7,10 @@ its copy. Only sums of gradients travel; the data stay where they are.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import uuid
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -48,6 +48,8 @@ from dask_coded.training.runtime import TrainingSchedulerPlugin, lead
 from dask_coded.training.runtime.spec import Outcome, Scoring, Training
 from dask_coded.training.schedules import Schedule, Synchronous
 from dask_coded.training.validation import Validation
+
+logger = logging.getLogger("distributed.dask_coded")
 
 # Samples of a unit. A smaller unit of a dense model costs more: it takes about 10 / b of its
 # computation to add its gradient, with b samples. Small batches are cut into this many units.
@@ -111,8 +113,8 @@ def train(
         Samples in a step, over all workers; by default all, or as many as in a batch if the data
         come in batches. Each epoch uses every sample once.
     aggregation : Aggregation, optional
-        How gradients are summed; by default :func:`choose_aggregation` chooses. Then a warning says
-        if steps have waited for a slow worker.
+        How gradients are summed; by default :func:`choose_aggregation` chooses. Then the
+        log says if steps have waited for a slow worker.
     compression : Compression, optional
         How gradients are compressed; by default they are not.
     schedule : Schedule, optional
@@ -234,8 +236,9 @@ def train(
         others, wanted, more = load(client, validation.data)
         scoring = Scoring(dumps(validation.score), others, wanted, validation.every)
         held += more
-    # With what `Squeeze` refuses there is no other to advise.
+    # There is no advice with what `Squeeze` refuses.
     chosen = aggregation is not None or compression is not None or schedule.width > 1
+    chosen |= state is not None and "units" not in state
     if aggregation is None:
         there = threads_of(client)
         count = len(there if allowed is None else set(there) & set(allowed))
@@ -315,7 +318,7 @@ def train(
         aggregation,
     )
     if not chosen and (advice := found.advice):
-        warnings.warn(advice, stacklevel=2)
+        logger.warning("A training has waited for a slow worker: %s", advice)
     return found
 
 

@@ -338,18 +338,19 @@ async def test_a_worker_that_the_scheduler_cannot_connect_to_is_not_waited_for(
 ):
     """Its heartbeats come, on a connection that it has opened itself."""
     set_timeouts(monkeypatch, 0.04, extension)
-    reachable = asyncio.Event()
-    answer = workers[0].handlers["plugin-add"]
+    address, connect, reachable = workers[0].address, s.rpc.connect, asyncio.Event()
 
-    async def refuse(**kwargs):
-        if not reachable.is_set():
-            raise CommClosedError
-        return await answer(**kwargs)
+    async def refused(addr, **options):
+        if addr == address and not reachable.is_set():
+            raise OSError("refused")
+        return await connect(addr, **options)
 
-    workers[0].handlers["plugin-add"] = refuse
+    monkeypatch.setattr(s.rpc, "connect", refused)
     C = await coded.encode(A, coded.MDS(3, 2), c)
-    assert workers[0].address not in C.encoded.workers
+    assert address not in C.encoded.workers
     await check(c, C)
+    with pytest.raises(coded.ClusterUnfitError, match="needs 4 workers, the cluster has 3"):
+        await coded.encode(A, coded.MDS(4, 3), c)
     reachable.set()
     await async_poll_for(lambda: len(plugin_of(s).versions) == 4)
     await check(c, await coded.encode(A, coded.MDS(4, 3), c))

@@ -225,7 +225,9 @@ class LiveRound:
         """
         self._watch = self._loop.call_later(timeouts().tick, self._look_elsewhere)
         self._call_participants()
-        if self._lacks() and (self._asking is None or self._asking.done()):
+        if not self._lacks():
+            self._lost_since = None
+        elif self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._end_if_possible_elsewhere())
 
     def _lacks(self) -> bool:
@@ -255,8 +257,8 @@ class LiveRound:
         except OSError:
             return
         except CodedDataLostError as lost:
-            # The holders have left. Those that were only cut off may still answer, as long as they
-            # are connected; those that were frozen never will.
+            # The holders have left. Those that were only cut off may still answer, those that were
+            # frozen never will.
             self._lost_since = self._lost_since or monotonic()
             gone = monotonic() - self._lost_since > timeouts().lease
             if gone and self._lacks() and not self._done.done():

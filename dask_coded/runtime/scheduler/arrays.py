@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -182,9 +183,10 @@ class ArrayDirectory(Mapping[str, ArrayState]):
             return 0
         self._drop_sources(state)
         state.used = time()
-        holding = {self._homes.home(key) for key in state.spec.keys}
+        held = Counter(self._homes.home(key) for key in state.spec.keys)
+        due = len(state.spec.keys) // state.spec.code.n
         for address in self._versions:
-            if address not in holding:  # it has joined meanwhile, or has come without a piece
+            if held[address] < due:  # it has joined meanwhile, for example
                 self._homes.relieve(state, address)
         blocks = range(len(state.spec.reporters))
         found, state.footprints = state.footprints, {}

@@ -81,6 +81,13 @@ class SchedulerExtension(SchedulerPlugin, ABC):
             backoff = Backoff()
             try:
                 while address in scheduler.workers:
+                    try:
+                        scheduler.rpc.reuse(address, await scheduler.rpc.connect(address))
+                    except OSError:
+                        self._unreachable.setdefault(address, time())
+                        await backoff.wait()
+                        continue
+                    self._unreachable.pop(address, None)
                     found = await scheduler.broadcast(
                         msg=message, workers=[address], on_error="return"
                     )
@@ -92,8 +99,7 @@ class SchedulerExtension(SchedulerPlugin, ABC):
                         elif answer.get("status") != "OK":
                             self.refused[address] = answer["exception_text"]
                         break
-                    self._unreachable.setdefault(address, time())  # or a connection broke
-                    await backoff.wait()
+                    await backoff.wait()  # a connection broke
             finally:
                 del self.giving[address]
                 self._unreachable.pop(address, None)

@@ -127,7 +127,8 @@ class StepProgress(Message):
     """What a participant has done for a step.
 
     It has computed its part, which took ``seconds``. Otherwise it has read all sums up to this
-    step, which it says every few steps, or, at node 0 of a plan without a root, in each.
+    step, which it says every few steps, or, at node 0 of a plan without a root, in each. If the
+    parts are dealt out, all workers say it of each step.
 
     Parameters
     ----------
@@ -135,8 +136,7 @@ class StepProgress(Message):
     seconds : float or None
     loss, norm : float or None
         Of the sum of the step: the sum over the samples, and the norm of the summed gradient. Only
-        node 0 says it, and only in a plan without a root. If parts are dealt out, the first worker
-        that is left says it; the others say it late, of several steps at once.
+        node 0 says it, and only in a plan without a root; if parts are dealt out, all workers do.
     """
 
     step: int

@@ -11,10 +11,9 @@ come meanwhile, and goes on with the newest step.
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
 from time import perf_counter
@@ -106,8 +105,6 @@ class Trainer:
         self._segments: dict[int, dict[int, Partial]] = {}
         # Machines of the last steps whose parts were dealt, for workers that miss the sum.
         self._kept: dict[int, SqueezeMachine] = {}
-        # Of dealt steps that were applied, what the leader was not told.
-        self._unsaid: deque[StepProgress] = deque(maxlen=READ_EVERY)
         self._choices = {group.version: group.choice}
         # Shared by both threads. Updates are applied under its lock and may take long, so the event
         # loop never takes it.
@@ -146,8 +143,6 @@ class Trainer:
         if node == self._node and unread:  # its leader, on the same worker, closes no channel
             self.stop()
         self._peers.skip(node, unread)
-        if self._peers.speaks:
-            self._events.put(self._say)
 
     def halt(self, version: int) -> None:
         """End the training after ``version`` updates, or as soon as possible after."""
@@ -298,9 +293,9 @@ class Trainer:
             # Not earlier, because without its sum the other thread would consider the step open.
             del self._totals[step]
             if self.group.plan.dealt:
+                # Any worker may be lost, so all of them say it.
                 loss, norm = sum(total.loss for total in totals), norm_of([gradient])
-                seen = StepProgress(self.group.run_id, step, None, loss, norm)
-                self._events.put(functools.partial(self._applied, seen))
+                self.answer(StepProgress(self.group.run_id, step, None, loss, norm))
             self._checkpoint()
 
     def _checkpoint(self) -> None:
@@ -416,12 +411,14 @@ class Trainer:
     def _carry_out(self, step: int, commands: Iterable[Command], choice: Any = None) -> None:
         sends: list[Send] = []
         for command in commands:
-            if isinstance(command, Send):
+            if isinstance(command, Send) and command.to != ROOT:
                 sends.append(command)
                 continue
             self._send(step, sends, choice)  # others wait for it
             sends = []
-            if isinstance(command, Compute | ComputeUnit):
+            if isinstance(command, Send):
+                self.answer(self._message(step, command, choice))
+            elif isinstance(command, Compute | ComputeUnit):
                 with self._changed:
                     self._works.append((step, command))
                     self._changed.notify_all()
@@ -462,27 +459,12 @@ class Trainer:
             norm = norm_of([total.vector for total in totals], self.group.training.averages)
             self.answer(StepProgress(self.group.run_id, step, None, loss, norm))
 
-    def _applied(self, seen: StepProgress) -> None:
-        """Tell the leader of a dealt step, unless another worker does so."""
-        self._unsaid.append(seen)
-        if self._peers.speaks or seen.step % READ_EVERY == 0 or seen.step + 1 >= self._end:
-            self._say()
+    def _send(self, step: int, commands: Sequence[Send], choice: Any) -> None:
+        if commands:
+            self._peers.send([(c.to, self._message(step, c, choice)) for c in commands])
 
-    def _say(self) -> None:
-        """Tell the leader of the last steps: the worker that spoke for all may not have done so."""
-        while self._unsaid:
-            self.answer(self._unsaid.popleft())
-
-    def _send(self, step: int, commands: Iterable[Send], choice: Any) -> None:
-        letters = []
-        for command in commands:
-            message = node_message(self.group.run_id, step, self._node, command, choice)
-            if command.to == ROOT:
-                self.answer(message)
-            else:
-                letters.append((command.to, message))
-        if letters:
-            self._peers.send(letters)
+    def _message(self, step: int, command: Send, choice: Any) -> NodeMessage:
+        return node_message(self.group.run_id, step, self._node, command, choice)
 
 
 def failure(exc: BaseException, address: str) -> bytes:

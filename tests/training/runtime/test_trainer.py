@@ -841,29 +841,6 @@ def test_the_next_worker_sends_states_for_checkpoints_when_the_first_is_lost():
     assert [type(answer) for answer in answers] == [ReplicaState]
 
 
-def test_the_next_worker_tells_of_dealt_steps_when_the_first_is_lost():
-    answers: list[Message] = []
-    second = trainer(Squeeze(units=2).plan(2), Counter(), node=1, answer=answers.append)
-    for step in range(READ_EVERY + 3):
-        second._applied(StepProgress("run", step, None, 1.0, 1.0))
-    assert [answer.step for answer in answers] == [*range(READ_EVERY + 1)]
-    second.skip(0, unread=False)
-    second._events.put(None)
-    second._communicate()
-    second._applied(StepProgress("run", READ_EVERY + 3, None, 1.0, 1.0))
-    assert [answer.step for answer in answers] == [*range(READ_EVERY + 4)]
-
-
-def test_all_workers_tell_of_the_last_dealt_step():
-    """The first may be lost, or be late."""
-    answers: list[Message] = []
-    second = trainer(Squeeze(units=2).plan(2), Counter(), node=1, answer=answers.append)
-    second._end = 4
-    for step in range(1, 4):
-        second._applied(StepProgress("run", step, None, 1.0, 1.0))
-    assert [answer.step for answer in answers] == [1, 2, 3]
-
-
 def test_a_worker_that_has_too_many_sums_to_read_is_given_up():
     with dask.config.set({"coded.train.backlog": "1 kB"}):
         link, live = live_group(GradientCoding(stragglers=1), 4)

@@ -93,7 +93,7 @@ def test_policies_in_turns_are_compared_without_disturbed_rounds(tmp_path):
         pytest.param(
             ["over-decomposition"],
             {"round_over_fluid", "gain_over_ours"},
-            marks=[needs_traces, pytest.mark.extras],
+            marks=[needs_traces, pytest.mark.extras, pytest.mark.long],
         ),
         pytest.param(
             [

@@ -51,7 +51,7 @@ needs_traces = pytest.mark.skipif(
             "spot.command",
             [],
             {"relative_error", "source_read_again", "useful_worker_seconds", "resumed_after"},
-            marks=pytest.mark.extras,
+            marks=[pytest.mark.extras, pytest.mark.long],
         ),
         pytest.param("aggregation", [], {"step", "step_over_reference"}, marks=pytest.mark.long),
         pytest.param("squeeze", [], {"step_over_fluid"}, marks=needs_traces),
@@ -136,6 +136,7 @@ def test_table_of_faults() -> None:
 
 @needs_traces
 @pytest.mark.extras
+@pytest.mark.long
 def test_the_page_about_prediction_is_made_from_json(tmp_path: Path) -> None:
     pytest.importorskip("statsmodels")
     pytest.importorskip("pyarrow")

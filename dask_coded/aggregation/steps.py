@@ -79,8 +79,9 @@ class SqueezedSteps:
         self._end = end
         self._ledgers: dict[tuple[int, int], Ledger] = {}
         self._present = first, 0
-        # Of the present turn, whether its speeds are recorded; of the next step, what was sent.
+        # Whether the speeds of the present turn are recorded.
         self._recorded = False
+        # Messages about the next step that workers have already been sent.
         self._ahead: list[Letter] = []
         self._lost: set[int] = set()
         self._seen: dict[int, SeenStep] = defaultdict(SeenStep)

@@ -441,7 +441,7 @@ class Ledger:
         self._summing.has.add(worker)
 
     def _fetch(self, now: float) -> None:
-        """Have workers without the sum fetch it from one that has it."""
+        """Tell workers that lack the sum to fetch it from one that has it."""
         state = self.round.state
         there = np.flatnonzero(state.present).tolist()
         for worker, source in self._summing.to_fetch(there, now, now - state.started):

@@ -236,9 +236,8 @@ def train(
         others, wanted, more = load(client, validation.data)
         scoring = Scoring(dumps(validation.score), others, wanted, validation.every)
         held += more
-    # There is no advice with what `Squeeze` refuses.
-    chosen = aggregation is not None or compression is not None or schedule.width > 1
-    chosen |= state is not None and "units" not in state
+    advised = aggregation is None and compression is None and schedule.width == 1
+    advised &= state is None or "units" in state  # `Squeeze`, which is advised, refuses others
     if aggregation is None:
         there = threads_of(client)
         count = len(there if allowed is None else set(there) & set(allowed))
@@ -317,7 +316,7 @@ def train(
         outcome.digests,
         aggregation,
     )
-    if not chosen and (advice := found.advice):
+    if advised and (advice := found.advice):
         logger.warning("A training has waited for a slow worker: %s", advice)
     return found
 

@@ -7,7 +7,6 @@ import gc
 import itertools
 import math
 import threading
-import time
 from types import SimpleNamespace
 
 import dask.array as da
@@ -669,16 +668,18 @@ def test_the_result_says_if_steps_waited_for_a_slow_worker(seconds, advised):
     assert other.advice is None
 
 
-def test_a_default_that_waits_for_a_slow_worker_is_followed_by_a_warning(client):
-    def slow(parameters, samples, targets):
-        time.sleep(0.2 * (samples[0, 0] == X[0, 0]))
-        return squares(parameters, samples, targets)
+def test_a_default_that_waits_for_a_slow_worker_is_followed_by_a_warning(client, monkeypatch):
+    def waited(result):
+        assert set(result.workers) == set(client.scheduler_info(n_workers=-1)["workers"])
+        return "pass another"
 
+    monkeypatch.setattr(TrainingResult, "advice", property(waited))
     with captured_logger("distributed.dask_coded") as log:
-        train(slow, np.zeros(5), (X, Y), steps=3, aggregation=Star(), client=client)
-        assert "Steps waited" not in log.getvalue()
-        train(slow, np.zeros(5), (X, Y), steps=3, client=client)
-    assert "pass `aggregation=Squeeze()`" in log.getvalue()
+        for chosen in ({"aggregation": Star()}, {"compression": Truncation()}):
+            train(squares, np.zeros(5), (X, Y), steps=3, client=client, **chosen)
+        assert not log.getvalue()
+        train(squares, np.zeros(5), (X, Y), steps=3, client=client)
+    assert "A training has waited for a slow worker: pass another" in log.getvalue()
 
 
 def test_masked_data_are_refused(client):

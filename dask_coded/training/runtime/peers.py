@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Peers:
-    """The other nodes of a group; used on the event loop, except as said.
+    """The other nodes of a group. Methods run on the event loop unless they say otherwise.
 
     Parameters
     ----------
@@ -46,11 +46,11 @@ class Peers:
 
     @property
     def speaks(self) -> bool:
-        """Whether this is the first node left, which speaks for all; in any thread."""
+        """Whether this is the first node left, which sends states. Any thread may ask."""
         return self._skipped.issuperset(range(self._node))
 
     def send(self, letters: Iterable[tuple[int, Message]]) -> None:
-        """Have the event loop send messages to nodes; from another thread."""
+        """Send messages to nodes from another thread."""
         # Once for all of them, because that wakes the event loop.
         self._worker.loop.add_callback(self.post, letters)
 
@@ -69,7 +69,7 @@ class Peers:
                 channel.abort()
 
     def leave(self) -> None:
-        """Send nothing more to anyone new, and do not say who is lost."""
+        """Open no more channels, and stop reporting lost nodes to the leader."""
         self._left = True
         for channel in self._channels.values():
             channel.unlisten(self._listener)

@@ -111,7 +111,7 @@ class StateTaker(ABC):
         """Do what is to be done with the pickled state after so many updates."""
 
     def put(self, version: int, state: bytes) -> None:
-        """Hand over a state, in place of one that still waits.
+        """Take a state. It replaces one that has not been written yet.
 
         Raises
         ------

@@ -27,6 +27,7 @@ from benchmarks.evidence.trainings import (
     curve,
     links,
     load,
+    load_for_tuning,
     net_of,
     optimizer_of,
     replays,
@@ -73,7 +74,7 @@ def tune(kept: Kept, net: str, width: int, warmup: int = 0) -> None:
 def tune_asynchronous(kept: Kept, net: str) -> None:
     """Try all rates and momenta of the server, with workers that take turns."""
     size = size_of(kept)
-    training, held_out = load(size)
+    training, judged_by = load_for_tuning(size)
     chosen = net_of(net)
     for rate, momentum in GRID[: size.tuned] if kept.smoke else GRID:
         optimizer = SGD(rate, momentum=momentum)
@@ -88,7 +89,7 @@ def tune_asynchronous(kept: Kept, net: str) -> None:
         )
         method = Method(ASYNCHRONOUS, "server")
         add_curve(
-            kept, net, method, optimizer, 100, trained, held_out, "tuning", updates=size.workers
+            kept, net, method, optimizer, 100, trained, judged_by, "tuning", updates=size.workers
         )
 
 
@@ -179,7 +180,7 @@ def _seeds(run: Any, **keys: Any) -> dict[str, Any]:
 
 SECTIONS = {
     **{
-        f"accuracy-{net}": Section(
+        f"tuning-{net}": Section(
             {
                 **{f"width {w}": partial(tune, net=net, width=w) for w in (1, 2, 3)},
                 **{
@@ -187,11 +188,17 @@ SECTIONS = {
                     for w in (2, 3)
                 },
                 ASYNCHRONOUS: partial(tune_asynchronous, net=net),
-                **{
-                    f"seed {i}, width {w}": partial(curves, net=net, width=w, seed=i)
-                    for i in range(5)
-                    for w in (1, 2, 3)
-                },
+            },
+            20,
+        )
+        for net in NETS
+    },
+    **{
+        f"accuracy-{net}": Section(
+            {
+                f"seed {i}, width {w}": partial(curves, net=net, width=w, seed=i)
+                for i in range(5)
+                for w in (1, 2, 3)
             },
             20,
         )
@@ -452,7 +459,7 @@ PAPER = Paper(
             Published(1, float("inf"), "times"),
             "abstract",
             "sure",
-            tuple(name for name in SECTIONS if name.startswith(("accuracy", "steps"))),
+            tuple(name for name in SECTIONS if name.startswith(("tuning", "accuracy", "steps"))),
             widths,
         ),
         Claim(
@@ -460,7 +467,7 @@ PAPER = Paper(
             Published(0, 1, "level", "points", at_most=True),
             "abstract; the limit of one point is ours",
             "sure",
-            tuple(name for name in SECTIONS if name.startswith("accuracy")),
+            tuple(name for name in SECTIONS if name.startswith(("tuning", "accuracy"))),
             lost,
         ),
     ),

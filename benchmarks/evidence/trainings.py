@@ -107,6 +107,15 @@ def load(size: Size) -> tuple[Split, Split]:
     return mnist.Split(*(part[: size.samples] for part in training)), held_out
 
 
+def load_for_tuning(size: Size) -> tuple[Split, Split]:
+    """Return the training images, cut in two: tuning must not see the held-out ones."""
+    from benchmarks.mnist import Split
+
+    training, _ = load(size)
+    cut = len(training.targets) * 7 // 8
+    return Split(*(part[:cut] for part in training)), Split(*(part[cut:] for part in training))
+
+
 def net_of(kind: str) -> Net:
     """Return a network by name."""
     from benchmarks.mnist import Net
@@ -133,7 +142,7 @@ def curve(
 ) -> None:
     """Replay a training and add its accuracy after every few steps."""
     size = size_of(kept)
-    training, held_out = load(size)
+    training, judged_by = (load_for_tuning if measure == "tuning" else load)(size)
     chosen = net_of(net)
     trained = replay(
         chosen.gradient,
@@ -148,7 +157,7 @@ def curve(
         seed=seed,
         layers=chosen.layers(),
     )
-    add_curve(kept, net, method, optimizer, seed, trained, held_out, measure, warmup=warmup)
+    add_curve(kept, net, method, optimizer, seed, trained, judged_by, measure, warmup=warmup)
 
 
 def add_curve(
@@ -158,7 +167,7 @@ def add_curve(
     optimizer: SGD,
     seed: int,
     trained: Iterator[np.ndarray],
-    held_out: Split,
+    judged_by: Split,
     measure: str,
     updates: int = 1,
     warmup: int = 0,
@@ -172,7 +181,7 @@ def add_curve(
             if update % (size.every * updates):
                 continue
             steps.append(update // updates)
-            accuracy.append(chosen.accuracy(parameters, held_out))
+            accuracy.append(chosen.accuracy(parameters, judged_by))
             if not np.isfinite(parameters).all():
                 break  # it has diverged
     final = float(np.mean(accuracy[-3:]))
@@ -227,7 +236,7 @@ def best(rows: list[dict[str, Any]]) -> dict[str, Any]:
         If there is none.
     """
     if not rows:
-        raise ValueError("Rates are not tuned yet: measure the section 'accuracy' of the network.")
+        raise ValueError("Rates are not tuned yet: measure the section 'tuning' of the network.")
     return min(rows, key=lambda row: (steps_to(row), -(row["value"] or 0.0)))
 
 

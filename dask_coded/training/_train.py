@@ -8,14 +8,11 @@ its copy. Only sums of gradients travel; the data stay where they are.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
-from operator import index
 from typing import Any
 
 import dask
@@ -25,7 +22,7 @@ from distributed import Client
 from distributed.protocol.pickle import dumps
 
 from dask_coded.aggregation import Aggregation, Squeeze
-from dask_coded.arguments import check_place, check_positive, check_unmasked, check_whole, unwrapped
+from dask_coded.arguments import check_place, check_positive, check_whole
 from dask_coded.compression import EXACT, Compression, sum_dtype
 from dask_coded.display import Display
 from dask_coded.loop import Progress
@@ -40,9 +37,18 @@ from dask_coded.submission import run
 from dask_coded.training.aggregations import choose_aggregation
 from dask_coded.training.batches import Batches
 from dask_coded.training.checkpoints import Checkpoint, check_same, found_state, without_addresses
+from dask_coded.training.checks import (
+    check_choices,
+    check_grid,
+    first_parameters,
+    momenta_of,
+    named_workers,
+    shapes_of,
+    with_units,
+)
 from dask_coded.training.data import joined, load
-from dask_coded.training.optimizers import SGD, Optimizer, Vector
-from dask_coded.training.replica import Gradient, Model
+from dask_coded.training.optimizers import SGD, Optimizer
+from dask_coded.training.replica import Augment, Gradient, Model
 from dask_coded.training.result import TrainingResult
 from dask_coded.training.runtime import TrainingSchedulerPlugin, lead
 from dask_coded.training.runtime.spec import Outcome, Scoring, Training
@@ -50,10 +56,6 @@ from dask_coded.training.schedules import Schedule, Synchronous
 from dask_coded.training.validation import Validation
 
 logger = logging.getLogger("distributed.dask_coded")
-
-# Samples of a unit. A smaller unit of a dense model costs more: it takes about 10 / b of its
-# computation to add its gradient, with b samples. Small batches are cut into this many units.
-_UNIT, _UNITS = 64, 16
 
 
 def train(
@@ -72,6 +74,7 @@ def train(
     layers: Sequence[tuple[int, ...]] | None = None,
     averages: npt.ArrayLike | None = None,
     clip_norm: float | None = None,
+    augment: Augment | None = None,
     client: Client | None = None,
     workers: str | Sequence[str] | None = None,
     leader: str | Sequence[str] | None = None,
@@ -132,6 +135,11 @@ def train(
         :class:`TorchModule` whose :meth:`~TorchModule.gradient` is passed.
     clip_norm : float, optional
         A mean gradient with a larger norm is scaled down to it before the optimizer gets it.
+    augment : callable, optional
+        ``augment(samples, keys)`` returns changed samples, each time that they are used. It runs on
+        the workers. Its random numbers must follow from ``keys``, an array of uint64 with one key
+        for each sample. A key depends only on the seed, the epoch and the position of the sample
+        in the data. So the result does not depend on who computes it.
     client : distributed.Client, optional
         The cluster; by default the current one.
     workers : str or sequence of str, optional
@@ -191,10 +199,18 @@ def train(
     >>> client.close()
     """
     client = waiting_client(client)
-    _check_choices(
-        gradient, optimizer, aggregation, compression, schedule, checkpoint, validation, callback
+    check_choices(
+        gradient,
+        augment,
+        optimizer,
+        aggregation,
+        compression,
+        schedule,
+        checkpoint,
+        validation,
+        callback,
     )
-    start = _start(parameters)
+    start = first_parameters(parameters)
     optimizer = optimizer or SGD(0.1)
     schedule = schedule or Synchronous()
     if epochs is None:
@@ -213,19 +229,19 @@ def train(
     if averages is None:
         module = getattr(gradient, "__self__", None)
         averages = getattr(module, "averages", ()) if hasattr(module, "hold_parameters") else ()
-    averages = _averages(averages, start, compression)
+    averages = momenta_of(averages, start, compression)
     if layers is None:
         layers = [start.shape]
         if averages.size:  # these differ too much in size from gradients for one grid
             layers = [(start.size - averages.size,), averages.shape]
-    layers = _shapes(layers)
+    layers = shapes_of(layers)
     if (size := sum(int(np.prod(shape)) for shape in layers)) != start.size:
         raise ValueError(
             f"Argument 'layers' must have as many elements as the parameters, {start.size}; "
             f"it has {size}."
         )
-    allowed = None if workers is None else _named(client, "workers", workers)
-    leader = None if leader is None else _named(client, "leader", leader)
+    allowed = None if workers is None else named_workers(client, "workers", workers)
+    leader = None if leader is None else named_workers(client, "leader", leader)
     state = found_state(resume, checkpoint, start, optimizer)
     with outside_pool():
         client.sync(lambda: while_connected(client, install(client, TrainingSchedulerPlugin())))
@@ -244,13 +260,14 @@ def train(
         aggregation = choose_aggregation(count, start.size * sum_dtype(start.dtype).itemsize)
     total = sum(samples.rows)
     if isinstance(aggregation, Squeeze):
-        _check_grid(aggregation, start, layers, state)
-        aggregation = _with_units(aggregation, min(batch_size or total, total), state)
+        check_grid(aggregation, start, layers, state)
+        aggregation = with_units(aggregation, min(batch_size or total, total), state)
     if epochs is not None:
         steps = epochs * Batches(total, 1, batch_size, seed).steps
     assert steps is not None
     setup = {
-        "function": getattr(gradient, "__qualname__", type(gradient).__qualname__),
+        "function": _name(gradient),
+        "augment": augment and _name(augment),
         "samples": total,
         "batch_size": batch_size,
         "seed": seed,
@@ -274,6 +291,7 @@ def train(
         dealt=isinstance(aggregation, Squeeze),
         clip_norm=clip_norm,
         averages=averages,
+        augment=augment,
     )
     training = Training(
         id=f"coded-training-{uuid.uuid4().hex[:16]}",
@@ -321,154 +339,9 @@ def train(
     return found
 
 
-def _check_choices(
-    gradient: Any,
-    optimizer: Any,
-    aggregation: Any,
-    compression: Any,
-    schedule: Any,
-    checkpoint: Any,
-    validation: Any,
-    callback: Any,
-) -> None:
-    """Refuse names and uninstantiated classes before they reach the workers."""
-    for name, function in (("gradient", gradient), ("callback", callback)):
-        if not (callable(function) or (name == "callback" and function is None)):
-            raise TypeError(f"Argument {name!r} must be a function, it is {function!r}.")
-    for name, value, kind, example in (
-        ("optimizer", optimizer, Optimizer, "Adam() or TorchModule.optimizer(...)"),
-        ("aggregation", aggregation, Aggregation, "Ring()"),
-        ("compression", compression, Compression, "Quantization()"),
-        ("schedule", schedule, Schedule, "Pipelined()"),
-        ("checkpoint", checkpoint, Checkpoint, "Checkpoint('file', every=100)"),
-        ("validation", validation, Validation, "Validation(score, (samples, targets))"),
-    ):
-        if not (value is None or isinstance(value, kind)):
-            raise TypeError(
-                f"Argument {name!r} must be an instance of {kind.__name__}, such as {example}, "
-                f"it is {value!r}."
-            )
-    if aggregation is None:
-        return
-    if isinstance(aggregation, Squeeze) and compression is not None:
-        raise ValueError(
-            f"{aggregation!r} cannot be used with {compression!r}, whose errors would depend on "
-            "which worker adds what: leave out the compression, or use another aggregation."
-        )
-    if isinstance(aggregation, Squeeze) and schedule is not None and schedule.width > 1:
-        raise ValueError(
-            f"{aggregation!r} needs `schedule=Synchronous()`, it is {schedule!r}: a helper "
-            "must still have the parameters of the step. Use a code or `Star()` instead."
-        )
-    if aggregation.moves and compression is not None and compression.remembers:
-        raise ValueError(
-            f"{aggregation!r} cannot be used with {compression!r}, which keeps a residual of "
-            "each worker's own gradients: two workers may keep that of one part. Use "
-            "GradiVeQ(residual=False), or another aggregation."
-        )
-
-
-def _check_grid(
-    aggregation: Squeeze,
-    start: Vector,
-    layers: Sequence[tuple[int, ...]],
-    state: dict[str, Any] | None,
-) -> None:
-    """Refuse parameters and layers whose gradients have no grid, or another than before."""
-    if start.dtype.itemsize > 8:
-        raise ValueError(
-            f"{aggregation!r} sums gradients of at most 64 bits, the parameters are of "
-            f"{start.dtype}: pass them in float64, or use another aggregation."
-        )
-    sizes = [math.prod(layer) for layer in layers]
-    if state is not None and state.get("layers", sizes) != sizes:
-        raise ValueError(
-            f"The checkpoint is of a training with layers of {_few(state['layers'])} parameters, "
-            f"argument 'layers' has {_few(sizes)}: resume with the same layers, because the "
-            f"parameters depend on them."
-        )
-
-
-def _few(sizes: Sequence[int]) -> str:
-    """Return the first of some numbers, for a message."""
-    return ", ".join(map(str, sizes[:4])) + ", …" * (len(sizes) > 4)
-
-
-def _with_units(aggregation: Squeeze, samples: int, state: dict[str, Any] | None) -> Squeeze:
-    """Return an aggregation that knows the number of units, which must not depend on the workers.
-
-    Parameters
-    ----------
-    aggregation : Squeeze
-    samples : int
-        Of a step.
-    state : dict or None
-        State that the training resumes from.
-    """
-    units = aggregation.units
-    if state is not None:
-        if "units" not in state:
-            raise ValueError(
-                f"The checkpoint is of a training without units: resume it with the aggregation "
-                f"that wrote it, not with {aggregation!r}."
-            )
-        if units not in (None, state["units"]):
-            raise ValueError(
-                f"The checkpoint is of a training with {state['units']} units, {aggregation!r} has "
-                f"{units}: resume with as many, because the parameters depend on them."
-            )
-        units = state["units"]
-    return replace(aggregation, units=units or min(max(samples // _UNIT, _UNITS), samples))
-
-
-def _named(client: Client, name: str, workers: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the addresses of an argument, of which at least one must be in the cluster."""
-    addresses = (workers,) if isinstance(workers, str) else tuple(workers)
-    if not set(addresses) & set(threads_of(client)):
-        raise ValueError(
-            f"Argument {name!r} must contain the address of a worker in the cluster, as listed by "
-            f"`client.nthreads()`, it is {workers!r}."
-        )
-    return addresses
-
-
-def _start(parameters: npt.ArrayLike) -> Vector:
-    """Return the initial parameters as a flat array of floating-point numbers."""
-    start = np.array(check_unmasked("Argument 'parameters'", unwrapped(parameters)))
-    if start.ndim != 1 or not start.size or start.dtype.kind not in "fiub":
-        raise ValueError(
-            f"Argument 'parameters' must be a flat array of real numbers, it has shape "
-            f"{start.shape} and dtype {start.dtype}."
-        )
-    return start if start.dtype.kind == "f" else start.astype(np.float64)
-
-
-def _shapes(layers: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Return the shapes of layers as tuples of whole numbers."""
-    layers = list(layers)
-    try:
-        return [tuple(map(index, layer)) for layer in layers]
-    except TypeError:
-        raise TypeError(
-            f"Argument 'layers' must be a sequence of shapes, such as [(784, 10), (10,)], it is "
-            f"{layers!r}."
-        ) from None
-
-
-def _averages(momenta: npt.ArrayLike, start: Vector, compression: Compression | None) -> Vector:
-    """Return the momenta of running averages in the dtype of the parameters."""
-    found: Vector = np.asarray(momenta, dtype=start.dtype)
-    if found.ndim != 1 or found.size >= start.size or not ((found >= 0) & (found <= 1)).all():
-        raise ValueError(
-            f"Argument 'averages' must be a flat array of momenta from 0 to 1, of fewer than the "
-            f"{start.size} parameters, it is {momenta!r}."
-        )
-    if found.size and compression is not None:
-        raise ValueError(
-            f"Running averages, as of batch normalisation, cannot be compressed by "
-            f"{compression!r}: leave out the compression."
-        )
-    return found
+def _name(function: Any) -> str:
+    name: str = getattr(function, "__qualname__", type(function).__qualname__)
+    return name
 
 
 class _Watch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,7 @@ class Batches:
         self.steps = 1 if batch_size is None else -(-samples // min(batch_size, samples))
         # By part and epoch. Every step asks for the same epoch of all parts of a worker.
         self._permutations: dict[int, dict[int, npt.NDArray[Any]]] = {}
+        self._keys: dict[int, dict[int, npt.NDArray[Any]]] = {}
 
     def part(self, part: int) -> tuple[int, int]:
         """Return the first row of a part and the row after its last."""
@@ -60,6 +62,23 @@ class Batches:
         permutation = self._permutation(part, epoch)
         return permutation[self._cut(turn)[part] : self._cut(turn + 1)[part]]
 
+    def keys(self, part: int, step: int) -> npt.NDArray[np.uint64]:
+        """Return a random number for each sample of a part that a step uses, in their order.
+
+        It depends on the seed, the epoch and the sample's row in all data, and on nothing else.
+        """
+        epoch = step // self.steps
+
+        def drawn() -> npt.NDArray[Any]:
+            first, end = self.part(part)
+            # A generator that can be advanced to any row. Each step of it makes four numbers.
+            source = np.random.Philox(np.random.SeedSequence([self._seed, epoch]))
+            source.advance(first // 4)
+            found: npt.NDArray[Any] = source.random_raw(first % 4 + end - first)[first % 4 :]
+            return found
+
+        return _of_epoch(self._keys, part, epoch, drawn)[self.rows(part, step)]
+
     def count(self, step: int) -> int:
         """Return the number of samples that a step uses, over all parts."""
         turn = step % self.steps
@@ -72,11 +91,24 @@ class Batches:
         return (np.diff(self._edges) * turn + shift) // self.steps
 
     def _permutation(self, part: int, epoch: int) -> npt.NDArray[Any]:
-        known = self._permutations.setdefault(part, {})
-        if epoch not in known:
+        def drawn() -> npt.NDArray[Any]:
             first, end = self.part(part)
             rng = np.random.default_rng([self._seed, part, epoch])
-            known[epoch] = rng.permutation(end - first)
-            for old in [e for e in known if abs(e - epoch) > 1]:
-                del known[old]
-        return known[epoch]
+            return rng.permutation(end - first)
+
+        return _of_epoch(self._permutations, part, epoch, drawn)
+
+
+def _of_epoch(
+    kept: dict[int, dict[int, npt.NDArray[Any]]],
+    part: int,
+    epoch: int,
+    draw: Callable[[], npt.NDArray[Any]],
+) -> npt.NDArray[Any]:
+    """Return what is kept of a part and an epoch, or draw it."""
+    known = kept.setdefault(part, {})
+    if epoch not in known:
+        known[epoch] = draw()
+        for old in [e for e in known if abs(e - epoch) > 1]:
+            del known[old]
+    return known[epoch]

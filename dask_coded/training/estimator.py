@@ -17,7 +17,7 @@ from dask_coded.compression import Compression
 from dask_coded.loop import Progress
 from dask_coded.training._train import train
 from dask_coded.training.optimizers import Optimizer, Vector
-from dask_coded.training.replica import Gradient
+from dask_coded.training.replica import Augment, Gradient
 from dask_coded.training.schedules import Schedule
 
 
@@ -32,7 +32,8 @@ class GradientEstimator(BaseEstimator):
         ``prediction(parameters, samples)`` returns an array with one row or number per sample.
     parameters : array_like of float, shape (n,)
         Initial parameters.
-    optimizer, steps, epochs, batch_size, aggregation, compression, schedule, layers, seed, verbose
+    optimizer, steps, epochs, batch_size, aggregation, compression, schedule, layers, augment, \
+    seed, verbose
         As for :func:`train`.
 
     Attributes
@@ -68,6 +69,7 @@ class GradientEstimator(BaseEstimator):
         compression: Compression | None = None,
         schedule: Schedule | None = None,
         layers: Any = None,
+        augment: Augment | None = None,
         seed: int = 0,
         verbose: bool = False,
     ) -> None:
@@ -82,6 +84,7 @@ class GradientEstimator(BaseEstimator):
         self.compression = compression
         self.schedule = schedule
         self.layers = layers
+        self.augment = augment
         self.seed = seed
         self.verbose = verbose
 

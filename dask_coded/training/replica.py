@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dask_coded.aggregation import UnitSum
 from dask_coded.aggregation.grid import (
@@ -33,6 +34,8 @@ from dask_coded.training.runtime.norms import same_norm
 
 #: ``gradient(parameters, samples, targets)`` returns a flat array, or the loss and a flat array.
 Gradient = Callable[[Vector, Any, Any], Any]
+#: ``augment(samples, keys)`` returns as many samples.
+Augment = Callable[[Any, NDArray[np.uint64]], Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +68,8 @@ class Model:
     averages : ndarray, shape (m,)
         The last ``m`` parameters are running averages, with these momenta. The optimizer has the
         others.
+    augment : callable or None
+        ``augment(samples, keys)`` returns what the gradient function gets instead of the samples.
     """
 
     gradient: Gradient
@@ -80,6 +85,7 @@ class Model:
     dealt: bool = False
     clip_norm: float | None = None
     averages: Vector = field(default_factory=lambda: np.zeros(0))
+    augment: Augment | None = None
 
     @property
     def learned(self) -> int:
@@ -156,6 +162,8 @@ class Replica:
             samples, targets = samples[rows], targets[rows]
         if not samples.shape[0]:
             return np.zeros_like(self._parameters, dtype=sum_dtype(self._parameters.dtype)), 0.0
+        if self._model.augment is not None:
+            samples = self._augmented(step, part, samples, shared=isinstance(rows, slice))
         result = self._model.gradient(self._held(), samples, targets)
         if isinstance(result, tuple) and len(result) == 2:
             loss, vector = result
@@ -166,6 +174,20 @@ class Replica:
                 )
             return self._checked(vector), float(loss)
         return self._checked(result), float("nan")
+
+    def _augmented(self, step: int, part: int, samples: Any, shared: bool) -> Any:
+        """Return what the model's function makes of samples; shared ones are used again."""
+        assert self._model.augment is not None
+        keys = self._batches.keys(part, step)
+        # A function that changes its argument must not change the data.
+        found = unwrapped(self._model.augment(samples.copy() if shared else samples, keys))
+        if getattr(found, "shape", ())[:1] != (len(keys),):
+            what = f"of shape {found.shape}" if hasattr(found, "shape") else type(found).__name__
+            raise ValueError(
+                f"The function 'augment' must return an array of as many samples as it got, "
+                f"{len(keys)}, it returned {what}."
+            )
+        return found
 
     def _held(self) -> Vector:
         """Return the parameters, the same view until the next update.

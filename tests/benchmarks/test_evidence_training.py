@@ -275,7 +275,11 @@ def test_gradiveq_is_compared_step_by_step_and_end_to_end():
         ("gradiveq", ["energy", "errors"], {"energy", "error"}),
         pytest.param(
             "pipe-sgd",
-            ["tuning-convolutional", "accuracy-convolutional", "asynchronous-convolutional-200mbit"],
+            [
+                "tuning-convolutional",
+                "accuracy-convolutional",
+                "asynchronous-convolutional-200mbit",
+            ],
             {"tuning", "curve", "asynchronous"},
             marks=pytest.mark.long,
         ),

@@ -23,6 +23,7 @@ def squeezed(
     optimizer: Any = None,
     layers: Any = None,
     averages: np.ndarray | None = None,
+    augment: Callable[..., Any] | None = None,
 ) -> np.ndarray:
     """Return the parameters after some steps."""
     X, y = data
@@ -40,6 +41,8 @@ def squeezed(
             own = slice(*batches.part(unit))
             rows = batches.rows(unit, step)
             samples = X[own].copy()[rows], y[own].copy()[rows]
+            if augment is not None:
+                samples = augment(samples[0], batches.keys(unit, step)), samples[1]
             if len(samples[0]):
                 found = gradient(parameters, *samples)
                 gradients.append(found[1] if isinstance(found, tuple) else found)

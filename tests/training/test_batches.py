@@ -49,6 +49,16 @@ def test_batches_are_as_large_as_asked_for(samples, parts, batch_size, seed, ste
         assert batches.count(step) <= batch_size
 
 
+@given(**sizes, step=st.integers(0, 500))
+def test_keys_of_samples_do_not_depend_on_the_parts(samples, parts, batch_size, seed, step):
+    one, whole = (Batches(samples, n, batch_size, seed) for n in (parts, 1))
+    everything = Batches(samples, 1, None, seed).keys(0, step // whole.steps)
+    for part in range(parts):
+        np.testing.assert_array_equal(one.keys(part, step), everything[drawn(one, part, step)])
+    assert len({*everything.tolist()}) == samples
+    assert not {*everything.tolist()} & {*whole.keys(0, step + whole.steps).tolist()}
+
+
 def test_epochs_and_seeds_differ():
     first = Batches(100, 2, 10, seed=0)
     assert (drawn(first, 0, 0) != drawn(first, 0, 10)).any()
@@ -59,7 +69,9 @@ def test_permutations_of_earlier_epochs_are_not_kept():
     batches, other = Batches(100, 50, 10, seed=0), Batches(100, 50, 10, seed=0)
     for step in range(100):
         batches.rows(7, step)
-    assert sum(map(len, batches._permutations.values())) <= 2
+        batches.keys(7, step)
+    for kept in (batches._permutations, batches._keys):
+        assert sum(map(len, kept.values())) <= 2
     np.testing.assert_array_equal(batches.rows(7, 3), other.rows(7, 3))
 
 

@@ -75,6 +75,30 @@ def test_any_number_of_workers_gives_the_parameters_of_one_process(five, workers
         assert step.loss > 0 and step.speeds
 
 
+def jittered(samples, keys):
+    """Add noise in place, which must not change the data themselves."""
+    for sample, key in zip(samples, keys, strict=True):
+        sample += np.random.default_rng(key).normal(size=sample.shape)
+    return samples
+
+
+@pytest.mark.parametrize("batch_size", [None, 40])
+@pytest.mark.parametrize("workers", [2, 5])
+def test_random_changes_of_samples_do_not_depend_on_the_workers(five, workers, batch_size):
+    options = {"steps": STEPS, "batch_size": batch_size, "augment": jittered}
+    found = train(
+        squares,
+        np.zeros(5),
+        (X, Y),
+        aggregation=Squeeze(units=11),
+        workers=addresses(five)[:workers],
+        client=five,
+        **options,
+    )
+    expected = squeezed(squares, np.zeros(5), (X, Y), units=11, **options)
+    assert found.parameters.tobytes() == expected.tobytes()
+
+
 def test_rounding_to_the_grid_changes_little(five):
     found = train(squares, np.zeros(5), (X, Y), aggregation=Squeeze(), steps=STEPS, client=five)
     plain = train(squares, np.zeros(5), (X, Y), aggregation=Ring(), steps=STEPS, client=five)

@@ -588,6 +588,14 @@ class Frame:
             r"DynamicClusters\(.*\) cannot be used with GradiVeQ\(.*\), which keeps a residual",
         ),
         ((X, Y), {"callback": 5}, TypeError, "'callback' must be a function, it is 5"),
+        ((X, Y), {"augment": "flip"}, TypeError, "'augment' must be a function, it is 'flip'"),
+        (
+            (X, Y),
+            {"augment": lambda samples, keys: samples[1:]},
+            ValueError,
+            "'augment' must return an array of as many samples as it got, ",
+        ),
+        ((X, Y), {"augment": lambda samples, keys: None}, ValueError, "it returned NoneType"),
         ((X, Y), {"workers": "tcp://nowhere:1"}, ValueError, "'workers' must contain the address"),
         ((X, Y), {"leader": "tcp://nowhere:1"}, ValueError, "'leader' must contain the address"),
         (

@@ -13,6 +13,7 @@ from dask_coded.training._train import train
 from dask_coded.training.aggregations import choose_aggregation
 from dask_coded.training.checkpoints import Checkpoint
 from dask_coded.training.costs import measure_costs
+from dask_coded.training.loaders import from_loader
 from dask_coded.training.optimizers import SGD, Adam, CosineDecay, Optimizer, StepDecay
 from dask_coded.training.result import TrainingResult, WorkerReport
 from dask_coded.training.runtime.spec import Step
@@ -39,6 +40,7 @@ __all__ = [
     "Validation",
     "WorkerReport",
     "choose_aggregation",
+    "from_loader",
     "measure_costs",
     "train",
 ]

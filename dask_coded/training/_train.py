@@ -46,7 +46,8 @@ from dask_coded.training.checks import (
     shapes_of,
     with_units,
 )
-from dask_coded.training.data import joined, load
+from dask_coded.training.data import load
+from dask_coded.training.loaders import joined
 from dask_coded.training.optimizers import SGD, Optimizer
 from dask_coded.training.replica import Augment, Gradient, Model
 from dask_coded.training.result import TrainingResult

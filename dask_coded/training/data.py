@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import math
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import dask.array as da
 import numpy as np
 import scipy.sparse
 from dask.base import is_dask_collection
-from dask.utils import format_bytes
 from distributed import Client, Future, futures_of
-from distributed.system import MEMORY_LIMIT
 
 from dask_coded.arguments import check_chunk, check_unmasked, to_csr, unwrapped
 from dask_coded.compat import send_to_scheduler
@@ -50,7 +46,7 @@ def load(client: Client, data: Any) -> tuple[Blocks, Blocks, list[Future]]:
         )
     futures: list[Future] = []
     found = []
-    for name, values in zip(("samples", "targets"), data, strict=True):
+    for name, values in zip(("samples", "targets"), _begun(client, data), strict=True):
         blocks, held = _load(client, name, values)
         found.append(blocks)
         futures += held
@@ -64,105 +60,34 @@ def load(client: Client, data: Any) -> tuple[Blocks, Blocks, list[Future]]:
     return found[0], found[1], futures
 
 
-def joined(data: Any, steps: int | None, batch_size: int | None) -> tuple[Any, int | None]:
-    """Return data that come in batches as a pair of arrays, and the samples of a step.
+def _begun(client: Client, data: Sequence[Any]) -> list[Any]:
+    """Return samples and targets with all that is lazy in them being computed.
 
-    Parameters
-    ----------
-    data : (samples, targets) or iterable of batches
-        Batches are pairs of NumPy arrays or tensors, as a ``DataLoader`` of PyTorch yields them. A
-        pair is returned unchanged.
-    steps : int or None
-        Total number of steps, if it is known. An iterable without a length may never end, so no
-        more is read than these steps use.
-    batch_size : int or None
-        Samples of a step, by default those of the largest batch.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If there is no batch, or one is not such a pair.
-    MemoryError
-        If the batches are too large to be joined.
+    Both at once, because they often come from the same source, which is read once then.
     """
-    if not isinstance(data, Iterable) or isinstance(data, tuple | list | np.ndarray | da.Array):
-        return data, batch_size
-    pairs: list[list[np.ndarray[Any, Any]]] = []
-    limit = math.inf if steps is None or _has_end(data) else steps
-    largest = samples = nbytes = 0
-    for batch in _in_order(data):
-        pair = [unwrapped(a) for a in batch] if isinstance(batch, tuple | list) else []
-        if len(pair) != 2 or not all(isinstance(a, np.ndarray) and a.ndim for a in pair):
-            raise TypeError(
-                "Each batch must be a pair of arrays or tensors, samples and targets: pass a pair "
-                "of whole arrays, or a DataLoader without a `collate_fn` that returns other types."
-            )
-        pairs.append(pair)
-        nbytes += sum(array.nbytes for array in pair)
-        if nbytes > MEMORY_LIMIT / 2:  # the joined arrays need as much again
-            raise MemoryError(
-                f"Argument 'data' has yielded batches of {format_bytes(nbytes)}. Joining them "
-                f"needs twice that, this machine has {format_bytes(MEMORY_LIMIT)}: pass delayed "
-                f"objects, or `steps` and `batch_size` if the batches never end."
-            )
-        samples += len(pair[0])
-        largest = max(largest, len(pair[0]), 1)
-        if samples >= limit * (batch_size or largest):
-            break
-    if not pairs:
-        raise ValueError("Argument 'data' must yield at least one batch.")
-    for name, arrays in zip(("samples", "targets"), zip(*pairs, strict=True), strict=True):
-        if len(shapes := {array.shape[1:] for array in arrays}) > 1:
-            one, other, *_ = sorted(shapes)
-            raise ValueError(
-                f"The {name} of all batches must have the same shape, some are of shape {one} and "
-                f"others of {other}: pad all of them to one length."
-            )
-    return [np.concatenate(arrays) for arrays in zip(*pairs, strict=True)], batch_size or largest
-
-
-def _has_end(batches: Any) -> bool:
-    """Whether batches have a length, which iterators and streams of a ``DataLoader`` lack."""
-    try:
-        len(batches)
-    except (TypeError, NotImplementedError):
-        return False
-    return True
-
-
-def _in_order(batches: Iterable[Any]) -> Iterable[Any]:
-    """Return a ``DataLoader`` that does not shuffle, if ``batches`` is one that does.
-
-    The training shuffles the samples itself, with its seed. When it is resumed, it must find the
-    samples in the same order.
-    """
-    torch: Any = sys.modules.get("torch")
-    if torch is None or not isinstance(batches, torch.utils.data.DataLoader):
-        return batches
-    sampler = batches.sampler
-    whole = type(sampler) is torch.utils.data.RandomSampler and not sampler.replacement
-    if batches.batch_size is None or not whole or len(sampler) != len(batches.dataset):
-        return batches
-    in_order: Iterable[Any] = torch.utils.data.DataLoader(
-        batches.dataset,
-        batches.batch_size,
-        collate_fn=batches.collate_fn,
-        num_workers=batches.num_workers,
-        drop_last=batches.drop_last,
-        timeout=batches.timeout,
-        worker_init_fn=batches.worker_init_fn,
-        multiprocessing_context=batches.multiprocessing_context,
-        generator=batches.generator,
-    )
-    return in_order
+    given = []
+    for name, values in zip(("samples", "targets"), map(unwrapped, data), strict=True):
+        check_unmasked(f"The {name}", values)
+        given.append(_whole(name, values) if isinstance(values, da.Array) else values)
+    arrays = [values for values in given if isinstance(values, da.Array)]
+    lists = [values for values in given if _is_lazy_list(values)]
+    lazy = [value for values in lists for value in values if not isinstance(value, Future)]
+    begun: dict[int, Any] = {}
+    for collections, begin in ((arrays, client.persist), (lazy, client.compute)):
+        if collections:  # Dask refuses none
+            begun |= dict(zip(map(id, collections), begin(collections), strict=True))
+    return [
+        [begun.get(id(value), value) for value in values]
+        if _is_lazy_list(values)
+        else begun.get(id(values), values)
+        for values in given
+    ]
 
 
 def _load(client: Client, name: str, values: Any) -> tuple[Blocks, list[Future]]:
-    values = unwrapped(values)
-    check_unmasked(f"The {name}", values)
     if isinstance(values, da.Array):
         return _array(client, name, values)
-    if isinstance(values, Sequence) and values and all(map(_is_lazy, values)):
+    if _is_lazy_list(values):
         return _partitions(client, name, values)
     if (isinstance(values, np.ndarray) and values.ndim) or scipy.sparse.issparse(values):
         return _scattered(client, values)
@@ -179,11 +104,16 @@ def _way_out(values: Any) -> str:
     return ""
 
 
-def _is_lazy(value: Any) -> bool:
-    return isinstance(value, Future) or is_dask_collection(value)
+def _is_lazy_list(values: Any) -> bool:
+    return (
+        isinstance(values, Sequence)
+        and len(values) > 0
+        and all(isinstance(value, Future) or is_dask_collection(value) for value in values)
+    )
 
 
-def _array(client: Client, name: str, values: da.Array) -> tuple[Blocks, list[Future]]:
+def _whole(name: str, values: da.Array) -> da.Array:
+    """Return an array in blocks of whole rows."""
     check_arrays()
     if not values.ndim:
         raise ValueError(f"The {name} must be an array of rows, not a single number.")
@@ -191,19 +121,20 @@ def _array(client: Client, name: str, values: da.Array) -> tuple[Blocks, list[Fu
         raise ValueError(
             f"The {name} have chunks of unknown size: call `compute_chunk_sizes()` first."
         )
-    whole = values.rechunk(dict.fromkeys(range(1, values.ndim), -1))
-    persisted = client.persist(whole)
+    return values.rechunk(dict.fromkeys(range(1, values.ndim), -1))
+
+
+def _array(client: Client, name: str, persisted: da.Array) -> tuple[Blocks, list[Future]]:
     futures = futures_of(persisted, client=client)
     _settle(client, futures)
     for found, declared in zip(_counted(client, name, futures), persisted.chunks[0], strict=True):
-        check_chunk(f"the {name}", (found, *values.shape[1:]), (declared, *values.shape[1:]))
-    tail = (0,) * (values.ndim - 1)
+        check_chunk(f"the {name}", (found, *persisted.shape[1:]), (declared, *persisted.shape[1:]))
+    tail = (0,) * (persisted.ndim - 1)
     keys = tuple((persisted.name, i, *tail) for i in range(persisted.numblocks[0]))
     return Blocks(keys, persisted.chunks[0]), futures
 
 
-def _partitions(client: Client, name: str, values: Any) -> tuple[Blocks, list[Future]]:
-    futures = [v if isinstance(v, Future) else client.compute(v) for v in values]
+def _partitions(client: Client, name: str, futures: list[Future]) -> tuple[Blocks, list[Future]]:
     _settle(client, futures)
     rows = _counted(client, name, futures)
     return Blocks(tuple(future.key for future in futures), tuple(rows)), futures

@@ -17,8 +17,7 @@ import dask_coded as coded
 from dask_coded import training
 from dask_coded.aggregation import Ring, Squeeze
 from dask_coded.compression import Quantization
-from dask_coded.training import SGD, GradientEstimator
-from dask_coded.training import data as training_data
+from dask_coded.training import SGD, GradientEstimator, loaders
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.extras
@@ -481,10 +480,43 @@ def test_a_loader_that_shuffles_is_read_in_order_as_its_user_wants():
         "generator": torch.Generator(),
     }
     loader = torch.utils.data.DataLoader(dataset, 25, shuffle=True, **options)
-    found = training_data._in_order(loader)
+    found = loaders._in_order(loader)
     assert isinstance(found.sampler, torch.utils.data.SequentialSampler)
     for name in options:
         assert getattr(found, name) == getattr(loader, name)
+
+
+@pytest.mark.parametrize("options", [{"shuffle": True}, {"sampler": [*range(60), 3]}], ids=str)
+@pytest.mark.parametrize("blocks", [2, 256])
+def test_workers_read_a_loader(client, options, blocks, monkeypatch):
+    monkeypatch.setattr(loaders, "_BLOCKS", blocks)
+    dataset = torch.utils.data.TensorDataset(torch.tensor(SAMPLES), torch.tensor(LABELS))
+    loader = torch.utils.data.DataLoader(dataset, 25, **options)
+    data = training.from_loader(loader)
+    rows = options.get("sampler", slice(None))
+    for found, expected in zip(data, (SAMPLES, LABELS), strict=True):
+        assert len(found) <= blocks
+        whole = np.concatenate([block.compute() for block in found])
+        np.testing.assert_array_equal(whole, expected[rows], strict=True)
+    flat = model()
+    settings = {"aggregation": Squeeze(units=4), "steps": 4, "batch_size": 20, "client": client}
+    found, joined = (
+        training.train(flat.gradient, flat.parameters, each, **settings) for each in (data, loader)
+    )
+    assert found.parameters.tobytes() == joined.parameters.tobytes()
+
+
+def test_what_workers_cannot_read_as_a_loader_is_refused():
+    dataset = torch.utils.data.TensorDataset(torch.tensor(SAMPLES), torch.tensor(LABELS))
+    for wrong in (
+        SAMPLES,
+        torch.utils.data.DataLoader(Endless(), batch_size=20),
+        torch.utils.data.DataLoader(dataset, batch_size=None),
+    ):
+        with pytest.raises(TypeError, match="must be a DataLoader of PyTorch with a batch size"):
+            training.from_loader(wrong)
+    with pytest.raises(ValueError, match="must yield at least one batch"):
+        training.from_loader(torch.utils.data.DataLoader(dataset, 25, sampler=[]))
 
 
 class Endless(torch.utils.data.IterableDataset):

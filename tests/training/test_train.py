@@ -42,9 +42,9 @@ from dask_coded.training import (
     TrainingResult,
     WorkerReport,
     checkpoints,
+    loaders,
     train,
 )
-from dask_coded.training import data as training_data
 from dask_coded.training._train import _Watch
 from dask_coded.training.data import load
 from dask_coded.training.runtime import group, leader
@@ -185,6 +185,23 @@ def test_data_may_come_in_any_form(client):
         np.testing.assert_allclose(found.parameters, in_one_process(), rtol=1e-10)
 
 
+@pytest.mark.parametrize("kind", ["arrays", "delayed"])
+def test_samples_and_targets_of_one_source_are_made_once(client, kind, tmp_path):
+    def make(first, last):
+        with (tmp_path / str(first)).open("a") as file:
+            file.write("x")
+        return np.column_stack([X, Y])[first:last]
+
+    sources = [delayed(make)(first, first + 40) for first in (0, 40)]
+    if kind == "arrays":
+        both = da.concatenate([da.from_delayed(s, (40, 6), X.dtype) for s in sources])
+        data = both[:, :5], both[:, 5]
+    else:
+        data = [s[:, :5] for s in sources], [s[:, 5] for s in sources]
+    train(squares, np.zeros(5), data, steps=1, client=client)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"0": "x", "40": "x"}
+
+
 def test_samples_whose_entries_are_repeated_are_added_up_as_by_scipy(client):
     """In the type of the product: 200 and 100 do not fit into their own."""
     where = ([0, 0, 1], [0, 0, 1])
@@ -229,8 +246,8 @@ def test_batches_that_never_end_are_read_until_the_steps_have_theirs(client, bat
 
 @pytest.mark.parametrize("options", [{"epochs": 1}, {"steps": 10**9}], ids=str)
 def test_batches_that_never_end_do_not_fill_the_memory(client, options, monkeypatch):
-    monkeypatch.setattr(training_data, "MEMORY_LIMIT", 2**20)
-    with pytest.raises(MemoryError, match=r"yielded batches of .* has 1.00 MiB: pass delayed"):
+    monkeypatch.setattr(loaders, "MEMORY_LIMIT", 2**20)
+    with pytest.raises(MemoryError, match=r"yielded batches of .* has 1.00 MiB: pass `from_loader"):
         train(squares, np.zeros(5), itertools.repeat((X, Y)), client=client, **options)
 
 

@@ -56,6 +56,8 @@ BASELINES = ("synchronous server", ASYNCHRONOUS, "ring", "halving-doubling", "Py
 
 #: Rates and momentum that each width, and the asynchronous server, choose from.
 GRID = tuple(itertools.product((0.01, 0.02, 0.05, 0.1), (0.0, 0.5, 0.9)))
+#: How many times as long trainings are as those that tune: stale gradients take more steps.
+LONGER = 2
 #: Synchronous steps before the pipeline.
 WARMUP = 20
 
@@ -104,7 +106,7 @@ def curves(kept: Kept, net: str, width: int, seed: int) -> None:
     row = _tuned(kept, net, method=f"width {width}")
     for codec in _CODECS:
         method = Method(f"width {width}", "ring", codec, width)
-        curve(kept, net, method, optimizer_of(row), seed, warmup=row["warmup"])
+        curve(kept, net, method, optimizer_of(row), seed, warmup=row["warmup"], longer=LONGER)
 
 
 def steps(kept: Kept, net: str, link: str, turn: int) -> None:
@@ -139,8 +141,8 @@ def asynchronously(kept: Kept, net: str, link: str, seed: int) -> None:
             there.data,
             optimizer=optimizer_of(row),
             batch=size.batch // size.workers,
-            updates=size.steps * size.workers,
-            every=size.every * size.workers,
+            updates=LONGER * size.steps * size.workers,
+            every=LONGER * size.every * size.workers,
             seed=seed,
         )
     accuracy = [chosen.accuracy(each.parameters, held_out) for each in found.snapshots]

@@ -139,8 +139,9 @@ def curve(
     *,
     warmup: int = 0,
     measure: str = "curve",
+    longer: int = 1,
 ) -> None:
-    """Replay a training and add its accuracy after every few steps."""
+    """Replay a training, so many times as long, and add its accuracy after every few steps."""
     size = size_of(kept)
     training, judged_by = (load_for_tuning if measure == "tuning" else load)(size)
     chosen = net_of(net)
@@ -157,7 +158,18 @@ def curve(
         seed=seed,
         layers=chosen.layers(),
     )
-    add_curve(kept, net, method, optimizer, seed, trained, judged_by, measure, warmup=warmup)
+    add_curve(
+        kept,
+        net,
+        method,
+        optimizer,
+        seed,
+        trained,
+        judged_by,
+        measure,
+        warmup=warmup,
+        longer=longer,
+    )
 
 
 def add_curve(
@@ -171,14 +183,16 @@ def add_curve(
     measure: str,
     updates: int = 1,
     warmup: int = 0,
+    longer: int = 1,
 ) -> None:
     """Add the accuracy of parameters after every few steps, each of so many updates."""
     size = size_of(kept)
+    count, every = longer * size.steps, longer * size.every
     chosen = net_of(net)
     steps, accuracy = [], []
     with one_thread(), np.errstate(over="ignore", invalid="ignore"):
-        for update, parameters in enumerate(itertools.islice(trained, size.steps * updates), 1):
-            if update % (size.every * updates):
+        for update, parameters in enumerate(itertools.islice(trained, count * updates), 1):
+            if update % (every * updates):
                 continue
             steps.append(update // updates)
             accuracy.append(chosen.accuracy(parameters, judged_by))

@@ -160,23 +160,36 @@ def _counted(client: Client, name: str, futures: list[Future]) -> list[int]:
     ------
     TypeError
         If a block has no rows that can be selected.
+    ValueError
+        If blocks differ: gradients would depend on which of them a worker joins.
     """
-    counted = client.map(_rows, futures, pure=False)
-    _settle(client, counted)
+    looked_at = client.map(_looked_at, futures, pure=False)
+    _settle(client, looked_at)
     with naming_loss(client), outside_pool():
-        rows: list[int] = client.gather(counted)
-    if None in rows:
+        found: list[tuple[int, str] | None] = client.gather(looked_at)
+    blocks = [block for block in found if block is not None]
+    if len(blocks) < len(found):
         raise TypeError(
             f"The partitions of the {name} must be NumPy or SciPy sparse arrays of rows: convert "
             f"data frames with `to_dask_array(lengths=True)` or `to_numpy()`."
         )
-    return rows
+    rows, kinds = zip(*blocks, strict=True)
+    if len(different := sorted(set(kinds))) > 1:
+        raise ValueError(
+            f"All blocks of the {name} must have the same kind of rows, some have rows of "
+            f"{different[0]} and others of {different[1]}: convert them."
+        )
+    return [*rows]
 
 
-def _rows(values: Any) -> int | None:
+def _looked_at(values: Any) -> tuple[int, str] | None:
+    """Return the number of rows and what they are."""
     shape = getattr(values, "shape", ())
     # Indexing a data frame does not select rows by position.
-    return int(shape[0]) if shape and not hasattr(values, "iloc") else None
+    if not shape or hasattr(values, "iloc"):
+        return None
+    kind = f"dtype {getattr(values, 'dtype', None)} and shape {tuple(shape[1:])}"
+    return int(shape[0]), kind + ", sparse" * scipy.sparse.issparse(values)
 
 
 def _scattered(client: Client, values: Any) -> tuple[Blocks, list[Future]]:

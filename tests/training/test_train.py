@@ -584,6 +584,18 @@ class Frame:
         ((X, "y"), {}, TypeError, "The targets must be a dask array"),
         ((Frame(), Y), {}, TypeError, r"not a Frame: pass the result of its `to_numpy\(\)`"),
         (([delayed(Frame())], Y), {}, TypeError, "partitions of the samples must be NumPy"),
+        (
+            ([delayed(X[:50]), delayed(X[50:].astype(np.float32))], Y),
+            {},
+            ValueError,
+            r"samples must .* rows of dtype float32 and shape \(5,\) and others of dtype float64",
+        ),
+        (
+            ([delayed(X[:50]), delayed(scipy.sparse.csr_array(X[50:]))], Y),
+            {},
+            ValueError,
+            r"of dtype float64 and shape \(5,\) and others of .*, sparse: convert them",
+        ),
         ((da.ones(()), Y), {}, ValueError, "an array of rows, not a single number"),
         ((da.from_array(X)[da.from_array(Y) > 0], Y), {}, ValueError, "compute_chunk_sizes"),
         ((X, Y), {"optimizer": "adam"}, TypeError, r"such as Adam\(\) or .*, it is 'adam'"),

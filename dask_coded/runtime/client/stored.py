@@ -135,26 +135,26 @@ async def open_stored(
     await install(client)
     scheduler: Any = client.scheduler
     spec = _spec(found, code, array_id, transposed)
-    match await ask(
-        scheduler.coded_register,
-        spec=ToPickle(spec),
-        sources=None,
-        steps=[],
-        allowed=None if workers is None else list(workers),
-        version=__version__,
-        oversubscribe=True,
-        client=client.id,
-        storage=ToPickle(storage),
-    ):
-        case Unfit(message):
-            raise ClusterUnfitError(message)
-        case Placed(workers=placed):
-            pass
-    tasks = {key: PieceTask(key, make_piece, array_id, i) for i, key in enumerate(spec.keys)}
-    makers = {k: PieceTask(k, make_check, array_id, j) for j, k in enumerate(spec.check_keys)}
     futures: list[Future] = []
     checks: list[Future] = []
     try:
+        match await ask(
+            scheduler.coded_register,
+            spec=ToPickle(spec),
+            sources=None,
+            steps=[],
+            allowed=None if workers is None else list(workers),
+            version=__version__,
+            oversubscribe=True,
+            client=client.id,
+            storage=ToPickle(storage),
+        ):
+            case Unfit(message):
+                raise ClusterUnfitError(message)
+            case Placed(workers=placed):
+                pass
+        tasks = {key: PieceTask(key, make_piece, array_id, i) for i, key in enumerate(spec.keys)}
+        makers = {k: PieceTask(k, make_check, array_id, j) for j, k in enumerate(spec.check_keys)}
         with in_one_span(client):
             futures += client.get(tasks, list(spec.keys), sync=False)
             if makers:

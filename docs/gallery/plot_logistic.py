@@ -21,7 +21,7 @@ client = Client(n_workers=4, threads_per_worker=1, processes=False, dashboard_ad
 
 points, labels = make_moons(2000, noise=0.2, random_state=0)
 features = PolynomialFeatures(3, include_bias=False).fit(points)
-model = LogisticRegression(C=10.0).fit(features.transform(points), labels)
+model = LogisticRegression(C=10.0).fit(features.transform(points), labels, client=client)
 print(f"{model.n_iter_[0]} iterations, {model.score(features.transform(points), labels):.1%} right")
 
 # %%

@@ -1,8 +1,9 @@
 """Pipe-SGD (Li et al., NeurIPS 2018): time to an accuracy, beside every conventional way to train.
 
-Sections, for each network and rate of links: `accuracy` tunes rate, momentum and warm-up of each
-width on equal budgets and replays five seeds; `steps` times steps; `asynchronous` trains with
-an asynchronous parameter server; `terms` measures the terms of the timing model.
+Sections, for each network and rate of links: `tuning` tunes rate, momentum and warm-up of each
+width on equal budgets; `accuracy` replays five seeds with what was chosen; `steps` times steps;
+`asynchronous` trains with an asynchronous parameter server; `terms` measures the terms of the
+timing model.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ BASELINES = ("synchronous server", ASYNCHRONOUS, "ring", "halving-doubling", "Py
 
 #: Rates and momentum that each width, and the asynchronous server, choose from.
 GRID = tuple(itertools.product((0.01, 0.02, 0.05, 0.1), (0.0, 0.5, 0.9)))
-#: How many times as long trainings are as those that tune: stale gradients take more steps.
+#: How many times as long replays are as those that tune: stale gradients take more steps.
 LONGER = 2
 #: Synchronous steps before the pipeline.
 WARMUP = 20
@@ -141,8 +142,8 @@ def asynchronously(kept: Kept, net: str, link: str, seed: int) -> None:
             there.data,
             optimizer=optimizer_of(row),
             batch=size.batch // size.workers,
-            updates=LONGER * size.steps * size.workers,
-            every=LONGER * size.every * size.workers,
+            updates=size.steps * size.workers,
+            every=size.every * size.workers,
             seed=seed,
         )
     accuracy = [chosen.accuracy(each.parameters, held_out) for each in found.snapshots]

@@ -7,7 +7,7 @@ as plain lines on standard error otherwise. What a terminal cannot show is writt
 exit code  meaning
 =========  ===============================================================
 0          done
-1          the computation failed or did not converge; a check has found something to mend
+1          the computation failed or did not converge; a check has found something to fix
 2          wrong usage, bad input or a scheduler that cannot be reached
 130        interrupted
 =========  ===============================================================

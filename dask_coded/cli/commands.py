@@ -279,8 +279,8 @@ def check_command(address: str, as_json: bool, timeout: float, peers: int) -> No
     those here; dask-coded's plugins, which the first encoding installs; how many others on its
     host have memory that it can read; how many of the others that tried have reached it, and how
     long a round trip takes; its speed relative to the fastest worker, in a small product now and
-    in the last rounds. Below stands what must be mended, and what could be better. The exit code
-    is 1 if something must be mended.
+    in the last rounds. Below stands what must be fixed, and what could be better. The exit code
+    is 1 if something must be fixed.
     """
     with connected(None, address, lambda text: click.echo(text, err=True)) as client:
         # Asking is all that the client does: nothing is installed on the cluster.

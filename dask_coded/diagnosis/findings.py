@@ -1,4 +1,4 @@
-"""Judges the facts about a cluster: what must be mended, what could be better, and what to do."""
+"""Judges the facts about a cluster: what must be fixed, what could be better, and what to do."""
 
 from __future__ import annotations
 

@@ -72,16 +72,16 @@ def heading(cluster: ClusterFacts) -> str:
 
 
 def is_fit(found: Sequence[Finding]) -> bool:
-    """Return whether nothing must be mended."""
+    """Return whether nothing must be fixed."""
     return all(finding.severity != "error" for finding in found)
 
 
 def summary(found: Sequence[Finding]) -> str:
-    """Return the last line: whether something must be mended."""
+    """Return the last line: whether something must be fixed."""
     if is_fit(found):
         return "All workers can take part in coded rounds."
     errors = sum(finding.severity == "error" for finding in found)
-    return f"{errors} thing{'s' * (errors != 1)} to mend."
+    return f"{errors} thing{'s' * (errors != 1)} to fix."
 
 
 def as_json(cluster: ClusterFacts, found: Sequence[Finding]) -> dict[str, Any]:

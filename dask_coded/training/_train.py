@@ -104,7 +104,9 @@ def train(
         futures of arrays of rows. Samples and targets have the same length along the first axis.
         Or batches, pairs of NumPy arrays or tensors, as PyTorch's ``DataLoader`` or a generator
         yields them. They are read once, joined, and then spread over the workers. If they have no
-        length, no more are read than ``steps`` uses; ``epochs`` reads them to their end.
+        length, no more are read than ``steps`` uses; ``epochs`` reads them to their end. What
+        :func:`from_loader` returns is read by the workers. All blocks have rows of one dtype and
+        shape.
     optimizer : Optimizer, optional
         :class:`SGD`, :class:`Adam`, or one of PyTorch by :meth:`TorchModule.optimizer`; by default
         ``SGD(0.1)``. It receives the mean gradient over the samples of a step.
@@ -140,7 +142,8 @@ def train(
         ``augment(samples, keys)`` returns changed samples, each time that they are used. It runs on
         the workers. Its random numbers must follow from ``keys``, an array of uint64 with one key
         for each sample. A key depends only on the seed, the epoch and the position of the sample
-        in the data. So the result does not depend on who computes it.
+        in the data. If each sample is changed by itself, the result therefore does not depend on
+        who computes it.
     client : distributed.Client, optional
         The cluster; by default the current one.
     workers : str or sequence of str, optional
@@ -268,7 +271,7 @@ def train(
     assert steps is not None
     setup = {
         "function": _name(gradient),
-        "augment": augment and _name(augment),
+        "augment": None if augment is None else _name(augment),
         "samples": total,
         "batch_size": batch_size,
         "seed": seed,

@@ -77,7 +77,8 @@ class Batches:
             found: npt.NDArray[Any] = source.random_raw(first % 4 + end - first)[first % 4 :]
             return found
 
-        return _of_epoch(self._keys, part, epoch, drawn)[self.rows(part, step)]
+        found = _of_epoch(self._keys, part, epoch, drawn)[self.rows(part, step)]
+        return found.copy()  # whoever gets them may change them
 
     def count(self, step: int) -> int:
         """Return the number of samples that a step uses, over all parts."""

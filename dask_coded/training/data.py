@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,22 +64,32 @@ def load(client: Client, data: Any) -> tuple[Blocks, Blocks, list[Future]]:
 def _begun(client: Client, data: Sequence[Any]) -> list[Any]:
     """Return samples and targets with all that is lazy in them being computed.
 
-    Both at once, because they often come from the same source, which is read once then.
+    All of one type at once, because samples and targets often come from the same source, which is
+    read once then.
     """
     given = []
     for name, values in zip(("samples", "targets"), map(unwrapped, data), strict=True):
         check_unmasked(f"The {name}", values)
-        given.append(_whole(name, values) if isinstance(values, da.Array) else values)
-    arrays = [values for values in given if isinstance(values, da.Array)]
-    lists = [values for values in given if _is_lazy_list(values)]
-    lazy = [value for values in lists for value in values if not isinstance(value, Future)]
+        if isinstance(values, da.Array):
+            values = _whole(name, values)
+        elif isinstance(values, Sequence) and len(items := [*values]) and all(map(_is_lazy, items)):
+            values = items
+        given.append(values)
     begun: dict[int, Any] = {}
-    for collections, begin in ((arrays, client.persist), (lazy, client.compute)):
-        if collections:  # Dask refuses none
-            begun |= dict(zip(map(id, collections), begin(collections), strict=True))
+    arrays = [values for values in given if isinstance(values, da.Array)]
+    if arrays:  # Dask refuses none
+        begun |= dict(zip(map(id, arrays), client.persist(arrays), strict=True))
+    alike: defaultdict[type, list[Any]] = defaultdict(list)
+    for values in given:
+        for value in values if isinstance(values, list) else ():
+            if is_dask_collection(value) and not isinstance(value, Future):
+                alike[type(value)].append(value)
+    # Of several types at once, Dask returns the futures in the order of the types.
+    for lazy in alike.values():
+        begun |= dict(zip(map(id, lazy), client.compute(lazy), strict=True))
     return [
         [begun.get(id(value), value) for value in values]
-        if _is_lazy_list(values)
+        if isinstance(values, list)
         else begun.get(id(values), values)
         for values in given
     ]
@@ -87,7 +98,7 @@ def _begun(client: Client, data: Sequence[Any]) -> list[Any]:
 def _load(client: Client, name: str, values: Any) -> tuple[Blocks, list[Future]]:
     if isinstance(values, da.Array):
         return _array(client, name, values)
-    if _is_lazy_list(values):
+    if isinstance(values, list) and values and all(isinstance(v, Future) for v in values):
         return _partitions(client, name, values)
     if (isinstance(values, np.ndarray) and values.ndim) or scipy.sparse.issparse(values):
         return _scattered(client, values)
@@ -104,12 +115,8 @@ def _way_out(values: Any) -> str:
     return ""
 
 
-def _is_lazy_list(values: Any) -> bool:
-    return (
-        isinstance(values, Sequence)
-        and len(values) > 0
-        and all(isinstance(value, Future) or is_dask_collection(value) for value in values)
-    )
+def _is_lazy(value: Any) -> bool:
+    return isinstance(value, Future) or is_dask_collection(value)
 
 
 def _whole(name: str, values: da.Array) -> da.Array:
@@ -173,13 +180,14 @@ def _counted(client: Client, name: str, futures: list[Future]) -> list[int]:
             f"The partitions of the {name} must be NumPy or SciPy sparse arrays of rows: convert "
             f"data frames with `to_dask_array(lengths=True)` or `to_numpy()`."
         )
-    rows, kinds = zip(*blocks, strict=True)
-    if len(different := sorted(set(kinds))) > 1:
+    # What is in a file without rows may have any type.
+    different = sorted({kind for rows, kind in blocks if rows})
+    if len(different) > 1:
         raise ValueError(
             f"All blocks of the {name} must have the same kind of rows, some have rows of "
             f"{different[0]} and others of {different[1]}: convert them."
         )
-    return [*rows]
+    return [rows for rows, _ in blocks]
 
 
 def _looked_at(values: Any) -> tuple[int, str] | None:
@@ -189,7 +197,9 @@ def _looked_at(values: Any) -> tuple[int, str] | None:
     if not shape or hasattr(values, "iloc"):
         return None
     kind = f"dtype {getattr(values, 'dtype', None)} and shape {tuple(shape[1:])}"
-    return int(shape[0]), kind + ", sparse" * scipy.sparse.issparse(values)
+    if scipy.sparse.issparse(values):
+        kind += f", a sparse {'array' if isinstance(values, scipy.sparse.sparray) else 'matrix'}"
+    return int(shape[0]), kind
 
 
 def _scattered(client: Client, values: Any) -> tuple[Blocks, list[Future]]:

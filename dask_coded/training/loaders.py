@@ -6,6 +6,7 @@ import itertools
 import math
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import dask.array as da
@@ -13,6 +14,7 @@ import numpy as np
 from dask import delayed
 from dask.delayed import Delayed
 from dask.utils import format_bytes
+from distributed.protocol.pickle import dumps, loads
 from distributed.system import MEMORY_LIMIT
 from numpy.typing import NDArray
 
@@ -75,7 +77,8 @@ def from_loader(loader: Any) -> tuple[list[Delayed], list[Delayed]]:
     loader : torch.utils.data.DataLoader
         Its data set must have a length, and workers must find what it reads. It is sent to them.
         Its sampler is asked once, here, unless it shuffles all samples, which :func:`train` does
-        itself. Its own processes (``num_workers``) are not used.
+        itself. One that draws samples needs a seeded generator if a training is to be resumed.
+        Processes of the loader (``num_workers``) are not used.
 
     Returns
     -------
@@ -85,7 +88,10 @@ def from_loader(loader: Any) -> tuple[list[Delayed], list[Delayed]]:
     Raises
     ------
     TypeError
-        If it is not a ``DataLoader`` that makes batches of a data set with a length.
+        If it is not a ``DataLoader`` that makes batches of a data set with a length, or its sampler
+        never ends.
+    ValueError
+        If it yields nothing.
 
     Notes
     -----
@@ -108,6 +114,7 @@ def from_loader(loader: Any) -> tuple[list[Delayed], list[Delayed]]:
         or not isinstance(loader, torch.utils.data.DataLoader)
         or isinstance(loader.dataset, torch.utils.data.IterableDataset)
         or loader.batch_sampler is None
+        or not _has_end(loader.batch_sampler)
     ):
         raise TypeError(
             f"Argument 'loader' must be a DataLoader of PyTorch with a batch size and a data set "
@@ -119,17 +126,23 @@ def from_loader(loader: Any) -> tuple[list[Delayed], list[Delayed]]:
         raise ValueError("Argument 'loader' must yield at least one batch.")
     # As many blocks as a few dozen workers need, and not more tasks than that.
     edges = np.linspace(0, len(batches), min(len(batches), _BLOCKS) + 1).astype(int)
-    dataset = delayed(loader.dataset, traverse=False)
-    read = delayed(_read, nout=2)
-    found = [read(dataset, batches[a:b], loader.collate_fn) for a, b in itertools.pairwise(edges)]
+    # As bytes, so that each task has a copy of its own: a data set may open files when it is first
+    # used, and cannot be sent to another worker then, or used by two threads.
+    dataset = delayed(dumps(loader.dataset), traverse=False)
+    found = [
+        # A partial, because Dask would walk through all indices in a list.
+        delayed(partial(_read, batches[a:b], loader.collate_fn), nout=2)(dataset)
+        for a, b in itertools.pairwise(edges)
+    ]
     samples, targets = zip(*found, strict=True)
     return [*samples], [*targets]
 
 
 def _read(
-    dataset: Any, batches: list[list[int]], collate: Callable[[Any], Any]
+    batches: list[list[int]], collate: Callable[[Any], Any], pickled: bytes
 ) -> list[NDArray[Any]]:
-    """Read some batches, as a ``DataLoader`` does."""
+    """Read some batches of a data set, as a ``DataLoader`` does."""
+    dataset: Any = loads(pickled)
     several = getattr(dataset, "__getitems__", None) or (lambda rows: [dataset[i] for i in rows])
     return _joined([_pair(collate(several(rows))) for rows in batches])
 

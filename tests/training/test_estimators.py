@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -486,11 +487,27 @@ def test_a_loader_that_shuffles_is_read_in_order_as_its_user_wants():
         assert getattr(found, name) == getattr(loader, name)
 
 
+class OneThread(torch.utils.data.Dataset):
+    """A data set that has opened a file when it is first used, which has one position."""
+
+    def __init__(self):
+        self._file = None
+
+    def __len__(self):
+        return len(SAMPLES)
+
+    def __getitem__(self, i):
+        if self._file is None:
+            self._file = threading.local(), threading.get_ident()  # the first cannot be pickled
+        assert self._file[1] == threading.get_ident()
+        return SAMPLES[i], LABELS[i]
+
+
 @pytest.mark.parametrize("options", [{"shuffle": True}, {"sampler": [*range(60), 3]}], ids=str)
 @pytest.mark.parametrize("blocks", [2, 256])
 def test_workers_read_a_loader(client, options, blocks, monkeypatch):
     monkeypatch.setattr(loaders, "_BLOCKS", blocks)
-    dataset = torch.utils.data.TensorDataset(torch.tensor(SAMPLES), torch.tensor(LABELS))
+    dataset = OneThread()
     loader = torch.utils.data.DataLoader(dataset, 25, **options)
     data = training.from_loader(loader)
     rows = options.get("sampler", slice(None))
@@ -512,6 +529,7 @@ def test_what_workers_cannot_read_as_a_loader_is_refused():
         SAMPLES,
         torch.utils.data.DataLoader(Endless(), batch_size=20),
         torch.utils.data.DataLoader(dataset, batch_size=None),
+        torch.utils.data.DataLoader(dataset, 8, sampler=itertools.count()),
     ):
         with pytest.raises(TypeError, match="must be a DataLoader of PyTorch with a batch size"):
             training.from_loader(wrong)

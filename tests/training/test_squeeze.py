@@ -76,7 +76,8 @@ def test_any_number_of_workers_gives_the_parameters_of_one_process(five, workers
 
 
 def jittered(samples, keys):
-    """Add noise in place, which must not change the data themselves."""
+    """Add noise in place, which must change neither the data nor the keys of the next step."""
+    keys ^= np.uint64(7)
     for sample, key in zip(samples, keys, strict=True):
         sample += np.random.default_rng(key).normal(size=sample.shape)
     return samples
@@ -97,6 +98,20 @@ def test_random_changes_of_samples_do_not_depend_on_the_workers(five, workers, b
     )
     expected = squeezed(squares, np.zeros(5), (X, Y), units=11, **options)
     assert found.parameters.tobytes() == expected.tobytes()
+
+
+def test_a_training_that_is_resumed_changes_samples_as_it_would_have(five, tmp_path):
+    options = {"aggregation": Squeeze(units=11), "batch_size": 40, "augment": jittered}
+    options["checkpoint"] = Checkpoint(str(tmp_path / "checkpoint"), every=5)
+    for steps in (5, STEPS):
+        more = {"steps": steps, "resume": True, "client": five}
+        found = train(squares, np.zeros(5), (X, Y), **options, **more)
+    more = {"steps": STEPS, "batch_size": 40, "augment": jittered}
+    expected = squeezed(squares, np.zeros(5), (X, Y), units=11, **more)
+    assert found.parameters.tobytes() == expected.tobytes()
+    del options["augment"]
+    with pytest.raises(ValueError, match="with augment jittered, this one has augment None"):
+        train(squares, np.zeros(5), (X, Y), resume=True, steps=STEPS, client=five, **options)
 
 
 def test_rounding_to_the_grid_changes_little(five):

@@ -46,6 +46,7 @@ from dask_coded.training import (
     train,
 )
 from dask_coded.training._train import _Watch
+from dask_coded.training.batches import Batches
 from dask_coded.training.data import load
 from dask_coded.training.runtime import group, leader
 from dask_coded.training.runtime.link import Link
@@ -200,6 +201,46 @@ def test_samples_and_targets_of_one_source_are_made_once(client, kind, tmp_path)
         data = [s[:, :5] for s in sources], [s[:, 5] for s in sources]
     train(squares, np.zeros(5), data, steps=1, client=client)
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"0": "x", "40": "x"}
+
+
+def test_blocks_of_several_kinds_are_in_their_order(client):
+    samples = [delayed(X[:20]), da.from_array(X[20:40]), delayed(X[40:60]), da.from_array(X[60:])]
+    targets = [delayed(Y[:20]), da.from_array(Y[20:40]), delayed(Y[40:60]), da.from_array(Y[60:])]
+    for data in [(samples, targets), (tuple(samples), targets[::1])]:
+        found = train(squares, np.zeros(5), data, steps=STEPS, client=client)
+        np.testing.assert_allclose(found.parameters, in_one_process(), rtol=1e-10)
+
+
+def test_a_block_without_rows_may_be_of_any_kind(client):
+    samples = [delayed(np.array([])), delayed(X[:50]), delayed(X[50:])]
+    found = train(squares, np.zeros(5), (samples, Y), steps=STEPS, client=client)
+    np.testing.assert_allclose(found.parameters, in_one_process(), rtol=1e-10)
+
+
+@pytest.mark.parametrize("schedule", [Synchronous(), Pipelined(2)], ids=str)
+@pytest.mark.parametrize("kind", [np.asarray, scipy.sparse.csr_array])
+def test_samples_may_be_changed_at_random(client, kind, schedule):
+    """Each worker's part, in every step anew, and the data stay as they are."""
+
+    def scaled(samples, keys):
+        factors = 1 + (keys % np.uint64(2)).astype(float)
+        return (
+            samples.multiply(factors[:, None]).tocsr()
+            if kind is not np.asarray
+            else (samples * factors[:, None])
+        )
+
+    def summed(w, samples, targets):
+        return 0.0, np.asarray(samples.sum(axis=0)).ravel() / len(X)
+
+    options = {"optimizer": SGD(1.0), "steps": STEPS, "schedule": schedule, "client": client}
+    found = train(summed, np.zeros(5), (kind(X), Y), augment=scaled, **options)
+    batches = Batches(len(X), 1, None, seed=0)
+    expected = sum(
+        (X * (1 + (batches.keys(0, step) % np.uint64(2)).astype(float))[:, None]).sum(axis=0)
+        for step in range(STEPS)
+    )
+    np.testing.assert_allclose(found.parameters, -expected / len(X) ** 2, rtol=1e-9)
 
 
 def test_samples_whose_entries_are_repeated_are_added_up_as_by_scipy(client):

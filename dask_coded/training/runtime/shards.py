@@ -85,7 +85,8 @@ def _overlap(blocks: Blocks, start: int, stop: int) -> Iterator[tuple[Key, int, 
             found = True
             yield key, max(start - first, 0), min(stop, end) - first
     if not found:
-        yield blocks.keys[0], 0, 0
+        filled = (key for key, rows in zip(blocks.keys, blocks.rows, strict=True) if rows)
+        yield next(filled, blocks.keys[0]), 0, 0
 
 
 async def _fetch(worker: Worker, key: Key, start: int, stop: int, avoid: set[str]) -> Any:

@@ -82,7 +82,8 @@ class Code:
     Raises
     ------
     ValueError
-        If ``G`` is not a matrix of finite numbers with at least as many rows as columns.
+        If ``G`` is not a matrix of finite numbers with at least as many rows as columns, or some
+        ``need`` pieces of one of several groups do not suffice to make its others.
 
     Examples
     --------
@@ -140,9 +141,22 @@ class Code:
         self.block_of = np.where(unit, generator.argmax(axis=1), -1)
         self._factors: dict[tuple[int, ...], tuple[list[int], npt.NDArray[np.float64]]] = {}
         self._spans: dict[bytes, Span] = {}
-        if self.threshold and not self._proven and len(self.need) == 1:
-            sets = k_subsets(pieces, k)
-            self.threshold = bool((np.linalg.matrix_rank(generator[np.array(sets)]) == k).all())
+        if not self._proven:
+            self._examine()
+
+    def _examine(self) -> None:
+        """Find whether it is enough to count pieces; with several groups it must be."""
+        if len(self.need) == 1:
+            self.threshold &= _all_span(self.G, self.k, self.k)
+            return
+        for group, need in enumerate(self.need.tolist()):
+            rows = self.G[self.group == group]
+            rank = int(np.linalg.matrix_rank(rows))
+            if not (self.threshold and need <= len(rows) and _all_span(rows, need, rank)):
+                raise ValueError(
+                    f"Any {need} pieces of group {group} must suffice to make its other pieces, "
+                    f"which is not so: pass another 'need', or leave out 'group'."
+                )
 
     @classmethod
     def with_redundancy(cls, n: int, redundancy: int) -> Code:
@@ -489,3 +503,9 @@ def _labels(name: str, values: npt.ArrayLike, pieces: int) -> npt.NDArray[np.int
             f"its shape is {labels.shape}."
         )
     return labels
+
+
+def _all_span(rows: npt.NDArray[np.float64], count: int, rank: int) -> bool:
+    """Whether any ``count`` rows have a rank, judged by a sample if there are many sets."""
+    sets = np.array(k_subsets(len(rows), count))
+    return bool((np.linalg.matrix_rank(rows[sets]) == rank).all())

@@ -68,12 +68,15 @@ class Extended:
     Parameters
     ----------
     spec : CodedSpec
-        With the new pieces, which come last.
+        With the new pieces.
+    pieces : tuple of int
+        The new ones.
     workers : tuple of str
-        The address for each new piece.
+        The address for each of them.
     """
 
     spec: CodedSpec
+    pieces: tuple[int, ...]
     workers: tuple[str, ...]
 
 

@@ -140,6 +140,15 @@ def test_custom_code() -> None:
         Single.with_redundancy(4, 1)
 
 
+@pytest.mark.parametrize("need", [[1, 2], [2, 1], [2, 4]])
+def test_a_custom_code_of_groups_of_which_some_sets_do_not_decode_is_refused(need: list) -> None:
+    parity = np.array([[1, 1, 0, 0], [0, 0, 1, 1]])
+    groups = {"group": [0, 0, 1, 1, 0, 1]}
+    assert Code(np.vstack([np.eye(4), parity]), **groups, need=[2, 2]).tolerance == 1
+    with pytest.raises(ValueError, match="pieces of group . must suffice to make its other"):
+        Code(np.vstack([np.eye(4), parity]), **groups, need=need)
+
+
 @given(st.integers(1, 3), st.data())
 @settings(deadline=None)
 def test_custom_codes_of_which_some_sets_do_not_decode(k: int, data: st.DataObject) -> None:

@@ -580,6 +580,23 @@ async def test_the_new_piece_is_released_with_its_array(c, s, *workers):
 
 
 @gen_cluster(client=True, nthreads=FIVE)
+async def test_an_array_is_extended_by_the_pieces_that_were_released(c, s, *workers):
+    C = await coded.encode(A, coded.RandomLinear(3, 2), c)
+    D = await C.extend()
+    assert D.code.n == 5
+    key = D.encoded.spec.keys[-1]
+    del D
+    await async_poll_for(lambda: key not in s.tasks)
+    D = await C.extend([address for address in s.workers if address not in C.encoded.workers][:1])
+    assert (D.code.n, len(D.encoded.futures), len(D.encoded.workers)) == (5, 4, 4)
+    E = await D.extend()
+    assert (E.code.n, len({*E.encoded.futures})) == (5, 5)
+    await close(workers, C.encoded.workers[0])
+    for operator in (C, D, E):
+        await check(c, operator)
+
+
+@gen_cluster(client=True, nthreads=FIVE)
 async def test_other_codes_cannot_grow(c, s, *workers):
     C = await coded.encode(A, coded.MDS(4, 3), c)
     with pytest.raises(TypeError, match=r"MDS\(n=4, k=3\) cannot grow: encode with `coded.Random"):

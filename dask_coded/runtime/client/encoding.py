@@ -300,9 +300,8 @@ async def extend(encoded: Encoded, workers: Sequence[str] | None) -> Encoded:
             raise CodedDataLostError(message)
         case Unfit(message):
             raise ClusterUnfitError(message)
-        case Extended(spec, added):
+        case Extended(spec, pieces, added):
             pass
-    pieces = range(len(spec.keys) - len(added), len(spec.keys))
     keys = [spec.keys[i] for i in pieces]
     tasks = {spec.keys[i]: PieceTask(spec.keys[i], make_piece, spec.id, i) for i in pieces}
     with in_one_span(client):

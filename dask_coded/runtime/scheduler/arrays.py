@@ -220,15 +220,21 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         if state.allowed is not None:
             state.allowed.update(new)
         assert isinstance(state.spec, ArraySpec)
-        state.spec = spec = state.spec.extended(len(new))
-        state.errors.extend(spec.code)
-        if state.work is not None:
-            state.work = np.concatenate([state.work, spec.uniform_work[-len(new) :]])
-        made = dict(zip(spec.keys[-len(new) :], new, strict=True))
+        spec, known = state.spec, len(state.spec.keys)
+        # Those that nobody holds any more, such as of an extension that was interrupted.
+        tasks = self._scheduler.tasks
+        free = [i for i, key in enumerate(spec.keys) if key not in state.alive and key not in tasks]
+        pieces = (*free, *range(known, known + len(new)))[: len(new)]
+        if more := sum(piece >= known for piece in pieces):
+            state.spec = spec = spec.extended(more)
+            state.errors.extend(spec.code)
+            if state.work is not None:
+                state.work = np.concatenate([state.work, spec.uniform_work[known:]])
+        made = {spec.keys[piece]: address for piece, address in zip(pieces, new, strict=True)}
         state.alive.update(made)
         self._homes.add(state, made)
         self._log("extend", array=array, code=repr(spec.code), workers=new)
-        return reply(Extended(spec, tuple(new)))
+        return reply(Extended(spec, pieces, tuple(new)))
 
     def abandon(self, array: str) -> None:
         """Handler: encoding has failed, so forget the array."""

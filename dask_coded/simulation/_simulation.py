@@ -202,7 +202,8 @@ class Simulation:
     def bound(self, round_: int, time: float) -> float:
         """Return the fluid bound of a round that starts at a time and can finish."""
         size = float(self.layout.work[0].sum())
-        needed = int(self.layout.need.sum()) * size
+        # A little less, because the work of exactly the needed pieces adds up with rounding errors.
+        needed = int(self.layout.need.sum()) * size * (1 - 1e-12)
         pieces = np.bincount(self.layout.host, minlength=self.speeds.workers)
         # With several groups, the bound is total work over total speed, see Capacity.
         capacity = pieces * size if len(self.layout.need) == 1 else np.inf

@@ -64,6 +64,13 @@ def test_workers_with_several_pieces(speeds: Speeds, blocks: int, bound: float) 
     assert round_.seconds >= 0.999 * bound
 
 
+@pytest.mark.parametrize("stripes", [10, 20])
+def test_without_redundancy_the_bound_is_that_of_the_slowest(stripes: int) -> None:
+    speeds = Speeds(np.array([[0.3, 0.7, 1.1, 0.9, 1.3, 0.6, 0.17]]), 0.1)
+    [round_] = Simulation(Code(np.eye(7)), speeds, network=IDEAL, stripes=stripes).run(1)
+    assert round_.bound == pytest.approx(1 / 0.17)
+
+
 @pytest.mark.parametrize("seconds", [None, 0.1])
 def test_groups_that_need_several_pieces(seconds: float | None) -> None:
     parity = np.array([[1, 1, 0, 0], [0, 0, 1, 1]])

@@ -635,7 +635,7 @@ class Frame:
             ([delayed(X[:50]), delayed(scipy.sparse.csr_array(X[50:]))], Y),
             {},
             ValueError,
-            r"of dtype float64 and shape \(5,\) and others of .*, sparse: convert them",
+            r"of dtype float64 and shape \(5,\) and others of .*, a sparse array: convert them",
         ),
         ((da.ones(()), Y), {}, ValueError, "an array of rows, not a single number"),
         ((da.from_array(X)[da.from_array(Y) > 0], Y), {}, ValueError, "compute_chunk_sizes"),

@@ -99,7 +99,7 @@ def test_policies_in_turns_are_compared_without_disturbed_rounds(tmp_path):
             [
                 "hessian",
                 "slowed-support-vector-machine",
-                "predictors-on-processes",
+                "predictors-on-processes-low",
                 "web-graph-filter",
             ],
             {"round_over_fluid", "time_over_s2c2", "time_over_continuous"},

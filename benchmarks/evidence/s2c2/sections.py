@@ -234,24 +234,23 @@ def predictors(results: Results) -> None:
             )
 
 
-def predictors_on_processes(results: Results, level: str) -> None:
-    """Compare predictors on processes: the published network, its like here, and simpler ones."""
-    if not results.processes:
+def predictors_on_processes(results: Results, level: str, predictor: str) -> None:
+    """Run a predictor on processes: the published network, its like here, or a simpler one."""
+    if not results.processes or (results.smoke and predictor != SHOWN[0]):
         return
     register_published()
     [case] = [
         case
-        for case in cases.cloud([(10, 7)], results.count(20))
+        for case in cases.cloud([(10, 7)], results.count(10))
         if case.fields["misprediction"] == level
     ]
+    about = _of_section(case, "predictors-on-processes")
+    about = replace(about, name=f"{about.name}, {predictor}")
     with Bench.open(case.n, results.size) as bench:
-        for predictor in SHOWN[: 1 if results.smoke else None]:
-            about = _of_section(case, "predictors-on-processes")
-            about = replace(about, name=f"{about.name}, {predictor}")
-            for name in ("S2C2", "continuous"):
-                with dask.config.set({"coded.predictor": predictor}):
-                    [found] = bench.run_case(about, CONTENDERS[name])
-                results.add(about, CONTENDERS[name], "processes", found, predictor=predictor)
+        for name in ("S2C2", "continuous"):
+            with dask.config.set({"coded.predictor": predictor}):
+                [found] = bench.run_case(about, CONTENDERS[name])
+            results.add(about, CONTENDERS[name], "processes", found, predictor=predictor)
 
 
 def regimes(results: Results) -> None:
@@ -425,7 +424,13 @@ SECTIONS = {
     "prediction-error": _section(prediction_error, 1),
     "traces": _section(every_trace),
     "predictors": _section(predictors),
-    "predictors-on-processes": _by_level(predictors_on_processes),
+    **{
+        f"predictors-on-processes-{level}": Section(
+            {name: partial(predictors_on_processes, level=level, predictor=name) for name in SHOWN},
+            20,
+        )
+        for level in cases.CLOUDS
+    },
     "regimes": _section(regimes),
     "lengths": _section(lengths),
     "storage": _section(where_coding_pays),

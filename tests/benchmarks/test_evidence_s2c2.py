@@ -88,7 +88,7 @@ def test_policies_in_turns_are_compared_without_disturbed_rounds(tmp_path):
         pytest.param(
             ["support-vector-machine"],
             {"time_over_continuous"},
-            marks=[needs_traces, pytest.mark.extras],
+            marks=[needs_traces, pytest.mark.extras, pytest.mark.long],
         ),
         pytest.param(
             ["over-decomposition"],
@@ -108,7 +108,7 @@ def test_policies_in_turns_are_compared_without_disturbed_rounds(tmp_path):
         pytest.param(
             ["traces", "predictors"],
             {"round_over_fluid", "mean_round_over_fluid"},
-            marks=[needs_traces, pytest.mark.extras],
+            marks=[needs_traces, pytest.mark.extras, pytest.mark.long],
         ),
     ],
 )

@@ -172,7 +172,7 @@ def test_the_rate_that_is_first_at_the_accuracy_is_chosen():
     assert best([never, late, soon]) is soon
     assert best([never, never | {"value": 0.97}])["value"] == 0.97
     assert steps_to(late) == 10 and steps_to(never) == math.inf
-    with pytest.raises(ValueError, match="measure the section 'accuracy'"):
+    with pytest.raises(ValueError, match="measure the section 'tuning'"):
         best([])
 
 

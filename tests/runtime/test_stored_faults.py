@@ -152,6 +152,7 @@ def test_all_workers_killed_during_a_loop(patient, processes, tmp_path):
     check(client, C)
 
 
+@pytest.mark.long
 def test_a_fleet_that_shrinks_and_grows_again_and_again(patient, processes, tmp_path):
     """Also more often than Dask lets a task lose its worker, during rounds and while reading."""
     processes.add(6)

@@ -36,6 +36,8 @@ TARGET = 0.97
 #: Steps that are not timed: the first waits for the data, the next fill the pipeline, and the last
 #: drain it.
 FILLING, DRAINING = 3, 3
+#: How often a training is begun until all workers take part from its first step on.
+_ATTEMPTS = 5
 
 AGGREGATIONS: Mapping[str, Aggregation] = {
     "server": Star(),
@@ -300,7 +302,13 @@ def time_steps(kept: Kept, there: Links, net: str, method: Method, turn: int) ->
     # A whole period, because its steps differ.
     timed = compression.period if isinstance(compression, GradiVeQ) else size_of(kept).timed
     steps = FILLING + timed + DRAINING
-    seconds, computing, received, more = _timed(kept, there, net, method, turn, steps)
+    for _ in range(_ATTEMPTS):
+        found = _timed(kept, there, net, method, turn, steps)
+        if found is not None:
+            break
+    else:
+        raise RuntimeError(f"{method.name}: some workers were never there from the first step on.")
+    seconds, computing, received, more = found
     kept.report.add(
         f"{net}, {method.name}, {method.compression}, {there.rate}, turn {turn}",
         "step",
@@ -322,8 +330,11 @@ def time_steps(kept: Kept, there: Links, net: str, method: Method, turn: int) ->
 
 def _timed(
     kept: Kept, there: Links, net: str, method: Method, turn: int, steps: int
-) -> tuple[float, float | None, float, dict[str, Any]]:
-    """Return seconds of a step and of its computation, and bytes that a worker receives in it."""
+) -> tuple[float, float | None, float, dict[str, Any]] | None:
+    """Return seconds of a step and of its computation, and bytes that a worker receives in it.
+
+    None if a step was without some workers, such as those that were still importing PyTorch.
+    """
     size, chosen, lab = size_of(kept), net_of(net), there.lab
     optimizer = SGD(0.01)
     if method.aggregation == "DDP":
@@ -368,6 +379,8 @@ def _timed(
         leader=lab.free,
         callback=callback,
     )
+    if any(0 < len(step.computing) < len(lab.workers) for step in result.history[:-DRAINING]):
+        return None
     if not turn and not result.aggregation.plan(len(lab.workers)).rooted:
         _check(kept, there, net, method, steps, result.parameters)
     (first, before) = begun[0]

@@ -40,6 +40,12 @@ class Axis:
         """Return the axis after a selection, whose labels are not known any more."""
         return self if self.index is None else Axis(self.name, None, known=False)
 
+    def same(self, other: Axis) -> bool:
+        """Whether another axis has the same labels in the same order."""
+        if self.index is None or other.index is None:
+            return self == other
+        return self.name == other.name and bool(self.index.equals(other.index))
+
 
 #: Of the rows and the columns of a matrix.
 Labels = tuple[Axis, Axis]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import copy
 from functools import wraps
 from typing import Any, Self
@@ -220,12 +220,19 @@ class CodedView(ProductArray):
         if not isinstance(x := as_factor(x, self.labels[1]), np.ndarray | Array):
             return self.base._times(x)
         dtype = np.result_type(self.dtype, x.dtype)
-        # The factor comes last, and float16 may not hold the product without it.
-        wide = np.float32 if dtype == np.float16 and self.factor != 1 else dtype
-        y = self.base @ x.astype(wide, copy=False)
+        if self.factor == 1:
+            y = self.base @ x.astype(dtype, copy=False)
+        else:
+            # A dtype may not hold the product without the factor, or the operand with all of it, so
+            # about its root comes first: a power of two, which rounds nothing.
+            wide = np.dtype(np.float32) if dtype == np.float16 else dtype
+            exponent = int(np.frexp(abs(self.factor))[1]) // 2
+            first = 2.0 ** min(max(exponent, -60), 60)
+            x = x.astype(wide, copy=False)
+            y = self.base @ (x if first == 1 else x * wide.type(first))
         for rows in self.selections:
             y = y[rows]
-        return (y if self.factor == 1 else y * self.factor).astype(dtype)
+        return (y if self.factor == 1 else y * (self.factor / first)).astype(dtype)
 
     def _scaled(self, plain: Array, factor: Any) -> ProductArray:
         product = self.factor * factor
@@ -329,8 +336,20 @@ def _derived(op: Any, args: tuple[Any, ...], plain: Any, kwargs: Any = ()) -> An
         factor = _factor(op, args)
     if factor is None:
         reason = elementwise(getattr(op, "__name__", repr(op)))
-        return UncodedArray(plain, reason, labels=matrices[0].labels)
+        return UncodedArray(plain, reason, labels=_labels_after(op, matrices))
     return matrices[0]._scaled(plain, factor)
+
+
+def _labels_after(op: Any, matrices: list[ProductArray]) -> Labels:
+    """Return the labels of the result: unknown if entries may have moved, or labels differ."""
+    labels = matrices[0].labels
+    stay = isinstance(op, np.ufunc) or op is getattr(operator, getattr(op, "__name__", ""), None)
+    alike = all(
+        own.same(other)
+        for matrix in matrices[1:]
+        for own, other in zip(labels, matrix.labels, strict=True)
+    )
+    return labels if stay and alike else lost(labels)
 
 
 def _factor(op: Any, args: tuple[Any, ...]) -> Any:
@@ -416,6 +435,7 @@ def _tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
     of_a, of_b = ([int(i) for i in np.atleast_1d(part)] for part in axes)
     if len(of_a) != 1 or len(of_b) != 1:
         # A sum over all elements, or no sum: what a reduction is to a coded array.
+        _check_unlabelled("tensordot", (a, b))
         return NotImplemented
     return _contract(a, of_a[0], b, of_b[0])
 
@@ -444,6 +464,7 @@ def _einsum(*operands: Any, **kwargs: Any) -> Any:
     given = operands[1:] if isinstance(operands[0], str) else operands[: 2 * len(arrays) : 2]
     if len(arrays) < 2 or not output:
         # One matrix, or a sum over all elements: what a reduction is to a coded array.
+        _check_unlabelled("einsum", given)
         return NotImplemented
     if len(arrays) == 2 and not kwargs.get("dtype"):
         a, b = terms.split(",")
@@ -456,12 +477,16 @@ def _einsum(*operands: Any, **kwargs: Any) -> Any:
     return _plainly("einsum", _einsum_of_dask, *operands, **kwargs)
 
 
-def _plainly(name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _check_unlabelled(name: str, args: Iterable[Any]) -> None:
     if any(axis.index is not None for arg in args for axis in axes_of(arg)):
         raise ValueError(
             f"This form of `{name}` would ignore the labels of its operands: write it as products "
             "`C @ x`, or pass the operands without labels, as `x.data` or `x.to_numpy()`."
         )
+
+
+def _plainly(name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    _check_unlabelled(name, args)
     say_uncoded(f"This form of `{name}` is not coded: write it as products `C @ x`, if it is some")
     return function(*map(as_plain, args), **kwargs)
 

@@ -187,8 +187,11 @@ def submit(
         if is_dask_collection(value):
             data.append(client.compute(value))
             return DataSlot(len(data) - 1)
+        if isinstance(value, np.ndarray) and in_process:
+            return value.copy()  # the task would get the caller's memory
         return value
 
+    in_process = getattr(client.scheduler, "address", "").startswith("inproc://")
     places, named = map_nested(slot, args), map_nested(slot, kwargs)
     name = getattr(function, "__name__", "function")
     key = f"coded-{name}-{uuid.uuid4().hex}"

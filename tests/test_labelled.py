@@ -199,6 +199,43 @@ def test_a_model_of_a_labelled_coded_array_knows_its_columns(client):
         model.predict(frame.iloc[:, ::-1])
 
 
+def test_a_model_refuses_a_coded_array_with_its_columns_in_another_order(client):
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("sklearn")
+    frame = pandas.DataFrame(A, columns=list("abcd"))
+    model = coded.linear_model.Ridge().fit(frame, A @ x)
+    found = model.predict(coded.encode(frame)).compute()
+    np.testing.assert_allclose(found, model.predict(frame), rtol=1e-9)
+    with pytest.raises(ValueError, match=r"feature names should match .* same order"):
+        model.predict(coded.encode(frame[list("bacd")]))
+
+
+@pytest.mark.filterwarnings("ignore:A product with the result of:dask_coded.UncodedWarning")
+def test_labels_are_unknown_where_columns_have_moved(client):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(A, columns=list("abcd"))
+    C, D = coded.encode(frame), coded.encode(frame[list("bacd")])
+    operand = pandas.Series(x, index=list("abcd"))
+    np.testing.assert_allclose(((C + C) @ operand[::-1]).compute(), 2 * A @ x)
+    np.testing.assert_allclose((np.abs(C) @ operand[::-1]).compute(), np.abs(A) @ x)
+    for moved in (C + D, np.roll(C, 1, axis=1), C.map_blocks(lambda block: block[:, ::-1])):
+        with pytest.raises(ValueError, match=r"labels of .* not known|labels, those of this"):
+            moved @ operand
+
+
+def test_sums_over_all_elements_do_not_ignore_labels(client, labelled):
+    matrix = labelled.assign_coords(place=list("abcd"))
+    C = coded.encode(matrix)
+    total = (A * A).sum()
+    np.testing.assert_allclose(np.einsum("ij,ij->", C, matrix.data).compute(), total)
+    for sums in (
+        lambda: np.einsum("ij,ij->", C, matrix[:, ::-1]),
+        lambda: np.tensordot(C, matrix[:, ::-1], axes=2),
+    ):
+        with pytest.raises(ValueError, match="would ignore the labels of its operands"):
+            sums()
+
+
 @pytest.mark.parametrize("kind", ["matrix", "frame"])
 def test_an_operand_from_the_left_is_aligned_with_the_rows(client, kind, request):
     C = coded.encode(request.getfixturevalue(kind), coded.MDS(3, 2), transpose=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,8 @@ def as_graph(graph: Any, *, undirected: bool = False, weight: str | None = "weig
         raise ValueError(f"{_GRAPHS}, not a file name: pass that to read_graph first.")
     elif is_dask_collection(graph):
         raise ValueError(f"{_GRAPHS}, not a dask collection: pass `graph.compute()`.")
+    elif isinstance(graph, Mapping):
+        raise ValueError(f"{_GRAPHS}, not a dictionary: pass `nx.Graph(...)` of it, or triples.")
     elif isinstance(graph, Iterable):
         found = _from_edge_list(graph)
     else:
@@ -109,16 +111,21 @@ def _columns(edges: Any) -> tuple[list[Any], bool]:
     """Return the two or three columns of an edge list, and whether only an edge list has such.
 
     The columns of a data frame are converted one by one: in a common array, floating-point weights
-    would round the integers beside them.
+    would round the integers beside them. Those that are named source and target are these wherever
+    they are.
     """
     named = True
-    if hasattr(edges, "iloc"):
-        named = list(edges.columns) != list(edges.index)  # they are equal in an adjacency matrix
+    names: list[Any] = []
+    if hasattr(edges, "iloc") and hasattr(edges, "columns"):
+        names = list(edges.columns)
+        named = names != list(edges.index)  # they are equal in an adjacency matrix
         columns = [edges.iloc[:, i].to_numpy() for i in range(edges.shape[1])]
     elif hasattr(edges, "get_columns"):  # of polars
+        names = list(edges.columns)
         columns = [column.to_numpy() for column in edges.get_columns()]
     elif getattr(getattr(edges, "dtype", None), "names", None):
-        columns = [edges[name] for name in edges.dtype.names]
+        names = list(edges.dtype.names)
+        columns = [edges[name] for name in names]
     else:
         named = False
         if hasattr(edges, "to_numpy"):
@@ -133,6 +140,9 @@ def _columns(edges: Any) -> tuple[list[Any], bool]:
             # A string of two letters has two entries but is not an edge.
             widths = {len(e) if isinstance(e, (tuple, list, np.ndarray)) else 0 for e in rows}
             columns = list(zip(*rows, strict=True)) if len(widths) == 1 and any(widths) else []
+    if names.count("source") == names.count("target") == 1:
+        first = [names.index("source"), names.index("target")]
+        columns = [columns[i] for i in (*first, *({*range(len(names))} - {*first}))]
     if len(columns) not in (2, 3):
         raise ValueError(
             f"{_GRAPHS}; edges must all have 2 entries, or 3 with a weight: convert a dense "
@@ -167,9 +177,10 @@ def _exact(names: Any) -> Array | list[str]:
             numbers = all(isinstance(n, Real) and not isinstance(n, bool) for n in names)
             exact = numbers and all(n == n // 1 and abs(n) <= 2**53 for n in names)
         else:
+            whole = [int(name) for name in names]  # NumPy's own would wrap around
             for dtype in (np.int64, np.uint64):
                 try:
-                    return np.array(names, dtype=dtype)
+                    return np.array(whole, dtype=dtype)
                 except OverflowError:
                     pass
             raise ValueError(f"{_NAMES}, {max(names, key=abs)} does not fit beside the others.")

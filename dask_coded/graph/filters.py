@@ -32,7 +32,7 @@ import scipy.sparse as sp
 
 from dask_coded.arguments import check_positive, check_whole
 from dask_coded.array import CodedArray
-from dask_coded.graph.adjacency import Graph, summed
+from dask_coded.graph.adjacency import Graph, check_square, summed
 from dask_coded.graph.conversion import as_graph
 from dask_coded.graph.iteration import product
 from dask_coded.graph.kernels import Hops, Kernel, PolynomialKernel, chebyshev_coefficients
@@ -274,7 +274,10 @@ def _operand(graph: Any, normalized: bool, weight: str | None) -> tuple[Any, Gra
 
 
 def _has_negatives(graph: Any) -> bool:
-    return sp.issparse(graph) and bool((summed(graph).data < 0).any())
+    if not sp.issparse(graph):
+        return False
+    check_square(graph)  # otherwise a conversion may write to memory that is not the matrix's
+    return bool((summed(graph).data < 0).any())
 
 
 def _signal(signal: Any, graph: Graph) -> Array:

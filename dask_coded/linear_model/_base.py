@@ -160,11 +160,25 @@ class LinearModel(BaseEstimator):
                 f"{self.n_features_in_} features as input."
             )
         if isinstance(X, CodedArray):
+            self._check_names(X)
             return X @ self.coef_.T + self.intercept_
         coefficients, shift = self.coef_.T, self.intercept_
         return rowwise(
             X.rechunk({1: -1}), lambda block: block @ coefficients + shift, coefficients.shape[1:]
         )
+
+    def _check_names(self, X: CodedArray) -> None:
+        """Refuse a labelled array whose columns are not those of the fit, in their order."""
+        columns = X.labels[1].index
+        if columns is None or not hasattr(self, "feature_names_in_"):
+            return
+        if all(isinstance(name, str) for name in columns) and list(columns) != list(
+            self.feature_names_in_
+        ):
+            raise ValueError(
+                "The feature names should match those that were passed during fit, in the same "
+                "order: encode the columns in that order."
+            )
 
 
 # -- helpers -----------------------------------------------------------------------------------
@@ -195,3 +209,8 @@ def here(values: Any, client: Client | None = None) -> Any:
     if client is None:
         return values.compute()
     return result_of(waiting_client(client).compute(values))
+
+
+def client_of(X: Any) -> Client | None:
+    """Return the client of a coded array, whose cluster computes its products."""
+    return X.encoded.client if isinstance(X, CodedArray) else None

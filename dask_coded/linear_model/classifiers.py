@@ -15,6 +15,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from dask_coded.arguments import check_fraction, check_positive
 from dask_coded.linear_model._base import (
     LinearModel,
+    client_of,
     here,
     rowwise,
 )
@@ -116,7 +117,9 @@ class _Classifier(ClassifierMixin, LinearModel):
         float
         """
         return float(
-            accuracy_score(here(y), here(self.predict(X)), sample_weight=here(sample_weight))
+            accuracy_score(
+                here(y), here(self.predict(X), client_of(X)), sample_weight=here(sample_weight)
+            )
         )
 
 

@@ -10,7 +10,7 @@ from sklearn.base import RegressorMixin
 from sklearn.metrics import r2_score
 
 from dask_coded.arguments import check_fraction, check_positive
-from dask_coded.linear_model._base import LinearModel, here
+from dask_coded.linear_model._base import LinearModel, client_of, here
 from dask_coded.linear_model._fit import Callback
 from dask_coded.linear_model._objective import Intercept, check_weights
 from dask_coded.linear_model.families import SquaredError
@@ -127,7 +127,8 @@ class _Regressor(RegressorMixin, LinearModel):
         -------
         float
         """
-        return float(r2_score(here(y), here(self.predict(X)), sample_weight=here(sample_weight)))
+        predicted = here(self.predict(X), client_of(X))
+        return float(r2_score(here(y), predicted, sample_weight=here(sample_weight)))
 
 
 class LinearRegression(_Regressor):

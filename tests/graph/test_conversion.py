@@ -224,3 +224,27 @@ def test_a_long_name_takes_the_memory_of_one_name():
 def test_masked_edges_are_refused():
     with pytest.raises(TypeError, match="must not be masked"):
         as_graph(np.ma.masked_equal([[1, 2], [3, 4], [5, 6]], 4))
+
+
+@pytest.mark.parametrize("extra", [{}, {"weight": [1.0, 2.0]}], ids=str)
+def test_columns_with_names_are_taken_by_their_names(extra):
+    pandas = pytest.importorskip("pandas")
+    columns = {**extra, "target": [2, 3], "source": [1, 1]}
+    found = as_graph(pandas.DataFrame(columns))
+    kinds = [(name, float if name == "weight" else int) for name in columns]
+    rows = [*zip(*columns.values(), strict=True)]
+    for graph in (found, as_graph(np.array(rows, dtype=kinds))):
+        assert graph.nodes.tolist() == [1, 2, 3]
+        np.testing.assert_array_equal(
+            graph.adjacency.toarray(), [[0, 1, 2 if extra else 1], [0, 0, 0], [0, 0, 0]]
+        )
+
+
+def test_a_dictionary_is_refused():
+    with pytest.raises(ValueError, match="not a dictionary: pass `nx"):
+        as_graph({("a", "b"): 3.0, ("a", "c"): 1.0})
+
+
+def test_names_beyond_signed_integers_stay_what_they_are():
+    found = as_graph([(np.uint64(1), np.uint64(2**63 + 5))])
+    assert found.nodes.tolist() == [1, 2**63 + 5]

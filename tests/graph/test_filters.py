@@ -338,3 +338,10 @@ def test_repeated_entries_of_narrow_integers_are_added_up():
     ends = [0, 0, 1, 1, 0, 0, 1, 1], [0, 0, 1, 1, 1, 1, 0, 0]
     given = sp.coo_array((np.repeat([100, -100], 4).astype(np.int8), ends), shape=(2, 2))
     np.testing.assert_array_equal(check_laplacian(given).toarray(), expected)
+
+
+def test_a_matrix_with_indices_beyond_its_shape_is_refused():
+    matrix = sp.csc_array(np.array([[1.0, -1.0], [-1.0, 1.0]]))
+    matrix.indices[1] = 10**6
+    with pytest.raises(ValueError, match="indices must be"):
+        coded.graph.filter(matrix, np.ones(2), coded.graph.Heat(1.0))

@@ -121,6 +121,24 @@ def test_the_source_may_be_changed_afterwards(make, code, A, client):
     check(y @ C, y @ A, client)
 
 
+@pytest.mark.parametrize("code", CODES, ids=repr)
+def test_the_source_of_a_dask_array_may_be_changed_afterwards(code, A, client):
+    source = A.copy()
+    blocks = coded.encode(A, code, client).chunks[0]
+    C = coded.encode(da.from_array(source, chunks=(blocks, -1)), code, client)
+    source[...] = 0
+    check(C @ numbers(COLUMNS), A @ numbers(COLUMNS), client)
+
+
+def test_multiples_in_single_precision_whose_factors_are_large(client):
+    C = coded.encode(np.full((6, 2), 1e30, np.float32), coded.MDS(3, 2), client)
+    for factor, entry in [(1e-30, 1e9), (1e-30, 1e-20), (-1e-25, 1e12)]:
+        x = np.full(2, entry, np.float32)
+        found = value((C * factor) @ x, client)
+        np.testing.assert_allclose(found, np.full(6, 2e30 * entry * factor), rtol=1e-5)
+        assert found.dtype == np.float32
+
+
 @pytest.mark.parametrize(
     "chunks",
     [(ROWS, COLUMNS), (5, COLUMNS), (ROWS, 4), (4, 3), ((20, 1, 2), (1, 10)), (1, 1)],

@@ -331,8 +331,11 @@ async def _combine(
         if (data := _held(plugin, sources[0], spec)) is None:
             raise RowsGoneError(plugin.exchange.address, silent=False)
         if not plugin.disk.is_spilled(as_key(sources[0].key)) or spec.sparse_type:
+            # In the client's process a chunk may be memory of the caller, who may change it.
+            shared = plugin.exchange.address.startswith("inproc://")
+            own = data.copy() if shared else data
             return await loop.run_in_executor(
-                None, lambda: mixer.finished(_as_declared(data, sources[0], spec))
+                None, lambda: mixer.finished(_as_declared(own, sources[0], spec))
             )
         # Its rows are copied to where a round can read them stripe by stripe, while it is in use.
     if spec.sparse_type:

@@ -14,8 +14,9 @@ import numpy.typing as npt
 from distributed import Client
 
 from dask_coded.array import encode
-from dask_coded.demo import blocks_on, plain_product
+from dask_coded.demo import blocks_on
 from dask_coded.submission import submit
+from dask_coded.uncoded import uncoded_product
 
 # Coding must save this fraction of the time, at least: otherwise it is not worth its memory.
 _WORTH = 0.1
@@ -150,7 +151,7 @@ def _timed(function: Callable[[], object]) -> float:
 
 
 def _plain(matrix: da.Array, x: npt.NDArray[Any]) -> object:
-    return (plain_product(matrix, x) if x.ndim > 1 else plain_product(matrix, x[:, None])).compute()
+    return uncoded_product(matrix, x).compute()
 
 
 def _round(operator: Any, x: npt.NDArray[Any]) -> float:

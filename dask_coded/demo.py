@@ -35,7 +35,6 @@ from dask import core
 from dask.system import CPU_COUNT
 from distributed import Client, wait
 
-from dask_coded.arguments import meta_of
 from dask_coded.array import encode
 from dask_coded.codes import MDS, Repetition
 from dask_coded.display import Display
@@ -43,6 +42,7 @@ from dask_coded.graph import Graph
 from dask_coded.graph.pagerank import transition_matrix
 from dask_coded.local import local_client
 from dask_coded.submission import submit
+from dask_coded.uncoded import uncoded_product
 
 _SIZE = 6_000  # rows and columns of A, unless it is a graph's
 _COLUMNS = 32  # of x: enough for computing to outweigh messages
@@ -219,7 +219,7 @@ class _Bench:
         ]
 
     def _plain(self, matrix: da.Array) -> float:
-        product = plain_product(matrix, self._x)
+        product = uncoded_product(matrix, self._x)
         drawn = matrix is self._whole
         if drawn:
             self._client.get_task_stream()  # records from now on
@@ -293,15 +293,6 @@ def blocks_on(
 
 def _normal(seed: int, rows: int, columns: int) -> np.ndarray[Any, Any]:
     return np.random.default_rng(seed).standard_normal((rows, columns))
-
-
-def plain_product(matrix: da.Array, x: np.ndarray[Any, Any]) -> da.Array:
-    """Return the product with a matrix, in one task for each chunk."""
-    if isinstance(meta_of(matrix), np.ndarray):
-        return matrix @ x
-    # dask.array does not multiply sparse chunks by dense ones.
-    chunks = (matrix.chunks[0], (x.shape[1],))
-    return da.map_blocks(lambda block: block @ x, matrix, chunks=chunks, meta=np.empty((0, 0)))
 
 
 def _loop(operator: Any, x: np.ndarray[Any, Any], rounds: int) -> list[LoopRound]:

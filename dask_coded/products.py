@@ -28,7 +28,14 @@ from numpy.lib.array_utils import normalize_axis_index
 from dask_coded.arguments import meta_of
 from dask_coded.compat import HookedArray, handle_out, parse_einsum_input
 from dask_coded.labels import UNLABELLED, Labels, as_factor, axes_of, lost
-from dask_coded.uncoded import COLUMNS, ROWS, TRANSPOSED, elementwise, say_uncoded
+from dask_coded.uncoded import (
+    COLUMNS,
+    ROWS,
+    TRANSPOSED,
+    elementwise,
+    say_uncoded,
+    uncoded_product,
+)
 
 # Before :mod:`dask_coded.dispatch` replaces it.
 _einsum_of_dask = da.einsum
@@ -297,7 +304,7 @@ class UncodedArray(ProductArray):
     def _times(self, x: Any) -> Any:
         x = as_plain(as_factor(x, self.labels[1]))
         say_uncoded(self.reason)
-        return as_plain(self) @ x
+        return uncoded_product(as_plain(self), x)
 
     def _scaled(self, plain: Array, factor: Any) -> ProductArray:
         return UncodedArray(plain, self.reason, labels=self.labels)
@@ -419,7 +426,7 @@ def matmul(a: Any, b: Any) -> Any:
     if b.T.is_coded:
         return (b.T @ a.T).T
     say_uncoded(b.T.reason)
-    return a @ as_plain(b)
+    return uncoded_product(a, as_plain(b))
 
 
 def _dot(a: Any, b: Any) -> Any:

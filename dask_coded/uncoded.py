@@ -1,8 +1,14 @@
-"""How a product that is not coded says so: a warning, an error or nothing."""
+"""How a product that is not coded is computed, and says so: a warning, an error or nothing."""
 
 from __future__ import annotations
 
+import operator
+from typing import Any
+
 import dask
+import dask.array as da
+import numpy as np
+import scipy.sparse
 
 from dask_coded.caller import warner
 
@@ -59,3 +65,28 @@ def say_uncoded(reason: str) -> None:
         raise UncodedWarning(message)
     if wanted == "warn":
         warner(UncodedWarning)(message)
+
+
+def uncoded_product(a: Any, b: Any) -> Any:
+    """Return ``a @ b`` of at least one dask array, one of which may have SciPy's sparse chunks.
+
+    Those dask.array does not multiply by dense ones.
+    """
+    sparse = [scipy.sparse.issparse(getattr(x, "_meta", None)) for x in (a, b)]
+    if sum(sparse) != 1 or max(a.ndim, b.ndim) > 2:
+        return a @ b
+    a, b = (da.asanyarray(x) for x in (a, b))
+    left, right = "ij"[2 - a.ndim :], "jk"[: b.ndim]
+    kept = (left + right).replace("j", "")
+    dtype = np.result_type(a.dtype, b.dtype)
+    return da.blockwise(
+        operator.matmul,
+        kept,
+        a.rechunk({a.ndim - 1: -1}),
+        left,
+        b.rechunk({0: -1}),
+        right,
+        concatenate=True,
+        dtype=dtype,
+        meta=np.empty((0,) * len(kept), dtype),
+    )

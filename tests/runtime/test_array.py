@@ -601,6 +601,26 @@ def test_plain_product_from_the_left(C, A, client):
     np.testing.assert_allclose(value(result, client), x @ A)
 
 
+@pytest.mark.filterwarnings("ignore::dask_coded.UncodedWarning")
+@pytest.mark.parametrize("kind", SPARSE[:2], ids=lambda kind: kind.__name__)
+def test_plain_products_of_sparse(kind, client):
+    A = sparse(kind)
+    C = coded.encode(A, None, client)
+    x, y = numbers(17), numbers(40)
+    Y = da.from_array(numbers(40, 3), chunks=(11, 2))
+    for actual, expected in [
+        (y @ C, y @ A),
+        (numbers(3, 40) @ C, numbers(3, 40) @ A),
+        (C.T @ y, A.T @ y),
+        (C.T @ Y, A.T @ numbers(40, 3)),
+        (da.tensordot(C.T, Y, axes=1), A.T @ numbers(40, 3)),
+        (C[:, :3] @ x[:3], A.tocsc()[:, :3] @ x[:3]),
+        ((C + C) @ x, 2 * (A @ x)),
+    ]:
+        assert not rounds(actual)
+        np.testing.assert_allclose(value(actual, client), expected, rtol=1e-12)
+
+
 @pytest.mark.parametrize("kind", SPARSE[:2], ids=lambda kind: kind.__name__)
 def test_transpose_of_sparse(kind, client):
     A = sparse(kind)

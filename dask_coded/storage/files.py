@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -64,10 +65,11 @@ def _remote(place: str) -> tuple[Any, str]:
     return files, path
 
 
-def write_file(place: str, content: bytes) -> None:
+def write_file(place: str, content: bytes, confirm: Callable[[], None] = lambda: None) -> None:
     """Write a file with its checksum.
 
-    A local reader finds all of it, or the previous content. So does one of an object store.
+    A local reader finds all of it, or the previous content. So does one of an object store. A local
+    file takes the place of the previous one if ``confirm`` raises no exception.
 
     Raises
     ------
@@ -86,6 +88,7 @@ def write_file(place: str, content: bytes) -> None:
             file.write(packed)
             file.flush()
             os.fsync(file.fileno())
+        confirm()
         part.replace(whole)
     except BaseException:  # the disk may be full, or the user may have pressed Ctrl-C
         part.unlink(missing_ok=True)

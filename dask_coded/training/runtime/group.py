@@ -6,6 +6,7 @@ or silent, and another group goes on after the step.
 
 from __future__ import annotations
 
+import logging
 import math
 import pickle
 from collections import defaultdict
@@ -18,7 +19,7 @@ from dask.utils import parse_bytes
 
 from dask_coded.aggregation import ROOT, Command, Finished, Machine, Send, SqueezePlan, Tag
 from dask_coded.aggregation.formation import can_finish, form
-from dask_coded.aggregation.steps import Order, SeenStep, SqueezedSteps
+from dask_coded.aggregation.steps import KEPT, Order, SeenStep, SqueezedSteps
 from dask_coded.compression import Partial
 from dask_coded.config import timeouts
 from dask_coded.prediction import SpeedHistory
@@ -51,6 +52,10 @@ _INTEGER = 4
 # Workers that join are taken in when a group has worked this many times as long as it took to form
 # it, data included. So forming groups takes a sixth of the time at most.
 _WORTH = 5
+# Steps by which the last report of a worker may be behind while chunks of sums are kept for it.
+_BEHIND = KEPT // 2  # a step may have two turns
+
+logger = logging.getLogger("distributed.dask_coded")
 
 
 class GroupOverError(Exception):
@@ -167,6 +172,8 @@ class LiveGroup:
         self._link.send((address, message) for address in self._members)
 
     def _react(self, event: Event) -> None:
+        if isinstance(event.message, Silent):
+            self._joinable.discard(event.message.address)
         match event.message:
             case NodeMessage(_, step, _, tag, payload) if self._dealt is not None:
                 self._order(self._dealt.received(step, Tag(*tag), payload, monotonic()))
@@ -174,7 +181,8 @@ class LiveGroup:
                 self._received(event.message)
             case StepProgress():
                 self._progressed(event.sender, event.message)
-            case ReplicaState(_, version, state):
+            # The worker that sends them may be lost, and the next one behind it.
+            case ReplicaState(_, version, state) if version > (self._taken or 0):
                 for taker in self._takers:
                     if version % taker.every == 0:
                         taker.put(version, state)
@@ -337,10 +345,19 @@ class LiveGroup:
         self._skip(node, unread=False)
         if self._dealt is not None:
             self._order(self._dealt.lost([node], monotonic()))
-        if not self._can_finish():
+        if not self._can_finish() or (self._dealt is not None and self._is_any_behind()):
             raise GroupOverError
         # If too few are left for another group, this one goes on as well as it can.
         self._leaving |= bool(self._other_group())
+
+    def _is_any_behind(self) -> bool:
+        """Whether a worker lacks sums of steps whose chunks the others do not keep any more.
+
+        If the one that was to send them is lost, it would wait for them for ever.
+        """
+        there = (a for node, a in enumerate(self._members) if node not in self._absent)
+        behind = any(self._version - self._read[address] > _BEHIND for address in there)
+        return behind and self._version < self._group.training.steps
 
     def _leave_silent(self) -> None:
         """Go on in another group if silent or absent workers are needed, and others suffice.
@@ -421,6 +438,11 @@ class LiveGroup:
                     gone.add(address)
                 case StepProgress() | ReplicaState():
                     self._react(event)
+        if len(set(self._digests.values())) > 1:
+            logger.warning(
+                "The workers of a training have ended with different parameters: an optimizer "
+                "computes otherwise on some of their processors."
+            )
         packed = self._final_state(gone)
         for taker in self._takers:
             if version != self._taken or version % taker.every:

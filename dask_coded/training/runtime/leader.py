@@ -52,6 +52,8 @@ logger = logging.getLogger("distributed.dask_coded")
 # If the leader is lost, all details of this many recent steps survive; of earlier
 # ones, only the value of the loss function.
 _RECENT = 1000
+# Bytes per second at which a worker gets a model at least, unless it is silent.
+_SLOWEST = 2**20
 
 
 def lead(training: Training, loop: Loop) -> Outcome:
@@ -233,7 +235,8 @@ class Leader:
                 self._link.run_id, training, plan, addresses, version, sources, plan.choose(), state
             )
             self._link.call(group)
-            if self._all_joined(addresses):
+            nbytes = len(training.model) + len(state or b"")
+            if self._all_joined(addresses, nbytes * len(addresses) / _SLOWEST):
                 self._link.ask_lost()
                 return group
 
@@ -263,15 +266,16 @@ class Leader:
                     found.pop(address, None)
         return found, waiting
 
-    def _all_joined(self, addresses: tuple[str, ...]) -> bool:
+    def _all_joined(self, addresses: tuple[str, ...], sending: float = 0.0) -> bool:
         """Wait until all workers are ready; False if any is gone or silent.
 
-        The state that a worker starts with may be large, so once it has answered only its silence
-        ends the wait. Any worker may be the source of that state.
+        They have ``sending`` seconds more to answer, in which the model reaches them. The state
+        that a worker starts with may be large, too, so once it has answered only its silence ends
+        the wait. Any worker may be the source of that state.
         """
         silent = set(addresses)
         coming = set(addresses)
-        deadline = monotonic() + timeouts().answer
+        deadline = monotonic() + timeouts().answer + sending
         while coming:
             event = self._link.next_event(max(deadline - monotonic(), 0) if silent else None)
             if event is None:

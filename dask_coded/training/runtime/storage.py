@@ -164,4 +164,5 @@ class CheckpointWriter(StateTaker):
 
     def _take(self, version: int, state: bytes) -> None:
         self._confirm()
-        write_file(self._path, state)
+        # Again before it takes the place of another one: this process may be stopped for long.
+        write_file(self._path, state, self._confirm)

@@ -215,7 +215,8 @@ class Trainer:
         if self._previous is not None:
             self._previous.wait()
             self._previous = None
-        data = self._fetch()
+        # After the last update nobody needs data, and some may be lost.
+        data = self._fetch() if self.replica.version < self._end else {}
         while (task := self._next()) is not None:
             step, work = task
             if isinstance(work, ComputeUnit):

@@ -79,7 +79,25 @@ def test_a_training_does_not_wait_for_its_checkpoints(path, start):
     go.set()
     writer.finish()
     assert content(path) == b"3"
-    assert confirmed == [0, 1]  # those between were left out
+    # Those between were left out. A local file is confirmed again before it is replaced.
+    assert confirmed == [0, 1, 2, 3]
+
+
+def test_a_leader_that_was_replaced_while_it_wrote_leaves_the_newer_file(tmp_path):
+    path, asked = tmp_path / "state", []
+
+    def confirm():
+        asked.append(None)
+        if len(asked) > 1:
+            path.write_bytes(b"newer")
+            raise InterruptedError("replaced")
+
+    writer = CheckpointWriter(str(path), 1, confirm)
+    writer.put(1, b"older")
+    with pytest.raises(InterruptedError):
+        writer.finish()
+    assert path.read_bytes() == b"newer"
+    assert [*tmp_path.iterdir()] == [path]
 
 
 def test_a_leader_that_was_replaced_writes_nothing(path, start):

@@ -440,6 +440,42 @@ def test_worker_stopped_while_it_joins():
     assert found._link._lost == {"b"}
 
 
+def test_workers_have_as_much_longer_to_answer_as_a_model_takes_to_reach_them(monkeypatch):
+    found, waited = leader(), []
+    monkeypatch.setattr(found._link, "next_event", lambda timeout: waited.append(timeout))
+    for sending in (0.0, 500.0):
+        assert not found._all_joined(("a",), sending)
+    assert waited[1] - waited[0] == pytest.approx(500, abs=1)
+
+
+def test_a_training_that_has_ended_fetches_no_data_again():
+    def fetch():
+        raise AssertionError("the data may be lost")
+
+    state = SimpleNamespace(_previous=None, _fetch=fetch, _next=lambda: None, _end=3)
+    Trainer._compute(SimpleNamespace(**vars(state), replica=SimpleNamespace(version=3)))
+    with pytest.raises(AssertionError):
+        Trainer._compute(SimpleNamespace(**vars(state), replica=SimpleNamespace(version=2)))
+
+
+@pytest.mark.parametrize(
+    ("read", "over"), [([4, 4, 4], False), ([4, 4, 3], False), ([4, 4, 2], True)]
+)
+def test_a_worker_lost_while_another_is_far_behind_ends_the_group(read, over):
+    """What it had yet to send to that one, no other worker keeps."""
+    link, squeeze = leader()._link, Squeeze(copies=3, units=6)
+    link.send = lambda messages: [*messages]
+    live = LiveGroup(link, group(squeeze.plan(3)), 0.0, None, None)
+    live._group.training.aggregation, live._group.training.workers = squeeze, None
+    live._version, live._read = 5, dict(zip("abc", read, strict=True))
+    live._dealt.lost = lambda nodes, now: []
+    if over:
+        with pytest.raises(GroupOverError):
+            live._lose("b")
+    else:
+        live._lose("b")
+
+
 def test_all_workers_are_asked_again_if_none_answers_in_time(monkeypatch):
     found, invited = leading(Star(), 1), []
 

@@ -10,6 +10,7 @@ import dask.array as da
 import numpy as np
 import scipy.sparse
 
+from dask_coded.arguments import meta_of
 from dask_coded.caller import warner
 
 # Reasons, without their full stops: why a product is not coded, and what to do.
@@ -72,7 +73,7 @@ def uncoded_product(a: Any, b: Any) -> Any:
 
     Those dask.array does not multiply by dense ones.
     """
-    sparse = [scipy.sparse.issparse(getattr(x, "_meta", None)) for x in (a, b)]
+    sparse = [scipy.sparse.issparse(meta_of(x)) for x in (a, b)]
     if sum(sparse) != 1 or max(a.ndim, b.ndim) > 2:
         return a @ b
     a, b = (da.asanyarray(x) for x in (a, b))

@@ -19,7 +19,7 @@ needs_traces = pytest.mark.skipif(
     ("name", "options", "measures"),
     [
         ("overhead", [], {"lazy_matmul_over_dask", "loop_round_over_dask"}),
-        ("stragglers", [], {"round_over_fluid"}),
+        pytest.param("stragglers", [], {"round_over_fluid"}, marks=pytest.mark.long),
         ("kernels", [], {"striped_over_whole"}),
         ("graphs", [], {"coded_over_stock", "coded_over_scipy"}),
         ("links", [], {"arrival_of_90_percent_over_bound"}),
@@ -80,7 +80,12 @@ needs_traces = pytest.mark.skipif(
             {"longest_gap", "loops_on_slow_workers", "slowest_over_fastest"},
             marks=pytest.mark.long,
         ),
-        ("faults", [], {"faults", "wrong", "errors", "longest_gap", "left_behind"}),
+        pytest.param(
+            "faults",
+            [],
+            {"faults", "wrong", "errors", "longest_gap", "left_behind"},
+            marks=pytest.mark.long,
+        ),
         pytest.param(
             "constants",
             [],

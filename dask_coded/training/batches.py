@@ -106,7 +106,7 @@ def _of_epoch(
     epoch: int,
     draw: Callable[[], npt.NDArray[Any]],
 ) -> npt.NDArray[Any]:
-    """Return what is kept of a part and an epoch, or draw it."""
+    """Return the numbers of a part in an epoch. Draw them if they are not kept yet."""
     known = kept.setdefault(part, {})
     if epoch not in known:
         known[epoch] = draw()

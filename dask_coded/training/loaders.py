@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from dask_coded.arguments import unwrapped
 
+# Blocks at most: enough for a few dozen workers, and few tasks for the scheduler.
 _BLOCKS = 256
 
 
@@ -77,7 +78,7 @@ def from_loader(loader: Any) -> tuple[list[Delayed], list[Delayed]]:
     loader : torch.utils.data.DataLoader
         Its data set must have a length, and workers must find what it reads. It is sent to them.
         Its sampler is asked once, here, unless it shuffles all samples, which :func:`train` does
-        itself. One that draws samples needs a seeded generator if a training is to be resumed.
+        itself. To resume a training, give a random sampler a seeded generator.
         Processes of the loader (``num_workers``) are not used.
 
     Returns
@@ -124,7 +125,6 @@ def from_loader(loader: Any) -> tuple[list[Delayed], list[Delayed]]:
     batches = list(loader.batch_sampler)
     if not batches:
         raise ValueError("Argument 'loader' must yield at least one batch.")
-    # As many blocks as a few dozen workers need, and not more tasks than that.
     edges = np.linspace(0, len(batches), min(len(batches), _BLOCKS) + 1).astype(int)
     # As bytes, so that each task has a copy of its own: a data set may open files when it is first
     # used, and cannot be sent to another worker then, or used by two threads.
@@ -192,7 +192,7 @@ def _has_end(batches: Any) -> bool:
 
 
 def _in_order(batches: Iterable[Any]) -> Iterable[Any]:
-    """Return a ``DataLoader`` that does not shuffle, if ``batches`` is one that does.
+    """Return the same ``DataLoader`` without shuffling; return anything else unchanged.
 
     The training shuffles the samples itself, with its seed. When it is resumed, it must find the
     samples in the same order.

@@ -220,7 +220,7 @@ def test_a_block_without_rows_may_be_of_any_kind(client):
 @pytest.mark.parametrize("schedule", [Synchronous(), Pipelined(2)], ids=str)
 @pytest.mark.parametrize("kind", [np.asarray, scipy.sparse.csr_array])
 def test_samples_may_be_changed_at_random(client, kind, schedule):
-    """Each worker's part, in every step anew, and the data stay as they are."""
+    """Each step draws new changes, and the stored data stay unchanged."""
 
     def scaled(samples, keys):
         factors = 1 + (keys % np.uint64(2)).astype(float)

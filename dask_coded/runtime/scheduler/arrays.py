@@ -221,7 +221,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
             state.allowed.update(new)
         assert isinstance(state.spec, ArraySpec)
         spec, known = state.spec, len(state.spec.keys)
-        # Those that nobody holds any more, such as of an extension that was interrupted.
+        # Pieces that no client wants any more, for example after an interrupted extension.
         tasks = self._scheduler.tasks
         free = [i for i, key in enumerate(spec.keys) if key not in state.alive and key not in tasks]
         pieces = (*free, *range(known, known + len(new)))[: len(new)]

@@ -331,9 +331,12 @@ async def _combine(
         if (data := _held(plugin, sources[0], spec)) is None:
             raise RowsGoneError(plugin.exchange.address, silent=False)
         if not plugin.disk.is_spilled(as_key(sources[0].key)) or spec.sparse_type:
-            # In the client's process a chunk may be memory of the caller, who may change it.
+            # In the client's process a chunk may be memory of the caller, who may change it. What
+            # this package has made is not.
             shared = plugin.exchange.address.startswith("inproc://")
-            own = data.copy() if shared else data
+            key = sources[0].key
+            ours = str(key[0] if isinstance(key, tuple | list) else key).startswith("coded-")
+            own = data.copy() if shared and not ours else data
             return await loop.run_in_executor(
                 None, lambda: mixer.finished(_as_declared(own, sources[0], spec))
             )

@@ -353,7 +353,7 @@ class LiveGroup:
     def _is_any_behind(self) -> bool:
         """Whether a worker lacks sums of steps whose chunks the others do not keep any more.
 
-        If the one that was to send them is lost, it would wait for them for ever.
+        If the sender of these chunks is lost, that worker would wait for ever.
         """
         there = (a for node, a in enumerate(self._members) if node not in self._absent)
         behind = any(self._version - self._read[address] > _BEHIND for address in there)
@@ -440,8 +440,8 @@ class LiveGroup:
                     self._react(event)
         if len(set(self._digests.values())) > 1:
             logger.warning(
-                "The workers of a training have ended with different parameters: an optimizer "
-                "computes otherwise on some of their processors."
+                "The workers of a training have ended with different parameters: some of their "
+                "processors compute the optimizer's update differently."
             )
         packed = self._final_state(gone)
         for taker in self._takers:

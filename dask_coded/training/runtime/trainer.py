@@ -215,7 +215,7 @@ class Trainer:
         if self._previous is not None:
             self._previous.wait()
             self._previous = None
-        # After the last update nobody needs data, and some may be lost.
+        # A finished training needs no data, and some of them may be lost.
         data = self._fetch() if self.replica.version < self._end else {}
         while (task := self._next()) is not None:
             step, work = task

@@ -1,14 +1,15 @@
 """GradiVeQ (Yu et al., NeurIPS 2018): aggregation and accuracy beside other compressions.
 
-Sections: `accuracy` replays five seeds of each compression, `aggregation` times steps with 4 and 8
-workers, with and without segments that overlap, `powersgd` trains by PyTorch's hook, `energy` says
-how much of each layer's gradient principal directions keep, `errors` what sums lose in a ring.
+Sections, for each network: `accuracy` replays each compression, `aggregation` times steps with 4
+and 8 workers, with and without segments that overlap, `powersgd` trains by PyTorch's hook. `energy`
+says how much of each layer's gradient principal directions keep, `errors` what sums lose in a ring.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,7 @@ from benchmarks.evidence.papers import Claim, Finding, Paper, Section
 from benchmarks.evidence.summing import Qsgd
 from benchmarks.evidence.tables import span, table
 from benchmarks.evidence.trainings import (
-    TARGET,
+    TARGETS,
     Method,
     add_curve,
     curve,
@@ -43,12 +44,9 @@ from dask_coded.compression import (
 )
 from dask_coded.training import SGD
 
-NET, LINK = "convolutional", "20mbit"
 WORKERS = (4, 8)
 #: All compressions train alike.
 OPTIMIZER = SGD(0.05, momentum=0.9)
-#: Rank with which PowerSGD sends about as many bytes as GradiVeQ; the table has the bytes of both.
-RANK = 16
 
 METHODS = (
     Method("none", "ring", "none"),
@@ -60,14 +58,69 @@ METHODS = (
     Method("QSGD, all-gather", "all-gather", "QSGD, 4 bits"),
     Method("TernGrad, all-gather", "all-gather", "TernGrad"),
 )
-#: Timed only: four segments overlap compression with communication; PyTorch's is not replayed.
-TIMED = (
-    *METHODS,
-    Method("none, 4 segments", "ring, 4 segments", "none"),
-    Method("GradiVeQ, 4 segments", "ring, 4 segments", "GradiVeQ"),
-    Method("PyTorch DDP", "DDP", "none"),
-    Method("PowerSGD", "DDP", f"PowerSGD {RANK}"),
+#: What a larger network is trained with. It has more numbers to fit directions to, for longer.
+SOME = (
+    *METHODS[:1],
+    *METHODS[2:5],
+    Method("GradiVeQ, period 100", "ring", "GradiVeQ, period 100"),
+    METHODS[6],
 )
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A network, the links that it trains over, and what is compared.
+
+    Parameters
+    ----------
+    net, link : str
+    runs : int
+        Number of seeds, and of turns of timed steps.
+    replayed : tuple of Method
+    rank : int
+        Rank with which PowerSGD sends about as many bytes as GradiVeQ; tables have the bytes.
+    suffix : str
+        How its sections are told from those of others.
+    """
+
+    net: str
+    link: str
+    runs: int
+    replayed: tuple[Method, ...]
+    rank: int
+    suffix: str = ""
+
+    @property
+    def powersgd(self) -> Method:
+        return Method("PowerSGD", "DDP", f"PowerSGD {self.rank}")
+
+    @property
+    def timed(self) -> tuple[Method, ...]:
+        """Four segments overlap compression with communication; PyTorch's is not replayed."""
+        return (
+            *self.replayed,
+            Method("none, 4 segments", "ring, 4 segments", "none"),
+            Method("GradiVeQ, 4 segments", "ring, 4 segments", "GradiVeQ"),
+            Method("PyTorch DDP", "DDP", "none"),
+            self.powersgd,
+        )
+
+    @property
+    def curves(self) -> str:
+        """The section with its curves."""
+        return f"accuracy{self.suffix}"
+
+    def steps(self, workers: int) -> str:
+        """Return the section with its steps."""
+        return f"aggregation{self.suffix}-{workers}"
+
+
+TRIALS = (
+    Trial("convolutional", "20mbit", 5, METHODS, 16),
+    Trial("residual", "50mbit", 3, SOME, 48, "-residual"),
+)
+#: The network whose gradients are examined.
+NET = TRIALS[0].net
 
 LAYERS = ("convolution 1", "bias 1", "convolution 2", "bias 2", "dense 1", "bias 3", "dense 2")
 #: Gradients are examined over two periods of this compression.
@@ -87,45 +140,45 @@ CODECS: dict[str, Codec] = {
 # ---------------------------------------------------------------------------------------- sections
 
 
-def replayed(kept: Kept, method: Method, seed: int) -> None:
+def replayed(kept: Kept, trial: Trial, method: Method, seed: int) -> None:
     """Replay a compression."""
-    curve(kept, NET, method, OPTIMIZER, seed)
+    curve(kept, trial.net, method, OPTIMIZER, seed)
 
 
-def aggregation(kept: Kept, workers: int, turn: int) -> None:
+def aggregation(kept: Kept, trial: Trial, workers: int, turn: int) -> None:
     """Time the steps of all methods once."""
     if not kept.processes:
         return
-    some = [*TIMED[:1], *TIMED[6:7], TIMED[-1]] if kept.smoke else [*TIMED]
-    with links(kept, 2 if kept.smoke else workers, LINK) as there:
+    timed = trial.timed
+    some = [timed[0], trial.replayed[-1], timed[-1]] if kept.smoke else timed
+    with links(kept, trial.net, 2 if kept.smoke else workers, trial.link) as there:
         for method in some:
-            time_steps(kept, there, NET, method, turn)
+            time_steps(kept, there, trial.net, method, turn)
 
 
-def powersgd(kept: Kept, seed: int) -> None:
+def powersgd(kept: Kept, trial: Trial, seed: int) -> None:
     """Train by PyTorch's PowerSGD on workers, and add its accuracy."""
     if not kept.processes:
         return
     from benchmarks.evidence import ddp
 
     size = size_of(kept)
-    _, held_out = load(size)
-    with links(kept, size.workers, LINK) as there:
+    _, held_out = load(size, trial.net)
+    with links(kept, trial.net, size.workers, trial.link) as there:
         found = ddp.train(
             there.lab.client,
             there.lab.workers,
-            net_of(NET),
+            net_of(trial.net),
             there.data,
             optimizer=OPTIMIZER,
             batch=size.batch,
             steps=size.steps,
-            hook=f"PowerSGD {RANK}",
+            hook=trial.powersgd.compression,
             every=size.every,
             seed=seed,
         )
     trained = iter([found.snapshots.get(step, np.zeros(1)) for step in range(1, size.steps + 1)])
-    method = Method("PowerSGD", "DDP", f"PowerSGD {RANK}")
-    add_curve(kept, NET, method, OPTIMIZER, seed, trained, held_out, "curve")
+    add_curve(kept, trial.net, trial.powersgd, OPTIMIZER, seed, trained, held_out, "curve")
 
 
 def energy(kept: Kept) -> None:
@@ -166,7 +219,7 @@ def energy(kept: Kept) -> None:
 def _gradients(kept: Kept) -> Iterator[np.ndarray]:
     """Yield the summed gradients of a training without compression."""
     size, net = size_of(kept), net_of(NET)
-    training, _ = load(size)
+    training, _ = load(size, NET)
     parameters = net.start()
     state = OPTIMIZER.start(parameters)
     rng = np.random.default_rng(0)
@@ -196,7 +249,7 @@ def _forget(compressor: Projection) -> None:
 def errors(kept: Kept) -> None:
     """Add the error of a sum of real gradients that is packed for every message of a ring."""
     size, net = size_of(kept), net_of(NET)
-    training, _ = load(size)
+    training, _ = load(size, NET)
     for workers in WORKERS:
         cut = (np.array_split(part[: size.batch], workers) for part in training)
         parts = [net.gradient(net.start(), *rows)[1] for rows in zip(*cut)]
@@ -212,21 +265,34 @@ def errors(kept: Kept) -> None:
 
 
 SECTIONS = {
-    "accuracy": Section(
-        {
-            f"seed {i}, {method.name}": partial(replayed, method=method, seed=i)
-            for i in range(5)
-            for method in METHODS
-        },
-        20,
-    ),
     **{
-        f"aggregation-{workers}": Section(
-            {f"turn {i}": partial(aggregation, workers=workers, turn=i) for i in range(5)}, 20
+        trial.curves: Section(
+            {
+                f"seed {i}, {method.name}": partial(replayed, trial=trial, method=method, seed=i)
+                for i in range(trial.runs)
+                for method in trial.replayed
+            },
+            20,
         )
+        for trial in TRIALS
+    },
+    **{
+        trial.steps(workers): Section(
+            {
+                f"turn {i}": partial(aggregation, trial=trial, workers=workers, turn=i)
+                for i in range(trial.runs)
+            },
+            20,
+        )
+        for trial in TRIALS
         for workers in WORKERS
     },
-    "powersgd": Section({f"seed {i}": partial(powersgd, seed=i) for i in range(5)}, 20),
+    **{
+        f"powersgd{trial.suffix}": Section(
+            {f"seed {i}": partial(powersgd, trial=trial, seed=i) for i in range(trial.runs)}, 20
+        )
+        for trial in TRIALS
+    },
     "energy": Section({"all": energy}, 2),
     "errors": Section({"all": errors}, 1),
 }
@@ -235,8 +301,8 @@ SECTIONS = {
 # ------------------------------------------------------------------------------- what was measured
 
 
-def _steps(kept: Kept, workers: int, method: str) -> list[dict[str, Any]]:
-    rows = kept.rows(measure="step", workers=workers, method=method)
+def _steps(kept: Kept, trial: Trial, workers: int, method: str) -> list[dict[str, Any]]:
+    rows = kept.rows(measure="step", net=trial.net, workers=workers, method=method)
     return sorted(rows, key=lambda row: row["turn"])
 
 
@@ -248,28 +314,40 @@ def _summing(rows: list[dict[str, Any]]) -> np.ndarray:
 def faster(kept: Kept) -> list[Finding]:
     """Find how many times as fast gradients are summed as without compression."""
     found = []
-    for workers in WORKERS:
-        plain, ours = (_steps(kept, workers, name) for name in ("none", "GradiVeQ"))
-        count = min(len(plain), len(ours))
-        if not count:
-            continue
-        theirs, ours = _summing(plain[:count]), ours[:count]
-        packed = np.array([row["compressed"] for row in ours])
-        for what, times in (("all steps", _summing(ours)), ("compressed steps", packed)):
-            share = 100 * times.mean() / np.mean([row["value"] for row in ours])
-            reason = f"summing is still {share:.0f} % of a step: messages cost time at any size"
-            found.append(Finding(f"{workers} workers, {what}", ratio(theirs, times), None, reason))
+    for trial, workers in itertools.product(TRIALS, WORKERS):
+        plain = _steps(kept, trial, workers, "none")
+        for method in trial.replayed:
+            if method.compression not in ("GradiVeQ", "GradiVeQ, period 100"):
+                continue
+            ours = _steps(kept, trial, workers, method.name)
+            count = min(len(plain), len(ours))
+            if not count:
+                continue
+            theirs, ours = _summing(plain[:count]), ours[:count]
+            packed = np.array([row["compressed"] for row in ours])
+            for what, times in (("all steps", _summing(ours)), ("compressed steps", packed)):
+                share = 100 * times.mean() / np.mean([row["value"] for row in ours])
+                found.append(
+                    Finding(
+                        f"{trial.net} network, {workers} workers, {method.name}, {what}",
+                        ratio(theirs, times),
+                        None,
+                        f"summing is still {share:.0f} % of a step: messages cost time at any size",
+                    )
+                )
     return found
 
 
-def seconds(kept: Kept, workers: int = WORKERS[0]) -> dict[str, np.ndarray]:
+def seconds(kept: Kept, trial: Trial, workers: int = WORKERS[0]) -> dict[str, np.ndarray]:
     """Return the seconds to the accuracy of each method, by seed; infinite if never."""
     found = {}
-    for method in dict.fromkeys(row["method"] for row in kept.rows(measure="curve")):
+    runs = kept.rows(measure="curve", net=trial.net)
+    for method in dict.fromkeys(run["method"] for run in runs):
         each = [
             row["value"] * steps_to(run)
-            for row in _steps(kept, workers, method)
-            for run in kept.rows(measure="curve", method=method, seed=row["turn"])
+            for row in _steps(kept, trial, workers, method)
+            for run in runs
+            if (run["method"], run["seed"]) == (method, row["turn"])
         ]
         if each:
             found[method] = np.array(each)
@@ -278,25 +356,37 @@ def seconds(kept: Kept, workers: int = WORKERS[0]) -> dict[str, np.ndarray]:
 
 def end_to_end(kept: Kept) -> list[Finding]:
     """Find how many times as long training to the accuracy takes without compression."""
-    times = seconds(kept)
-    if not times.keys() >= {"none", "GradiVeQ"}:
-        return []
-    count = min(len(times["none"]), len(times["GradiVeQ"]))
-    theirs, ours = times["none"][:count], times["GradiVeQ"][:count]
-    if not np.isfinite([theirs, ours]).all():
-        return [Finding("", Interval(0, 0, 0), None, "some seeds never reach the accuracy")]
-    return [Finding("", ratio(theirs, ours))]
+    found = []
+    for trial in TRIALS:
+        times = seconds(kept, trial)
+        if not times.keys() >= {"none", "GradiVeQ"}:
+            continue
+        count = min(len(times["none"]), len(times["GradiVeQ"]))
+        theirs, ours = times["none"][:count], times["GradiVeQ"][:count]
+        if np.isfinite([theirs, ours]).all():
+            value, reason = ratio(theirs, ours), ""
+        else:
+            value, reason = Interval(0, 0, 0), "some seeds never reach the accuracy"
+        found.append(Finding(f"{trial.net} network", value, None, reason))
+    return found
 
 
 def lost(kept: Kept) -> list[Finding]:
     """Find how many points of accuracy each compression loses."""
-    plain = {row["seed"]: row["value"] for row in kept.rows(measure="curve", method="none")}
     found = []
-    for name in ("GradiVeQ", "GradiVeQ and 8 bits"):
-        runs = kept.rows(measure="curve", method=name)
-        points = [100 * (plain[r["seed"]] - r["value"]) for r in runs if r["seed"] in plain]
-        if points:
-            found.append(Finding(name, mean(points)))
+    for trial in TRIALS:
+        rows = kept.rows(measure="curve", net=trial.net)
+        plain = {row["seed"]: row["value"] for row in rows if row["method"] == "none"}
+        for method in trial.replayed:
+            if not method.compression.startswith("GradiVeQ"):
+                continue
+            points = [
+                100 * (plain[row["seed"]] - row["value"])
+                for row in rows
+                if row["method"] == method.name and row["seed"] in plain
+            ]
+            if points:
+                found.append(Finding(f"{trial.net} network, {method.name}", mean(points)))
     return found
 
 
@@ -304,21 +394,22 @@ def lost(kept: Kept) -> list[Finding]:
 
 
 def comparison(kept: Kept) -> Iterator[str]:
-    for workers in WORKERS:
-        names = list(
-            dict.fromkeys(row["method"] for row in kept.rows(measure="step", workers=workers))
-        )
-        if not names:
+    for trial, workers in itertools.product(TRIALS, WORKERS):
+        found = kept.rows(measure="step", net=trial.net, workers=workers)
+        if not found:
             continue
-        yield f"## Compressions beside each other: {workers} workers, links of {LINK}\n"
         yield (
-            "Medians over turns; time to the accuracy is that of five seeds. *Summing* is from the "
-            "end of computing until all have the sum; PyTorch overlaps the two."
+            f"## Compressions beside each other: {trial.net} network, {workers} workers, links of "
+            f"{trial.link}\n"
         )
-        times = seconds(kept, workers)
+        yield (
+            f"Medians over turns; time to the accuracy is that of {trial.runs} seeds. *Summing* is "
+            "from the end of computing until all have the sum; PyTorch overlaps the two."
+        )
+        times = seconds(kept, trial, workers)
         lines = []
-        for name in names:
-            rows = _steps(kept, workers, name)
+        for name in dict.fromkeys(row["method"] for row in found):
+            rows = _steps(kept, trial, workers, name)
             step, received = (np.median([row[key] for row in rows]) for key in ("value", "bytes"))
             computed = all(row["computing"] is not None for row in rows)
             summing = f"{1e3 * np.median(_summing(rows)):.0f} ms" if computed else "–"
@@ -331,24 +422,26 @@ def comparison(kept: Kept) -> Iterator[str]:
                     span(times[name], "s") if name in times else "–",
                 ]
             )
-        header = ["", "received in a step", "summing", "step", f"time to {TARGET:.0%}"]
-        yield from table(header, lines)
+        to = f"time to {TARGETS[trial.net]:.0%}"
+        yield from table(["", "received in a step", "summing", "step", to], lines)
 
 
 def accuracies(kept: Kept) -> Iterator[str]:
-    rows = kept.rows(measure="curve")
-    if not rows:
-        return
-    last = max(max(row["steps"]) for row in rows)
-    yield "## Accuracy of each compression\n"
-    yield f"Steps to {TARGET:.0%} and accuracy after {last} steps: medians and ranges over seeds."
-    lines = []
-    for name in dict.fromkeys(row["method"] for row in rows):
-        runs = kept.rows(measure="curve", method=name)
-        taken = span([steps_to(run) for run in runs], digits=0)
-        final = span([run["value"] for run in runs], digits=3)
-        lines.append([name, str(len(runs)), taken, final])
-    yield from table(["", "seeds", f"steps to {TARGET:.0%}", "accuracy"], lines)
+    for trial in TRIALS:
+        rows = kept.rows(measure="curve", net=trial.net)
+        if not rows:
+            continue
+        last = max(max(row["steps"]) for row in rows)
+        to = f"steps to {TARGETS[trial.net]:.0%}"
+        yield f"## Accuracy of each compression: {trial.net} network\n"
+        yield f"{to.capitalize()} and accuracy after {last} steps: medians and ranges over seeds."
+        lines = []
+        for name in dict.fromkeys(row["method"] for row in rows):
+            runs = [row for row in rows if row["method"] == name]
+            taken = span([steps_to(run) for run in runs], digits=0)
+            final = span([run["value"] for run in runs], digits=3)
+            lines.append([name, str(len(runs)), taken, final])
+        yield from table(["", "seeds", to, "accuracy"], lines)
 
 
 def kept_energy(kept: Kept) -> Iterator[str]:
@@ -383,7 +476,8 @@ def lost_in_sums(kept: Kept) -> Iterator[str]:
     yield from table(["", *(f"{workers} workers" for workers in WORKERS)], lines)
 
 
-_TIMED = tuple(name for name in SECTIONS if name.startswith("aggregation"))
+_TIMED = tuple(trial.steps(workers) for trial in TRIALS for workers in WORKERS)
+_CURVES = tuple(trial.curves for trial in TRIALS)
 
 PAPER = Paper(
     name="gradiveq",
@@ -391,8 +485,9 @@ PAPER = Paper(
     intro=(
         "GradiVeQ (Yu et al., NeurIPS 2018, arXiv:1811.03617) projects slices of a gradient on "
         "their principal directions, which can be added up in a ring as they are. "
-        "[Compression](../gradiveq.md) explains it. Here a convolutional network learns MNIST on "
-        "worker processes behind limited links; the paper's networks are larger."
+        "[Compression](../gradiveq.md) explains it. Here a convolutional network of 80,000 weights "
+        "learns MNIST, and a residual one of 1.2 million weights learns made images of the size of "
+        "CIFAR's, on worker processes behind limited links; the paper's networks are larger."
     ),
     claims=(
         Claim(
@@ -408,7 +503,7 @@ PAPER = Paper(
             Published(50, 50),
             "abstract",
             'fairly sure, "almost"',
-            ("accuracy", _TIMED[0]),
+            (*_CURVES, *(trial.steps(WORKERS[0]) for trial in TRIALS)),
             end_to_end,
         ),
         Claim(
@@ -416,7 +511,7 @@ PAPER = Paper(
             Published(0, 1, "level", "points", at_most=True),
             'abstract, "not noticeable"; the limit of one point is ours',
             "sure",
-            ("accuracy",),
+            _CURVES,
             lost,
         ),
     ),

@@ -77,7 +77,7 @@ def tune(kept: Kept, net: str, width: int, warmup: int = 0) -> None:
 def tune_asynchronous(kept: Kept, net: str) -> None:
     """Try all rates and momenta of the server, with workers that take turns."""
     size = size_of(kept)
-    training, judged_by = load_for_tuning(size)
+    training, judged_by = load_for_tuning(size, net)
     chosen = net_of(net)
     for rate, momentum in GRID[: size.tuned] if kept.smoke else GRID:
         optimizer = SGD(rate, momentum=momentum)
@@ -114,7 +114,7 @@ def steps(kept: Kept, net: str, link: str, turn: int) -> None:
     """Time the steps of all methods once."""
     if not kept.processes:
         return
-    with links(kept, size_of(kept).workers, link) as there:
+    with links(kept, net, size_of(kept).workers, link) as there:
         if kept.smoke:
             # One of each kind of machine shows that they work.
             some = [METHODS[0], METHODS[5], METHODS[6], METHODS[9], METHODS[-1]]
@@ -129,10 +129,10 @@ def asynchronously(kept: Kept, net: str, link: str, seed: int) -> None:
     if not kept.processes:
         return
     size = size_of(kept)
-    _, held_out = load(size)
+    _, held_out = load(size, net)
     chosen = net_of(net)
     row = _tuned(kept, net, method=ASYNCHRONOUS)
-    with links(kept, size.workers, link) as there:
+    with links(kept, net, size.workers, link) as there:
         found = asynchronous.train(
             there.lab.client,
             there.lab.workers,
@@ -170,7 +170,7 @@ def terms(kept: Kept, net: str, link: str) -> None:
     """Measure the terms of the timing model."""
     if not kept.processes:
         return
-    with links(kept, size_of(kept).workers, link) as there:
+    with links(kept, net, size_of(kept).workers, link) as there:
         found = measure_terms(there.lab, net_of(net).start().size)
     for name, value in found.items():
         kept.report.add(f"{net}, {link}: {name}", "term", value, "s", term=name, net=net, link=link)

@@ -15,7 +15,7 @@ from dask_coded.simulation._broadcast import Outage, broadcast_times
 from dask_coded.simulation._cluster import Network
 from dask_coded.simulation._operator import SimulatedOperator
 from dask_coded.simulation._simulation import Assigner, SimulatedRound, Simulation
-from dask_coded.simulation._squeeze import SqueezedStep, SqueezeSimulation
+from dask_coded.simulation._squeeze import SqueezedStep, SqueezeSimulation, UnitSpan
 from dask_coded.simulation.delays import (
     Delays,
     additive,
@@ -46,6 +46,7 @@ __all__ = [
     "SqueezeSimulation",
     "SqueezedStep",
     "TrainingSimulation",
+    "UnitSpan",
     "additive",
     "broadcast_times",
     "changed",

@@ -15,6 +15,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial as bound
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,6 +34,21 @@ from dask_coded.rounds.grants import Answer, Grant
 from dask_coded.rounds.ledger import Letter
 from dask_coded.simulation.speeds import Speeds
 from dask_coded.typing import Floats
+
+
+class UnitSpan(NamedTuple):
+    """When a worker computed a unit, in virtual seconds since the step began.
+
+    Attributes
+    ----------
+    worker, unit : int
+    begin, end : float
+    """
+
+    worker: int
+    unit: int
+    begin: float
+    end: float
 
 
 @dataclass(frozen=True)
@@ -56,6 +72,8 @@ class SqueezedStep:
         How often the step was closed.
     messages : int
         Sent and received by the leader.
+    spans : tuple of UnitSpan
+        All units that were computed, also twice, in the order of their ends.
     """
 
     seconds: float
@@ -65,6 +83,7 @@ class SqueezedStep:
     moved: int
     closings: int
     messages: int
+    spans: tuple[UnitSpan, ...]
 
 
 class SqueezeSimulation:
@@ -166,6 +185,7 @@ class SqueezeSimulation:
             moved=ledger.moved,
             closings=ledger.closing,
             messages=virtual.messages,
+            spans=tuple(virtual.spans),
         )
 
     def bound(self, step: int, time: float) -> float:
@@ -214,6 +234,7 @@ class _Step:
         count = simulation.workers
         self.now = self.computed_at = simulation.now
         self.messages = 0
+        self.spans: list[UnitSpan] = []
         self.own = [Contribution(worker, simulation.steps) for worker in range(count)]
         self._tallies = [Tally(simulation.units) for _ in range(count)]
         # Chunks of the total that each worker has.
@@ -260,13 +281,15 @@ class _Step:
         self._begin(worker)
 
     def _begin(self, worker: int) -> None:
-        if self.own[worker].begin() is not None:
+        unit = self.own[worker].begin()
+        if unit is not None:
             ends = self._simulation.unit_ends(worker, self.now)
-            self._at(ends, bound(self._finish, worker, ends - self.now))
+            self._at(ends, bound(self._finish, worker, unit, self.now))
 
-    def _finish(self, worker: int, seconds: float) -> None:
-        self.computed_at = self.now
-        self._obey(worker, self.own[worker].finished(seconds))
+    def _finish(self, worker: int, unit: int, begun: float) -> None:
+        self.computed_at, began = self.now, self._simulation.now
+        self.spans.append(UnitSpan(worker, unit, begun - began, self.now - began))
+        self._obey(worker, self.own[worker].finished(self.now - begun))
         self._begin(worker)
 
     def _obey(self, worker: int, commands: Sequence[object]) -> None:

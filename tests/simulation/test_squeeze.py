@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -38,6 +40,11 @@ def test_all_units_are_in_the_sums_and_no_step_beats_the_bound(
     for step in simulated(constant(speeds), units, copies=copies).run(2):
         assert sum(step.units) == units
         assert step.bound * (1 - 1e-9) <= step.computing <= step.seconds
+        assert {span.unit for span in step.spans} == set(range(units))
+        assert max(span.end for span in step.spans) == step.computing
+        for worker in range(len(speeds)):
+            own = [span for span in step.spans if span.worker == worker]
+            assert all(one.end <= next_.begin for one, next_ in itertools.pairwise(own))
 
 
 def test_equal_workers_cost_what_the_messages_cost() -> None:

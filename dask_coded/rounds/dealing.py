@@ -89,12 +89,12 @@ class Dealer:
         forecast : Forecast, optional
             In units per second; by default :meth:`forecast`.
         """
-        lead = 4 * self._latency  # moving a unit takes four messages
+        lead = gain = 4 * self._latency  # moving a unit takes four messages
         if forecast is not None or self._loop.speeds:
             # A worker is fed when it begins its last unit.
             forecast = forecast or self.forecast()
             lead += 1 / float(forecast.speeds.mean())
-        policy = Continuous(lead)
+        policy = Continuous(lead, gain)
         forecast = forecast or self.forecast()
         return Ledger(self._units, policy, forecast, now, step=step)
 

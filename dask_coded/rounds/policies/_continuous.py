@@ -61,8 +61,9 @@ class Continuous(Policy):
         are fed earlier.
     """
 
-    def __init__(self, lead: float = RoundOptions.lead) -> None:
+    def __init__(self, lead: float = RoundOptions.lead, gain: float | None = None) -> None:
         self.lead = lead
+        self.gain = lead if gain is None else gain
         # When to look again for work for each worker that could be given none, shape (workers,).
         self._retry: Floats = np.zeros(0)
 
@@ -90,11 +91,13 @@ class Continuous(Policy):
             short, late = self._uneven(state, now)
             hungry = (free & (dry | short) & (self._retry <= state.now)).nonzero()[0]
             if len(hungry):
-                outlook = _Outlook(state, now, lead)
+                gain = max(self.gain, workers.lag) + _GAIN_LAGS * workers.lag
+                outlook = _Outlook(state, now, lead, gain)
             for receiver in hungry[now.latest[hungry].argsort(kind="stable")].tolist():
                 idle = not workers.todo[receiver]
-                # Taking work from punctual workers would only chase noise.
-                moved = self._feed(state, outlook, receiver, None if dry[receiver] else late)
+                # Taking work from other punctual workers would only chase noise.
+                donors = None if dry[receiver] else outlook.through(state, receiver, late)
+                moved = self._feed(state, outlook, receiver, donors)
                 if idle and not moved and not self._duplicate(state, outlook, receiver):
                     self._retry[receiver] = again
         return again if (free & (workers.todo == 0)).any() else None
@@ -246,8 +249,8 @@ class _Outlook:
         Seconds by which moved work, or a second copy, must end earlier.
     """
 
-    def __init__(self, state: RoundState, now: Estimate, lead: float) -> None:
-        self._lead, self.gain = lead, lead + _GAIN_LAGS * state.workers.lag
+    def __init__(self, state: RoundState, now: Estimate, lead: float, gain: float) -> None:
+        self._lead, self.gain = lead, gain
         self.speed, self.backlog, self.eta = now.speed, now.backlog, now.eta
         self.latest, self._overdue = now.latest.copy(), now.overdue
         # Where predictions hold, the last report may be a third of the round old. When only reports
@@ -289,6 +292,21 @@ class _Outlook:
         if eta <= start + self.gain:
             return False
         return own * (eta - start) > least or (self.level > start and most >= least)
+
+    def through(self, state: RoundState, receiver: int, late: Bools) -> Bools:
+        """Return which workers may pass work on to a receiver that is not dry, shape (workers,).
+
+        The late ones; if it holds nothing that these owe, those that can take nothing more until
+        the common end, so that they can take more from the late ones.
+        """
+        layout = state.layout
+        if len(layout.need) == 1:
+            return late
+        places = late[self.donors].nonzero()[0]
+        if self._useful(state, layout.pieces_of[receiver], places).any():
+            return late
+        full: Bools = self.backlog + layout.mean_stripe > self.speed * self.level
+        return full
 
     def places(self, after: float, only: Bools | None) -> Ints:
         """Return the places in :attr:`donors` of workers that end after a time.

@@ -195,6 +195,15 @@ def test_standard_input_and_output(votes):
 
 
 @pytest.mark.usefixtures("here")
+def test_a_file_that_may_not_be_written_is_refused_before_anything_is_computed(
+    votes, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)
+    result = run("pagerank", votes, "--output", tmp_path / "ranks.csv")
+    assert result.exit_code == 2
+    assert "you may not write there" in result.output
+
+
 def test_the_ending_of_the_output_is_its_format(votes, tmp_path):
     for ending in ("json", "tsv"):
         assert run("pagerank", votes, "--output", tmp_path / f"ranks.{ending}").exit_code == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -133,6 +134,9 @@ def writer(path: Path) -> Callable[[Ranking], None]:
     """Return the function that writes all scores; refuse a path that it could not write to."""
     if path.is_dir() or not path.parent.is_dir():
         raise BadInput(f"--output {path}: expected a file in a folder that exists.")
+    # Now, because afterwards the scores would be lost.
+    if path != STANDARD and not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise BadInput(f"--output {path}: you may not write there. Give another file or folder.")
     try:
         write_to = writer_for(path)
     except ValueError as error:

@@ -169,7 +169,10 @@ def _exact(names: Any) -> Array | list[str]:
         if names.dtype.kind != "f":
             return names
         # Integers beside weights in one array of floats, or beside missing values in a data frame.
-        exact = (names == np.trunc(names)).all() and (np.abs(names) <= 2**53).all()
+        # The number after the largest that is exact may stand for the next one, too.
+        digits = np.finfo(names.dtype).nmant + 1
+        largest = 2**53 if digits >= 53 else 2**digits - 1
+        exact = (names == np.trunc(names)).all() and (np.abs(names) <= largest).all()
     else:
         if all(isinstance(name, str) for name in names):
             return [str(name) for name in names]
@@ -187,7 +190,7 @@ def _exact(names: Any) -> Array | list[str]:
     if not exact:
         raise ValueError(
             f"{_NAMES}; a floating-point number is neither, unless it is a whole number of at most "
-            "2**53: pass columns of integers."
+            "2**53: pass columns of integers. In single precision it must be less than 2**24."
         )
     return np.asarray(names, dtype=np.float64).astype(np.int64)
 

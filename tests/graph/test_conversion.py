@@ -207,6 +207,16 @@ def test_a_list_of_rounded_and_of_large_integers_is_refused():
     assert edges(as_graph(mixed)) == {(2**60 + 1, -3): 1.0}
 
 
+@pytest.mark.parametrize(("dtype", "largest"), [("f4", 2**24 - 1), ("f2", 2**11 - 1)])
+def test_integers_that_a_short_float_may_have_rounded_are_refused(dtype, largest):
+    pairs = np.array([[largest, 1], [1, 2], [2, 1]], dtype=dtype)
+    assert edges(as_graph(pairs)) == {(largest, 1): 1.0, (1, 2): 1.0, (2, 1): 1.0}
+    rounded = np.array([[largest + 1, 1], [largest + 2, 2], [1, 2]], dtype=dtype)
+    assert rounded[0, 0] == rounded[1, 0]
+    with pytest.raises(ValueError, match="pass columns of integers"):
+        as_graph(rounded)
+
+
 def test_names_that_differ_in_a_trailing_null_stay_apart():
     assert edges(as_graph([("a", "a\0")])) == {("a", "a\0"): 1.0}
 

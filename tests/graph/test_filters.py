@@ -225,6 +225,12 @@ def test_an_expansion_that_diverges_is_refused():
     ("graph", "arguments", "complaint"),
     [
         (nx.DiGraph([(0, 1)]), {}, "expect an undirected graph"),
+        # However heavy other edges are.
+        (
+            sp.block_diag([[[0, 1e13], [1e13, 0]], [[0, 1.0], [0, 0]]], format="csr"),
+            {"signal": [1, 2, 3, 4]},
+            "expect an undirected graph",
+        ),
         (nx.path_graph(3), {"signal": [1.0, 2.0]}, r"'signal' .* shape \(3,\) or \(3, signals\)"),
         (nx.path_graph(3), {"signal": [1.0, np.nan, 0.0]}, "'signal' must be finite"),
         (nx.path_graph(3), {"signal": {7: 1.0}}, "'signal' has the node 7"),

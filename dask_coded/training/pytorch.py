@@ -35,6 +35,9 @@ class TorchModule:
     loss : callable
         ``loss(predictions, targets)`` returns the *sum* over the samples: one of PyTorch's losses
         with ``reduction="sum"``, or a function.
+    find_unused_parameters : bool
+        Whether parameters that some samples do not need have a gradient of zero for these; by
+        default that is an error, as with PyTorch's DDP. Weight decay then changes them, too.
 
     Attributes
     ----------
@@ -80,7 +83,13 @@ class TorchModule:
     (0.0, [0.0, 0.0, 0.0])
     """
 
-    def __init__(self, module: torch.nn.Module, loss: Callable[[Any, Any], Any]) -> None:
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        loss: Callable[[Any, Any], Any],
+        *,
+        find_unused_parameters: bool = False,
+    ) -> None:
         if getattr(loss, "reduction", "sum") != "sum":
             raise ValueError(
                 f"The loss must be a sum over samples, {loss!r} is a {loss.reduction}: "  # type: ignore[attr-defined]
@@ -94,6 +103,7 @@ class TorchModule:
                 )
         self.module = module
         self._loss = loss
+        self._find_unused = find_unused_parameters
         self._wanted = [p for p in module.parameters() if p.requires_grad]
         if not self._wanted:
             raise ValueError("The module must have a parameter that requires a gradient.")
@@ -146,7 +156,8 @@ class TorchModule:
         ------
         ValueError
             If the module has changed a buffer, as spectral normalisation does, the loss is no sum
-            over samples, or there are too few samples for batch normalisation.
+            over samples or does not depend on a parameter, or there are too few samples for batch
+            normalisation.
         """
         if parameters is not self._held:
             self.hold_parameters(parameters)
@@ -254,6 +265,14 @@ class TorchModule:
         return found
 
     def _gathered(self) -> Vector:
+        unused = {id(p) for p in self._wanted if p.grad is None}
+        if unused and not self._find_unused:
+            names = [name for name, p in self.module.named_parameters() if id(p) in unused]
+            raise ValueError(
+                f"The loss does not depend on the parameters {names}, which optimizers may change "
+                "all the same: freeze them with `requires_grad_(False)`, or pass "
+                "`find_unused_parameters=True` if other samples need them."
+            )
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._wanted]
         if self._held is None:
             return flat(gradients)

@@ -246,6 +246,31 @@ def test_modules_that_cannot_be_trained_are_refused(module, message):
         training.TorchModule(module, torch.nn.MSELoss(reduction="sum"))
 
 
+class TwoHeads(torch.nn.Module):
+    """The second one is for samples whose first entry is positive."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)
+
+    def forward(self, samples):
+        found = self.one(samples)
+        return found + self.other(samples) if (samples[:, 0] > 0).any() else found
+
+
+def test_parameters_that_the_loss_does_not_depend_on():
+    """AdamW would shrink them, which PyTorch's own loop does not."""
+    samples, targets = -np.ones((3, 4), dtype=np.float32), np.zeros((3, 1), dtype=np.float32)
+    loss = torch.nn.MSELoss(reduction="sum")
+    model = training.TorchModule(TwoHeads(), loss)
+    with pytest.raises(ValueError, match=r"parameters \['other.weight', 'other.bias'\]"):
+        model.gradient(model.parameters, samples, targets)
+    model.gradient(model.parameters, -samples, targets)
+    model = training.TorchModule(TwoHeads(), loss, find_unused_parameters=True)
+    _, gradient = model.gradient(model.parameters, samples, targets)
+    assert gradient[:5].any() and not gradient[5:].any()
+
+
 def test_dropout_depends_only_on_parameters_and_samples():
     one, other = model(torch.nn.Dropout(0.5)), model(torch.nn.Dropout(0.5))
     other.gradient(one.parameters, SAMPLES[7:], LABELS[7:])

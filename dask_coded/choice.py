@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import dask
+import numpy as np
 from distributed import Client
 
 from dask_coded.arguments import check_redundancy, check_whole
@@ -65,7 +66,8 @@ class Choice:
         """Choose the code of a matrix, of the kind that is named or that suits the matrix."""
         n, redundancy = await self._size(client)
         if name is None:
-            plain = sparse_type(source) or source.dtype.kind in "biu"
+            longer = source.dtype in (np.longdouble, np.clongdouble)  # decoding is in double
+            plain = sparse_type(source) or source.dtype.kind in "biu" or longer
             kind: type[Code] = Repetition if plain else MDS
             if kind is Repetition and self.redundancy is None:
                 # A copy costs a whole block per worker, so one extra copy is the default for any n.
@@ -85,7 +87,8 @@ class Choice:
     async def pair_code(self, client: Client, shape: tuple[int, int]) -> Polynomial:
         """Choose the code of two factors with so many columns."""
         n, redundancy = await self._size(client)
-        code = Polynomial.with_redundancy(n, redundancy, shape)
+        build = Polynomial.accurate if self.redundancy is None else Polynomial.with_redundancy
+        code = build(n, redundancy, shape)
         self._tell(client, code, n)
         return code
 

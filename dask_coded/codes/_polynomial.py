@@ -42,6 +42,7 @@ References
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +51,10 @@ from dask_coded.arguments import check_redundancy, check_whole
 from dask_coded.codes._linear import Code
 
 Floats = npt.NDArray[np.float64]
+
+
+# The condition number of the worst set of pieces, at most: four digits are lost then.
+_CONDITION = 1e4
 
 
 class Polynomial(Code):
@@ -151,9 +156,51 @@ class Polynomial(Code):
         choices = [(a, (n - redundancy) // a) for a in range(1, n - redundancy + 1)]
         return cls(n, *min(choices, key=lambda c: (shape[0] / c[0] + shape[1] / c[1], c)))
 
+    @classmethod
+    def accurate(cls, n: int, redundancy: int, shape: tuple[int, int] = (1, 1)) -> Polynomial:
+        """Build the code of :meth:`with_redundancy`, or one that survives fewer losses.
+
+        It is the latter if decoding could lose more than four digits otherwise.
+
+        Parameters
+        ----------
+        n, redundancy, shape
+            As for :meth:`with_redundancy`.
+
+        Examples
+        --------
+        >>> [Polynomial.accurate(n, n // 4) for n in (12, 40, 100)]
+        [Polynomial(n=12, a=3, b=3), Polynomial(n=40, a=6, b=6), Polynomial(n=100, a=7, b=14)]
+        """
+        code = cls.with_redundancy(n, redundancy, shape)
+        safe = _safe_redundancy(n, n - code.k)
+        if n - code.k <= safe:
+            return code
+        factors = [
+            (a, k // a)
+            for k in range(n - safe, n - safe // 2)
+            for a in range(1, k + 1)
+            if not k % a
+        ]
+        return cls(n, *min(factors, key=lambda c: (shape[0] / c[0] + shape[1] / c[1], c)))
+
     def __repr__(self) -> str:
         points = "" if self.points == "circle" else f", points={self.points!r}"
         return f"Polynomial(n={self.n}, a={self.a}, b={self.b}{points})"
+
+
+@cache
+def _safe_redundancy(n: int, most: int) -> int:
+    """Return how many of ``n`` workers, up to ``most``, may be lost with few digits.
+
+    The worst that can be lost are neighbours on the circle. All codes with so many blocks have the
+    same condition number then.
+    """
+    for lost in range(1, most + 1):
+        kept = n - lost
+        if np.linalg.cond(_circle(n, kept, 1)[0][:kept]) > _CONDITION:
+            return lost - 1
+    return most
 
 
 def _circle(n: int, a: int, b: int) -> tuple[Floats, Floats]:

@@ -35,6 +35,13 @@ def roots_of_unity(n: int, k: int) -> np.ndarray:
     return np.exp(2j * np.pi / n * np.outer(np.arange(n), np.arange(k)))
 
 
+@pytest.mark.parametrize("n", [4, 12, 24, 40, 60, 100])
+def test_neighbours_that_may_be_lost_by_default_cost_at_most_four_digits(n: int) -> None:
+    code = Polynomial.accurate(n, n // 4, (5000, 1000))
+    assert code.k < n
+    assert code.condition_number(range(code.k)) <= 1e4
+
+
 @given(codes(), st.data())
 def test_any_k_products_decode(code: Polynomial, data: st.DataObject) -> None:
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))

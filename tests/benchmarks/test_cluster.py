@@ -199,7 +199,9 @@ with Lab(2, share=0.5, kind=sys.argv[1]) as lab, lab.following([[1, 0], [0.5, 0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("end", ["error", "Ctrl-C", "kill"])
+@pytest.mark.parametrize(
+    "end", [*(pytest.param(end, marks=pytest.mark.long) for end in ("error", "Ctrl-C")), "kill"]
+)
 def test_nothing_outlives_the_owner(kind: str, end: str):
     with subprocess.Popen(
         [sys.executable, "-c", OWNER, kind],

@@ -108,7 +108,9 @@ if __name__ == "__main__":
 
 
 @needs_namespaces
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.long)]
+)
 def test_nothing_is_left_of_a_lab_after_its_process_is_killed(number, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(_PROGRAM)

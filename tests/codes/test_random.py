@@ -93,7 +93,7 @@ def test_a_piece_is_made_of_others_if_and_only_if_they_determine_it(
 
 
 @given(st.integers(1, 8), st.integers(1, 5), st.sampled_from([0.2, 0.4, 0.5, 0.7]))
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_tolerance_is_that_of_the_worst_loss(k: int, parity: int, density: float) -> None:
     code = RandomLinear(k + parity, k, density)
     assert code.tolerance == int(parity * density + 1e-9) or k * parity * density < parity

@@ -42,16 +42,34 @@ TIGHT = {"tol": 1e-10, "max_iter": 1000}
         ElasticNet(**TIGHT),
     ]
 )
-@pytest.mark.parametrize("where", ["alone", "given client"])
-def test_scikit_learn_checks(estimator, check, where, client, monkeypatch):
+def test_scikit_learn_checks(estimator, check):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        check(estimator)
+
+
+@pytest.fixture
+def fitted_there(estimator, client, monkeypatch):
+    """Have an estimator fit on a cluster."""
     fit = type(estimator).fit
-    if where == "given client":
 
-        @wraps(fit)
-        def fit_there(self, X, y, sample_weight=None, **options):
-            return fit(self, X, y, sample_weight, client=client, **options)
+    @wraps(fit)
+    def fit_there(self, X, y, sample_weight=None, **options):
+        return fit(self, X, y, sample_weight, client=client, **options)
 
-        monkeypatch.setattr(type(estimator), "fit", fit_there)
+    monkeypatch.setattr(type(estimator), "fit", fit_there)
+
+
+@parametrize_with_checks([LogisticRegression(**TIGHT), Ridge(**TIGHT)])
+def test_scikit_learn_checks_on_a_cluster(estimator, check, fitted_there):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        check(estimator)
+
+
+@pytest.mark.long
+@parametrize_with_checks([LinearSVC(**TIGHT), LinearRegression(tol=1e-12), ElasticNet(**TIGHT)])
+def test_scikit_learn_checks_of_others_on_a_cluster(estimator, check, fitted_there):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         check(estimator)

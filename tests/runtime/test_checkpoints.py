@@ -185,6 +185,7 @@ def count_rounds(operator, loop):
     return i
 
 
+@pytest.mark.long
 def test_coordinator_killed_more_often_than_dask_forgives(processes):
     processes.add(4)
     client = processes.client

@@ -77,8 +77,16 @@ def loop(operator: Any, rounds: int = 20) -> tuple[list[np.ndarray], list[dict[s
     return results, failed
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
-@pytest.mark.parametrize("code", CODES, ids=repr)
+@pytest.mark.parametrize(
+    ("code", "policy"),
+    [
+        # Once for each policy, and once for each code.
+        pytest.param(code, policy, marks=[pytest.mark.long] * ((i - j) % len(CODES) > 0))
+        for i, code in enumerate(CODES)
+        for j, policy in enumerate(sorted(POLICIES))
+    ],
+    ids=repr,
+)
 def test_a_worker_without_memory_for_its_products(code, policy, monkeypatch):
     @gen_cluster(client=True, nthreads=SIX, config={"coded.policy": policy})
     async def test(c, s, *workers):

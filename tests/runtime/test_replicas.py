@@ -100,7 +100,9 @@ def memory_manager(dask_scheduler):
     return dask_scheduler.extensions["amm"].run_once()
 
 
-@pytest.mark.parametrize("when", ["while it uses them", "afterwards"])
+@pytest.mark.parametrize(
+    "when", ["while it uses them", pytest.param("afterwards", marks=pytest.mark.long)]
+)
 def test_a_worker_that_has_used_all_pieces_is_killed(processes, when):
     processes.add(4)
     client, x = processes.client, np.arange(10.0)

@@ -131,7 +131,7 @@ def peaks(client, short: int) -> dict[str, int]:
     return client.run(peak)
 
 
-@pytest.mark.parametrize("feeds", [False, True])
+@pytest.mark.parametrize("feeds", [pytest.param(False, marks=pytest.mark.long), True])
 def test_large_operands_when_memory_is_short(feeds, processes):
     """Dask counts memory of others as a worker's own, and its nanny would kill the worker."""
     client, size = processes.client, 2**25

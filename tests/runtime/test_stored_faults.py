@@ -32,7 +32,9 @@ def kill_all(cluster: Processes) -> None:
 
 
 @pytest.mark.parametrize(
-    "code", [EXACT, coded.Repetition(6, 2), coded.MDS(6, 4)], ids=["exact", "repetition", "mds"]
+    "code",
+    [EXACT, pytest.param(coded.Repetition(6, 2), marks=pytest.mark.long), coded.MDS(6, 4)],
+    ids=["exact", "repetition", "mds"],
 )
 def test_everything_killed_and_opened_by_fewer_workers(code, clusters, tmp_path):
     made, store = Log(tmp_path / "blocks"), tmp_path / "A"
@@ -106,7 +108,7 @@ def test_damage_is_mended_on_the_next_cluster(clusters, tmp_path):
     assert coded.check(store).whole
 
 
-@pytest.mark.parametrize("survivors", [2, 1])
+@pytest.mark.parametrize("survivors", [pytest.param(2, marks=pytest.mark.long), 1])
 def test_more_workers_killed_than_the_code_tolerates_during_a_loop(
     survivors, patient, processes, tmp_path
 ):

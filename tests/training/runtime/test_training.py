@@ -20,6 +20,7 @@ pytestmark = pytest.mark.timeout(900)
 
 ROWS = 120
 RATE = 0.1  # of SGD, by default
+LONG_STAR = pytest.param(Star(), marks=pytest.mark.long)
 # A group works five times as long as it took to form it before it takes others in. On a busy
 # machine it may take ten seconds to form one.
 JOINING = 200
@@ -146,7 +147,10 @@ def trainers(client) -> dict[str, int]:
 
 @pytest.mark.parametrize(
     ("aggregation", "count"),
-    [(GradientCoding(stragglers=1), 4), (CodedReduce(fan_in=2, depth=2, stragglers=1), 6)],
+    [
+        pytest.param(GradientCoding(stragglers=1), 4, marks=pytest.mark.long),
+        (CodedReduce(fan_in=2, depth=2, stragglers=1), 6),
+    ],
     ids=repr,
 )
 def test_worker_stopped_in_a_step_comes_back_and_another_is_killed(processes, aggregation, count):
@@ -204,7 +208,7 @@ def test_worker_of_a_ring_stopped_and_another_killed_in_a_step(processes):
     run.finish(replicas=3)
 
 
-@pytest.mark.parametrize("aggregation", [Star(), Ring()], ids=repr)
+@pytest.mark.parametrize("aggregation", [LONG_STAR, Ring()], ids=repr)
 def test_worker_stopped_that_the_sums_need_is_left_out_until_it_comes_back(processes, aggregation):
     leader, *_, stopped = processes.add(4)
     run = Ongoing(processes.client, aggregation, leader=leader)
@@ -250,7 +254,7 @@ def test_the_worker_that_holds_the_data_is_stopped_before_the_training(processes
     assert holder not in found.workers
 
 
-@pytest.mark.parametrize("aggregation", [Star(), Ring()], ids=repr)
+@pytest.mark.parametrize("aggregation", [LONG_STAR, Ring()], ids=repr)
 def test_leader_killed_in_a_step(processes, aggregation):
     first, second, *_ = processes.add(4)
     run = Ongoing(processes.client, aggregation, leader=[first, second])
@@ -262,7 +266,11 @@ def test_leader_killed_in_a_step(processes, aggregation):
     run.finish(replicas=3)
 
 
-@pytest.mark.parametrize("aggregation", [GradientCoding(stragglers=1), Ring()], ids=repr)
+@pytest.mark.parametrize(
+    "aggregation",
+    [GradientCoding(stragglers=1), pytest.param(Ring(), marks=pytest.mark.long)],
+    ids=repr,
+)
 def test_leader_stopped_in_a_step(aggregation, processes, tmp_path, monkeypatch):
     # On a busy machine the next leader may be silent for more than a second, too.
     monkeypatch.setenv("DASK_CODED__COORDINATOR__TIMEOUT", "5s")

@@ -233,13 +233,14 @@ def makes_result(ts: TaskState) -> bool:
     return bool(ts.who_wants) and isinstance(ts.key, str) and ts.key.startswith("finalize-")
 
 
-def known_workers(client: Client) -> int | None:
+def known_workers(client: Client | None) -> int | None:
     """Return how many workers a cluster has, as its client has heard within the last two seconds.
 
-    None if it is closed. Without it, the representation of an array does not say that workers have
-    left, because a representation must not wait for the scheduler.
+    None if it is closed, or not known, as of futures that were unpickled. Without it, the
+    representation of an array does not say that workers have left, because a representation must
+    not wait for the scheduler.
     """
-    found = client._scheduler_identity
+    found = client._scheduler_identity if client is not None else None
     # 2024.12.0 has all workers and no number; newer ones have the number and a few workers.
     number: int | None = found.get("n_workers", len(found["workers"])) if found else None
     return number

@@ -8,8 +8,10 @@ not sent anywhere, and a client that disconnects does not disturb the algorithm.
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import fields, replace
@@ -230,7 +232,8 @@ def run(
         As for :func:`submit`.
     callback : callable, optional
         Called with a :class:`Progress` for the last round and for earlier ones, at most ten per
-        second. It runs in the client's event loop and should return quickly.
+        second. It runs in the client's event loop and should return quickly. If it raises, the
+        function is stopped, and the exception is raised here.
     tolerant : bool
         Whether it iterates until a residual is small, and so corrects the errors of a round in
         later ones. Then it warns only of rows that have lost more than half of their digits.
@@ -242,12 +245,18 @@ def run(
     """
     client = waiting_client(client_for(client, *args, *kwargs.values()))
     with _watch(callback, client, tolerant) as loop:
-        future = submit(function, *args, client=client, loop=loop, **kwargs)
+        future = loop.future = submit(function, *args, client=client, loop=loop, **kwargs)
         try:
-            return result_of(future)
+            result = result_of(future)
         except KeyboardInterrupt:
             future.cancel()
             raise
+        except CancelledError:
+            if loop.error is None:
+                raise
+    if loop.error is not None:
+        raise loop.error
+    return result
 
 
 def as_coded(
@@ -305,13 +314,23 @@ class _Own(Loop):
     def __init__(self, topic: str | None, tolerant: bool) -> None:
         self.slot = LoopSlot(topic)
         self.tolerant = tolerant
+        #: The task of the algorithm, and what a callback has raised.
+        self.future: Future | TaskFuture | None = None
+        self.error: Exception | None = None
+        self._cancelling: asyncio.Future[Any] | None = None
+
+    def fail(self, error: Exception) -> None:
+        """Stop the algorithm, on the client's event loop."""
+        self.error = error
+        if self.future is not None:
+            self._cancelling = asyncio.ensure_future(self.future.cancel())
 
 
 @contextmanager
 def _watch(
     callback: Callable[[Progress], object] | None, client: Client, tolerant: bool
-) -> Iterator[Loop]:
-    """Call ``callback`` with the rounds of the loop that is yielded."""
+) -> Iterator[_Own]:
+    """Call ``callback`` with the rounds of the loop that is yielded, until it raises."""
     if callback is None:
         yield _Own(None, tolerant)
         return
@@ -321,12 +340,19 @@ def _watch(
     # A notebook finds the cell that output belongs to in the caller's context.
     context = copy_context()
 
+    loop = _Own(topic, tolerant)
+
     def call(event: tuple[float, dict[str, Any]]) -> None:
-        context.run(callback, Progress(**{name: event[1][name] for name in names}))
+        if loop.error is not None:
+            return
+        try:
+            context.run(callback, Progress(**{name: event[1][name] for name in names}))
+        except Exception as error:
+            loop.fail(error)
 
     client.subscribe_topic(topic, call)
     try:
-        yield _Own(topic, tolerant)
+        yield loop
     finally:
         client.unsubscribe_topic(topic)
         forget_topic(client, topic)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import time
 import weakref
 from contextvars import ContextVar
 
 import numpy as np
 import pytest
 from distributed import Client, Event
+from distributed.utils_test import poll_for
 
 import dask_coded as coded
 from dask_coded import submission
@@ -75,6 +78,22 @@ def test_the_client_lets_go_of_a_callback_that_is_over(client):
     del heard
     gc.collect()
     assert kept() is None
+
+
+def test_what_a_callback_raises_ends_the_algorithm(client):
+    def endless(loop=QUIET):
+        for i in itertools.count(1):
+            loop.report(Progress(i, residual=1 / i), state=i)
+            time.sleep(0.001)
+
+    def fail(progress):
+        raise ZeroDivisionError("of the test")
+
+    with pytest.raises(ZeroDivisionError, match="of the test"):
+        submission.run(endless, client=client, callback=fail)
+    poll_for(lambda: not any(client.processing().values()), timeout=60)
+    with pytest.raises(ZeroDivisionError, match="of the test"):
+        submission.run(count, 1, client=client, callback=fail)  # of its last report
 
 
 def test_without_a_callback_no_progress_is_reported(client):

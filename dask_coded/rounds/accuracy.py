@@ -2,9 +2,16 @@ r"""Which rows have lost digits when they were recovered.
 
 A row that is recovered is a weighted sum of scaled shares, :math:`y = \sum_i w_i s_i`. The error
 of a share is about :math:`u |s_i|` with the unit roundoff ``u``, because products and rounding
-errors are both sums of terms of random signs. So the error of ``y`` is about
+errors are both sums of terms of random signs. Its terms may cancel, but a parity piece was rounded
+when it was stored, and a piece that was made from others has lost more. So the error is at least
+:math:`u \, r_i h` with :math:`h^2 = \sum_j c_j^2 |x_j|^2`. Here :math:`c_j` is the root mean square
+of column ``j`` of the scaled rows, and :math:`r_i` the norm of the piece's row of the generator,
+if it is parity, plus the growth of its errors. So the error of ``y`` is about
 
-.. math:: u \, e , \qquad e^2 = \sum_i w_i^2 |s_i|^2 .
+.. math:: u \, e , \qquad e^2 = \sum_i w_i^2 \max(|s_i|, r_i h)^2 .
+
+A row of a block that was made from other pieces has an error of :math:`u \, r_i h` even if it comes
+back itself.
 
 A plain sum of the row ``b`` itself has an error of about :math:`u |b| |x|`. If ``e`` is much
 larger than :math:`|b| |x|`, because the other rows have large entries where ``x`` is large and this
@@ -82,6 +89,19 @@ class Accuracy:
         return unit, np.maximum(small.sum(axis=0) * unit, np.finfo(np.float64).tiny ** 0.25)
 
     @cached_property
+    def _stored(self) -> Floats:
+        """How large products of scaled rows may be before terms cancel, in the operand's unit."""
+        if self._scales.sizes is None:
+            return np.zeros(self._operand.shape[1:])
+        unit, _ = self._sizes
+        columns = self._scales.sizes.reshape(-1, *(1,) * (self._operand.ndim - 1))
+        with np.errstate(invalid="ignore", over="ignore"):
+            sizes = columns * (np.abs(self._operand) * unit)
+        # Where no row has entries, the operand may be anything.
+        found: Floats = np.sqrt(np.square(np.where(np.isfinite(sizes), sizes, 0)).sum(axis=0))
+        return found
+
+    @cached_property
     def _common(self) -> tuple[float, float]:
         """The largest unit, or infinity if units differ much; the least square of an error."""
         unit, spread = self._sizes
@@ -98,6 +118,7 @@ class Accuracy:
         start: int,
         stack: npt.NDArray[Any],
         solved: npt.NDArray[Any],
+        growth: Floats,
     ) -> tuple[int, float]:
         """Return how many rows have lost digits, and how much larger the largest error is.
 
@@ -114,6 +135,8 @@ class Accuracy:
             The scaled shares.
         solved : ndarray, shape (missing, rows, *columns)
             ``weights @ stack``.
+        growth : ndarray, shape (used,)
+            How large the errors of the pieces are, in units of the rounding of a scaled row.
 
         Raises
         ------
@@ -121,7 +144,7 @@ class Accuracy:
             If a share is not finite.
         """
         squares = weights * weights
-        least = self._least(missing, squares, stack)
+        least = self._least(missing, squares, stack, growth)
         if least is None:
             return 0, 0.0
         typical = self._typical(missing, start, solved.shape[1])
@@ -135,15 +158,30 @@ class Accuracy:
             columns = [self._scales.typical_columns[j] for j in missing]
             floors = floors * _powers(_padded(columns, solved.shape[2]))[:, None]
         size = np.square(np.maximum(np.abs(solved[:, rows]) * unit, floors * spread))
-        flat = np.square(np.abs(stack[:, rows]) * unit).reshape(len(stack), -1)
-        error = (squares @ flat).reshape(size.shape)
-        found = error > _BOUND * size
-        if not found.any():
-            return 0, 0.0
-        with np.errstate(divide="ignore", invalid="ignore"):
-            worst = float(np.max(error / size, where=found, initial=0.0))
-        count = int(np.count_nonzero(found.reshape(*found.shape[:2], -1).any(axis=2)))
-        return count, _LARGEST_OF_MANY * math.sqrt(worst)
+        stored = growth.reshape(-1, *(1,) * (stack.ndim - 1)) * self._stored
+        shares = np.maximum(np.abs(stack[:, rows]) * unit, stored)
+        error = (squares @ np.square(shares).reshape(len(stack), -1)).reshape(size.shape)
+        return _beyond(error, size)
+
+    def shaken(
+        self, block: int, start: int, rows: npt.NDArray[Any], growth: float
+    ) -> tuple[int, float]:
+        """Return what :meth:`doubtful` does, of rows of a block that was made from other pieces.
+
+        Parameters
+        ----------
+        block, start : int
+        rows : ndarray, shape (rows, *columns)
+            Scaled.
+        growth : float
+            Of the block's piece.
+        """
+        unit, spread = self._sizes
+        floors = _powers(self._typical([block], start, len(rows))[0])
+        floors = floors.reshape(-1, *(1,) * (rows.ndim - 1))
+        size = np.square(np.maximum(np.abs(rows) * unit, floors * spread))
+        error = np.broadcast_to(np.square(growth * self._stored), size.shape)
+        return _beyond(error[None], size[None])
 
     def spoilt(self, missing: Sequence[int], start: int, solved: npt.NDArray[Any]) -> int:
         """Return how many rows with entries are lost, because a share was not finite."""
@@ -152,7 +190,7 @@ class Accuracy:
         return int(np.count_nonzero(lost & (typical != NO_ENTRY)))
 
     def _least(
-        self, missing: Sequence[int], squares: Floats, stack: npt.NDArray[Any]
+        self, missing: Sequence[int], squares: Floats, stack: npt.NDArray[Any], growth: Floats
     ) -> Floats | None:
         """Return from which typical entry on rows of each block are right; None if all are.
 
@@ -161,10 +199,14 @@ class Accuracy:
         numbers are few, so that plain Python takes less time than NumPy.
         """
         unit, bound = self._common
+        stored = self._stored
         if stack.dtype.kind == "c" or unit == math.inf:
             stack, unit = np.abs(stack) * self._sizes[0], 1.0
+        else:
+            stored = stored * (unit / self._sizes[0])
         flat = stack.reshape(len(stack), -1)
         largest = np.maximum(flat.max(axis=1, initial=0.0), -flat.min(axis=1, initial=0.0)) * unit
+        largest = np.maximum(largest, growth * float(stored.max(initial=0.0)))
         with np.errstate(over="ignore"):
             errors = (squares @ (largest * largest)).tolist()
         if not all(map(math.isfinite, errors)):
@@ -189,6 +231,17 @@ class Accuracy:
 
     def _typical(self, missing: Sequence[int], start: int, count: int) -> Exponents:
         return _padded([self._scales.typical[j][start : start + count] for j in missing], count)
+
+
+def _beyond(error: Floats, size: Floats) -> tuple[int, float]:
+    """Return how many rows have lost digits, and the largest error; both are given as squares."""
+    found = error > _BOUND * size
+    if not found.any():
+        return 0, 0.0
+    with np.errstate(divide="ignore", invalid="ignore"):
+        worst = float(np.max(error / size, where=found, initial=0.0))
+    count = int(np.count_nonzero(found.reshape(*found.shape[:2], -1).any(axis=2)))
+    return count, _LARGEST_OF_MANY * math.sqrt(worst)
 
 
 def _padded(typical: Sequence[Exponents], length: int) -> Exponents:

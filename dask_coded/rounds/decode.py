@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,9 @@ class Assembler:
         Makes the array of the result.
     accuracy : Accuracy, optional
         Finds rows that have lost digits; by default nothing is found.
+    errors : sequence of float
+        For each piece, how much it has lost since it was encoded, see
+        :meth:`~dask_coded.rounds.rebuilding.RoundingErrors.usual`; empty if no piece has.
 
     Attributes
     ----------
@@ -91,10 +95,12 @@ class Assembler:
         scales: Scales | None = None,
         empty: Empty = np.empty,
         accuracy: Accuracy | None = None,
+        errors: Sequence[float] = (),
     ) -> None:
         self._code = code
         self._scales = scales
         self._accuracy = accuracy
+        self._errors = errors
         self.doubtful, self.worst = 0, 0.0
         self.spreads = not code.systematic
         self._geometry = geometry
@@ -158,6 +164,11 @@ class Assembler:
         if (block := int(self._code.block_of[part.piece])) >= 0:
             place, room = int(self._offsets[block]) + start, self._geometry.rows[block] - start
             self.rows[place : place + min(len(rows), room)] = rows[:room]
+            growth = self._errors[part.piece] if self._errors else 0.0
+            if growth and self._accuracy is not None and self._scales:
+                own = np.empty(rows[:room].shape, self._wide)
+                self._scales.down(block, start, rows[:room], out=own)
+                self._note(*self._accuracy.shaken(block, start, own, growth))
         else:
             self._parity.setdefault(part.piece, []).append((start, rows))
 
@@ -183,7 +194,7 @@ class Assembler:
                 np.matmul(
                     weights, stack.reshape(len(used), -1), out=solved.reshape(len(missing), -1)
                 )
-            self._examine(missing, weights, start, stack, solved)
+            self._examine(missing, weights, start, stack, solved, [pieces[i] for i in used])
             for block, rows in zip(missing, solved, strict=True):
                 known = min(stop, geometry.rows[block])
                 if known <= start:
@@ -195,6 +206,12 @@ class Assembler:
                     place = place[:, : rows.shape[1]] if rows.ndim > 1 else place
                 place[...] = rows
 
+    @cached_property
+    def _growth(self) -> Floats:
+        """What pieces have lost in all, of which parity was rounded when it was encoded."""
+        rounded = np.where(self._code.block_of < 0, np.linalg.norm(self._code.G, axis=1), 0.0)
+        return rounded + (self._errors or 0.0)
+
     def _examine(
         self,
         missing: list[int],
@@ -202,17 +219,23 @@ class Assembler:
         start: int,
         stack: npt.NDArray[Any],
         solved: npt.NDArray[Any],
+        used: list[int],
     ) -> None:
         """Count the rows, from row ``start`` of their blocks on, that have lost digits."""
         if self._accuracy is None:
             return
         try:
-            count, worst = self._accuracy.doubtful(missing, weights, start, stack, solved)
+            found = self._accuracy.doubtful(
+                missing, weights, start, stack, solved, self._growth[used]
+            )
         except NotSolvableError:
             if not self.spreads:
                 raise
             # There is no other way to compute it.
-            count, worst = self._accuracy.spoilt(missing, start, solved), math.inf
+            found = self._accuracy.spoilt(missing, start, solved), math.inf
+        self._note(*found)
+
+    def _note(self, count: int, worst: float) -> None:
         self.doubtful, self.worst = self.doubtful + count, max(self.worst, worst)
 
     def _room(self, count: int, rows: int) -> npt.NDArray[Any]:

@@ -31,6 +31,11 @@ from dask_coded.typing import Floats, Ints
 _DEVIATIONS = 3
 
 
+# How far bounds are above usual errors. Blocks of normal numbers that were rebuilt once, with codes
+# of 4 to 12 pieces in single and double precision, had 14 to 20 times less than their bounds.
+_BEYOND_USUAL = 15
+
+
 class RoundingErrors:
     """The errors of one array's pieces.
 
@@ -99,6 +104,15 @@ class RoundingErrors:
         if piece >= len(self._worst):
             return 0.0
         return float(_DEVIATIONS * np.sqrt(self._covariance[piece, piece]))
+
+    def usual(self, code: Code) -> tuple[float, ...]:
+        """Return the usual errors of all pieces, in units of half a last place; () if all are new.
+
+        Unlike :meth:`of`, which no piece exceeds.
+        """
+        if not self._worst.any():
+            return ()
+        return tuple(self.of(piece) / _BEYOND_USUAL for piece in range(int(code.pieces)))
 
     def combined(self, piece: int, weights: Mapping[int, float]) -> float:
         """Return the error that a piece, or a check of its rows, has if it is made so."""

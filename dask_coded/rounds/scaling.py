@@ -162,6 +162,29 @@ def _typical(
     return typical
 
 
+def squares_of(rows: Any, exponents: Exponents) -> Floats:
+    """Return for each column the sum of the squares of its entries, once the rows are scaled.
+
+    Parameters
+    ----------
+    rows : ndarray or CSR matrix, shape (rows, columns)
+    exponents : ndarray of int16, shape (rows,)
+        From :func:`exponents_of`.
+
+    Examples
+    --------
+    >>> rows = np.array([[1.0, 0.0], [6.0, 4.0]])
+    >>> squares_of(rows, exponents_of(rows))
+    array([0.8125, 0.25  ])
+    """
+    found = scaled(rows, exponents)
+    if scipy.sparse.issparse(found):
+        weights = np.square(np.abs(found.data))
+        return np.bincount(found.indices, weights, minlength=found.shape[1])
+    squares: Floats = np.einsum("ij,ij->j", found, found.conj()).real
+    return squares
+
+
 def scaled(rows: Any, exponents: Exponents, weight: float = 1.0, out: Any = None) -> Any:
     """Return ``weight * 2**-exponents * rows`` in double precision, zero where not finite.
 
@@ -244,12 +267,15 @@ class Scales:
         Of the columns of each block; a pair of matrices scales both factors of its products.
     typical, typical_columns : tuple of ndarray, optional
         Exponents of the typical entries of the scaled rows and columns.
+    sizes : ndarray, shape (columns,), optional
+        Root mean square of the entries of the scaled rows in each column of the matrix.
     """
 
     rows: tuple[Exponents, ...]
     columns: tuple[Exponents, ...] = ()
     typical: tuple[Exponents, ...] = ()
     typical_columns: tuple[Exponents, ...] = ()
+    sizes: npt.NDArray[Any] | None = None
 
     def down(self, block: int, start: int, rows: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
         """Scale known rows of a block, from row ``start`` on, as they are in parity pieces."""

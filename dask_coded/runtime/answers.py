@@ -157,6 +157,9 @@ class RoundPlan:
     growth : tuple of float
         For each piece of an array whose shares are verified, see
         :meth:`~dask_coded.rounds.rebuilding.RoundingErrors.of_shares`.
+    errors : tuple of float
+        Of each piece, see :meth:`~dask_coded.rounds.rebuilding.RoundingErrors.usual`; empty if none
+        has been made from others.
     """
 
     addresses: tuple[str, ...]
@@ -168,6 +171,7 @@ class RoundPlan:
     spec: CodedSpec | None
     checks: tuple[str, ...]
     growth: tuple[float, ...]
+    errors: tuple[float, ...] = ()
 
     def layout(self, spec: CodedSpec) -> Layout:
         """The layout of a round of this array."""

@@ -11,11 +11,12 @@ from typing import Any, ClassVar, NamedTuple, Self
 import dask
 import distributed
 import numpy as np
+import numpy.typing as npt
 from dask.typing import Key
 from dask.utils import parse_timedelta
 
 from dask_coded.codes import Code, Polynomial, RandomLinear
-from dask_coded.compat import UnfusedTask
+from dask_coded.compat import Task, UnfusedTask
 from dask_coded.prediction import PREDICTORS
 from dask_coded.rounds import POLICIES, Assembler, Geometry, Reporting, RoundOptions, Scales
 from dask_coded.rounds.accuracy import Accuracy, AccuracyWarning
@@ -205,10 +206,16 @@ class CodedSpec(ABC):
         """
 
     @abstractmethod
-    def assembler(self, operand: np.ndarray[Any, Any] | None, empty: Empty = np.empty) -> Assembler:
+    def assembler(
+        self,
+        operand: np.ndarray[Any, Any] | None,
+        empty: Empty = np.empty,
+        errors: Sequence[float] = (),
+    ) -> Assembler:
         """Return what decodes the shares of a round with this operand.
 
-        ``empty(shape, dtype)`` makes the array that the rows are decoded into.
+        ``empty(shape, dtype)`` makes the array that the rows are decoded into. ``errors`` are those
+        of the pieces, see :class:`~dask_coded.rounds.decode.Assembler`.
         """
 
     def result(self, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -226,10 +233,14 @@ class ArraySpec(CodedSpec):
         ``scipy.sparse.csr_array`` or ``csr_matrix`` if pieces are of that type, None for NumPy.
     transposed : str or None
         The id of the encoding of the transposed array, if there is one.
+    sizes : ndarray of float32, shape (columns,), or None
+        Root mean square of the entries of the scaled rows in each column; None while they are found
+        during encoding, and if no piece combines blocks.
     """
 
     sparse: type | None = None
     transposed: str | None = None
+    sizes: npt.NDArray[np.float32] | None = None
 
     kernel: ClassVar[str] = "matvec"
 
@@ -272,15 +283,20 @@ class ArraySpec(CodedSpec):
             if w
         ]
 
-    def assembler(self, operand: np.ndarray[Any, Any] | None, empty: Empty = np.empty) -> Assembler:
+    def assembler(
+        self,
+        operand: np.ndarray[Any, Any] | None,
+        empty: Empty = np.empty,
+        errors: Sequence[float] = (),
+    ) -> Assembler:
         assert operand is not None
         dtype = np.result_type(self.dtype, operand.dtype)
         scales = accuracy = None
         if self.exponents is not None:
-            scales = Scales(self.exponents, typical=self.typical)
+            scales = Scales(self.exponents, typical=self.typical, sizes=self.sizes)
             accuracy = Accuracy(operand, scales) if self.typical else None
         columns = operand.shape[1:]
-        return Assembler(self.code, self.geometry, dtype, columns, scales, empty, accuracy)
+        return Assembler(self.code, self.geometry, dtype, columns, scales, empty, accuracy, errors)
 
 
 @dataclass(frozen=True, eq=False)
@@ -350,20 +366,23 @@ class PairSpec(CodedSpec):
             if w
         ]
 
-    def assembler(self, operand: np.ndarray[Any, Any] | None, empty: Empty = np.empty) -> Assembler:
+    def assembler(
+        self,
+        operand: np.ndarray[Any, Any] | None,
+        empty: Empty = np.empty,
+        errors: Sequence[float] = (),
+    ) -> Assembler:
         dtype = self.dtype if operand is None else np.result_type(self.dtype, operand.dtype)
         scales = accuracy = None
         if self.exponents is not None:
             left = [j // self.code.b for j in range(self.code.k)]
             right = [self.right_source + j % self.code.b for j in range(self.code.k)]
-            scales = Scales(
-                *(
-                    tuple(found[j] for j in of)
-                    for found in (self.exponents, self.typical)
-                    if found
-                    for of in (left, right)
-                )
+            rows, columns, typical, typical_columns = (
+                tuple(found[j] for j in of if found)
+                for found in (self.exponents, self.typical)
+                for of in (left, right)
             )
+            scales = Scales(rows, columns, typical, typical_columns)
             if self.typical:
                 of_all = np.ones(self.columns) if operand is None else operand
                 accuracy = Accuracy(of_all, scales)
@@ -406,6 +425,19 @@ class CodedTask(UnfusedTask):
     @property
     def array_ids(self) -> tuple[str, ...]:
         return tuple(self.args[0])
+
+
+def coded_task(run_spec: Any) -> CodedTask | None:
+    """Return the rounds that a task is, None if it is something else.
+
+    Where a product is an argument of ``dask.delayed`` or a keyword of ``map_blocks``, Dask wraps
+    its tasks in others, which return what these do.
+    """
+    while isinstance(run_spec, Task) and not isinstance(run_spec, CodedTask):
+        if len(run_spec.args) != 1 or run_spec.kwargs:
+            return None
+        (run_spec,) = run_spec.args
+    return run_spec if isinstance(run_spec, CodedTask) else None
 
 
 class PieceTask(UnfusedTask):

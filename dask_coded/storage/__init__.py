@@ -8,6 +8,7 @@ piece and end with their CRC-32C. ::
     matrix-TOKEN/piece-0 …      the pieces of A
     matrix-TOKEN/exponents      powers of two by which rows were scaled before they were combined
     matrix-TOKEN/typical        those of their typical entries
+    matrix-TOKEN/sizes          how large the entries of each column are, once rows are scaled
     matrix-TOKEN/footprints     the columns that blocks of a sparse array touch
     transposed-TOKEN/…          the same of A.T, if it was encoded as well
 

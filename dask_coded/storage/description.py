@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dask_coded._version import __version__
 from dask_coded.codes import Code
@@ -48,6 +49,8 @@ class ArrayDescription:
         entries.
     footprints : tuple of bytes, length k; or empty
         The columns that each block touches: one bit each, compressed by zlib.
+    sizes : ndarray of float32, shape (columns,), or None
+        Root mean square of the entries of the scaled rows in each column.
     """
 
     token: str
@@ -63,6 +66,7 @@ class ArrayDescription:
     exponents: tuple[Exponents, ...] = ()
     typical: tuple[Exponents, ...] = ()
     footprints: tuple[bytes, ...] = ()
+    sizes: npt.NDArray[np.float32] | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -122,8 +126,12 @@ def write_description(location: Location, description: Description) -> None:
     for group, array in description.arrays.items():
         storage = description.storage(location, group)
         content = asdict(array)
-        parts = {name: content.pop(name) for name in ("exponents", "typical", "footprints")}
+        names = ("exponents", "typical", "footprints", "sizes")
+        parts = {name: content.pop(name) for name in names}
         content["scaled"] = bool(parts["exponents"])
+        content["sized"] = parts["sizes"] is not None
+        if parts["sizes"] is not None:
+            write_array(location, storage.path("sizes"), parts["sizes"])
         content["footprints"] = list(map(len, parts["footprints"]))
         if content["scaled"]:
             for name in ("exponents", "typical"):
@@ -219,6 +227,8 @@ def _array(location: Location, group: str, content: dict[str, Any]) -> ArrayDesc
         for name in ("exponents", "typical"):
             values = read_array(location, storage.path(name))
             scales[name] = tuple(_cut(values, rows))
+    if content.pop("sized", False):  # stores of before know of none
+        scales["sizes"] = read_array(location, storage.path("sizes"))
     footprints: tuple[bytes, ...] = ()
     if sizes:
         packed = read_array(location, storage.path("footprints"))

@@ -18,7 +18,7 @@ _PARTIAL = r"(\.[0-9a-f]+\.partial)?"
 _ROOT = re.compile(rf"zarr(\.json)?{_PARTIAL}")
 _OURS = re.compile(
     r"(?P<group>(matrix|transposed)-coded-[0-9a-f]+)/"
-    r"((piece-\d+|exponents|typical|footprints)/((data|indices|indptr)/)?)?"
+    r"((piece-\d+|exponents|typical|sizes|footprints)/((data|indices|indptr)/)?)?"
     rf"(zarr(\.json)?|c(/\d+)+){_PARTIAL}"
 )
 

@@ -14,7 +14,15 @@ from dask_coded.codes import MDS, Code
 from dask_coded.rounds import Assembler, Geometry, Scales, StripeRange
 from dask_coded.rounds.accuracy import LIMIT, Accuracy, NotSolvableError, doubtful_when_rebuilt
 from dask_coded.rounds.kernels import matvec
-from dask_coded.rounds.scaling import NO_ENTRY, exponents_of, restored, scaled, typical_of
+from dask_coded.rounds.rebuilding import RoundingErrors
+from dask_coded.rounds.scaling import (
+    NO_ENTRY,
+    exponents_of,
+    restored,
+    scaled,
+    squares_of,
+    typical_of,
+)
 
 
 class Encoded:
@@ -25,19 +33,42 @@ class Encoded:
         self.exponents = tuple(map(exponents_of, blocks))
         self.typical = tuple(map(typical_of, blocks, self.exponents))
         self.scaled = [scaled(b, e) for b, e in zip(blocks, self.exponents, strict=True)]
+        squares = sum(map(squares_of, blocks, self.exponents))
+        self.sizes = np.sqrt(squares / blocks[..., 0].size).astype("f4")
+        #: What each piece has lost since.
+        self.lost: tuple[float, ...] = ()
         self.pieces = [
             blocks[block] if block >= 0 else np.tensordot(row, self.scaled, 1).astype(blocks.dtype)
             for block, row in zip(code.block_of, code.G, strict=True)
         ]
 
+    def rebuild(self, piece: int, others: list[int]) -> None:
+        """Make a piece that equals a block from others."""
+        weights = dict(zip(others, self.code.combination(piece, others).tolist(), strict=True))
+        known = RoundingErrors(self.code, self.blocks.dtype)
+        known.made(piece, weights)
+        self.lost = known.usual(self.code)
+        parts = [
+            scaled(self.pieces[i], self.exponents[i]) if i < self.code.k else self.pieces[i]
+            for i in others
+        ]
+        total = np.tensordot(list(weights.values()), parts, 1)
+        self.pieces[piece] = restored(total, self.exponents[piece]).astype(self.blocks.dtype)
+
     def product(self, x: np.ndarray, have: list[int]) -> Assembler:
         """Return what is decoded from the shares of some pieces."""
         rows = self.blocks.shape[1]
         geometry = Geometry((rows,) * self.code.k, stripes=1, mixed=True)
-        scales = Scales(self.exponents, typical=self.typical)
+        scales = Scales(self.exponents, typical=self.typical, sizes=self.sizes)
         dtype = np.result_type(self.blocks, x)
         assembler = Assembler(
-            self.code, geometry, dtype, x.shape[1:], scales, accuracy=Accuracy(x, scales)
+            self.code,
+            geometry,
+            dtype,
+            x.shape[1:],
+            scales,
+            accuracy=Accuracy(x, scales),
+            errors=self.lost,
         )
         computed = np.zeros((self.code.pieces, 1), dtype=bool)
         computed[have] = True
@@ -127,6 +158,60 @@ def test_a_heavy_column_that_the_operand_does_not_touch() -> None:
     assert errors(late.rows, whole, x).max() > 1e-2
     assert late.worst * 6e-8 > 1e-2
     assert late.doubtful >= np.count_nonzero(errors(late.rows, whole, x) > 1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("f8", 1e6), ("f8", 1e12), ("f8", 1e15), ("f4", 1e6)])
+@pytest.mark.parametrize("columns", [(), (3,)])
+def test_heavy_terms_that_cancel_in_the_other_block(dtype: str, size: float, columns) -> None:
+    """Parity was rounded when it was stored, however small its product is."""
+    rng = np.random.default_rng(9)
+    A = np.zeros((2, 30, 40))
+    A[0, :, 0] = rng.standard_normal(30)
+    A[0, :, 1] = A[0, :, 0] / 3
+    A[1, :, 2:] = rng.standard_normal((30, 38))
+    x = rng.standard_normal((40, *columns))
+    x[0], x[1] = size, -3 * size
+    A, x = A.astype(dtype), x.astype(dtype)
+    encoded, whole = Encoded(MDS(3, 2), A), A.reshape(60, 40)
+    result = encoded.product(x, [0, 2])
+    error = errors(result.rows[30:], whole[30:], x).reshape(30, -1).max(axis=1)
+    wrong = np.count_nonzero(error > LIMIT * np.finfo(dtype).eps)
+    assert wrong > 10
+    assert result.doubtful >= wrong
+    assert encoded.product(x, [0, 1]).doubtful == 0
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("f8", 1e8), ("f8", 1e12), ("f4", 1e4), ("f4", 1e6)])
+@pytest.mark.parametrize("code", [MDS(3, 2), MDS(4, 2)], ids=repr)
+def test_a_product_of_a_rebuilt_block_that_has_lost_digits(code: Code, dtype: str, size) -> None:
+    """Its rows come back themselves, and are those of another matrix."""
+    rng = np.random.default_rng(10)
+    A = rng.standard_normal((2, 30, 40))
+    A[1, :, 0] = 0
+    A = A.astype(dtype)
+    encoded, whole = Encoded(code, A), A.reshape(60, 40)
+    x = rng.standard_normal(40).astype(dtype)
+    encoded.rebuild(1, [0, 2])
+    assert encoded.product(x, [0, 1]).doubtful == 0
+    x[0] = size
+    result = encoded.product(x, [0, 1])
+    wrong = np.count_nonzero(errors(result.rows, whole, x) > LIMIT * np.finfo(dtype).eps)
+    assert wrong > 5
+    assert result.doubtful >= wrong
+    if code.n > 3:  # it also spoils what is recovered from it
+        A0 = encoded.product(x, [1, 3])
+        assert A0.doubtful >= wrong
+
+
+@pytest.mark.parametrize("code", [MDS(4, 3), MDS(8, 6), MDS(12, 10)], ids=repr)
+def test_ordinary_blocks_that_were_rebuilt_lose_no_digits(code: Code) -> None:
+    rng = np.random.default_rng(11)
+    for piece in range(3):
+        A = rng.standard_normal((code.k, 40, 100)) * (rng.random((code.k, 40, 100)) < 0.5)
+        encoded = Encoded(code, A)
+        encoded.rebuild(piece, [i for i in range(code.n) if i != piece][: code.k])
+        for have in (range(code.k), range(code.n - code.k, code.n)):
+            assert encoded.product(rng.standard_normal(100), list(have)).doubtful == 0
 
 
 def test_rows_of_zeros_stay_zero() -> None:

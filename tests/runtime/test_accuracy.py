@@ -159,6 +159,23 @@ async def test_a_block_that_is_rebuilt_with_fewer_digits(c, s, *workers):
         await async_poll_for(lambda: key in s.tasks and s.tasks[key].who_has, timeout=60)
 
 
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_a_product_of_a_block_that_was_rebuilt_beside_a_heavy_column(c, s, *workers):
+    """No row of the block has entries where the operand is large."""
+    A = np.random.default_rng(3).standard_normal((60, 40))
+    A[30:, 0] = 0
+    x = np.random.default_rng(4).standard_normal(40)
+    C = await coded.encode(A, coded.MDS(4, 2), c)
+    key = C.encoded.spec.keys[1]
+    await next(w for w in workers if w.address == C.encoded.workers[1]).close()
+    await async_poll_for(lambda: key in s.tasks and s.tasks[key].who_has, timeout=60)
+    np.testing.assert_allclose(await c.compute(C @ x), A @ x, atol=1e-12)
+    x[0] = 1e12
+    with pytest.warns(coded.AccuracyWarning, match="rows of a product with .* have lost digits"):
+        await c.compute(C @ x)
+        await async_poll_for(lambda: s.get_events("warn"), timeout=60)
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's
 @gen_cluster(client=True, nthreads=FOUR)
 async def test_a_product_that_is_not_finite_ends_without_the_worker_of_a_block(c, s, *workers):

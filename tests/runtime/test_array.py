@@ -933,6 +933,12 @@ def test_a_published_array_keeps_all_pieces(A, verify):
             )
 
 
+def test_a_coded_array_that_was_unpickled_shows_itself(client, A):
+    C = coded.encode(A, coded.MDS(5, 3), client)
+    assert repr(pickle.loads(pickle.dumps(C))) == repr(C)
+    assert client.submit(lambda array: "MDS" in repr(array), C).result()
+
+
 def test_a_lazy_result_keeps_the_pieces_that_can_replace_lost_ones(client, A):
     C = coded.encode(A, coded.MDS(5, 3), client)
     keys = {future.key for future in C.encoded.futures}

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock, patch
 
 import dask
+import dask.array as da
 import numpy as np
 import pytest
 import scipy.sparse
@@ -241,6 +242,19 @@ async def test_array_released_after_its_rounds(c, s, *workers):
     await async_poll_for(lambda: not plugin_of(s)._holding)
     del C, result
     await async_poll_for(lambda: forgotten(s))
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_array_released_before_the_products_that_other_functions_take(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    norm = dask.delayed(np.linalg.norm)(C @ x)
+    shifted = da.ones(4, chunks=2).map_blocks(lambda block, by: block + by, by=(C @ x).sum())
+    futures = c.compute([norm, shifted])
+    del C, norm, shifted
+    found, more = await c.gather(futures)
+    np.testing.assert_allclose(found, np.linalg.norm(A @ x))
+    np.testing.assert_allclose(more, np.ones(4) + (A @ x).sum())
+    await async_poll_for(lambda: not plugin_of(s)._holding)
 
 
 @gen_cluster(client=True, nthreads=FOUR)

@@ -597,6 +597,65 @@ async def test_an_array_is_extended_by_the_pieces_that_were_released(c, s, *work
 
 
 @gen_cluster(client=True, nthreads=FIVE)
+async def test_an_array_is_extended_after_a_client_was_interrupted(c, s, *workers):
+    C = await coded.encode(A, coded.RandomLinear(3, 2), c)
+    # The client was interrupted before it had the answer, and asked for no piece.
+    await c.scheduler.coded_extend(array=C.encoded.spec.id, allowed=None)
+    D = await C.extend()
+    assert (D.code.n, len(D.encoded.futures)) == (5, 5)
+    await close(workers, C.encoded.workers[0])
+    await check(c, D)
+
+
+@gen_cluster(client=True, nthreads=FIVE)
+async def test_nothing_is_left_of_an_encoding_that_is_interrupted_while_it_waits(c, s, *workers):
+    await coded.encode(A, coded.MDS(4, 2), c)  # installs the plugins
+    plugin = s.extensions["dask-coded"]
+    await async_poll_for(lambda: not plugin.arrays and len(plugin.versions) == 5)
+    newcomer = workers[0].address
+    version = plugin.versions.pop(newcomer)
+    plugin.add_worker(s, newcomer)
+    asked, register = [], s.handlers["coded_register"]
+    s.handlers["coded_register"] = lambda **what: asked.append(what) or register(**what)
+    encoding = asyncio.ensure_future(coded.encode(A, coded.MDS(5, 2), c))
+    await async_poll_for(lambda: asked)
+    encoding.cancel()
+    await asyncio.wait([encoding])
+    plugin.hello(newcomer, version, 0.1)
+    await check(c, await coded.encode(A, coded.MDS(5, 2), c))
+    await async_poll_for(lambda: not plugin.arrays)
+
+
+@gen_cluster(client=True, nthreads=FIVE)
+async def test_no_block_is_left_of_an_encoding_that_is_interrupted_while_it_sends(c, s, *workers):
+    scatter, sent, go = c.scatter, [], asyncio.Event()
+
+    async def slow(data, **options):
+        found = await scatter(data, **options)
+        sent.extend(found)
+        await go.wait()
+        return found
+
+    c.scatter = slow
+    encoding = asyncio.ensure_future(coded.encode(A, coded.MDS(5, 2), c))
+    await async_poll_for(lambda: sent)
+    encoding.cancel()
+    await asyncio.wait([encoding])
+    go.set()
+    await async_poll_for(lambda: not s.tasks)
+
+
+@gen_cluster(client=True, nthreads=FIVE)
+async def test_long_doubles_are_copied_and_not_combined(c, s, *workers):
+    B = A.astype(np.longdouble)
+    with pytest.raises(TypeError, match=r"decodes in double precision.*A.astype\(float\)"):
+        await coded.encode(B, coded.MDS(5, 3), c)
+    C = await coded.encode(B, client=c)
+    assert C.code == coded.Repetition(5, 2)
+    assert (await c.compute(C @ x)).dtype == np.longdouble
+
+
+@gen_cluster(client=True, nthreads=FIVE)
 async def test_other_codes_cannot_grow(c, s, *workers):
     C = await coded.encode(A, coded.MDS(4, 3), c)
     with pytest.raises(TypeError, match=r"MDS\(n=4, k=3\) cannot grow: encode with `coded.Random"):

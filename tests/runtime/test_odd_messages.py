@@ -297,6 +297,7 @@ CALLS = {
         "received",
         "work",
         "exponents",
+        "squares",
         "footprint",
         "growth",
         "stored",

@@ -8,6 +8,7 @@ chunk a few places before it is copied.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import uuid
 from collections import Counter
@@ -79,14 +80,32 @@ class Blocks:
             if worker.startswith("inproc://"):
                 # It gets the caller's memory as it is, which the caller may change later.
                 block = block.copy()
+            # It ends even if this is cancelled: the scheduler keeps the block for the client, and
+            # only its future can let it go.
+            scattering = asyncio.ensure_future(_scattered(client, key, block, worker))
             try:
-                scattered = await client.scatter(
-                    {key: block}, workers=[worker], hash=False, timeout=timeouts().silence
-                )
-            except (KeyError, OSError):  # it has left, or is paused: any other will do
-                scattered = await client.scatter({key: block}, hash=False)
-            self.futures.append(scattered[key])
+                self.futures.append(await asyncio.shield(scattering))
+            except asyncio.CancelledError:
+                scattering.add_done_callback(_let_go)
+                raise
         return self.futures
+
+
+def _let_go(scattering: asyncio.Task[Future]) -> None:
+    if not scattering.cancelled() and scattering.exception() is None:
+        scattering.result().release()
+
+
+async def _scattered(client: Client, key: Key, block: Any, worker: str) -> Future:
+    """Bring a block to a worker; if that has left or is paused, to any other one."""
+    try:
+        found = await client.scatter(
+            {key: block}, workers=[worker], hash=False, timeout=timeouts().silence
+        )
+    except (KeyError, OSError):
+        found = await client.scatter({key: block}, hash=False)
+    future: Future = found[key]
+    return future
 
 
 async def chunks_ahead(client: Client, blocks: int) -> int:

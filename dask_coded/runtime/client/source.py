@@ -96,6 +96,11 @@ def check_dtype(source: Any, code: Code, instead: str = "") -> None:
     TypeError
         If it does not.
     """
+    if source.dtype in (np.longdouble, np.clongdouble) and not code.exact:
+        raise TypeError(
+            f"{code!r} decodes in double precision, in which dtype {source.dtype} loses digits: "
+            f"convert with `A.astype(float)` or `A.astype(complex)`{instead}."
+        )
     if source.dtype.kind in "biu" and not code.exact:
         raise TypeError(
             f"{code!r} mixes rows in floating point, which makes dtype {source.dtype} inexact: "

@@ -94,6 +94,7 @@ def _described(encoded: Encoded) -> ArrayDescription:
         nbytes=encoded.nbytes,
         exponents=spec.exponents or (),
         typical=spec.typical,
+        sizes=spec.sizes,
         footprints=spec.footprints.packed if spec.footprints else (),
     )
 
@@ -109,6 +110,7 @@ def _spec(found: ArrayDescription, code: Code, array_id: str, transposed: str | 
         check_finite=found.check_finite,
         exponents=found.exponents or None,
         typical=found.typical,
+        sizes=found.sizes,
         check_keys=tuple((f"{array_id}-check", j) for j in range(code.k)) if found.verify else (),
         footprints=Footprints(found.footprints) if found.footprints else None,
         sparse=getattr(scipy.sparse, found.sparse) if found.sparse else None,

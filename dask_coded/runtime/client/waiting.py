@@ -159,6 +159,12 @@ async def while_connected(client: Client, work: Coroutine[Any, Any, T]) -> T:
     ConnectionError
         If the client loses its connection to the scheduler.
     """
+    if client.status != "running":
+        try:  # perhaps nobody has waited for its start yet, which must not end with this
+            await asyncio.shield(asyncio.ensure_future(client))
+        except BaseException:
+            work.close()
+            raise
     task = asyncio.create_task(work)
     try:
         while not task.done() and client.status == "running":

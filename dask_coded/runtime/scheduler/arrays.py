@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -31,7 +31,7 @@ from dask_coded.runtime.answers import (
 from dask_coded.runtime.scheduler.homes import Homes
 from dask_coded.runtime.scheduler.state import RELEASED, ArrayState
 from dask_coded.runtime.scheduler.versions import mismatch, unable
-from dask_coded.runtime.spec import NAME, ArraySpec, CodedSpec, CodedTask, as_key
+from dask_coded.runtime.spec import NAME, ArraySpec, CodedSpec, as_key, coded_task
 from dask_coded.storage import Storage
 from dask_coded.typing import Floats
 
@@ -46,6 +46,8 @@ _LOSSES = 30
 # A piece of a slow worker is moved if rounds become shorter by this fraction; another machine is
 # asked for if they do by twice as much, so that it still has something to take when it comes.
 _WORTH_MOVING, _WORTH_A_WORKER = 0.025, 0.05
+# Arrays that were given up before they were registered; more of them are not remembered.
+_ABANDONED = 100
 
 
 class ArrayDirectory(Mapping[str, ArrayState]):
@@ -75,6 +77,8 @@ class ArrayDirectory(Mapping[str, ArrayState]):
     ) -> None:
         self._scheduler = scheduler
         self._arrays: dict[str, ArrayState] = {}
+        # Given up by clients before they were registered: the request may still wait for workers.
+        self._abandoned: deque[str] = deque(maxlen=_ABANDONED)
         self._versions = versions
         self._others = others
         self._refused = refused
@@ -116,6 +120,8 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         opened, sources = sources is None, sources or ()
         if message := mismatch(version):
             return reply(Unfit(message))
+        if spec.id in self._abandoned:  # no client would ever release it
+            return reply(Unfit("The encoding was interrupted: start it again."))
         pieces = self._homes.pieces()
         workers = [
             WorkerInfo(ws.address, ws.host, pieces[ws.address])
@@ -197,6 +203,9 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         if state.spec.scaled and state.spec.exponents is None:
             exponents, typical = zip(*(state.exponents.pop(j) for j in blocks), strict=True)
             state.spec = replace(state.spec, exponents=exponents, typical=typical)
+            if isinstance(state.spec, ArraySpec) and all(j in state.squares for j in blocks):
+                mean = sum(state.squares.pop(j) for j in blocks) / state.spec.shape[0]
+                state.spec = replace(state.spec, sizes=np.sqrt(mean).astype(np.float32))
         return state.received
 
     def extend(self, array: str, allowed: Sequence[str] | None) -> Reply:
@@ -206,7 +215,11 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         """
         if (state := self._arrays.get(array)) is None:
             return reply(Lost(RELEASED))
-        taken = {self._homes.home(key) for key in state.spec.keys}
+        # Pieces that no client wants any more, for example after an interrupted extension, and
+        # those that its client never asked for, because it was interrupted meanwhile.
+        tasks = self._scheduler.tasks
+        free = [i for i, key in enumerate(state.spec.keys) if key not in tasks]
+        taken = {self._homes.home(key) for key in state.spec.keys if key in tasks}
         new = [
             address
             for address in self._versions
@@ -221,9 +234,6 @@ class ArrayDirectory(Mapping[str, ArrayState]):
             state.allowed.update(new)
         assert isinstance(state.spec, ArraySpec)
         spec, known = state.spec, len(state.spec.keys)
-        # Pieces that no client wants any more, for example after an interrupted extension.
-        tasks = self._scheduler.tasks
-        free = [i for i, key in enumerate(spec.keys) if key not in state.alive and key not in tasks]
         pieces = (*free, *range(known, known + len(new)))[: len(new)]
         if more := sum(piece >= known for piece in pieces):
             state.spec = spec = spec.extended(more)
@@ -238,6 +248,8 @@ class ArrayDirectory(Mapping[str, ArrayState]):
 
     def abandon(self, array: str) -> None:
         """Handler: encoding has failed, so forget the array."""
+        if array not in self._arrays:
+            self._abandoned.append(array)
         if state := self._arrays.pop(array, None):
             self._homes.drop((*state.spec.keys, *state.spec.check_keys))
             self._drop_sources(state)
@@ -266,6 +278,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         received: int,
         work: list[float] | None,
         exponents: dict[int, Exponents],
+        squares: dict[int, Floats],
         footprint: Sequence[Any] | None,
         growth: float,
         stored: bool,
@@ -275,7 +288,8 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         """Handler: a piece is made, with ``received`` bytes from other workers.
 
         ``work`` is the work of each stripe of a sparse piece, and None for a dense one.
-        ``exponents`` are those of the rows of source blocks, and of their typical entries.
+        ``exponents`` are those of the rows of source blocks, and of their typical entries, and
+        ``squares`` the sums of squares of their columns.
         ``footprint`` is that of the block which the piece equals. ``growth`` is that of its recipe,
         and ``weights`` are those of the pieces that it was made from. ``stored`` says whether it is
         in its store now: it was read from there, or written. ``worker`` is where it was made.
@@ -290,6 +304,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
                 state.damaged.discard(piece)
                 state.refused.pop(piece, None)
             state.exponents |= exponents
+            state.squares |= squares
             if footprint is not None and state.sources is not None:
                 state.footprints[int(state.spec.code.block_of[piece])] = Footprint(*footprint)
             # Another worker may have taken over, whose piece is made from others.
@@ -366,7 +381,8 @@ class ArrayDirectory(Mapping[str, ArrayState]):
             if not state.spec.code.decodable(held):
                 paused.add(array)
         for ts in running:
-            if isinstance(ts.run_spec, CodedTask) and not paused.isdisjoint(ts.run_spec.array_ids):
+            task = coded_task(ts.run_spec)
+            if task is not None and not paused.isdisjoint(task.array_ids):
                 ts.suspicious = 0
 
     def forget(self, key: Key) -> None:

@@ -23,7 +23,7 @@ from dask_coded.rounds.capacity import worth_replacing
 from dask_coded.rounds.placement import not_slow, relief, spare
 from dask_coded.runtime.scheduler.replicas import Homecoming
 from dask_coded.runtime.scheduler.state import ArrayState
-from dask_coded.runtime.spec import NAME, CodedTask, as_key
+from dask_coded.runtime.spec import NAME, as_key, coded_task
 from dask_coded.transport.exceptions import logged
 from dask_coded.typing import Floats
 
@@ -383,4 +383,4 @@ class Homes:
 
 
 def _coordinates(ws: WorkerState) -> bool:
-    return any(isinstance(ts.run_spec, CodedTask) for ts in ws.processing)
+    return any(coded_task(ts.run_spec) is not None for ts in ws.processing)

@@ -39,7 +39,7 @@ from dask_coded.runtime.scheduler.showing import show
 from dask_coded.runtime.scheduler.standings import Standings
 from dask_coded.runtime.scheduler.state import RELEASED
 from dask_coded.runtime.scheduler.supervisor import Supervisor
-from dask_coded.runtime.spec import NAME, CodedSpec, CodedTask, as_key
+from dask_coded.runtime.spec import NAME, CodedSpec, CodedTask, as_key, coded_task
 from dask_coded.runtime.worker.plugin import CodedWorkerPlugin
 from dask_coded.transport.backoff import Backoff
 from dask_coded.transport.exceptions import logged
@@ -324,6 +324,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
                 spec=None if known == len(state.spec.keys) else state.spec,
                 checks=tuple(next(iter(self.homes.answering(k)), "") for k in spec.check_keys),
                 growth=state.errors.of_shares(spec.code) if spec.check_keys else (),
+                errors=state.errors.usual(spec.code),
             )
         )
 
@@ -335,14 +336,14 @@ class CodedSchedulerPlugin(SchedulerExtension):
     def wanted(self) -> int:
         """Handler: how many workers the arrays can use whose rounds run, or ran lately."""
         tasks = (self.scheduler.tasks.get(key) for key in self._holding)
-        specs = [ts.run_spec for ts in tasks if ts is not None]
-        used = {i for spec in specs if isinstance(spec, CodedTask) for i in spec.array_ids}
+        found = [coded_task(ts.run_spec) for ts in tasks if ts is not None]
+        used = {i for task in found if task is not None for i in task.array_ids}
         return self.arrays.wanted(used, since=time() - Timeouts.USED)
 
     def replaceable(self, ts: TaskState, silent: Collection[str]) -> bool:
         """Whether what a task makes can be made again without silent workers."""
-        if isinstance(ts.run_spec, CodedTask):
-            return all(self.arrays.get(array) for array in ts.run_spec.array_ids)
+        if (task := coded_task(ts.run_spec)) is not None:
+            return all(self.arrays.get(array) for array in task.array_ids)
         return self.homes.replaceable(ts, silent)
 
     def _changed(self, change: Changed) -> None:
@@ -374,11 +375,11 @@ class CodedSchedulerPlugin(SchedulerExtension):
             ts = scheduler.tasks.get(key)
             if ts is None or self.homes.pin(key):
                 continue
-            if isinstance(ts.run_spec, CodedTask):
+            if (task := coded_task(ts.run_spec)) is not None:
                 self.supervisor.add(ts)
                 # A graph also names tasks whose results are there already: these need no pieces.
                 if key not in self._holding and ts.state not in ("memory", "erred"):
-                    self._hold(ts, ts.run_spec)
+                    self._hold(ts, task)
 
     def _hold(self, ts: TaskState, task: CodedTask) -> None:
         """Keep the pieces of a round while it runs."""
@@ -401,8 +402,8 @@ class CodedSchedulerPlugin(SchedulerExtension):
         if self.arrays and (ts := self.scheduler.tasks.get(key)):
             self.homes.transition(ts, finish)
             again = finish == "waiting" and key not in self._holding
-            if again and isinstance(ts.run_spec, CodedTask):
-                self._hold(ts, ts.run_spec)  # its result was lost
+            if again and (task := coded_task(ts.run_spec)) is not None:
+                self._hold(ts, task)  # its result was lost
         if finish in ("memory", "erred", "forgotten"):
             if holder := self._holding.pop(key, None):
                 # A transition must not start another one.

@@ -45,6 +45,8 @@ class ArrayState:
     #: Exponents of the rows of source blocks, and those of their typical entries, as far as they
     #: have been reported: shape (2, rows).
     exponents: dict[int, Exponents] = field(default_factory=dict)
+    #: Sums of squares of the columns of source blocks, as far as they have been reported.
+    squares: dict[int, Floats] = field(default_factory=dict)
     #: Footprints of source blocks, as far as they have been reported.
     footprints: dict[int, Footprint] = field(default_factory=dict)
     #: Of its pieces, and so of what their shares are verified by.

@@ -40,7 +40,7 @@ from dask_coded.compat import makes_result
 from dask_coded.runtime.scheduler import stuck
 from dask_coded.runtime.scheduler.placing import Limits, Placing
 from dask_coded.runtime.scheduler.standings import Standings
-from dask_coded.runtime.spec import NAME, CodedTask, PieceTask, as_key
+from dask_coded.runtime.spec import NAME, PieceTask, as_key, coded_task
 from dask_coded.transport.exceptions import logged
 from dask_coded.typing import Floats
 
@@ -475,7 +475,7 @@ class Supervisor:
         needed = stuck.blocked(needed, self._suspects, self._replaceable, stuck.is_cheap)
         self.run_again([*moved, *needed], ended)
         for ts, address in moved.items():
-            if not isinstance(ts.run_spec, CodedTask):
+            if coded_task(ts.run_spec) is None:
                 continue
             taker = ts.processing_on.address if ts.processing_on else None
             logger.warning(

@@ -32,6 +32,7 @@ from dask_coded.rounds.scaling import (
     exponents_of,
     restored,
     scaled,
+    squares_of,
     typical_of,
 )
 from dask_coded.runtime.answers import Lost, Recipe, Source, Stored, Waiting, ask
@@ -40,7 +41,7 @@ from dask_coded.runtime.worker.disk import FULL, MappedArray
 from dask_coded.runtime.worker.plugin import CodedWorkerPlugin, worker_plugin
 from dask_coded.transport.backoff import Backoff
 from dask_coded.transport.rows import RowReader, RowsGoneError
-from dask_coded.typing import Bools
+from dask_coded.typing import Bools, Floats
 
 logger = logging.getLogger("distributed.dask_coded")
 
@@ -114,6 +115,7 @@ async def _make(plugin: CodedWorkerPlugin, array_id: str, piece: int) -> Any:
                     received=0,
                     work=_work(spec, piece, data),
                     exponents=ToPickle({}),
+                    squares=ToPickle({}),
                     footprint=None,
                     growth=growth,
                     stored=True,
@@ -151,6 +153,7 @@ async def _make(plugin: CodedWorkerPlugin, array_id: str, piece: int) -> Any:
                         received=meter.received,
                         work=_work(spec, piece, data),
                         exponents=ToPickle(mixer.report()),
+                        squares=ToPickle(mixer.squares),
                         footprint=mixer.footprint,
                         growth=growth,
                         stored=stored,
@@ -194,6 +197,8 @@ class _Mixer:
         self._found: dict[int, Exponents] = {}
         #: Exponents of the typical entries of the blocks that this piece's maker reports.
         self._typical: dict[int, Exponents] = {}
+        #: For a block that it reports, the sum of squares of each column; not of pairs.
+        self.squares: dict[int, Floats] = {}
         if spec.scaled and spec.exponents is None:
             self._found = {s.block: np.zeros(s.rows, np.int16) for s in sources}
             self._typical = {
@@ -283,7 +288,11 @@ class _Mixer:
         for rows in self._parts(data):
             found = exponents_of(rows)
             # Only rows that are recovered are examined for lost digits.
-            typical = typical_of(rows, found) if self.spec.combines else np.zeros_like(found)
+            typical = np.zeros_like(found)
+            if self.spec.combines:
+                typical = typical_of(rows, found)
+                if block in self._typical:
+                    self.squares[block] = self.squares.get(block, 0.0) + squares_of(rows, found)
             parts.append((found, typical))
         self._found[block], typical = map(np.concatenate, zip(*parts, strict=True))
         if block in self._typical:

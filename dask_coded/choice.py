@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import dask
-import numpy as np
 from distributed import Client
 
 from dask_coded.arguments import check_redundancy, check_whole
 from dask_coded.codes import CODES, MDS, Code, Polynomial, RandomLinear, Repetition
-from dask_coded.runtime.client.source import sparse_type
+from dask_coded.runtime.client.source import is_long, sparse_type
 from dask_coded.runtime.client.waiting import in_task
 
 
@@ -66,7 +66,8 @@ class Choice:
         """Choose the code of a matrix, of the kind that is named or that suits the matrix."""
         n, redundancy = await self._size(client)
         if name is None:
-            longer = source.dtype in (np.longdouble, np.clongdouble)  # decoding is in double
+            # Decoding is in double precision.
+            longer = is_long(source.dtype)
             plain = sparse_type(source) or source.dtype.kind in "biu" or longer
             kind: type[Code] = Repetition if plain else MDS
             if kind is Repetition and self.redundancy is None:
@@ -88,7 +89,8 @@ class Choice:
         """Choose the code of two factors with so many columns."""
         n, redundancy = await self._size(client)
         build = Polynomial.accurate if self.redundancy is None else Polynomial.with_redundancy
-        code = build(n, redundancy, shape)
+        # In a thread: for a thousand workers it takes a second.
+        code = await asyncio.to_thread(build, n, redundancy, shape)
         self._tell(client, code, n)
         return code
 

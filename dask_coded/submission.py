@@ -247,6 +247,8 @@ def run(
     with _watch(callback, client, tolerant) as loop:
         future = loop.future = submit(function, *args, client=client, loop=loop, **kwargs)
         try:
+            if loop.error is not None:  # it came before the future was known
+                future.cancel()
             result = result_of(future)
         except KeyboardInterrupt:
             future.cancel()
@@ -255,6 +257,9 @@ def run(
             if loop.error is None:
                 raise
     if loop.error is not None:
+        # Otherwise the error's traceback would keep them.
+        future.release()
+        result = None
         raise loop.error
     return result
 

@@ -204,6 +204,7 @@ def test_a_file_that_may_not_be_written_is_refused_before_anything_is_computed(
     assert "you may not write there" in result.output
 
 
+@pytest.mark.usefixtures("here")
 def test_the_ending_of_the_output_is_its_format(votes, tmp_path):
     for ending in ("json", "tsv"):
         assert run("pagerank", votes, "--output", tmp_path / f"ranks.{ending}").exit_code == 0

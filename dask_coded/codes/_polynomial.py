@@ -55,6 +55,8 @@ Floats = npt.NDArray[np.float64]
 
 # The condition number of the worst set of pieces, at most: four digits are lost then.
 _CONDITION = 1e4
+# Workers that a code may leave out so that it stores less.
+_LEFT_OUT = 4
 
 
 class Polynomial(Code):
@@ -160,7 +162,8 @@ class Polynomial(Code):
     def accurate(cls, n: int, redundancy: int, shape: tuple[int, int] = (1, 1)) -> Polynomial:
         """Build the code of :meth:`with_redundancy`, or one that survives fewer losses.
 
-        It is the latter if decoding could lose more than four digits otherwise.
+        It is the latter if decoding could lose more than four digits otherwise. Then it may have
+        fewer pieces than there are workers.
 
         Parameters
         ----------
@@ -176,13 +179,17 @@ class Polynomial(Code):
         safe = _safe_redundancy(n, n - code.k)
         if n - code.k <= safe:
             return code
-        factors = [
-            (a, k // a)
-            for k in range(n - safe, n - safe // 2)
+        # A few workers may be left out: some numbers of blocks have no good factors. Fewer workers
+        # are no worse conditioned.
+        choices = [
+            (shape[0] / a + shape[1] * a / k, -m, a, k // a)
+            for m in range(n, n - _LEFT_OUT - 1, -1)
+            for k in range(m - safe, m - safe // 2)
             for a in range(1, k + 1)
             if not k % a
         ]
-        return cls(n, *min(factors, key=lambda c: (shape[0] / c[0] + shape[1] / c[1], c)))
+        _, m, a, b = min(choices)
+        return cls(-m, a, b)
 
     def __repr__(self) -> str:
         points = "" if self.points == "circle" else f", points={self.points!r}"

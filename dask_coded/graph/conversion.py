@@ -176,6 +176,9 @@ def _exact(names: Any) -> Array | list[str]:
     else:
         if all(isinstance(name, str) for name in names):
             return [str(name) for name in names]
+        if names and all(isinstance(name, np.floating) for name in names):
+            shortest = min((name.dtype for name in names), key=lambda dtype: dtype.itemsize)
+            return _exact(np.array(names, dtype=shortest))
         if not all(isinstance(n, int | np.integer) and not isinstance(n, bool) for n in names):
             numbers = all(isinstance(n, Real) and not isinstance(n, bool) for n in names)
             exact = numbers and all(n == n // 1 and abs(n) <= 2**53 for n in names)
@@ -190,7 +193,8 @@ def _exact(names: Any) -> Array | list[str]:
     if not exact:
         raise ValueError(
             f"{_NAMES}; a floating-point number is neither, unless it is a whole number of at most "
-            "2**53: pass columns of integers. In single precision it must be less than 2**24."
+            "2**53: pass columns of integers. In single precision it must be less than 2**24, and "
+            "in half precision less than 2**11."
         )
     return np.asarray(names, dtype=np.float64).astype(np.int64)
 

@@ -94,12 +94,15 @@ class Accuracy:
         if self._scales.sizes is None:
             return np.zeros(self._operand.shape[1:])
         unit, _ = self._sizes
-        columns = self._scales.sizes.reshape(-1, *(1,) * (self._operand.ndim - 1))
+        squares = np.square(self._scales.sizes, dtype=np.float64)
         with np.errstate(invalid="ignore", over="ignore"):
-            sizes = columns * (np.abs(self._operand) * unit)
-        # Where no row has entries, the operand may be anything.
-        found: Floats = np.sqrt(np.square(np.where(np.isfinite(sizes), sizes, 0)).sum(axis=0))
-        return found
+            sizes = np.abs(self._operand) * unit
+            np.square(sizes, out=sizes)
+            found = squares @ sizes
+        if not np.isfinite(found).all():
+            # Where no row has entries, the operand may be anything.
+            found = squares @ np.where(np.isfinite(sizes), sizes, 0)
+        return np.asarray(np.sqrt(found))
 
     @cached_property
     def _common(self) -> tuple[float, float]:
@@ -177,6 +180,9 @@ class Accuracy:
             Of the block's piece.
         """
         unit, spread = self._sizes
+        most = float(self._stored.max(initial=0.0)) * growth
+        if most**2 <= _BOUND * (2.0 ** self._lowest_of(block) * float(spread.min())) ** 2:
+            return 0, 0.0
         floors = _powers(self._typical([block], start, len(rows))[0])
         floors = floors.reshape(-1, *(1,) * (rows.ndim - 1))
         size = np.square(np.maximum(np.abs(rows) * unit, floors * spread))

@@ -112,7 +112,9 @@ class RoundingErrors:
         """
         if not self._worst.any():
             return ()
-        return tuple(self.of(piece) / _BEYOND_USUAL for piece in range(int(code.pieces)))
+        self._reach()
+        bounds = _DEVIATIONS * np.sqrt(np.diag(self._covariance)[: code.pieces])
+        return tuple((bounds / _BEYOND_USUAL).tolist())
 
     def combined(self, piece: int, weights: Mapping[int, float]) -> float:
         """Return the error that a piece, or a check of its rows, has if it is made so."""

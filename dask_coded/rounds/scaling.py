@@ -180,7 +180,8 @@ def squares_of(rows: Any, exponents: Exponents) -> Floats:
     found = scaled(rows, exponents)
     if scipy.sparse.issparse(found):
         weights = np.square(np.abs(found.data))
-        return np.bincount(found.indices, weights, minlength=found.shape[1])
+        summed: Floats = np.bincount(found.indices, weights, found.shape[1]).astype(np.float64)
+        return summed
     squares: Floats = np.einsum("ij,ij->j", found, found.conj()).real
     return squares
 

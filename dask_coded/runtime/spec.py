@@ -98,6 +98,11 @@ class Ingredient(NamedTuple):
     block: int = -1
 
 
+# Columns of which the scheduler is told how large their entries are: eight bytes for each, from
+# each block.
+_SIZED = 2**20
+
+
 @dataclass(frozen=True, eq=False)
 class CodedSpec(ABC):
     """A matrix or a pair stored as coded pieces, as all participants in its rounds know it.
@@ -183,6 +188,11 @@ class CodedSpec(ABC):
         return self.combines or bool(self.check_keys)
 
     @property
+    def sized(self) -> bool:
+        """Whether it is found how large the entries of each column are."""
+        return False
+
+    @property
     @abstractmethod
     def reporters(self) -> list[int]:
         """For each source block, the piece whose maker reports the exponents of its rows."""
@@ -247,6 +257,11 @@ class ArraySpec(CodedSpec):
     @property
     def shape(self) -> tuple[int, int]:
         return sum(self.geometry.rows), self.columns
+
+    @property
+    def sized(self) -> bool:
+        """Whether columns are so few that their sizes cost nothing beside the matrix."""
+        return self.columns <= min(self.shape[0], _SIZED)
 
     @property
     def sparse_type(self) -> type | None:
@@ -377,12 +392,12 @@ class PairSpec(CodedSpec):
         if self.exponents is not None:
             left = [j // self.code.b for j in range(self.code.k)]
             right = [self.right_source + j % self.code.b for j in range(self.code.k)]
-            rows, columns, typical, typical_columns = (
+            rows, across, typical, typical_across = (
                 tuple(found[j] for j in of if found)
                 for found in (self.exponents, self.typical)
                 for of in (left, right)
             )
-            scales = Scales(rows, columns, typical, typical_columns)
+            scales = Scales(rows, across, typical, typical_across)
             if self.typical:
                 of_all = np.ones(self.columns) if operand is None else operand
                 accuracy = Accuracy(of_all, scales)

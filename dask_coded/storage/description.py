@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -129,7 +130,6 @@ def write_description(location: Location, description: Description) -> None:
         names = ("exponents", "typical", "footprints", "sizes")
         parts = {name: content.pop(name) for name in names}
         content["scaled"] = bool(parts["exponents"])
-        content["sized"] = parts["sizes"] is not None
         if parts["sizes"] is not None:
             write_array(location, storage.path("sizes"), parts["sizes"])
         content["footprints"] = list(map(len, parts["footprints"]))
@@ -227,8 +227,9 @@ def _array(location: Location, group: str, content: dict[str, Any]) -> ArrayDesc
         for name in ("exponents", "typical"):
             values = read_array(location, storage.path(name))
             scales[name] = tuple(_cut(values, rows))
-    if content.pop("sized", False):  # stores of before know of none
-        scales["sizes"] = read_array(location, storage.path("sizes"))
+        with suppress(Exception):  # it serves warnings alone, and older stores have none
+            values = read_array(location, storage.path("sizes"))
+            scales["sizes"] = values if len(values) == content["columns"] else None
     footprints: tuple[bytes, ...] = ()
     if sizes:
         packed = read_array(location, storage.path("footprints"))

@@ -11,7 +11,7 @@ import logging
 import os
 import uuid
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -366,7 +366,8 @@ class _Watch:
 
     def __call__(self, progress: Progress) -> None:
         if self.display is not None:
-            self.display(progress)
+            with suppress(OSError, ValueError):  # a terminal that is gone ends no training
+                self.display(progress)
         if self._callback is not None:
             answer = self._callback(progress)
             # Not any true value: a lambda may return what it happens to compute.

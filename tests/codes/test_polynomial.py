@@ -35,11 +35,15 @@ def roots_of_unity(n: int, k: int) -> np.ndarray:
     return np.exp(2j * np.pi / n * np.outer(np.arange(n), np.arange(k)))
 
 
-@pytest.mark.parametrize("n", [4, 12, 24, 40, 60, 100])
+@pytest.mark.parametrize("n", [4, 12, 24, 40, 49, 60, 64, 85, 100, 109])
 def test_neighbours_that_may_be_lost_by_default_cost_at_most_four_digits(n: int) -> None:
-    code = Polynomial.accurate(n, n // 4, (5000, 1000))
-    assert code.k < n
+    code, other = (
+        build(n, n // 4, (1000, 1000))
+        for build in (Polynomial.accurate, Polynomial.with_redundancy)
+    )
+    assert code.k < code.n <= n
     assert code.condition_number(range(code.k)) <= 1e4
+    assert 1 / code.a + 1 / code.b <= 1.3 * (1 / other.a + 1 / other.b)
 
 
 @given(codes(), st.data())

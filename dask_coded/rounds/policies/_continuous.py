@@ -59,6 +59,8 @@ class Continuous(Policy):
         Seconds before running dry at which a worker is fed, at least: the time for a message there
         and back, so that the worker does not idle. Workers that turn out to need longer to react
         are fed earlier.
+    gain : float, optional
+        Seconds by which moved work must end earlier, at least; by default ``lead``.
     """
 
     def __init__(self, lead: float = RoundOptions.lead, gain: float | None = None) -> None:
@@ -303,7 +305,7 @@ class _Outlook:
         if len(layout.need) == 1:
             return late
         places = late[self.donors].nonzero()[0]
-        if self._useful(state, layout.pieces_of[receiver], places).any():
+        if not len(places) or self._useful(state, layout.pieces_of[receiver], places).any():
             return late
         full: Bools = self.backlog + layout.mean_stripe > self.speed * self.level
         return full

@@ -30,7 +30,7 @@ from dask_coded.chunks import as_declared
 from dask_coded.compat import Alias, GraphNode, Task, TaskRef, UnfusedTask, convert_legacy_graph
 from dask_coded.config import timeouts
 from dask_coded.runtime.client.source import settled, sparse_type
-from dask_coded.runtime.spec import CodedTask
+from dask_coded.runtime.spec import coded_task
 from dask_coded.runtime.worker.disk import keep, zeros
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def _own_task(
         (key,) = node.dependencies
         node = graph.get(key)
     # The scheduler watches over coded rounds, which it would not find in another task.
-    if not isinstance(node, Task) or isinstance(node, CodedTask) or users[key] > 1:
+    if not isinstance(node, Task) or coded_task(node) is not None or users[key] > 1:
         return None
     needs = node.dependencies
     leaves = all(need in graph and not graph[need].dependencies for need in needs)

@@ -88,6 +88,11 @@ def check_code(source: Any, code: Code) -> None:
     check_dtype(source, code, instead=", or use `coded.Repetition`")
 
 
+def is_long(dtype: np.dtype[Any]) -> bool:
+    """Return whether a real number of a dtype has more than 64 bits, as longdouble has on Linux."""
+    return dtype.itemsize > (16 if dtype.kind == "c" else 8)
+
+
 def check_dtype(source: Any, code: Code, instead: str = "") -> None:
     """Check that a code suits the dtype of a matrix; ``instead`` names an alternative.
 
@@ -96,7 +101,7 @@ def check_dtype(source: Any, code: Code, instead: str = "") -> None:
     TypeError
         If it does not.
     """
-    if source.dtype in (np.longdouble, np.clongdouble) and not code.exact:
+    if is_long(source.dtype) and not code.exact:
         raise TypeError(
             f"{code!r} decodes in double precision, in which dtype {source.dtype} loses digits: "
             f"convert with `A.astype(float)` or `A.astype(complex)`{instead}."

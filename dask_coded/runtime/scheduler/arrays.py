@@ -48,6 +48,8 @@ _LOSSES = 30
 _WORTH_MOVING, _WORTH_A_WORKER = 0.025, 0.05
 # Arrays that were given up before they were registered; more of them are not remembered.
 _ABANDONED = 100
+# Seconds after which a client that was told which pieces to make has asked for them.
+_PROMISED = 10.0
 
 
 class ArrayDirectory(Mapping[str, ArrayState]):
@@ -203,9 +205,10 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         if state.spec.scaled and state.spec.exponents is None:
             exponents, typical = zip(*(state.exponents.pop(j) for j in blocks), strict=True)
             state.spec = replace(state.spec, exponents=exponents, typical=typical)
-            if isinstance(state.spec, ArraySpec) and all(j in state.squares for j in blocks):
-                mean = sum(state.squares.pop(j) for j in blocks) / state.spec.shape[0]
-                state.spec = replace(state.spec, sizes=np.sqrt(mean).astype(np.float32))
+            if isinstance(state.spec, ArraySpec) and state.squares is not None:
+                sizes = np.sqrt(state.squares / state.spec.shape[0]).astype(np.float32)
+                state.spec = replace(state.spec, sizes=sizes)
+            state.squares = None
         return state.received
 
     def extend(self, array: str, allowed: Sequence[str] | None) -> Reply:
@@ -216,10 +219,15 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         if (state := self._arrays.get(array)) is None:
             return reply(Lost(RELEASED))
         # Pieces that no client wants any more, for example after an interrupted extension, and
-        # those that its client never asked for, because it was interrupted meanwhile.
-        tasks = self._scheduler.tasks
-        free = [i for i, key in enumerate(state.spec.keys) if key not in tasks]
-        taken = {self._homes.home(key) for key in state.spec.keys if key in tasks}
+        # those that its client has not asked for in all this time, because it was interrupted.
+        tasks, lapsed = self._scheduler.tasks, time() - _PROMISED
+        free = [
+            i
+            for i, key in enumerate(state.spec.keys)
+            if key not in tasks
+            and (key not in state.alive or state.promised.get(key, math.inf) < lapsed)
+        ]
+        taken = {self._homes.home(key) for i, key in enumerate(state.spec.keys) if i not in free}
         new = [
             address
             for address in self._versions
@@ -242,6 +250,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
                 state.work = np.concatenate([state.work, spec.uniform_work[known:]])
         made = {spec.keys[piece]: address for piece, address in zip(pieces, new, strict=True)}
         state.alive.update(made)
+        state.promised |= dict.fromkeys(made, time())
         self._homes.add(state, made)
         self._log("extend", array=array, code=repr(spec.code), workers=new)
         return reply(Extended(spec, pieces, tuple(new)))
@@ -304,7 +313,10 @@ class ArrayDirectory(Mapping[str, ArrayState]):
                 state.damaged.discard(piece)
                 state.refused.pop(piece, None)
             state.exponents |= exponents
-            state.squares |= squares
+            for block, found in squares.items():
+                if block not in state.squared:
+                    state.squared.add(block)
+                    state.squares = found if state.squares is None else state.squares + found
             if footprint is not None and state.sources is not None:
                 state.footprints[int(state.spec.code.block_of[piece])] = Footprint(*footprint)
             # Another worker may have taken over, whose piece is made from others.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dask.typing import Key
@@ -17,7 +18,7 @@ from dask_coded.config import timeouts
 from dask_coded.runtime.answers import Lost, Recipe, Reply, Source, Stored, Waiting, reply
 from dask_coded.runtime.scheduler.homes import Homes
 from dask_coded.runtime.scheduler.state import RELEASED, ArrayState
-from dask_coded.runtime.spec import ArraySpec
+from dask_coded.runtime.spec import ArraySpec, CodedSpec
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState
@@ -72,7 +73,7 @@ class Recipes:
         elif state.storage is not None and keys is None and piece < state.storage.pieces:
             if self._comes_later(state, piece):
                 return reply(Waiting())
-            return reply(Stored(spec, state.storage))
+            return reply(Stored(_without_sizes(spec), state.storage))
         if keys is not None:
             ingredients = spec.from_sources(piece)
         else:
@@ -107,7 +108,7 @@ class Recipes:
         # While an array is encoded, its sources are no pieces. Those of pairs count twice.
         follow = state.sources is None and isinstance(spec, ArraySpec)
         growth = state.errors.combined(piece, weights) if follow else 0.0
-        return reply(Recipe(spec, tuple(found), growth, written))
+        return reply(Recipe(_without_sizes(spec), tuple(found), growth, written))
 
     def checks_come(self, state: ArrayState) -> bool:
         """Whether to wait for checks of an array that was opened, which are being made.
@@ -171,7 +172,7 @@ class Recipes:
             return reply(Waiting() if coming else Lost(self.lost_message(state)))
         source = Source(key, tuple(holders), 1.0, state.spec.geometry.rows[block], 0, 0, block)
         growth = state.errors.of(int(state.spec.code.systematic_pieces[block]))
-        return reply(Recipe(state.spec, (source,), growth))
+        return reply(Recipe(_without_sizes(state.spec), (source,), growth))
 
     def lost_message(self, state: ArrayState) -> str:
         """Say that the pieces that are left of an array do not suffice."""
@@ -185,3 +186,10 @@ class Recipes:
         ts = self._scheduler.tasks.get(key)
         coming = ("processing", "waiting", "no-worker", "queued", "released")
         return ts is not None and ts.state in coming
+
+
+def _without_sizes(spec: CodedSpec) -> CodedSpec:
+    """Return what those who make pieces and checks need of a spec."""
+    if isinstance(spec, ArraySpec) and spec.sizes is not None:
+        return replace(spec, sizes=None)
+    return spec

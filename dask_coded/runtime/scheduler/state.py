@@ -45,8 +45,9 @@ class ArrayState:
     #: Exponents of the rows of source blocks, and those of their typical entries, as far as they
     #: have been reported: shape (2, rows).
     exponents: dict[int, Exponents] = field(default_factory=dict)
-    #: Sums of squares of the columns of source blocks, as far as they have been reported.
-    squares: dict[int, Floats] = field(default_factory=dict)
+    #: Sums of squares of the columns, over the source blocks that have been reported.
+    squares: Floats | None = None
+    squared: set[int] = field(default_factory=set)
     #: Footprints of source blocks, as far as they have been reported.
     footprints: dict[int, Footprint] = field(default_factory=dict)
     #: Of its pieces, and so of what their shares are verified by.
@@ -57,6 +58,8 @@ class ArrayState:
     wrong_checks: set[tuple[int, str]] = field(default_factory=set)
     #: Keys of pieces that a client or a task still wants.
     alive: set[Key] = field(default_factory=set)
+    #: When clients were told to have pieces of an extension made.
+    promised: dict[Key, float] = field(default_factory=dict)
     #: The workers that the user named for it; None for all.
     allowed: set[str] | None = None
 

@@ -291,7 +291,7 @@ class _Mixer:
             typical = np.zeros_like(found)
             if self.spec.combines:
                 typical = typical_of(rows, found)
-                if block in self._typical:
+                if block in self._typical and self.spec.sized:
                     self.squares[block] = self.squares.get(block, 0.0) + squares_of(rows, found)
             parts.append((found, typical))
         self._found[block], typical = map(np.concatenate, zip(*parts, strict=True))

@@ -30,10 +30,10 @@ def made(seed: int = 0) -> tuple[Split, Split]:
     textures = _textures(rng)
     targets = rng.integers(CLASSES, size=COUNT)
     others = (targets + rng.integers(1, CLASSES, size=COUNT)) % CLASSES
-    strength = rng.uniform(0.25, 0.75, (COUNT, 1, 1, 1))
+    strength = rng.uniform(0.4, 1, (COUNT, 1, 1, 1))
     images = strength * _seen(textures, targets, rng)
-    images += rng.uniform(0, 0.5, (COUNT, 1, 1, 1)) * _seen(textures, others, rng)
-    images += 0.9 * rng.standard_normal(images.shape, dtype=np.float32)
+    images += rng.uniform(0, 0.4, (COUNT, 1, 1, 1)) * _seen(textures, others, rng)
+    images += 1.4 * rng.standard_normal(images.shape, dtype=np.float32)
     samples = np.clip(127.5 + 45 * images, 0, 255).astype(np.uint8).reshape(COUNT, -1)
     return (
         Split(samples[:-HELD_OUT], targets[:-HELD_OUT]),

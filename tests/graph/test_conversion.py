@@ -213,9 +213,9 @@ def test_integers_that_a_short_float_may_have_rounded_are_refused(dtype, largest
     assert edges(as_graph(pairs)) == {(largest, 1): 1.0, (1, 2): 1.0, (2, 1): 1.0}
     rounded = np.array([[largest + 1, 1], [largest + 2, 2], [1, 2]], dtype=dtype)
     assert rounded[0, 0] == rounded[1, 0]
-    for given in (rounded, [tuple(row) for row in rounded]):
+    for edge_list in (rounded, [tuple(row) for row in rounded]):
         with pytest.raises(ValueError, match="pass columns of integers"):
-            as_graph(given)
+            as_graph(edge_list)
 
 
 def test_names_that_differ_in_a_trailing_null_stay_apart():

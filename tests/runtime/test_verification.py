@@ -270,7 +270,7 @@ async def test_pieces_made_from_inexact_ones_are_less_exact(c, s, *workers):
     avoid = [C.encoded.workers[5]]
     before = (await plugin.recipes.sources(array, 1, avoid))["answer"].data.growth
     home = C.encoded.workers[0]
-    made = partial(plugin.arrays.made, array, 0, 0, None, {}, None, stored=False, weights={})
+    made = partial(plugin.arrays.made, array, 0, 0, None, {}, {}, None, stored=False, weights={})
     made(1e14, worker=home)  # its task is over: another worker has made it
     assert not plugin.arrays[array].errors.of(0)
     ts = s.tasks[C.encoded.spec.keys[0]]

@@ -105,6 +105,13 @@ class Accuracy:
         return np.asarray(np.sqrt(found))
 
     @cached_property
+    def _smallest(self) -> Floats:
+        """The smallest entry of the operand that is not zero, in its unit."""
+        sizes = np.abs(self._operand) * self._sizes[0]
+        found = np.min(sizes, axis=0, initial=1.0, where=sizes > 0)
+        return np.asarray(found)
+
+    @cached_property
     def _common(self) -> tuple[float, float]:
         """The largest unit, or infinity if units differ much; the least square of an error."""
         unit, spread = self._sizes
@@ -164,12 +171,16 @@ class Accuracy:
         stored = growth.reshape(-1, *(1,) * (stack.ndim - 1)) * self._stored
         shares = np.maximum(np.abs(stack[:, rows]) * unit, stored)
         error = (squares @ np.square(shares).reshape(len(stack), -1)).reshape(size.shape)
-        return _beyond(error, size)
+        return _beyond(error, size, _BOUND)
 
     def shaken(
-        self, block: int, start: int, rows: npt.NDArray[Any], growth: float
+        self, block: int, start: int, rows: npt.NDArray[Any], growth: float, eps: float
     ) -> tuple[int, float]:
         """Return what :meth:`doubtful` does, of rows of a block that was made from other pieces.
+
+        A row counts once it has lost half of its digits. A result of zero is not told from one that
+        is lost; so rows are taken to be at least as large as the operand's smallest entry makes
+        them.
 
         Parameters
         ----------
@@ -178,16 +189,23 @@ class Accuracy:
             Scaled.
         growth : float
             Of the block's piece.
+        eps : float
+            Distance from 1 to the next number of the dtype.
         """
+        if self._lowest_of(block) == NO_ENTRY:
+            return 0, 0.0
         unit, spread = self._sizes
+        spread = np.maximum(spread, self._smallest)
+        bound = (2 / math.sqrt(eps) / _LARGEST_OF_MANY) ** 2
         most = float(self._stored.max(initial=0.0)) * growth
-        if most**2 <= _BOUND * (2.0 ** self._lowest_of(block) * float(spread.min())) ** 2:
+        least = 2.0 ** self._lowest_of(block) * float(np.min(spread, initial=math.inf))
+        if most**2 <= bound * least**2:
             return 0, 0.0
         floors = _powers(self._typical([block], start, len(rows))[0])
         floors = floors.reshape(-1, *(1,) * (rows.ndim - 1))
         size = np.square(np.maximum(np.abs(rows) * unit, floors * spread))
         error = np.broadcast_to(np.square(growth * self._stored), size.shape)
-        return _beyond(error[None], size[None])
+        return _beyond(error[None], size[None], bound)
 
     def spoilt(self, missing: Sequence[int], start: int, solved: npt.NDArray[Any]) -> int:
         """Return how many rows with entries are lost, because a share was not finite."""
@@ -239,9 +257,9 @@ class Accuracy:
         return _padded([self._scales.typical[j][start : start + count] for j in missing], count)
 
 
-def _beyond(error: Floats, size: Floats) -> tuple[int, float]:
-    """Return how many rows have lost digits, and the largest error; both are given as squares."""
-    found = error > _BOUND * size
+def _beyond(error: Floats, size: Floats, bound: float) -> tuple[int, float]:
+    """Return how many rows have lost digits, and the largest error; all are given as squares."""
+    found = error > bound * size
     if not found.any():
         return 0, 0.0
     with np.errstate(divide="ignore", invalid="ignore"):

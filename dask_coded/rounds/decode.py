@@ -168,7 +168,8 @@ class Assembler:
             if growth and self._accuracy is not None and self._scales:
                 own = np.empty(rows[:room].shape, self._wide)
                 self._scales.down(block, start, rows[:room], out=own)
-                self._note(*self._accuracy.shaken(block, start, own, growth))
+                eps = float(np.finfo(self._dtype).eps)
+                self._note(*self._accuracy.shaken(block, start, own, growth, eps))
         else:
             self._parity.setdefault(part.piece, []).append((start, rows))
 

@@ -229,7 +229,8 @@ class Coordinator:
         say_inaccurate(
             f"{report.doubtful} of {spec.shape[0]} rows of a product with {spec.code!r} have lost "
             f"digits: they were recovered from larger rows, and may be wrong by more than {LIMIT} "
-            f"times the rounding error of a plain product, one by {report.error:.1g} of |A| @ |x|. "
+            "times the rounding error of a plain product, one by "
+            f"{min(report.error, 1.0):.1g} of |A| @ |x|. "
             "Bring the columns of the matrix to one scale, or encode it with "
             "`dask_coded.Repetition`."
         )

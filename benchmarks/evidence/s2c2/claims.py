@@ -98,8 +98,8 @@ def _of_over_decomposition(results: Results, wanted: dict[str, Any]) -> str:
     if len(found) < 2:
         return f"It takes only {found[0]} of the fluid bound here" if found else ""
     return (
-        f"Over-decomposition takes {' and '.join(found)} of the fluid bound: on processes most of "
-        "the difference is what Dask needs to start tasks and to fetch partitions, not the policy"
+        f"It takes {' and '.join(found)} of the fluid bound here; what it takes more on processes "
+        "is for starting tasks and fetching partitions"
     )
 
 

@@ -80,22 +80,6 @@ def test_the_client_lets_go_of_a_callback_that_is_over(client):
     assert kept() is None
 
 
-def test_what_a_callback_raises_ends_the_algorithm(client):
-    def endless(loop=QUIET):
-        for i in itertools.count(1):
-            loop.report(Progress(i, residual=1 / i), state=i)
-            time.sleep(0.001)
-
-    def fail(progress):
-        raise ZeroDivisionError("of the test")
-
-    with pytest.raises(ZeroDivisionError, match="of the test"):
-        submission.run(endless, client=client, callback=fail)
-    poll_for(lambda: not any(client.processing().values()), timeout=60)
-    with pytest.raises(ZeroDivisionError, match="of the test"):
-        submission.run(count, 1, client=client, callback=fail)  # of its last report
-
-
 def test_without_a_callback_no_progress_is_reported(client):
     before = client.get_events()
     assert submission.run(count, 3, client=client) == 1
@@ -164,3 +148,19 @@ def test_arguments_in_lists_and_dicts_become_operators(client):
     product, other = future.result()
     np.testing.assert_allclose(product, A.sum(axis=1))
     assert other == "as it is"
+
+
+def test_what_a_callback_raises_ends_the_algorithm(client):
+    def endless(loop=QUIET):
+        for i in itertools.count(1):
+            loop.report(Progress(i, residual=1 / i), state=i)
+            time.sleep(0.001)
+
+    def fail(progress):
+        raise ZeroDivisionError("of the test")
+
+    with pytest.raises(ZeroDivisionError, match="of the test"):
+        submission.run(endless, client=client, callback=fail)
+    poll_for(lambda: not any(client.processing().values()), timeout=60)
+    with pytest.raises(ZeroDivisionError, match="of the test"):
+        submission.run(count, 1, client=client, callback=fail)  # of its last report

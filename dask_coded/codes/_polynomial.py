@@ -173,7 +173,7 @@ class Polynomial(Code):
         Examples
         --------
         >>> [Polynomial.accurate(n, n // 4) for n in (12, 40, 100)]
-        [Polynomial(n=12, a=3, b=3), Polynomial(n=40, a=6, b=6), Polynomial(n=100, a=7, b=14)]
+        [Polynomial(n=12, a=3, b=3), Polynomial(n=40, a=6, b=6), Polynomial(n=99, a=8, b=12)]
         """
         code = cls.with_redundancy(n, redundancy, shape)
         safe = _safe_redundancy(n, n - code.k)

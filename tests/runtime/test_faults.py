@@ -223,7 +223,7 @@ def test_coordinator_stopped_during_lazy_rounds(processes, tmp_path):
         # Some of these rounds are given to the stopped worker.
         futures = client.compute([C @ row for row in x])
         for future, row in zip(futures, x, strict=True):
-            np.testing.assert_allclose(future.result(timeout=60), WHOLE @ row, atol=1e-10)
+            np.testing.assert_allclose(future.result(timeout=200), WHOLE @ row, atol=1e-10)
     poll_for(lambda: not unfinished(client)[stopped], timeout=60)
     check(client, C)
 
@@ -241,7 +241,7 @@ def test_the_worker_that_holds_operands_is_stopped(processes, tmp_path):
     with processes.stopped(stopped):
         futures = client.compute([C @ operand for operand in operands])
         for future, row in zip(futures, x, strict=True):
-            np.testing.assert_allclose(future.result(timeout=60), WHOLE @ row, atol=1e-10)
+            np.testing.assert_allclose(future.result(timeout=200), WHOLE @ row, atol=1e-10)
     check(client, C)
 
 

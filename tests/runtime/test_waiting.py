@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 import scipy.sparse.linalg
 from distributed import Client, Event, get_client, get_worker, worker_client
-from distributed.utils_test import async_poll_for, gen_cluster
+from distributed.utils_test import gen_cluster
 
 import dask_coded as coded
 from dask_coded.linear_model import Logistic, minimize
-from dask_coded.runtime.answers import Waiting, reply
 from dask_coded.runtime.client.waiting import while_connected
 
 THREE = [("127.0.0.1", 1)] * 3
@@ -198,25 +197,6 @@ async def test_an_asynchronous_client_that_nobody_has_awaited(c, s, *workers):
         np.testing.assert_allclose(await other.compute(C @ np.ones(4)), A.sum(axis=1))
     finally:
         await other.close()
-
-
-@gen_cluster(client=True, nthreads=THREE)
-async def test_rounds_that_wait_for_pieces_do_not_make_room_for_others(c, s, *workers):
-    C = await coded.encode(A, coded.MDS(3, 2), c)
-    asked, plan = [], s.handlers["coded_plan"]
-
-    async def waiting(attempt=None, **more):
-        asked.append(attempt)
-        return reply(Waiting(waited=False))
-
-    s.handlers["coded_plan"] = waiting
-    X = np.random.default_rng(1).standard_normal((4, 12))
-    future = c.compute(C @ da.from_array(X, chunks=(4, 1)))
-    # In the end each asks about twice a second. Those that may leave do after a second.
-    await async_poll_for(lambda: max(map(asked.count, asked), default=0) > 12)
-    assert len(set(asked)) == 3
-    s.handlers["coded_plan"] = plan
-    np.testing.assert_allclose(await future, A @ X)
 
 
 def test_under_a_running_event_loop_as_in_a_notebook_and_in_a_thread(client: Client):

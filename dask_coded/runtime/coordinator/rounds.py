@@ -19,7 +19,7 @@ from time import monotonic
 from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
-from distributed import Worker, get_worker, secede
+from distributed import get_worker, secede
 
 from dask_coded.compat import current_key, in_pool
 from dask_coded.config import timeouts
@@ -38,7 +38,6 @@ from dask_coded.runtime.spec import (
     CodedSpec,
     CorruptSharesError,
     PairSpec,
-    PieceTask,
     say_inaccurate,
 )
 from dask_coded.runtime.worker.plugin import CodedWorkerPlugin, worker_plugin
@@ -61,11 +60,6 @@ def _leave_pool() -> None:
     """Leave the thread pool of the worker, if this is the thread of a task in it."""
     if in_pool():
         secede()
-
-
-def _waits_for_a_thread(worker: Worker) -> bool:
-    """Return whether a task that makes a piece waits for a thread of a worker."""
-    return any(isinstance(ts.run_spec, PieceTask) for ts in worker.state.ready)
 
 
 class _Current(NamedTuple):
@@ -404,10 +398,8 @@ class Coordinator:
             if (asking := self._asking) is not None:
                 patience = _PATIENCE * self._seconds if self._current else timeouts().silence
                 await asyncio.wait([asking], timeout=patience)
-                lacking = self._current is None and not asking.done()
-                # A round never leaves for another one. While pieces are read, each would begin in
-                # the place of the one before it, load its operand, and leave as well.
-                if lacking and _waits_for_a_thread(self._plugin.worker):
+                if self._current is None and not asking.done():
+                    # The task that rebuilds what is lacking may need this thread.
                     in_thread(_leave_pool)
                 # An algorithm may run rounds in several threads: another one may have taken it.
                 if asking.done() and asking is self._asking:

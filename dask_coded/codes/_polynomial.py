@@ -160,10 +160,10 @@ class Polynomial(Code):
 
     @classmethod
     def accurate(cls, n: int, redundancy: int, shape: tuple[int, int] = (1, 1)) -> Polynomial:
-        """Build the code of :meth:`with_redundancy`, or one that survives fewer losses.
+        """Build a code that loses at most four digits, with as much redundancy as that allows.
 
-        It is the latter if decoding could lose more than four digits otherwise. Then it may have
-        fewer pieces than there are workers.
+        This is the code of :meth:`with_redundancy` if that loses no more. Otherwise it survives
+        fewer losses, and may leave out up to four workers.
 
         Parameters
         ----------

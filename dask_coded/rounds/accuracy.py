@@ -178,9 +178,9 @@ class Accuracy:
     ) -> tuple[int, float]:
         """Return what :meth:`doubtful` does, of rows of a block that was made from other pieces.
 
-        A row counts once it has lost half of its digits. A result of zero is not told from one that
-        is lost; so rows are taken to be at least as large as the operand's smallest entry makes
-        them.
+        A row counts if it has lost half of its digits. A result of zero looks like one whose digits
+        are all lost. So a row is taken to be at least its typical entry times the operand's
+        smallest one.
 
         Parameters
         ----------

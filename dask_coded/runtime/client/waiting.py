@@ -160,7 +160,7 @@ async def while_connected(client: Client, work: Coroutine[Any, Any, T]) -> T:
         If the client loses its connection to the scheduler.
     """
     if client.status != "running":
-        try:  # perhaps nobody has waited for its start yet, which must not end with this
+        try:  # its start may still be under way, and goes on if this is cancelled
             await asyncio.shield(asyncio.ensure_future(client))
         except BaseException:
             work.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from concurrent.futures import Future
 from types import SimpleNamespace
 
@@ -29,7 +30,8 @@ from tests.clocks import set_timeouts
 
 def coordinator(*answers):
     """Return a coordinator that is given these plans, one after the other."""
-    found, left = Coordinator(None, "array", RoundOptions(), ("task", 1)), list(answers)
+    plugin = SimpleNamespace(lacking=Counter())
+    found, left = Coordinator(plugin, "array", RoundOptions(), ("task", 1)), list(answers)
 
     async def ask():
         answer = left.pop(0)
@@ -203,7 +205,7 @@ async def test_a_round_ends_when_its_data_are_lost_with_a_worker_whose_socket_st
     for kind in (StartRound, ChangeRound, Ping, EndRun):
         exchange._handlers[kind] = lambda message, answer: None
 
-    async def lost(self):
+    async def lost(self, in_thread):
         raise CodedDataLostError("its holder has left")
 
     monkeypatch.setattr(Coordinator, "_replan", lost)

@@ -11,7 +11,7 @@ import dask.array as da
 import numpy as np
 import pytest
 import scipy.sparse
-from distributed import Worker, utils_test
+from distributed import Event, Worker, utils_test
 from distributed.utils_test import async_poll_for, captured_logger, poll_for
 
 import dask_coded as coded
@@ -420,6 +420,73 @@ def test_a_store_that_hangs_stops_nothing_else(tmp_path, monkeypatch):
     with captured_logger("distributed"):
         opened()
     poll_for(lambda: not of_stores(), timeout=60)
+
+
+def test_products_that_wait_for_pieces_leave_no_room_for_others(tmp_path, monkeypatch):
+    """Not to more than there are threads: each loads its operand. Everything else has room."""
+    kept(tmp_path)
+    gate = threading.Event()
+    read = stored.read_piece
+    monkeypatch.setattr(stored, "read_piece", lambda *args: gate.wait() and read(*args))
+    asked = []
+
+    @gen_cluster(nthreads=[("127.0.0.1", 1)] * 3)
+    async def opened(c, s, *workers):
+        try:
+            D = await coded.encode(DENSE, coded.Repetition(3, 1), c)
+            C = await coded.open(tmp_path, c)
+            plan = s.handlers["coded_plan"]
+
+            async def asking(array, attempt=None, **more):
+                if array == C.encoded.spec.id:
+                    asked.append(str(attempt[0]))
+                return await plan(array=array, attempt=attempt, **more)
+
+            s.handlers["coded_plan"] = asking
+            products = c.compute([C @ (i * X) for i in range(12)])
+            # Each asks twice a second. Those that may leave do after a second.
+            await async_poll_for(lambda: max(map(asked.count, asked), default=0) > 12, timeout=60)
+            assert len(set(asked)) <= 6
+            np.testing.assert_allclose(await c.compute(D @ X), DENSE @ X)
+            assert await c.gather(c.map(abs, [-1, -2, -3])) == [1, 2, 3]
+        finally:
+            gate.set()
+        for i, product in enumerate(await c.gather(products)):
+            np.testing.assert_allclose(product, DENSE @ (i * X))
+
+    opened()
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_products_that_begin_before_the_pieces_of_another_array(tmp_path, verify):
+    """Each array's products have the threads that the pieces of the other one need."""
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for folder in folders:
+        kept(folder, coded.Repetition(2, 2), verify=verify)
+
+    @gen_cluster(nthreads=[("127.0.0.1", 1)] * 4)
+    async def opened(c, s, *workers):
+        event, addresses = Event("go", client=c), [w.address for w in workers]
+        busy = [c.submit(wait_for, "go", workers=[a], pure=False) for a in addresses]
+        await async_poll_for(lambda: all(w.state.executing for w in workers))
+        halves = addresses[:2], addresses[2:]
+        arrays = [await coded.open(f, c, workers=h) for f, h in zip(folders, halves, strict=True)]
+        products = [
+            c.compute(C @ (i * X), priority=1, workers=half, allow_other_workers=False)
+            for C, half in zip(arrays, halves[::-1], strict=True)
+            for i in range(4)
+        ]
+        await async_poll_for(lambda: sum(len(w.state.ready) for w in workers) >= 12)
+        await event.set()
+        await c.gather(busy)
+        for i, product in enumerate(await c.gather(products)):
+            np.testing.assert_allclose(product, DENSE @ (i % 4 * X))
+
+    opened()
+
+
+def wait_for(name):
+    Event(name).wait()
 
 
 @pytest.mark.parametrize("good", range(4))

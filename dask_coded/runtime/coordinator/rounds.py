@@ -317,7 +317,7 @@ class Coordinator:
                 assembler,
                 in_seconds,
                 in_thread,
-                self._replan,
+                partial(self._replan, in_thread),
                 verifier,
             )
             began = monotonic()
@@ -385,22 +385,25 @@ class Coordinator:
     def _ask_ahead(self, fresh: bool) -> None:
         """Have the next round planned while the algorithm does its own arithmetic."""
         if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._ask())
-            # No round may come that reads why there is no plan: the task is over, for example.
-            self._asking.add_done_callback(lambda asking: asking.cancelled() or asking.exception())
+            self._asking = self._begin_asking()
         if fresh:
             self._current = None
+
+    def _begin_asking(self) -> asyncio.Task[_Current]:
+        asking = asyncio.create_task(self._ask())
+        # No round may come that reads why there is no plan: the task is over, for example.
+        asking.add_done_callback(lambda asking: asking.cancelled() or asking.exception())
+        return asking
 
     async def _plan(self, in_thread: InThread) -> _Current:
         while True:
             if self._current is None and self._asking is None:
-                self._asking = asyncio.create_task(self._ask())
+                self._asking = self._begin_asking()
             if (asking := self._asking) is not None:
-                patience = _PATIENCE * self._seconds if self._current else timeouts().silence
-                await asyncio.wait([asking], timeout=patience)
-                if self._current is None and not asking.done():
-                    # The task that rebuilds what is lacking may need this thread.
-                    in_thread(_leave_pool)
+                if self._current is None:
+                    await self._answer(asking, in_thread)
+                else:
+                    await asyncio.wait([asking], timeout=_PATIENCE * self._seconds)
                 # An algorithm may run rounds in several threads: another one may have taken it.
                 if asking.done() and asking is self._asking:
                     # Before the result, which may be an error: the next round asks again.
@@ -409,10 +412,29 @@ class Coordinator:
             if (current := self._current) is not None:
                 return current
 
-    async def _replan(self) -> tuple[RoundPlan, Layout]:
+    async def _replan(self, in_thread: InThread) -> tuple[RoundPlan, Layout]:
         """Ask for a new plan during a round."""
-        _, plan, layout, *_ = await self._ask()
+        asking = self._begin_asking()
+        try:
+            await self._answer(asking, in_thread)
+            _, plan, layout, *_ = asking.result()
+        finally:
+            asking.cancel()
         return plan, layout
+
+    async def _answer(self, asking: asyncio.Task[_Current], in_thread: InThread) -> None:
+        """Wait for a plan; leave the thread to tasks that may be needed for it, after a while."""
+        lacking = self._plugin.lacking
+        lacking[self._id] += 1
+        try:
+            while not (await asyncio.wait([asking], timeout=timeouts().silence))[0]:
+                if self._plugin.is_in_the_way():
+                    in_thread(_leave_pool)
+                    await asyncio.wait([asking])
+        finally:
+            lacking[self._id] -= 1
+            if not lacking[self._id]:
+                del lacking[self._id]
 
     def _has_blocks(self, plan: RoundPlan, spec: CodedSpec) -> bool:
         """Whether workers that answer hold what a plan needs."""

@@ -6,10 +6,12 @@ import asyncio
 import logging
 import math
 import uuid
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +28,7 @@ from dask_coded.rounds import StripeRange
 from dask_coded.runtime.activity import Activity
 from dask_coded.runtime.messages import ChangeRound, Failed, PiecesAbsent, StartRound
 from dask_coded.runtime.operand import Ticket
-from dask_coded.runtime.spec import NAME, CodedSpec, as_key
+from dask_coded.runtime.spec import NAME, CodedSpec, as_key, coded_task
 from dask_coded.runtime.worker.disk import Disk, MappedArray, streamed
 from dask_coded.runtime.worker.jobs import Held, Job, Place
 from dask_coded.runtime.worker.keeper import StateKeeper
@@ -48,6 +50,8 @@ logger = logging.getLogger("distributed.dask_coded")
 
 # Specs of arrays that a worker remembers for the rounds that it coordinates.
 _SPECS = 64
+# Of the tasks that wait for a thread, so many are looked at: more would take milliseconds.
+_EXAMINED = 1000
 # The products of all threads read at most this many entries of a piece, or one stripe each.
 _BATCH_ENTRIES = 1 << 23
 # Of how many rounds rows are kept: as many as usually run at once. Of how many participants.
@@ -96,6 +100,8 @@ class CodedWorkerPlugin(WorkerPlugin):
         self.keeper = StateKeeper(worker, self.exchange)
         self._specs: dict[str, CodedSpec] = {}
         self.checks: dict[str, Any] = {}
+        #: How many rounds here wait for pieces of each array.
+        self.lacking: Counter[str] = Counter()
         self.activity = Activity()
         self._metrics = WorkerMetrics(worker)
         self._jobs: dict[Key, Job] = {}
@@ -215,6 +221,24 @@ class CodedWorkerPlugin(WorkerPlugin):
             running.discard(current)
             if not running and self._rounds.get(task) is running:
                 del self._rounds[task]
+
+    def is_in_the_way(self) -> bool:
+        """Whether a round that waits for pieces is to leave its thread to another task.
+
+        That task may make these pieces. It may also be a product that would wait for them as well,
+        and leave its thread to the next one, all with their operands. So only as many rounds leave
+        at any rate as there are threads, and more if a task of another kind waits for one.
+        """
+        state = self.worker.state
+        if self.lacking.total() <= state.nthreads:
+            return True
+        for count, ts in enumerate(chain(state.ready, state.constrained)):
+            coded = coded_task(ts.run_spec)
+            if coded is None or not any(self.lacking[array_id] for array_id in coded.array_ids):
+                return True
+            if count > _EXAMINED:
+                return True
+        return False
 
     def _end_rounds(self, task: Key) -> None:
         """End the rounds that a task coordinates."""

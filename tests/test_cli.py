@@ -516,8 +516,8 @@ def test_a_cluster_of_processes_ranks(tmp_path):
     assert "used" in result.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("encoding", [pytest.param("ascii", marks=pytest.mark.long), "cp1252"])
+@pytest.mark.long
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
 def test_a_terminal_of_any_encoding_shows_progress_and_scores(tmp_path, encoding):
     pty = pytest.importorskip("pty")
     pytest.importorskip("rich")

@@ -75,7 +75,9 @@ def compare(client, encoded, fit):
     )
 
 
-@pytest.mark.parametrize("family", TARGETS)
+@pytest.mark.parametrize(
+    "family", [pytest.param(f, marks=[pytest.mark.long] * (f == "Poisson")) for f in TARGETS]
+)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_same_coefficients_from_coded_rounds(client, encoded, rounds, algorithm, family):
     solve = getattr(algorithms, algorithm)

@@ -61,9 +61,9 @@ CELLS = [
 
 
 def test_programs_of_the_readme(tmp_path):
-    """The first and the last: all of them run as scripts."""
-    cells = executed(PROGRAMS[::3], tmp_path)
-    for cell, ending in zip(cells, ENDINGS[::3], strict=True):
+    """The last: all of them run as scripts."""
+    cells = executed(PROGRAMS[-1:], tmp_path)
+    for cell, ending in zip(cells, ENDINGS[-1:], strict=True):
         assert re.search(ending + r"\Z", shown(cell, "stdout")), cell.outputs
 
 

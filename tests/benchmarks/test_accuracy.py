@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 
+@pytest.mark.long
 def test_smoke_sized_run(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     from benchmarks.accuracy import linear_models, main, parts

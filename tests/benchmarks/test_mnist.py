@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.extras
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_smoke_sized_run(tmp_path: Path) -> None:
     from benchmarks.pytorch import main
 

@@ -23,7 +23,9 @@ needs_traces = pytest.mark.skipif(
         ("kernels", [], {"striped_over_whole"}),
         ("graphs", [], {"coded_over_stock", "coded_over_scipy"}),
         ("links", [], {"arrival_of_90_percent_over_bound"}),
-        ("hessian", [], {"round_over_fluid", "worst_condition"}),
+        pytest.param(
+            "hessian", [], {"round_over_fluid", "worst_condition"}, marks=pytest.mark.long
+        ),
         (
             "encoding",
             [],

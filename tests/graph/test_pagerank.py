@@ -291,7 +291,7 @@ def test_bad_arguments_are_refused_before_anything_is_computed(pagerank_here, ar
     [
         ("graph_wiki-Vote.txt.gz", None),
         ("graph_wiki-Vote.txt.gz", MDS(4, 3)),
-        ("graph_cnr-2000.npz", None),
+        pytest.param("graph_cnr-2000.npz", None, marks=pytest.mark.long),
     ],
 )
 def test_reference_values_on_a_cluster(client, name, code):

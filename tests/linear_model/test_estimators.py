@@ -60,7 +60,7 @@ def fitted_there(estimator, client, monkeypatch):
     monkeypatch.setattr(type(estimator), "fit", fit_there)
 
 
-@parametrize_with_checks([LogisticRegression(**TIGHT), Ridge(**TIGHT)])
+@parametrize_with_checks([Ridge(**TIGHT)])
 def test_scikit_learn_checks_on_a_cluster(estimator, check, fitted_there):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -68,7 +68,14 @@ def test_scikit_learn_checks_on_a_cluster(estimator, check, fitted_there):
 
 
 @pytest.mark.long
-@parametrize_with_checks([LinearSVC(**TIGHT), LinearRegression(tol=1e-12), ElasticNet(**TIGHT)])
+@parametrize_with_checks(
+    [
+        LogisticRegression(**TIGHT),
+        LinearSVC(**TIGHT),
+        LinearRegression(tol=1e-12),
+        ElasticNet(**TIGHT),
+    ]
+)
 def test_scikit_learn_checks_of_others_on_a_cluster(estimator, check, fitted_there):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

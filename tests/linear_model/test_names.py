@@ -77,13 +77,15 @@ def furthest(found, optimum) -> float:
     return np.abs(found.coef_ - optimum.coef_).max() / np.abs(optimum.coef_).max()
 
 
-# More of them show the same, and take half a minute.
 ROWS = 8000
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("theirs", "ours", "y"), PAIRS[:3], ids=lambda p: getattr(p, "__name__", "")
+    # The others show the same, and take half a minute.
+    ("theirs", "ours", "y"),
+    [pytest.param(*pair, marks=[pytest.mark.long] * (i > 1)) for i, pair in enumerate(PAIRS)],
+    ids=lambda p: getattr(p, "__name__", ""),
 )
 def test_defaults_are_as_close_to_the_optimum_as_those_of_scikit_learn(
     theirs, ours, y, data_folder

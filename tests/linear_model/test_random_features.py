@@ -76,6 +76,7 @@ def test_other_columns_are_refused():
     ],
     ids=["ridge", "svm"],
 )
+@pytest.mark.long
 def test_kernel_machines_agree_with_those_of_scikit_learn(client, ours, theirs, y):
     options = {"gamma": 0.5, "n_components": 60, "random_state": 2}
     reference = make_pipeline(kernel_approximation.RBFSampler(**options), theirs).fit(X, y)

@@ -176,7 +176,7 @@ CODES = [MDS(6, 4), MDS(5, 2), RandomLinear(7, 4), Repetition(6, 2), Repetition(
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 def test_the_honest_are_never_blamed(data: st.DataObject) -> None:
     code = data.draw(st.sampled_from(CODES))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))

@@ -230,6 +230,7 @@ async def _alone(rounds: list[int]) -> None:
     assert last - first == Counter(), f"grown: {last - first}"
 
 
+@pytest.mark.long
 def test_no_container_of_a_participant_grows_with_the_number_of_rounds():
     # In the first ones, the memory of runs that are over fills up.
     asyncio.run(_alone([12_000, 3_000]))

@@ -77,28 +77,30 @@ LOSES_NOTHING = {
     "float32 as float64": (REAL.astype("f4"), dense(float), np.asarray),
     "real as complex": pytest.param(REAL, dense(complex), np.asarray, marks=LONG),
     "another byte order": (REAL.astype(">f8"), dense(float), np.asarray),
-    "np.matrix": (REAL, dense(float), np.asmatrix),
+    "np.matrix": pytest.param(REAL, dense(float), np.asmatrix, marks=LONG),
     "CSR as dense": (REAL, dense(float), sp.csr_array),
     "CSR matrix as dense": pytest.param(REAL, dense(float), sp.csr_matrix, marks=LONG),
     "CSR of integers as dense": pytest.param(
         WHOLE, dense(int), sp.csr_array, marks=pytest.mark.long
     ),
-    "COO as dense": (REAL, dense(float), sp.coo_matrix),
+    "COO as dense": pytest.param(REAL, dense(float), sp.coo_matrix, marks=LONG),
     "BSR as dense": pytest.param(REAL, dense(float), sp.bsr_array, marks=LONG),
-    "DIA of integers as dense floats": (WHOLE, dense(float), sp.dia_array),
+    "DIA of integers as dense floats": pytest.param(WHOLE, dense(float), sp.dia_array, marks=LONG),
     "dense as CSR": (REAL, csr(float), np.asarray),
     "dense as CSR matrix": pytest.param(
         REAL, csr(float, sp.csr_matrix), np.asarray, marks=pytest.mark.long
     ),
-    "COO as CSR": (REAL, csr(float), sp.coo_array),
+    "COO as CSR": pytest.param(REAL, csr(float), sp.coo_array, marks=LONG),
     "BSR as CSR matrix": pytest.param(
         REAL, csr(float, sp.csr_matrix), sp.bsr_matrix, marks=pytest.mark.long
     ),
-    "CSC of integers as CSR of floats": (WHOLE, csr(float), sp.csc_array),
+    "CSC of integers as CSR of floats": pytest.param(WHOLE, csr(float), sp.csc_array, marks=LONG),
     "float32 CSR as float64 CSR": pytest.param(
         REAL.astype("f4"), csr(float), sp.csr_matrix, marks=pytest.mark.long
     ),
-    "COO with duplicates as dense": (WHOLE, dense(float), with_duplicates(sp.coo_array)),
+    "COO with duplicates as dense": pytest.param(
+        WHOLE, dense(float), with_duplicates(sp.coo_array), marks=LONG
+    ),
     "COO with duplicates as CSR": (WHOLE, csr(int), with_duplicates(sp.coo_matrix)),
     "data frame": pytest.param(REAL, dense(float), frame, marks=pytest.mark.extras),
     "data frame of integers": pytest.param(WHOLE, dense(float), frame, marks=pytest.mark.extras),
@@ -115,22 +117,22 @@ def suits(code, meta):
 def test_chunks_that_can_be_what_is_declared_are_converted(values, meta, make):
     @gen_cluster(client=True, nthreads=FOUR)
     async def test(c, s, *workers):
-        for layout in LAYOUTS[1:]:
-            source = lying(values, meta, layout, make)
-            persisted = c.persist(source, workers=workers[0].address)
-            for code, A in zip(CODES, (source, persisted), strict=True):
-                if not suits(code, meta):
-                    continue
-                C = await coded.encode(A, code, c)
-                assert C.dtype == meta.dtype
-                lazy = c.compute(C @ da.from_array(x, chunks=2))
-                loop = coded.submit(operator.matmul, C, x, client=c)
-                plain = c.compute(C)
-                for found in await c.gather([lazy, loop]):
-                    np.testing.assert_allclose(found, values @ x, atol=1e-12)
-                plain = await plain
-                plain = plain.toarray() if sp.issparse(plain) else plain
-                np.testing.assert_allclose(plain, values, atol=1e-12)
+        # Each layout once, with another code if that suits.
+        for code, layout, persisted in zip(CODES, LAYOUTS[1:], (False, True), strict=True):
+            code = code if suits(code, meta) else CODES[1]
+            A = lying(values, meta, layout, make)
+            if persisted:
+                A = c.persist(A, workers=workers[0].address)
+            C = await coded.encode(A, code, c)
+            assert C.dtype == meta.dtype
+            lazy = c.compute(C @ da.from_array(x, chunks=2))
+            loop = coded.submit(operator.matmul, C, x, client=c)
+            plain = c.compute(C)
+            for found in await c.gather([lazy, loop]):
+                np.testing.assert_allclose(found, values @ x, atol=1e-12)
+            plain = await plain
+            plain = plain.toarray() if sp.issparse(plain) else plain
+            np.testing.assert_allclose(plain, values, atol=1e-12)
 
     test()
 
@@ -196,7 +198,13 @@ def test_other_chunks_are_refused_by_name(values, meta, make, says):
     test()
 
 
-@pytest.mark.parametrize("name", ["integers as floats", "float32 as float64", "CSR as dense"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "integers as floats",
+        *(pytest.param(n, marks=LONG) for n in ("float32 as float64", "CSR as dense")),
+    ],
+)
 def test_chunks_are_converted_on_the_way_through_shared_memory(name, monkeypatch):
     monkeypatch.setattr(rows, "LEAST_BYTES", 1)
     values, meta, make = LOSES_NOTHING[name]

@@ -307,8 +307,15 @@ async def spoil(worker: Worker, wrong: str) -> None:
         folder.rmdir()
 
 
-@pytest.mark.parametrize("verify", [False, True])
-@pytest.mark.parametrize("source", ["numpy", "chunks", "columns", "blocks"])
+@pytest.mark.parametrize(
+    ("source", "verify"),
+    [
+        # Each once.
+        pytest.param(source, verify, marks=[pytest.mark.long] * (i % 2 == verify))
+        for i, source in enumerate(["numpy", "chunks", "columns", "blocks"])
+        for verify in (False, True)
+    ],
+)
 def test_rounds_over_pieces_larger_than_memory(source, verify):
     chunks = {"chunks": (90, 50), "columns": (70, 17), "blocks": (200, 50)}
 

@@ -33,7 +33,11 @@ def kill_all(cluster: Processes) -> None:
 
 @pytest.mark.parametrize(
     "code",
-    [EXACT, pytest.param(coded.Repetition(6, 2), marks=pytest.mark.long), coded.MDS(6, 4)],
+    [
+        pytest.param(EXACT, marks=pytest.mark.long),
+        pytest.param(coded.Repetition(6, 2), marks=pytest.mark.long),
+        coded.MDS(6, 4),
+    ],
     ids=["exact", "repetition", "mds"],
 )
 def test_everything_killed_and_opened_by_fewer_workers(code, clusters, tmp_path):

@@ -162,8 +162,16 @@ async def test_too_many_workers_that_compute_wrongly(c, s, *workers):
         await c.compute(C @ x)
 
 
-@pytest.mark.parametrize("dtype", ["f4", "f8", "c16"])
-@pytest.mark.parametrize("code", CODES, ids=repr)
+@pytest.mark.parametrize(
+    ("code", "dtype"),
+    [
+        # Each once.
+        pytest.param(code, dtype, marks=[pytest.mark.long] * (i != j))
+        for i, code in enumerate(CODES)
+        for j, dtype in enumerate(["f4", "f8", "c16"])
+    ],
+    ids=repr,
+)
 def test_rebuilt_pieces_raise_no_false_alarm(code, dtype):
     @gen_cluster(client=True, nthreads=SIX)
     async def test(c, s, *workers):

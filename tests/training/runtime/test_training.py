@@ -295,6 +295,7 @@ def leader_of(client) -> str | None:
     return next((a for a, keys in tasks if any("coded-lead" in key for key in keys)), None)
 
 
+@pytest.mark.long  # the same with a loss comes next
 def test_worker_that_joins_takes_part(processes):
     leader, _ = processes.add(2)
     run = Ongoing(processes.client, Star(), leader=leader)

@@ -81,6 +81,8 @@ class Trial:
         Rank with which PowerSGD sends about as many bytes as GradiVeQ; tables have the bytes.
     suffix : str
         How its sections are told from those of others.
+    checked : bool
+        Whether replays check the steps; those of a large network take longer than the steps.
     """
 
     net: str
@@ -89,6 +91,7 @@ class Trial:
     replayed: tuple[Method, ...]
     rank: int
     suffix: str = ""
+    checked: bool = True
 
     @property
     def powersgd(self) -> Method:
@@ -117,7 +120,7 @@ class Trial:
 
 TRIALS = (
     Trial("convolutional", "20mbit", 5, METHODS, 16),
-    Trial("residual", "50mbit", 3, SOME, 48, "-residual"),
+    Trial("residual", "50mbit", 3, SOME, 48, "-residual", checked=False),
 )
 #: The network whose gradients are examined.
 NET = TRIALS[0].net
@@ -153,7 +156,7 @@ def aggregation(kept: Kept, trial: Trial, workers: int, turn: int) -> None:
     some = [timed[0], trial.replayed[-1], timed[-1]] if kept.smoke else timed
     with links(kept, trial.net, 2 if kept.smoke else workers, trial.link) as there:
         for method in some:
-            time_steps(kept, there, trial.net, method, turn)
+            time_steps(kept, there, trial.net, method, turn, trial.checked)
 
 
 def powersgd(kept: Kept, trial: Trial, seed: int) -> None:

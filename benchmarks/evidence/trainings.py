@@ -300,14 +300,16 @@ def links(kept: Kept, net: str, workers: int, rate: str) -> Iterator[Links]:
         yield Links(lab, (samples, targets), rate)
 
 
-def time_steps(kept: Kept, there: Links, net: str, method: Method, turn: int) -> None:
-    """Time the steps of a method and add their mean."""
+def time_steps(
+    kept: Kept, there: Links, net: str, method: Method, turn: int, checked: bool = True
+) -> None:
+    """Time the steps of a method and add their mean; the first turn may be checked by a replay."""
     compression = COMPRESSIONS.get(method.compression)
     # A whole period, because its steps differ.
     timed = compression.period if isinstance(compression, GradiVeQ) else size_of(kept).timed
     steps = FILLING + timed + DRAINING
     for _ in range(_ATTEMPTS):
-        found = _timed(kept, there, net, method, turn, steps)
+        found = _timed(kept, there, net, method, turn, steps, checked and not turn)
         if found is not None:
             break
     else:
@@ -333,7 +335,7 @@ def time_steps(kept: Kept, there: Links, net: str, method: Method, turn: int) ->
 
 
 def _timed(
-    kept: Kept, there: Links, net: str, method: Method, turn: int, steps: int
+    kept: Kept, there: Links, net: str, method: Method, turn: int, steps: int, checked: bool
 ) -> tuple[float, float | None, float, dict[str, Any]] | None:
     """Return seconds of a step and of its computation, and bytes that a worker receives in it.
 
@@ -385,7 +387,7 @@ def _timed(
     )
     if any(0 < len(step.computing) < len(lab.workers) for step in result.history[:-DRAINING]):
         return None
-    if not turn and not result.aggregation.plan(len(lab.workers)).rooted:
+    if checked and not result.aggregation.plan(len(lab.workers)).rooted:
         _check(kept, there, net, method, steps, result.parameters)
     (first, before) = begun[0]
     received = _received(before, lab.traffic(), max(steps - first, 1))

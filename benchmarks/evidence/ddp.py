@@ -117,7 +117,9 @@ def _trained(
     seed: int,
 ) -> tuple[np.ndarray, dict[int, np.ndarray]]:
     module = net.module()
-    model = DistributedDataParallel(module)
+    # One bucket, because callbacks of the hook sum several buckets in any order: Gloo finds another
+    # sum than a worker expects, and ends the process.
+    model = DistributedDataParallel(module, bucket_cap_mb=1000 if "PowerSGD" in hook else None)
     _register(model, hook)
     rule = torch.optim.SGD(
         model.parameters(), lr=optimizer.learning_rate, momentum=optimizer.momentum

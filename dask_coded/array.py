@@ -444,6 +444,12 @@ class CodedArray(ProductArray):
         if now is not None and now < homes:
             survives += f", once there are {homes} again"
             placement += f" when encoded, now on the {now} that {'is' if now == 1 else 'are'} left"
+        left = [i for i, future in enumerate(encoded.futures) if future.status != "error"]
+        if lost := code.pieces - len(left):
+            placement += f", {lost} lost since"
+            survives += f", less the {lost} that {'is' if lost == 1 else 'are'} lost"
+            if not code.decodable(left):
+                survives = "nothing more: too few of its pieces are left"
         kept = {} if encoded.storage is None else {"Kept in": str(encoded.storage.location)}
         return {
             "Code": repr(code),

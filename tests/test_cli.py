@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
 
 import click
@@ -369,6 +370,28 @@ def test_an_unreachable_scheduler_is_exit_code_2(votes, monkeypatch):
     result = run("pagerank", votes, "--scheduler", "tcp://127.0.0.1:1")
     assert result.exit_code == 2
     assert complaint(result).startswith("Error: No scheduler answered at tcp://127.0.0.1:1 within")
+
+
+def test_the_address_of_a_dashboard_is_exit_code_2(votes, monkeypatch):
+    monkeypatch.setattr(steps, "_CONNECT_SECONDS", 0.5)
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        try:
+            address = f"tcp://127.0.0.1:{server.server_port}"
+            result = run("pagerank", votes, "--scheduler", address)
+        finally:
+            server.shutdown()
+            serving.join()
+    assert result.exit_code == 2
+    assert complaint(result).startswith(f"Error: No scheduler answered at {address} within")
+
+
+@pytest.mark.parametrize("address", ["nonsense", "tcp://10.0.0.1", "10.0.0.1:port"])
+def test_what_is_no_address_is_exit_code_2(votes, address):
+    result = run("pagerank", votes, "--scheduler", address)
+    assert result.exit_code == 2
+    assert complaint(result).startswith("Error: Expected the address of a scheduler")
 
 
 def test_an_address_that_needs_certificates_is_exit_code_2(votes):

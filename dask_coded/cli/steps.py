@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import sys
@@ -12,10 +13,13 @@ from typing import Any, TypeVar
 from zipfile import BadZipFile
 
 import click
+import dask
 import numpy as np
 import scipy.sparse
 from dask.system import CPU_COUNT
-from distributed import Client
+from distributed import Client, rpc
+from distributed.comm import parse_address, parse_host_port
+from distributed.security import Security
 
 from dask_coded.codes import CODES, Code
 from dask_coded.graph import ConvergenceError, Graph, read_graph
@@ -69,6 +73,14 @@ def read_matrix(file: Path) -> Any:
     return found
 
 
+async def _ask(scheduler: str) -> None:
+    """Ask a scheduler who it is: a client waits for ever for what is none, such as a dashboard."""
+    arguments = Security().get_connection_args("client")
+    async with asyncio.timeout(_CONNECT_SECONDS):
+        async with rpc(scheduler, connection_args=arguments) as found:
+            await found.identity()
+
+
 @contextmanager
 def connected(
     workers: int | None, scheduler: str | None, say: Callable[[str], None]
@@ -80,14 +92,27 @@ def connected(
             yield client
         return
     say(f"Connecting to {scheduler}")
+    scheme, place = parse_address(scheduler)
+    if scheme in ("tcp", "tls"):
+        try:
+            parse_host_port(place)
+        except ValueError as error:
+            raise BadInput(
+                f"Expected the address of a scheduler, such as tcp://10.0.0.1:8786, not "
+                f"{scheduler}: {error}."
+            ) from error
     try:
+        if not dask.config.get("distributed.client.security-loader", None):
+            asyncio.run(_ask(scheduler))
         client = Client(scheduler, timeout=_CONNECT_SECONDS)
     except (TypeError, RuntimeError, ImportError) as error:  # without certificates, for example
         raise BadInput(f"No connection to {scheduler} is possible: {error}") from error
-    except (OSError, ValueError) as error:
+    # A MemoryError if what answers is read as a length, such as the text of a web server.
+    except (OSError, ValueError, MemoryError) as error:
         raise BadInput(
             f"No scheduler answered at {scheduler} within {_CONNECT_SECONDS} seconds: "
-            "check the address, and that the scheduler is running."
+            "check the address, whose port is not that of the dashboard, and that the scheduler "
+            "is running."
         ) from error
     with client:
         if not client.nthreads():

@@ -178,19 +178,23 @@ def _memory(worker: WorkerFacts) -> Iterator[Finding]:
 
 def _slow(workers: tuple[WorkerFacts, ...]) -> dict[str, str]:
     """Return by what measure each slow worker is slow; the rule is that for coordinators."""
-    slow = {}
+    probed = [w for w in workers if w.product is not None]
+    products = np.array([w.product for w in probed], dtype=np.float64)
+    now = not_slow(np.ones(len(probed)), products).tolist()
+    slow = {
+        worker.address: f": {products.min() / products[i]:.0%} of the fastest worker's speed in a "
+        "small product"
+        for i, worker in enumerate(probed)
+        if not now[i]
+    }
     rounds = [w for w in workers if w.speed is not None]
     speeds = np.array([w.speed for w in rounds], dtype=np.float64)
     for worker, fast in zip(rounds, not_slow(speeds).tolist(), strict=True):
         if not fast:
-            slow[worker.address] = f": {worker.speed:.0%} of the fastest worker's speed in rounds"
-    probed = [w for w in workers if w.product is not None]
-    products = np.array([w.product for w in probed], dtype=np.float64)
-    for worker, fast in zip(probed, not_slow(np.ones(len(probed)), products).tolist(), strict=True):
-        if not fast:
-            share = products.min() / products[probed.index(worker)]
-            slow.setdefault(
-                worker.address, f": {share:.0%} of the fastest worker's speed in a small product"
+            usual = worker.product is not None and worker.address not in slow
+            more = ", but not in a small product now" * usual
+            slow[worker.address] = (
+                f": {worker.speed:.0%} of the fastest worker's speed in its last rounds{more}"
             )
     return slow
 

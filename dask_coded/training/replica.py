@@ -222,7 +222,8 @@ class Replica:
         if vector.shape != wanted.shape:
             raise ValueError(
                 f"The gradient must be as long as the parameters, a flat array of "
-                f"{wanted.size} elements; its shape is {vector.shape}."
+                f"{wanted.size} elements, or a pair (loss, such an array); its shape is "
+                f"{vector.shape}."
             )
         return vector
 

@@ -158,7 +158,7 @@ def test_slow_workers_get_advice_and_errors_come_first():
     silent = WorkerFacts(B, reply=Reply.SILENT)
     error, advice = found(*workers, silent)
     assert (error[:2], advice[:2]) == (("error", B), ("advice", f"{A}3"))
-    assert "30% of the fastest worker's speed in rounds" in advice[2]
+    assert "30% of the fastest worker's speed in its last rounds, but not in a small" in advice[2]
     products = [0.01, 0.01, 0.05]
     workers = [worker(f"{A}{i}", product=seconds) for i, seconds in enumerate(products)]
     [(_, address, text)] = found(*workers)

@@ -729,7 +729,9 @@ async def test_workers_that_answer_while_a_round_is_planned_again_go_on_with_it(
 async def test_loss_of_more_than_the_code_survives(c, s, *workers):
     C = await coded.encode(A, coded.MDS(3, 3), c)
     await workers[0].close()
-    with pytest.raises(coded.CodedDataLostError, match=r"MDS\(n=3, k=3\) can lose 0 workers; 2 of"):
+    with pytest.raises(
+        coded.CodedDataLostError, match=r"MDS\(n=3, k=3\) can lose 0 of its workers; 2 of"
+    ):
         await c.compute(C @ x)
 
 

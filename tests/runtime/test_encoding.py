@@ -393,7 +393,7 @@ async def test_loss_that_leaves_enough_pieces_but_too_few_independent_ones(c, s,
     (alone, _) = np.flatnonzero(code.G[4] == 0)
     await close(workers, C.encoded.workers[alone])
     with pytest.raises(
-        coded.CodedDataLostError, match=r"can lose 0 workers; 4 of its 5 pieces are left"
+        coded.CodedDataLostError, match=r"can lose 0 of its workers; 4 of its 5 pieces are left"
     ):
         await c.compute(C @ x)
 

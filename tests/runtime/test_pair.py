@@ -319,7 +319,7 @@ def test_fewer_workers_than_pieces(A, client):
             r"inexact: convert with `A.astype\(float\)`\.",
         ),
         ({"B": scipy.sparse.eye_array(N).tocsr()}, TypeError, "'B' must be dense"),
-        ({"A": np.ones(N)}, TypeError, "this array has 1 dimensions"),
+        ({"A": np.ones(N)}, TypeError, r"Only a matrix can be encoded, its shape is \(\d+,\)"),
         ({"A": np.full((N, 2), np.nan)}, ValueError, "NaN or infinity"),
         ({"code": coded.MDS(6, 4)}, TypeError, r"must be a `coded.Polynomial`, it is MDS"),
         ({"code": coded.Polynomial(6, 2, 2), "redundancy": 1}, TypeError, "either a code or"),

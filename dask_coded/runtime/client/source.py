@@ -25,6 +25,7 @@ def matrix_source(A: Any) -> Any:
     """Return ``A`` as a dask array, NumPy array or CSR array; reject anything else."""
     check_arrays()
     check_unmasked("The matrix to encode", A)
+    is_array, kind = hasattr(A, "ndim"), type(A).__name__
     if isinstance(A, da.Array) and np.isnan(A.shape).any():
         raise ValueError(
             "The array has chunks of unknown size: call `A.compute_chunk_sizes()` first."
@@ -47,11 +48,16 @@ def matrix_source(A: Any) -> Any:
     elif not isinstance(A, da.Array):
         A = np.asarray(A)
     if A.ndim != 2:
-        raise TypeError(f"Only a matrix can be encoded, this array has {A.ndim} dimensions.")
+        found = f"its shape is {A.shape}" if A.ndim or is_array else f"not a {kind}"
+        how = ": pass `A[:, None]` for a column, or `A[None]` for a row" if A.ndim == 1 else ""
+        raise TypeError(f"Only a matrix can be encoded, {found}{how}.")
     if not A.shape[0] or not A.shape[1]:
         raise ValueError(f"An empty array cannot be encoded, its shape is {A.shape}.")
     if A.dtype.kind not in "fcibu":
-        raise TypeError(f"Only numbers and booleans can be encoded, the dtype is {A.dtype}.")
+        raise TypeError(
+            f"Only numbers and booleans can be encoded, the dtype is {A.dtype}: if it holds "
+            "numbers, convert it with `A.astype(float)`."
+        )
     return A
 
 

@@ -135,7 +135,7 @@ class ArrayState:
                 "make them again: encode the array again."
             )
         return (
-            f"{code!r} can lose {code.tolerance} workers; {held} of its {code.pieces} pieces are "
-            f"left, which do not suffice: encode the array again, with `storage=` to keep its "
-            f"pieces in files, or with more redundancy, if workers come and go."
+            f"{code!r} can lose {code.tolerance} of its workers; {held} of its {code.pieces} "
+            f"pieces are left, which do not suffice: encode the array again, with `storage=` to "
+            f"keep its pieces in files, or with more redundancy, if workers come and go."
         )

@@ -82,6 +82,25 @@ def test_estimators_fit_labelled_data(client, labelled):
     assert model.predict(labelled).shape == (12,)
 
 
+def test_targets_and_weights_are_aligned_with_the_rows_of_a_coded_array(client, labelled):
+    pytest.importorskip("sklearn")
+    from dask_coded.linear_model import LogisticRegression, Ridge
+
+    named = labelled.assign_coords(time=np.arange(100, 112))
+    C = coded.encode(named, coded.MDS(3, 2), transpose=True)
+    order = np.random.default_rng(1).permutation(12)
+    weights = named[:, 0].copy(data=np.arange(1.0, 13.0))
+    for model, targets in ((Ridge(), A @ x), (LogisticRegression(), A[:, 0] > 0)):
+        y = named[:, 0].copy(data=targets)
+        model.fit(C, y[order], sample_weight=weights[order[::-1]])
+        plain = type(model)().fit(A, targets, sample_weight=weights.data)
+        np.testing.assert_allclose(model.coef_, plain.coef_, rtol=1e-3)
+        score = model.score(C, y[order], sample_weight=weights[order[::-1]])
+        np.testing.assert_allclose(score, plain.score(A, targets, sample_weight=weights.data))
+        with pytest.raises(ValueError, match="Argument 'y' must have the labels"):
+            model.fit(C, y.assign_coords(time=np.arange(12)))
+
+
 def test_a_stored_array_is_read_by_the_workers(client, tmp_path):
     pytest.importorskip("zarr")
     da.from_array(A, chunks=(4, -1)).to_zarr(tmp_path / "array.zarr")

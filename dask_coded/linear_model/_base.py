@@ -18,6 +18,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from dask_coded.arguments import check_unmasked, unwrapped
 from dask_coded.array import CodedArray
 from dask_coded.display import Display
+from dask_coded.labels import aligned
 from dask_coded.linear_model._fit import Callback, check_dask, current_cluster, fit
 from dask_coded.linear_model._objective import Intercept
 from dask_coded.linear_model.families import Family
@@ -62,7 +63,7 @@ class LinearModel(BaseEstimator):
         data have a size, so they are checked before the cluster is chosen.
         """
         X = check_unmasked("The data", unwrapped(X))
-        y = check_unmasked("The targets", unwrapped(y))
+        y = check_unmasked("The targets", of_rows("Argument 'y'", y, X))
         if check_dask(X):
             client = current_cluster(client, X, bool(self.verbose))
             y = here(y, client)
@@ -199,6 +200,11 @@ def rowwise(
         dtype=dtype,
         meta=np.empty((0,) * (1 + len(tail)), dtype=dtype),
     )
+
+
+def of_rows(what: str, values: Any, X: Any) -> Any:
+    """Return values in the order of the rows of X, if that is coded and both have labels."""
+    return aligned(what, values, X.labels[0]) if isinstance(X, CodedArray) else unwrapped(values)
 
 
 def here(values: Any, client: Client | None = None) -> Any:

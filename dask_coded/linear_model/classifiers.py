@@ -17,6 +17,7 @@ from dask_coded.linear_model._base import (
     LinearModel,
     client_of,
     here,
+    of_rows,
     rowwise,
 )
 from dask_coded.linear_model._fit import Callback
@@ -44,6 +45,7 @@ class _Classifier(ClassifierMixin, LinearModel):
             )
         weights = None
         if sample_weight is not None:
+            sample_weight = of_rows("sample_weight", sample_weight, X)
             weights = check_weights("sample_weight", here(sample_weight, client), len(y))
         if self.class_weight is not None:
             factors = compute_class_weight(
@@ -116,11 +118,9 @@ class _Classifier(ClassifierMixin, LinearModel):
         -------
         float
         """
-        return float(
-            accuracy_score(
-                here(y), here(self.predict(X), client_of(X)), sample_weight=here(sample_weight)
-            )
-        )
+        predicted = here(self.predict(X), client_of(X))
+        y, weights = of_rows("Argument 'y'", y, X), of_rows("sample_weight", sample_weight, X)
+        return float(accuracy_score(here(y), predicted, sample_weight=here(weights)))
 
 
 class LogisticRegression(_Classifier):

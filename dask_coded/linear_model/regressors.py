@@ -10,7 +10,7 @@ from sklearn.base import RegressorMixin
 from sklearn.metrics import r2_score
 
 from dask_coded.arguments import check_fraction, check_positive
-from dask_coded.linear_model._base import LinearModel, client_of, here
+from dask_coded.linear_model._base import LinearModel, client_of, here, of_rows
 from dask_coded.linear_model._fit import Callback
 from dask_coded.linear_model._objective import Intercept, check_weights
 from dask_coded.linear_model.families import SquaredError
@@ -57,11 +57,10 @@ class _Regressor(RegressorMixin, LinearModel):
         X, y, client = self._data(X, y, client, multi_output=True, y_numeric=True)
         if column := y.shape[1:] == (1,):
             y = y[:, 0]
-        weights = (
-            None
-            if sample_weight is None
-            else check_weights("sample_weight", here(sample_weight, client), len(y))
-        )
+        weights = None
+        if sample_weight is not None:
+            sample_weight = of_rows("sample_weight", sample_weight, X)
+            weights = check_weights("sample_weight", here(sample_weight, client), len(y))
         found = self._minimize(
             X,
             y,
@@ -128,7 +127,8 @@ class _Regressor(RegressorMixin, LinearModel):
         float
         """
         predicted = here(self.predict(X), client_of(X))
-        return float(r2_score(here(y), predicted, sample_weight=here(sample_weight)))
+        y, weights = of_rows("Argument 'y'", y, X), of_rows("sample_weight", sample_weight, X)
+        return float(r2_score(here(y), predicted, sample_weight=here(weights)))
 
 
 class LinearRegression(_Regressor):

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
+from threading import Lock
 from typing import Any
 
 import dask
@@ -319,10 +320,8 @@ def train(
         averages=averages.size,
         scoring=scoring,
     )
-    # Suppress the warning that the task is large: it must carry the parameters, and does so once.
-    quiet = dask.config.set({"distributed.admin.large-graph-warning-threshold": "1TiB"})
     watch = _Watch(client, training.id, callback, Display() if verbose else None)
-    with quiet, watch.display or nullcontext():
+    with _large_tasks, watch.display or nullcontext():
         outcome: Outcome = run(
             lead,
             training,
@@ -346,6 +345,35 @@ def train(
 def _name(function: Any) -> str:
     name: str = getattr(function, "__qualname__", type(function).__qualname__)
     return name
+
+
+class _LargeTasks:
+    """Suppresses Dask's warning that a task is large: ours carries the parameters, once.
+
+    Calls may overlap in several threads, and the setting is that of the process.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._users = 0
+        self._quiet: Any = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._users:
+                self._quiet = dask.config.set(
+                    {"distributed.admin.large-graph-warning-threshold": "1TiB"}
+                )
+            self._users += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                self._quiet.__exit__(None, None, None)
+
+
+_large_tasks = _LargeTasks()
 
 
 class _Watch:

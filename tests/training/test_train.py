@@ -9,6 +9,7 @@ import math
 import threading
 from types import SimpleNamespace
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
@@ -45,7 +46,7 @@ from dask_coded.training import (
     loaders,
     train,
 )
-from dask_coded.training._train import _Watch
+from dask_coded.training._train import _LargeTasks, _Watch
 from dask_coded.training.batches import Batches
 from dask_coded.training.data import load
 from dask_coded.training.runtime import group, leader
@@ -570,7 +571,11 @@ def test_a_gradient_that_ends_its_process_is_an_error(client):
 @pytest.mark.parametrize(
     ("gradient", "error", "message"),
     [
-        (lambda w, X, y: np.zeros(4), ValueError, "flat array of 5 elements; its shape is"),
+        (
+            lambda w, X, y: np.zeros(4),
+            ValueError,
+            "flat array of 5 elements, or a pair .*; its shape is",
+        ),
         (lambda w, X, y: np.zeros(5, int), TypeError, "real floating-point numbers"),
         (lambda w, X, y: np.full(5, np.nan), FloatingPointError, "lower the learning rate"),
         (lambda w, X, y: np.full(5, np.inf, "f2"), FloatingPointError, "float16 ends at 65504"),
@@ -758,6 +763,16 @@ def test_a_default_that_waits_for_a_slow_worker_is_followed_by_a_warning(client,
         assert not log.getvalue()
         train(squares, np.zeros(5), (X, Y), steps=3, client=client)
     assert "A training has waited for a slow worker: pass another" in log.getvalue()
+
+
+def test_overlapping_trainings_leave_the_configuration_as_it_was():
+    name = "distributed.admin.large-graph-warning-threshold"
+    before, quiet = dask.config.get(name), _LargeTasks()
+    quiet.__enter__()
+    with quiet:
+        quiet.__exit__()
+        assert dask.config.get(name) == "1TiB"
+    assert dask.config.get(name) == before
 
 
 def test_masked_data_are_refused(client):

@@ -117,8 +117,8 @@ def _trained(
     seed: int,
 ) -> tuple[np.ndarray, dict[int, np.ndarray]]:
     module = net.module()
-    # One bucket, because callbacks of the hook sum several buckets in any order: Gloo finds another
-    # sum than a worker expects, and ends the process.
+    # With several buckets, the hook's callbacks start their sums in an order that differs between
+    # workers, and Gloo aborts.
     model = DistributedDataParallel(module, bucket_cap_mb=1000 if "PowerSGD" in hook else None)
     _register(model, hook)
     rule = torch.optim.SGD(

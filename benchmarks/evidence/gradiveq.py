@@ -407,7 +407,10 @@ def comparison(kept: Kept) -> Iterator[str]:
         )
         yield (
             f"Medians over turns; time to the accuracy is that of {trial.runs} seeds. *Summing* is "
-            "from the end of computing until all have the sum; PyTorch overlaps the two."
+            "from the end of computing until all have the sum; PyTorch overlaps the two, but "
+            "PowerSGD has one bucket, because with several its hook ends the workers; its bytes "
+            "contain those of its first two steps, which are not compressed."
+            + ("" if trial.checked else " These steps are not compared with replays.")
         )
         times = seconds(kept, trial, workers)
         lines = []

@@ -929,8 +929,8 @@ def test_a_published_array_keeps_all_pieces(A, verify):
             np.testing.assert_allclose(
                 client.compute(C.T @ numbers(ROWS)).result(), A.T @ numbers(ROWS)
             )
-            for address in C.encoded.workers[:2]:
-                cluster.scheduler.close_worker(address)
+            for worker in list(cluster.workers.values())[:2]:
+                cluster.sync(worker.close)
             np.testing.assert_allclose(
                 client.compute(C @ numbers(COLUMNS)).result(), A @ numbers(COLUMNS)
             )

@@ -418,7 +418,7 @@ def _gained(rows: list[dict[str, Any]]) -> float:
     """Return how many points of accuracy the last quarter of the steps adds, over seeds."""
     gained = []
     for row in rows:
-        before = row["accuracy"][: len(row["accuracy"]) * 3 // 4]
+        before = row["accuracy"][: max(len(row["accuracy"]) * 3 // 4, 1)]
         gained.append(100 * (row["value"] - np.mean(before[-3:])))
     return float(np.median(gained))
 

@@ -281,11 +281,13 @@ def test_values_that_are_not_finite_are_accepted_on_request(A, client):
 
 
 def test_only_matrices_of_numbers_are_encoded(client):
-    for A in (np.ones(3), np.ones((2, 3, 4)), da.ones((2, 3, 4)), da.ones(3).sum()):
+    for A in (np.ones(3), np.ones((2, 3, 4)), da.ones((2, 3, 4)), da.ones(3).sum(), 5.0):
         with pytest.raises(TypeError, match="Only a matrix can be encoded"):
             coded.encode(A, None, client)
     for A, name in (("matrix.npy", "str"), (None, "NoneType")):
-        with pytest.raises(TypeError, match=f"Only a matrix can be encoded, not a {name}"):
+        with pytest.raises(
+            TypeError, match=f"Only a matrix can be encoded, not a {name}: pass an array"
+        ):
             coded.encode(A, None, client)
     with pytest.raises(TypeError, match="numbers and booleans"):
         coded.encode(np.array([["a", "b"]]), None, client)

@@ -49,7 +49,9 @@ def matrix_source(A: Any) -> Any:
         A = np.asarray(A)
     if A.ndim != 2:
         found = f"its shape is {A.shape}" if A.ndim or is_array else f"not a {kind}"
-        how = ": pass `A[:, None]` for a column, or `A[None]` for a row" if A.ndim == 1 else ""
+        how = "" if A.ndim or is_array else ": pass an array"
+        if A.ndim == 1:
+            how = ": pass `A[:, None]` for a column, or `A[None]` for a row"
         raise TypeError(f"Only a matrix can be encoded, {found}{how}.")
     if not A.shape[0] or not A.shape[1]:
         raise ValueError(f"An empty array cannot be encoded, its shape is {A.shape}.")

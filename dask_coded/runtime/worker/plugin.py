@@ -50,7 +50,7 @@ logger = logging.getLogger("distributed.dask_coded")
 
 # Specs of arrays that a worker remembers for the rounds that it coordinates.
 _SPECS = 64
-# Of the tasks that wait for a thread, so many are looked at: more would take milliseconds.
+# Of the tasks that wait for a thread, so many are looked at, which takes a millisecond.
 _EXAMINED = 1000
 # The products of all threads read at most this many entries of a piece, or one stripe each.
 _BATCH_ENTRIES = 1 << 23

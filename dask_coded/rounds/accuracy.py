@@ -19,7 +19,10 @@ one has not, digits are lost. The row itself is missing, so its size is estimate
 larger of two numbers: ``|y|``, and :math:`t \sum' |x|`, where ``t`` is the row's *typical entry*
 (:func:`dask_coded.rounds.scaling.typical_of`) and the sum leaves out the largest sixteenth of the
 operand. The first is right unless terms cancel, the second unless the operand is concentrated on a
-few columns.
+few columns, or on such in which the row has no entries. So the second is at most
+:math:`\sum_j c_{bj} |x_j|`, where :math:`c_{bj}` is the root mean square of column ``j`` in the
+block of the row. Of two rows of one block, one with entries where the operand is large and one
+without, this does not tell the second from the first.
 """
 
 from __future__ import annotations
@@ -67,11 +70,14 @@ class Accuracy:
     operand : ndarray, shape (columns,) or (columns, m)
     scales : Scales
         With typical entries.
+    coarser : float
+        How many times larger the rounding of the stored pieces is than that of the result.
     """
 
-    def __init__(self, operand: npt.NDArray[Any], scales: Scales) -> None:
+    def __init__(self, operand: npt.NDArray[Any], scales: Scales, coarser: float = 1.0) -> None:
         self._operand = operand
         self._scales = scales
+        self._coarser = coarser
         self._lowest: dict[int, int] = {}
 
     @cached_property
@@ -93,16 +99,19 @@ class Accuracy:
         """How large products of scaled rows may be before terms cancel, in the operand's unit."""
         if self._scales.sizes is None:
             return np.zeros(self._operand.shape[1:])
-        unit, _ = self._sizes
-        squares = np.square(self._scales.sizes, dtype=np.float64)
+        squares = np.square(self._scales.sizes, dtype=np.float64).mean(axis=0)
         with np.errstate(invalid="ignore", over="ignore"):
-            sizes = np.abs(self._operand) * unit
+            sizes = np.abs(self._operand) * self._sizes[0]
             np.square(sizes, out=sizes)
-            found = squares @ sizes
-        if not np.isfinite(found).all():
-            # Where no row has entries, the operand may be anything.
-            found = squares @ np.where(np.isfinite(sizes), sizes, 0)
-        return np.asarray(np.sqrt(found))
+        return np.asarray(np.sqrt(_product(squares, sizes)))
+
+    @cached_property
+    def _most(self) -> Floats | None:
+        """At most how large the floor of a row of each block is, in the operand's unit."""
+        if self._scales.sizes is None or len(self._scales.sizes) != len(self._scales.rows):
+            return None
+        with np.errstate(invalid="ignore", over="ignore"):
+            return _product(self._scales.sizes, np.abs(self._operand) * self._sizes[0])
 
     @cached_property
     def _smallest(self) -> Floats:
@@ -153,7 +162,7 @@ class Accuracy:
         NotSolvableError
             If a share is not finite.
         """
-        squares = weights * weights
+        squares, growth = weights * weights, self._coarser * growth
         least = self._least(missing, squares, stack, growth)
         if least is None:
             return 0, 0.0
@@ -167,7 +176,11 @@ class Accuracy:
         if self._scales.columns:
             columns = [self._scales.typical_columns[j] for j in missing]
             floors = floors * _powers(_padded(columns, solved.shape[2]))[:, None]
-        size = np.square(np.maximum(np.abs(solved[:, rows]) * unit, floors * spread))
+        floors = floors * spread
+        if self._most is not None:
+            most = self._most[list(missing)][:, None]
+            floors = np.where(np.isfinite(floors), np.minimum(floors, most), floors)
+        size = np.square(np.maximum(np.abs(solved[:, rows]) * unit, floors))
         stored = growth.reshape(-1, *(1,) * (stack.ndim - 1)) * self._stored
         shares = np.maximum(np.abs(stack[:, rows]) * unit, stored)
         error = (squares @ np.square(shares).reshape(len(stack), -1)).reshape(size.shape)
@@ -196,14 +209,17 @@ class Accuracy:
             return 0, 0.0
         unit, spread = self._sizes
         spread = np.maximum(spread, self._smallest)
+        growth *= self._coarser
         bound = (2 / math.sqrt(eps) / _LARGEST_OF_MANY) ** 2
-        most = float(self._stored.max(initial=0.0)) * growth
+        largest = float(self._stored.max(initial=0.0)) * growth
         least = 2.0 ** self._lowest_of(block) * float(np.min(spread, initial=math.inf))
-        if most**2 <= bound * least**2:
+        most = np.inf if self._most is None else self._most[block]
+        if largest**2 <= bound * min(least, float(np.min(most, initial=math.inf))) ** 2:
             return 0, 0.0
         floors = _powers(self._typical([block], start, len(rows))[0])
-        floors = floors.reshape(-1, *(1,) * (rows.ndim - 1))
-        size = np.square(np.maximum(np.abs(rows) * unit, floors * spread))
+        floors = floors.reshape(-1, *(1,) * (rows.ndim - 1)) * spread
+        floors = np.where(np.isfinite(floors), np.minimum(floors, most), floors)
+        size = np.square(np.maximum(np.abs(rows) * unit, floors))
         error = np.broadcast_to(np.square(growth * self._stored), size.shape)
         return _beyond(error[None], size[None], bound)
 
@@ -242,6 +258,9 @@ class Accuracy:
             own = math.log2(ratio) / 2 if ratio > 0 else -math.inf
             if self._scales.columns:
                 own -= int(self._scales.typical_columns[block].min(initial=0))
+            if self._most is not None:
+                most = float(np.min(self._most[block], initial=math.inf))
+                own = math.inf if error > _BOUND * most**2 else own
             least.append(own)
         if all(own <= self._lowest_of(j) for own, j in zip(least, missing, strict=True)):
             return None
@@ -255,6 +274,15 @@ class Accuracy:
 
     def _typical(self, missing: Sequence[int], start: int, count: int) -> Exponents:
         return _padded([self._scales.typical[j][start : start + count] for j in missing], count)
+
+
+def _product(sizes: Floats, operand: Floats) -> Floats:
+    """Multiply sizes of columns by an operand, which may be anything where no row has entries."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        found = np.asarray(sizes @ operand)
+    if not np.isfinite(found).all():
+        found = np.asarray(sizes @ np.where(np.isfinite(operand), operand, 0))
+    return found
 
 
 def _beyond(error: Floats, size: Floats, bound: float) -> tuple[int, float]:

@@ -268,8 +268,9 @@ class Scales:
         Of the columns of each block; a pair of matrices scales both factors of its products.
     typical, typical_columns : tuple of ndarray, optional
         Exponents of the typical entries of the scaled rows and columns.
-    sizes : ndarray, shape (columns,), optional
-        Root mean square of the entries of the scaled rows in each column of the matrix.
+    sizes : ndarray, shape (blocks, columns) or (1, columns), optional
+        Root mean square of the entries of the scaled rows of each block, or of all of them, in each
+        column of the matrix.
     """
 
     rows: tuple[Exponents, ...]

@@ -19,7 +19,7 @@ from dask_coded.codes import Code, Polynomial, RandomLinear
 from dask_coded.compat import Task, UnfusedTask
 from dask_coded.prediction import PREDICTORS
 from dask_coded.rounds import POLICIES, Assembler, Geometry, Reporting, RoundOptions, Scales
-from dask_coded.rounds.accuracy import Accuracy, AccuracyWarning
+from dask_coded.rounds.accuracy import LIMIT, Accuracy, AccuracyWarning
 from dask_coded.rounds.decode import Empty
 from dask_coded.rounds.footprint import Footprints
 from dask_coded.rounds.scaling import Exponents
@@ -47,6 +47,33 @@ def say_inaccurate(message: str) -> None:
     # Where warnings are errors, this one must not end the round.
     with suppress(AccuracyWarning):
         distributed.warn(message, AccuracyWarning)
+
+
+def inaccurate(doubtful: int, error: float, spec: CodedSpec, dtype: np.dtype[Any]) -> str:
+    """Say which rows of a result of this dtype have lost digits, why, and what to do."""
+    rows = spec.shape[0]
+    # The rows of a pair are counted once for each block of columns.
+    text = (
+        f"{min(doubtful, rows)} of {rows} rows of a product with {spec.code!r} have lost digits: "
+        "they were recovered from "
+    )
+    eps = float(np.finfo(spec.dtype).eps)
+    if eps > np.finfo(dtype).eps and error <= LIMIT * eps:
+        return (
+            f"{text}pieces that are stored as {spec.dtype}, and the result is {dtype}. Pass an "
+            f"operand of {spec.dtype}, convert the matrix to {dtype} before it is encoded, or "
+            "encode it with `dask_coded.Repetition`."
+        )
+    advice = (
+        "Bring the columns of both matrices to one scale, or encode them with less redundancy."
+        if isinstance(spec, PairSpec)
+        else "Bring the columns of the matrix to one scale, or encode it with "
+        "`dask_coded.Repetition`."
+    )
+    return (
+        f"{text}larger rows, and may be wrong by more than {LIMIT} times the rounding error of a "
+        f"plain product, one by {min(error, 1.0):.1g} of |A| @ |x|. {advice}"
+    )
 
 
 def round_options() -> RoundOptions:
@@ -98,8 +125,8 @@ class Ingredient(NamedTuple):
     block: int = -1
 
 
-# Columns of which the scheduler is told how large their entries are: eight bytes for each, from
-# each block.
+# Of so many columns the scheduler is told how large their entries are: eight bytes for each, from
+# each block. Of so many, all blocks together, it is kept for each block.
 _SIZED = 2**20
 
 
@@ -243,9 +270,9 @@ class ArraySpec(CodedSpec):
         ``scipy.sparse.csr_array`` or ``csr_matrix`` if pieces are of that type, None for NumPy.
     transposed : str or None
         The id of the encoding of the transposed array, if there is one.
-    sizes : ndarray of float32, shape (columns,), or None
-        Root mean square of the entries of the scaled rows in each column; None while they are found
-        during encoding, and if no piece combines blocks.
+    sizes : ndarray of float32, shape (k, columns) or (1, columns), or None
+        Root mean square of the entries of the scaled rows in each column, of each block if columns
+        are few; None while they are found during encoding, and if no piece combines blocks.
     """
 
     sparse: type | None = None
@@ -261,7 +288,12 @@ class ArraySpec(CodedSpec):
     @property
     def sized(self) -> bool:
         """Whether columns are so few that their sizes cost nothing beside the matrix."""
-        return self.columns <= min(self.shape[0], _SIZED)
+        return self.sized_by_block or self.columns <= min(self.shape[0], _SIZED)
+
+    @property
+    def sized_by_block(self) -> bool:
+        """Whether they are so few that the sizes of each block are kept."""
+        return self.code.k * self.columns <= _SIZED
 
     @property
     def sparse_type(self) -> type | None:
@@ -309,7 +341,9 @@ class ArraySpec(CodedSpec):
         scales = accuracy = None
         if self.exponents is not None:
             scales = Scales(self.exponents, typical=self.typical, sizes=self.sizes)
-            accuracy = Accuracy(operand, scales) if self.typical else None
+            # As of a float32 matrix and a float64 operand: parity is rounded to float32.
+            coarser = max(float(np.finfo(self.dtype).eps / np.finfo(dtype).eps), 1.0)
+            accuracy = Accuracy(operand, scales, coarser) if self.typical else None
         columns = operand.shape[1:]
         return Assembler(self.code, self.geometry, dtype, columns, scales, empty, accuracy, errors)
 

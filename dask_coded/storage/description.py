@@ -50,8 +50,8 @@ class ArrayDescription:
         entries.
     footprints : tuple of bytes, length k; or empty
         The columns that each block touches: one bit each, compressed by zlib.
-    sizes : ndarray of float32, shape (columns,), or None
-        Root mean square of the entries of the scaled rows in each column.
+    sizes : ndarray of float32, shape (k, columns) or (1, columns), or None
+        Root mean square of the entries of the scaled rows in each column, of each block or of all.
     """
 
     token: str
@@ -131,7 +131,7 @@ def write_description(location: Location, description: Description) -> None:
         parts = {name: content.pop(name) for name in names}
         content["scaled"] = bool(parts["exponents"])
         if parts["sizes"] is not None:
-            write_array(location, storage.path("sizes"), parts["sizes"])
+            write_array(location, storage.path("sizes"), parts["sizes"].ravel())
         content["footprints"] = list(map(len, parts["footprints"]))
         if content["scaled"]:
             for name in ("exponents", "typical"):
@@ -229,7 +229,8 @@ def _array(location: Location, group: str, content: dict[str, Any]) -> ArrayDesc
             scales[name] = tuple(_cut(values, rows))
         with suppress(Exception):  # it serves warnings alone, and older stores have none
             values = read_array(location, storage.path("sizes"))
-            scales["sizes"] = values if len(values) == content["columns"] else None
+            found = values.reshape(-1, content["columns"])
+            scales["sizes"] = found if len(found) in (1, len(rows)) else None
     footprints: tuple[bytes, ...] = ()
     if sizes:
         packed = read_array(location, storage.path("footprints"))

@@ -33,8 +33,8 @@ class Encoded:
         self.exponents = tuple(map(exponents_of, blocks))
         self.typical = tuple(map(typical_of, blocks, self.exponents))
         self.scaled = [scaled(b, e) for b, e in zip(blocks, self.exponents, strict=True)]
-        squares = sum(map(squares_of, blocks, self.exponents))
-        self.sizes = np.sqrt(squares / blocks[..., 0].size).astype("f4")
+        squares = np.array(list(map(squares_of, blocks, self.exponents)))
+        self.sizes = np.sqrt(squares / blocks.shape[1]).astype("f4")
         #: What each piece has lost since.
         self.lost: tuple[float, ...] = ()
         self.pieces = [
@@ -61,13 +61,14 @@ class Encoded:
         geometry = Geometry((rows,) * self.code.k, stripes=1, mixed=True)
         scales = Scales(self.exponents, typical=self.typical, sizes=self.sizes)
         dtype = np.result_type(self.blocks, x)
+        coarser = max(1.0, np.finfo(self.blocks.dtype).eps / np.finfo(dtype).eps)
         assembler = Assembler(
             self.code,
             geometry,
             dtype,
             x.shape[1:],
             scales,
-            accuracy=Accuracy(x, scales),
+            accuracy=Accuracy(x, scales, coarser),
             errors=self.lost,
         )
         computed = np.zeros((self.code.pieces, 1), dtype=bool)
@@ -257,6 +258,37 @@ def test_stored_zeros_are_no_entries() -> None:
     np.testing.assert_array_equal(typical_of(stored, exponents), expected)
     assert (expected == NO_ENTRY).tolist() == [True, False, False, False]
     assert stored.nnz == A.size  # it is left as it was
+
+
+@pytest.mark.parametrize("by_block", [True, False])
+def test_rows_without_entries_where_the_operand_is_large(by_block: bool) -> None:
+    rng = np.random.default_rng(0)
+    A = np.zeros((2, 30, 40))
+    A[0, :, :20], A[1, :, 20:] = rng.standard_normal((2, 30, 20))
+    whole, encoded = A.reshape(-1, 40), Encoded(MDS(3, 2), A)
+    if not by_block:  # as if there were too many columns
+        encoded.sizes = np.sqrt(np.square(encoded.sizes).mean(axis=0, keepdims=True))
+    x = rng.standard_normal((40, 2))
+    x[:20, 1] *= 1e12
+    for columns, wrong in ((x[:, 0], 0), (x[:, 1], 30), (x, 30)):
+        found = encoded.product(columns, [0, 2])
+        beyond = errors(found.rows, whole, columns) > LIMIT * 2.0**-52
+        assert np.count_nonzero(beyond.reshape(60, -1).any(axis=1)) == wrong
+        assert found.doubtful == (wrong if by_block else 0)
+    assert not encoded.product(x, [0, 1]).doubtful
+
+
+def test_recovered_rows_of_single_precision_beside_an_operand_of_double_precision() -> None:
+    rng = np.random.default_rng(0)
+    A = rng.standard_normal((2, 30, 20)).astype("f4")
+    encoded, whole = Encoded(MDS(3, 2), A), A.reshape(-1, 20)
+    x = rng.standard_normal(20)
+    found = encoded.product(x, [0, 2])
+    assert found.rows.dtype == np.float64
+    assert np.count_nonzero(errors(found.rows, whole, x) > LIMIT * 2.0**-52) > 20
+    assert found.doubtful == 30
+    assert not encoded.product(x, [0, 1]).doubtful  # these are as accurate as NumPy's
+    assert not encoded.product(x.astype("f4"), [0, 2]).doubtful
 
 
 def test_an_operand_with_nan_where_no_row_is() -> None:

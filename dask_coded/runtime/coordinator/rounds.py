@@ -25,7 +25,7 @@ from dask_coded.compat import current_key, in_pool
 from dask_coded.config import timeouts
 from dask_coded.membership import Timeouts
 from dask_coded.rounds import Layout, LoopHistory, Rest, RoundOptions
-from dask_coded.rounds.accuracy import LIMIT, NotSolvableError, lose_half
+from dask_coded.rounds.accuracy import NotSolvableError, lose_half
 from dask_coded.runtime.answers import Lost, Over, RoundPlan, Waiting, ask
 from dask_coded.runtime.coordinator.alone import Alone
 from dask_coded.runtime.coordinator.checks import Checks, WrongCheck
@@ -38,6 +38,7 @@ from dask_coded.runtime.spec import (
     CodedSpec,
     CorruptSharesError,
     PairSpec,
+    inaccurate,
     say_inaccurate,
 )
 from dask_coded.runtime.worker.plugin import CodedWorkerPlugin, worker_plugin
@@ -193,7 +194,7 @@ class Coordinator:
         live.report.seconds = self._seconds = monotonic() - began
         if operand is not None:
             self._alone.took_round(operand, self._seconds)
-        self._warn_of(live)
+        self._warn_of(live, result.dtype)
         # The thread has decoded all its rows, so another round may overwrite them.
         self._plugin.worker.loop.add_callback(
             self._plugin.put_series, self._id, live.run_spec.series
@@ -206,7 +207,7 @@ class Coordinator:
             raise RunOverError(self._task)
         self._plugin.exchange.check(self._attempt)
 
-    def _warn_of(self, live: LiveRound) -> None:
+    def _warn_of(self, live: LiveRound, dtype: np.dtype[Any]) -> None:
         """Warn once of rows that have lost digits."""
         report, spec = live.report, live.run_spec.spec
         if not report.doubtful or self._warned:
@@ -220,14 +221,7 @@ class Coordinator:
         if few and not lose_half(report.error, eps):
             return
         self._warned = True
-        say_inaccurate(
-            f"{report.doubtful} of {spec.shape[0]} rows of a product with {spec.code!r} have lost "
-            f"digits: they were recovered from larger rows, and may be wrong by more than {LIMIT} "
-            "times the rounding error of a plain product, one by "
-            f"{min(report.error, 1.0):.1g} of |A| @ |x|. "
-            "Bring the columns of the matrix to one scale, or encode it with "
-            "`dask_coded.Repetition`."
-        )
+        say_inaccurate(inaccurate(report.doubtful, report.error, spec, dtype))
 
     def _drive(self, work: Callable[[InThread], Awaitable[T]]) -> T:
         """Await something on the event loop; meanwhile this thread does what that schedules."""

@@ -205,10 +205,12 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         if state.spec.scaled and state.spec.exponents is None:
             exponents, typical = zip(*(state.exponents.pop(j) for j in blocks), strict=True)
             state.spec = replace(state.spec, exponents=exponents, typical=typical)
-            if isinstance(state.spec, ArraySpec) and state.squares is not None:
-                sizes = np.sqrt(state.squares / state.spec.shape[0]).astype(np.float32)
-                state.spec = replace(state.spec, sizes=sizes)
-            state.squares = None
+            if isinstance(state.spec, ArraySpec) and state.squares:
+                rows = state.spec.geometry.rows
+                counts = rows if state.spec.sized_by_block else [sum(rows)]
+                means = [state.squares[b] / max(count, 1) for b, count in enumerate(counts)]
+                state.spec = replace(state.spec, sizes=np.sqrt(means).astype(np.float32))
+            state.squares.clear()
         return state.received
 
     def extend(self, array: str, allowed: Sequence[str] | None) -> Reply:
@@ -316,7 +318,8 @@ class ArrayDirectory(Mapping[str, ArrayState]):
             for block, found in squares.items():
                 if block not in state.squared:
                     state.squared.add(block)
-                    state.squares = found if state.squares is None else state.squares + found
+                    row = block if state.spec.sized_by_block else 0
+                    state.squares[row] = state.squares.get(row, 0.0) + found
             if footprint is not None and state.sources is not None:
                 state.footprints[int(state.spec.code.block_of[piece])] = Footprint(*footprint)
             # Another worker may have taken over, whose piece is made from others.

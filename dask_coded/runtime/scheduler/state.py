@@ -45,8 +45,9 @@ class ArrayState:
     #: Exponents of the rows of source blocks, and those of their typical entries, as far as they
     #: have been reported: shape (2, rows).
     exponents: dict[int, Exponents] = field(default_factory=dict)
-    #: Sums of squares of the columns, over the source blocks that have been reported.
-    squares: Floats | None = None
+    #: Sums of squares of the columns of each source block that has been reported; with many
+    #: columns, of all of them under 0.
+    squares: dict[int, Floats] = field(default_factory=dict)
     squared: set[int] = field(default_factory=set)
     #: Footprints of source blocks, as far as they have been reported.
     footprints: dict[int, Footprint] = field(default_factory=dict)

@@ -252,6 +252,10 @@ def pagerank(
     jumps = _known(personalization, G)
     if jumps is not None and not any(jumps.values()):
         raise ZeroDivisionError("All values of 'personalization' are zero.")
+    start, leaps = _known(nstart, G), _known(dangling, G)
+    if any(values is not None and not sum(values.values()) for values in (start, leaps)):
+        # networkx divides by the sum, and never converges.
+        raise nx.PowerIterationFailedConvergence(max_iter)
     if alpha > 1:
         # The iteration amplifies what it should damp, unless it starts at a fixed point.
         raise nx.PowerIterationFailedConvergence(max_iter)
@@ -260,8 +264,8 @@ def pagerank(
             G.by(weight),
             damping=alpha,
             personalization=jumps,
-            dangling=_known(dangling, G),
-            start=_known(nstart, G),
+            dangling=leaps,
+            start=start,
             tol=tol * len(G),
             max_iter=max_iter,
             **options,

@@ -13,6 +13,7 @@ import dask_coded as coded
 
 pytestmark = pytest.mark.extras
 xarray = pytest.importorskip("xarray")
+pd = pytest.importorskip("pandas")
 
 A = np.random.default_rng(0).standard_normal((12, 4))
 x = np.arange(4.0)
@@ -333,3 +334,20 @@ def test_signals_with_labels_are_mapped_to_the_nodes(client):
     both = xarray.DataArray(np.eye(3)[:, :2], dims=("node", "kind"), coords={"node": list("cba")})
     expected = filter(path, np.eye(3)[::-1, :2], Hops(1))
     np.testing.assert_allclose(filter(path, both, Hops(1)), expected)
+
+
+@pytest.mark.parametrize("names", [[2, 0, 1], ["c", "a", "b"]])
+def test_the_labels_of_a_coded_laplacian_are_its_nodes(client, names):
+    matrix = np.array([[1.0, -1.0, 0.0], [-1.0, 2.0, -1.0], [0.0, -1.0, 1.0]])
+    L = coded.encode(pd.DataFrame(matrix, index=names, columns=names), None, client)
+    for order in (names, sorted(names)):
+        signal = pd.Series([float(name == names[0]) for name in order], index=order)
+        for given in (signal, signal.to_dict()):
+            found = coded.graph.filter(L, given, coded.graph.Hops(1), client=client)
+            assert found == pytest.approx(dict(zip(names, [2.0, -1.0, 0.0])), abs=1e-12)
+
+
+def test_a_coded_laplacian_whose_rows_and_columns_differ_is_refused(client):
+    L = coded.encode(pd.DataFrame(np.eye(3), index=[2, 0, 1], columns=[0, 1, 2]), None, client)
+    with pytest.raises(ValueError, match="the same labels"):
+        coded.graph.filter(L, {0: 1.0}, coded.graph.Hops(1), client=client)

@@ -175,7 +175,7 @@ def filter(
     graph : networkx graph, SciPy sparse matrix, edge list, Graph, or CodedArray
         An undirected graph, as for :func:`pagerank`, or its Laplacian. A sparse matrix with
         negative entries and a coded array are taken as Laplacians; a coded array is not encoded
-        again.
+        again, and its labels, if it has some, are the nodes.
     signal : mapping node -> number, or array_like of shape (n,) or (n, signals)
         One signal or several. Nodes that a mapping leaves out get zero. A pandas Series or
         DataFrame is a mapping from its index, an xarray object from the labels of its first
@@ -268,9 +268,13 @@ def _operand(graph: Any, normalized: bool, weight: str | None) -> tuple[Any, Gra
         )
     if graph.shape[0] != graph.shape[1]:
         raise ValueError(f"A Laplacian must be square, this matrix has shape {graph.shape}.")
-    n = graph.shape[0]
+    nodes = np.arange(graph.shape[0])
     operand = graph if isinstance(graph, CodedArray) else check_laplacian(graph)
-    return operand, Graph(np.arange(n), sp.csr_array((n, n)))
+    if isinstance(graph, CodedArray) and (labels := graph.labels[0].index) is not None:
+        if not labels.equals(graph.labels[1].index):
+            raise ValueError("The rows and the columns of a Laplacian must have the same labels.")
+        nodes = labels.to_numpy()
+    return operand, Graph(nodes, sp.csr_array((len(nodes), len(nodes))))
 
 
 def _has_negatives(graph: Any) -> bool:

@@ -130,6 +130,12 @@ class LinearModel(BaseEstimator):
             )
         self.history_ = found.history
         self.cluster_ = getattr(client.scheduler, "address", None) if client else None
+        if found.hidden:
+            warnings.warn(
+                f"{found.hidden} columns of the data vary so little beside their means that they "
+                "are taken as constant: subtract the means, or a time at which they begin.",
+                stacklevel=3,
+            )
         if not found.converged:
             warnings.warn(
                 f"{type(self).__name__} did not reach tol={self.tol:g} within "

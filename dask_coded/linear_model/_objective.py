@@ -109,6 +109,8 @@ class Objective:
         What the coefficients inside the solvers are multiplied by, powers of two.
     pair : anything with ``product(d)``, or None
         Computes ``X.T @ diag(d) @ X`` in one round.
+    hidden : int
+        Number of columns that vary, but so little beside their means that they count as constant.
     """
 
     operator: Any
@@ -121,6 +123,7 @@ class Objective:
     spread: Floats
     scale: Floats
     pair: Any = None
+    hidden: int = 0
 
     @classmethod
     def of(
@@ -154,8 +157,12 @@ class Objective:
             spread = root_mean_square(sums.T, np.ones(_PROBES))
             # Of a constant column the mean leaves rounding errors, which are no unit, and which
             # decoding may make a thousand times larger. The spread is 1, not 0, if it leaves none.
-            noise = _rounding(operator) ** 0.75 * np.abs(means)
+            rounding = _rounding(operator)
+            noise = rounding**0.75 * np.abs(means)
             varies = sums.any(axis=1) & (spread > noise)
+            # Of a column that is constant, rounding leaves a few units of the last digit.
+            few = rounding**0.9 * np.abs(means)
+            hidden = int(np.count_nonzero((spread <= noise) & (spread > few)))
             spread = np.where(spread > noise, spread, np.abs(means))
             found = spread[varies]
             if found.size and found.max() > _APART * found.min():
@@ -169,8 +176,10 @@ class Objective:
                 sizes = np.sqrt(sizes) * np.sqrt(_sizes(operator, weights, means, spread, seed=2))
                 scale = _scale(np.where(varies, sizes, np.nan), *form)
         if not family.has_units:
-            spread = np.ones(columns)
-        return cls(operator, y, weights, family, penalty, intercept, means, spread, scale, pair)
+            spread, hidden = np.ones(columns), 0
+        return cls(
+            operator, y, weights, family, penalty, intercept, means, spread, scale, pair, hidden
+        )
 
     # -- conversion of coefficients ------------------------------------------------------------
 

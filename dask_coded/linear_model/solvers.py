@@ -72,6 +72,8 @@ class Solution(Summary):
         Whether the tolerance was reached.
     history : tuple of Progress
         One entry per iteration.
+    hidden : int
+        Number of columns that vary so little beside their means that they are taken as constant.
     """
 
     coefficients: Floats
@@ -81,6 +83,7 @@ class Solution(Summary):
     objective: float
     converged: bool
     history: tuple[Progress, ...]
+    hidden: int = 0
 
 
 def minimize(
@@ -218,7 +221,14 @@ def minimize(
     end = history[-1]
     assert end.objective is not None
     return Solution(
-        coefficients, shift + center, end.round, end.residual, end.objective, converged, history
+        coefficients,
+        shift + center,
+        end.round,
+        end.residual,
+        end.objective,
+        converged,
+        history,
+        objective.hidden,
     )
 
 

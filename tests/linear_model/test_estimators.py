@@ -313,6 +313,16 @@ def test_a_constant_column_beside_an_intercept(model, constant, dtype):
     assert abs(model.coef_[2]) * constant < 0.01  # what it adds to predictions
 
 
+def test_a_column_that_hardly_varies_beside_its_mean_is_a_warning():
+    times = 1.7e18 + 256 * np.arange(1000.0)  # nanoseconds
+    with pytest.warns(UserWarning, match="1 columns of the data vary so little beside their means"):
+        LinearRegression().fit(times[:, np.newaxis], np.arange(1000.0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = LinearRegression().fit(times[:, np.newaxis] - times[0], np.arange(1000.0))
+    np.testing.assert_allclose(model.coef_, [1 / 256], rtol=1e-3)
+
+
 def test_a_target_that_disappears_beside_another_one_ends_the_fit():
     X = np.random.default_rng(0).standard_normal((50, 3))
     y = np.column_stack([X @ [1.0, 2.0, 3.0], 1e-20 * X[:, 0]])

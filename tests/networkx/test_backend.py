@@ -227,6 +227,8 @@ def test_a_graph_is_converted_once(client, monkeypatch):
         (lambda **k: nx.pagerank(nx.path_graph(4), max_iter=0, **k), "PowerIterationFailed"),
         (lambda **k: nx.pagerank(nx.path_graph(4), tol=0, **k), "PowerIterationFailed"),
         (lambda **k: nx.pagerank(nx.path_graph(4), personalization={0: 0}, **k), "ZeroDivision"),
+        (lambda **k: nx.pagerank(nx.path_graph(4), nstart={0: 0}, **k), "PowerIterationFailed"),
+        (lambda **k: nx.pagerank(nx.path_graph(4), dangling={0: 0}, **k), "PowerIterationFailed"),
         (lambda **k: nx.katz_centrality(nx.path_graph(4), alpha=9, **k), "PowerIterationFailed"),
         (lambda **k: nx.pagerank(nx.path_graph(4), alpha=1.2, **k), "PowerIterationFailed"),
         (lambda **k: nx.katz_centrality(nx.path_graph(4), beta={0: 1}, **k), "NetworkXError"),

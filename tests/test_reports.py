@@ -173,7 +173,7 @@ def until_told():
 
 def one_step(key):
     activity = get_worker().extensions["dask-coded"].activity
-    activity.stepped(key, 3, 0.5, {"somewhere": 0.25})
+    activity.stepped(key, 3, 0.5, {"somewhere": 0.25}, 8, 2)
     GO_ON.wait()
 
 
@@ -192,7 +192,7 @@ async def test_trainings_of_tasks_with_any_key_are_reported(c, s, *workers):
             found = observer.overview()["trainings"]
     finally:
         GO_ON.set()
-    step = {"step": 3, "seconds": 0.5, "workers": {"somewhere": 0.25}}
+    step = {"step": 3, "seconds": 0.5, "workers": {"somewhere": 0.25}, "units": 8, "moved": 2}
     assert found == [{"task": "('training', 0)", **step}]
     await future
 

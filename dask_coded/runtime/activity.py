@@ -126,8 +126,19 @@ class Activity:
         _keep_last(self._arrays)
         return found
 
-    def stepped(self, training: Key, step: int, seconds: float, workers: dict[str, float]) -> None:
-        """Record a step of a training, and for how many seconds each worker has computed."""
+    def stepped(
+        self,
+        training: Key,
+        step: int,
+        seconds: float,
+        workers: dict[str, float],
+        units: int,
+        moved: int,
+    ) -> None:
+        """Record a step of a training, and for how many seconds each worker has computed.
+
+        Of a squeezed one, also into how many units it was cut, and how many of them moved.
+        """
         with self._lock:
             self._steps += 1
             self._step_seconds += seconds
@@ -136,6 +147,8 @@ class Activity:
                 "step": step,
                 "seconds": seconds,
                 "workers": dict(workers),
+                "units": units,
+                "moved": moved,
                 "ended": monotonic(),
             }
             _keep_last(self._trainings)

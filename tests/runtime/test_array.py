@@ -309,6 +309,7 @@ def test_source_that_fails(client):
         coded.encode(source, coded.MDS(5, 3), client)
 
 
+@pytest.mark.extras
 def test_sparse_matrices_of_other_packages_are_refused(A, client):
     foreign = pytest.importorskip("sparse")
     chunked = da.from_array(A, chunks=(5, -1)).map_blocks(foreign.COO)

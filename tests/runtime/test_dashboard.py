@@ -66,6 +66,19 @@ def test_the_page_shows_rounds_and_workers():
             assert any(speed > 0 for speed in lanes.data["measured"])
 
 
+@pytest.mark.parametrize(
+    ("units", "expected"),
+    [
+        (0, "training (&#x27;t&#x27;, 0): step 3, 500 ms, of which its 2 workers computed 75%"),
+        (8, "3, 500 ms, of which its 2 workers computed 75%, 2 of 8 units moved"),
+    ],
+)
+def test_a_training_has_a_line(units, expected):
+    dashboard = pytest.importorskip("dask_coded.runtime.scheduler.dashboard")
+    found = {"task": ("t", 0), "step": 3, "seconds": 0.5, "workers": {"a": 0.25, "b": 0.5}}
+    assert dashboard._training({**found, "units": units, "moved": 2}).endswith(expected)
+
+
 @gen_cluster(client=True, nthreads=FOUR, timeout=120)
 async def test_without_a_dashboard_there_is_no_page_and_no_error(c, s, *workers):
     C = await coded.encode(A, coded.MDS(4, 2), c)

@@ -246,11 +246,19 @@ class _Page:
             for name, text in _EVENTS.items()
             if found["events"].get(name)
         ]
-        trainings = [
-            f"training {html.escape(str(t['task']))}: step {t['step']}, {1e3 * t['seconds']:.3g} ms"
-            for t in found["trainings"]
-        ]
-        self.events.text = ", ".join(events + trainings)
+        self.events.text = ", ".join(events + [_training(each) for each in found["trainings"]])
+
+
+def _training(found: dict[str, Any]) -> str:
+    """Say how long a training's step took, and for how much of it its workers have computed."""
+    task, seconds, workers = html.escape(str(found["task"])), found["seconds"], found["workers"]
+    text = f"training {task}: step {found['step']}, {1e3 * seconds:.3g} ms"
+    if workers and seconds > 0:
+        useful = sum(workers.values()) / (len(workers) * seconds)
+        text += f", of which its {len(workers)} workers computed {useful:.0%}"
+    if found["units"]:
+        text += f", {found['moved']} of {found['units']} units moved"
+    return text
 
 
 def _title(text: str, **colours: str) -> Div:

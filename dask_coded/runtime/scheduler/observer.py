@@ -34,6 +34,7 @@ STRIPES, SPEEDS, SHARE = ("computed", "moved", "wasted"), ("predicted", "measure
 _COUNTS = ("rounds", "seconds", "alone", "alone_seconds")
 BYTES = ("operand_bytes", "share_bytes")
 _TOTALS = (*_COUNTS, *STRIPES, *BYTES, "steps", "step_seconds")
+_OF_TRAININGS = ("step", "seconds", "workers", "units", "moved")
 
 logger = logging.getLogger("distributed.dask_coded")
 
@@ -226,7 +227,7 @@ class Observer:
             "events": dict(self.events),
             "workers": list(workers.values()),
             "trainings": [
-                {"task": str(key), **{name: each[name] for name in ("step", "seconds", "workers")}}
+                {"task": str(key), **{name: each[name] for name in _OF_TRAININGS}}
                 for told in self._told.values()
                 for key, each in told["trainings"].items()
                 if (ts := self._scheduler.tasks.get(key)) and ts.processing_on

@@ -172,7 +172,14 @@ class Leader:
             activity = worker_plugin(self._plugin.worker).activity
 
             def ended(step: Step, norm: float) -> None:
-                activity.stepped(self._task, step.step, step.seconds, step.computing)
+                activity.stepped(
+                    self._task,
+                    step.step,
+                    step.seconds,
+                    step.computing,
+                    sum(step.units.values()),
+                    step.moved,
+                )
                 history.ended(step, norm)
 
             while True:

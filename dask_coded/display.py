@@ -1,6 +1,7 @@
 """Progress of a running loop or an encoding.
 
-A status line on a terminal, a line that is replaced in a notebook, plain lines elsewhere.
+A status line on a terminal, a line that is replaced in a notebook, plain lines elsewhere. All but
+the notebook's go to standard error.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Display:
 
     def __init__(self) -> None:
         self._cell = _notebook()
-        self.console: Any = None if self._cell else _terminal()
+        self.console: Any = None if self._cell else terminal()
         self._status: Any = None
         self._last: Progress | None = None
         self._seconds: list[float] = []
@@ -126,13 +127,13 @@ class _Line:
         return f"<pre>{html.escape(self.text)}</pre>"
 
 
-def _terminal() -> Any:
-    """Return rich's console, or None without rich or without a terminal."""
+def terminal(stderr: bool = True) -> Any:
+    """Return rich's console on standard error or output, or None without rich or a terminal."""
     try:
         from rich.console import Console
     except ImportError:
         return None
-    console = Console()
+    console = Console(stderr=stderr)
     return console if console.is_terminal else None
 
 

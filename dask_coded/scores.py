@@ -9,12 +9,13 @@ ending            what is written, highest score first
 ``.parquet``      a table of these two columns; needs ``pyarrow``
 ================  =================================================================
 
-Text is in UTF-8.
+Text is in UTF-8. ``.gz`` after the ending, or alone, packs the file by gzip.
 """
 
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -28,12 +29,14 @@ import numpy as np
 Ranking = Sequence[tuple[Any, float]]
 
 
-def writer_for(path: Path) -> Callable[[Ranking, IO[bytes]], None]:
+def writer_for(path: Path, form: str | None = None) -> Callable[[Ranking, IO[bytes]], None]:
     """Return the function that writes a ranking to a file of this name.
 
     Parameters
     ----------
     path : Path
+    form : str, optional
+        One of `FORMATS`, whatever the name's ending.
 
     Returns
     -------
@@ -58,15 +61,25 @@ def writer_for(path: Path) -> Callable[[Ranking, IO[bytes]], None]:
     cy,0.25
     <BLANKLINE>
     """
-    ending = path.suffix.lower()
+    packed = path.suffix.lower() == ".gz"
+    name = path.with_suffix("") if packed else path
+    ending = f".{form}" if form else name.suffix.lower()
     if ending not in _WRITERS:
         *others, last = filter(None, _WRITERS)
         raise ValueError(
-            f"expected a name that ends in {', '.join(others)} or {last}, not in {path.suffix!r}."
+            f"expected a name that ends in {', '.join(others)} or {last}, not in {name.suffix!r}."
         )
     if ending == ".parquet":
         import pyarrow.parquet  # noqa: F401  fails before the scores are computed
-    return _WRITERS[ending]
+    write = _WRITERS[ending]
+    return partial(_write_packed, write=write) if packed else write
+
+
+def _write_packed(
+    ranking: Ranking, file: IO[bytes], write: Callable[[Ranking, IO[bytes]], None]
+) -> None:
+    with gzip.open(file, "wb") as packed:
+        write(ranking, packed)  # type: ignore[arg-type]
 
 
 def _write_lines(ranking: Ranking, file: IO[bytes], separator: str) -> None:
@@ -100,3 +113,5 @@ _WRITERS: dict[str, Callable[[Ranking, IO[bytes]], None]] = {
     ".json": _write_json,
     ".parquet": _write_parquet,
 }
+#: The formats by name.
+FORMATS = tuple(ending[1:] for ending in _WRITERS if ending)

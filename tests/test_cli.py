@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import gzip
 import importlib
 import io
 import itertools
@@ -216,6 +217,21 @@ def test_the_ending_of_the_output_is_its_format(votes, tmp_path):
     assert [line.split("\t")[0] for line in lines[1:]] == ["1412", "3352", "30"]
 
 
+@pytest.mark.usefixtures("here")
+def test_a_format_by_option_and_a_packed_file(votes, tmp_path):
+    result = run("pagerank", votes, "--output", "-", "--format", "json")
+    assert [record["node"] for record in json.loads(result.stdout)] == [1412, 3352, 30]
+    for name, options in (("ranks.csv.gz", []), ("ranks.GZ", ["--format", "csv"])):
+        assert run("pagerank", votes, "--output", tmp_path / name, *options).exit_code == 0
+        with gzip.open(tmp_path / name, "rt") as file:
+            assert file.readline() == "node,score\n"
+    result = run("pagerank", votes, "--format", "json")
+    assert (result.exit_code, complaint(result)) == (
+        2,
+        "Error: --format needs --output, which '-' sends to standard output.",
+    )
+
+
 def test_parquet_without_pyarrow_is_refused_before_the_work(here, votes, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     result = run("pagerank", votes, "--output", tmp_path / "ranks.parquet")
@@ -228,7 +244,7 @@ def test_parquet_without_pyarrow_is_refused_before_the_work(here, votes, tmp_pat
 
 def test_output_is_plain_without_rich(monkeypatch):
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    assert display._terminal() is None
+    assert display.terminal() is None
 
 
 # -- bad input ---------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ def test_plain_lines_without_a_terminal(capsys, workers, words):
 def test_a_line_is_never_longer_than_the_terminal(monkeypatch):
     console = pytest.importorskip("rich.console")
     narrow = console.Console(width=40, force_terminal=True, file=io.StringIO())
-    monkeypatch.setattr("dask_coded.display._terminal", lambda: narrow)
+    monkeypatch.setattr("dask_coded.display.terminal", lambda: narrow)
     with Display() as display:
         display(Progress(123456, residual=0.25, objective=1 / 3, seconds=0.012, workers=3))
         assert len(narrow.render_lines(display._status.renderable)) == 1
@@ -43,7 +43,7 @@ def test_a_terminal_that_lacks_characters(monkeypatch, encoding):
     console = pytest.importorskip("rich.console")
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     monkeypatch.setattr(
-        "dask_coded.display._terminal", lambda: console.Console(force_terminal=True, file=file)
+        "dask_coded.display.terminal", lambda: console.Console(force_terminal=True, file=file)
     )
     with Display() as display:
         display.say("Reading Кёльн [red].txt")

@@ -1,7 +1,8 @@
 """The command line: ``dask-coded``, also available as ``dask coded``.
 
-Results go to standard output. Progress is also shown there if it is a terminal (with ``rich``), and
-as plain lines on standard error otherwise. What a terminal cannot show is written as escapes.
+Results go to standard output. Progress goes to standard error: as one line that changes if that is
+a terminal (with ``rich``), as plain lines otherwise. What a terminal cannot show is written as
+escapes.
 
 =========  ===============================================================
 exit code  meaning
@@ -13,6 +14,7 @@ exit code  meaning
 =========  ===============================================================
 """
 
-from dask_coded.cli.commands import coded
+from dask_coded.cli import commands, matrices  # noqa: F401  their commands
+from dask_coded.cli.group import coded
 
 __all__ = ["coded"]

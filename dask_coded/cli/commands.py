@@ -1,11 +1,8 @@
-"""The commands and their options."""
+"""Commands on graphs, clusters and stores, and the demo."""
 
 from __future__ import annotations
 
-import io
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +10,7 @@ import click
 import numpy as np
 from dask.system import CPU_COUNT
 
-from dask_coded import __version__
-from dask_coded.bench import compare
+from dask_coded.cli.group import cluster_options, code_options, coded, layout_options
 from dask_coded.cli.printing import Printer
 from dask_coded.cli.steps import (
     STANDARD,
@@ -23,94 +19,23 @@ from dask_coded.cli.steps import (
     computed,
     connected,
     read_input,
-    read_matrix,
     writer,
 )
-from dask_coded.codes import CODES
 from dask_coded.demo import run_demo
 from dask_coded.diagnosis import tables
 from dask_coded.diagnosis.collect import collect
 from dask_coded.diagnosis.findings import findings
 from dask_coded.graph import pagerank
 from dask_coded.keeping import check
+from dask_coded.scores import FORMATS
 from dask_coded.storage import StoreError
-
-_INTERRUPTED = 130
-
-
-class _Commands(click.Group):
-    """A group that prints one line for each error and for an interrupt."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except click.UsageError as error:
-            error.ctx = None  # with a context click prints the usage around the error
-            raise
-        except KeyboardInterrupt:
-            click.echo("Interrupted.", err=True)
-            ctx.exit(_INTERRUPTED)
-
-
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="dask-coded")
-def coded() -> None:
-    """Linear algebra on Dask clusters whose workers are uneven and may be lost."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        # As Python does on standard error: no line may end a command that has computed for hours.
-        sys.stdout.reconfigure(errors="backslashreplace")
-
-
-def _layout_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that say how an edge list is written."""
-    options = (
-        click.option(
-            "--delimiter",
-            metavar="CHARACTER",
-            help="What separates the columns of an edge list; '\\t' for tabs, ' ' for any white "
-            "space.  [default: what its first line has]",
-        ),
-        click.option(
-            "--comments",
-            metavar="MARKS",
-            default="# %",
-            show_default=True,
-            help="What begins comment lines, separated by blanks; '' to keep all lines.",
-        ),
-        click.option(
-            "--header/--no-header",
-            default=None,
-            help="Whether the first line of an edge list is a header.  [default: recognised]",
-        ),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
 
 
 @coded.command("pagerank")
 @click.argument("file", type=click.Path(path_type=Path))
-@_layout_options
-@click.option(
-    "--workers",
-    type=click.IntRange(min=1),
-    help="Start a local cluster of this many one-thread processes.  "
-    "[default: number of cores, from 2 to 8]",
-)
-@click.option("--scheduler", metavar="ADDRESS", help="Use the cluster of this scheduler instead.")
-@click.option(
-    "--code",
-    type=click.Choice(sorted(CODES)),
-    help="Code for the matrix: 'mds' needs the least memory but fills in sparse matrices, 'random' "
-    "fills them in too but moves less data, 'repetition' keeps plain copies.  "
-    "[default: repetition]",
-)
-@click.option(
-    "--redundancy",
-    type=click.IntRange(min=0),
-    help="How many workers may be lost, whichever they are: of n workers, N gives the code "
-    "MDS(n, n - N) or Repetition(n, N + 1).  [default: a quarter of them; 1 without --code]",
-)
+@layout_options
+@cluster_options
+@code_options("repetition", "a quarter of them; 1 without --code")
 @click.option(
     "--damping",
     type=click.FloatRange(0, 1),
@@ -145,7 +70,13 @@ def _layout_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "--output",
     type=click.Path(path_type=Path),
     help="Write all scores to this file, highest first: as .csv, .tsv, .txt (tabs), .json or "
-    ".parquet. '-' writes CSV to standard output, instead of --top.",
+    ".parquet, each also with .gz after it. '-' is standard output, instead of --top.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(FORMATS),
+    help="Format of --output, whatever its name.  [default: its ending; csv for '-']",
 )
 def pagerank_command(
     file: Path,
@@ -162,6 +93,7 @@ def pagerank_command(
     undirected: bool,
     top: int,
     output: Path | None,
+    form: str | None,
 ) -> None:
     """Compute the PageRank of the graph in FILE.
 
@@ -169,11 +101,9 @@ def pagerank_command(
     Market file or a SciPy sparse matrix (.npz); files of gzip and bzip2 are unpacked. '-' is
     standard input.
     """
-    if workers is not None and scheduler is not None:
-        raise click.UsageError(
-            "--workers starts a cluster and --scheduler uses a running one: give only one."
-        )
-    write = None if output is None else writer(output)
+    if form is not None and output is None:
+        raise click.UsageError("--format needs --output, which '-' sends to standard output.")
+    write = None if output is None else writer(output, form)
     with Printer() as display:
         display.say("Reading standard input" if file == STANDARD else f"Reading {file}")
         graph = read_input(file, undirected, delimiter, comments, header)
@@ -224,7 +154,7 @@ def pagerank_command(
     help="Multiply by the matrix that PageRank uses for the graph in this file, in any format of "
     "'dask-coded pagerank', instead of a random dense matrix.",
 )
-@_layout_options
+@layout_options
 @click.option(
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -317,74 +247,3 @@ def check_store_command(storage: str, as_json: bool) -> None:
         click.echo(str(found))
     if not found.whole:
         click.get_current_context().exit(1)
-
-
-@coded.command("bench")
-@click.argument("file", required=False, type=click.Path(path_type=Path))
-@click.option("--scheduler", metavar="ADDRESS", help="Use the cluster of this scheduler instead.")
-@click.option(
-    "--workers",
-    type=click.IntRange(min=2),
-    help="Number of local worker processes to start.  [default: number of cores, up to 8]",
-)
-@click.option(
-    "--shape",
-    type=click.IntRange(min=1),
-    nargs=2,
-    default=(4000, 4000),
-    show_default=True,
-    help="Rows and columns of a matrix of random numbers, if no FILE is given.",
-)
-@click.option(
-    "--width",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Columns of the operand.",
-)
-@click.option(
-    "--rounds",
-    type=click.IntRange(min=1),
-    default=10,
-    show_default=True,
-    help="How often to compute each product.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Write all times as JSON instead.")
-def bench_command(
-    file: Path | None,
-    scheduler: str | None,
-    workers: int | None,
-    shape: tuple[int, int],
-    width: int,
-    rounds: int,
-    as_json: bool,
-) -> None:
-    """Say whether coding pays for products of a matrix, on this machine or on a cluster.
-
-    FILE holds the matrix: a NumPy array (.npy) or a SciPy sparse matrix (.npz). One process,
-    dask.array, single coded products and a loop of coded products compute it in turn.
-    """
-    matrix = None if file is None else read_matrix(file)
-    rows, columns = shape if matrix is None else matrix.shape
-
-    def say(text: str) -> None:
-        click.echo(text, err=True)
-
-    with connected(workers, scheduler, say) as client:
-        found = computed(compare, client, matrix, (rows, columns), width, rounds, say)
-    if as_json:
-        click.echo(json.dumps(found.as_json(), indent=2))
-        return
-    click.echo(f"{found.workers} workers, A: {rows} x {columns}, x: {width} columns, {found.code}")
-    click.echo(f"encoding: {found.encoding:.2f} s")
-    Printer().columns(
-        ("milliseconds per product", "median", "least", "most"),
-        [
-            (
-                way.name,
-                *(f"{t * 1e3:.1f}" for t in (way.median, min(way.seconds), max(way.seconds))),
-            )
-            for way in found.ways
-        ],
-    )
-    click.echo(found.verdict)

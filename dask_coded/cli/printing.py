@@ -1,23 +1,28 @@
-"""Tables on a terminal, with ``rich``, and as plain columns elsewhere."""
+"""Results on standard output: tables on a terminal, with ``rich``, and plain columns elsewhere."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
 from dask_coded.arguments import printable
-from dask_coded.display import Display
+from dask_coded.display import Display, terminal
 from dask_coded.scores import Ranking
 
 
 class Printer(Display):
     """Shows progress, and prints results."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._output: Any = terminal(stderr=False)
+
     def columns(self, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         """Print a table of words."""
-        if self.console is None:
+        if self._output is None:
             widths = [max(map(len, column)) for column in zip(titles, *rows)]
             for row in (titles, *rows):
                 cells = (f"{cell:<{width}}" for cell, width in zip(row, widths))
@@ -29,13 +34,13 @@ class Printer(Display):
         table = Table(*titles)
         for row in rows:
             table.add_row(
-                *(Text(printable(c, self.console.encoding), overflow="fold") for c in row)
+                *(Text(printable(c, self._output.encoding), overflow="fold") for c in row)
             )
-        self.console.print(table)
+        self._output.print(table)
 
     def table(self, ranking: Ranking) -> None:
         """Print nodes and scores."""
-        if self.console is None:
+        if self._output is None:
             names = [printable(str(node), sys.stdout.encoding) for node, _ in ranking]
             width = max(map(len, names))
             for name, (_, score) in zip(names, ranking):
@@ -46,6 +51,6 @@ class Printer(Display):
 
         table = Table("", "node", "score")
         for i, (node, score) in enumerate(ranking, 1):
-            name = printable(str(node), self.console.encoding)
+            name = printable(str(node), self._output.encoding)
             table.add_row(str(i), Text(name, overflow="fold"), f"{score:.10f}")
-        self.console.print(table)
+        self._output.print(table)

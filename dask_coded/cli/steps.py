@@ -21,6 +21,7 @@ from distributed import Client, rpc
 from distributed.comm import parse_address, parse_host_port
 from distributed.security import Security
 
+from dask_coded.arguments import to_csr
 from dask_coded.codes import CODES, Code
 from dask_coded.graph import ConvergenceError, Graph, read_graph
 from dask_coded.local import local_client
@@ -64,13 +65,42 @@ def read_matrix(file: Path) -> Any:
         raise BadInput(
             f"{file}: expected a NumPy array (.npy) or a SciPy sparse matrix (.npz): {error}"
         ) from error
-    found = found.tocsr() if scipy.sparse.issparse(found) else found
-    if found.ndim != 2 or not found.size or found.dtype.kind not in "fciub":
+    found = to_csr(found) if scipy.sparse.issparse(found) else found
+    if found.ndim != 2 or 0 in found.shape or found.dtype.kind not in "fciub":
         raise BadInput(
             f"{file}: expected a matrix of numbers, it has the shape {found.shape} and the dtype "
             f"{found.dtype}."
         )
     return found
+
+
+def read_samples(file: Path, targets: Path | None) -> tuple[Any, Any]:
+    """Read samples and their targets."""
+    if file.suffix in (".npy", ".npz"):
+        if targets is None:
+            raise BadInput(f"{file} has no targets: give a NumPy array of them by --targets.")
+        samples = read_matrix(file)
+        try:
+            wanted = np.load(targets)
+        except (OSError, ValueError, EOFError) as error:
+            raise BadInput(f"{targets}: expected a NumPy array (.npy): {error}") from error
+        return samples, wanted
+    if targets is not None:
+        raise BadInput(f"{file}: only .npy and .npz files need --targets, svmlight has its own.")
+    try:
+        from sklearn.datasets import load_svmlight_file
+    except ImportError as error:
+        raise BadInput(
+            "This command needs scikit-learn: pip install 'dask-coded[linear-model]'."
+        ) from error
+    try:
+        found = load_svmlight_file(sys.stdin.buffer if file == STANDARD else str(file))
+    except (OSError, ValueError) as error:
+        raise BadInput(
+            f"{file}: expected samples in the format of svmlight, or .npy or .npz with --targets: "
+            f"{error}"
+        ) from error
+    return found[0], found[1]
 
 
 async def _ask(scheduler: str) -> None:
@@ -85,6 +115,10 @@ async def _ask(scheduler: str) -> None:
 def connected(
     workers: int | None, scheduler: str | None, say: Callable[[str], None]
 ) -> Iterator[Client]:
+    if workers is not None and scheduler is not None:
+        raise click.UsageError(
+            "--workers starts a cluster and --scheduler uses a running one: give only one."
+        )
     if scheduler is None:
         n = workers or max(2, min(8, CPU_COUNT))
         say(f"Starting {n} workers")
@@ -155,15 +189,22 @@ def computed(function: Callable[..., Result], *args: Any, **kwargs: Any) -> Resu
         raise click.ClickException(f"{type(error).__name__}: {first_line}") from error
 
 
-def writer(path: Path) -> Callable[[Ranking], None]:
-    """Return the function that writes all scores; refuse a path that it could not write to."""
+def output_file(path: Path, ending: str | None = None) -> None:
+    """Refuse a file that could not be written, or whose name has another ending."""
     if path.is_dir() or not path.parent.is_dir():
         raise BadInput(f"--output {path}: expected a file in a folder that exists.")
-    # Now, because afterwards the scores would be lost.
+    if ending is not None and path.suffix != ending:
+        raise BadInput(f"--output {path}: expected a name that ends in {ending}.")
+    # Now, because afterwards the result would be lost.
     if path != STANDARD and not os.access(path if path.exists() else path.parent, os.W_OK):
         raise BadInput(f"--output {path}: you may not write there. Give another file or folder.")
+
+
+def writer(path: Path, form: str | None = None) -> Callable[[Ranking], None]:
+    """Return the function that writes all scores; refuse a path that it could not write to."""
+    output_file(path)
     try:
-        write_to = writer_for(path)
+        write_to = writer_for(path, form)
     except ValueError as error:
         raise BadInput(f"--output {path}: {error}") from error
     except ImportError as error:

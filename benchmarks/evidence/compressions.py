@@ -71,8 +71,9 @@ class Trial:
         Rank with which PowerSGD sends about as many bytes as GradiVeQ; tables have the bytes.
     suffix : str
         How its sections are told from those of others.
-    checked : bool
-        Whether replays check the steps; those of a large network take longer than the steps.
+    large : bool
+        Whether its steps take seconds: replays, which take longer, do not check them, and with
+        eight workers only some of the methods are timed.
     """
 
     net: str
@@ -81,21 +82,22 @@ class Trial:
     replayed: tuple[Method, ...]
     rank: int
     suffix: str = ""
-    checked: bool = True
+    large: bool = False
 
     @property
     def powersgd(self) -> Method:
         return Method("PowerSGD", "DDP", f"PowerSGD {self.rank}")
 
-    @property
-    def timed(self) -> tuple[Method, ...]:
-        """Four segments overlap compression with communication; PyTorch's is not replayed."""
+    def timed(self, workers: int) -> tuple[Method, ...]:
+        """Return what is timed: also segments, which overlap, and what is not replayed."""
+        others = (Method("PyTorch DDP", "DDP", "none"), self.powersgd)
+        if self.large and workers > WORKERS[0]:
+            return (*self.replayed[:4], *others)
         return (
             *self.replayed,
             Method("none, 4 segments", "ring, 4 segments", "none"),
             Method("GradiVeQ, 4 segments", "ring, 4 segments", "GradiVeQ"),
-            Method("PyTorch DDP", "DDP", "none"),
-            self.powersgd,
+            *others,
         )
 
     @property
@@ -110,7 +112,7 @@ class Trial:
 
 TRIALS = (
     Trial("convolutional", "20mbit", 5, METHODS, 16),
-    Trial("residual", "50mbit", 3, SOME, 48, "-residual", checked=False),
+    Trial("residual", "50mbit", 3, SOME, 48, "-residual", large=True),
 )
 #: The network whose gradients are examined.
 NET = TRIALS[0].net
@@ -142,11 +144,11 @@ def aggregation(kept: Kept, trial: Trial, workers: int, turn: int) -> None:
     """Time the steps of all methods once."""
     if not kept.processes:
         return
-    timed = trial.timed
+    timed = trial.timed(workers)
     some = [timed[0], trial.replayed[-1], timed[-1]] if kept.smoke else timed
     with links(kept, trial.net, 2 if kept.smoke else workers, trial.link) as there:
         for method in some:
-            time_steps(kept, there, trial.net, method, turn, trial.checked)
+            time_steps(kept, there, trial.net, method, turn, not trial.large)
 
 
 def powersgd(kept: Kept, trial: Trial, seed: int) -> None:

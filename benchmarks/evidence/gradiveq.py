@@ -153,7 +153,7 @@ def comparison(kept: Kept) -> Iterator[str]:
             "from the end of computing until all have the sum; PyTorch overlaps the two, but "
             "PowerSGD has one bucket, because with several its hook ends the workers; its bytes "
             "contain those of its first two steps, which are not compressed."
-            + ("" if trial.checked else " These steps are not compared with replays.")
+            + (" These steps are not compared with replays." if trial.large else "")
         )
         times = seconds(kept, trial, workers)
         lines = []

@@ -1,10 +1,20 @@
-"""Sphinx configuration. Builds need no network; DASK_CODED_INTERSPHINX=1 links to other manuals."""
+"""Sphinx configuration. Neither builds nor readers need a network.
+
+DASK_CODED_INTERSPHINX=1 links to other manuals.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
 
 import dask_coded
+
+sys.path.insert(0, str(Path(__file__).parent / "_extensions"))
 
 project = "dask-coded"
 author = "The dask-coded developers"
@@ -12,11 +22,12 @@ project_copyright = "2026, the dask-coded developers"
 version = release = dask_coded.__version__
 
 extensions = [
+    "mathml",
     "myst_parser",
     "numpydoc",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
-    "sphinx.ext.mathjax",
+    "sphinx_click",
     "sphinx_gallery.gen_gallery",
 ]
 # Every gallery page is a program that runs when the documentation is built.
@@ -26,6 +37,7 @@ sphinx_gallery_conf = {
     "download_all_examples": False,
     "show_memory": False,
     "abort_on_example_error": True,
+    "capture_repr": (),  # no `<matplotlib.legend.Legend object …>` below a picture
     "min_reported_time": 1e9,
 }
 if os.environ.get("DASK_CODED_INTERSPHINX"):
@@ -40,7 +52,7 @@ if os.environ.get("DASK_CODED_INTERSPHINX"):
     }
 
 templates_path = ["_templates"]
-exclude_patterns = ["_build", "gallery"]
+exclude_patterns = ["_build", "_extensions", "gallery"]
 default_role = "py:obj"
 myst_heading_anchors = 3
 
@@ -55,3 +67,19 @@ html_theme = "furo"
 html_title = "dask-coded"
 html_static_path = ["_static"]
 html_css_files = ["cards.css"]
+html_math_renderer = "mathml"
+
+# `sphinx-build -b man docs OUT` writes it.
+man_pages = [("command-line", "dask-coded", "coded products on Dask clusters", [author], 1)]
+
+
+def _describe_thumbnails(app: Any, doctree: nodes.document) -> None:
+    """Give the pictures of the gallery's index the titles below them as their texts."""
+    for thumbnail in doctree.findall(nodes.container):
+        if "sphx-glr-thumbcontainer" in thumbnail["classes"]:
+            for image in thumbnail.findall(nodes.image):
+                image["alt"] = image["alt"] or thumbnail.astext().strip()
+
+
+def setup(app: Any) -> None:
+    app.connect("doctree-read", _describe_thumbnails)

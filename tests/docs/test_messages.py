@@ -16,7 +16,8 @@ from dask_coded.runtime.coordinator.report import RoundReport, WorkerPart
 from dask_coded.runtime.spec import NAME
 
 ROOT = Path(__file__).parents[2]
-TREES = [ast.parse(path.read_text()) for path in (ROOT / "dask_coded").rglob("*.py")]
+# The installed package: a release is tested without its sources beside the tests.
+TREES = [ast.parse(path.read_text()) for path in Path(coded.__file__).parent.rglob("*.py")]
 
 
 def page(name: str) -> str:

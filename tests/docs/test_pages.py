@@ -97,7 +97,8 @@ def test_the_programs_on_keeping_an_array_run_as_scripts(tmp_path):
 
 def test_every_preload_is_read_as_the_module():
     """The environment variable as Dask reads it, wherever a page sets it."""
-    text = (DOCS / "deploying.md").read_text()
+    image = (DOCS.parent / "Dockerfile").read_text()
+    text = (DOCS / "deploying.md").read_text() + image
     name = "DASK_DISTRIBUTED__SCHEDULER__PRELOAD"
     values = re.findall(rf"{name}='(.*)'$", text, re.M)
     values += [

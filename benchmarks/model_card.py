@@ -136,8 +136,15 @@ def blocks(report: Report) -> dict[str, str]:
         for r in timed
     ]
     return {
-        "machine": f"Run on {report.machine['processor']}, {report.machine['cores']} cores, "
-        f"{report.machine['time']}; {versions}.",
+        "machine": table(
+            ["measured", "on"],
+            [
+                [
+                    str(report.machine["time"])[:10],
+                    f"{report.machine['processor']}, {report.machine['cores']} cores; {versions}",
+                ]
+            ],
+        ),
         "split": table(["part", "what"], [[n, p.description] for n, p in PARTS.items()]),
         "data": table(["trace", "training windows", "predictions", "machines held out"], sizes),
         "record": table(["setting", "value"], list(facts.items())),

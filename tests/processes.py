@@ -14,15 +14,17 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dask
 import dask.cli
 import pytest
 from distributed import Client
 from distributed.utils_test import poll_for
+
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkServerProcess  # which Windows lacks
 
 _CONFIG = {
     "distributed.worker.http.routes": [],

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import dask_coded
+
 ROOT = Path(__file__).parent.parent
 
 
 def test_the_drawing_shows_every_module():
     text = (ROOT / "CONTRIBUTING.md").read_text()
     drawing = re.search(r"```text\n(.*?)```", text, re.S)[1]
-    package = ROOT / "dask_coded"
+    package = Path(dask_coded.__file__).parent
     modules = {
         path.stem
         for path in package.rglob("*.py")

@@ -12,7 +12,8 @@ from dask.distributed import Client
 
 for name in ("fcntl", "resource", "pwd", "grp", "termios"):  # which Windows lacks
     sys.modules[name] = None
-del os.memfd_create, os.posix_fallocate, signal.pthread_sigmask
+for module, name in ((os, "memfd_create"), (os, "posix_fallocate"), (signal, "pthread_sigmask")):
+    vars(module).pop(name, None)
 
 import dask_coded as coded
 

@@ -74,7 +74,7 @@ def _all(cluster: ClusterFacts) -> Iterator[Finding]:
             yield Finding(
                 "error",
                 worker.address,
-                f"{name} has refused dask-coded's plugin: {worker.refused}. Mend that, then "
+                f"{name} has refused dask-coded's plugin: {worker.refused}. Fix that, then "
                 "restart the worker.",
             )
         if worker.status != "running":
@@ -112,8 +112,8 @@ def _unanswered(worker: WorkerFacts) -> Finding:
         )
     else:
         text = (
-            f"{name} does not answer and sends no heartbeats, so it is stopped, blocked or cut "
-            "off: look at its process, or restart it."
+            f"{name} does not answer and sends no heartbeats, so it is stopped, blocked or "
+            "has lost its network: look at its process, or restart it."
         )
     return Finding("error", worker.address, text)
 

@@ -232,8 +232,9 @@ def measure(
         else:
             with slowed(slow):
                 timings = side_by_side(ways, repeats)
-        for way, found in timings.results.items():
-            if not np.allclose(found, timings.results["one process"], rtol=1e-6, atol=1e-9):
+        results: dict[str, Any] = dict(timings.results)
+        for way, found in results.items():
+            if not np.allclose(found, results["one process"], rtol=1e-6, atol=1e-9):
                 raise RuntimeError(f"{part.name}: {way} computes something else.")
         for way in ways:
             keys: dict[str, Any] = {"part": part.name, "cores": len(cores), "speed": name}

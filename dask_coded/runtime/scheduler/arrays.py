@@ -316,7 +316,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
                 state.refused.pop(piece, None)
             state.exponents |= exponents
             for block, found in squares.items():
-                if block not in state.squared:
+                if isinstance(state.spec, ArraySpec) and block not in state.squared:
                     state.squared.add(block)
                     row = block if state.spec.sized_by_block else 0
                     state.squares[row] = state.squares.get(row, 0.0) + found

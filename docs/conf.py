@@ -73,13 +73,13 @@ html_math_renderer = "mathml"
 man_pages = [("command-line", "dask-coded", "coded products on Dask clusters", [author], 1)]
 
 
-def _describe_thumbnails(app: Any, doctree: nodes.document) -> None:
+def _describe_thumbnails(app: Any, doctree: nodes.document, docname: str) -> None:
     """Give the pictures of the gallery's index the titles below them as their texts."""
-    for thumbnail in doctree.findall(nodes.container):
-        if "sphx-glr-thumbcontainer" in thumbnail["classes"]:
-            for image in thumbnail.findall(nodes.image):
-                image["alt"] = image["alt"] or thumbnail.astext().strip()
+    for image in doctree.findall(nodes.image):
+        title = image.next_node(nodes.paragraph, descend=False, siblings=True)
+        if image["uri"].endswith("_thumb.png") and title is not None:
+            image["alt"] = title.astext()
 
 
 def setup(app: Any) -> None:
-    app.connect("doctree-read", _describe_thumbnails)
+    app.connect("doctree-resolved", _describe_thumbnails)

@@ -10,21 +10,21 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import dask_coded as coded
-from dask_coded.simulation import Simulation, Speeds, drifting
+from dask_coded.simulation import Simulation, Speeds
 
 # %%
 # Worker 3 computes nothing from round 30 to round 59, and says nothing about it, as a process does
 # that waits for a disk. Worker 7 is lost in round 60: its connections break, so the others know.
 
-values = drifting(12, 90).values.copy()
+values = np.random.default_rng(0).uniform(0.9, 1.1, (90, 12))
 values[30:60, 3] = 0
 values[60:, 7] = np.nan
 rounds = list(Simulation(coded.MDS(12, 9), Speeds(values)).run(90))
 
 # %%
-# The round in which a worker stops or dies takes longer, because it had work that others have to
-# begin again. The rounds after that go on without it: they are as fast as those that are left
-# allow. No result is lost, and none is wrong.
+# The fluid bound is what those workers that still compute could do at best. The rounds stay close
+# to it, also those in which a worker stops or dies: the others compute its part in the same round.
+# No result is lost, and none is wrong.
 
 seconds = np.array([round_.seconds for round_ in rounds])
 bounds = np.array([round_.bound for round_ in rounds])

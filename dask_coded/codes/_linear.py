@@ -147,7 +147,7 @@ class Code:
     def _examine(self) -> None:
         """Find whether it is enough to count pieces; with several groups it must be."""
         if len(self.need) == 1:
-            self.threshold &= _all_span(self.G, self.k, self.k)
+            self.threshold = self.threshold and _all_span(self.G, self.k, self.k)
             return
         for group, need in enumerate(self.need.tolist()):
             rows = self.G[self.group == group]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dask_coded.codes import MDS, Code, DecodeError, RandomLinear, Repetition
+from dask_coded.codes import MDS, Code, DecodeError, RandomLinear, Repetition, _linear
 
 
 @st.composite
@@ -209,3 +209,12 @@ def test_a_lost_piece_is_rebuilt_from_blocks_if_they_are_available() -> None:
 def test_wrong_arguments(make, message: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises((ValueError, TypeError), match=message):
         make()
+
+
+def test_sets_of_a_code_that_does_not_count_pieces_are_not_examined(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each set costs a singular value decomposition, and the answer is known."""
+    monkeypatch.setattr(_linear, "_all_span", lambda *args: pytest.fail("sets are examined"))
+    code = RandomLinear(8, 5)
+    assert code.threshold is code.extended().threshold is False

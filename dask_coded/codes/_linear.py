@@ -18,6 +18,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -177,8 +178,8 @@ class Code:
         """Whether every block is itself a piece."""
         return set(range(self.k)) <= set(self.block_of.tolist())
 
-    @property
-    def systematic_pieces(self) -> list[int]:
+    @cached_property
+    def systematic_pieces(self) -> tuple[int, ...]:
         """For each of the blocks 0, 1, … ``k - 1``, the first piece that equals it.
 
         Raises
@@ -188,8 +189,8 @@ class Code:
         """
         if not self.systematic:
             raise ValueError(f"{self!r} is not systematic: its pieces do not include the blocks.")
-        blocks = self.block_of.tolist()
-        return [blocks.index(j) for j in range(self.k)]
+        first = {j: piece for piece, j in reversed([*enumerate(self.block_of.tolist())])}
+        return tuple(first[j] for j in range(self.k))
 
     @property
     def tolerance(self) -> int:
@@ -218,7 +219,9 @@ class Code:
 
     def __getstate__(self) -> dict[str, Any]:
         # The caches are not pickled, because they may be large and are cheap to rebuild.
-        return {**self.__dict__, "_factors": {}, "_spans": {}}
+        state = {**self.__dict__, "_factors": {}, "_spans": {}}
+        state.pop("systematic_pieces", None)
+        return state
 
     # -- encoding ------------------------------------------------------------------------------
 

@@ -201,7 +201,7 @@ class CodedSpec(ABC):
 
     @property
     @abstractmethod
-    def homes(self) -> list[int]:
+    def homes(self) -> Sequence[int]:
         """For each source block, the piece whose worker holds it during encoding."""
 
     @property
@@ -221,7 +221,7 @@ class CodedSpec(ABC):
 
     @property
     @abstractmethod
-    def reporters(self) -> list[int]:
+    def reporters(self) -> Sequence[int]:
         """For each source block, the piece whose maker reports the exponents of its rows."""
 
     def blocks_of(self, pieces: Iterable[int]) -> set[int]:
@@ -305,11 +305,11 @@ class ArraySpec(CodedSpec):
         return max(self.geometry.rows) if block < 0 else self.geometry.rows[block]
 
     @property
-    def homes(self) -> list[int]:
+    def homes(self) -> Sequence[int]:
         return self.code.systematic_pieces
 
     @property
-    def reporters(self) -> list[int]:
+    def reporters(self) -> Sequence[int]:
         return self.homes
 
     def extended(self, count: int) -> Self:
@@ -386,11 +386,11 @@ class PairSpec(CodedSpec):
         return max(self.left_rows) + max(self.right_rows)
 
     @property
-    def homes(self) -> list[int]:
+    def homes(self) -> Sequence[int]:
         return [j % self.code.pieces for j in range(self.right_source + self.code.b)]
 
     @property
-    def reporters(self) -> list[int]:
+    def reporters(self) -> Sequence[int]:
         # The first piece that the block is part of.
         left, right = (np.argmax(code.G != 0, axis=0) for code in (self.code.left, self.code.right))
         return [*left.tolist(), *right.tolist()][: self.right_source + self.code.b]

@@ -118,6 +118,16 @@ def test_tolerance_counts_places_that_hold_several_pieces(k: int, data: st.DataO
     assert Layout.of(code, place, [[1.0]]).sufficient == code.n - code.tolerance
 
 
+def test_pieces_that_are_blocks_are_found_once_and_not_pickled() -> None:
+    code = Code([[1, 1], [0, 1], [0, 1], [1, 0]])
+    pickled = pickle.dumps(code)
+    assert code.systematic_pieces == (3, 1)
+    assert code.systematic_pieces is code.systematic_pieces
+    assert pickle.dumps(code) == pickled
+    with pytest.raises(ValueError, match="is not systematic"):
+        _ = Code([[1, 1], [0, 1]]).systematic_pieces
+
+
 def test_repetition_keeps_sparse_blocks() -> None:
     blocks = [scipy.sparse.eye_array(3, format="csr") * j for j in range(4)]
     pieces = Repetition(4, 2).encode(blocks)

@@ -18,12 +18,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dask_coded as coded
+from dask_coded.rounds import Geometry
 from dask_coded.rounds.scaling import exponents_of, scaled
+from dask_coded.runtime.answers import Source
 from dask_coded.runtime.client.blocks import _filled
 from dask_coded.runtime.client.encoding import extend
 from dask_coded.runtime.client.source import block_rows
 from dask_coded.runtime.messages import StartRound
-from dask_coded.runtime.spec import CodedTask
+from dask_coded.runtime.spec import ArraySpec, CodedTask
+from dask_coded.runtime.worker.pieces import _Mixer
 from dask_coded.runtime.worker.plugin import worker_plugin
 
 FIVE = [("127.0.0.1", 1)] * 5
@@ -806,6 +809,18 @@ async def test_a_worker_that_has_joined_and_has_yet_to_get_the_plugin_is_waited_
     assert (await extending)["answer"].data.workers == (newcomer.address,)
     async with Worker(s.address):
         assert not plugin._joining
+
+
+def test_the_pieces_whose_makers_report_are_found_once_for_each_piece(monkeypatch):
+    """Those of a pair are searched for in the whole code."""
+    asked, reporters = [], ArraySpec.reporters.fget
+    counted = property(lambda self: asked.append(self) or reporters(self))
+    monkeypatch.setattr(ArraySpec, "reporters", counted)
+    geometry = Geometry((6,) * 4, 2, mixed=True)
+    keys = tuple(("A", piece) for piece in range(5))
+    spec = ArraySpec("A", coded.MDS(5, 4), geometry, 7, np.dtype(float), keys)
+    _Mixer(spec, 4, [Source(("x", j), ("a",), 1.0, 6, 0, 0, j) for j in range(4)])
+    assert len(asked) == 1
 
 
 class Copies(coded.Code):

@@ -201,10 +201,9 @@ class _Mixer:
         self.squares: dict[int, Floats] = {}
         if spec.scaled and spec.exponents is None:
             self._found = {s.block: np.zeros(s.rows, np.int16) for s in sources}
+            reporters = spec.reporters  # of pairs they are found in the code each time
             self._typical = {
-                block: np.zeros(len(found), np.int16)
-                for block, found in self._found.items()
-                if spec.reporters[block] == piece
+                b: np.zeros_like(found) for b, found in self._found.items() if reporters[b] == piece
             }
 
     @property

@@ -492,6 +492,44 @@ def test_a_keeper_whose_idle_channel_has_closed_is_used_again():
     assert sent == [KeepState("key", 1, b"state", ("key", 7))]
 
 
+def test_of_two_threads_that_report_at_once_one_sends_its_state():
+    """A channel has one listener for a task, so the other one would wait for ever."""
+    sent, listeners = [], []
+    channel = SimpleNamespace(
+        address="keeper",
+        send=sent.append,
+        listen=lambda key, listener: listeners.append(listener),
+        unlisten=lambda key: None,
+    )
+    exchange = SimpleNamespace(
+        address="a",
+        is_usable=lambda address: False,
+        silent=[],
+        channel=lambda address: channel,
+        attempts=Attempts(),
+        register=lambda handler, kinds: None,
+    )
+    keeper = StateKeeper(SimpleNamespace(handlers={}, stream_handlers={}), exchange)
+
+    async def both():
+        asking = asyncio.Barrier(2)
+
+        async def named(**arguments):
+            await asking.wait()
+            return ["keeper"], []
+
+        worker = SimpleNamespace(scheduler=SimpleNamespace(coded_keepers=named))
+        loop = KeptLoop(worker, keeper, exchange, ("key", 7), copies=1)
+        await asyncio.gather(loop._keep(1, b"first"), loop._keep(2, b"second"))
+        assert len(sent) == len(keeper.owing["key"]) == 1
+        [listener] = listeners
+        listener(StateKept("key"))
+        await asyncio.gather(*keeper.owing["key"])
+
+    asyncio.run(both())
+    assert not keeper.owing
+
+
 def test_a_keeper_that_answers_beside_a_large_state_is_not_silent():
     heard, answers = [], []
 

@@ -232,6 +232,8 @@ class KeptLoop(Loop):
             await self._find_keepers()
             silent = self._exchange.silent
             usable = [address for address in self._keepers if address not in silent]
+        if self._key in self._keeper.owing:
+            return  # another thread of the task has reported meanwhile, and listens for the answers
         message = KeepState(self._key, round, state, self._attempt)
         self._sent = monotonic()
         for address in usable:

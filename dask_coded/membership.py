@@ -217,6 +217,8 @@ class Membership:
         The machine's own time, which an observer that stands still does not advance.
     suspects : set of str
         The peers that are suspect now; the same object for ever.
+    gone : dict of str to None
+        The peers that are gone and not forgotten, in the order in which they went.
 
     Examples
     --------
@@ -242,6 +244,7 @@ class Membership:
         self.timeouts = timeouts
         self.time = 0.0
         self.suspects: set[str] = set()
+        self.gone: dict[str, None] = {}
         self._peers: dict[str, _Peer] = {}
         self._owing: set[str] = set()  # those that are alive and owe an answer
         self._last: float | None = None
@@ -263,6 +266,10 @@ class Membership:
         else:
             self.suspects.discard(peer)
             found.owes = found.called = None
+        if standing is Standing.GONE:
+            self.gone[peer] = None
+        else:
+            self.gone.pop(peer, None)
         self._owing.discard(peer)
         return Changed(peer, found.epoch, standing)
 
@@ -285,6 +292,7 @@ class Membership:
         """Remember nothing of a peer."""
         self.closed(peer)
         self._peers.pop(peer, None)
+        self.gone.pop(peer, None)
 
     def heard(self, peer: str, now: float, answers: bool = False) -> list[Changed]:
         """A peer has sent something; ``answers`` if it answers a call."""

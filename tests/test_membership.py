@@ -67,8 +67,23 @@ def test_only_the_end_of_a_connection_makes_a_peer_gone(events):
             gone.discard(peer)
             epochs[peer] += 1
         assert {p for p in PEERS if machine.standing(p) is Standing.GONE} == gone
+        assert set(machine.gone) == gone
         assert machine.suspects == {p for p in PEERS if machine.standing(p) is Standing.SUSPECT}
     assert {p: machine.opened(p, now).epoch - 1 for p in PEERS} == epochs
+
+
+def test_the_peers_that_went_first_are_the_first_of_those_that_are_gone():
+    machine = Membership(T)
+    for peer in PEERS:
+        machine.opened(peer, 0.0)
+    for peer in "cab":
+        machine.closed(peer)
+    machine.closed("c")
+    assert list(machine.gone) == ["c", "a", "b"]
+    machine.opened("c", 1.0)
+    machine.closed("c")
+    machine.forget("b")
+    assert list(machine.gone) == ["a", "c"]
 
 
 @given(EVENTS)

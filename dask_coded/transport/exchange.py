@@ -136,9 +136,10 @@ class Exchange:
         """Return the channel to another worker, or to this one; open it if need be."""
         channel = self._channels.get(address)
         if channel is None or channel.closed:
-            gone = [known for known, other in self._channels.items() if other.closed]
-            for known in gone[:-_GONE]:
-                del self._channels[known]
+            # A worker opens one to each of a thousand others, so it does not look at all of them.
+            while len(gone := self.membership.gone) > _GONE:
+                known = next(iter(gone))
+                self._channels.pop(known, None)
                 self.membership.forget(known)
             local = self._receive_own if address == self.address else None
             channel = Channel(

@@ -239,3 +239,22 @@ async def test_a_worker_forgets_most_of_the_peers_that_are_gone(s, a, monkeypatc
         await exchange.channel(f"tcp://127.0.0.1:{port}").close()
     assert len(exchange._channels) == 4
     assert not exchange.is_usable("tcp://127.0.0.1:8")
+
+
+class Unread(dict):
+    """Finds single channels, but not all of them."""
+
+    def items(self):
+        pytest.fail("all channels are looked at")
+
+    __iter__ = keys = items
+
+
+@gen_cluster(nthreads=[("127.0.0.1", 1)])
+async def test_a_channel_is_opened_without_a_look_at_all_others(s, a, monkeypatch):
+    monkeypatch.setattr(exchange_module, "_GONE", 3)
+    exchange = Exchange.of(a)
+    exchange._channels = Unread()
+    for port in range(1, 9):
+        await exchange.channel(f"tcp://127.0.0.1:{port}").close()
+    assert len(exchange._channels) == 4

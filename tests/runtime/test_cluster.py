@@ -245,6 +245,22 @@ async def test_array_released_after_its_rounds(c, s, *workers):
 
 
 @gen_cluster(client=True, nthreads=FOUR)
+async def test_pieces_are_wanted_once_for_all_products_of_an_array(c, s, *workers, monkeypatch):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    wanted, desire = [], s.client_desires_keys
+
+    def noted(keys, client):
+        wanted.extend(set(keys).intersection(C.encoded.spec.keys))
+        desire(keys, client)
+
+    monkeypatch.setattr(s, "client_desires_keys", noted)
+    found = await c.gather(c.compute([C @ (i * x) for i in range(20)]))
+    np.testing.assert_allclose(found, [i * (A @ x) for i in range(20)], atol=1e-12)
+    assert sorted(wanted) == sorted(C.encoded.spec.keys)
+    await async_poll_for(lambda: not any(name.startswith("coded-holds") for name in s.clients))
+
+
+@gen_cluster(client=True, nthreads=FOUR)
 async def test_array_released_before_the_products_that_other_functions_take(c, s, *workers):
     C = await coded.encode(A, coded.MDS(4, 3), c)
     norm = dask.delayed(np.linalg.norm)(C @ x)

@@ -505,6 +505,29 @@ async def test_a_worker_that_joins_gets_a_new_piece(c, s, *workers):
         await async_poll_for(lambda: all(homes(s, D)))
 
 
+def paused(operator, name):
+    Event(f"{name}-begun").set()
+    Event("go on").wait()
+    return operator @ x
+
+
+@gen_cluster(client=True, nthreads=FIVE)
+async def test_a_piece_that_is_added_during_a_round_is_kept_for_the_next_one(c, s, *workers):
+    C = await coded.encode(A, coded.RandomLinear(5, 3), c)
+    holding = s.extensions["dask-coded"]._holding
+    futures = [coded.submit(paused, C, "first", client=c)]
+    await Event("first-begun").wait()
+    assert {ts.key for ts in holding.pieces()} == set(C.encoded.spec.keys)
+    async with Worker(s.address, nthreads=1):
+        D = await C.extend()
+        futures.append(coded.submit(paused, D, "second", client=c))
+        await Event("second-begun").wait()
+        assert {ts.key for ts in holding.pieces()} == set(D.encoded.spec.keys)
+        await Event("go on").set()
+        np.testing.assert_allclose(await c.gather(futures), [A @ x] * 2)
+        await async_poll_for(lambda: not holding.pieces())
+
+
 @gen_cluster(client=True, nthreads=FIVE)
 async def test_only_the_transpose_has_a_piece_on_a_worker_that_joins(c, s, *workers):
     C = await coded.encode(A, coded.RandomLinear(4, 3), c, transpose=True)

@@ -4,6 +4,7 @@
 - ``extension`` is its base class, and installs it only once.
 - ``arrays`` says how to make the pieces of each array; ``state`` is what it knows of one.
 - ``homes`` knows where pieces are, and on which workers they belong.
+- ``holding`` keeps pieces while rounds need them, also if their owner releases them.
 - ``replicas`` keeps pieces there while Dask moves and copies data.
 - ``supervisor`` has another worker take over when that of a coordinator is silent.
 - ``stuck`` finds what tasks fetch from silent workers, and what to compute again.

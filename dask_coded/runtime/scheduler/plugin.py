@@ -29,6 +29,7 @@ from dask_coded.rounds.assignment import all_tried
 from dask_coded.runtime.answers import Lost, Over, Reply, RoundPlan, Unfit, Waiting, reply
 from dask_coded.runtime.scheduler.arrays import ArrayDirectory
 from dask_coded.runtime.scheduler.extension import SchedulerExtension
+from dask_coded.runtime.scheduler.holding import Holding
 from dask_coded.runtime.scheduler.homes import Homes
 from dask_coded.runtime.scheduler.loops import LoopDirectory
 from dask_coded.runtime.scheduler.observer import Observer
@@ -112,7 +113,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
             self.homes,
             self.loops.keeping,
         )
-        self._holding: dict[Key, str] = {}
+        self._holding = Holding(scheduler)
         scheduler.handlers.update(
             coded_hello=self.hello,
             coded_keepers=self.loops.keepers,
@@ -383,15 +384,11 @@ class CodedSchedulerPlugin(SchedulerExtension):
 
     def _hold(self, ts: TaskState, task: CodedTask) -> None:
         """Keep the pieces of a round while it runs."""
-        holder = f"coded-{ts.key}"
-        for array in task.array_ids:
-            if state := self.arrays.get(array):
-                keys = list(state.alive)
-                # Algorithms may also multiply with the transpose.
-                if back := self.arrays.get(getattr(state.spec, "transposed", None) or ""):
-                    keys += back.alive
-                self.scheduler.client_desires_keys(keys, client=holder)
-                self._holding[ts.key] = holder
+        found = [self.arrays.get(array) for array in task.array_ids]
+        # Algorithms may also multiply with the transpose.
+        backs = [getattr(state.spec, "transposed", None) or "" for state in found if state]
+        found += map(self.arrays.get, backs)
+        self._holding.hold(ts.key, [state for state in found if state])
 
     def transition(
         self, key: Key, start: str, finish: str, *args: Any, stimulus_id: str, **kwargs: Any
@@ -405,20 +402,10 @@ class CodedSchedulerPlugin(SchedulerExtension):
             if again and (task := coded_task(ts.run_spec)) is not None:
                 self._hold(ts, task)  # its result was lost
         if finish in ("memory", "erred", "forgotten"):
-            if holder := self._holding.pop(key, None):
-                # A transition must not start another one.
-                self.scheduler.loop.add_callback(self._release, key, holder)
+            self._holding.release(key)
             self.loops.forget(key)
         if finish == "forgotten":
             self.arrays.forget(key)
-
-    def _release(self, key: Key, holder: str) -> None:
-        if key in self._holding:
-            return  # it runs again
-        if client := self.scheduler.clients.get(holder):
-            keys = [ts.key for ts in client.wants_what]
-            self.scheduler.client_releases_keys(keys=keys, client=holder)
-            self.scheduler.clients.pop(holder, None)
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         self._joining[worker] = self.standings.clock() + self.standings.membership.timeouts.joining
@@ -475,13 +462,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
         self, scheduler: Scheduler, workers: list[WorkerState]
     ) -> list[WorkerState]:
         """Keep workers that take part in a running round."""
-        busy = {
-            ws
-            for holder in self._holding.values()
-            if (client := scheduler.clients.get(holder))
-            for ts in client.wants_what
-            for ws in ts.who_has or ()
-        }
+        busy = {ws for ts in self._holding.pieces() for ws in ts.who_has or ()}
         return [ws for ws in workers if ws not in busy]
 
 

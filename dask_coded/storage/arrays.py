@@ -176,11 +176,13 @@ def _read_file(path: Path, out: Array) -> None:
         raise ValueError(f"stored and computed checksum do not match in {path}")
 
 
-def read_array(location: Location, path: str) -> Array:
-    """Read a whole array."""
+def read_array(
+    location: Location, path: str, read: Callable[[int, int], object] | None = None
+) -> Array:
+    """Read a whole array; ``read(first, last)`` follows some rows."""
     array = open_array(location, path)
     out = np.empty(array.shape, array.dtype)
-    read_into(array, out)
+    read_into(array, out, read)
     return out
 
 

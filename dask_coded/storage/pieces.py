@@ -53,7 +53,7 @@ def write_piece(
     growth : float
         How many roundings it has taken part in since it was first made; 0 if never rebuilt.
     written : callable(first, last), optional
-        Called after some rows of a dense piece.
+        Called after some rows of a dense piece, or some entries of a part of a sparse one.
     replace : bool
         Whether to write it even if its mark says that it is whole, because it is damaged.
 
@@ -79,7 +79,7 @@ def write_piece(
             location.store(), path=path, zarr_format=3, overwrite=True, attributes=about
         )
         for part in _PARTS:
-            write_array(location, f"{path}/{part}", getattr(data, part))
+            write_array(location, f"{path}/{part}", getattr(data, part), written)
     else:
         node = write_array(location, path, data, written)
     node.update_attributes({_MARK: _signed(storage.token, piece, growth)})
@@ -107,7 +107,7 @@ def read_piece(
     empty : callable() -> ndarray
         Makes the array that a dense piece is read into.
     read : callable(first, last), optional
-        Called after some rows of a dense piece.
+        Called after some rows of a dense piece, or some entries of a part of a sparse one.
 
     Raises
     ------
@@ -129,7 +129,7 @@ def read_piece(
         group = imported().open_group(strict_store(location), path=path, mode="r", zarr_format=3)
         growth = _growth(storage, piece, group.attrs.asdict())
         _expect(list(shape), group.attrs["shape"])
-        parts = tuple(read_array(location, f"{path}/{part}") for part in _PARTS)
+        parts = tuple(read_array(location, f"{path}/{part}", read) for part in _PARTS)
         _expect(dtype.newbyteorder("="), parts[0].dtype)
         _expect(shape[0] + 1, len(parts[2]))
         found = sparse(parts, shape=shape)

@@ -236,6 +236,8 @@ def test_a_damaged_piece_is_made_from_others_and_written_again(damage, piece, tm
         C = await coded.open(tmp_path, c)
         assert (await c.compute(C @ X)).tobytes() == (DENSE @ X).tobytes()
         assert await pieces_of(c, C) == pieces
+        state = s.plugins["dask-coded"].arrays[C.encoded.spec.id]
+        await async_poll_for(lambda: not state.damaged, timeout=60)  # it is written
 
     with captured_logger("distributed.dask_coded") as log:
         opened()
@@ -380,11 +382,129 @@ def test_a_piece_that_cannot_be_written_again_stays_damaged(tmp_path, monkeypatc
     async def opened(c, s, *workers):
         C = await coded.open(tmp_path, c)
         await c.gather(list(C.encoded.futures))
+        await async_poll_for(lambda: "is not written to its store" in log.getvalue(), timeout=60)
         assert tries
         assert s.plugins["dask-coded"].arrays[C.encoded.spec.id].damaged == {1}
 
+    with captured_logger("distributed.dask_coded") as log:
+        opened()
+
+
+def test_a_piece_that_is_made_again_does_not_wait_until_it_is_written(tmp_path, monkeypatch):
+    pieces = kept(tmp_path)
+    flip(tmp_path, 1)
+    gate = threading.Event()
+    write = stored.write_piece
+    monkeypatch.setattr(
+        stored, "write_piece", lambda *args, **more: gate.wait() and write(*args, **more)
+    )
+
+    @gen_cluster(nthreads=[("127.0.0.1", 1)] * 2)
+    async def opened(c, s, *workers):
+        C = await coded.open(tmp_path, c)
+        state = s.plugins["dask-coded"].arrays[C.encoded.spec.id]
+        try:
+            assert await pieces_of(c, C) == pieces
+            assert state.damaged == {1}
+        finally:
+            gate.set()
+        await async_poll_for(lambda: not state.damaged, timeout=60)
+
     with captured_logger("distributed.dask_coded"):
         opened()
+    assert coded.check(tmp_path).whole
+
+
+def of_stores():
+    """Return the threads that read and write pieces."""
+    return [thread for thread in threading.enumerate() if thread.name.startswith("Coded-store")]
+
+
+@pytest.mark.parametrize("case", ["MDS", "sparse"])
+def test_a_piece_whose_store_hangs_is_made_from_others(case, tmp_path, monkeypatch):
+    A, code = CASES[case]
+    pieces = kept(tmp_path, code, A)
+    gate, hung = threading.Event(), []
+    read = stored.read_piece
+
+    def hanging(storage, piece, *args):
+        if piece == 3 and not gate.is_set():
+            hung.append(threading.current_thread())
+            gate.wait()
+        return read(storage, piece, *args)
+
+    monkeypatch.setattr(stored, "read_piece", hanging)
+
+    @gen_cluster(nthreads=[("127.0.0.1", 1)], config={"coded.encode.timeout": "100ms"})
+    async def opened(c, s, worker):
+        try:
+            C = await coded.open(tmp_path, c)
+            found = await c.gather(list(C.encoded.futures))
+            for piece, data in enumerate(found):
+                if piece != 3:
+                    assert bits(data) == pieces[piece]
+            np.testing.assert_allclose(await c.compute(C @ X), A @ X)
+            assert hung and all(thread.daemon and thread.is_alive() for thread in hung)
+        finally:
+            gate.set()
+        assert not worker.extensions["dask-coded"].disk._filling
+
+    with captured_logger("distributed.dask_coded") as log:
+        opened()
+    assert f"{tmp_path} has not answered for 0.1 seconds" in log.getvalue()
+    poll_for(lambda: not of_stores(), timeout=60)
+    assert coded.check(tmp_path).whole  # what came too late has changed nothing
+
+
+def test_a_store_that_hangs_leaves_threads_to_other_stores(tmp_path, monkeypatch):
+    kept(tmp_path / "first")
+    kept(tmp_path / "second")
+    gate, hung, read = threading.Event(), [], stored.read_piece
+
+    def hanging(storage, *args):
+        if storage.location.name.endswith("first"):
+            hung.append(storage)
+            gate.wait()
+        return read(storage, *args)
+
+    monkeypatch.setattr(stored, "read_piece", hanging)
+
+    @gen_cluster(nthreads=[("127.0.0.1", 1)])
+    async def opened(c, s, worker):
+        try:
+            first = [await coded.open(tmp_path / "first", c) for _ in range(2)]
+            await async_poll_for(lambda: len(hung) == stored._THREADS < 2 * EXACT.k, timeout=60)
+            D = await coded.open(tmp_path / "second", c)
+            assert (await c.compute(D @ X)).tobytes() == (DENSE @ X).tobytes()
+            assert len(hung) == stored._THREADS
+        finally:
+            gate.set()
+        assert (await c.compute(first[1] @ X)).tobytes() == (DENSE @ X).tobytes()
+
+    opened()
+    poll_for(lambda: not of_stores(), timeout=60)
+
+
+def test_a_worker_that_closes_waits_for_no_store(tmp_path, monkeypatch):
+    kept(tmp_path)
+    gate, read = threading.Event(), stored.read_piece
+    monkeypatch.setattr(stored, "read_piece", lambda *args: gate.wait() and read(*args))
+
+    @gen_cluster(nthreads=[("127.0.0.1", 1)])
+    async def opened(c, s, worker):
+        try:
+            arrays = [await coded.open(tmp_path, c) for _ in range(2)]
+            stores = worker.extensions["dask-coded"].stores
+            await async_poll_for(lambda: len(stores._waiting) == 2 * EXACT.k, timeout=60)
+            await worker.close()
+            await async_poll_for(lambda: not stores._waiting, timeout=60)
+            del arrays
+        finally:
+            gate.set()
+
+    with captured_logger("distributed"):
+        opened()
+    poll_for(lambda: not of_stores(), timeout=60)
 
 
 def test_a_store_that_hangs_stops_nothing_else(tmp_path, monkeypatch):
@@ -398,12 +518,6 @@ def test_a_store_that_hangs_stops_nothing_else(tmp_path, monkeypatch):
         return read(*args)
 
     monkeypatch.setattr(stored, "read_piece", hanging)
-
-    before = threading.enumerate()  # of the cluster of other tests
-
-    def of_stores():
-        new = [t for t in threading.enumerate() if t not in before]
-        return [t for t in new if t.name.startswith("Coded-store")]
 
     @gen_cluster(nthreads=[("127.0.0.1", 4)])
     async def opened(c, s, worker):

@@ -109,7 +109,7 @@ def test_damage_is_mended_on_the_next_cluster(clusters, tmp_path):
     found = second.client.compute(D @ X).result(timeout=60)
     assert found.tobytes() == (WHOLE_NUMBERS @ X).tobytes()
     poll_for(lambda: complete(second.client, D), timeout=60)
-    assert coded.check(store).whole
+    poll_for(lambda: coded.check(store).whole, timeout=60)
 
 
 @pytest.mark.parametrize("survivors", [pytest.param(2, marks=pytest.mark.long), 1])

@@ -33,6 +33,7 @@ from dask_coded.runtime.scheduler.state import RELEASED, ArrayState
 from dask_coded.runtime.scheduler.versions import mismatch, unable
 from dask_coded.runtime.spec import NAME, ArraySpec, CodedSpec, as_key, coded_task
 from dask_coded.storage import Storage
+from dask_coded.transport.exceptions import logged
 from dask_coded.typing import Floats
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
             coded_made=self.made,
             coded_stored=self.stored,
         )
+        scheduler.stream_handlers["coded-written"] = logged(self.written)
 
     def __getitem__(self, array: str) -> ArrayState:
         return self._arrays[array]
@@ -312,8 +314,7 @@ class ArrayDirectory(Mapping[str, ArrayState]):
             state.losses.pop(piece, None)
             state.received += received
             if stored:
-                state.damaged.discard(piece)
-                state.refused.pop(piece, None)
+                self.written(worker, array, piece)
             state.exponents |= exponents
             for block, found in squares.items():
                 if isinstance(state.spec, ArraySpec) and block not in state.squared:
@@ -356,6 +357,12 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         if state is None or state.storage is None:
             return reply(Lost(RELEASED))
         return reply(Stored(state.spec, state.storage))
+
+    def written(self, worker: str, array: str, piece: int) -> None:
+        """Stream handler: a piece is in its store now, which may have been damaged there."""
+        if state := self._arrays.get(array):
+            state.damaged.discard(piece)
+            state.refused.pop(piece, None)
 
     def wrong_check(self, array: str, block: int, address: str, sound: bool) -> bool:
         """Record that a worker holds a wrong check; return whether that is news.

@@ -1,27 +1,37 @@
-"""Pieces that a worker reads from a store, and writes there."""
+"""Pieces that a worker reads from a store, and writes there.
+
+A store may hang: then a read or a write never ends, and nothing can end its thread. So each
+location has threads of its own, and a piece is not waited for once its store has sent nothing for
+long.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import logging
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from functools import partial
+from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import dask
 from dask.typing import Key
+from dask.utils import parse_timedelta
 
 from dask_coded.runtime.answers import Stored, ask
 from dask_coded.runtime.spec import CodedSpec, as_key
 from dask_coded.runtime.worker.disk import Disk, MappedArray
-from dask_coded.storage import DamagedError, Storage, read_piece, write_piece
+from dask_coded.storage import DamagedError, Location, Storage, read_piece, write_piece
 
 if TYPE_CHECKING:
     from distributed.worker import Worker
 
 logger = logging.getLogger("distributed.dask_coded")
 
-# Pieces that are read or written at once. A store that hangs stops nothing else of the worker.
+# Pieces of one location that are read or written at once.
 _THREADS = 3
 # Waiting does not help if a worker may not read a store.
 _REFUSED = {errno.EACCES, errno.EPERM}
@@ -47,6 +57,67 @@ class Unread(NamedTuple):
     reason: str
 
 
+class _Call:
+    """A read or a write in a thread, which says when it gets on.
+
+    Attributes
+    ----------
+    moved : float
+        When it last did.
+    over : bool
+        Whether nothing waits for it any more, so that it is to end.
+    """
+
+    def __init__(self, threads: _Threads) -> None:
+        self._threads = threads
+        self.over = False
+        self.moves()
+
+    def moves(self) -> None:
+        self.moved = self._threads.moved = monotonic()
+
+
+class _Threads:
+    """The threads that use one location: so few that those of a store that hangs do no harm.
+
+    Each ends with its call. None keeps the process, so nothing waits for a store at the end.
+
+    Attributes
+    ----------
+    calls : set of Future
+        Those that run, also if nothing waits for them.
+    moved : float
+        When any of them last got on.
+    """
+
+    def __init__(self) -> None:
+        self.calls: set[asyncio.Future[Any]] = set()
+        self.moved = monotonic()
+
+    def start(self, function: Callable[[], Any]) -> asyncio.Future[Any]:
+        """Call a function in a new thread."""
+        loop = asyncio.get_running_loop()
+        call: asyncio.Future[Any] = loop.create_future()
+
+        def end(settle: Callable[[Any], None], found: Any) -> None:
+            self.calls.discard(call)
+            self.moved = monotonic()
+            settle(found)
+            call.exception()  # perhaps nothing else looks at it
+
+        def run() -> None:
+            try:
+                settle, found = call.set_result, function()
+            except BaseException as exc:
+                settle, found = call.set_exception, exc
+            with suppress(RuntimeError):  # the event loop has ended
+                loop.call_soon_threadsafe(end, settle, found)
+
+        threading.Thread(target=run, name="Coded-store", daemon=True).start()
+        self.calls.add(call)
+        return call
+
+
 class Stores:
     """Reads and writes pieces in stores, in threads of its own.
 
@@ -61,18 +132,51 @@ class Stores:
         self._disk = disk
         #: By piece, what reads it for a worker that has joined.
         self._coming: dict[Key, asyncio.Task[None]] = {}
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="Coded-store")
+        # Those that have run calls lately.
+        self._threads: dict[Location, _Threads] = {}
+        # What waits for a store, and what writes a piece again.
+        self._waiting: set[asyncio.Task[Any] | None] = set()
+        self._writing: set[asyncio.Task[None]] = set()
         # By piece: the reason that was last logged.
         self._said: dict[Key, str] = {}
 
     def close(self) -> None:
-        """End the threads, without waiting for a store."""
-        for task in self._coming.values():
-            task.cancel()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        """Wait for no store any more."""
+        for task in {*self._coming.values(), *self._writing, *self._waiting}:
+            if task is not None:
+                task.cancel()
 
-    async def _run(self, call: Any, *args: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call, *args)
+    async def _run(
+        self, location: Location, function: Callable[[_Call], Any], limit: float | None
+    ) -> Any:
+        """Call a function in a thread of a location.
+
+        Raises
+        ------
+        TimeoutError
+            If it has not got on for ``limit`` seconds, or no thread is free and none has got on.
+        """
+        waiting = asyncio.current_task()
+        self._waiting.add(waiting)
+        try:
+            while len((threads := self._of(location)).calls) >= _THREADS:
+                await _ended(location, threads.calls, threads, limit)
+            call = _Call(threads)
+            running = threads.start(partial(function, call))
+            try:
+                await _ended(location, [running], call, limit)
+            finally:
+                call.over = True
+            return running.result()
+        finally:
+            self._waiting.discard(waiting)
+
+    def _of(self, location: Location) -> _Threads:
+        """Return the threads of a location, and forget those of locations that are not used."""
+        idle = [known for known, threads in self._threads.items() if not threads.calls]
+        for known in idle:
+            del self._threads[known]
+        return self._threads.setdefault(location, _Threads())
 
     def _is_news(self, key: Key, exc: Exception) -> bool:
         """Whether why a piece cannot be read or written is not what was last said of it."""
@@ -86,8 +190,9 @@ class Stores:
     ) -> tuple[Any, float, Unread | None]:
         """Read a piece; return it with its growth, and why it could not be read if it could not."""
         key = spec.keys[piece]
+        read = partial(_read, self._disk, spec, storage, piece)
         try:
-            found = await self._run(_read, self._disk, spec, storage, piece)
+            found = await self._run(storage.location, read, _limit())
         except DamagedError as exc:
             if self._is_news(key, exc):
                 logger.warning("A stored piece is damaged, and is made from others: %s", exc)
@@ -123,7 +228,8 @@ class Stores:
     ) -> bool:
         """Write a piece; return whether it is written.
 
-        If it need not be, it is one that was damaged, and is replaced.
+        If it need not be, it is one that was damaged, and is replaced. It is in memory, so that is
+        not waited for: the scheduler is told later.
 
         Raises
         ------
@@ -133,21 +239,33 @@ class Stores:
             If it must be, and the place is another one on this worker.
         """
 
-        def written(first: int, last: int) -> None:
-            if isinstance(data, MappedArray):
-                data.release(first, last)
+        def write(call: _Call) -> None:
+            def written(first: int, last: int) -> None:
+                call.moves()
+                if isinstance(data, MappedArray):
+                    data.release(first, last)
 
-        write = partial(write_piece, storage, piece, data, growth, written, replace=not must)
+            write_piece(storage, piece, data, growth, written, replace=not must)
+
+        if must:
+            await self._run(storage.location, write, None)
+            return True
+        writing = asyncio.create_task(self._write_again(spec, storage, piece, write))
+        self._writing.add(writing)
+        writing.add_done_callback(self._writing.discard)
+        return False
+
+    async def _write_again(
+        self, spec: CodedSpec, storage: Storage, piece: int, write: Callable[[_Call], None]
+    ) -> None:
         try:
-            await self._run(write)
+            await self._run(storage.location, write, _limit())
         except Exception as exc:
-            if must:
-                raise
             if self._is_news(spec.keys[piece], exc):
                 logger.warning("A piece that was made again is not written to its store: %s", exc)
-            return False
+            return
         self._said.pop(spec.keys[piece], None)
-        return True
+        self._worker.batched_send({"op": "coded-written", "array": spec.id, "piece": piece})
 
     def fetch(self, key: Key, array: str, piece: int) -> None:
         """Stream handler: read a piece that belongs to this worker, which has joined.
@@ -182,11 +300,45 @@ class Stores:
         self._worker.batched_send({"op": "coded-unread", "key": key, "reason": reason})
 
 
-def _read(disk: Disk, spec: CodedSpec, storage: Storage, piece: int) -> tuple[Any, float]:
+def _limit() -> float:
+    """Return for how many seconds a store may send or take nothing: a chunk is like a slice."""
+    return float(parse_timedelta(dask.config.get("coded.encode.timeout")))
+
+
+async def _ended(
+    location: Location,
+    calls: Collection[asyncio.Future[Any]],
+    watched: _Call | _Threads,
+    limit: float | None,
+) -> None:
+    """Wait until one of some calls has ended.
+
+    Raises
+    ------
+    TimeoutError
+        If what is watched has not got on for ``limit`` seconds.
+    """
+    while True:
+        left = None if limit is None else watched.moved + limit - monotonic()
+        if left is not None and left <= 0:
+            raise TimeoutError(f"{location} has not answered for {limit:g} seconds")
+        if (await asyncio.wait(calls, timeout=left, return_when=asyncio.FIRST_COMPLETED))[0]:
+            return
+
+
+def _read(
+    disk: Disk, spec: CodedSpec, storage: Storage, piece: int, call: _Call
+) -> tuple[Any, float]:
     shape, key = (spec.piece_rows(piece), spec.columns), spec.keys[piece]
     made: list[Any] = []
 
+    def moves() -> None:
+        call.moves()
+        if call.over:  # the piece may be made from others by now, in memory of the same key
+            raise TimeoutError(f"{storage.location} has answered too late")
+
     def empty() -> Any:
+        moves()
         try:
             made.append(disk.zeros(key, shape, spec.dtype))
         except OSError as exc:
@@ -194,8 +346,10 @@ def _read(disk: Disk, spec: CodedSpec, storage: Storage, piece: int) -> tuple[An
         return made[0]
 
     def read(first: int, last: int) -> None:
-        if isinstance(made[0], MappedArray):
-            made[0].release(first, last)
-        disk.filled(key, made[0][first:last].nbytes)
+        moves()
+        if made:  # it is dense
+            if isinstance(made[0], MappedArray):
+                made[0].release(first, last)
+            disk.filled(key, made[0][first:last].nbytes)
 
     return read_piece(storage, piece, shape, spec.dtype, spec.sparse_type, empty, read)

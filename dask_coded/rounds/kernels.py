@@ -8,6 +8,7 @@ then called with ranges of rows, and perhaps with an array for the result.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -44,12 +45,14 @@ def bilinear(piece: Rows, rows: int, d: Rows | None) -> Product:
     rows of ``L``, so no array of the size of a piece is made.
     """
     left, right = piece[:rows], piece[rows:].T
-    if np.result_type(piece, piece if d is None else d) == np.float16:
-        right = right.astype(np.float32)  # as above
-        d = None if d is None else d.astype(np.float32)
+    half = np.result_type(piece, piece if d is None else d) == np.float16  # as above
+    # By the first product, because it may take long. NumPy would copy an unaligned one in each.
+    factor = cache(lambda: right.astype(np.float32) if half else np.require(right, None, "A"))
+    if half and d is not None:
+        d = d.astype(np.float32)
     if d is None:
-        return lambda a, b, out: np.matmul(left[a:b], right, out=out)
-    return lambda a, b, out: np.matmul(left[a:b] * d, right, out=out)
+        return lambda a, b, out: np.matmul(left[a:b], factor(), out=out)
+    return lambda a, b, out: np.matmul(left[a:b] * d, factor(), out=out)
 
 
 def _sparse(piece: Any, x: Rows) -> Product:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -68,3 +69,39 @@ def test_products_of_half_precision_do_not_overflow() -> None:
     """Parity is scaled to numbers of size one, also if the matrix is smaller."""
     product = KERNELS["matvec"](np.ones((3, 1000), "f2"), 3, np.full(1000, 200, "f2"))
     np.testing.assert_array_equal(product(0, 3, None), np.full(3, 200_000.0))
+
+
+class Noted(np.ndarray):
+    """An array that notes when it is converted, or copied."""
+
+    converted: ClassVar[list[object]] = []
+
+    def copy(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+        self.converted.append("copied")
+        return super().copy(*args, **kwargs)
+
+    def astype(self, dtype, *args, **kwargs):  # type: ignore[no-untyped-def]
+        self.converted.append(dtype)
+        return super().astype(dtype, *args, **kwargs)
+
+
+def test_half_precision_is_converted_by_the_first_product_of_a_pair() -> None:
+    """Not when the operand comes, on the event loop."""
+    piece = np.full((5, 1000), 20, "f2").view(Noted)
+    Noted.converted.clear()
+    product = KERNELS["bilinear"](piece, 3, None)
+    assert not Noted.converted
+    for a, b in ((0, 2), (2, 3)):
+        np.testing.assert_array_equal(product(a, b, None), np.full((b - a, 2), 400_000.0))
+    assert Noted.converted == [np.float32]
+
+
+def test_an_unaligned_factor_of_a_pair_is_copied_once() -> None:
+    piece = Noted((5, 3), float, np.zeros(5 * 3 * 8 + 1, "u1"), offset=1)
+    piece[...] = np.arange(15).reshape(5, 3)
+    assert not piece.flags.aligned
+    Noted.converted.clear()
+    product = KERNELS["bilinear"](piece, 3, None)
+    rows = [np.asarray(product(a, a + 1, None)) for a in range(3)]
+    np.testing.assert_array_equal(np.concatenate(rows), np.array(piece[:3]) @ np.array(piece[3:]).T)
+    assert Noted.converted == ["copied"]

@@ -7,6 +7,7 @@ import pickle
 import threading
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest.mock import Mock
 
@@ -432,3 +433,22 @@ def test_memory_that_a_thread_still_writes_to_is_not_used_again():
 
 def test_rows_of_python_objects_have_no_memory_of_their_own():
     assert Output.of({0: ROWS}, np.zeros(0, object), None, None) is None
+
+
+def test_the_event_loop_does_not_wait_for_the_first_product():
+    """It may convert half of a piece."""
+    messages: list[Message] = []
+    begun, go = threading.Event(), threading.Event()
+
+    def kernel(start: int, stop: int, out: Any) -> Any:
+        begun.set()
+        go.wait()
+        return large(start, stop, out)
+
+    with ThreadPoolExecutor(1) as executor:
+        work = job(messages.append, executor, kernel, rows=ROWS)
+        work.assign([StripeRange(0, 0, 4)])
+        begun.wait()
+        work.assign([StripeRange(0, 4, 8)])
+        go.set()
+    assert sent(messages) == list(range(8))

@@ -116,6 +116,7 @@ class Job:
         self._inline = False  # whether stripes are computed on the event loop
         self._decided = False  # whether and where there is an output
         self._lock = threading.Lock()
+        self._deciding = threading.Lock()  # the event loop never takes it
         self._queue: deque[StripeRange] = deque()
         self._taken = {number: bytearray(start.stripes) for number in pieces}
         self._shares: list[tuple[StripeRange, Rows]] = []
@@ -329,7 +330,8 @@ class Job:
     def _output_for(self, piece: int) -> Output | None:
         """Return where to compute the job's rows; None if each batch makes its own array."""
         if not self._decided:
-            with self._lock:
+            # The first product of a kernel may convert half of a piece, once for all threads.
+            with self._deciding:
                 if not self._decided:
                     lengths = {p: self._row(p, self.start.stripes) for p in self._pieces}
                     self._output = Output.of(

@@ -81,7 +81,8 @@ class Choice:
             raise ValueError(
                 f"Argument 'code' must be a Code or one of {sorted(CODES)}, it is {name!r}."
             )
-        code = kind.with_redundancy(n, redundancy)
+        # In a thread, as for pairs below: large codes take a second.
+        code = await asyncio.to_thread(kind.with_redundancy, n, redundancy)
         self._tell(client, code, n)
         return code
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import AsyncExitStack
 
 import dask
@@ -21,6 +22,7 @@ import dask_coded as coded
 from dask_coded.rounds import Geometry
 from dask_coded.rounds.scaling import exponents_of, scaled
 from dask_coded.runtime.answers import Source
+from dask_coded.runtime.client import blocks as blocks_module
 from dask_coded.runtime.client.blocks import _filled
 from dask_coded.runtime.client.encoding import extend
 from dask_coded.runtime.client.source import block_rows
@@ -832,6 +834,31 @@ async def test_a_worker_that_has_joined_and_has_yet_to_get_the_plugin_is_waited_
     assert (await extending)["answer"].data.workers == (newcomer.address,)
     async with Worker(s.address):
         assert not plugin._joining
+
+
+@gen_cluster(client=True, nthreads=FIVE)
+async def test_what_may_take_long_while_encoding_is_done_beside_the_event_loop(
+    c, s, *workers, monkeypatch
+):
+    here, seen = threading.get_ident(), []
+
+    def noted(function):
+        def call(*args, **kwargs):
+            found = function(*args, **kwargs)
+            if not scipy.sparse.issparse(found) or found.nnz:  # a part without rows is only a type
+                seen.append((function.__name__, threading.get_ident() == here))
+            return found
+
+        return call
+
+    monkeypatch.setattr(coded.MDS, "with_redundancy", noted(coded.MDS.with_redundancy))
+    monkeypatch.setattr(blocks_module, "_filled", noted(_filled))
+    rows = scipy.sparse.csr_array.__getitem__
+    monkeypatch.setattr(scipy.sparse.csr_array, "__getitem__", noted(rows))
+    await check(c, await coded.encode(da.from_array(A, chunks=(5, 7)), client=c))
+    await coded.encode(scipy.sparse.csr_array(A), coded.MDS(5, 4), c)
+    assert {name for name, _ in seen} == {"with_redundancy", "_filled", "__getitem__"}
+    assert not [name for name, inline in seen if inline]
 
 
 def test_the_pieces_whose_makers_report_are_found_once_for_each_piece(monkeypatch):

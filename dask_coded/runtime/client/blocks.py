@@ -76,10 +76,7 @@ class Blocks:
             return persisted
         ends = np.cumsum(self._rows)
         for key, end, size, worker in zip(self.keys, ends, self._rows, workers, strict=True):
-            block = self._source[end - size : end]
-            if worker.startswith("inproc://"):
-                # It gets the caller's memory as it is, which the caller may change later.
-                block = block.copy()
+            block = await asyncio.to_thread(self._block, end - size, end, worker)
             # It ends even if this is cancelled: the scheduler keeps the block for the client, and
             # only its future can let it go.
             scattering = asyncio.ensure_future(_scattered(client, key, block, worker))
@@ -89,6 +86,12 @@ class Blocks:
                 scattering.add_done_callback(_let_go)
                 raise
         return self.futures
+
+    def _block(self, begin: int, end: int, worker: str) -> Any:
+        """Return a block for a worker. Sparse rows are copied, which may take long."""
+        block = self._source[begin:end]
+        # A worker of this process gets the caller's memory as it is, which may change later.
+        return block.copy() if worker.startswith("inproc://") else block
 
 
 def _let_go(scattering: asyncio.Task[Future]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -146,7 +147,8 @@ async def encode_source(
         check_finite=check_finite,
         check_keys=tuple((f"{array_id}-check", j) for j in range(code.k)) if verify else (),
     )
-    blocks = Blocks(source, rows, await chunks_ahead(client, len(rows)))
+    # In a thread, because the graph of a dask array may have many thousand chunks.
+    blocks = await asyncio.to_thread(Blocks, source, rows, await chunks_ahead(client, len(rows)))
     storage = None if location is None else Storage(location, group, array_id, code.pieces)
     return await _encode(client, spec, [blocks], oversubscribe, workers, tally, storage)
 
@@ -174,10 +176,10 @@ async def encode_factors(
     work = max(left_rows) * A.shape[0] * max(right_rows)
     array_id = new_id()
     ahead = await chunks_ahead(client, len(left_rows))
-    blocks = [Blocks(A.T, left_rows, ahead)]
+    blocks = [await asyncio.to_thread(Blocks, A.T, left_rows, ahead)]
     # If both factors are one matrix, cut alike, they are one source.
     if B is not A or left_rows != right_rows:
-        blocks.append(Blocks(B.T, right_rows, ahead))
+        blocks.append(await asyncio.to_thread(Blocks, B.T, right_rows, ahead))
     spec = PairSpec(
         id=array_id,
         code=code,

@@ -27,6 +27,7 @@ from dask_coded.runtime.client.blocks import _filled
 from dask_coded.runtime.client.encoding import extend
 from dask_coded.runtime.client.source import block_rows
 from dask_coded.runtime.messages import StartRound
+from dask_coded.runtime.scheduler.homes import Homes
 from dask_coded.runtime.spec import ArraySpec, CodedTask
 from dask_coded.runtime.worker.pieces import _Mixer
 from dask_coded.runtime.worker.plugin import worker_plugin
@@ -859,6 +860,21 @@ async def test_what_may_take_long_while_encoding_is_done_beside_the_event_loop(
     await coded.encode(scipy.sparse.csr_array(A), coded.MDS(5, 4), c)
     assert {name for name, _ in seen} == {"with_redundancy", "_filled", "__getitem__"}
     assert not [name for name, inline in seen if inline]
+
+
+@gen_cluster(client=True, nthreads=SIX)
+async def test_one_of_the_workers_without_a_piece_is_asked_whether_it_relieves_others(
+    c, s, *workers, monkeypatch
+):
+    asked, relieve = [], Homes.relieve
+
+    def noted(self, state, newcomer, *slow):
+        asked.append(newcomer)
+        return relieve(self, state, newcomer, *slow)
+
+    monkeypatch.setattr(Homes, "relieve", noted)
+    await coded.encode(A, coded.MDS(3, 2), c)
+    assert len(asked) == 1
 
 
 def test_the_pieces_whose_makers_report_are_found_once_for_each_piece(monkeypatch):

@@ -195,9 +195,12 @@ class ArrayDirectory(Mapping[str, ArrayState]):
         state.used = time()
         held = Counter(self._homes.home(key) for key in state.spec.keys)
         due = len(state.spec.keys) // state.spec.code.n
-        for address in self._versions:
-            if held[address] < due:  # it has joined meanwhile, for example
-                self._homes.relieve(state, address)
+        able = (a for a in self._versions if a in (state.allowed or {a}))
+        lacking = [a for a in able if held[a] < due]  # a worker has joined meanwhile, for example
+        for address in sorted(lacking, key=held.__getitem__, reverse=True):
+            # Hundreds may hold nothing: if there is nothing for one, there is for none.
+            if not self._homes.relieve(state, address) and not held[address]:
+                break
         blocks = range(len(state.spec.reporters))
         found, state.footprints = state.footprints, {}
         touched = [footprint.touched for footprint in found.values()]

@@ -335,19 +335,26 @@ class Homes:
         homes = [self._pins.get(key, "") for key in keys]
         return spare(state.spec.code, homes, speeds, keys.index(key) if key in keys else None)
 
-    def relieve(self, state: ArrayState, newcomer: str, slow: Sequence[str] = ()) -> None:
-        """Have a new worker take over pieces of workers that hold several, or are slow."""
+    def relieve(self, state: ArrayState, newcomer: str, slow: Sequence[str] = ()) -> int:
+        """Have a new worker take over pieces of workers that hold several, or are slow.
+
+        Returns how many it takes over.
+        """
         if state.sources is not None or newcomer not in (state.allowed or {newcomer}):
-            return
-        keys, code = state.spec.keys, state.spec.code
+            return 0
+        keys, code, pins = state.spec.keys, state.spec.code, self._pins
+        taken = 0
         while True:
             # Pieces that were released each count as a worker's only one.
-            homes = [self._pins.get(key, f"no worker, {key}") for key in keys]
+            homes = [
+                f"no worker, {key}" if (home := pins.get(key)) is None else home for key in keys
+            ]
             piece = relief(code, homes, newcomer, slow)
             if piece is None:
-                break
+                return taken
             self._pin(keys[piece], newcomer)
             self._log("relieve", array=state.spec.id, piece=piece, workers=[newcomer])
+            taken += 1
 
     def wanted(self, state: ArrayState, gain: float) -> int:
         """Return how many workers an array can use.

@@ -1164,6 +1164,24 @@ async def test_messages_of_an_older_run_are_ignored(c, s, *workers):
 
 
 @gen_cluster(client=True, nthreads=FOUR)
+async def test_a_piece_that_came_unaligned_is_copied_beside_the_event_loop(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    key, plugin = C.encoded.spec.keys[0], plugin_at(workers, C.encoded.workers[0])
+    data = plugin.worker.data
+    before = data[key]
+    moved = np.ndarray(before.shape, float, np.zeros(before.nbytes + 1, "u1"), offset=1)
+    moved[...] = before
+    assert not moved.flags.aligned
+    data[key] = moved
+    assert plugin.piece(key) is moved  # rounds use it as it is until then
+    await check(c, C)
+    await async_poll_for(lambda: data[key].flags.aligned, timeout=60)
+    assert plugin.piece(key) is data[key]
+    assert data[key].tobytes() == before.tobytes()
+    await check(c, C)
+
+
+@gen_cluster(client=True, nthreads=FOUR)
 async def test_channels_close_with_their_worker(c, s, *workers):
     C = await coded.encode(A, coded.MDS(4, 4), c)
     coordinator, other = C.encoded.workers[:2]

@@ -314,12 +314,24 @@ class Disk:
             if self.is_spilled(key):
                 self._held[key] = None
 
-    def replace(self, key: Key, array: Any) -> None:
-        """Put an equal array in the place of one that this worker holds."""
-        if key in self._held:
-            self._held[key] = array
-        if key in self._worker.data:
-            self._worker.data[key] = array
+    def align(self, key: Key, array: Rows) -> None:
+        """Have an aligned copy take the place of an array that this worker holds."""
+        if key not in self._copying:
+            self._copying[key] = asyncio.create_task(self._align(key, array))
+
+    async def _align(self, key: Key, array: Rows) -> None:
+        data = self._worker.data
+        try:
+            copy = await asyncio.to_thread(lambda: np.require(array, requirements=["C", "A"]))
+            # It may be another one by now, or on the disk.
+            if self._held.get(key) is array:
+                self._held[key] = copy
+            if key in data and not self.is_spilled(key) and data[key] is array:
+                data[key] = copy
+        except MemoryError:
+            pass  # the next round tries again
+        finally:
+            del self._copying[key]
 
     def put_back(self, key: Key) -> None:
         """Stream handler: put a piece that Dask has dropped back among Dask's data."""

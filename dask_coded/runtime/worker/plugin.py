@@ -366,13 +366,12 @@ class CodedWorkerPlugin(WorkerPlugin):
             self._drop(run_id)
 
     def piece(self, key: Key) -> Any:
-        """Return a piece, aligned in memory; None if this worker does not hold it any more."""
+        """Return a piece; None if this worker does not hold it any more."""
         data = self.disk.unspill(key)
         if isinstance(data, np.ndarray) and not (data.flags.aligned and data.flags.c_contiguous):
             # Arrays that came over a comm may be unaligned, which makes a product several times
-            # slower. Copy it once; the copy replaces the original.
-            data = np.require(data, requirements=["C", "A"])
-            self.disk.replace(key, data)
+            # slower. A copy replaces the original; until then this round is slower here.
+            self.disk.align(key, data)
         return data
 
     def piece_in_memory(self, key: Key) -> Any:

@@ -33,6 +33,6 @@ axes.plot(seconds, label="coded rounds")
 axes.plot(bounds, color="black", linestyle="dotted", label="fluid bound")
 for at, text in ((30, "worker 3 stops"), (60, "worker 3 goes on,\nworker 7 is lost")):
     axes.axvline(at, color="grey", linewidth=0.8)
-    axes.annotate(text, (at + 1, 0.98), xycoords=("data", "axes fraction"), va="top")
+    axes.annotate(text, (at + 1, 0.4), xycoords=("data", "axes fraction"))
 axes.set(xlabel="round", ylabel="seconds", ylim=(0, None))
 axes.legend(loc="lower left")

@@ -86,6 +86,10 @@ def test_a_matrix_is_encoded_once_and_used_again(matrix, tmp_path, client):
     assert found["singular_values"] == pytest.approx([np.linalg.norm(MATRIX, 2)])
     again = run("encode", matrix, storage)
     assert again.exit_code == 2 and "is not empty" in again.stderr
+    other = tmp_path / "without"
+    succeeded(run("encode", matrix, other))
+    half = run("svd", other)
+    assert half.exit_code == 2 and "encode it with --transpose." in half.stderr
     twice = run("svd", storage, "--code", "mds")
     assert twice.exit_code == 2 and "is coded already" in twice.stderr
 
@@ -101,6 +105,21 @@ def test_a_matrix_of_zeros_is_one(tmp_path):
     scipy.sparse.save_npz(tmp_path / "A.npz", scipy.sparse.csr_array((6, 4)))
     found = json.loads(succeeded(run("svd", tmp_path / "A.npz", "-k", 1, "--json")))
     assert found["singular_values"] == [0]
+
+
+def test_a_result_that_cannot_be_written_is_one_line_and_shown_all_the_same(
+    matrix, tmp_path, monkeypatch
+):
+    def full(*args, **arrays):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", full)
+    output = tmp_path / "found.npz"
+    output.write_bytes(b"before")
+    result = run("svd", matrix, "-k", 1, "--output", output)
+    assert result.exit_code == 1 and "singular value" in result.stdout
+    assert result.stderr.splitlines()[-1] == f"Error: --output {output}: No space left on device."
+    assert output.read_bytes() == b"before" and set(tmp_path.iterdir()) == {matrix, output}
 
 
 # -- fit ---------------------------------------------------------------------------------------

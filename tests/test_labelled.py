@@ -336,7 +336,9 @@ def test_signals_with_labels_are_mapped_to_the_nodes(client):
     np.testing.assert_allclose(filter(path, both, Hops(1)), expected)
 
 
-@pytest.mark.parametrize("names", [[2, 0, 1], ["c", "a", "b"]])
+@pytest.mark.parametrize(
+    "names", [[2, 0, 1], ["c", "a", "b"], [pd.Timestamp(2026, 11, day) for day in (3, 1, 2)]]
+)
 def test_the_labels_of_a_coded_laplacian_are_its_nodes(client, names):
     matrix = np.array([[1.0, -1.0, 0.0], [-1.0, 2.0, -1.0], [0.0, -1.0, 1.0]])
     L = coded.encode(pd.DataFrame(matrix, index=names, columns=names), None, client)

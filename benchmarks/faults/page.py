@@ -9,7 +9,7 @@ from benchmarks.faults.loads import Trainings
 
 _TITLES = {
     "stopped": "stopped (SIGSTOP) for 0.5 to 30 s",
-    "cut off": "cut off: all packets dropped for 0.5 to 15 s",
+    "cut off": "network lost: all packets dropped for 0.5 to 15 s",
     "killed": "killed (SIGKILL), another one starts",
     "killed, with a nanny": "killed, its nanny starts it again",
     "retired": "retired, another one starts",

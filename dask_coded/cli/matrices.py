@@ -23,6 +23,7 @@ from dask_coded.cli.steps import (
     output_file,
     read_matrix,
     read_samples,
+    saved,
 )
 from dask_coded.keeping import open as open_kept
 from dask_coded.linalg import randomized_svd
@@ -91,7 +92,7 @@ def encode_command(
 
 
 @coded.command("svd")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file")
 @cluster_options
 @_BY_KIND
 @click.option(
@@ -117,7 +118,7 @@ def encode_command(
 )
 @click.option("--json", "as_json", is_flag=True, help="Write the singular values as JSON instead.")
 def svd_command(
-    file: Path,
+    file: str,
     workers: int | None,
     scheduler: str | None,
     code: str | None,
@@ -130,8 +131,8 @@ def svd_command(
 ) -> None:
     """Compute the largest singular values of the matrix in FILE.
 
-    FILE holds a NumPy array (.npy) or a SciPy sparse matrix (.npz), or is a folder that
-    'dask-coded encode --transpose' has written.
+    FILE holds a NumPy array (.npy) or a SciPy sparse matrix (.npz), or is a folder or an address to
+    which 'dask-coded encode --transpose' has written.
     """
     if output is not None:
         output_file(output, ".npz")
@@ -148,15 +149,14 @@ def svd_command(
         )
         if output is not None:
             U = computed(lambda: client.compute(U, sync=True))
-    if output is not None:
-        with output.open("wb") as stream:
-            np.savez(stream, U=U, s=s, Vh=Vh)
     if as_json:
         click.echo(json.dumps({"singular_values": s.tolist()}))
     else:
         Printer().columns(
             ("", "singular value"), [(str(i), f"{value:.10g}") for i, value in enumerate(s, 1)]
         )
+    if output is not None:
+        saved(output, lambda file: np.savez(file, U=U, s=s, Vh=Vh))
 
 
 @coded.command("fit")
@@ -210,10 +210,6 @@ def fit_command(
     X, y = read_samples(file, targets)
     with Printer() as display, connected(workers, scheduler, display.say) as client:
         computed(estimator.fit, X, y, client=client, callback=display)
-    if output is not None:
-        import joblib
-
-        joblib.dump(estimator, output)
     found = {
         "model": str(estimator),
         "samples": X.shape[0],
@@ -223,9 +219,13 @@ def fit_command(
     }
     if as_json:
         click.echo(json.dumps(found))
-        return
-    click.echo(f"{found['model']}: {found['samples']} samples of {found['features']} features")
-    click.echo(f"{found['iterations']} iterations, score {found['score']:.4f}")
+    else:
+        click.echo(f"{found['model']}: {found['samples']} samples of {found['features']} features")
+        click.echo(f"{found['iterations']} iterations, score {found['score']:.4f}")
+    if output is not None:
+        import joblib
+
+        saved(output, lambda file: joblib.dump(estimator, file))
 
 
 def _estimator(model: str, parameters: tuple[str, ...]) -> Any:
@@ -255,14 +255,23 @@ def _stored(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _opener(
-    file: Path, code: str | None, redundancy: int | None
+    file: str, code: str | None, redundancy: int | None
 ) -> Callable[[Any, Any], CodedArray]:
     """Return what makes a coded array, with its transpose, of a file or a kept array."""
-    if file.is_dir():
+    if "://" in file or Path(file).is_dir():
         if code is not None or redundancy is not None:
             raise BadInput(f"{file} is coded already: give neither --code nor --redundancy.")
-        return lambda client, display: _stored(open_kept, str(file), client)
-    matrix = read_matrix(file)
+
+        def opened(client: Any, display: Any) -> CodedArray:
+            found: CodedArray = _stored(open_kept, file, client)
+            if found._back is None:
+                raise BadInput(
+                    f"{file} was encoded without its transpose: encode it with --transpose."
+                )
+            return found
+
+        return opened
+    matrix = read_matrix(Path(file))
     return lambda client, display: _stored(
         encode,
         matrix,

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 from zipfile import BadZipFile
 
 import click
@@ -198,6 +198,20 @@ def output_file(path: Path, ending: str | None = None) -> None:
     # Now, because afterwards the result would be lost.
     if path != STANDARD and not os.access(path if path.exists() else path.parent, os.W_OK):
         raise BadInput(f"--output {path}: you may not write there. Give another file or folder.")
+
+
+def saved(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Write a file in one piece, or say in one line why that is not possible."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        try:
+            with partial.open("wb") as file:
+                write(file)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise click.ClickException(f"--output {path}: {error.strerror or error}.") from error
 
 
 def writer(path: Path, form: str | None = None) -> Callable[[Ranking], None]:

@@ -273,7 +273,8 @@ def _operand(graph: Any, normalized: bool, weight: str | None) -> tuple[Any, Gra
     if isinstance(graph, CodedArray) and (labels := graph.labels[0].index) is not None:
         if not labels.equals(graph.labels[1].index):
             raise ValueError("The rows and the columns of a Laplacian must have the same labels.")
-        nodes = labels.to_numpy()
+        # Of times, NumPy's own would become numbers in a list.
+        nodes = labels.to_numpy(dtype=object if labels.dtype.kind in "mM" else None)
     return operand, Graph(nodes, sp.csr_array((len(nodes), len(nodes))))
 
 

@@ -81,6 +81,9 @@ def svd_rounds(
     columns = operator.shape[1]
     width = min(k + oversample, *operator.shape)
     x = np.random.default_rng(seed).standard_normal((columns, width))
+    # A product of single precision with a block of double precision would be no more accurate.
+    if getattr(operator, "dtype", None) in (np.float32, np.complex64):
+        x = x.astype(np.float32)
     first, x, s = loop.resume((0, x, np.zeros(width)))
     # At least one: a loop that has ended may be resumed.
     for i in range(min(first, power_iterations), power_iterations + 1):

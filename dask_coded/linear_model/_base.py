@@ -132,7 +132,7 @@ class LinearModel(BaseEstimator):
         self.cluster_ = getattr(client.scheduler, "address", None) if client else None
         if found.hidden:
             warnings.warn(
-                f"{found.hidden} columns of the data vary so little beside their means that they "
+                f"Columns of the data ({found.hidden}) vary so little beside their means that they "
                 "are taken as constant: subtract the means, or a time at which they begin.",
                 stacklevel=3,
             )

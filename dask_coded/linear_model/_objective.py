@@ -160,9 +160,12 @@ class Objective:
             rounding = _rounding(operator)
             noise = rounding**0.75 * np.abs(means)
             varies = sums.any(axis=1) & (spread > noise)
-            # Of a column that is constant, rounding leaves a few units of the last digit.
-            few = rounding**0.9 * np.abs(means)
-            hidden = int(np.count_nonzero((spread <= noise) & (spread > few)))
+            # Of a column that is constant, sums of many rows leave their rounding errors, and
+            # those of the mean, which are the same in all sums: a third of this at most, of 300
+            # to a million rows.
+            few = math.sqrt(rows) * rounding * np.abs(means)
+            varied = sums.any(axis=1) & (_beside(sums, probes.sum(axis=0)) > few)
+            hidden = int(np.count_nonzero(varied & (spread <= noise)))
             spread = np.where(spread > noise, spread, np.abs(means))
             found = spread[varies]
             if found.size and found.max() > _APART * found.min():
@@ -394,6 +397,12 @@ def _scale(sizes: Floats, penalty: Penalty, intercept: Intercept, targets: Any) 
         ratios = np.concatenate([ratios, (last / np.clip(last, median, most))[np.newaxis]])
     apart = (ratios > _APART) | (ratios < 1 / _APART)
     return np.where(apart, 1 / powers_of_two(ratios), 1.0)
+
+
+def _beside(sums: Floats, common: Floats) -> Floats:
+    """Return the root mean square of each row, but for its part along a vector."""
+    along = np.outer(sums @ common / max(float(common @ common), 1e-300), common)
+    return root_mean_square((sums - along).T, np.ones(len(common)))
 
 
 def _rounding(operator: Any) -> float:

@@ -81,11 +81,16 @@ class Accuracy:
         self._lowest: dict[int, int] = {}
 
     @cached_property
-    def _sizes(self) -> tuple[Floats, Floats]:
-        """A unit for each column of the operand, and in it the sum of the smaller entries."""
+    def _absolute(self) -> Floats:
+        """The absolute values of the operand."""
         # In floats, because the smallest integer of a dtype has no absolute value in that dtype.
         wide = self._operand.astype(np.result_type(self._operand, np.float64), copy=False)
-        sizes = np.abs(wide).astype(np.float64, copy=False)
+        return np.asarray(np.abs(wide), dtype=np.float64)
+
+    @cached_property
+    def _sizes(self) -> tuple[Floats, Floats]:
+        """A unit for each column of the operand, and in it the sum of the smaller entries."""
+        sizes = self._absolute
         # By powers of two, so that squares neither overflow nor vanish.
         exponents = np.frexp(sizes.max(axis=0, initial=0.0))[1]
         unit = np.ldexp(1.0, np.minimum(-exponents, LARGEST))
@@ -101,7 +106,7 @@ class Accuracy:
             return np.zeros(self._operand.shape[1:])
         squares = np.square(self._scales.sizes, dtype=np.float64).mean(axis=0)
         with np.errstate(invalid="ignore", over="ignore"):
-            sizes = np.abs(self._operand) * self._sizes[0]
+            sizes = self._absolute * self._sizes[0]
             np.square(sizes, out=sizes)
         return np.asarray(np.sqrt(_product(squares, sizes)))
 
@@ -111,12 +116,12 @@ class Accuracy:
         if self._scales.sizes is None or len(self._scales.sizes) != len(self._scales.rows):
             return None
         with np.errstate(invalid="ignore", over="ignore"):
-            return _product(self._scales.sizes, np.abs(self._operand) * self._sizes[0])
+            return _product(self._scales.sizes, self._absolute * self._sizes[0])
 
     @cached_property
     def _smallest(self) -> Floats:
         """The smallest entry of the operand that is not zero, in its unit."""
-        sizes = np.abs(self._operand) * self._sizes[0]
+        sizes = self._absolute * self._sizes[0]
         found = np.min(sizes, axis=0, initial=1.0, where=sizes > 0)
         return np.asarray(found)
 
@@ -163,7 +168,9 @@ class Accuracy:
             If a share is not finite.
         """
         squares, growth = weights * weights, self._coarser * growth
-        least = self._least(missing, squares, stack, growth)
+        # What comes from stored blocks is as accurate as the result, but not parity.
+        coarse = np.where(growth > 0, self._coarser, 1.0)
+        least = self._least(missing, squares, stack, growth, coarse)
         if least is None:
             return 0, 0.0
         typical = self._typical(missing, start, solved.shape[1])
@@ -181,8 +188,8 @@ class Accuracy:
             most = self._most[list(missing)][:, None]
             floors = np.where(np.isfinite(floors), np.minimum(floors, most), floors)
         size = np.square(np.maximum(np.abs(solved[:, rows]) * unit, floors))
-        stored = growth.reshape(-1, *(1,) * (stack.ndim - 1)) * self._stored
-        shares = np.maximum(np.abs(stack[:, rows]) * unit, stored)
+        growth, coarse = (v.reshape(-1, *(1,) * (stack.ndim - 1)) for v in (growth, coarse))
+        shares = np.maximum(np.abs(stack[:, rows]) * unit * coarse, growth * self._stored)
         error = (squares @ np.square(shares).reshape(len(stack), -1)).reshape(size.shape)
         return _beyond(error, size, _BOUND)
 
@@ -230,7 +237,12 @@ class Accuracy:
         return int(np.count_nonzero(lost & (typical != NO_ENTRY)))
 
     def _least(
-        self, missing: Sequence[int], squares: Floats, stack: npt.NDArray[Any], growth: Floats
+        self,
+        missing: Sequence[int],
+        squares: Floats,
+        stack: npt.NDArray[Any],
+        growth: Floats,
+        coarse: Floats,
     ) -> Floats | None:
         """Return from which typical entry on rows of each block are right; None if all are.
 
@@ -246,7 +258,7 @@ class Accuracy:
             stored = stored * (unit / self._sizes[0])
         flat = stack.reshape(len(stack), -1)
         largest = np.maximum(flat.max(axis=1, initial=0.0), -flat.min(axis=1, initial=0.0)) * unit
-        largest = np.maximum(largest, growth * float(stored.max(initial=0.0)))
+        largest = np.maximum(largest * coarse, growth * float(stored.max(initial=0.0)))
         with np.errstate(over="ignore"):
             errors = (squares @ (largest * largest)).tolist()
         if not all(map(math.isfinite, errors)):

@@ -49,6 +49,11 @@ def say_inaccurate(message: str) -> None:
         distributed.warn(message, AccuracyWarning)
 
 
+def _coarser(stored: npt.DTypeLike, result: npt.DTypeLike) -> float:
+    """Return how much more pieces are rounded than a result, as those of float32 times float64."""
+    return max(float(np.finfo(stored).eps / np.finfo(result).eps), 1.0)
+
+
 def inaccurate(doubtful: int, error: float, spec: CodedSpec, dtype: np.dtype[Any]) -> str:
     """Say which rows of a result of this dtype have lost digits, why, and what to do."""
     rows = spec.shape[0]
@@ -125,9 +130,13 @@ class Ingredient(NamedTuple):
     block: int = -1
 
 
-# Of so many columns the scheduler is told how large their entries are: eight bytes for each, from
-# each block. Of so many, all blocks together, it is kept for each block.
+# The scheduler is told how large the entries of at most so many columns are: eight bytes for each,
+# from each block. It keeps four bytes for each, and as many numbers for each block only if all
+# blocks together have no more columns.
 _SIZED = 2**20
+# In each round that recovers rows, a coordinator multiplies as many numbers as sizes are kept. With
+# this many times more columns than rows, that would take as long as the part of a worker.
+_WIDE = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -288,12 +297,12 @@ class ArraySpec(CodedSpec):
     @property
     def sized(self) -> bool:
         """Whether columns are so few that their sizes cost nothing beside the matrix."""
-        return self.sized_by_block or self.columns <= min(self.shape[0], _SIZED)
+        return self.columns <= min(_WIDE * self.shape[0], _SIZED)
 
     @property
     def sized_by_block(self) -> bool:
         """Whether they are so few that the sizes of each block are kept."""
-        return self.code.k * self.columns <= _SIZED
+        return self.sized and self.code.k * self.columns <= _SIZED
 
     @property
     def sparse_type(self) -> type | None:
@@ -341,8 +350,7 @@ class ArraySpec(CodedSpec):
         scales = accuracy = None
         if self.exponents is not None:
             scales = Scales(self.exponents, typical=self.typical, sizes=self.sizes)
-            # As of a float32 matrix and a float64 operand: parity is rounded to float32.
-            coarser = max(float(np.finfo(self.dtype).eps / np.finfo(dtype).eps), 1.0)
+            coarser = _coarser(self.dtype, dtype)
             accuracy = Accuracy(operand, scales, coarser) if self.typical else None
         columns = operand.shape[1:]
         return Assembler(self.code, self.geometry, dtype, columns, scales, empty, accuracy, errors)
@@ -434,7 +442,7 @@ class PairSpec(CodedSpec):
             scales = Scales(rows, across, typical, typical_across)
             if self.typical:
                 of_all = np.ones(self.columns) if operand is None else operand
-                accuracy = Accuracy(of_all, scales)
+                accuracy = Accuracy(of_all, scales, _coarser(self.dtype, dtype))
         columns = (max(self.right_rows),)
         return Assembler(self.code, self.geometry, dtype, columns, scales, empty, accuracy)
 

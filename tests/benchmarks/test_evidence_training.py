@@ -299,6 +299,7 @@ def test_gradiveq_is_compared_step_by_step_and_end_to_end():
             marks=pytest.mark.long,
         ),
         pytest.param("gradiveq", ["accuracy"], {"curve"}, marks=pytest.mark.long),
+        pytest.param("gradiveq", ["timeline-residual"], {"span"}, marks=pytest.mark.long),
         pytest.param(
             "gradiveq", ["aggregation-4", "powersgd"], {"step", "curve"}, marks=pytest.mark.long
         ),

@@ -315,12 +315,24 @@ def test_a_constant_column_beside_an_intercept(model, constant, dtype):
 
 def test_a_column_that_hardly_varies_beside_its_mean_is_a_warning():
     times = 1.7e18 + 256 * np.arange(1000.0)  # nanoseconds
-    with pytest.warns(UserWarning, match="1 columns of the data vary so little beside their means"):
+    with pytest.warns(UserWarning, match=r"Columns of the data \(1\) vary so little"):
         LinearRegression().fit(times[:, np.newaxis], np.arange(1000.0))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model = LinearRegression().fit(times[:, np.newaxis] - times[0], np.arange(1000.0))
     np.testing.assert_allclose(model.coef_, [1 / 256], rtol=1e-3)
+
+
+@pytest.mark.parametrize("constant", [1.0, 0.1, 1e13])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_constant_columns_of_many_rows_are_no_warning(constant, sparse):
+    X = np.random.default_rng(0).standard_normal((10_000, 2))
+    X[:, 1] = constant
+    y = X[:, 0] + 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        LinearRegression().fit(sp.csr_array(X) if sparse else X, y)
 
 
 def test_a_target_that_disappears_beside_another_one_ends_the_fit():

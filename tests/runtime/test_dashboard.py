@@ -69,8 +69,8 @@ def test_the_page_shows_rounds_and_workers():
 @pytest.mark.parametrize(
     ("units", "expected"),
     [
-        (0, "training (&#x27;t&#x27;, 0): step 3, 500 ms, of which its 2 workers computed 75%"),
-        (8, "3, 500 ms, of which its 2 workers computed 75%, 2 of 8 units moved"),
+        (0, "0): step 3, 500 ms, of which the 2 workers that were done computed 75%"),
+        (8, "3, 500 ms, of which the 2 workers that were done computed 75%, 2 of 8 units moved"),
     ],
 )
 def test_a_training_has_a_line(units, expected):

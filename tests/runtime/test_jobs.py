@@ -449,6 +449,11 @@ def test_the_event_loop_does_not_wait_for_the_first_product():
         work = job(messages.append, executor, kernel, rows=ROWS)
         work.assign([StripeRange(0, 0, 4)])
         begun.wait()
-        work.assign([StripeRange(0, 4, 8)])
+        assigning = threading.Thread(target=work.assign, args=([StripeRange(0, 4, 8)],))
+        assigning.start()
+        assigning.join(30)
+        waits = assigning.is_alive()
         go.set()
+        assigning.join()
+    assert not waits
     assert sent(messages) == list(range(8))

@@ -255,7 +255,7 @@ def _training(found: dict[str, Any]) -> str:
     text = f"training {task}: step {found['step']}, {1e3 * seconds:.3g} ms"
     if workers and seconds > 0:
         useful = sum(workers.values()) / (len(workers) * seconds)
-        text += f", of which its {len(workers)} workers computed {useful:.0%}"
+        text += f", of which the {len(workers)} workers that were done computed {useful:.0%}"
     if found["units"]:
         text += f", {found['moved']} of {found['units']} units moved"
     return text

@@ -80,7 +80,8 @@ class _Call:
 class _Threads:
     """The threads that use one location: so few that those of a store that hangs do no harm.
 
-    Each ends with its call. None keeps the process, so nothing waits for a store at the end.
+    Each ends with its call. None of them keeps the process at the end; threads of Zarr's own, in
+    which it reads local folders, may.
 
     Attributes
     ----------

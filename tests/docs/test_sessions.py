@@ -12,19 +12,16 @@ from distributed import Client
 DOCS = Path(__file__).parents[2] / "docs"
 #: What is to be filled in, or needs a lab, is compiled only; the script in JAX has its own test.
 UNFINISHED = ("...", "NetworkLab", "import jax\n")
-#: Pages that run in each run of the tests; the others are run every night.
-EACH_TIME = ("graphs", "products", "rlnc")
+#: Pages that take a few seconds run in each run of the tests; the others are run every night.
+EACH_TIME = ("coded-reduce", "gradient-coding", "how-it-works", "pipe-sgd", "rlnc", "squeeze")
 PAGES = (
     *EACH_TIME,
-    "coded-reduce",
-    "gradient-coding",
     "gradiveq",
-    "how-it-works",
+    "graphs",
     "linear-algebra",
     "linear-models",
-    "pipe-sgd",
     "prediction",
-    "squeeze",
+    "products",
     "timing",
     "training",
 )

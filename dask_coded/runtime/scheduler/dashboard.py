@@ -125,13 +125,13 @@ class _Page:
         return plot
 
     def _rounds(self) -> Any:
-        plot = self._curve("Rounds per second; green: products computed alone", "rounds")
+        plot = self._curve("Rounds/s; green: alone", "rounds")
         plot.line("time", "alone", source=self.curves, color=_MOVED, line_width=2)
         return plot
 
     def _moved(self) -> Any:
         operands, shares = BYTES
-        plot = self._curve("Bytes per second: operands; green: shares", operands)
+        plot = self._curve("Operand bytes/s; green: shares", operands)
         plot.line("time", shares, source=self.curves, color=_MOVED, line_width=2)
         plot.yaxis.formatter = NumeralTickFormatter(format="0.[0]b")
         return plot

@@ -147,6 +147,13 @@ class Observer:
         for address in [a for a, told in self._told.items() if not self._lives(a, told)]:
             del self._told[address]
         kept = self._scheduler.workers.keys() | self._told.keys()
+        # Those that are gone are shown as long as a coordinator knows what they have computed.
+        kept |= {
+            worker
+            for told in self._told.values()
+            for array in told["arrays"].values()
+            for worker in array["workers"]
+        }
         self._names = {address: name for address, name in self._names.items() if address in kept}
         self.asked += 1
 

@@ -54,6 +54,8 @@ class Comparison:
     encoding : float
         Seconds that it took to encode the matrix.
     ways : list of Way
+    alone : bool
+        Whether the coordinator has computed most products of the loop alone.
     """
 
     workers: int
@@ -61,6 +63,7 @@ class Comparison:
     code: str
     encoding: float
     ways: list[Way]
+    alone: bool = False
 
     @property
     def verdict(self) -> str:
@@ -73,6 +76,11 @@ class Comparison:
             return (
                 f"Coding does not pay here: {plain} takes {1 / ratio:.2f} of the time of "
                 f"{coded}, as long as all workers stay as fast as they are now."
+            )
+        if self.alone:
+            return (
+                f"This matrix is too small to code: {coded} takes {ratio:.2f} of the time of "
+                f"{plain}, but one worker has computed most of these products alone."
             )
         saved = medians[plain] - medians[coded]
         return (
@@ -126,11 +134,18 @@ def compare(
     began = time.perf_counter()
     coded = encode(plain, client=client)
     encoding = time.perf_counter() - began
+    alone: list[bool] = []
+
+    def loop() -> float:
+        seconds, by_one = submit(_round, coded, x, client=client).result()
+        alone.append(by_one)
+        return float(seconds)
+
     ways: dict[str, Callable[[], float]] = {
         ONE_PROCESS: lambda: _timed(lambda: here @ x),
         DASK: lambda: _timed(lambda: _plain(plain, x)),
         LAZILY: lambda: _timed(lambda: (coded @ x).compute()),
-        LOOP: lambda: submit(_round, coded, x, client=client).result(),
+        LOOP: loop,
     }
     times: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(rounds + 1):
@@ -140,7 +155,12 @@ def compare(
             if turn:
                 times[name].append(seconds)
     return Comparison(
-        len(workers), shape, repr(coded.code), encoding, [Way(*way) for way in times.items()]
+        len(workers),
+        shape,
+        repr(coded.code),
+        encoding,
+        [Way(*way) for way in times.items()],
+        alone=2 * sum(alone) > len(alone),
     )
 
 
@@ -154,6 +174,13 @@ def _plain(matrix: da.Array, x: npt.NDArray[Any]) -> object:
     return uncoded_product(matrix, x).compute()
 
 
-def _round(operator: Any, x: npt.NDArray[Any]) -> float:
-    """Return the median seconds of a few rounds; runs in the cluster."""
-    return statistics.median(_timed(lambda: operator @ x) for _ in range(10))
+def _round(operator: Any, x: npt.NDArray[Any]) -> tuple[float, bool]:
+    """Return the median seconds of a few products, and whether most were computed alone.
+
+    Runs in the cluster.
+    """
+    seconds, alone = [], 0
+    for _ in range(10):
+        seconds.append(_timed(lambda: operator @ x))
+        alone += operator.last_round.alone
+    return statistics.median(seconds), alone > 5

@@ -93,6 +93,7 @@ def _write_lines(ranking: Ranking, file: IO[bytes], separator: str) -> None:
 
 def _write_json(ranking: Ranking, file: IO[bytes]) -> None:
     file.write(json.dumps([{"node": node, "score": score} for node, score in ranking]).encode())
+    file.write(b"\n")
 
 
 def _write_parquet(ranking: Ranking, file: IO[bytes]) -> None:

@@ -635,18 +635,29 @@ def test_the_bench_times_four_ways_and_says_whether_coding_pays(tmp_path, sparse
 
 
 @pytest.mark.parametrize(
-    ("plain", "loop", "expected"),
+    ("plain", "loop", "alone", "expected"),
     [
-        (0.2, 0.05, r"Coding pays after 20 rounds, .*: coded, in a loop takes 0.50 .*dask.array"),
-        (0.2, 0.19, "Coding does not pay here: dask.array takes 0.53 of the time of coded, in a"),
+        (0.2, 0.05, True, "This matrix is too small to code: coded, in a loop takes 0.50 of"),
+        (
+            0.2,
+            0.05,
+            False,
+            r"Coding pays after 20 rounds, .*: coded, in a loop takes 0.50 .*dask.array",
+        ),
+        (
+            0.2,
+            0.19,
+            False,
+            "Coding does not pay here: dask.array takes 0.53 of the time of coded, in a",
+        ),
     ],
 )
-def test_the_verdict_of_the_bench(plain, loop, expected):
+def test_the_verdict_of_the_bench(plain, loop, alone, expected):
     dask = 0.1
     times = {"one process": plain, "dask.array": dask, "coded, lazily": 0.3}
     times["coded, in a loop"] = loop
     ways = [Way(name, [seconds] * 3) for name, seconds in times.items()]
-    verdict = Comparison(4, (9, 9), "MDS(n=4, k=3)", 1.0, ways).verdict
+    verdict = Comparison(4, (9, 9), "MDS(n=4, k=3)", 1.0, ways, alone).verdict
     assert re.match(expected, verdict), verdict
 
 
@@ -657,6 +668,8 @@ def test_a_file_without_a_matrix(tmp_path):
     assert result.exit_code == 2
     assert "expected a matrix of numbers, it has the shape (3,)" in complaint(result)
     assert "expected a NumPy array (.npy)" in complaint(run("bench", tmp_path / "none.npy"))
+    (tmp_path / "text.txt").write_text("1 2:3")
+    assert complaint(run("bench", tmp_path / "text.txt")).endswith(": it is neither")
     (tmp_path / "empty.npy").touch()
     assert "expected a NumPy array (.npy)" in complaint(run("bench", tmp_path / "empty.npy"))
     (tmp_path / "half.npz").write_bytes(b"PK\x03\x04")
@@ -664,3 +677,12 @@ def test_a_file_without_a_matrix(tmp_path):
     np.savez(tmp_path / "archive.npz", np.eye(2))
     (tmp_path / "archive.npz").rename(tmp_path / "archive.npy")
     assert "it holds a NpzFile" in complaint(run("bench", tmp_path / "archive.npy"))
+
+
+@pytest.mark.slow
+def test_the_address_of_a_worker_is_exit_code_2():
+    with local.local_client(1) as client:
+        [address] = client.nthreads()
+        result = run("check", address)
+    assert result.exit_code == 2
+    assert "is no scheduler, but perhaps a worker" in complaint(result)

@@ -27,6 +27,7 @@ from dask_coded.cli.steps import (
 )
 from dask_coded.keeping import open as open_kept
 from dask_coded.linalg import randomized_svd
+from dask_coded.loop import Progress
 from dask_coded.storage import StoreError
 
 _MODELS = {
@@ -108,7 +109,8 @@ def encode_command(
     type=click.IntRange(min=0),
     default=2,
     show_default=True,
-    help="More of them make the result more accurate, at two products each.",
+    help="More of them make the result more accurate, at two products each: many are needed if the "
+    "singular values fall slowly.",
 )
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of the random start.")
 @click.option(
@@ -129,7 +131,10 @@ def svd_command(
     output: Path | None,
     as_json: bool,
 ) -> None:
-    """Compute the largest singular values of the matrix in FILE.
+    """Approximate the largest singular values of the matrix in FILE.
+
+    A random block is multiplied a few times by the matrix and by its transpose, which finds values
+    that fall quickly. The last line says by how much the last pass has changed them.
 
     FILE holds a NumPy array (.npy) or a SciPy sparse matrix (.npz), or is a folder or an address to
     which 'dask-coded encode --transpose' has written.
@@ -137,7 +142,13 @@ def svd_command(
     if output is not None:
         output_file(output, ".npz")
     opened = _opener(file, code, redundancy)
+    passes: list[float] = []
     with Printer() as display, connected(workers, scheduler, display.say) as client:
+
+        def callback(progress: Progress) -> None:
+            passes.append(progress.residual)
+            display(progress)
+
         U, s, Vh = computed(
             randomized_svd,
             opened(client, display),
@@ -145,16 +156,18 @@ def svd_command(
             power_iterations=power_iterations,
             seed=seed,
             client=client,
-            callback=display,
+            callback=callback,
         )
         if output is not None:
             U = computed(lambda: client.compute(U, sync=True))
+    change = passes[-1] * float(s[0])
     if as_json:
-        click.echo(json.dumps({"singular_values": s.tolist()}))
+        click.echo(json.dumps({"singular_values": s.tolist(), "last_change": change}))
     else:
         Printer().columns(
             ("", "singular value"), [(str(i), f"{value:.10g}") for i, value in enumerate(s, 1)]
         )
+        click.echo(f"The last pass changed them by up to {change:.2g}.")
     if output is not None:
         saved(output, lambda file: np.savez(file, U=U, s=s, Vh=Vh))
 

@@ -62,8 +62,10 @@ def read_matrix(file: Path) -> Any:
         if not (scipy.sparse.issparse(found) or isinstance(found, np.ndarray)):
             raise ValueError(f"it holds a {type(found).__name__}")
     except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+        # NumPy takes any other file for a pickle.
+        reason = "it is neither" if "pickle" in str(error) else error
         raise BadInput(
-            f"{file}: expected a NumPy array (.npy) or a SciPy sparse matrix (.npz): {error}"
+            f"{file}: expected a NumPy array (.npy) or a SciPy sparse matrix (.npz): {reason}"
         ) from error
     found = to_csr(found) if scipy.sparse.issparse(found) else found
     if found.ndim != 2 or 0 in found.shape or found.dtype.kind not in "fciub":
@@ -140,6 +142,11 @@ def connected(
             asyncio.run(_ask(scheduler))
         client = Client(scheduler, timeout=_CONNECT_SECONDS)
     except (TypeError, RuntimeError, ImportError) as error:  # without certificates, for example
+        if "identity()" in str(error):
+            raise BadInput(
+                f"What answers at {scheduler} is no scheduler, but perhaps a worker: give the "
+                "address of the scheduler, whose port is 8786 by default."
+            ) from error
         raise BadInput(f"No connection to {scheduler} is possible: {error}") from error
     # A MemoryError if what answers is read as a length, such as the text of a web server.
     except (OSError, ValueError, MemoryError) as error:

@@ -86,7 +86,7 @@ class Plain:
 
 @dataclass(frozen=True)
 class Part:
-    """A matrix, and what is computed with it.
+    """A matrix and a computation over it.
 
     Parameters
     ----------

@@ -112,7 +112,7 @@ class Accuracy:
 
     @cached_property
     def _most(self) -> Floats | None:
-        """At most how large the floor of a row of each block is, in the operand's unit."""
+        """The size of a usual row of each block, which no floor exceeds, in the operand's unit."""
         if self._scales.sizes is None or len(self._scales.sizes) != len(self._scales.rows):
             return None
         with np.errstate(invalid="ignore", over="ignore"):

@@ -135,7 +135,8 @@ class Ingredient(NamedTuple):
 # blocks together have no more columns.
 _SIZED = 2**20
 # In each round that recovers rows, a coordinator multiplies as many numbers as sizes are kept. With
-# this many times more columns than rows, that would take as long as the part of a worker.
+# more than so many times more columns than rows, that would be a large part of what a worker
+# computes. By counting operations, not measured.
 _WIDE = 8
 
 

@@ -31,7 +31,7 @@ class Holding(Collection[Key]):
         # By task, the arrays that it needs; by array, how many tasks need it.
         self._arrays: dict[Key, tuple[str, ...]] = {}
         self._tasks: Counter[str] = Counter()
-        # By array, what is kept of it.
+        # The pieces and checks of each array that are kept.
         self._kept: dict[str, set[Key]] = {}
 
     def __contains__(self, key: object) -> bool:

@@ -116,7 +116,7 @@ class Job:
         self._inline = False  # whether stripes are computed on the event loop
         self._decided = False  # whether and where there is an output
         self._lock = threading.Lock()
-        self._deciding = threading.Lock()  # the event loop never takes it
+        self._deciding = threading.Lock()  # the event loop never waits for it
         self._queue: deque[StripeRange] = deque()
         self._taken = {number: bytearray(start.stripes) for number in pieces}
         self._shares: list[tuple[StripeRange, Rows]] = []

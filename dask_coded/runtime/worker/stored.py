@@ -229,8 +229,8 @@ class Stores:
     ) -> bool:
         """Write a piece; return whether it is written.
 
-        If it need not be, it is one that was damaged, and is replaced. It is in memory, so that is
-        not waited for: the scheduler is told later.
+        A piece that need not be written replaces one that was damaged. It is in memory already, so
+        nothing waits for the write, and the scheduler is told of it later.
 
         Raises
         ------

@@ -24,7 +24,6 @@ from benchmarks.evidence.s2c2.cases import replayed
 from benchmarks.report import Report, Summary, options
 from dask_coded.aggregation import Aggregation, GradientCoding, Ring
 from dask_coded.aggregation.timing import Costs
-from dask_coded.rounds.units import seat
 from dask_coded.simulation import (
     Delays,
     Speeds,
@@ -32,6 +31,7 @@ from dask_coded.simulation import (
     TrainingSimulation,
     constant,
 )
+from dask_coded.squeeze.units import seat
 
 TRACES = ("stream-triad", "bytedance-SE")
 #: Bytes of a gradient of a convolutional network and of a dense one, float32.

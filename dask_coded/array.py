@@ -37,7 +37,7 @@ from dask_coded.products import CodedView, ProductArray, UncodedArray, as_plain
 from dask_coded.runtime.client.encoding import Encoded, encode_source, extend, new_id
 from dask_coded.runtime.client.install import ClusterUnfitError
 from dask_coded.runtime.client.source import (
-    Tally,
+    PieceCount,
     check_code,
     is_verified,
     matrix_source,
@@ -96,8 +96,8 @@ def encode(
         The cluster; by default the current one.
     redundancy : int, optional
         How many workers may be lost, if ``code`` is a name or not given. By default a quarter of
-        them (``coded.redundancy`` in the configuration), but one if ``code`` is not given and the
-        data are sparse, integers or booleans.
+        them (``coded.redundancy`` in the configuration), but one with repetition, because each
+        copy takes as much memory as the data.
     workers : sequence of str, optional
         Addresses of the workers that may hold pieces; by default all.
     minimum_workers : int, optional
@@ -195,7 +195,7 @@ def encode(
             "check_finite": check_finite,
             "verify": is_verified(source, verify),
             "workers": workers,
-            "tally": Tally(listeners, pieces) if listeners else None,
+            "tally": PieceCount(listeners, pieces) if listeners else None,
             "location": location,
         }
         back = None

@@ -14,7 +14,7 @@ from distributed.utils_test import async_poll_for, gen_cluster
 import dask_coded as coded
 from dask_coded.rounds import Assign, Layout, Round, RoundOptions, StripeRange
 from dask_coded.rounds.policies import POLICIES
-from dask_coded.runtime.coordinator.report import RoundReport, Tally
+from dask_coded.runtime.coordinator.report import RoundReport, StripeCount
 from dask_coded.runtime.scheduler.plugin import CodedSchedulerPlugin
 
 A = np.random.default_rng(0).standard_normal((64, 6))
@@ -26,7 +26,7 @@ def finished_round(in_seconds: bool = True) -> RoundReport:
     layout = Layout.of(coded.MDS(3, 2), [0, 1, 2], np.ones((3, 6)))
     policy = POLICIES["static"].from_options(RoundOptions("static"))
     round_ = Round(layout, policy, np.array([4.0, 2.0, 2.0]), now=0.0)
-    tally = Tally(layout)
+    tally = StripeCount(layout)
     tally.begin([Assign(0, (StripeRange(0, 0, 3),)), Assign(1, (StripeRange(1, 0, 6),))])
     tally.begin([Assign(2, (StripeRange(2, 3, 6),))])
     round_.start([[StripeRange(0, 0, 3)], [StripeRange(1, 0, 6)], [StripeRange(2, 3, 6)]])

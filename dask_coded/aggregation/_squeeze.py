@@ -39,10 +39,10 @@ from dask_coded.aggregation._machine import (
 from dask_coded.aggregation._units import ComputeUnit, FinishedUnits, UnitSum
 from dask_coded.arguments import check_whole
 from dask_coded.compression import EXACT, Codec, Partial
-from dask_coded.rounds import Contribute, Contribution, Drop, Fold, Restart, Tally, UnitLayout
-from dask_coded.rounds import contribution as ends
-from dask_coded.rounds.grants import Answer, Fetch, Grant, pack, unpack
-from dask_coded.rounds.units import seat
+from dask_coded.squeeze import Contribute, Contribution, Drop, Fold, Restart, UnitCount, UnitLayout
+from dask_coded.squeeze import contribution as ends
+from dask_coded.squeeze.grants import Answer, Fetch, Grant, pack, unpack
+from dask_coded.squeeze.units import seat
 
 #: Turns of a step at most.
 TURNS = 2
@@ -192,7 +192,7 @@ class _Turn:
         self._gradients: dict[int, UnitSum] = {}
         self._sum: UnitSum | None = None
         # By chunk: which contributions have come, and their sum.
-        self._tallies: dict[int, Tally] = {}
+        self._tallies: dict[int, UnitCount] = {}
         self._sums: dict[int, UnitSum] = {}
         # By the `Close` that they are of: the totals of chunks.
         self._spans: dict[int, dict[int, UnitSum]] = {}
@@ -263,7 +263,7 @@ class _Turn:
         peaks: Any,
     ) -> Iterator[Command]:
         """Add a part of a chunk that this worker owns; once it has all units, pass the total on."""
-        tally = self._tallies.setdefault(chunk, Tally(self._units))
+        tally = self._tallies.setdefault(chunk, UnitCount(self._units))
         if tally.begin(closing):
             self._sums.pop(chunk, None)
         if self.total is not None or not tally.add(closing, losses):

@@ -15,9 +15,9 @@ from typing import Any
 from dask_coded.aggregation._machine import Send, Tag
 from dask_coded.aggregation._squeeze import TURNS, SqueezePlan
 from dask_coded.prediction import SpeedHistory
-from dask_coded.rounds import Dealer, Ledger
-from dask_coded.rounds.grants import Answer, Close, Deal, Done, pack, unpack
-from dask_coded.rounds.ledger import Letter
+from dask_coded.squeeze import Dealer, Ledger
+from dask_coded.squeeze.grants import Answer, Close, Deal, Done, pack, unpack
+from dask_coded.squeeze.ledger import Letter
 
 # Seconds from one worker to another before any lag is known, as in one room.
 _LATENCY = 1e-3

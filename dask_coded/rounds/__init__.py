@@ -8,19 +8,15 @@ from __future__ import annotations
 
 from dask_coded.rounds.assignment import InfeasibleError, deal, fluid_time
 from dask_coded.rounds.batches import PRODUCT_ROWS, batch_size, least_batch
-from dask_coded.rounds.contribution import Contribute, Contribution, Drop, Fold, Restart, Tally
-from dask_coded.rounds.dealing import Dealer
 from dask_coded.rounds.decode import Assembler, Geometry
 from dask_coded.rounds.history import LoopHistory, Rest
 from dask_coded.rounds.layout import Layout, StripeRange, stripes_in, without
-from dask_coded.rounds.ledger import Ledger
 from dask_coded.rounds.options import RoundOptions
 from dask_coded.rounds.policies import POLICIES, Policy
 from dask_coded.rounds.reporting import Pace, Reporting
 from dask_coded.rounds.round import Round
 from dask_coded.rounds.scaling import Scales
 from dask_coded.rounds.state import Assign, Command, Finish, RoundState, Withdraw
-from dask_coded.rounds.units import UnitLayout
 from dask_coded.rounds.verification import Verifier
 from dask_coded.rounds.workers import Forecast
 
@@ -30,30 +26,21 @@ __all__ = [
     "Assembler",
     "Assign",
     "Command",
-    "Contribute",
-    "Contribution",
-    "Dealer",
-    "Drop",
     "Finish",
-    "Fold",
     "Forecast",
     "Geometry",
     "InfeasibleError",
     "Layout",
-    "Ledger",
     "LoopHistory",
     "Pace",
     "Policy",
     "Reporting",
     "Rest",
-    "Restart",
     "Round",
     "RoundOptions",
     "RoundState",
     "Scales",
     "StripeRange",
-    "Tally",
-    "UnitLayout",
     "Verifier",
     "Withdraw",
     "batch_size",

@@ -21,18 +21,11 @@ import numpy as np
 
 from dask_coded.aggregation.timing import Costs
 from dask_coded.arguments import check_positive, check_whole
-from dask_coded.rounds import (
-    Contribute,
-    Contribution,
-    Dealer,
-    Forecast,
-    Ledger,
-    Tally,
-    UnitLayout,
-)
-from dask_coded.rounds.grants import Answer, Grant
-from dask_coded.rounds.ledger import Letter
+from dask_coded.rounds import Forecast
 from dask_coded.simulation.speeds import Speeds
+from dask_coded.squeeze import Contribute, Contribution, Dealer, Ledger, UnitCount, UnitLayout
+from dask_coded.squeeze.grants import Answer, Grant
+from dask_coded.squeeze.ledger import Letter
 from dask_coded.typing import Floats
 
 
@@ -236,7 +229,7 @@ class _Step:
         self.messages = 0
         self.spans: list[UnitSpan] = []
         self.own = [Contribution(worker, simulation.steps) for worker in range(count)]
-        self._tallies = [Tally(simulation.units) for _ in range(count)]
+        self._tallies = [UnitCount(simulation.units) for _ in range(count)]
         # Chunks of the total that each worker has.
         self._totals: list[set[int]] = [set() for _ in range(count)]
         self._sending = [self.now] * count

@@ -26,7 +26,7 @@ from dask_coded.aggregation import (
 from dask_coded.aggregation.formation import form
 from dask_coded.aggregation.steps import KEPT, SqueezedSteps
 from dask_coded.prediction import SpeedHistory
-from dask_coded.rounds.grants import Close, Deal, Done, Fetch, Summed, pack, unpack
+from dask_coded.squeeze.grants import Close, Deal, Done, Fetch, Summed, pack, unpack
 
 LENGTH, BLOCKS, END = 7, 3, 3
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from dask_coded.aggregation import Ring
 from dask_coded.aggregation.timing import Costs
-from dask_coded.rounds.units import seat
 from dask_coded.simulation import (
     Delays,
     Speeds,
@@ -20,6 +19,7 @@ from dask_coded.simulation import (
     changed,
     constant,
 )
+from dask_coded.squeeze.units import seat
 
 COSTS = Costs(latency=5e-4, bandwidth=1e9, computation=1.0)
 

@@ -23,7 +23,13 @@ from dask_coded.rounds import PRODUCT_ROWS, Geometry
 from dask_coded.runtime.answers import Extended, Lost, Placed, Stored, Unfit, ask
 from dask_coded.runtime.client.blocks import Blocks, chunks_ahead
 from dask_coded.runtime.client.install import ClusterUnfitError, install
-from dask_coded.runtime.client.source import Tally, block_rows, settled, sparse_type, stripes_of
+from dask_coded.runtime.client.source import (
+    PieceCount,
+    block_rows,
+    settled,
+    sparse_type,
+    stripes_of,
+)
 from dask_coded.runtime.client.waiting import current_client
 from dask_coded.runtime.spec import (
     NAME,
@@ -118,7 +124,7 @@ async def encode_source(
     workers: Sequence[str] | None = None,
     array_id: str = "",
     transposed: str | None = None,
-    tally: Tally | None = None,
+    tally: PieceCount | None = None,
     location: Location | None = None,
     group: str = "matrix",
 ) -> Encoded:
@@ -162,7 +168,7 @@ async def encode_factors(
     oversubscribe: bool,
     check_finite: bool,
     workers: Sequence[str] | None = None,
-    tally: Tally | None = None,
+    tally: PieceCount | None = None,
 ) -> Encoded:
     """Make the pieces of a pair of matrices, dense and of equally many rows.
 
@@ -200,7 +206,7 @@ async def _encode(
     sources: Sequence[Blocks],
     oversubscribe: bool,
     workers: Sequence[str] | None,
-    tally: Tally | None,
+    tally: PieceCount | None,
     storage: Storage | None = None,
 ) -> Encoded:
     """Bring source blocks into the cluster, make the pieces from them, and release the blocks."""

@@ -180,7 +180,7 @@ def stripes_of(rows: tuple[int, ...], work: float, least: int = 1) -> int:
     return max(wanted, 1)
 
 
-class Tally:
+class PieceCount:
     """Counts pieces as they are made, and passes the numbers on.
 
     Parameters

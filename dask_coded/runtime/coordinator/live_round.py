@@ -25,7 +25,7 @@ from dask_coded.rounds import (
 from dask_coded.rounds.assignment import all_tried
 from dask_coded.runtime.answers import RoundPlan
 from dask_coded.runtime.coordinator.delivery import Delivery
-from dask_coded.runtime.coordinator.report import RoundReport, Tally
+from dask_coded.runtime.coordinator.report import RoundReport, StripeCount
 from dask_coded.runtime.coordinator.run_spec import RunSpec
 from dask_coded.runtime.coordinator.verdict import Verdict
 from dask_coded.runtime.messages import (
@@ -123,7 +123,7 @@ class LiveRound:
         self._assembler = assembler
         self._in_thread = in_thread
         self._in_seconds = in_seconds and any(plan.lags)  # without lags, nothing was measured
-        self._tally = Tally(layout)
+        self._tally = StripeCount(layout)
         self._failure: Exception | None = None
         self.verdict = Verdict(run_spec, verifier)
         # Shares that came before the verifier was prepared.

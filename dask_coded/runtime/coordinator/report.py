@@ -178,7 +178,7 @@ class RoundReport(Summary):
         return super()._repr_html_() + table(columns, rows) + lanes(bars)
 
 
-class Tally:
+class StripeCount:
     """Counts the stripes of each worker while a round runs."""
 
     def __init__(self, layout: Layout) -> None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState, WorkerState
 
 #: The pieces in memory, each with the worker that it belongs to.
-Homes = Callable[[], Iterable[tuple["TaskState", "WorkerState"]]]
+HeldPieces = Callable[[], Iterable[tuple["TaskState", "WorkerState"]]]
 
 # Seconds between two looks at all pieces, at least: a look at a thousand takes a millisecond.
 _APART = 0.05
@@ -58,7 +58,7 @@ class Homecoming:
         self,
         scheduler: Scheduler,
         rescue: Callable[[], bool],
-        homes: Homes,
+        homes: HeldPieces,
         silent: Collection[str],
         stored: Callable[[Key], tuple[str, int] | None],
     ) -> None:

@@ -172,7 +172,7 @@ class NodeMessage(Message):
     """From the machine of one node of the plan to that of another, for one step.
 
     If the parts of a step are dealt out, also from the leader to a worker, and back: a grant or an
-    answer of :mod:`dask_coded.rounds.grants`, packed, under the tags ``"grant"`` and ``"answer"``.
+    answer of :mod:`dask_coded.squeeze.grants`, packed, under the tags ``"grant"`` and ``"answer"``.
 
     Parameters
     ----------

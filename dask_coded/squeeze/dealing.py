@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from dask_coded.prediction import SpeedHistory, in_seconds
 from dask_coded.rounds.history import LoopHistory
-from dask_coded.rounds.ledger import Ledger
 from dask_coded.rounds.policies import Continuous
 from dask_coded.rounds.reporting import Reporting
-from dask_coded.rounds.units import UnitLayout
 from dask_coded.rounds.workers import Forecast
+from dask_coded.squeeze.ledger import Ledger
+from dask_coded.squeeze.units import UnitLayout
 
 # Steps whose errors of prediction say how far the next prediction may be off.
 _ERRORS = 3

@@ -6,8 +6,8 @@ dropped. A queued unit may be *released* instead, and any unit that is not folde
 A copy of another worker's unit is kept *apart* until the step is closed. So a worker has at most
 the gradient that it computes and three others: the sum, the last unit, and the copy.
 
-The sum carries its units: :class:`Contribute` names them, and :class:`Tally` adds up contributions
-only if no unit is in two of them.
+The sum carries its units: :class:`Contribute` names them, and :class:`UnitCount` adds up
+contributions only if no unit is in two of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from dask_coded.rounds.grants import (
+from dask_coded.squeeze.grants import (
     Answer,
     Close,
     Copy,
@@ -267,7 +267,7 @@ class Contribution:
 
 
 @dataclass
-class Tally:
+class UnitCount:
     """Which contributions a receiver may add up: those of one `Close`, until no unit is missing.
 
     Parameters
@@ -277,7 +277,7 @@ class Tally:
 
     Examples
     --------
-    >>> tally = Tally(units=3)
+    >>> tally = UnitCount(units=3)
     >>> tally.add(1, {0, 2}), tally.complete
     (True, False)
     >>> tally.add(1, {2}), tally.add(1, {1}), tally.complete

@@ -30,9 +30,14 @@ from math import inf
 import numpy as np
 
 from dask_coded.rounds.assignment import InfeasibleError
-from dask_coded.rounds.closing import best_gain
-from dask_coded.rounds.granted import Granted
-from dask_coded.rounds.grants import (
+from dask_coded.rounds.policies import Policy
+from dask_coded.rounds.reporting import Reporting
+from dask_coded.rounds.round import Round
+from dask_coded.rounds.state import Assign, Command, Withdraw
+from dask_coded.rounds.workers import Forecast
+from dask_coded.squeeze.closing import best_gain
+from dask_coded.squeeze.granted import Granted
+from dask_coded.squeeze.grants import (
     Answer,
     Close,
     Copy,
@@ -45,14 +50,9 @@ from dask_coded.rounds.grants import (
     Released,
     Summed,
 )
-from dask_coded.rounds.patience import Patience
-from dask_coded.rounds.policies import Policy
-from dask_coded.rounds.reporting import Reporting
-from dask_coded.rounds.round import Round
-from dask_coded.rounds.state import Assign, Command, Withdraw
-from dask_coded.rounds.summing import Summing
-from dask_coded.rounds.units import UnitLayout
-from dask_coded.rounds.workers import Forecast
+from dask_coded.squeeze.patience import Patience
+from dask_coded.squeeze.summing import Summing
+from dask_coded.squeeze.units import UnitLayout
 
 #: A message and the worker that it is for.
 Letter = tuple[int, Grant]

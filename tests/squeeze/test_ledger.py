@@ -18,18 +18,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from dask_coded.rounds import (
+from dask_coded.rounds import Forecast
+from dask_coded.rounds.policies import POLICIES, Continuous
+from dask_coded.rounds.workers import Workers
+from dask_coded.squeeze import (
     Contribute,
     Contribution,
     Drop,
     Fold,
-    Forecast,
     Ledger,
     Restart,
-    Tally,
+    UnitCount,
     UnitLayout,
 )
-from dask_coded.rounds.grants import (
+from dask_coded.squeeze.grants import (
     Answer,
     Close,
     Copy,
@@ -42,9 +44,7 @@ from dask_coded.rounds.grants import (
     Released,
     Summed,
 )
-from dask_coded.rounds.policies import POLICIES, Continuous
-from dask_coded.rounds.units import ring_time, seat
-from dask_coded.rounds.workers import Workers
+from dask_coded.squeeze.units import ring_time, seat
 
 NAMES = sorted(POLICIES)
 
@@ -59,11 +59,11 @@ class Worker:
     stopped: bool = False
     sum: Counter[int] = field(default_factory=Counter)
     gradients: set[int] = field(default_factory=set)
-    tally: Tally = field(init=False)
+    tally: UnitCount = field(init=False)
     received: Counter[int] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self.tally = Tally(self.units)
+        self.tally = UnitCount(self.units)
 
 
 class Group:

@@ -8,8 +8,8 @@ from math import inf
 import numpy as np
 
 from dask_coded.rounds.state import RoundState
-from dask_coded.rounds.units import UnitLayout
 from dask_coded.rounds.workers import Estimate
+from dask_coded.squeeze.units import UnitLayout
 
 
 def best_gain(

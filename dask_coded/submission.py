@@ -9,19 +9,17 @@ not sent anywhere, and a client that disconnects does not disturb the algorithm.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from contextvars import copy_context
-from dataclasses import fields, replace
-from functools import partial
-from operator import itemgetter
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
 from dask.base import is_dask_collection
-from dask.tokenize import tokenize
 from distributed import Client, Future
 
 from dask_coded.arguments import unwrapped
@@ -30,7 +28,6 @@ from dask_coded.compat import TaskRef, forget_topic
 from dask_coded.loop import Loop, PiecesMade, Progress
 from dask_coded.pair import CodedPair
 from dask_coded.products import ProductArray
-from dask_coded.runtime.client.encoding import Encoded
 from dask_coded.runtime.client.waiting import (
     TaskFuture,
     current_client,
@@ -46,6 +43,7 @@ from dask_coded.runtime.coordinator.tasks import (
     run_loop,
 )
 from dask_coded.runtime.spec import CodedTask, round_options
+from dask_coded.sameness import coded_in, owner_of
 from dask_coded.uncoded import say_uncoded
 
 
@@ -59,52 +57,8 @@ def client_for(client: Client | None, *values: Any) -> Client:
     ValueError
         If there is none.
     """
-    coded = [] if client is not None else _coded_in(values)
+    coded = [] if client is not None else coded_in(values)
     return current_client(coded[0].encoded.client if coded else client)
-
-
-def _coded_in(values: Any) -> list[CodedArray | CodedPair]:
-    """Return the coded arrays and pairs in values, also in lists, tuples and dicts."""
-    coded: list[CodedArray | CodedPair] = []
-
-    def look(value: Any) -> Any:
-        if isinstance(value, CodedArray | CodedPair):
-            coded.append(value)
-        return value
-
-    map_nested(look, values)
-    return coded
-
-
-def _owner(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return what a state in files is of: of the arguments, those that are the same everywhere."""
-    while isinstance(function, partial):
-        args, kwargs = (*function.args, *args), {**function.keywords, **kwargs}
-        function = function.func
-    arguments = [*args, *sorted(kwargs.items())]  # keywords have no order
-    arrays = []
-    for array in _coded_in(arguments):
-        encoded = array.encoded
-        token = encoded.storage.token if isinstance(encoded, Encoded) and encoded.storage else ""
-        shape = " x ".join(map(str, array.shape))
-        arrays.append(f"{shape} {array.dtype} {token}".rstrip())
-
-    def plain(value: Any) -> Any:
-        """Return a value as far as it is the same everywhere, with lists and dicts around it."""
-        if isinstance(value, dict):
-            return sorted(((str(key), plain(own)) for key, own in value.items()), key=itemgetter(0))
-        if isinstance(value, list | tuple):
-            return list(map(plain, value))
-        named = value is None or isinstance(value, bool | int | float | complex | str | bytes)
-        if named or (isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject):
-            return value
-        return type(value).__qualname__
-
-    # Not the module, which is `__main__` if it is run as a script.
-    name = getattr(function, "__qualname__", type(function).__qualname__)
-    return {"function": name, "arrays": arrays, "arguments": tokenize(plain(arguments))}
 
 
 def submit(
@@ -125,11 +79,14 @@ def submit(
     other workers keep: if its worker is lost, the function runs again and resumes from that state.
     With :class:`Loop(storage=...) <Loop>` it resumes on another cluster, too.
 
+    If its worker is lost, or only seems to be, the function runs again on another one. So what it
+    does besides returning a result, such as writing a file, may happen twice.
+
     Parameters
     ----------
     function : callable
     *args, **kwargs
-        Its arguments.
+        Its arguments. Options of ``Client.submit``, such as ``retries``, are not taken.
     client : distributed.Client, optional
         By default that of a coded array among the arguments, or else the current one.
     workers : str or sequence of str, optional
@@ -139,6 +96,14 @@ def submit(
     -------
     distributed.Future
         Future of the function's result.
+
+    Raises
+    ------
+    TypeError
+        If the function is not callable, if an argument is an option of ``Client.submit``, or if a
+        coded array is in a container other than a list, a tuple or a dict.
+    ValueError
+        If there is no client, or if two loops have one place.
 
     Examples
     --------
@@ -159,6 +124,7 @@ def submit(
     client = client_for(client, *args, *kwargs.values())
     if not callable(function):
         raise TypeError(f"Argument 'function' must be callable, it is {function!r}.")
+    _refuse_options(function, kwargs)
     options, arrays = round_options(), dict[str, CodedArray | CodedPair]()
     if any(isinstance(value, _Own) and value.tolerant for value in kwargs.values()):
         options = replace(options, tolerant=True)
@@ -177,7 +143,7 @@ def submit(
             if value.storage is None:
                 return LoopSlot()
             places.add(value.storage)
-            return LoopSlot(storage=value.storage, owner=_owner(function, args, kwargs))
+            return LoopSlot(None, value.storage, *owner_of(function, args, kwargs))
         if isinstance(value, Future):
             data.append(value)
             return DataSlot(len(data) - 1)
@@ -191,6 +157,7 @@ def submit(
             return DataSlot(len(data) - 1)
         if isinstance(value, np.ndarray) and in_process:
             return value.copy()  # the task would get the caller's memory
+        _refuse_hidden(value)
         return value
 
     in_process = getattr(client.scheduler, "address", "").startswith("inproc://")
@@ -210,6 +177,42 @@ def submit(
     graph = {key: task, **{future.key: future for future in data}}
     future = client.get(graph, key, sync=False, workers=workers)
     return TaskFuture(key, client) if in_task() else future
+
+
+def _refuse_hidden(value: Any) -> None:
+    """Refuse a container that is not searched, and would hand on a coded array as a lazy one."""
+    if is_dataclass(value):
+        held: Iterable[Any] = (getattr(value, field.name, None) for field in fields(value))
+    elif isinstance(value, Mapping) and type(value) is not dict:
+        held = value.values()
+    elif isinstance(value, list | tuple | set | frozenset) and type(value) not in (list, tuple):
+        held = value
+    else:
+        return
+    if any(isinstance(item, CodedArray | CodedPair | Loop) for item in held):
+        raise TypeError(
+            "`submit` finds coded arrays and loops in lists, tuples and dicts, not in one of type "
+            f"{type(value).__qualname__}: pass them as arguments of their own."
+        )
+
+
+#: What `Client.submit` takes for itself, and `submit` does not.
+_NOT_OURS = frozenset(("allow_other_workers", "key", "priority", "pure", "resources", "retries"))
+
+
+def _refuse_options(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
+    """Refuse options of `Client.submit` that the function does not name as its own."""
+    if not (options := _NOT_OURS & kwargs.keys()):
+        return
+    try:
+        options -= inspect.signature(function).parameters.keys()
+    except ValueError:  # it does not tell
+        return
+    if options:
+        raise TypeError(
+            f"`submit` passes {', '.join(map(repr, sorted(options)))} to the function, which has "
+            "no argument of that name: leave out options of `Client.submit`."
+        )
 
 
 def run(

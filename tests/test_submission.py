@@ -5,7 +5,10 @@ from __future__ import annotations
 import gc
 import itertools
 import weakref
+from collections import UserDict
 from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -42,6 +45,36 @@ def test_a_coded_array_is_used_in_its_own_cluster(client):
     assert coded.linalg.randomized_svd(C, 1, seed=0)[1] == pytest.approx(4)
     model = coded.linear_model.LinearRegression(fit_intercept=False).fit(C, y)
     np.testing.assert_allclose(model.coef_, y / [1, 2, 3, 4], atol=1e-3)
+
+
+def test_options_of_dasks_submit_are_not_passed_on_silently(client):
+    def any_keywords(**kwargs):
+        return kwargs
+
+    def with_a_key(key, **kwargs):
+        return key
+
+    with pytest.raises(TypeError, match="passes 'priority', 'retries' to the function"):
+        coded.submit(any_keywords, retries=3, priority=1, client=client)
+    assert coded.submit(with_a_key, key=3, client=client).result() == 3
+
+
+class Pair(NamedTuple):
+    first: object
+    second: object = 0
+
+
+@dataclass
+class Held:
+    array: object
+
+
+@pytest.mark.parametrize("hidden", [Pair, Held, lambda C: UserDict(array=C)])
+def test_a_coded_array_in_a_container_that_is_not_searched_is_refused(hidden, client):
+    C = coded.encode(np.eye(4), coded.MDS(3, 2), client=client)
+    with pytest.raises(TypeError, match=f"not in one of type {type(hidden(C)).__name__}"):
+        coded.submit(lambda held: held, hidden(C), client=client)
+    assert coded.submit(lambda held: held, Pair(3), client=client).result() == Pair(3)
 
 
 def test_the_client_receives_the_last_round(client):

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
+import numpy as np
+
 from dask_coded.storage.background import Background
 from dask_coded.storage.files import is_sealed, make_folder, read_file, unsealed, write_file
 from dask_coded.storage.location import StoreError
@@ -22,7 +24,7 @@ from dask_coded.storage.location import StoreError
 logger = logging.getLogger("distributed.dask_coded")
 
 #: How each file begins.
-FIRST = b"dask-coded loop state 1\n"
+FIRST = b"dask-coded loop state 2\n"
 _ANY = b"dask-coded loop state "
 FILES = ("loop-state-0", "loop-state-1")
 # Writing may take at most this fraction of a loop's time, and begins at most once in these seconds.
@@ -61,8 +63,8 @@ class StateStore:
     storage : str
         A folder or address.
     owner : dict
-        What the loop is of, as JSON: its ``function``, ``arrays`` and other ``arguments``. States
-        of others are refused.
+        What the loop is of, as JSON: its ``function``, ``arrays``, other ``arguments``, and the
+        ``sketches`` of the arrays, which depend on their entries. States of others are refused.
     """
 
     def __init__(self, storage: str, owner: Mapping[str, Any]) -> None:
@@ -137,7 +139,7 @@ class StateStore:
             owner, there = said["owner"], (stored.sequence, said["run"])
         except (ValueError, LookupError, TypeError) as exc:  # of which StoreError is one
             raise _DamagedError from exc
-        if owner != self._owner:
+        if not _same(owner, self._owner):
             raise StoreError(
                 f"The store {self._storage} holds the state of {_named(owner)}, this is "
                 f"{_named(self._owner, owner)}: pass another `storage`, or delete the state."
@@ -253,9 +255,23 @@ class StateWriter:
         return self._background.wait(seconds)
 
 
+def _same(owner: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two loops are of the same, up to the rounding of the sketches of their arrays."""
+    if any(owner.get(name) != other.get(name) for name in ("function", "arrays", "arguments")):
+        return False
+    theirs, ours = owner["sketches"], other["sketches"]
+    # One of n entries is noticed if it changes by more than sqrt(n) times the rounding.
+    return len(theirs) == len(ours) and all(
+        np.allclose(a[1:], b[1:], rtol=0.0, atol=np.nan_to_num(a[0] * a[1]), equal_nan=True)
+        for a, b in zip(theirs, ours, strict=True)
+    )
+
+
 def _named(owner: Mapping[str, Any], other: Mapping[str, Any] | None = None) -> str:
     """Name what a loop is of, and how it differs from another one."""
     arrays = ", ".join(owner["arrays"])
     named = f"{owner['function']} of {arrays}" if arrays else str(owner["function"])
-    alike = other is not None and all(owner[k] == other.get(k) for k in ("function", "arrays"))
-    return f"{named} with other arguments" if alike else named
+    if other is None or any(owner[k] != other.get(k) for k in ("function", "arrays")):
+        return named
+    which = "arguments" if owner["arguments"] != other.get("arguments") else "entries"
+    return f"{named} with other {which}"

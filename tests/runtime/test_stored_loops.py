@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from concurrent.futures import CancelledError
 from functools import partial
+from pathlib import Path
 
+import dask.array as da
 import numpy as np
 import pytest
 from distributed import Event
 from distributed.utils_test import async_poll_for, captured_logger, gen_cluster, poll_for
 
 import dask_coded as coded
+from dask_coded.linear_model import Penalty
 from dask_coded.runtime.worker.plugin import worker_plugin
+from dask_coded.sameness import owner_of
 from dask_coded.storage import StateStore, StoreError
 from dask_coded.storage.states import FILES
-from dask_coded.submission import _owner
 from tests.processes import Processes
 
 MATRIX = np.random.default_rng(5).standard_normal((40, 40)) / 6
@@ -24,10 +27,10 @@ def powers():
     """Return an algorithm; nested, because workers cannot import this module."""
 
     def powers(operator, rounds, until, log, loop):
-        """Run rounds, but not beyond those in ``until``, a set, and note each in a file."""
+        """Run rounds, but not beyond that in the file ``until``, and note each in a file."""
         first, x = loop.resume((1, np.ones(40)))
         for i in range(first, rounds + 1):
-            if until and i > max(until):
+            if until.exists() and i > int(until.read_text()):
                 Event("never").wait()
             x = operator @ x
             x /= np.abs(x).max()
@@ -45,37 +48,45 @@ def noted(log) -> list[int]:
 
 @gen_cluster(client=True, nthreads=[("", 1)] * 3)
 async def test_the_same_call_goes_on_and_then_has_the_same_result(c, s, *workers, tmp_path):
-    def add(operator, step, fails, loop):
+    def add(operator, step, notes, loop):
         first, total = loop.resume((1, np.zeros(4)))
         for i in np.arange(first, 7):
             total = total + operator @ np.full(4, step)
             loop._writer._began = float("-inf")
             loop.report(coded.Progress(i, residual=0.0), state=(i + 1, total), last=i == 6)
             loop._writer.finish()
-            if i in fails:  # a set, which is not compared
+            if notes.read_text() == str(i):
                 raise ZeroDivisionError
         return first, total
 
+    notes = tmp_path / "fails at"
     C = await coded.encode(np.eye(4), coded.MDS(3, 2), client=c)
     loop, folder = coded.Loop(storage=tmp_path / "state"), tmp_path / "state"
     for fails in (3, 5):
+        notes.write_text(str(fails))
         with pytest.raises(ZeroDivisionError):
-            await coded.submit(add, C, 1.0, {fails}, loop, client=c)
+            await coded.submit(add, C, 1.0, notes, loop, client=c)
         assert sorted(path.name for path in folder.iterdir()) == list(FILES)
-    first, total = await coded.submit(add, C, 1.0, set(), loop, client=c)
+    notes.write_text("")
+    first, total = await coded.submit(add, C, 1.0, notes, loop, client=c)
     assert first == 6
     np.testing.assert_allclose(total, 6.0)
     # The result may be lost on its way.
-    first, again = await coded.submit(add, C, 1.0, set(), loop, client=c)
+    first, again = await coded.submit(add, C, 1.0, notes, loop, client=c)
     assert first == 7
     np.testing.assert_array_equal(again, total)
+    other = await coded.encode(np.diag([1.0, 1.0, 1.0, 2.0]), coded.MDS(3, 2), client=c)
+    with pytest.raises(StoreError, match="add of 4 x 4 float64 with other entries"):
+        await coded.submit(add, other, 1.0, notes, loop, client=c)
+    copies = await coded.encode(np.eye(4), coded.Repetition(3, 2), client=c)
+    assert (await coded.submit(add, copies, 1.0, notes, loop, client=c))[0] == 7
     with pytest.raises(StoreError, match="add of 4 x 4 float64 with other arguments"):
-        await coded.submit(add, C, 2.0, set(), loop, client=c)
+        await coded.submit(add, C, 2.0, notes, loop, client=c)
     with pytest.raises(ValueError, match="Two loops have the storage"):
-        coded.submit(add, C, loop, set(), loop, client=c)
+        coded.submit(add, C, loop, notes, loop, client=c)
     for path in folder.iterdir():
         path.unlink()
-    assert (await coded.submit(add, C, 2.0, set(), loop, client=c))[0] == 1
+    assert (await coded.submit(add, C, 2.0, notes, loop, client=c))[0] == 1
 
 
 @gen_cluster(client=True, nthreads=[("", 1)] * 3)
@@ -127,6 +138,23 @@ def test_functions_and_arguments_are_told_apart():
     def second(*args, **kwargs):
         pass
 
+    def made(factor):
+        def scaled(x, times=1):
+            return factor * x if x else scaled(x)
+
+        return scaled
+
+    class Model:
+        def __init__(self, factor):
+            self.factor = factor
+
+        def __dask_tokenize__(self):
+            return type(self).__name__, self.factor
+
+        def fit(self):
+            pass
+
+    X = da.from_array(np.arange(3.0))
     calls = [
         (first, (1,), {}),
         (second, (1,), {}),
@@ -141,9 +169,27 @@ def test_functions_and_arguments_are_told_apart():
         (first, ([1], [2, 3]), {}),
         (first, (), {"options": {"l1": 0.1}}),
         (first, (), {"options": {"l2": 0.1}}),
+        *((first, (value,), {}) for value in ({3}, {4}, Path("a"), Path("b"))),
+        *((first, (Penalty(l2=size),), {}) for size in (1.0, 100.0)),
+        *((first, (value,), {}) for value in (X, X + 1, X[::-1], slice(1), range(2), dict, sum)),
+        *((first, (made(factor),), {}) for factor in (1, 2)),
+        *((made(factor), (), {}) for factor in (1, 2)),
+        *((first, (partial(made(1), factor),), {}) for factor in (1, 2)),
+        *((first, (Model(factor).fit,), {}) for factor in (1, 2)),
+        *((first, (value,), {}) for value in (lambda x: x + 1, lambda x: x + 2, lambda x: x - 1)),
     ]
-    owners = [str(_owner(*call)) for call in calls]
-    assert [owners.index(owner) for owner in owners] == [0, 1, 0, 3, 4, 4, *range(6, 13)]
+    owners = [str(owner_of(*call)) for call in calls]
+    assert [owners.index(owner) for owner in owners] == [
+        *(0, 1, 0, 3, 4, 4),
+        *range(6, len(calls)),
+    ]
+    again = [str(owner_of(*call)) for call in calls]
+    assert again == owners
+
+
+def test_what_cannot_be_told_apart_is_refused():
+    with pytest.raises(TypeError, match="cannot tell if it is resumed with the same object"):
+        owner_of(print, (object(),), {})
 
 
 @gen_cluster(client=True, nthreads=[("", 1)] * 3)
@@ -158,25 +204,27 @@ async def test_algorithms_of_one_task_do_not_resume_from_each_other(c, s, *worke
             loop._writer.finish()
         return first
 
-    def twice(loop, fails):
+    def twice(loop, notes):
         found = [count(loop), count(loop)]
-        if fails:
+        if notes.exists():
             raise ZeroDivisionError
         return found
 
     C = await coded.encode(np.eye(4), coded.MDS(3, 2), client=c)
     assert C.shape == (4, 4)
-    loop = coded.Loop(storage=tmp_path)
+    loop, notes = coded.Loop(storage=tmp_path / "state"), tmp_path / "fails"
+    notes.touch()
     with pytest.raises(ZeroDivisionError):
-        await coded.submit(twice, loop, {1}, client=c)
+        await coded.submit(twice, loop, notes, client=c)
+    notes.unlink()
     # The first algorithm starts over, and its states replace that of the second one.
-    assert await coded.submit(twice, loop, set(), client=c) == [1, 4]
+    assert await coded.submit(twice, loop, notes, client=c) == [1, 4]
 
 
 @gen_cluster(client=True, nthreads=[("", 1)] * 3)
 async def test_what_is_no_state_of_this_loop_is_refused(c, s, *workers, tmp_path):
     C = await coded.encode(np.eye(4), coded.MDS(3, 2), client=c)
-    owner = {"function": "power", "arrays": ["4 x 4 float64"], "arguments": ""}
+    owner = {"function": "power", "arrays": ["4 x 4 float64"], "arguments": "", "sketches": []}
     store = StateStore(str(tmp_path), owner)
     store.open()
     store.write((0, 0), 1, b"state")
@@ -196,13 +244,14 @@ async def test_what_is_no_state_of_this_loop_is_refused(c, s, *workers, tmp_path
 
 
 def test_scheduler_and_all_workers_killed_in_a_loop(clusters, tmp_path):
-    log, state = tmp_path / "log", tmp_path / "state"
+    log, state, until = tmp_path / "log", tmp_path / "state", tmp_path / "until"
     log.touch()
+    until.write_text("5")
     cluster: Processes = clusters()
     cluster.add(4)
     code, loop = coded.Repetition(4, 2), coded.Loop(storage=state)
     C = coded.encode(MATRIX, code, cluster.client)
-    future = coded.submit(powers(), C, 12, {5}, log, loop, client=cluster.client)
+    future = coded.submit(powers(), C, 12, until, log, loop, client=cluster.client)
     poll_for(lambda: len(noted(log)) == 5 and (state / FILES[0]).exists(), timeout=60)
     cluster.kill_scheduler()
     with pytest.raises(CancelledError):
@@ -211,14 +260,15 @@ def test_scheduler_and_all_workers_killed_in_a_loop(clusters, tmp_path):
         process.join(60)
         assert process.exitcode is not None
     kept = noted(log)
+    until.unlink()
 
     cluster = clusters()
     cluster.add(3)
     client = cluster.client
     C = coded.encode(MATRIX, code, client, oversubscribe=True)
-    found = coded.submit(powers(), C, 12, set(), log, loop, client=client).result(timeout=60)
+    found = coded.submit(powers(), C, 12, until, log, loop, client=client).result(timeout=60)
     again = noted(log)[len(kept) :]
     assert again == list(range(again[0], 13))
     assert again[0] > 1  # at least the first state is kept
-    whole = coded.submit(powers(), C, 12, set(), tmp_path / "other", coded.Loop(), client=client)
+    whole = coded.submit(powers(), C, 12, until, tmp_path / "other", coded.Loop(), client=client)
     np.testing.assert_array_equal(found, whole.result(timeout=60))

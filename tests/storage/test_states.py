@@ -14,7 +14,13 @@ from distributed.utils_test import captured_logger
 from dask_coded.storage import StateStore, StateWriter, StoreError, states
 from dask_coded.storage.files import read_file, sealed, unsealed, write_file
 
-OWNER = {"function": "power", "arrays": ["4 x 4 float64"], "arguments": "a"}
+SKETCH = [1e-8, 3.0, -2.0, 0.0]
+OWNER = {
+    "function": "power",
+    "arrays": ["4 x 4 float64"],
+    "arguments": "a",
+    "sketches": [SKETCH],
+}
 PLACE = 0, 0
 
 
@@ -119,6 +125,18 @@ def test_files_of_others_are_neither_read_nor_deleted(tmp_path):
     )
 
 
+def test_sketches_may_differ_by_rounding(tmp_path):
+    """Another cluster adds up in another order."""
+    opened(str(tmp_path)).write(PLACE, 1, b"state")
+    rounded = [1e-8, 3.0, -2.0 + 1e-9, 1e-12]
+    assert StateStore(str(tmp_path), OWNER | {"sketches": [rounded]}).open() is not None
+    unknown = OWNER | {"sketches": [[1e-8, *[float("nan")] * 3]]}
+    store = StateStore(str(tmp_path / "unknown"), unknown)
+    store.open()
+    store.write(PLACE, 1, b"state")
+    assert StateStore(str(tmp_path / "unknown"), unknown).open() is not None
+
+
 @pytest.mark.parametrize(
     ("owner", "named"),
     [
@@ -126,6 +144,11 @@ def test_files_of_others_are_neither_read_nor_deleted(tmp_path):
         (OWNER | {"arrays": ["5 x 5 float64"]}, "of 4 x 4 float64, this is power of 5 x 5 float64"),
         (OWNER | {"arrays": []}, "this is power: pass another"),
         (OWNER | {"arguments": "b"}, "this is power of 4 x 4 float64 with other arguments: pass"),
+        (
+            OWNER | {"sketches": [[1e-8, 3.0, -2.001, 0.0]]},
+            "this is power of 4 x 4 float64 with other entries: pass",
+        ),
+        (OWNER | {"sketches": []}, "this is power of 4 x 4 float64 with other entries: pass"),
     ],
 )
 def test_the_state_of_another_loop_is_refused(owner, named, tmp_path):

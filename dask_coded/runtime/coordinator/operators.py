@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, NoReturn
 from weakref import ReferenceType, ref
 
@@ -14,6 +15,16 @@ from dask_coded.labels import UNLABELLED, Axis, Labels, aligned, axes_of
 from dask_coded.runtime.coordinator.report import RoundReport
 from dask_coded.runtime.coordinator.rounds import Coordinator
 from dask_coded.runtime.spec import ArraySpec
+
+#: Functions of NumPy that only ask, and how to answer.
+_PROPERTIES: dict[Any, Callable[[Any], Any]] = {
+    np.ndim: lambda operator: 2,
+    np.shape: lambda operator: operator.shape,
+    np.size: lambda operator: operator.shape[0] * operator.shape[1],
+    np.transpose: lambda operator: operator.T,
+    np.iscomplexobj: lambda operator: operator.dtype.kind == "c",
+    np.isrealobj: lambda operator: operator.dtype.kind != "c",
+}
 
 
 class RoundOperator(LinearOperator, ABC):
@@ -53,6 +64,18 @@ class RoundOperator(LinearOperator, ABC):
         if isinstance(x, LinearOperator) or np.isscalar(x):
             return super().dot(x)
         return to_tensor(self._matmat(x), like=x)
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Compute NumPy's products and properties; others would see an array of one object."""
+        if func in _PROPERTIES:
+            return _PROPERTIES[func](self)
+        if func is np.dot and len(args) == 2 and not kwargs:
+            a, b = args
+            return a.dot(b) if isinstance(a, RoundOperator) else b._rdot(a)
+        raise TypeError(
+            f"`np.{func.__name__}` does not take a coded operator: only `operator @ x`, "
+            "`x @ operator` and `np.dot` are products, and `operator.T` is the transpose."
+        )
 
     def _rdot(self, x: Any) -> Any:
         if isinstance(x, LinearOperator) or np.isscalar(x):
@@ -152,6 +175,25 @@ class PairOperator:
             weights = check_weights(self.rows, as_operand(weights, self.labels[0]))
         result, self.last_round = self._coordinator.run(weights)
         return result
+
+
+def sketch(operator: Operator | PairOperator) -> list[float]:
+    """Return a few numbers that follow from the entries of a coded array, by one round.
+
+    They are those of one fixed random product: how much of them is rounding, its norm, and its sum
+    with random weights, real and imaginary. They depend neither on the code nor on the cluster.
+    """
+    rng = np.random.default_rng(0)
+    kind = np.result_type(np.empty(0, operator.dtype).real.dtype, np.float32)
+    length = operator.rows if isinstance(operator, PairOperator) else operator.shape[1]
+    operand = rng.uniform(0.5, 1.5, length).astype(kind)
+    if isinstance(operator, PairOperator):
+        product = operator.product(operand).ravel()
+    else:
+        product = operator @ operand
+    total = rng.standard_normal(len(product)) @ product
+    norm = float(np.linalg.norm(product))
+    return [float(np.finfo(product.dtype).eps) ** 0.5, norm, float(total.real), float(total.imag)]
 
 
 def refuse_transpose() -> NoReturn:

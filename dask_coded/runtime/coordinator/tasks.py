@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from dask_coded.compat import current_key
 from dask_coded.labels import Labels
 from dask_coded.rounds import RoundOptions
 from dask_coded.runtime.coordinator.loop import KeptLoop
-from dask_coded.runtime.coordinator.operators import Operator, PairOperator
+from dask_coded.runtime.coordinator.operators import Operator, PairOperator, sketch
 from dask_coded.runtime.coordinator.rounds import Coordinator
 from dask_coded.runtime.spec import PairSpec
 from dask_coded.runtime.worker.plugin import worker_plugin
@@ -49,11 +49,14 @@ class LoopSlot:
         Where the state is kept in files.
     owner : dict or None
         What the loop is of, as JSON.
+    arrays : sequence of str
+        The coded arrays among that.
     """
 
     topic: str | None = None
     storage: str | None = None
     owner: dict[str, Any] | None = None
+    arrays: Sequence[str] = ()
 
 
 @contextmanager
@@ -130,7 +133,7 @@ def run_loop(
             if isinstance(value, DataSlot):
                 return found[value.index]
             if isinstance(value, LoopSlot):
-                loop = _kept_loop(value, copies, number=len(kept))
+                loop = _kept_loop(value, operators, copies, number=len(kept))
                 ending.callback(loop.close)
                 kept.append(loop)
                 return loop
@@ -142,11 +145,16 @@ def run_loop(
         return result
 
 
-def _kept_loop(slot: LoopSlot, copies: int, number: int) -> KeptLoop:
+def _kept_loop(
+    slot: LoopSlot, operators: Mapping[str, Operator | PairOperator], copies: int, number: int
+) -> KeptLoop:
     plugin = worker_plugin(get_worker())
     attempt = plugin.exchange.attempt(current_key())
     assert attempt is not None
-    store = None if slot.storage is None else StateStore(slot.storage, slot.owner or {})
+    store = None
+    if slot.storage is not None:
+        sketches = [sketch(operators[id_]) for id_ in slot.arrays if id_ in operators]
+        store = StateStore(slot.storage, (slot.owner or {}) | {"sketches": sketches})
     return KeptLoop(
         plugin.worker,
         plugin.keeper,

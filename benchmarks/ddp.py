@@ -1,9 +1,10 @@
-"""Time training steps of `Squeeze` and `Ring` beside PyTorch's DDP in the same worker processes.
+"""Time training steps beside those of PyTorch's DDP in the same worker processes.
 
 Four workers compute 256 samples each in a step: of a dense network of 1.3 million weights, whose
 gradient takes 5 MB, or of a convolutional one of 80 thousand. Each worker has 0.4 of a core, or one
-of them has 0.1. Links have no limit, or 200 Mbit/s. The methods take turns. DDP sums by gloo, in
-tasks on the workers; it needs no leader, while that of the others is on a worker of its own.
+of them has 0.1. Links have no limit, or 200 Mbit/s, also that of the leader. The methods take
+turns. DDP sums by gloo, in tasks on the workers; it needs no leader, while that of the others is on
+a worker of its own.
 
 A row is the median of a method's steps over that of DDP's. Without a network lab nothing is run.
 """
@@ -30,7 +31,7 @@ import dask_coded as coded
 from benchmarks import mnist
 from benchmarks.network import NetworkLab, unavailable
 from benchmarks.report import Report, Summary, options
-from dask_coded.aggregation import Aggregation, Ring, Squeeze
+from dask_coded.aggregation import Aggregation, GradientCoding, Ring, Squeeze
 from dask_coded.training import SGD, TorchModule
 
 #: What a worker may use of a core, and what a slow one may.
@@ -46,8 +47,8 @@ MODELS: dict[str, Callable[[], torch.nn.Sequential]] = {
 }
 #: Units of a step: the smallest that pay, of 64 samples for dense layers and 32 for convolutions.
 METHODS: dict[str, dict[str, Aggregation]] = {
-    "MLP": {"Squeeze": Squeeze(units=16), "Ring": Ring()},
-    "CNN": {"Squeeze": Squeeze(units=32), "Ring": Ring()},
+    model: {"Squeeze": Squeeze(units=units), "Ring": Ring(), "gradient coding": GradientCoding(1)}
+    for model, units in (("MLP", 16), ("CNN", 32))
 }
 
 
@@ -90,7 +91,7 @@ def main(json_file: Path | None, png_file: Path | None, smoke: bool, only: tuple
             rows = json.loads(json_file.read_text())["rows"]
             report.rows += [row for row in rows if (row["model"], row["link"]) not in cases]
     for link in dict.fromkeys(link for _, link in cases):
-        with NetworkLab(size.workers, link) as lab:
+        with NetworkLab(size.workers, link, free_rate=link) as lab:
             for model in [m for m, rate in cases if rate == link]:
                 for _ in measured(report, lab, size, model, link):
                     if json_file is not None:  # a whole run takes minutes

@@ -13,7 +13,8 @@ from scipy.special import ndtri
 
 from benchmarks.evidence.kept import Kept
 from benchmarks.evidence.papers import Claim, Finding, Paper, Section
-from benchmarks.evidence.tables import span, table
+from benchmarks.evidence.slower import NETS, one_slower, slower
+from benchmarks.evidence.tables import span, spans, table
 from benchmarks.evidence.verdicts import Interval, Published, mean, ratio
 from dask_coded.aggregation import Aggregation, CodedReduce, GradientCoding, Tree
 from dask_coded.aggregation.expectation import expected_step
@@ -255,6 +256,7 @@ SECTIONS = {
         name: Section({f"seed {i}": partial(sweep, name=name, seed=i) for i in range(SEEDS)}, 8)
         for name in SETTINGS
     },
+    "slower": Section({name: partial(slower, name=name) for name in NETS}, 2),
     "processes": Section(
         {
             f"seed {i}, delay {times:g}": partial(lab, times=times, seed=i)
@@ -394,11 +396,7 @@ def sweeps(kept: Kept) -> Iterator[str]:
                 1e3 * _values(kept, "delayed", setting=name, times=times, method=way)
                 for way in names
             ]
-            least = min(float(np.median(each)) for each in found)
-            cells = [
-                f"**{span(each)}**" if np.median(each) == least else span(each) for each in found
-            ]
-            lines.append([f"{times:g}", *cells])
+            lines.append([f"{times:g}", *spans(found)])
         yield from table(["delay", *names], lines)
 
 
@@ -529,6 +527,6 @@ PAPER = Paper(
         ),
     ),
     sections=SECTIONS,
-    parts=(sweeps, expectations, orders),
+    parts=(sweeps, one_slower, expectations, orders),
     plot=plot,
 )

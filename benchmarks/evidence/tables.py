@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -36,3 +36,19 @@ def span(values: ArrayLike, unit: str = "", digits: int = 1) -> str:
         f"{each:.{digits}f}" for each in (np.median(found), found.min(), found.max())
     )
     return f"{middle}{f' {unit}' if unit else ''} ({least} to {most})"
+
+
+def spans(values: Sequence[ArrayLike]) -> list[str]:
+    """Return the spans of several methods; that of the least median is bold.
+
+    Examples
+    --------
+    >>> spans([[3.0, 1.0, 2.0], [4.0]])
+    ['**2.0 (1.0 to 3.0)**', '4.0 (4.0 to 4.0)']
+    """
+    middles = [float(np.median(np.asarray(each, dtype=float))) for each in values]
+    cells = map(span, values)
+    return [
+        f"**{cell}**" if middle == min(middles) else cell
+        for cell, middle in zip(cells, middles, strict=True)
+    ]

@@ -195,13 +195,15 @@ def add_curve(
     chosen = net_of(net)
     steps, accuracy = [], []
     with one_thread(), np.errstate(over="ignore", invalid="ignore"):
-        for update, parameters in enumerate(itertools.islice(trained, count * updates), 1):
-            if update % (every * updates):
+        found = itertools.islice(_until_diverged(trained), count * updates)
+        for update, parameters in enumerate(found, 1):
+            diverged = not np.isfinite(parameters).all()
+            if update % (every * updates) and not diverged:
                 continue
             steps.append(update // updates)
             accuracy.append(chosen.accuracy(parameters, judged_by))
-            if not np.isfinite(parameters).all():
-                break  # it has diverged
+            if diverged:
+                break
     final = float(np.mean(accuracy[-3:]))
     kept.report.add(
         f"{net}, {method.name}, {method.compression}, seed {seed}",
@@ -220,6 +222,16 @@ def add_curve(
         steps=steps,
         accuracy=accuracy,
     )
+
+
+def _until_diverged(trained: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
+    """Yield parameters; NaN in the end if a gradient is not finite any more."""
+    parameters = np.array([])
+    try:
+        for parameters in trained:
+            yield parameters
+    except FloatingPointError:
+        yield np.full_like(parameters, np.nan)
 
 
 @contextmanager

@@ -1,11 +1,11 @@
 """A campaign of random faults while everything that the package does runs, and is checked.
 
 Twelve workers run lazy rounds whose shares are verified, products of pairs, loops with and without
-a state, and trainings, and beside them products of stock Dask. Meanwhile workers are stopped
-(SIGSTOP), killed (SIGKILL), slowed down, retired, paused, made to compute wrongly or to spill their
-pieces, cut off (all packets are dropped) or put behind a thin link, whatever they are at that
-moment: coordinator, leader of a training, keeper of a loop's state, or only a participant. Several
-are hit at once, but no more than the codes tolerate.
+a state, and coded and squeezed trainings, and beside them products of stock Dask. Meanwhile workers
+are stopped (SIGSTOP), killed (SIGKILL), slowed down, retired, paused, made to compute wrongly or to
+spill their pieces, cut off (all packets are dropped) or put behind a thin link, whatever they are
+at that moment: coordinator, leader of a training, keeper of a loop's state, or only a participant.
+Several are hit at once, but no more than the codes tolerate.
 
 Seeds with even numbers run on workers on hosts of their own (see `benchmarks.network`), the others
 on workers that share memory, some of them under nannies. With ``--json`` seeds that the file has

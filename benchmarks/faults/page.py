@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from benchmarks.faults.loads import Trainings
+from benchmarks.faults.loads import SqueezedTrainings, Trainings
 
 _TITLES = {
     "stopped": "stopped (SIGSTOP) for 0.5 to 30 s",
@@ -68,7 +68,7 @@ def table(rows: Iterable[dict[str, Any]], timed: int = 0) -> str:
     steps = sum(
         row["value"]
         for row in ours_only
-        if row["measure"] == "results" and row["load"] == Trainings.name
+        if row["measure"] == "results" and row["load"] in (Trainings.name, SqueezedTrainings.name)
     )
     lines += [
         "",

@@ -70,17 +70,17 @@ class Choice:
             longer = is_long(source.dtype)
             plain = sparse_type(source) or source.dtype.kind in "biu" or longer
             kind: type[Code] = Repetition if plain else MDS
-            if kind is Repetition and self.redundancy is None:
-                # A copy costs a whole block per worker, so one extra copy is the default for any n.
-                redundancy = min(redundancy, 1)
         elif isinstance(name, str) and name in CODES:
             kind = CODES[name]
-            if kind is RandomLinear and self.redundancy is None:
-                redundancy = min(redundancy, (n - 1) // 2)  # two parity pieces for each loss
         else:
             raise ValueError(
                 f"Argument 'code' must be a Code or one of {sorted(CODES)}, it is {name!r}."
             )
+        if self.redundancy is None:
+            # A copy of all data costs as much as the data, so there is one for any n. RandomLinear
+            # has two parity pieces for each loss.
+            most = {Repetition: 1, RandomLinear: (n - 1) // 2}
+            redundancy = min(redundancy, most.get(kind, redundancy))
         # In a thread, as for pairs below: large codes take a second.
         code = await asyncio.to_thread(kind.with_redundancy, n, redundancy)
         self._tell(client, code, n)

@@ -431,6 +431,7 @@ def test_no_convergence_is_exit_code_1(votes):
     [
         (ConvergenceError("too slow"), 1, "Error: too slow"),
         (RuntimeError("all lost\nhere is where"), 1, "Error: RuntimeError: all lost"),
+        (np.linalg.LinAlgError("singular"), 1, "Error: LinAlgError: singular"),
         (OSError(), 1, "Error: OSError: "),
         (KeyboardInterrupt(), 130, "Interrupted."),
     ],

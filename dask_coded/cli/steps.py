@@ -186,12 +186,13 @@ def computed(function: Callable[..., Result], *args: Any, **kwargs: Any) -> Resu
         return function(*args, **kwargs)
     except ConvergenceError as error:
         raise click.ClickException(str(error)) from error
-    except ValueError as error:
-        raise BadInput(str(error)) from error
     except click.ClickException:
         raise
     except Exception as error:
         logger.debug("The computation failed.", exc_info=True)
+        # NumPy's error of a factorisation is a ValueError, too.
+        if isinstance(error, ValueError) and not isinstance(error, np.linalg.LinAlgError):
+            raise BadInput(str(error)) from error
         first_line = next(iter(str(error).splitlines()), "")
         raise click.ClickException(f"{type(error).__name__}: {first_line}") from error
 

@@ -191,8 +191,10 @@ def randomized_svd(
         tolerant=False,
     )
     if isinstance(A, da.Array):
-        # Scattered, because a tall array does not belong in a task graph.
-        future = client.scatter(U)
+        # Scattered, because a tall array does not belong in a task graph. Dask cannot compute it
+        # again, so it must survive as many losses as the matrix does.
+        copies = min(1 + coded.code.tolerance, len(client.nthreads()))
+        future = client.scatter(U, broadcast=copies)
         U = da.from_delayed(future, U.shape, U.dtype, meta=U[:0]).rechunk((A.chunks[0], -1))
     return U, s, Vh
 

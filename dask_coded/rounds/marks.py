@@ -1,9 +1,9 @@
 """Which stripes of which pieces have a mark: asked by piece, or by stripe.
 
 Questions about one piece come with each message, and Python's integers answer them faster than
-NumPy. Questions about one stripe go to all pieces at once. A matrix of booleans served both. At
-10,000 workers a message took three times as long as at 1,000 then, because the stripes of a piece
-lay on as many pages of memory.
+NumPy. Questions about one stripe go to all pieces at once. One matrix of booleans for both would
+spread the stripes of a piece over as many pages of memory: at 10,000 workers a message then takes
+three times as long as at 1,000.
 """
 
 from __future__ import annotations

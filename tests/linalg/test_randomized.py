@@ -124,6 +124,9 @@ def test_a_dask_array_gives_left_vectors_as_a_dask_array(client):
         U, s, Vh = randomized_svd(array, 4, seed=0, client=client)
         assert U.chunks == (array.chunks[0], (4,))
         assert isinstance(s, np.ndarray)
+        # Dask cannot compute it again, so it must not be lost with one worker.
+        (key,) = [key for key, on in client.who_has().items() if len(on) > 1 and "ndarray" in key]
+        assert len(client.who_has()[key]) == 2
         U = client.compute(U).result()
         np.testing.assert_allclose(U.T @ U, np.eye(4), atol=1e-12)
         assert np.linalg.norm(A - (U * s) @ Vh, 2) <= 1.01 * 0.5**4

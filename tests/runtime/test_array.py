@@ -353,6 +353,9 @@ def test_default_codes(A, client):
 def test_code_by_name(A, client):
     assert coded.encode(A, "mds", client, redundancy=2).code == coded.MDS(5, 3)
     assert coded.encode(A, "repetition", client, redundancy=2).code == coded.Repetition(5, 3)
+    with dask.config.set({"coded.redundancy": 0.9}):  # four of five
+        assert coded.encode(A, "repetition", client).code == coded.Repetition(5, 2)
+        assert coded.encode(A, "mds", client).code == coded.MDS(5, 1)
     assert coded.encode(A, client=client, redundancy=3).code == coded.MDS(5, 2)
     with pytest.raises(ValueError, match=r"\['mds', .*'parity'"):
         coded.encode(A, "parity", client)
@@ -874,6 +877,27 @@ def test_operator_from_the_left(both, C, A, client):
     np.testing.assert_allclose([first, second, *third], [A.sum(0)] * 4)
     with pytest.raises(TypeError, match="transpose=True"):
         coded.submit(left, C, client=client).result()
+
+
+def test_functions_of_numpy_take_an_operator_or_say_that_they_do_not(both, A, client):
+    def products(operator):
+        x, y = np.ones(operator.shape[1]), np.ones(operator.shape[0])
+        assert np.shape(operator) == operator.shape
+        assert (np.ndim(operator), np.size(operator)) == (2, A.size)
+        assert np.transpose(operator) is operator.T
+        assert np.isrealobj(operator)
+        for function in (np.inner, np.outer, np.sum, np.linalg.norm):
+            try:
+                function(operator, x)
+            except TypeError as error:
+                assert f"`np.{function.__name__}` does not take a coded operator" in str(error)
+            else:
+                raise AssertionError(f"{function} takes an operator")
+        return np.dot(operator, x), np.dot(y, operator)
+
+    right, left = coded.submit(products, both, client=client).result()
+    np.testing.assert_allclose(right, A.sum(axis=1))
+    np.testing.assert_allclose(left, A.sum(axis=0))
 
 
 def test_round_reports(A, client):

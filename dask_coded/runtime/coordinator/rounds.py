@@ -50,7 +50,7 @@ from dask_coded.transport.messages import Attempt
 _PATIENCE = 0.02
 # Pairs may lose five digits without a warning: four by their code, one by their data.
 _PAIRS = 1e5
-# Rounds in a row that may fail because shares are wrong.
+# Rounds in a row that may fail because shares contradict each other and no check is found wrong.
 _FAILURES = 8
 
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("distributed.dask_coded")
 
-# A worker that has sent wrong shares in this many rounds gets no more work.
+# A worker that has sent wrong shares in this many rounds gets no more work. One wrong share may be
+# the last of a fault that has passed, such as a flipped bit in memory.
 _DISTRUSTED = 3
 
 

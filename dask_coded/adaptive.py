@@ -18,7 +18,8 @@ class Adaptive(distributed.Adaptive):
     loop take 50 ms or more, it asks for one more for each worker that has been so slow for 50
     rounds that another one of usual speed, in its place, would make rounds shorter by 5 %. A worker
     that joins takes a piece from a worker that holds several, or from such a slow one, and works in
-    the next round.
+    the next round. While a training runs, it asks for as many workers as could take part in it when
+    its last group was formed.
 
     Parameters
     ----------

@@ -18,7 +18,7 @@ from dask_coded.transport.backoff import Backoff
 
 if TYPE_CHECKING:
     from distributed.diagnostics.plugin import WorkerPlugin
-    from distributed.scheduler import Scheduler
+    from distributed.scheduler import Scheduler, WorkerState
 
 
 class SchedulerExtension(SchedulerPlugin, ABC):
@@ -59,6 +59,20 @@ class SchedulerExtension(SchedulerPlugin, ABC):
     @abstractmethod
     async def set_up(self, scheduler: Scheduler) -> None:
         """Install the plugin: handlers on the scheduler, and a plugin on the workers."""
+
+    def busy(self) -> set[str]:
+        """Return the workers that adaptive scaling must leave alone now, by address.
+
+        Those that are gone may be among them.
+        """
+        return set()
+
+    def valid_workers_downscaling(
+        self, scheduler: Scheduler, workers: list[WorkerState]
+    ) -> list[WorkerState]:
+        """Hook: adaptive scaling chooses among these workers which ones to close."""
+        busy = self.busy()
+        return [ws for ws in workers if ws.address not in busy]
 
     async def give(self, scheduler: Scheduler, name: str, kind: type[WorkerPlugin]) -> None:
         """Install a plugin on all workers, also on those that join later.

@@ -335,11 +335,18 @@ class CodedSchedulerPlugin(SchedulerExtension):
         return ts is not None and ts.state == "processing" and ts.run_id == run
 
     def wanted(self) -> int:
-        """Handler: how many workers the arrays can use whose rounds run, or ran lately."""
+        """Handler: how many workers running trainings, or arrays in use, can use.
+
+        An array is in use while its rounds run, or if they ran lately.
+        """
         tasks = (self.scheduler.tasks.get(key) for key in self._holding)
         found = [coded_task(ts.run_spec) for ts in tasks if ts is not None]
         used = {i for task in found if task is not None for i in task.array_ids}
-        return self.arrays.wanted(used, since=time() - Timeouts.USED)
+        arrays = self.arrays.wanted(used, since=time() - Timeouts.USED)
+        # Those of trainings, whose plugin this one does not know.
+        plugins = [p for p in self.scheduler.extensions.values() if p is not self]
+        busy = {a for p in plugins if isinstance(p, SchedulerExtension) for a in p.busy()}
+        return max(arrays, len(busy.intersection(self.scheduler.workers)))
 
     def replaceable(self, ts: TaskState, silent: Collection[str]) -> bool:
         """Whether what a task makes can be made again without silent workers."""
@@ -458,12 +465,9 @@ class CodedSchedulerPlugin(SchedulerExtension):
         self.supervisor.clear()
         self.loops.clear()
 
-    def valid_workers_downscaling(
-        self, scheduler: Scheduler, workers: list[WorkerState]
-    ) -> list[WorkerState]:
-        """Keep workers that take part in a running round."""
-        busy = {ws for ts in self._holding.pieces() for ws in ts.who_has or ()}
-        return [ws for ws in workers if ws not in busy]
+    def busy(self) -> set[str]:
+        """Return the workers that hold pieces of a running round."""
+        return {ws.address for ts in self._holding.pieces() for ws in ts.who_has or ()}
 
 
 def _named(addresses: Iterable[str], allowed: Sequence[str] | None) -> set[str]:

@@ -132,6 +132,10 @@ class TrainingSchedulerPlugin(SchedulerExtension):
                 run = self.scheduler.tasks[key].run_id
                 self._send(address, "coded-training-over", task=key, run=run)
 
+    def busy(self) -> set[str]:
+        """Return the workers that may take part in a training."""
+        return {address for involved in self._involved.values() for address in involved}
+
     def restart(self, scheduler: Scheduler) -> None:
         self._involved.clear()
 

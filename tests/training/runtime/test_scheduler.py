@@ -73,6 +73,31 @@ def lead(messages):
     ]
 
 
+def take(allowed):
+    """Take some workers for a training until an event is set."""
+    worker = get_worker()
+    coded = {"key": thread_state.key, "worker": worker.address, "allowed": allowed, "round": 0}
+    sync(worker.loop, worker.scheduler.coded_candidates, **coded)
+    Event("started").set()
+    Event("over").wait()
+
+
+@gen_cluster(**THREE)
+async def test_adaptive_scaling_leaves_the_workers_of_a_training_alone(c, s, a, b, other):
+    await install(c, TrainingSchedulerPlugin())
+    taken = [a.address, b.address]
+    future = coded.submit(take, taken, client=c, workers=a.address)
+    await Event("started", client=c).wait()
+    assert s.workers_to_close(n=3) == [other.address]
+    assert await c.scheduler.coded_wanted() == 2
+    await b.close()  # it may be counted no more
+    assert await c.scheduler.coded_wanted() == 1
+    await Event("over", client=c).set()
+    await future
+    assert len(s.workers_to_close(n=2)) == 2
+    assert await c.scheduler.coded_wanted() == 0
+
+
 @gen_cluster(**THREE)
 async def test_a_leader_that_was_taken_over_is_refused(c, s, *workers):
     await install(c, TrainingSchedulerPlugin())

@@ -99,15 +99,38 @@ def test_another_leader_knows_the_scores_that_were_kept():
             return [Step(0, 3.0), Step(1, 2.0, score=0.5), Step(2, 1.0)]
 
     history = History(Kept(), steps=5)
-    history.scored(5, 0.75)
+    history.scorer(5)(0.75)
     found = history.of([3.0, 2.0, 1.0, 0.5, 0.25])
     assert [step.score for step in found] == [None, 0.5, None, None, 0.75]
 
 
 def test_scores_of_parameters_that_are_lost_are_forgotten():
     history = History(Loop(), steps=9)
-    history.scored(2, 0.5)
-    history.scored(6, 0.75)
+    history.scorer(2)(0.5)
+    history.scorer(6)(0.75)
+    third, seventh = history.scorer(3), history.scorer(7)  # they are being computed
     history.go_back(4)
-    history.scored(8, 0.9)  # was being computed
-    assert [step.score for step in history.of([2.0] * 5)] == [None, 0.5, None, None, None]
+    third(0.6)
+    seventh(0.8)
+    found = [step.score for step in history.of([2.0] * 9)]
+    assert found == [None, 0.5, 0.6, *[None] * 6]
+    history.scorer(7)(0.7)
+    assert history.of([2.0] * 9)[6].score == 0.7
+
+
+def test_another_leader_hears_of_no_score_of_parameters_that_are_lost():
+    class Kept(Loop):
+        def report(self, progress, state, last):
+            self.state = state
+
+        def resume(self, state):
+            return getattr(self, "state", state)
+
+    loop = Kept()
+    history = History(loop, steps=9)
+    for i in range(3):
+        history.ended(Step(i, 1.0), norm=1.0)
+    history.scorer(2)(0.5)
+    history.go_back(1)
+    history.ended(Step(1, 1.0), norm=1.0)
+    assert [step.score for step in History(loop, steps=9).of([1.0] * 3)] == [None] * 3

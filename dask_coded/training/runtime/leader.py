@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from threading import Lock
 from time import monotonic
@@ -84,6 +84,8 @@ class History:
         # By step, and the last one.
         self._scores: dict[int, float] = {}
         self._score: float | None = None
+        # The numbers of updates from which the groups have gone on.
+        self._begun: list[int] = []
         self._lock = Lock()
         for step in loop.resume(list(self._recent)):
             self._remember(step)
@@ -96,12 +98,22 @@ class History:
         progress = Progress(step.step + 1, norm, loss, step.seconds, workers, self._score)
         self._loop.report(progress, list(self._recent), step.step + 1 == self._steps)
 
-    def scored(self, version: int, score: float) -> None:
-        """Record the score of the parameters after so many updates, in any thread."""
-        with self._lock:
-            self._scores[version - 1] = self._score = score
-        if step := self._seen.get(version - 1):
-            step.score = score
+    def scorer(self, version: int) -> Callable[[float], None]:
+        """Return what records the score of the present parameters, after so many updates.
+
+        It may be called later, in any thread. If these parameters are lost by then, because the
+        training has gone back to earlier ones, it does nothing.
+        """
+        groups = len(self._begun)
+
+        def scored(score: float) -> None:
+            with self._lock:
+                if version <= min(self._begun[groups:], default=version):
+                    self._scores[version - 1] = self._score = score
+                    if step := self._seen.get(version - 1):
+                        step.score = score
+
+        return scored
 
     def of(self, losses: Sequence[float]) -> list[Step]:
         """Return what was seen of each step, or only its loss where nothing was seen."""
@@ -114,8 +126,13 @@ class History:
     def go_back(self, version: int) -> None:
         """Forget scores of parameters that are lost: the training goes on after so many updates."""
         with self._lock:
+            self._begun.append(version)
             self._scores = {i: score for i, score in self._scores.items() if i < version}
             self._score = next(reversed(self._scores.values()), None)
+            # Another leader would take them from there.
+            for step in self._recent:
+                if step.step >= version:
+                    step.score = None
 
     @property
     def steps(self) -> int:
@@ -167,7 +184,7 @@ class Leader:
             stack.enter_context(self._link)
             history = History(self._loop, self._training.steps)
             if scoring := self._training.scoring:
-                takers.append(Scores(self._plugin.worker, scoring, history.scored))
+                takers.append(Scores(self._plugin.worker, scoring, history.scorer))
                 stack.callback(takers[-1].close)
             activity = worker_plugin(self._plugin.worker).activity
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,20 +26,24 @@ class Scores(StateTaker):
     worker : Worker
         Of the leader.
     scoring : Scoring
-    scored : callable(int, float)
-        Called in a thread with the number of updates, and the mean score of the samples.
+    scorer : callable(int) -> callable(float)
+        Called with the number of updates when a state comes. What it returns is called in a thread
+        with the mean score of the samples.
     """
 
     def __init__(
-        self, worker: Worker, scoring: Scoring, scored: Callable[[int, float], None]
+        self, worker: Worker, scoring: Scoring, scorer: Callable[[int], Callable[[float], None]]
     ) -> None:
         super().__init__("dask-coded-scores", scoring.every)
         self._worker = worker
         self._scoring = scoring
-        self._scored = scored
+        self._scorer = scorer
         self._data: list[Any] = []
 
-    def _take(self, version: int, state: bytes) -> None:
+    def _taking(self, version: int) -> Callable[[bytes], None]:
+        return partial(self._score_state, self._scorer(version))
+
+    def _score_state(self, scored: Callable[[float], None], state: bytes) -> None:
         scoring, worker = self._scoring, self._worker
         try:
             rows = sum(scoring.samples.rows)
@@ -58,4 +63,4 @@ class Scores(StateTaker):
         except Exception as exc:
             exc.add_note(f"Raised in the validation of the training, on worker {worker.address}")
             raise
-        self._scored(version, float(total) / rows)
+        scored(float(total) / rows)

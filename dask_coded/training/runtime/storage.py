@@ -107,8 +107,11 @@ class StateTaker(ABC):
         self.close = self._background.close
 
     @abstractmethod
-    def _take(self, version: int, state: bytes) -> None:
-        """Do what is to be done with the pickled state after so many updates."""
+    def _taking(self, version: int) -> Callable[[bytes], None]:
+        """Return what takes, in the thread, the pickled state after so many updates.
+
+        The leader's thread calls this when the state comes; it may be taken much later.
+        """
 
     def put(self, version: int, state: bytes) -> None:
         """Take a state. It replaces one that has not been written yet.
@@ -119,9 +122,11 @@ class StateTaker(ABC):
             If an earlier one has failed.
         """
 
+        take = self._taking(version)
+
         def work() -> None:
             try:
-                self._take(version, state)
+                take(state)
             except BaseException as exc:  # whatever it is, the training is told
                 self._error = exc
 
@@ -162,7 +167,10 @@ class CheckpointWriter(StateTaker):
         self._path = path
         self._confirm = confirm
 
-    def _take(self, version: int, state: bytes) -> None:
+    def _taking(self, version: int) -> Callable[[bytes], None]:
+        return self._write
+
+    def _write(self, state: bytes) -> None:
         self._confirm()
         # Again before it takes the place of another one: this process may be stopped for long.
         write_file(self._path, state, self._confirm)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -112,7 +113,7 @@ class Replica:
     ----------
     version : int
         Number of updates applied so far.
-    losses : list of float
+    losses : array of float
         Mean loss of the samples of each step; NaN if the gradient function returns no loss.
     """
 
@@ -127,7 +128,7 @@ class Replica:
             else model.compression.compressor(model.layers, segments, model.width)
         )
         self.version = 0
-        self.losses: list[float] = []
+        self.losses = array("d")
         # What the gradient function is given, and in which version.
         self._view: Vector | None = None
         self._viewed = 0
@@ -298,13 +299,13 @@ class Replica:
         self.version += 1
 
     def state(self) -> dict[str, Any]:
-        """Return the state that a joining or resuming replica needs; its arrays are not copies."""
+        """Return what a joining or resuming replica needs; its large arrays are not copies."""
         return {
             "version": self.version,
             "parameters": self._parameters,
             "optimizer": self._optimizer_state,
             "compressor": self._compressor.state(),
-            "losses": self.losses,
+            "losses": np.array(self.losses),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -314,7 +315,7 @@ class Replica:
         self._view = None
         self._optimizer_state = {name: np.array(a) for name, a in state["optimizer"].items()}
         self._compressor.restore(state["compressor"])
-        self.losses = list(state["losses"])
+        self.losses = array("d", state["losses"])  # of checkpoints up to version 0.2, a list
 
     def digest(self) -> str:
         """Return a hash of the bytes of the parameters."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
+from itertools import dropwhile
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +23,7 @@ _WORTH, _WORTH_SECONDS = 1.5, 0.01
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """One worker's part in a training.
+    """One worker's part in a training, or in its last 1000 steps if it has more.
 
     Parameters
     ----------
@@ -51,8 +53,8 @@ class TrainingResult(Summary):
     steps : int
         Number of updates applied to the parameters.
     history : list of Step
-        For each step: loss, duration, the late workers, how long each worker computed, and how
-        the step was dealt out.
+        For each step its loss and duration; for the last 1000 also the late workers, how long each
+        worker computed, and how the step was dealt out.
     digests : dict of str to str
         Digest of each worker's parameters, by address, for the workers that were done when the
         training ended. All digests are equal.
@@ -74,17 +76,25 @@ class TrainingResult(Summary):
     @property
     def workers(self) -> dict[str, WorkerReport]:
         """A report on each worker, by address."""
-        out = {}
-        for address in _addresses(self.history):
-            took_part = [s for s in self.history if address in s.computing or address in s.late]
-            seconds = [s.computing[address] for s in took_part if address in s.computing]
-            out[address] = WorkerReport(
-                len(took_part),
-                sum(address in s.late for s in took_part) / len(took_part),
-                float(np.median(seconds)) if seconds else float("nan"),
-                sum(s.units.get(address, 0) for s in took_part),
+        # One pass: there may be many workers, and many steps.
+        steps, late, units = Counter[str](), Counter[str](), Counter[str]()
+        seconds: dict[str, list[float]] = {}
+        for step in self.history:
+            took_part = {*step.computing, *step.late}
+            steps.update(took_part)
+            late.update(step.late)
+            units.update({a: count for a, count in step.units.items() if a in took_part})
+            for address, taken in step.computing.items():
+                seconds.setdefault(address, []).append(taken)
+        return {
+            address: WorkerReport(
+                steps[address],
+                late[address] / steps[address],
+                float(np.median(seconds[address])) if address in seconds else float("nan"),
+                units[address],
             )
-        return out
+            for address in sorted(steps)
+        }
 
     @property
     def advice(self) -> str | None:
@@ -93,7 +103,8 @@ class TrainingResult(Summary):
         The steps of :class:`~dask_coded.aggregation.Squeeze` take about as long as all workers
         together need.
         """
-        seconds = {a: r.seconds for a, r in self.workers.items() if 2 * r.steps > self.steps}
+        known = sum(1 for step in self.history if step.computing or step.late)
+        seconds = {a: r.seconds for a, r in self.workers.items() if 2 * r.steps > known}
         seconds = {a: taken for a, taken in seconds.items() if taken > 0}
         if len(seconds) < 2 or type(self.aggregation) not in (Ring, Star, Tree):
             return None
@@ -116,7 +127,8 @@ class TrainingResult(Summary):
         :class:`~dask_coded.aggregation.DynamicClusters` gain nothing. NaN if no worker straggles,
         or all workers do.
         """
-        return lag_one_correlation(straggling(self.history))
+        known = dropwhile(lambda step: not (step.computing or step.late), self.history)
+        return lag_one_correlation(straggling([*known]))
 
 
 def straggling(history: list[Step]) -> npt.NDArray[np.float64]:

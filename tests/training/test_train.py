@@ -747,6 +747,9 @@ def test_the_result_says_if_steps_waited_for_a_slow_worker(seconds, advised):
     if advised:
         assert "worker c, which computed 500 ms in each" in found.advice
         assert "takes 136 ms" in found.advice
+    # Of a long training, only recent steps say what each worker has done.
+    long = [Step(i, 0.0, 1.0) for i in range(90)] + steps
+    assert TrainingResult(np.zeros(1), 100, long, {}, Ring()).advice == found.advice
     other = TrainingResult(np.zeros(1), 10, steps, {}, GradientCoding(1))
     assert other.advice is None
 

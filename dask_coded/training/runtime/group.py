@@ -39,7 +39,7 @@ from dask_coded.training.runtime.messages import (
     Unreachable,
 )
 from dask_coded.training.runtime.norms import norm_of
-from dask_coded.training.runtime.spec import Group, Outcome, Step
+from dask_coded.training.runtime.spec import RECENT, Group, Outcome, Step
 from dask_coded.training.runtime.storage import StateTaker
 from dask_coded.training.runtime.trainer import READ_EVERY, node_message
 from dask_coded.transport.exceptions import unpacked
@@ -225,6 +225,8 @@ class LiveGroup:
 
     def _progressed(self, address: str, message: StepProgress) -> None:
         if message.seconds is not None:
+            if message.step <= self._version - RECENT:
+                return
             computing = self._step(message.step).computing
             computing[address] = computing.get(address, 0.0) + message.seconds
             return
@@ -315,6 +317,7 @@ class LiveGroup:
     def _end(self, step: Step, norm: float) -> None:
         """End a step. Slow workers may still report how long they have computed for it."""
         self._done.add(step.step)
+        self._seen.pop(step.step - RECENT, None)
         while self._version in self._done:
             self._done.discard(self._version)
             self._version += 1

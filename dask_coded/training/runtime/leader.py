@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import deque
+from array import array
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from threading import Lock
 from time import monotonic
 
+import numpy as np
 from distributed import get_worker
 
 from dask_coded.aggregation.formation import check_memory, form
@@ -36,7 +37,7 @@ from dask_coded.training.runtime.link import Link
 from dask_coded.training.runtime.memberships import Silent, TrainingWorkerPlugin, training_plugin
 from dask_coded.training.runtime.messages import Enlisted, Joined, Unreachable
 from dask_coded.training.runtime.scores import Scores
-from dask_coded.training.runtime.spec import Group, Outcome, Step, Training
+from dask_coded.training.runtime.spec import RECENT, Group, Outcome, Step, Training
 from dask_coded.training.runtime.storage import (
     CheckpointWriter,
     StateTaker,
@@ -49,9 +50,6 @@ from dask_coded.transport.messages import Attempt, Closed, Pong
 
 logger = logging.getLogger("distributed.dask_coded")
 
-# If the leader is lost, all details of this many recent steps survive; of earlier
-# ones, only the value of the loss function.
-_RECENT = 1000
 # Bytes per second at which a worker gets a model at least, unless it is silent.
 _SLOWEST = 2**20
 
@@ -67,6 +65,9 @@ def lead(training: Training, loop: Loop) -> Outcome:
 class History:
     """What the leader has seen of each step.
 
+    Of all but the last :data:`~dask_coded.training.runtime.spec.RECENT` steps it keeps no figures
+    of single workers. If it is lost, nothing of earlier steps survives but losses and scores.
+
     Parameters
     ----------
     loop : Loop
@@ -78,16 +79,18 @@ class History:
     def __init__(self, loop: Loop, steps: int) -> None:
         self._loop = loop
         self._steps = steps
+        # The recent steps, which other workers keep. A whole history would take longer and longer
+        # to send, and as much memory as all gradients.
         self._seen: dict[int, Step] = {}
-        # What other workers keep. A whole history would take longer and longer to send.
-        self._recent: deque[Step] = deque(maxlen=_RECENT)
+        # Of each step, from 0.
+        self._seconds, self._moved = array("d"), array("q")
         # By step, and the last one.
         self._scores: dict[int, float] = {}
         self._score: float | None = None
         # The numbers of updates from which the groups have gone on.
         self._begun: list[int] = []
         self._lock = Lock()
-        for step in loop.resume(list(self._recent)):
+        for step in loop.resume([*self._seen.values()]):
             self._remember(step)
 
     def ended(self, step: Step, norm: float) -> None:
@@ -96,7 +99,7 @@ class History:
         workers = len(step.computing) or None
         loss = None if math.isnan(step.loss) else step.loss
         progress = Progress(step.step + 1, norm, loss, step.seconds, workers, self._score)
-        self._loop.report(progress, list(self._recent), step.step + 1 == self._steps)
+        self._loop.report(progress, [*self._seen.values()], step.step + 1 == self._steps)
 
     def scorer(self, version: int) -> Callable[[float], None]:
         """Return what records the score of the present parameters, after so many updates.
@@ -117,7 +120,8 @@ class History:
 
     def of(self, losses: Sequence[float]) -> list[Step]:
         """Return what was seen of each step, or only its loss where nothing was seen."""
-        found = [self._seen.get(i) or Step(i, loss) for i, loss in enumerate(losses)]
+        values = np.asarray(losses).tolist()
+        found = [self._seen.get(i) or self._old(i, loss) for i, loss in enumerate(values)]
         for i, score in self._scores.items():
             if i < len(found):  # otherwise it came late, of parameters that are lost
                 found[i].score = score
@@ -130,7 +134,7 @@ class History:
             self._scores = {i: score for i, score in self._scores.items() if i < version}
             self._score = next(reversed(self._scores.values()), None)
             # Another leader would take them from there.
-            for step in self._recent:
+            for step in self._seen.values():
                 if step.step >= version:
                     step.score = None
 
@@ -139,9 +143,22 @@ class History:
         """The number of steps up to the last that was seen."""
         return max(self._seen, default=-1) + 1
 
+    def _old(self, step: int, loss: float) -> Step:
+        """Return what is left of a step."""
+        if step >= len(self._seconds):
+            return Step(step, loss)
+        return Step(step, loss, seconds=self._seconds[step], moved=self._moved[step])
+
     def _remember(self, step: Step) -> None:
+        missing = step.step + 1 - len(self._seconds)
+        self._seconds.extend([math.nan] * missing)
+        self._moved.extend([0] * missing)
+        self._seconds[step.step], self._moved[step.step] = step.seconds, step.moved
+        # A step may be done again, by another group.
+        self._seen.pop(step.step, None)
         self._seen[step.step] = step
-        self._recent.append(step)
+        if len(self._seen) > RECENT:
+            del self._seen[next(iter(self._seen))]
         if step.score is not None:
             self._scores[step.step] = self._score = step.score
 

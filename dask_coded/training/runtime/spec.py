@@ -7,6 +7,7 @@ all its messages carry.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -17,12 +18,15 @@ from dask_coded.aggregation import Aggregation, Plan, UnitSum
 from dask_coded.compression import Codec
 from dask_coded.summary import Summary
 
+#: Of so many recent steps, a leader keeps what each worker has done.
+RECENT = 1000
+
 
 class Replica(Protocol):
     """One worker's copy of what is trained: see :class:`dask_coded.training.replica.Replica`."""
 
     version: int
-    losses: list[float]
+    losses: array[float]
 
     def part(self, part: int) -> tuple[int, int]: ...
     def gradient(self, step: int, part: int, samples: Any, targets: Any) -> tuple[Any, float]: ...
@@ -194,6 +198,9 @@ class Group:
 @dataclass(repr=False)
 class Step(Summary):
     """What the leader saw of a step.
+
+    Of a training's last 1000 steps alone it has what single workers have done: ``late``,
+    ``computing``, ``units`` and ``speeds`` of earlier ones are empty.
 
     Parameters
     ----------

@@ -29,8 +29,10 @@ from dask_coded.aggregation import (
 )
 from dask_coded.aggregation.steps import KEPT
 from dask_coded.compression import EXACT, Partial
+from dask_coded.loop import Loop
 from dask_coded.runtime.messages import Failed
-from dask_coded.training import Pipelined, Synchronous
+from dask_coded.training import SGD, Pipelined, Synchronous
+from dask_coded.training.replica import Model as ReplicaModel
 from dask_coded.training.runtime import leader as leader_module
 from dask_coded.training.runtime.group import GroupOverError, LiveGroup
 from dask_coded.training.runtime.leader import History, Leader
@@ -302,6 +304,49 @@ def test_other_workers_keep_the_recent_part_of_a_long_history():
         history.ended(step, norm=1.0)
     assert kept[-1] == seen[-1000:]
     assert history.of([step.loss for step in seen]) == seen
+
+
+def test_what_single_workers_have_done_is_kept_of_recent_steps_only():
+    history = History(Loop(), steps=10**6)
+    for i in range(1500):
+        done = {"late": ("b",), "computing": {"a": 0.1}, "units": {"a": 2}, "speeds": {"a": 20.0}}
+        history.ended(Step(i, float(i), seconds=2.0, moved=i % 3, **done), norm=1.0)
+    history.scorer(10)(0.5)
+    assert len(history._seen) == 1000
+    found = history.of(np.arange(1510.0))
+    assert [step.loss for step in found] == [*range(1510)]
+    assert all(type(step.loss) is float for step in found)
+    assert [step.seconds for step in found[:1500]] == [2.0] * 1500
+    assert [step.moved for step in found[:1500]] == [i % 3 for i in range(1500)]
+    assert (found[9].score, found[10].score) == (0.5, None)
+    assert [bool(step.computing) for step in found] == [False] * 500 + [True] * 1000 + [False] * 10
+
+
+def test_a_group_keeps_recent_steps_only():
+    live = live_group(GradientCoding(stragglers=1), 4)[1]
+    live._batches = SimpleNamespace(count=lambda step: 1)
+    live._report_ended = lambda step, norm: None
+    live._group.training.steps = 10**6
+    for i in range(1500):
+        live._progressed("a", StepProgress("run", i, 0.1))
+        live._end(live._step(i), 1.0)
+        live._progressed("b", StepProgress("run", i, 0.2))
+    live._progressed("c", StepProgress("run", 3, 90.0))  # far too late
+    assert [*live._seen] == [*range(500, 1500)]
+    assert all(step.computing == {"a": 0.1, "b": 0.2} for step in live._seen.values())
+
+
+def test_a_state_has_losses_as_an_array_and_may_have_them_as_a_list():
+    model = ReplicaModel(None, np.zeros(2), SGD(1.0), 4, None, 0, None, ((2,),))
+    replica = model.replica(1, 1)
+    replica.apply([Partial(np.ones(2), 2.0)])
+    state = replica.state()
+    assert state["losses"].dtype == np.float64
+    for losses in (state["losses"], [0.5]):  # a list in checkpoints up to version 0.2
+        other = model.replica(1, 1)
+        other.restore({**state, "losses": losses})
+        other.apply([Partial(np.ones(2), 4.0)])
+        assert other.state()["losses"].tolist() == [0.5, 1.0]
 
 
 class Peer:

@@ -96,7 +96,17 @@ class TrainingSchedulerPlugin(SchedulerExtension):
         """
         key = as_key(key)
         ts = self.scheduler.tasks.get(key)
-        if ts is None or ts.state in ("erred", "forgotten"):
+        if ts is not None and ts.state == "erred":
+            failed = ts.exception_blame or ts  # it may be what the block is computed from
+            # Dask has no text if a task has ended the processes of all workers that ran it.
+            reason = failed.exception_text or "the workers that computed it have died"
+            return reply(
+                Lost(
+                    f"A block of the training's data, {key!r}, cannot be computed: task "
+                    f"{failed.key!r} has failed, {reason}."
+                )
+            )
+        if ts is None or ts.state == "forgotten":
             return reply(
                 Lost(
                     f"A block of the training's data, {key!r}, is lost with the worker that held "

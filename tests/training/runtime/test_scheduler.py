@@ -310,6 +310,31 @@ async def test_scattered_data_that_are_lost_end_the_training(c, s, a, b, *others
         await fetch_rows(b, Blocks(("rows",), (4,)), 0, 4, set())
 
 
+def first(*needed):
+    """Return a block, the first time only."""
+    if Event("read").is_set():
+        raise OSError("the file is gone")
+    return np.ones((4, 2))
+
+
+@pytest.mark.parametrize("depends", [False, True])
+def test_a_block_that_fails_to_be_computed_again_says_why(depends):
+    @gen_cluster(**THREE)
+    async def run(c, s, a, b, *others):
+        await install(c, TrainingSchedulerPlugin())
+        block = c.submit(first, workers=[a.address], allow_other_workers=True, key="first")
+        if depends:
+            block = c.submit(np.negative, block, workers=[a.address], allow_other_workers=True)
+        await wait(block)
+        await Event("read", client=c).set()
+        await a.close()
+        blocks = Blocks((block.key,), (4,))
+        with pytest.raises(coded.CodedDataLostError, match="'first' has failed.*the file is gone"):
+            await fetch_rows(b, blocks, 0, 4, set())
+
+    run()
+
+
 def block_of(name, *needed):
     """Return a block once an event of this name is set."""
     Event(name).wait()

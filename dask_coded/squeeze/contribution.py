@@ -89,7 +89,7 @@ class Contribution:
     []
     >>> own.begin(), own.receive(Recall(0, 0, units=(4, 5)))
     (4, [Released(step=0, worker=0, epoch=0, asked=(4, 5), units=(5,))])
-    >>> own.receive(Close(0, 0, closing=1, sets={0: (4,)}))
+    >>> own.receive(Close(0, 0, closing=1, units=(4,), owners=(0,)))
     []
     >>> for command in own.finished(seconds=0.1)[1:]:
     ...     print(command)
@@ -223,13 +223,13 @@ class Contribution:
             self.granted.discard(unit)
             if unit in self.queued:
                 self.queued.remove(unit)
-        if self._close and not self.granted.issuperset(self._close.sets.get(self.worker, ())):
+        if self._close and not self.granted.issuperset(self._close.units):
             self._close = None
         answer = Released(self.step, self.worker, self.epoch, asked, tuple(released))
         return [*commands, answer]
 
     def _closed(self, close: Close) -> list[Command]:
-        own = set(close.sets.get(self.worker, ()))
+        own = set(close.units)
         if not self.folded <= own:
             self._close = None
             return [Refused(self.step, self.worker, self.epoch, close.closing)]
@@ -251,7 +251,7 @@ class Contribution:
     def _contribute(self) -> list[Command]:
         """Contribute the sum once all units of the set are finished."""
         close = self._close
-        own = frozenset(close.sets.get(self.worker, ())) if close else frozenset()
+        own = frozenset(close.units if close else ())
         if close is None or not own or not own <= self.folded | {self.in_hand}:
             return []
         if self._contributed == close.closing:
@@ -263,7 +263,7 @@ class Contribution:
             self.in_hand = None
         assert self.folded == own, "the sum has other units than its label says"
         self._contributed = close.closing
-        return [*commands, Contribute(close.closing, own, tuple(sorted(close.sets)))]
+        return [*commands, Contribute(close.closing, own, close.owners)]
 
 
 @dataclass

@@ -7,8 +7,7 @@ leader ends an epoch when the worker is lost, and what was granted in it counts 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -43,18 +42,21 @@ class Copy(Grant):
 
 @dataclass(frozen=True)
 class Close(Grant):
-    """Leader to worker: contribute the sum of exactly these units; every worker gets the same sets.
+    """Leader to worker: contribute the sum of exactly these units; each worker gets its own.
 
     Attributes
     ----------
     closing : int
         Number of the leader's attempt to end the step, from 1.
-    sets : mapping of int to tuple of int
-        The units of each worker that has any; together all units, each of them once.
+    units : tuple of int
+        The worker's own; those of all workers are together all units, each of them once.
+    owners : tuple of int
+        The workers that have any, in ascending order.
     """
 
     closing: int
-    sets: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    units: tuple[int, ...] = ()
+    owners: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -488,7 +488,9 @@ class Ledger:
         self.closing += 1
         sets = self._granted.sets()
         for worker in np.flatnonzero(self.round.state.present).tolist():
-            self._send(worker, Close, closing=self.closing, sets=sets)
+            # The sets of all would be as many numbers as there are units, for each worker.
+            units = sets.get(worker, ())
+            self._send(worker, Close, closing=self.closing, units=units, owners=tuple(sets))
 
     def _send(self, worker: int, kind: type[Grant], **fields: object) -> None:
         self._letters.append((worker, kind(self.step, self._epochs[worker], **fields)))

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from dask.typing import Key
 
 #: Changes whenever a message does. Both ends of a channel must have the same version.
-PROTOCOL = 22
+PROTOCOL = 23
 
 #: A run of a Dask task: the key of the task, and the scheduler's number of the run.
 Attempt = tuple[Key, int]

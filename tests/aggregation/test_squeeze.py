@@ -306,7 +306,7 @@ def test_a_worker_that_is_lost_after_its_deal_has_the_step_closed_once_more():
     begun = leader.received(0, Tag("answer", 0), summed(0), 1.1)
     closed = [unpack(send.payload) for step, send in begun if step == 1]
     closed = [message for message in closed if isinstance(message, Close)]
-    assert [(message.closing, dict(message.sets)) for message in closed] == [(2, {0: (0, 1, 2, 3)})]
+    assert closed == [Close(0, 0, 2, (0, 1, 2, 3), (0,))]
 
 
 def summed(worker, overflow=False):
@@ -336,7 +336,7 @@ def test_a_worker_that_was_sent_nothing_yet_says_that_it_has_the_sum():
     assert [order for order in orders if isinstance(order[2], Fetch)] == [
         (0, 1, Fetch(0, 0, sources=(2,)))
     ]
-    late = pack(Close(0, 0, 1, {0: (0, 1), 1: (2, 3)}))
+    late = pack(Close(0, 0, 1, (), (0, 1)))
     assert machine.received(ROOT, Tag("grant", 0), late) == []
 
 

@@ -364,11 +364,18 @@ def recalls(letters) -> list[tuple[int, tuple[int, ...]]]:
     return [(worker, m.units) for worker, m in letters if isinstance(m, Recall)]
 
 
+def closed(letters) -> dict[int, tuple[int, ...]]:
+    """Return the units of each worker that a `Close` tells it, all with the same owners."""
+    found = {worker: m for worker, m in letters if isinstance(m, Close)}
+    owners = tuple(worker for worker, message in sorted(found.items()) if message.units)
+    assert {message.owners for message in found.values()} == {owners}
+    return {worker: message.units for worker, message in found.items()}
+
+
 def test_a_step_closes_together_with_its_deal_if_predictions_are_trusted() -> None:
     letters = pair(doubt=0.0).start()
     assert [type(message) for _, message in letters] == [Deal, Deal, Close, Close]
-    closes = [message.sets for _, message in letters if isinstance(message, Close)]
-    assert closes == [{0: (4, 5, 6, 7), 1: (0, 1, 2, 3)}] * 2
+    assert closed(letters) == {0: (4, 5, 6, 7), 1: (0, 1, 2, 3)}
     assert not any(isinstance(message, Close) for _, message in pair(doubt=0.5).start())
 
 
@@ -399,7 +406,7 @@ def test_units_of_a_lost_worker_are_computed_by_the_other_holder_even_if_done() 
     assert not ledger.receive([done(1, *first[1])], 3.2)
     letters += ledger.receive([done(0, *range(6))], 9.0)
     last = [message for worker, message in letters if isinstance(message, Close)][-1]
-    assert (last.closing, last.sets) == (2, {0: (0, 1, 2, 3, 4, 5)})
+    assert (last.closing, last.units, last.owners) == (2, (0, 1, 2, 3, 4, 5), (0,))
 
 
 def test_a_worker_that_does_not_answer_a_recall_loses_its_epoch_and_returns_in_the_next() -> None:
@@ -433,8 +440,7 @@ def test_a_copy_is_of_the_last_unit_and_the_first_of_both_counts() -> None:
     [(maker, copy)] = [(w, m) for w, m in letters if isinstance(m, Copy)]
     assert (maker, (copy.unit,)) == (0, last)
     letters = ledger.receive([done(0, copy.unit, seconds=0.5)], 5.0)
-    [close, _] = [message for _, message in letters if isinstance(message, Close)]
-    assert close.sets == {0: tuple(sorted(first[0] + last)), 1: first[1][:1]}
+    assert closed(letters) == {0: tuple(sorted(first[0] + last)), 1: first[1][:1]}
 
 
 def test_a_copy_of_a_unit_that_is_late_after_the_close_reopens_the_step() -> None:
@@ -455,8 +461,8 @@ def test_a_copy_of_a_unit_that_is_late_after_the_close_reopens_the_step() -> Non
         letters = ledger.react(now)
     assert ledger.closed
     letters = ledger.receive([done(0, last)], now + 1)
-    [close, _] = [message for _, message in letters if isinstance(message, Close)]
-    assert (close.closing, close.sets[1]) == (2, tuple(begun))
+    assert closed(letters)[1] == tuple(begun)
+    assert ledger.closing == 2
 
 
 @pytest.mark.parametrize("lag", [0.001, 0.027, 0.08])
@@ -559,7 +565,7 @@ def test_a_worker_that_stops_before_it_adds_up_its_chunk_loses_its_epoch() -> No
     assert 1 not in granted and sum(map(len, granted.values())) == 2
     assert now < 5  # seconds, of a step whose units take one
     [close, *_] = [message for _, message in letters if isinstance(message, Close)]
-    assert (close.closing, sorted(close.sets)) == (2, [0, 2])
+    assert (close.closing, close.owners) == (2, (0, 2))
 
 
 def test_owners_that_answer_keep_their_epochs_however_long_the_sum_takes() -> None:
@@ -622,9 +628,9 @@ def test_a_worker_whose_sum_has_other_units_refuses() -> None:
         own.begin()
         own.finished(1.0)
     assert own.folded == {0, 1} and own.in_hand == 2
-    [answer] = own.receive(Close(0, 0, 1, {0: (1, 2), 1: (0,)}))
+    [answer] = own.receive(Close(0, 0, 1, (1, 2), (0, 1)))
     assert isinstance(answer, Refused)
-    commands = own.receive(Close(0, 0, 2, {0: (0, 1), 1: (2,)}))
+    commands = own.receive(Close(0, 0, 2, (0, 1), (0, 1)))
     assert commands == [Drop(2), Contribute(2, frozenset({0, 1}), (0, 1))]
 
 
@@ -637,7 +643,7 @@ def test_a_contribution_drops_a_copy_that_lost_and_keeps_one_that_won() -> None:
             own.begin()
             own.finished(1.0)
         assert own.apart and own.in_hand == 0
-        commands = own.receive(Close(0, 0, 1, {0: units}))
+        commands = own.receive(Close(0, 0, 1, units, (0,)))
         expected = [Fold(0), Fold(5)] if kept else [Drop(5), Fold(0)]
         assert commands == [*expected, Contribute(1, frozenset(units), (0,))]
 

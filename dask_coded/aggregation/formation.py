@@ -55,6 +55,22 @@ def form(aggregation: Aggregation, workers: Sequence[str]) -> tuple[Plan, tuple[
     raise refusal
 
 
+def refusal(aggregation: Aggregation, workers: int) -> str | None:
+    """Return why an aggregation has no plan for so many workers, None if it has one.
+
+    Examples
+    --------
+    >>> from dask_coded.aggregation import Squeeze
+    >>> refusal(Squeeze(units=4), 4), refusal(Squeeze(units=4), 5)[-18:]
+    (None, ': pass more units.')
+    """
+    try:
+        aggregation.plan(workers)
+    except ValueError as exc:
+        return str(exc)
+    return None
+
+
 class _Lossy(Codec):
     """A lossy codec, which a plan refuses if its code subtracts."""
 

@@ -25,7 +25,7 @@ from time import monotonic
 import numpy as np
 from distributed import get_worker
 
-from dask_coded.aggregation.formation import check_memory, form
+from dask_coded.aggregation.formation import check_memory, form, refusal
 from dask_coded.compat import current_key
 from dask_coded.config import timeouts
 from dask_coded.loop import Loop, Progress
@@ -173,6 +173,8 @@ class Leader:
         self._loop = loop
         # The version of the last group. That of an earlier leader's is unknown.
         self._reached = math.inf
+        # Whether it was said that the plan has no place for some workers.
+        self._said = False
         # Of the workers of all groups, to which parts were dealt.
         self._speeds = SpeedHistory()
         self._link = Link(plugin, training, attempt)
@@ -258,6 +260,7 @@ class Leader:
                 self._link.ask_lost()
                 self._link.next_event(timeouts().answer)
                 continue
+            self._say_idle(len(addresses), len(workers))
             if training.remembers:
                 check_memory(plan)
             version, state = training.first, None
@@ -280,6 +283,13 @@ class Leader:
             if self._all_joined(addresses, nbytes * len(addresses) / _SLOWEST):
                 self._link.ask_lost()
                 return group
+
+    def _say_idle(self, taken: int, there: int) -> None:
+        """Warn once if a plan for all workers that are there was refused."""
+        if taken < there and not self._said:
+            self._said = True
+            why = refusal(self._training.aggregation, there)
+            logger.warning("Only %d of %d workers take part in a training: %s", taken, there, why)
 
     def _enlisted(
         self, candidates: list[str]

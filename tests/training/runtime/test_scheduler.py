@@ -329,7 +329,7 @@ def test_a_block_that_fails_to_be_computed_again_says_why(depends):
         await Event("read", client=c).set()
         await a.close()
         blocks = Blocks((block.key,), (4,))
-        with pytest.raises(coded.CodedDataLostError, match="'first' has failed.*the file is gone"):
+        with pytest.raises(coded.CodedDataLostError, match=r"'first' has failed.*the file is gone"):
             await fetch_rows(b, blocks, 0, 4, set())
 
     run()

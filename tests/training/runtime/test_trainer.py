@@ -672,6 +672,27 @@ def test_a_training_that_has_begun_waits_for_enough_workers(monkeypatch):
         found._form(0)
 
 
+def test_workers_that_a_plan_has_no_place_for_are_named_once_in_the_log():
+    found = leading(Squeeze(units=2), 2)
+
+    def invite(steps):
+        for address in "abc":
+            found._link._hear(address, Enlisted("run", None))
+        return ["a", "b", "c"]
+
+    def call(group):
+        for address in group.addresses:
+            found._link._hear(address, Joined("run"))
+
+    found._link.invite, found._link.call = invite, call
+    with captured_logger("distributed.dask_coded") as log:
+        for _ in range(2):
+            assert len(found._form(0).addresses) == 2
+    assert log.getvalue().count("\n") == 1
+    assert "Only 2 of 3 workers take part in a training: Squeeze" in log.getvalue()
+    assert "there are 3: pass more units." in log.getvalue()
+
+
 def test_a_training_begins_although_a_worker_is_late_at_first(monkeypatch):
     found, invited = leading(GradientCoding(stragglers=1), 2), []
 

@@ -12,6 +12,8 @@ from typing import NamedTuple
 from distributed.protocol.pickle import dumps
 from distributed.utils import sync
 
+from dask_coded.compat import WORKER_ANY_RUNNING
+from dask_coded.config import timeouts
 from dask_coded.training.runtime.memberships import (
     Available,
     Cancelled,
@@ -148,6 +150,8 @@ class Link:
         ------
         RunOverError
             If the training is cancelled, or another worker has taken over its leader.
+        TimeoutError
+            If the leader's worker has closed.
         """
 
         async def ask() -> bool:
@@ -155,8 +159,17 @@ class Link:
             leads: bool = await self._plugin.worker.scheduler.coded_leads(key=key, run=run)
             return leads
 
-        if not sync(self._loop, ask):
-            raise RunOverError(self._task)
+        while True:
+            try:
+                # The event loop ends with the worker, which must not keep this thread.
+                leads = sync(self._loop, ask, callback_timeout=2 * timeouts().answer)
+            except TimeoutError:
+                if self._plugin.worker.status in WORKER_ANY_RUNNING:
+                    continue  # the scheduler is busy, and nobody else can say it
+                raise
+            if not leads:
+                raise RunOverError(self._task)
+            return
 
     # -- groups --------------------------------------------------------------------------------
 

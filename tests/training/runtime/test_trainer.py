@@ -6,6 +6,7 @@ import asyncio
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -61,6 +62,7 @@ from dask_coded.training.runtime.messages import (
 from dask_coded.training.runtime.spec import Group, Step
 from dask_coded.training.runtime.storage import saved
 from dask_coded.training.runtime.trainer import READ_EVERY, Trainer
+from dask_coded.transport.attempts import RunOverError
 from dask_coded.transport.messages import Closed, Message, Pong
 from tests.clocks import set_timeouts
 
@@ -778,6 +780,27 @@ def test_the_end_of_an_earlier_leader_leaves_the_present_one(monkeypatch):
         plugin._standing("t", "b", silent=True)
         assert present.next_event(0).message == Silent("t", "b")
     assert not plugin.leaders
+
+
+def test_a_leader_asks_until_it_knows_whether_it_leads_or_its_worker_has_closed(monkeypatch):
+    answers = []
+
+    def asked(loop, call, callback_timeout):
+        status, answer = answers.pop(0)
+        link._plugin.worker.status = status
+        if answer is None:  # as if the scheduler, or the event loop of the worker, hung
+            raise TimeoutError
+        return answer
+
+    monkeypatch.setattr("dask_coded.training.runtime.link.sync", asked)
+    link = leader()._link
+    running = Status.running
+    for last, error in (((running, True), None), ((running, False), RunOverError),
+                        ((Status.closed, None), TimeoutError)):  # fmt: skip
+        answers += [(running, None), (running, None), last]
+        with nullcontext() if error is None else pytest.raises(error):
+            link.confirm()
+        assert not answers
 
 
 def test_a_group_is_pickled_once_for_all_its_workers(monkeypatch):

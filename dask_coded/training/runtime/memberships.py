@@ -115,7 +115,7 @@ class TrainingWorkerPlugin(WorkerPlugin):
         for trainer in self.trainers.values():
             # The channel stays open until the worker's tasks have ended.
             trainer.answer(Unreachable(trainer.group.run_id, self.exchange.address))
-            trainer.stop()
+            trainer.forget()
         self.trainers.clear()
 
     def transition(self, key: Key, start: str, finish: str, **kwargs: Any) -> None:
@@ -249,7 +249,7 @@ class TrainingWorkerPlugin(WorkerPlugin):
         for training, led in list(self._led.items()):
             if led[0] == task and led[1] <= run:
                 del self._led[training]
-                self.trainers.pop(training).stop()
+                self.trainers.pop(training).forget()
 
     def _standing(self, task: Key, address: str, silent: bool) -> None:
         """Stream handler: a worker that may be in a leader's training is silent, or available."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import getitem
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import dask
@@ -40,6 +41,54 @@ def runs(parts: Sequence[int]) -> list[list[int]]:
         else:
             found.append([part])
     return found
+
+
+class KeptParts:
+    """Parts of a training's data that a worker has, from one of its groups to the next.
+
+    Used by one thread at a time, but closed by any.
+
+    Parameters
+    ----------
+    samples, targets : Blocks
+        What they are parts of.
+
+    Examples
+    --------
+    >>> blocks = Blocks(("rows",), (4,))
+    >>> kept = KeptParts(blocks, blocks)
+    >>> kept.add({(0, 2): ("samples", "targets"), (2, 4): ("more", "others")})
+    >>> kept.only([(2, 4), (0, 4)])
+    {(2, 4): ('more', 'others')}
+    """
+
+    def __init__(self, samples: Blocks, targets: Blocks) -> None:
+        self._of = samples, targets
+        self._lock = Lock()
+        # By the first row and the one after the last: samples and targets.
+        self._parts: dict[tuple[int, int], tuple[Any, Any]] = {}
+        self._closed = False
+
+    def serve(self, samples: Blocks, targets: Blocks) -> bool:
+        """Whether they are parts of these data, and not dropped for good."""
+        return not self._closed and self._of == (samples, targets)
+
+    def only(self, edges: Iterable[tuple[int, int]]) -> dict[tuple[int, int], tuple[Any, Any]]:
+        """Drop all other parts; return those of these that are there."""
+        with self._lock:
+            self._parts = {own: self._parts[own] for own in edges if own in self._parts}
+            return dict(self._parts)
+
+    def add(self, parts: dict[tuple[int, int], tuple[Any, Any]]) -> None:
+        """Keep some parts, unless all was dropped for good."""
+        with self._lock:
+            if not self._closed:
+                self._parts |= parts
+
+    def close(self) -> None:
+        """Drop all for good, at the end of the training."""
+        with self._lock:
+            self._closed, self._parts = True, {}
 
 
 async def fetch_rows(worker: Worker, blocks: Blocks, start: int, stop: int, avoid: set[str]) -> Any:

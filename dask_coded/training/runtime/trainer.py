@@ -46,7 +46,7 @@ from dask_coded.training.runtime.messages import (
 )
 from dask_coded.training.runtime.norms import norm_of
 from dask_coded.training.runtime.peers import Peers
-from dask_coded.training.runtime.shards import fetch_parts, runs
+from dask_coded.training.runtime.shards import KeptParts, fetch_parts, runs
 from dask_coded.training.runtime.spec import Group, Replica
 from dask_coded.transport import Answer, Exchange
 from dask_coded.transport.exceptions import portable
@@ -95,6 +95,11 @@ class Trainer:
         self._worker = worker
         self._node = node
         self._peers = Peers(worker, exchange, group, node, answer)
+        training = group.training
+        # What the worker has of the data: another group needs much of the same.
+        self._parts = KeptParts(training.samples, training.targets)
+        if previous is not None and previous._parts.serve(training.samples, training.targets):
+            self._parts = previous._parts
         # A group that was never begun computes nothing, but the one before it may still compute.
         while previous is not None and previous._threads[0].ident is None:
             previous = previous._previous
@@ -182,6 +187,11 @@ class Trainer:
         self._events.put(None)
         self._peers.leave()
 
+    def forget(self) -> None:
+        """Stop because the training is over, and drop its data."""
+        self.stop()
+        self._parts.close()
+
     def wait(self) -> None:
         """Wait until the computation thread of a stopped trainer has ended."""
         if self._threads[0].ident is not None:
@@ -223,21 +233,26 @@ class Trainer:
                 self._work_on_unit(step, work, data)
             else:
                 self._work(step, work, data)
+        if self.replica.version >= self._end:
+            self._parts.only(())  # as soon as nothing is to be computed
 
     def _fetch(self) -> dict[int, tuple[Any, Any]]:
         training, worker = self.group.training, self._worker
         avoid: set[str] = set()
-        data: dict[int, tuple[Any, Any]] = {}
-        for run in runs(self.group.plan.stored[self._node]):
+        edges = {part: self.replica.part(part) for part in self.group.plan.stored[self._node]}
+        found = self._parts.only(edges.values())
+        for run in runs([part for part, own in edges.items() if own not in found]):
             if self._stopped:
                 break
-            edges = [self.replica.part(part) for part in run]
+            wanted = [edges[part] for part in run]
             rows = [
-                sync(worker.loop, fetch_parts, worker, blocks, edges, avoid)
+                sync(worker.loop, fetch_parts, worker, blocks, wanted, avoid)
                 for blocks in (training.samples, training.targets)
             ]
-            data |= zip(run, zip(*rows, strict=True), strict=True)
-        return data
+            new = dict(zip(wanted, zip(*rows, strict=True), strict=True))
+            self._parts.add(new)
+            found |= new
+        return {part: found[own] for part, own in edges.items() if own in found}
 
     def _next(self) -> tuple[int, Compute | ComputeUnit] | None:
         """Return what to compute next; apply updates while waiting for it."""

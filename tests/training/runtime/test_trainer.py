@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
@@ -35,6 +36,7 @@ from dask_coded.runtime.messages import Failed
 from dask_coded.training import SGD, Pipelined, Synchronous
 from dask_coded.training.replica import Model as ReplicaModel
 from dask_coded.training.runtime import leader as leader_module
+from dask_coded.training.runtime import trainer as trainer_module
 from dask_coded.training.runtime.group import GroupOverError, LiveGroup
 from dask_coded.training.runtime.leader import History, Leader
 from dask_coded.training.runtime.link import Event, Link
@@ -59,7 +61,7 @@ from dask_coded.training.runtime.messages import (
     StepsFinished,
     Unreachable,
 )
-from dask_coded.training.runtime.spec import Group, Step
+from dask_coded.training.runtime.spec import Blocks, Group, Step
 from dask_coded.training.runtime.storage import saved
 from dask_coded.training.runtime.trainer import READ_EVERY, Trainer
 from dask_coded.transport.attempts import RunOverError
@@ -107,6 +109,8 @@ def group(plan, version=0, sources=(), schedule=Synchronous()):  # noqa: B008
         scoring=None,
         wants_state=lambda version: False,
         batches=lambda parts: None,
+        samples=Blocks(("samples",), (60,)),
+        targets=Blocks(("targets",), (60,)),
     )
     addresses = tuple("abcdefgh"[: plan.workers])
     return Group("run", training, plan, addresses, version, sources)
@@ -500,9 +504,63 @@ def test_a_training_that_has_ended_fetches_no_data_again():
         raise AssertionError("the data may be lost")
 
     state = SimpleNamespace(_previous=None, _fetch=fetch, _next=lambda: None, _end=3)
+    state._parts = SimpleNamespace(only=lambda parts: {})
     Trainer._compute(SimpleNamespace(**vars(state), replica=SimpleNamespace(version=3)))
     with pytest.raises(AssertionError):
         Trainer._compute(SimpleNamespace(**vars(state), replica=SimpleNamespace(version=2)))
+
+
+def test_a_worker_fetches_only_parts_that_it_had_not_in_the_group_before(monkeypatch):
+    asked, arrays = [], []
+
+    def fetch(loop, call, worker, blocks, edges, avoid):
+        asked.extend((blocks.keys[0], *own) for own in edges)
+        found = [np.full(stop - start, start) for start, stop in edges]
+        arrays.extend(map(weakref.ref, found))
+        return found
+
+    monkeypatch.setattr(trainer_module, "sync", fetch)
+
+    def member(workers, units, previous=None, samples="samples"):
+        wanted = group(Squeeze(units=units).plan(workers))
+        wanted.training.samples = Blocks((samples,), (60,))
+        replica, size = Counter(), 60 // units
+        replica.part = lambda part: (size * part, size * (part + 1))
+        worker = SimpleNamespace(address="a", loop=None)
+        made = Trainer(worker, None, wanted, 0, replica, print, previous)
+        made._peers = SimpleNamespace(leave=lambda: None)
+        return made
+
+    def stored(workers, units):
+        return Squeeze(units=units).plan(workers).stored[0]
+
+    def fetched(trainer):
+        asked.clear()
+        data = trainer._fetch()
+        assert sorted(data) == sorted(trainer.group.plan.stored[0])
+        for part, (rows, targets) in data.items():
+            assert rows[0] == targets[0] == trainer.replica.part(part)[0]
+        return {(start, stop) for _, start, stop in asked}
+
+    first = member(3, 6)
+    assert fetched(first) == {(10 * unit, 10 * unit + 10) for unit in stored(3, 6)}
+    kept, wanted = set(stored(3, 6)), set(stored(2, 6))
+    assert kept & wanted and wanted - kept
+    never_begun = member(3, 6, first)
+    second = member(2, 6, never_begun)
+    assert fetched(second) == {(10 * unit, 10 * unit + 10) for unit in wanted - kept}
+    # Parts that are cut in another way have other rows.
+    assert len(fetched(member(2, 12, second))) == len(stored(2, 12))
+    # So have other data.
+    third = member(3, 6, second, samples="others")
+    assert len(fetched(third)) == len(stored(3, 6))
+    assert {key for key, *_ in asked} == {"others", "targets"}
+    # Those of another group are dropped when nothing needs them, all of them with the training.
+    second.forget()
+    third.forget()
+    assert not any(array() is not None for array in arrays)
+    again = member(3, 6, third, samples="others")
+    assert len(fetched(again)) == len(stored(3, 6))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,6 +28,9 @@ from dask_coded.aggregation._sum import Sum
 from dask_coded.aggregation.trees import Allocation
 from dask_coded.codes import GradientCode
 from dask_coded.compression import EXACT, Codec, Partial
+
+if TYPE_CHECKING:
+    from dask_coded.codes._gradient import Deliveries
 
 
 class TreePlan(Plan):
@@ -126,8 +129,8 @@ class _Segment:
 
     #: Whether this node's own gradients are in the sum.
     own: bool
-    #: Rows of the children that count, in the order in which they delivered.
-    have: list[int] = field(default_factory=list)
+    #: Rows of the children that count; None if there are none, or their sum is not needed.
+    deliveries: Deliveries | None = None
     #: What they delivered, if the weights are known only when enough have delivered.
     kept: list[Partial] = field(default_factory=list)
     sum: Sum = field(default_factory=Sum)
@@ -143,7 +146,11 @@ class TreeMachine(Machine):
         self._place = place
         self._codec = codec
         self._segments = [
-            _Segment(own=place.work is None, decoded=place.code is None)
+            _Segment(
+                own=place.work is None,
+                deliveries=None if place.code is None else place.code.deliveries(),
+                decoded=place.code is None,
+            )
             for _ in range(place.segments)
         ]
 
@@ -166,20 +173,20 @@ class TreeMachine(Machine):
         if tag.kind == "sum":
             return self._pass_on(tag.segment, payload) if sender == self._place.parent else []
         code, row = self._place.code, self._place.rows.get(sender)
-        if code is None or row is None or state.decoded or state.finished:
+        rows = state.deliveries
+        if code is None or rows is None or row is None or state.decoded or state.finished:
             return []
-        if not code.adds(state.have, row):
+        if not rows.add(row):
             return []
-        state.have.append(row)
         partial = self._codec.unpack(payload)
         if code.plain:
             state.sum.add(partial)
         else:
             state.kept.append(partial)
-        if code.decodable(state.have):
+        if rows.complete:
             state.decoded = True
             if state.kept:
-                state.sum.add(_combined(code.weights(state.have), state.kept), owned=True)
+                state.sum.add(_combined(code.weights(rows.have), state.kept), owned=True)
                 state.kept.clear()
         return self._deliver(tag.segment)
 

@@ -101,6 +101,10 @@ class GradientCode:
         """Return whether a worker contributes something that those in ``have`` do not."""
         return worker not in have
 
+    def deliveries(self) -> Deliveries:
+        """Return a record of what is delivered, which has nothing yet."""
+        return Deliveries(self)
+
     def decodable(self, have: Sequence[int]) -> bool:
         """Return whether the vectors of these workers determine the sum."""
         try:
@@ -140,6 +144,61 @@ class GradientCode:
             f"The workers {sorted(have)} of {self!r} do not determine the sum: any "
             f"{self.n - self.stragglers} of its workers do."
         )
+
+
+class Deliveries:
+    """Which workers have delivered something that counts.
+
+    Parameters
+    ----------
+    code : GradientCode
+
+    Attributes
+    ----------
+    have : list of int
+        In the order in which they delivered.
+    complete : bool
+        Whether their vectors determine the sum.
+
+    Examples
+    --------
+    >>> found = FractionalRepetition(n=4, stragglers=1).deliveries()
+    >>> found.add(0), found.add(1), found.complete
+    (True, False, False)
+    >>> found.add(3), found.complete, found.have
+    (True, True, [0, 3])
+    """
+
+    def __init__(self, code: GradientCode) -> None:
+        self._code = code
+        self.have: list[int] = []
+        self.complete = False
+
+    def add(self, worker: int) -> bool:
+        """Record that a worker has delivered; return whether that counts."""
+        if not self._code.adds(self.have, worker):
+            return False
+        self.have.append(worker)
+        self.complete = self._code.decodable(self.have)
+        return True
+
+
+class _FirstOfGroups(Deliveries):
+    """Of each group the first counts, so the others need not be looked at again each time."""
+
+    def __init__(self, code: FractionalRepetition) -> None:
+        super().__init__(code)
+        self._group, self._groups = code.group, code.blocks
+        self._known: set[int] = set()
+
+    def add(self, worker: int) -> bool:
+        group = int(self._group[worker])
+        if group in self._known:
+            return False
+        self._known.add(group)
+        self.have.append(worker)
+        self.complete = len(self._known) == self._groups
+        return True
 
 
 class FractionalRepetition(GradientCode):
@@ -212,9 +271,11 @@ class FractionalRepetition(GradientCode):
         """Return whether no worker of the same group is in ``have``."""
         return bool((self.group[list(have)] != self.group[worker]).all())
 
+    def deliveries(self) -> Deliveries:
+        return _FirstOfGroups(self)
+
     def decodable(self, have: Sequence[int]) -> bool:
         """Return whether at least one worker of every group has delivered."""
-        # A root of many workers asks after each message; the first test is enough until the end.
         return len(have) >= self.fewest and np.unique(self.group[list(have)]).size == self.blocks
 
     def weights(self, have: Sequence[int]) -> npt.NDArray[np.float64]:

@@ -21,10 +21,12 @@ from dask_coded.aggregation import (
     Ring,
     Star,
     StaticClusters,
+    Tag,
     Tree,
     TreePlan,
 )
-from dask_coded.compression import EXACT
+from dask_coded.codes import FractionalRepetition
+from dask_coded.compression import EXACT, Partial
 
 from .driver import Group, agree
 
@@ -172,6 +174,21 @@ def test_workers_below_a_dead_worker_wait_and_the_others_do_not() -> None:
     group.run(random.Random(0).randrange)
     below = set(plan.allocation.children[1])
     assert set(group.complete()) == set(nodes(plan)) - below - {1}
+
+
+def test_a_root_does_not_go_through_all_deliveries_at_each(monkeypatch) -> None:
+    """Time would grow with the square of the workers."""
+
+    def gone_through(*args: object) -> bool:
+        raise AssertionError("all deliveries were looked at")
+
+    root = GradientCoding(stragglers=1).plan(4).machine(ROOT)
+    monkeypatch.setattr(FractionalRepetition, "adds", gone_through)
+    monkeypatch.setattr(FractionalRepetition, "decodable", gone_through)
+    packed = EXACT.pack(Partial(np.ones(2)))
+    delivered = [root.received(worker, Tag("part"), packed) for worker in (0, 1, 3)]
+    assert delivered[:2] == [[], []]
+    assert delivered[2]
 
 
 def test_a_worker_that_has_not_begun_passes_the_sum_on() -> None:

@@ -69,6 +69,28 @@ def test_only_the_first_worker_of_every_group_has_a_weight(n: int, data: st.Data
     assert code.decodable(have)
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        FractionalRepetition(7, 1),
+        FractionalRepetition.of([1, 0, 1, 2, 2, 2]),
+        CyclicMDS(6, 2),
+        GradientCode(CyclicMDS(5, 2).B, 2),
+        Clustered([FractionalRepetition(4, 1), CyclicMDS(3, 1)]),
+    ],
+    ids=repr,
+)
+@given(data=st.data())
+def test_a_record_of_deliveries_says_what_the_code_says(code, data: st.DataObject) -> None:
+    deliveries, have = code.deliveries(), []
+    for worker in data.draw(st.lists(st.integers(0, code.n - 1), max_size=2 * code.n)):
+        counts = code.adds(have, worker)
+        assert deliveries.add(worker) == counts
+        have += [worker] * counts
+        assert deliveries.have == have
+        assert deliveries.complete == code.decodable(have)
+
+
 @pytest.mark.parametrize("n", range(1, 25))
 def test_a_cyclic_code_is_exact_at_the_least_load(n: int) -> None:
     for s in range(n) if n <= 8 else (1, n // 4, n // 3, n // 2, n - 2):

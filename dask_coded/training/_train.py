@@ -331,8 +331,8 @@ def train(
         )
     del held
     found = TrainingResult(
-        outcome.state["parameters"],
-        outcome.state["version"],
+        outcome.parameters,
+        outcome.version,
         outcome.history,
         outcome.digests,
         aggregation,

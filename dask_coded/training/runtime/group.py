@@ -453,7 +453,8 @@ class LiveGroup:
         for taker in self._takers:
             taker.finish()
         state = pickle.loads(packed)
-        return Outcome(state, self._history(state["losses"]), self._digests)
+        history = self._history(state["losses"])
+        return Outcome(state["parameters"], state["version"], history, self._digests)
 
     def _final_state(self, gone: set[str]) -> bytes:
         """Return the pickled state of any worker that is done, unless it is gone or silent."""

@@ -245,13 +245,15 @@ class Outcome:
 
     Parameters
     ----------
-    state : dict
-        Of a replica.
+    parameters : ndarray
+    version : int
+        How many updates they have seen.
     history : list of Step
     digests : dict of str to str
         Of the parameters of each worker that finished in time.
     """
 
-    state: dict[str, Any]
+    parameters: Any
+    version: int
     history: list[Step]
     digests: dict[str, str]

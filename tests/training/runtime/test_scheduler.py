@@ -156,7 +156,7 @@ async def test_a_training_whose_result_is_lost_with_its_worker_runs_again(c, s, 
     others = [p for address, p in plugins.items() if address != ws.address]
     await async_poll_for(lambda: not any(p.trainers for p in others), timeout=60)
     await next(w for w in workers if w.address == ws.address).close()
-    assert (await future).state["version"] == 3
+    assert (await future).version == 3
     del rows
 
 

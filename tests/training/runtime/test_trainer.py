@@ -928,7 +928,8 @@ def test_worker_gone_after_the_last_step_before_it_sends_its_state(others, event
     events = [event]
     if others == "finish":
         events = [("b", StepsFinished("run", 100, "same")), *events]
-        events += [("b", ReplicaState("run", 99, pickle.dumps({"losses": [1.0]})))]
+        state = {"version": 100, "parameters": "b's", "optimizer": "large", "losses": [1.0]}
+        events += [("b", ReplicaState("run", 100, pickle.dumps(state)))]
     else:
         events = [("b", Closed("run")), *events]
     link = leader(*events)._link
@@ -937,7 +938,13 @@ def test_worker_gone_after_the_last_step_before_it_sends_its_state(others, event
     live = LiveGroup(link, group(Star().plan(2), 99), 0.0, None, lambda losses: losses)
     if others == "finish":
         outcome = live._outcome(*done[0])
-        assert outcome.history == [1.0]
+        # The client needs no more of the state.
+        assert vars(outcome) == {
+            "parameters": "b's",
+            "version": 100,
+            "history": [1.0],
+            "digests": dict.fromkeys("ab", "same"),
+        }
         assert asked == [("a", SendState("run")), ("b", SendState("run"))]
     else:
         with pytest.raises(GroupOverError):

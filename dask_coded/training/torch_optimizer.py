@@ -6,7 +6,9 @@ import copy
 import math
 import pickle
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -81,6 +83,40 @@ class TorchOptimizer(Optimizer):
         return [{**options, "lr": factor * options["lr"]} for options, _ in self.groups]
 
 
+class _Snapshots:
+    """Where schedulers have been in this process, by what they start from.
+
+    Each group of workers unpickles its optimizer once more. Its scheduler goes on from here,
+    instead of making all steps of a long training again.
+    """
+
+    #: Steps between two snapshots.
+    EVERY = 1000
+    # Schedulers of so many trainings, the last ones.
+    _MOST = 16
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._latest: dict[bytes, tuple[int, bytes]] = {}
+
+    def take(self, start: bytes, step: int, packed: bytes) -> None:
+        """Take what is pickled after so many steps."""
+        with self._lock:
+            self._latest.pop(start, None)
+            self._latest[start] = step, packed
+            if len(self._latest) > self._MOST:
+                del self._latest[next(iter(self._latest))]
+
+    def last(self, start: bytes, step: int) -> tuple[int, bytes]:
+        """Return how many steps the latest one has made that is not beyond a step, and that one."""
+        with self._lock:
+            found = self._latest.get(start, (0, start))
+        return found if found[0] <= step else (0, start)
+
+
+_snapshots = _Snapshots()
+
+
 class _Groups:
     """Stands for an optimizer whose scheduler changes the options of its groups."""
 
@@ -122,11 +158,16 @@ class Scheduled:
     def options(self, step: int) -> list[dict[str, Any]]:
         """Return the options of each group in a step, counted from 0."""
         if not 0 <= self._step <= step:
-            self._groups, self._scheduler = pickle.loads(self._start)
-            self._step = 0
+            self._step, packed = _snapshots.last(self._start, step)
+            self._groups, self._scheduler = pickle.loads(packed)
         while self._step < step:
             self._scheduler.step()
             self._step += 1
+            if self._step % _snapshots.EVERY == 0:
+                # One that keeps what cannot be pickled makes all steps again.
+                with suppress(Exception):
+                    packed = dumps((self._groups, self._scheduler))
+                    _snapshots.take(self._start, self._step, packed)
         return [dict(group) for group in self._groups.param_groups]
 
     def __getstate__(self) -> dict[str, Any]:

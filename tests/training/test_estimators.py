@@ -23,6 +23,7 @@ from dask_coded.training import SGD, GradientEstimator, loaders
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.extras
 pytorch = pytest.importorskip("dask_coded.training.pytorch")
+torch_optimizer = pytest.importorskip("dask_coded.training.torch_optimizer")
 
 RNG = np.random.default_rng(3)
 SAMPLES = RNG.normal(size=(60, 4)).astype(np.float32)
@@ -418,20 +419,20 @@ def test_optimizers_of_pytorch_do_the_same_on_a_flat_array(make):
 SCHEDULERS = torch.optim.lr_scheduler
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda rule: SCHEDULERS.StepLR(rule, 3),
-        lambda rule: SCHEDULERS.LambdaLR(rule, lambda step: 1 / (1 + step)),
-        lambda rule: SCHEDULERS.OneCycleLR(rule, 0.5, total_steps=20),
-        lambda rule: SCHEDULERS.SequentialLR(
-            rule,
-            [SCHEDULERS.LinearLR(rule, 0.1, total_iters=4), SCHEDULERS.CosineAnnealingLR(rule, 8)],
-            milestones=[4],
-        ),
-    ],
-    ids=["step", "function", "cycle", "sequence"],
-)
+MAKE_SCHEDULERS = {
+    "step": lambda rule: SCHEDULERS.StepLR(rule, 3),
+    "function": lambda rule: SCHEDULERS.LambdaLR(rule, lambda step: 1 / (1 + step)),
+    "cycle": lambda rule: SCHEDULERS.OneCycleLR(rule, 0.5, total_steps=20),
+    "cyclic": lambda rule: SCHEDULERS.CyclicLR(rule, 0.01, 0.1, 3, mode="exp_range", gamma=0.9),
+    "sequence": lambda rule: SCHEDULERS.SequentialLR(
+        rule,
+        [SCHEDULERS.LinearLR(rule, 0.1, total_iters=4), SCHEDULERS.CosineAnnealingLR(rule, 8)],
+        milestones=[4],
+    ),
+}
+
+
+@pytest.mark.parametrize("make", MAKE_SCHEDULERS.values(), ids=MAKE_SCHEDULERS.keys())
 def test_schedulers_of_pytorch(make):
     """They change learning rates, and that of cycles the momentum, too."""
     net = torch.nn.Linear(3, 2)
@@ -452,6 +453,31 @@ def test_schedulers_of_pytorch(make):
         np.testing.assert_allclose(x, flat.parameters, rtol=1e-5)
     rates = [group["lr"] for group in ours._options(0)]  # another replica begins
     assert rates == [group["lr"] for group in loads(dumps(ours))._options(0)]
+
+
+@pytest.mark.parametrize("make", MAKE_SCHEDULERS.values(), ids=MAKE_SCHEDULERS.keys())
+def test_another_group_does_not_make_all_steps_of_a_scheduler_again(make, monkeypatch):
+    monkeypatch.setattr(torch_optimizer, "_snapshots", torch_optimizer._Snapshots())
+    monkeypatch.setattr(torch_optimizer._Snapshots, "EVERY", 4)
+    net = torch.nn.Linear(3, 2)
+    rule = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.8)
+    packed = dumps(torch_optimizer.Scheduled(make(rule), rule))
+    one = loads(packed)
+    expected = [one.options(step) for step in range(12)]
+    steps, step = [], type(one._scheduler).step
+
+    def counted(scheduler, *args):
+        steps.append(scheduler)
+        step(scheduler, *args)
+
+    monkeypatch.setattr(type(one._scheduler), "step", counted)
+    for first, made in ((11, 3), (8, 0), (7, 7)):  # the last snapshot is after 8 steps
+        other = loads(packed)
+        steps.clear()
+        assert other.options(first) == expected[first]
+        assert steps.count(other._scheduler) == made
+        for later in range(first, 12):
+            assert other.options(later) == expected[later]
 
 
 def test_schedulers_that_workers_cannot_follow_are_refused():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+
 import dask
 import numpy as np
 import pytest
@@ -9,6 +12,7 @@ from distributed import Client, LocalCluster
 from distributed.utils_test import poll_for
 
 import dask_coded as coded
+import dask_coded.training
 from dask_coded.membership import Timeouts
 from tests.processes import start_server
 from tests.runtime.test_faults import WHOLE, Log, Loop, check, source
@@ -142,6 +146,45 @@ def test_a_cluster_grows_to_what_an_array_can_use_and_shrinks_when_it_is_not_use
     poll_for(lambda: len(client.ncores()) == 2, timeout=120)
     scaling.stop()
     check(client, C)
+
+
+def test_adaptive_scaling_during_a_training(adaptive):
+    cluster, client = adaptive
+    client.wait_for_workers(N, timeout=120)
+    targets = []
+
+    class Watched(coded.Adaptive):
+        async def recommendations(self, target):
+            targets.append(target)
+            return await super().recommendations(target)
+
+    def squares(w, samples, targets):  # workers cannot import this module
+        return samples.T @ (samples @ w - targets)
+
+    X, enough = np.eye(8), Event()
+    training = ThreadPoolExecutor(1).submit(
+        coded.training.train, squares, np.zeros(8), (X, X[0]), steps=10**6, client=client,
+        callback=lambda progress: enough.is_set(),
+    )  # fmt: skip
+    plugin = "dask-coded-training"
+
+    def members(dask_scheduler):
+        found = dask_scheduler.extensions.get(plugin)
+        return 0 if found is None else sum(map(len, found._involved.values()))
+
+    try:
+        poll_for(lambda: client.run_on_scheduler(members) == N, timeout=120)
+        scaling = cluster.adapt(
+            Adaptive=Watched, minimum=1, maximum=N, interval="20 ms", wait_count=1
+        )
+        poll_for(lambda: len(targets) > 10, timeout=120)
+        assert set(targets) == {N}
+        assert len(client.ncores()) == N
+    finally:
+        enough.set()
+    assert training.result(timeout=120).steps < 10**6
+    poll_for(lambda: len(client.ncores()) == 1, timeout=120)
+    scaling.stop()
 
 
 def test_a_cluster_without_arrays_scales_as_by_dask(adaptive):

@@ -7,6 +7,7 @@ its copy. Only sums of gradients travel; the data stay where they are.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import uuid
@@ -96,8 +97,9 @@ def train(
         ``gradient(parameters, samples, targets)`` returns the *sum* over the given samples of the
         gradient of the loss, as a flat array as long as the parameters; or a pair of the sum of the
         losses and that array. It runs on the workers, must not change its arguments, and may use
-        NumPy, JAX, PyTorch or anything else that returns an array. If workers share parts of the
-        data, it must return the same result for the same arguments.
+        NumPy, JAX, PyTorch or anything else that returns an array. In steps over all data its
+        arrays are read-only: copy what you change. If workers share parts of the data, it must
+        return the same result for the same arguments.
     parameters : array_like of float, shape (n,)
         Initial parameters. Gradients are summed in their dtype, those of float16 in float32.
     data : (samples, targets) or iterable of batches
@@ -231,9 +233,11 @@ def train(
     check_whole("seed", seed, least=0)
     if clip_norm is not None:
         check_positive("clip_norm", clip_norm)
+    module = getattr(gradient, "__self__", None)
+    if not hasattr(module, "hold_parameters"):
+        module = None  # not as a `TorchModule` is
     if averages is None:
-        module = getattr(gradient, "__self__", None)
-        averages = getattr(module, "averages", ()) if hasattr(module, "hold_parameters") else ()
+        averages = getattr(module, "averages", ())
     averages = momenta_of(averages, start, compression)
     if layers is None:
         layers = [start.shape]
@@ -261,7 +265,8 @@ def train(
     advised &= state is None or "units" in state  # `Squeeze`, which is advised, refuses others
     if aggregation is None:
         there = threads_of(client)
-        count = len(there if allowed is None else set(there) & set(allowed))
+        # If there is none just now, the training waits for one.
+        count = len(there if allowed is None else set(there) & set(allowed)) or 1
         aggregation = choose_aggregation(count, start.size * sum_dtype(start.dtype).itemsize)
     total = sum(samples.rows)
     if isinstance(aggregation, Squeeze):
@@ -279,7 +284,13 @@ def train(
         "optimizer": without_addresses(optimizer),
         "compression": without_addresses(compression),
         "clip_norm": clip_norm,
+        "schedule": without_addresses(schedule),
+        "averages": hashlib.blake2b(averages.tobytes(), digest_size=8).hexdigest(),
     }
+    constants = getattr(module, "constants", None)
+    if checkpoint is not None and constants is not None:
+        # A module that is made again may have other random numbers in frozen layers.
+        setup["frozen parameters and buffers"] = constants()
     if checkpoint is not None and resume is True and state is not None:
         check_same(checkpoint.path, state, setup, steps)
     model = Model(

@@ -32,8 +32,8 @@ class GradientEstimator(BaseEstimator):
         ``prediction(parameters, samples)`` returns an array with one row or number per sample.
     parameters : array_like of float, shape (n,)
         Initial parameters.
-    optimizer, steps, epochs, batch_size, aggregation, compression, schedule, layers, augment, \
-    seed, verbose
+    optimizer, steps, epochs, batch_size, aggregation, compression, schedule, layers, averages, \
+    clip_norm, augment, seed, verbose
         As for :func:`train`.
 
     Attributes
@@ -69,6 +69,8 @@ class GradientEstimator(BaseEstimator):
         compression: Compression | None = None,
         schedule: Schedule | None = None,
         layers: Any = None,
+        averages: Any = None,
+        clip_norm: float | None = None,
         augment: Augment | None = None,
         seed: int = 0,
         verbose: bool = False,
@@ -84,6 +86,8 @@ class GradientEstimator(BaseEstimator):
         self.compression = compression
         self.schedule = schedule
         self.layers = layers
+        self.averages = averages
+        self.clip_norm = clip_norm
         self.augment = augment
         self.seed = seed
         self.verbose = verbose

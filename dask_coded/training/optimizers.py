@@ -129,7 +129,7 @@ class Optimizer(ABC):
         ----------
         parameters : ndarray, shape (n,)
         gradient : ndarray, shape (n,)
-            Mean over the samples of the step; it is not changed.
+            Mean over the samples of the step, of float16 parameters in float32; it is not changed.
         state : dict of ndarray
         step : int
             Counted from 0.

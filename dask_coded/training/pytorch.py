@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
 import threading
 import zlib
@@ -297,6 +298,19 @@ class TorchModule:
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_held": None, "_room": None}
 
+    def constants(self) -> str:
+        """Return a hash of what the module computes with and no training changes.
+
+        That is frozen parameters, and buffers other than running averages.
+        """
+        learned = {id(tensor) for tensor in (*self._wanted, *self._running)}
+        digest = hashlib.blake2b(digest_size=8)
+        for name, tensor in (*self.module.named_parameters(), *self.module.named_buffers()):
+            if id(tensor) not in learned and not name.endswith("num_batches_tracked"):
+                digest.update(name.encode())
+                digest.update(as_array(real(tensor)).tobytes())
+        return digest.hexdigest()
+
     def load(self, parameters: Vector) -> torch.nn.Module:
         """Copy a flat array or tensor into the module's parameters and return the module."""
         self._held = None
@@ -390,8 +404,10 @@ class TorchModule:
         """Return the module's output for samples: a tensor if they are one, else a NumPy array."""
         # In a copy, because other threads may be using the module, in this mode or for training.
         module = copy.deepcopy(self).load(parameters).eval()
+        # Copied, because a module may work in place on what it gets.
+        own = samples.clone() if isinstance(samples, torch.Tensor) else np.array(samples)
         with torch.no_grad():
-            found = module(self._input(samples))
+            found = module(self._input(own))
         return found if isinstance(samples, torch.Tensor) else as_array(found)
 
     def _input(self, samples: Any) -> torch.Tensor:

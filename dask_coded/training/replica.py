@@ -279,13 +279,14 @@ class Replica:
         samples = max(self._batches.count(step), 1)
         parameters = self._parameters.copy() if beside else self._parameters
         with np.errstate(over="ignore", invalid="ignore"):
-            # A new array each time, because an optimizer may keep it.
-            mean = (gradient / samples).astype(parameters.dtype, copy=False)
+            # A new array each time, because an optimizer may keep it. Not in the dtype of the
+            # parameters: float16 loses small entries, and large ones before they are clipped.
+            mean = (gradient / samples).astype(sum_dtype(parameters.dtype), copy=False)
             learned, running = np.split(parameters, [model.learned])
             own, found = np.split(mean, [model.learned])
-            # The same factor on all workers. Float16 might not hold it.
+            # The same factor on all workers.
             if model.clip_norm is not None and (norm := same_norm(own)) > model.clip_norm:
-                own[:] = own.astype(sum_dtype(own.dtype), copy=False) * (model.clip_norm / norm)
+                own *= model.clip_norm / norm
             model.optimizer.update(learned, own, self._optimizer_state, step)
             running += model.averages * (found - running)
         self._parameters = parameters

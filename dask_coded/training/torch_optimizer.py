@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from distributed.protocol.pickle import dumps
 
+from dask_coded.arguments import check_positive
 from dask_coded.training.optimizers import Decay, Optimizer, Vector
 from dask_coded.training.torch_arrays import as_array, real
 
@@ -44,6 +45,10 @@ class TorchOptimizer(Optimizer):
     first: dict[str, Vector]
     decay: Decay | Scheduled | None = None
 
+    def __post_init__(self) -> None:
+        # A schedule may begin with no learning at all.
+        check_positive("learning_rate", self.learning_rate, or_zero=True)
+
     def start(self, parameters: Vector) -> dict[str, Vector]:
         if self.first:
             return {name: value.copy() for name, value in self.first.items()}
@@ -55,6 +60,8 @@ class TorchOptimizer(Optimizer):
     def update(
         self, parameters: Vector, gradient: Vector, state: dict[str, Vector], step: int
     ) -> None:
+        # PyTorch wants gradients in the dtype of their parameters.
+        gradient = gradient.astype(parameters.dtype, copy=False)
         tensors, at = [], 0
         for shape in self.shapes:
             part = slice(at, at := at + math.prod(shape))

@@ -39,6 +39,71 @@ def model(*more):
     return training.TorchModule(network(*more), torch.nn.CrossEntropyLoss(reduction="sum"))
 
 
+class InPlace(torch.nn.Module):
+    """Scales its input, in the memory of the input or not."""
+
+    def __init__(self, within):
+        super().__init__()
+        self.within = within
+
+    def forward(self, x):
+        return x.mul_(0.5) if self.within else x * 0.5
+
+
+@pytest.mark.parametrize("aggregation", [Squeeze(units=4), Ring()], ids=repr)
+def test_a_module_that_works_in_place_does_not_change_the_data(client, aggregation):
+    found = []
+    for within in (True, False):
+        net = torch.nn.Sequential(InPlace(within), network())
+        flat = training.TorchModule(net, torch.nn.CrossEntropyLoss(reduction="sum"))
+        score = training.Validation(
+            lambda w, X, y, flat=flat: flat.prediction(w, X).sum(), (SAMPLES, LABELS), every=2
+        )
+        options = {"steps": 4, "layers": flat.layers, "validation": score, "client": client}
+        data = SAMPLES.copy(), LABELS
+        options |= {"aggregation": aggregation}
+        result = training.train(flat.gradient, flat.parameters, data, **options)
+        flat.prediction(result.parameters, data[0])
+        np.testing.assert_array_equal(data[0], SAMPLES)
+        found.append(result)
+    np.testing.assert_array_equal(found[0].parameters, found[1].parameters)
+    assert found[0].scores == found[1].scores
+
+
+def test_a_gradient_cannot_change_the_data(client):
+    def careless(w, samples, targets):
+        samples -= samples.mean(axis=0)
+        return samples.T @ (samples @ w - targets)
+
+    with pytest.raises(ValueError, match="read-only"):
+        training.train(careless, np.zeros(4, np.float32), (SAMPLES, LABELS), client=client, steps=2)
+
+
+def test_a_module_with_other_frozen_numbers_is_another_training(client, tmp_path):
+    def frozen(seed, trained=False):
+        torch.manual_seed(seed)
+        first = torch.nn.Linear(4, 6).requires_grad_(trained)
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(first, torch.nn.Linear(6, 2))
+        return training.TorchModule(net, torch.nn.CrossEntropyLoss(reduction="sum"))
+
+    options = {"checkpoint": training.Checkpoint(tmp_path / "weights", every=1), "resume": True}
+
+    def trained(flat, steps):
+        data = SAMPLES, LABELS
+        options["layers"] = flat.layers
+        return training.train(
+            flat.gradient, flat.parameters, data, steps=steps, client=client, **options
+        )
+
+    trained(frozen(1), 2)
+    assert trained(frozen(1), 4).steps == 4
+    with pytest.raises(ValueError, match="of a training with frozen parameters and buffers"):
+        trained(frozen(2), 4)
+    # What is trained does not count: it is in the checkpoint.
+    assert frozen(1, trained=True).constants() == frozen(2, trained=True).constants()
+
+
 def test_gradients_of_parts_add_up():
     flat = model()
     whole_loss, whole = flat.gradient(flat.parameters, SAMPLES, LABELS)
@@ -422,6 +487,7 @@ SCHEDULERS = torch.optim.lr_scheduler
 MAKE_SCHEDULERS = {
     "step": lambda rule: SCHEDULERS.StepLR(rule, 3),
     "function": lambda rule: SCHEDULERS.LambdaLR(rule, lambda step: 1 / (1 + step)),
+    "from zero": lambda rule: SCHEDULERS.LambdaLR(rule, lambda step: min(step / 4, 1.0)),
     "cycle": lambda rule: SCHEDULERS.OneCycleLR(rule, 0.5, total_steps=20),
     "cyclic": lambda rule: SCHEDULERS.CyclicLR(rule, 0.01, 0.1, 3, mode="exp_range", gamma=0.9),
     "sequence": lambda rule: SCHEDULERS.SequentialLR(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dask_coded.compression import Partial
 from dask_coded.training import SGD, Adam, CosineDecay, Pipelined, StepDecay
+from dask_coded.training.replica import Model
 from dask_coded.training.runtime.norms import norm_of, same_norm
 
 
@@ -138,3 +140,21 @@ def test_the_norm_of_half_precision_has_no_overflow():
 def test_a_norm_without_running_averages():
     segments = np.array_split(np.array([3.0, 4.0, 7.0, 7.0, 7.0]), 4)
     assert norm_of(segments, averages=3) == 5.0
+
+
+def test_means_of_half_precision_are_clipped_before_they_are_rounded():
+    def large(w, samples, targets):
+        return np.array([1e5, 1.0], dtype=np.float32) * len(samples)
+
+    def small(w, samples, targets):
+        return np.array([1e-8, 2e-8], dtype=np.float32) * len(samples)
+
+    start = np.zeros(2, dtype=np.float16)
+    for gradient, options, expected in (
+        (large, {"clip_norm": 1.0, "optimizer": SGD(1.0)}, [-1.0, 0.0]),
+        (small, {"optimizer": Adam(0.5, epsilon=1e-12)}, [-0.5, -0.5]),
+    ):
+        rule = options.pop("optimizer")
+        replica = Model(gradient, start, rule, 4, None, 0, None, [(2,)], **options).replica(1, 1)
+        replica.apply([Partial(*replica.gradient(0, 0, np.ones((4, 1)), np.ones(4)))])
+        np.testing.assert_allclose(replica.state()["parameters"], expected, atol=1e-3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -156,13 +157,14 @@ class Link:
 
         async def ask() -> bool:
             key, run = self._attempt
-            leads: bool = await self._plugin.worker.scheduler.coded_leads(key=key, run=run)
+            async with asyncio.timeout(2 * timeouts().answer):
+                leads: bool = await self._plugin.worker.scheduler.coded_leads(key=key, run=run)
             return leads
 
         while True:
             try:
                 # The event loop ends with the worker, which must not keep this thread.
-                leads = sync(self._loop, ask, callback_timeout=2 * timeouts().answer)
+                leads = sync(self._loop, ask, callback_timeout=3 * timeouts().answer)
             except TimeoutError:
                 if self._plugin.worker.status in WORKER_ANY_RUNNING:
                     continue  # the scheduler is busy, and nobody else can say it

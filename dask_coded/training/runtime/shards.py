@@ -121,7 +121,7 @@ async def fetch_parts(
         return [rows]
     # Copies, so that they are aligned alike on all workers.
     slices = [slice(start - first, stop - first) for start, stop in edges]
-    return await asyncio.to_thread(lambda: [rows[own].copy() for own in slices])
+    return await asyncio.to_thread(lambda: [_constant(rows[own].copy()) for own in slices])
 
 
 def _overlap(blocks: Blocks, start: int, stop: int) -> Iterator[tuple[Key, int, int]]:
@@ -192,4 +192,11 @@ def _stacked(parts: list[Any]) -> Any:
     if scipy.sparse.issparse(parts[0]):
         return scipy.sparse.vstack(parts, format="csr")
     # Rows of one block may lie in another order, and a gradient would have other bits.
-    return np.ascontiguousarray(np.concatenate(parts))
+    return _constant(np.ascontiguousarray(np.concatenate(parts)))
+
+
+def _constant(rows: Any) -> Any:
+    """Return rows that no gradient function changes: it gets them again in the next step."""
+    if isinstance(rows, np.ndarray):
+        rows.flags.writeable = False
+    return rows

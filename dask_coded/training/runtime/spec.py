@@ -199,8 +199,8 @@ class Group:
 class Step(Summary):
     """What the leader saw of a step.
 
-    Of a training's last 1000 steps alone it has what single workers have done: ``late``,
-    ``computing``, ``units`` and ``speeds`` of earlier ones are empty.
+    ``late``, ``computing``, ``units`` and ``speeds`` are kept for a training's last 1000 steps; for
+    earlier ones they are empty.
 
     Parameters
     ----------

@@ -24,11 +24,12 @@ from distributed.metrics import time
 from dask_coded._version import __version__
 from dask_coded.membership import Changed, Standing, Timeouts
 from dask_coded.prediction import SpeedHistory, in_seconds
-from dask_coded.rounds import POLICIES, InfeasibleError, Layout
+from dask_coded.rounds import POLICIES, InfeasibleError
 from dask_coded.rounds.assignment import all_tried
 from dask_coded.runtime.answers import Lost, Over, Reply, RoundPlan, Unfit, Waiting, reply
 from dask_coded.runtime.scheduler.arrays import ArrayDirectory
 from dask_coded.runtime.scheduler.extension import SchedulerExtension
+from dask_coded.runtime.scheduler.held import Held
 from dask_coded.runtime.scheduler.holding import Holding
 from dask_coded.runtime.scheduler.homes import Homes
 from dask_coded.runtime.scheduler.loops import LoopDirectory
@@ -269,35 +270,29 @@ class CodedSchedulerPlugin(SchedulerExtension):
             self.observer.coordinates(as_key(attempt[0]))
         state.used = time()
         spec = state.spec
-        holder = [self.homes.holder_of(key) for key in spec.keys]
-        if any(a and a != self.homes.home(key) for a, key in zip(holder, spec.keys, strict=True)):
+        holders = [self.homes.holder_of(key) for key in spec.keys]
+        if any(a and a != self.homes.home(key) for a, key in zip(holders, spec.keys, strict=True)):
             self.homes.bring_home()
-        addresses = sorted({address for address in holder if address})
-        number = {address: i for i, address in enumerate(addresses)}
-        host = [number.get(address or "", -1) for address in holder]
         work = spec.uniform_work if state.work is None else state.work
-        layout = Layout.of(spec.code, host, work)
+        held = Held.by(holders, spec.code, work)
+        addresses, layout = held.addresses, held.layout
         if measured and (total := sum(measured.values())) > 0:
             state.seconds = layout.needed / total
         speeds = self.records.predict(addresses, predictor)
-        # Workers that have computed wrongly take part only if those that answer do not suffice. If
-        # shares are verified, that may also turn out during the round: they are predicted to do
-        # nothing.
-        trusted = [w if w < 0 or self.records.trusts(addresses[w]) else -1 for w in host]
-        if trusted != host and not spec.check_keys:
-            without = Layout.of(spec.code, trusted, work, len(addresses))
-            alive = [address not in self.standings.suspects for address in addresses]
-            usable = np.array([w >= 0 and alive[w] for w in trusted])
-            if not without.lacking(usable[:, None]).any():
-                host, layout = trusted, without
-        if layout.lacking((layout.host >= 0)[:, None]).any():
+        # If shares are verified, wrong ones may also turn out during the round: their workers are
+        # predicted to do nothing.
+        if not spec.check_keys:
+            held = held.trusted(self.records.trusts, self.standings.suspects, spec.code, work)
+            layout = held.layout
+        if not held.suffices:
             kept = state.storage is not None and state.sources is None
             if not (addresses or kept) or not self.recipes.is_coming(state):
                 return reply(Lost(self.recipes.lost_message(state)))
 
             def enough() -> bool:
-                held = np.array([bool(self.homes.holder_of(key)) for key in spec.keys])
-                return not layout.lacking(held[:, None]).any()
+                return held.suffices_with(
+                    np.array([bool(self.homes.holder_of(key)) for key in spec.keys])
+                )
 
             # If it were asked again and again, a product would begin up to half a second later.
             return reply(Waiting(waited=await state.arrived(enough)))
@@ -317,7 +312,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
         return reply(
             RoundPlan(
                 addresses=tuple(addresses),
-                host=tuple(host),
+                host=tuple(held.host),
                 speeds=tuple(speeds.tolist()),
                 lags=tuple(delays.tolist()),
                 first=first,

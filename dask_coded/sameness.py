@@ -8,14 +8,16 @@ that runs the loop, see `sketch` in `dask_coded.runtime.coordinator.operators`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum
 from functools import partial
 from operator import itemgetter
-from types import BuiltinFunctionType, FunctionType, MethodType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
-from dask.tokenize import TokenizationError, tokenize
+from dask.tokenize import normalize_token, tokenize
 from distributed import Future
 
 from dask_coded.array import CodedArray
@@ -66,59 +68,101 @@ def owner_of(
 
 
 class _Comparison:
-    """Describes values by what is the same in every process."""
+    """Describes values by what is the same in every process that runs the same program.
+
+    `dask.tokenize` is not, for objects whose class or function is defined in a script: it pickles
+    them, and pickles of these have numbers of their own.
+    """
 
     def __init__(self) -> None:
+        # What is being described, by `id`.
         self._within: set[int] = set()
 
     def plain(self, value: Any) -> Any:
-        """Return lists of numbers, strings and arrays that are equal if two values are."""
+        """Return lists of numbers, strings and arrays that are equal if two values are.
+
+        Raises
+        ------
+        TypeError
+            If the value cannot be told from others of its type.
+        """
+        named = value is None or isinstance(value, bool | int | float | complex | str | bytes)
+        if named and not isinstance(value, Enum):
+            return value
+        if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
+            return value
+        if id(value) in self._within:  # it refers to itself
+            return type(value).__qualname__
+        self._within.add(id(value))
+        try:
+            return [type(value).__qualname__, self._parts(value)]
+        finally:
+            self._within.discard(id(value))
+
+    def _parts(self, value: Any) -> Any:
         if isinstance(value, dict):
             items = ((str(key), self.plain(own)) for key, own in value.items())
-            return ["dict", *sorted(items, key=itemgetter(0))]
+            return sorted(items, key=itemgetter(0))
         if isinstance(value, list | tuple):
             return list(map(self.plain, value))
         if isinstance(value, set | frozenset):
-            return ["set", *sorted(tokenize(self.plain(item)) for item in value)]
-        named = value is None or isinstance(value, bool | int | float | complex | str | bytes)
-        if named or (isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject):
-            return value
+            return sorted(tokenize(self.plain(item)) for item in value)
         if isinstance(value, CodedArray | CodedPair | Loop):
-            return type(value).__qualname__
+            return None
         if isinstance(value, Future):
             return value.key
+        if isinstance(value, Enum):
+            return value.name
+        if isinstance(value, type | ModuleType):
+            return value.__name__
         if isinstance(value, partial):
-            return ["partial", *map(self.plain, (value.func, value.args, value.keywords))]
+            return list(map(self.plain, (value.func, value.args, value.keywords)))
         if isinstance(value, MethodType):
-            return ["method", self.plain(value.__self__), value.__func__.__qualname__]
+            return self.plain(value.__self__), value.__func__.__qualname__
+        if isinstance(value, BuiltinFunctionType):
+            return self.plain(value.__self__), value.__qualname__
         if isinstance(value, FunctionType):
             return self._function(value)
-        if isinstance(value, type | BuiltinFunctionType):
-            return value.__qualname__
+        if is_dataclass(value):
+            return [self.plain(getattr(value, field.name, None)) for field in fields(value)]
+        if (inner := getattr(value, "__wrapped__", getattr(value, "py_func", None))) is not None:
+            return self.plain(inner)  # what was compiled or cached
+        if hasattr(value, "detach"):  # a tensor of PyTorch; NumPy has no bfloat16
+            tensor = value.detach().cpu()
+            return np.asarray(tensor.float() if tensor.dtype.itemsize == 2 else tensor)
+        if normalize_token.dispatch(type(value)) is not normalize_token.dispatch(object):
+            return tokenize(value)
+        if hasattr(value, "__dask_tokenize__"):
+            return self.plain(value.__dask_tokenize__())
+        return self._pickled(value)
+
+    def _pickled(self, value: Any) -> Any:
+        """Describe an object by what its pickle would have of it."""
         try:
-            return tokenize(value, ensure_deterministic=True)
-        except TokenizationError:
+            how = value.__reduce_ex__(4)
+        except Exception:
             raise TypeError(
                 f"A loop with storage cannot tell if it is resumed with the same "
                 f"{type(value).__qualname__}: pass numbers, strings, arrays or dataclasses, or "
                 "give the class a method `__dask_tokenize__`."
             ) from None
+        if isinstance(how, str):  # the name of a global object
+            return how
+        make, args, *state = how
+        rest = [list(each) if isinstance(each, Iterator) else each for each in state]
+        return [make.__qualname__, *map(self.plain, (*args, *rest))]
 
     def _function(self, function: FunctionType) -> Any:
         """Describe a function by its name, and by the values that it was made with."""
-        if id(function) in self._within:  # it refers to itself
-            return function.__qualname__
-        self._within.add(id(function))
         cells = [self._content(cell) for cell in function.__closure__ or ()]
-        made_with = cells, function.__defaults__, function.__kwdefaults__
+        made_with = self.plain([cells, function.__defaults__, function.__kwdefaults__])
         # A lambda has no name of its own.
-        code = function.__code__.co_code if function.__name__ == "<lambda>" else b""
-        constants = [c for c in function.__code__.co_consts if not hasattr(c, "co_code")]
-        described = [function.__qualname__, self.plain(made_with), code]
-        if code:
-            described += [self.plain(constants), list(function.__code__.co_names)]
-        self._within.discard(id(function))
-        return described
+        code = self._code(function.__code__) if function.__name__ == "<lambda>" else None
+        return [function.__qualname__, made_with, code]
+
+    def _code(self, code: CodeType) -> Any:
+        inner = [c if not isinstance(c, CodeType) else self._code(c) for c in code.co_consts]
+        return [code.co_code, list(code.co_names), self.plain(inner)]
 
     def _content(self, cell: Any) -> Any:
         try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import uuid
+from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
@@ -183,7 +184,7 @@ def _refuse_hidden(value: Any) -> None:
     """Refuse a container that is not searched, and would hand on a coded array as a lazy one."""
     if is_dataclass(value):
         held: Iterable[Any] = (getattr(value, field.name, None) for field in fields(value))
-    elif isinstance(value, Mapping) and type(value) is not dict:
+    elif isinstance(value, dict | UserDict) and type(value) is not dict:
         held = value.values()
     elif isinstance(value, list | tuple | set | frozenset) and type(value) not in (list, tuple):
         held = value
@@ -197,7 +198,10 @@ def _refuse_hidden(value: Any) -> None:
 
 
 #: What `Client.submit` takes for itself, and `submit` does not.
-_NOT_OURS = frozenset(("allow_other_workers", "key", "priority", "pure", "resources", "retries"))
+_NOT_OURS = {
+    *("actor", "actors", "allow_other_workers", "fifo_timeout"),
+    *("key", "priority", "pure", "resources", "retries"),
+}
 
 
 def _refuse_options(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
@@ -210,8 +214,8 @@ def _refuse_options(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> 
         return
     if options:
         raise TypeError(
-            f"`submit` passes {', '.join(map(repr, sorted(options)))} to the function, which has "
-            "no argument of that name: leave out options of `Client.submit`."
+            f"`submit` would pass {', '.join(map(repr, sorted(options)))} to the function, whose "
+            "signature does not name it: leave out options of `Client.submit`."
         )
 
 

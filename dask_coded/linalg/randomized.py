@@ -156,7 +156,7 @@ def randomized_svd(
     The approximation is close to the best of rank ``k``: its error is the singular value ``k + 1``
     times a factor that tends to 1 as ``power_iterations`` grows ([1]_, section 10.4).
     ``U``, which has ``k + oversample`` columns during the computation, must fit into the memory of
-    one worker.
+    one worker. If it is returned as a dask array, two workers keep a copy of it.
 
     References
     ----------
@@ -192,8 +192,8 @@ def randomized_svd(
     )
     if isinstance(A, da.Array):
         # Scattered, because a tall array does not belong in a task graph. Dask cannot compute it
-        # again, so it must survive as many losses as the matrix does.
-        copies = min(1 + coded.code.tolerance, len(client.nthreads()))
+        # again, so two workers keep it.
+        copies = min(1 + coded.code.tolerance, 2, len(client.nthreads()))
         future = client.scatter(U, broadcast=copies)
         U = da.from_delayed(future, U.shape, U.dtype, meta=U[:0]).rechunk((A.chunks[0], -1))
     return U, s, Vh

@@ -259,10 +259,12 @@ def _same(owner: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two loops are of the same, up to the rounding of the sketches of their arrays."""
     if any(owner.get(name) != other.get(name) for name in ("function", "arrays", "arguments")):
         return False
-    theirs, ours = owner["sketches"], other["sketches"]
+    theirs, ours = owner.get("sketches", ()), other.get("sketches", ())
     # One of n entries is noticed if it changes by more than sqrt(n) times the rounding.
     return len(theirs) == len(ours) and all(
-        np.allclose(a[1:], b[1:], rtol=0.0, atol=np.nan_to_num(a[0] * a[1]), equal_nan=True)
+        np.allclose(
+            *(a[1:], b[1:]), rtol=0.0, atol=np.nan_to_num(max(a[0], b[0]) * a[1]), equal_nan=True
+        )
         for a, b in zip(theirs, ours, strict=True)
     )
 

@@ -886,6 +886,8 @@ def test_functions_of_numpy_take_an_operator_or_say_that_they_do_not(both, A, cl
         assert (np.ndim(operator), np.size(operator)) == (2, A.size)
         assert np.transpose(operator) is operator.T
         assert np.isrealobj(operator)
+        assert np.result_type(operator, np.complex64(1)) == np.complex128
+        assert np.common_type(operator, x) == np.float64
         for function in (np.inner, np.outer, np.sum, np.linalg.norm):
             try:
                 function(operator, x)

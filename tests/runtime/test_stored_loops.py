@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import subprocess
+import sys
 from concurrent.futures import CancelledError
 from functools import partial
 from pathlib import Path
+from threading import Lock
 
 import dask.array as da
 import numpy as np
@@ -14,10 +19,11 @@ from distributed.utils_test import async_poll_for, captured_logger, gen_cluster,
 
 import dask_coded as coded
 from dask_coded.linear_model import Penalty
+from dask_coded.runtime.coordinator.operators import sketch
 from dask_coded.runtime.worker.plugin import worker_plugin
 from dask_coded.sameness import owner_of
 from dask_coded.storage import StateStore, StoreError
-from dask_coded.storage.states import FILES
+from dask_coded.storage.states import FILES, _same
 from tests.processes import Processes
 
 MATRIX = np.random.default_rng(5).standard_normal((40, 40)) / 6
@@ -188,8 +194,93 @@ def test_functions_and_arguments_are_told_apart():
 
 
 def test_what_cannot_be_told_apart_is_refused():
-    with pytest.raises(TypeError, match="cannot tell if it is resumed with the same object"):
-        owner_of(print, (object(),), {})
+    with pytest.raises(TypeError, match="cannot tell if it is resumed with the same lock"):
+        owner_of(print, (Lock(),), {})
+
+
+SCRIPT = """
+import collections, dataclasses, enum, functools, pathlib
+import dask.array as da, numpy as np
+from dask_coded.linear_model.families import Logistic
+from dask_coded.sameness import owner_of
+
+@dataclasses.dataclass
+class Options:
+    size: object
+
+class Kind(enum.Enum):
+    A, B = 1, 2
+
+class Model:
+    def __init__(self, size):
+        self.size, self.itself = size, self
+    def fit(self): ...
+
+class Own(Logistic): ...
+
+def made(a):
+    return lambda x: (lambda y: y + 1)(x) + a if x in {"a", "b", "c"} else a
+
+def start(): ...
+
+values = [
+    Options({"x", "y", "z"}), Options(3), Kind.A, Kind.B, Model(1), Model(2), Model(1).fit,
+    Model(2).fit, Own(), made(1), made(2), functools.partial(start, 1), {1: 2}.get, {1: 3}.get,
+    np.random.default_rng(0), np.random.default_rng(1), pathlib.Path("a"), {"x", "y"}, da.ones(3),
+    collections.Counter("ab"), np.sin, np.cos, range(3), object(),
+    *(lambda x: (lambda y: y + 1), lambda x: (lambda y: y + 2)),
+]
+for value in values:
+    print(owner_of(start, (value,), {})[0]["arguments"])
+"""
+
+
+def test_arguments_of_a_script_are_the_same_when_it_runs_again(tmp_path):
+    """Not by `dask.tokenize`, which pickles what a script defines."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    said = [
+        subprocess.run(
+            [sys.executable, tmp_path / "script.py"],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()
+        for seed in "12"
+    ]
+    assert said[0] == said[1]
+    assert len(set(said[0])) == len(said[0])
+
+
+@pytest.mark.parametrize("kind", ["f4", "f8", "c16", "i8"])
+@gen_cluster(client=True, nthreads=[("", 1)] * 3)
+async def test_entries_of_a_matrix_are_told_apart(c, s, *workers, kind):
+    """With other codes they are the same."""
+    A = (np.random.default_rng(1).standard_normal((60, 40)) * 9).astype(kind)
+    other, row = A.copy(), A.copy()
+    other[3, 4] += 9
+    row[7] = row[7][::-1]
+    codes = [coded.Repetition(3, 2), coded.Repetition(3, 1)]
+    if A.dtype.kind != "i":
+        codes.append(coded.MDS(3, 2))
+    pairs = [coded.Polynomial(3, 1, 2), coded.Polynomial(3, 2, 1)] if A.dtype.kind != "i" else []
+    found = []
+    for matrix in (A, other, row):
+        arrays = [await coded.encode(matrix, code, client=c) for code in codes]
+        arrays += [await coded.encode_pair(matrix, matrix, code, client=c) for code in pairs]
+        found.append([await coded.submit(sketch, array, client=c) for array in arrays])
+
+    def same(a, b):
+        owner = {"function": "f", "arrays": [], "arguments": ""}
+        return _same(owner | {"sketches": [a]}, owner | {"sketches": [b]})
+
+    for i, j in itertools.product(range(len(codes)), repeat=2):
+        assert same(found[0][i], found[0][j])
+        assert not same(found[0][i], found[1][j])
+        assert not same(found[0][i], found[2][j])
+    for i, j in itertools.product(range(len(codes), len(codes) + len(pairs)), repeat=2):
+        assert same(found[0][i], found[0][j])
+        assert not same(found[0][i], found[1][j])
 
 
 @gen_cluster(client=True, nthreads=[("", 1)] * 3)

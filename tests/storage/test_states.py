@@ -161,7 +161,7 @@ def test_the_state_of_another_loop_is_refused(owner, named, tmp_path):
 def test_a_state_says_in_json_what_it_is_of(tmp_path):
     opened(str(tmp_path)).write(PLACE, 3, b"state")
     first, said, state = unsealed((tmp_path / "loop-state-0").read_bytes()).split(b"\n", 2)
-    assert first == b"dask-coded loop state 1"
+    assert first == b"dask-coded loop state 2"
     said = json.loads(said)
     assert len(said.pop("run")) == 32
     assert said == {"sequence": 0, "place": [0, 0], "round": 3, "owner": OWNER}
@@ -262,7 +262,7 @@ def test_damaged_states_are_not_passed_over_in_silence(tmp_path):
 
 
 def test_a_state_of_a_later_version_is_named(tmp_path):
-    write_file(str(tmp_path / "loop-state-0"), b"dask-coded loop state 2\nstate")
+    write_file(str(tmp_path / "loop-state-0"), b"dask-coded loop state 9\nstate")
     with pytest.raises(StoreError, match="another version of dask-coded"):
         opened(str(tmp_path))
 

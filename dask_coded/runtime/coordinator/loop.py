@@ -248,7 +248,7 @@ class KeptLoop(Loop):
         try:
             # Its channel is silent for as long as a large state travels, so it is asked beside it.
             message = await large_answer(answer, partial(self._ask_round, channel.address))
-        except OSError:
+        except (OSError, RuntimeError):  # the latter from the connections of a worker that closes
             return
         finally:
             channel.unlisten(self._key)

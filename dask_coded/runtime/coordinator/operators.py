@@ -16,6 +16,9 @@ from dask_coded.runtime.coordinator.report import RoundReport
 from dask_coded.runtime.coordinator.rounds import Coordinator
 from dask_coded.runtime.spec import ArraySpec
 
+# Sums of a sketch: with one, a row in fifty could change unnoticed, in single precision.
+_SUMS = 3
+
 #: Functions of NumPy that only ask, and how to answer.
 _PROPERTIES: dict[Any, Callable[[Any], Any]] = {
     np.ndim: lambda operator: 2,
@@ -69,6 +72,9 @@ class RoundOperator(LinearOperator, ABC):
         """Compute NumPy's products and properties; others would see an array of one object."""
         if func in _PROPERTIES:
             return _PROPERTIES[func](self)
+        if func in (np.result_type, np.common_type):
+            empty = (np.empty(0, a.dtype) if isinstance(a, RoundOperator) else a for a in args)
+            return func(*empty)
         if func is np.dot and len(args) == 2 and not kwargs:
             a, b = args
             return a.dot(b) if isinstance(a, RoundOperator) else b._rdot(a)
@@ -180,20 +186,28 @@ class PairOperator:
 def sketch(operator: Operator | PairOperator) -> list[float]:
     """Return a few numbers that follow from the entries of a coded array, by one round.
 
-    They are those of one fixed random product: how much of them is rounding, its norm, and its sum
+    They are those of one fixed random product: how much of them is rounding, its norm, and its sums
     with random weights, real and imaginary. They depend neither on the code nor on the cluster.
     """
     rng = np.random.default_rng(0)
-    kind = np.result_type(np.empty(0, operator.dtype).real.dtype, np.float32)
+    entries = np.empty(0, operator.dtype).real.dtype
+    kind = np.result_type(entries, np.float32)
     length = operator.rows if isinstance(operator, PairOperator) else operator.shape[1]
-    operand = rng.uniform(0.5, 1.5, length).astype(kind)
+    # With both signs, so that the norm of the product hides no single row.
+    operand = (rng.uniform(0.5, 1.5, length) * rng.choice((-1, 1), length)).astype(kind)
     if isinstance(operator, PairOperator):
         product = operator.product(operand).ravel()
     else:
         product = operator @ operand
-    total = rng.standard_normal(len(product)) @ product
-    norm = float(np.linalg.norm(product))
-    return [float(np.finfo(product.dtype).eps) ** 0.5, norm, float(total.real), float(total.imag)]
+    digits = [dtype for dtype in (entries, product.dtype) if dtype.kind in "fc"]
+    rounding = max(float(np.finfo(dtype).eps) for dtype in digits) ** 0.5
+    if operator.last_round is not None:  # what the code may lose
+        rounding = max(rounding, operator.last_round.error)
+    numbers = [float(np.linalg.norm(product))]
+    for _ in range(_SUMS):
+        total = rng.standard_normal(len(product)) @ product
+        numbers += [float(total.real), float(total.imag)]
+    return [rounding, *numbers]
 
 
 def refuse_transpose() -> NoReturn:

@@ -24,10 +24,12 @@ def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
 def span(values: ArrayLike, unit: str = "", digits: int = 1) -> str:
     """Return the median and the range of seeds, or how many of them have no finite value.
 
+    Without the range if it is empty.
+
     Examples
     --------
-    >>> span([3.0, 1.0, 2.0], "s"), span([3.0, float("inf")])
-    ('2.0 s (1.0 to 3.0)', 'never in 1 of 2 seeds')
+    >>> span([3.0, 1.0, 2.0], "s"), span([3.0, float("inf")]), span([3.0, 3.0])
+    ('2.0 s (1.0 to 3.0)', 'never in 1 of 2 seeds', '3.0')
     """
     found = np.asarray(values, dtype=float)
     if missing := int((~np.isfinite(found)).sum()):
@@ -35,7 +37,8 @@ def span(values: ArrayLike, unit: str = "", digits: int = 1) -> str:
     middle, least, most = (
         f"{each:.{digits}f}" for each in (np.median(found), found.min(), found.max())
     )
-    return f"{middle}{f' {unit}' if unit else ''} ({least} to {most})"
+    shown = f"{middle} {unit}".rstrip()
+    return shown if least == most else f"{shown} ({least} to {most})"
 
 
 def spans(values: Sequence[ArrayLike]) -> list[str]:
@@ -44,7 +47,7 @@ def spans(values: Sequence[ArrayLike]) -> list[str]:
     Examples
     --------
     >>> spans([[3.0, 1.0, 2.0], [4.0]])
-    ['**2.0 (1.0 to 3.0)**', '4.0 (4.0 to 4.0)']
+    ['**2.0 (1.0 to 3.0)**', '4.0']
     """
     middles = [float(np.median(np.asarray(each, dtype=float))) for each in values]
     cells = map(span, values)

@@ -15,6 +15,9 @@ of the documentation.
 ``--broadcasts`` runs a loop with operands of 8 MB instead, on workers on hosts of their own. They
 are stopped, killed and cut off while an operand goes from host to host.
 
+``--trainings`` runs squeezed trainings alone on six workers, with a fault every three seconds: all
+must end with the same bits.
+
 The report has the number of results and of wrong ones, the longest time without a result, and
 what is left behind at the end of a seed in comparison with its beginning.
 """
@@ -34,8 +37,16 @@ import dask
 import numpy as np
 from distributed import Client
 
-from benchmarks.faults.campaign import STILL, BroadcastCampaign, Campaign
-from benchmarks.faults.loads import LOADS, Arrays, KeptLoop, Load, StockProducts, start_all
+from benchmarks.faults.campaign import STILL, BroadcastCampaign, Campaign, TrainingCampaign
+from benchmarks.faults.loads import (
+    LOADS,
+    Arrays,
+    KeptLoop,
+    Load,
+    SqueezedTrainings,
+    StockProducts,
+    start_all,
+)
 from benchmarks.faults.machines import Cluster, LocalCluster, NetworkCluster
 from benchmarks.faults.page import table
 from benchmarks.faults.residue import Counts, grown, residue, unsent
@@ -58,6 +69,7 @@ def run(
     quiet: float = _QUIET,
     large: int = 60_000,
     broadcasts: bool = False,
+    trainings: bool = False,
 ) -> None:
     """Run one seed on a fresh cluster.
 
@@ -73,12 +85,16 @@ def run(
         Rows of the sparse matrix.
     broadcasts
         Whether faults happen during broadcasts only.
+    trainings
+        Whether squeezed trainings run alone.
     """
     tolerance = workers // 3
     kind: type[Cluster] = LocalCluster if seed % 2 or unavailable() else NetworkCluster
     causes, kinds = Campaign, LOADS
     if broadcasts:
         kind, causes, kinds = NetworkCluster, BroadcastCampaign, (KeptLoop, StockProducts)
+    if trainings:
+        causes, kinds = TrainingCampaign, (SqueezedTrainings,)
     config = {
         # Dask gives up a task after the loss of three workers that ran it.
         "distributed.scheduler.allowed-failures": 10**6,
@@ -108,6 +124,8 @@ def run(
         where = f"{case}, {load.name}"
         report.add(where, "results", len(load.times) - 1, unit="results", **row)
         report.add(where, "wrong", load.wrong, unit="results", goal=0, **row)
+        if isinstance(load, SqueezedTrainings):
+            report.add(where, "trainings", load.ended, unit="trainings", **row)
         report.add(
             where, "errors", len(load.errors), unit="errors", goal=0 if ours else None, **row
         )
@@ -166,6 +184,7 @@ def _settled(client: Client, before: Counts | None) -> Counts:
 @click.option("--first", default=0, show_default=True, help="The first seed.")
 @click.option("--seeds", default=2, show_default=True, help="How many.")
 @click.option("--broadcasts", is_flag=True, help="Only while a large operand is on its way.")
+@click.option("--trainings", is_flag=True, help="Only squeezed trainings, a fault every 3 seconds.")
 @click.option(
     "--page", type=click.Path(dir_okay=False, path_type=Path), help="Write the table of all faults."
 )
@@ -178,6 +197,7 @@ def main(
     first: int,
     seeds: int,
     broadcasts: bool,
+    trainings: bool,
     page: Path | None,
     timed: int,
     json_file: Path | None,
@@ -197,6 +217,8 @@ def main(
         if seed not in done:
             if broadcasts:
                 run(report, seed, faults, longest=10.0, large=1_000_000, broadcasts=True)
+            elif trainings:
+                run(report, seed, faults, workers=_FEW, longest=5.0, trainings=True)
             else:
                 run(report, seed, faults)
             if json_file is not None:  # a longer campaign may be interrupted

@@ -26,6 +26,8 @@ from benchmarks.faults.machines import RATE, Cluster, NetworkCluster
 STILL = 10.0
 # Mean seconds between two faults.
 _BETWEEN = 0.3
+# Seconds between two faults of trainings alone.
+_BETWEEN_TRAININGS = 3.0
 # When an operand of a million entries is on its way, in seconds after the result of a loop.
 _BROADCAST = (0.03, 0.4)
 # A fault may have effects for this many seconds after its end.
@@ -404,6 +406,18 @@ class BroadcastCampaign(Campaign):
         while len(loads[0].times) == results and time.time() < deadline:
             time.sleep(0.005)
         time.sleep(self._rng.uniform(*_BROADCAST))
+
+
+class TrainingCampaign(Campaign):
+    """Workers are stopped, killed, slowed or retired while trainings run, one every few seconds."""
+
+    def __init__(self, cluster: Cluster, seed: int, tolerance: int, longest: float = 30.0) -> None:
+        super().__init__(cluster, seed, tolerance, longest)
+        kinds = "stopped", "killed", "slowed", "retired"
+        self._kinds = {kind: self._kinds[kind] for kind in kinds}
+
+    def _wait(self, loads: list[Load]) -> None:
+        time.sleep(_BETWEEN_TRAININGS)
 
 
 # -- what is called on workers -----------------------------------------------------------------

@@ -310,8 +310,10 @@ class SqueezedTrainings(Trainings):
     def __init__(self, client: Client, arrays: Arrays) -> None:
         super().__init__(client, arrays)
         self._first: np.ndarray | None = None
+        self.ended = 0
 
     def right(self, parameters: np.ndarray) -> bool:
+        self.ended += 1
         if self._first is None:
             self._first = parameters
         # Gradients of units are rounded to a grid, so NumPy's parameters are near, but not equal.

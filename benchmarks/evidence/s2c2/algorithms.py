@@ -76,7 +76,7 @@ class Size:
     nodes: int = 1_000_000
     labels: int = 40
     signals: int = 4
-    many: int = 24
+    many: int = 8
     rounds: int = 20
     cores: float = 1.5
     seconds: float = 1.0

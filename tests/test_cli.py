@@ -19,6 +19,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
 
 import click
+import dask
 import numpy as np
 import pytest
 import scipy.sparse
@@ -612,7 +613,9 @@ def test_the_demo_compares_four_ways_and_draws_two(tmp_path, monkeypatch, votes,
 
 @pytest.mark.slow
 def test_workers_of_a_local_cluster_block_interrupts():
-    with local.local_client(1) as client:
+    # Forked ones have what was blocked when the server was started that forks them.
+    spawned = dask.config.set({"distributed.worker.multiprocessing-method": "spawn"})
+    with spawned, local.local_client(1) as client:
         masks = client.run(lambda: signal.pthread_sigmask(signal.SIG_BLOCK, []))
     assert all(signal.SIGINT in mask for mask in masks.values())
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])

@@ -13,7 +13,15 @@ DOCS = Path(__file__).parents[2] / "docs"
 #: What is to be filled in, or needs a lab, is compiled only; the script in JAX has its own test.
 UNFINISHED = ("...", "NetworkLab", "import jax\n")
 #: Pages that take a few seconds run in each run of the tests; the others are run every night.
-EACH_TIME = ("coded-reduce", "gradient-coding", "how-it-works", "pipe-sgd", "rlnc", "squeeze")
+EACH_TIME = (
+    "coded-arrays",
+    "coded-reduce",
+    "gradient-coding",
+    "how-it-works",
+    "pipe-sgd",
+    "rlnc",
+    "squeeze",
+)
 PAGES = (
     *EACH_TIME,
     "gradiveq",
@@ -21,7 +29,7 @@ PAGES = (
     "linear-algebra",
     "linear-models",
     "prediction",
-    "products",
+    "pairs",
     "timing",
     "training",
 )

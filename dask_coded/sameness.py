@@ -123,6 +123,8 @@ class _Comparison:
             return self.plain(value.__self__), value.__qualname__
         if isinstance(value, FunctionType):
             return self._function(value)
+        if hasattr(value, "__dask_tokenize__"):
+            return self.plain(value.__dask_tokenize__())
         if is_dataclass(value):
             return [self.plain(getattr(value, field.name, None)) for field in fields(value)]
         if (inner := getattr(value, "__wrapped__", getattr(value, "py_func", None))) is not None:
@@ -132,8 +134,6 @@ class _Comparison:
             return np.asarray(tensor.float() if tensor.dtype.itemsize == 2 else tensor)
         if normalize_token.dispatch(type(value)) is not normalize_token.dispatch(object):
             return tokenize(value)
-        if hasattr(value, "__dask_tokenize__"):
-            return self.plain(value.__dask_tokenize__())
         return self._pickled(value)
 
     def _pickled(self, value: Any) -> Any:

@@ -171,7 +171,7 @@ class Scheduled:
             self._scheduler.step()
             self._step += 1
             if self._step % _snapshots.EVERY == 0:
-                # One that keeps what cannot be pickled makes all steps again.
+                # A scheduler that cannot be pickled has no snapshot: it starts from step 0.
                 with suppress(Exception):
                     packed = dumps((self._groups, self._scheduler))
                     _snapshots.take(self._start, self._step, packed)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import CancelledError
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -191,6 +192,19 @@ def test_functions_and_arguments_are_told_apart():
     ]
     again = [str(owner_of(*call)) for call in calls]
     assert again == owners
+
+
+def test_a_class_may_say_itself_what_counts():
+    @dataclass
+    class Options:
+        size: int
+        log: object
+
+        def __dask_tokenize__(self):
+            return self.size
+
+    said = [owner_of(print, (Options(*each),), {}) for each in ((1, "a"), (1, "b"), (2, "a"))]
+    assert said[0] == said[1] != said[2]
 
 
 def test_what_cannot_be_told_apart_is_refused():

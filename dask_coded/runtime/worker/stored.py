@@ -229,8 +229,8 @@ class Stores:
     ) -> bool:
         """Write a piece; return whether it is written.
 
-        A piece that need not be written replaces one that was damaged. It is in memory already, so
-        nothing waits for the write, and the scheduler is told of it later.
+        Without ``must`` the piece replaces a damaged one. It is in memory already, so nothing waits
+        for the write, and the scheduler hears of it afterwards.
 
         Raises
         ------

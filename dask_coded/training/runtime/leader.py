@@ -144,7 +144,7 @@ class History:
         return max(self._seen, default=-1) + 1
 
     def _old(self, step: int, loss: float) -> Step:
-        """Return what is left of a step."""
+        """Return a step of which only loss, seconds and moved units are kept."""
         if step >= len(self._seconds):
             return Step(step, loss)
         return Step(step, loss, seconds=self._seconds[step], moved=self._moved[step])

@@ -167,7 +167,7 @@ class Link:
                 leads = sync(self._loop, ask, callback_timeout=3 * timeouts().answer)
             except TimeoutError:
                 if self._plugin.worker.status in WORKER_ANY_RUNNING:
-                    continue  # the scheduler is busy, and nobody else can say it
+                    continue  # the scheduler is busy: ask again, because only it knows
                 raise
             if not leads:
                 raise RunOverError(self._task)

@@ -18,7 +18,8 @@ from dask_coded.aggregation import Aggregation, Plan, UnitSum
 from dask_coded.compression import Codec
 from dask_coded.summary import Summary
 
-#: Of so many recent steps, a leader keeps what each worker has done.
+#: Of so many recent steps, a leader keeps what each worker has done: 2.4 MB with 16 workers, which
+#: go to the workers that keep its state.
 RECENT = 1000
 
 

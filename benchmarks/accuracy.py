@@ -22,8 +22,8 @@ from distributed import Client
 
 import dask_coded as coded
 from benchmarks.cluster import local_workers
+from benchmarks.datasets import folder
 from benchmarks.report import Report, options
-from benchmarks.traces import folder
 
 WORKERS = 4
 

@@ -20,7 +20,7 @@ from distributed import Client
 from scipy.sparse.linalg import eigs, expm_multiply, gmres, svds
 from scipy.spatial import cKDTree
 
-from benchmarks import traces
+from benchmarks import datasets
 from benchmarks.report import Report
 from dask_coded import graph as coded
 
@@ -50,7 +50,7 @@ def graphs(report: Report, client: Client, smoke: bool) -> None:
         Use only the karate club, which comes with networkx, instead of the real graphs in the
         folder that ``DASK_CODED_DATA`` names.
     """
-    folder = traces.folder()
+    folder = datasets.folder()
     if smoke or folder is None:
         club = nx.to_scipy_sparse_array(nx.karate_club_graph(), dtype=np.float64, format="csr")
         ranked, filtered = {"karate club": club}, {"karate club": club}

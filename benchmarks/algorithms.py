@@ -19,7 +19,6 @@ from __future__ import annotations
 import bisect
 import importlib.util
 import math
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -37,6 +36,7 @@ from scipy.special import expit
 
 import dask_coded as coded
 from benchmarks.cluster import Lab
+from benchmarks.datasets import data_file
 from benchmarks.report import Report, options, side_by_side
 from dask_coded.graph.pagerank import pagerank_rounds, transition_matrix
 from dask_coded.linalg.power import power_rounds
@@ -157,12 +157,6 @@ def installed(name: str) -> bool:
     return importlib.util.find_spec(name) is not None
 
 
-def shared(name: str) -> Path | None:
-    """Return the path of a file of the shared data, or None if it is missing."""
-    file = Path(os.environ.get("DASK_CODED_DATA", "")) / name
-    return file if "DASK_CODED_DATA" in os.environ and file.exists() else None
-
-
 def stem(file: Path) -> str:
     """Return the name of a shared file without its kind and format: ``a9a``."""
     return file.name.split("_", 1)[1].split(".")[0]
@@ -207,7 +201,7 @@ def logistic_data(size: Size) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     y = rng.random(size.rows) < expit(X @ truth)
     yield f"normal {size.rows:,} x {size.columns}", X, y.astype(float)
     for name in size.labelled:
-        file = shared(name)
+        file = data_file(name)
         if file and installed("sklearn"):
             from sklearn.datasets import load_svmlight_file
 
@@ -308,7 +302,7 @@ def _estimators(lab: Lab, size: Size, data: str, X: np.ndarray, y: np.ndarray) -
 def pagerank(lab: Lab, size: Size) -> Iterator[Contest]:
     """Yield PageRank to a change of 1e-3 per round."""
     for name in size.graphs:
-        if file := shared(name):
+        if file := data_file(name):
             yield _pagerank(lab, size, file)
 
 

@@ -19,8 +19,8 @@ import scipy.sparse as sp
 
 import dask_coded as coded
 from benchmarks.accuracy import SETS
+from benchmarks.datasets import folder
 from benchmarks.report import Report, options
-from benchmarks.traces import folder
 
 EXACT = 1e-8
 REGRESSORS = ("Ridge", "LinearRegression", "Lasso", "ElasticNet")

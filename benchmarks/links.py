@@ -15,7 +15,6 @@ names the folder that holds it, the bytes that leave the coordinator are counted
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ import numpy as np
 import scipy.sparse
 
 import dask_coded as coded
+from benchmarks.datasets import data_file
 from benchmarks.graphs import products, random_matrix, stock_loop
 from benchmarks.network import NetworkLab
 from benchmarks.report import Report, options, side_by_side
@@ -74,8 +74,8 @@ def compare(report: Report, case: str, rows: int, repeats: int) -> None:
 
 def web_graph() -> scipy.sparse.csr_array | None:
     """Return the adjacency matrix of cnr-2000, None if it is not there."""
-    file = Path(os.environ.get("DASK_CODED_DATA", "")) / "graph_cnr-2000.npz"
-    if not file.exists():
+    file = data_file("graph_cnr-2000.npz")
+    if file is None:
         return None
     with np.load(file) as data:
         indptr, indices = data["indptr"], data["indices"]

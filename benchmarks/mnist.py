@@ -8,7 +8,6 @@ learns the images of `benchmarks.images`.
 from __future__ import annotations
 
 import gzip
-import os
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from benchmarks import datasets
 from benchmarks.images import COLOURS, SIDE, Split
 
 IMAGES = "img_mnist_t10k-images-idx3-ubyte.gz"
@@ -42,7 +42,7 @@ def load(folder: Path | None = None) -> tuple[Split, Split]:
     FileNotFoundError
         If the files are missing.
     """
-    folder = folder or Path(os.environ.get("DASK_CODED_DATA", "data"))
+    folder = folder or datasets.folder() or Path("data")
     for name in (IMAGES, LABELS):
         if not (folder / name).exists():
             raise FileNotFoundError(

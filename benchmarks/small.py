@@ -20,7 +20,6 @@ are run.
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -39,6 +38,7 @@ from distributed import Client
 import dask_coded as coded
 from benchmarks.algorithms import Contest, installed, logistic_loss, stem
 from benchmarks.cluster import local_workers, run_rounds
+from benchmarks.datasets import data_file
 from benchmarks.report import Report, Summary, options, side_by_side
 from benchmarks.scale import large
 from dask_coded.graph.centrality import katz_rounds
@@ -69,12 +69,6 @@ def smoke_size() -> Size:
     return Size(1, products=4, graphs=GRAPHS[1:], empty=(2,), simulated=20, grid=5)
 
 
-def data(name: str) -> Path | None:
-    """Return the path of a file of the shared data, None if it is missing."""
-    file = Path(os.environ.get("DASK_CODED_DATA", "")) / name
-    return file if "DASK_CODED_DATA" in os.environ and file.exists() else None
-
-
 # ------------------------------------------------------------------------------------------- rounds
 
 
@@ -94,7 +88,7 @@ def timed_products(operator: Any, x: np.ndarray, count: int, new: bool) -> dict[
 
 def loop(report: Report, size: Size) -> None:
     """Time products of a loop over a web graph."""
-    if (file := data(size.graphs[0])) is None:
+    if (file := data_file(size.graphs[0])) is None:
         return
     M, _ = transition_matrix(coded.graph.read_graph(file).adjacency)
     x = np.ones(M.shape[1])
@@ -206,7 +200,7 @@ def graphs(size: Size) -> Iterator[tuple[str, Any, Any]]:
     import networkx as nx
 
     for name in size.graphs:
-        if (file := data(name)) is not None:
+        if (file := data_file(name)) is not None:
             adjacency = coded.graph.read_graph(file).adjacency.astype(float)
             small = adjacency.nnz < NETWORKX
             G = nx.from_scipy_sparse_array(adjacency, create_using=nx.DiGraph) if small else None
@@ -357,7 +351,7 @@ def gradients(client: Client, size: Size) -> Iterator[Race]:
 
 def logistic(client: Client, size: Size) -> Iterator[Race]:
     """Yield our estimator and scikit-learn's, both at their default tolerance."""
-    file = data("clf_a9a.libsvm.gz")
+    file = data_file("clf_a9a.libsvm.gz")
     if file is None or not installed("sklearn"):
         return
     from sklearn.datasets import load_svmlight_file

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 import zipfile
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +16,8 @@ from typing import Literal
 
 import click
 import numpy as np
+
+from benchmarks.datasets import folder
 
 #: Traces on which the LSTM is trained, by the name that reports use.
 NAMES = (
@@ -52,12 +53,6 @@ _NOISE = {
 def source(name: str) -> str:
     """Return where a trace comes from: several were measured on the same machines or jobs."""
     return "azure-noise" if name in _NOISE else name.partition("-")[0]
-
-
-def folder() -> Path | None:
-    """Return the folder of the data, or None if there is none."""
-    path = os.environ.get("DASK_CODED_DATA")
-    return Path(path) if path and Path(path).is_dir() else None
 
 
 @cache

@@ -14,6 +14,7 @@ from distributed import Client, core, utils_test
 from hypothesis import settings
 
 import dask_coded  # noqa: F401  its defaults
+from benchmarks import datasets
 from dask_coded.runtime.scheduler import supervisor
 from dask_coded.runtime.worker import jobs
 from tests.processes import Processes
@@ -125,7 +126,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def data_folder() -> Path:
     """The folder of real graphs and data sets; tests that need it are skipped without it."""
-    folder = os.environ.get("DASK_CODED_DATA")
-    if not folder:
-        pytest.skip("DASK_CODED_DATA is not set")
-    return Path(folder)
+    folder = datasets.folder()
+    if folder is None:
+        pytest.skip("DASK_CODED_DATA names no folder")
+    return folder

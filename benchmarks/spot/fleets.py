@@ -18,15 +18,15 @@ import dask
 import distributed
 from distributed import Client
 
+from benchmarks import datasets
 from benchmarks.nursery import nursery
-from benchmarks.traces import folder as data_folder
 
 TRACE = "trace_spot_g4dn_us-east-1d.csv"
 
 
 def recorded(begin: float, seconds: float, speedup: float) -> list[tuple[float, int]]:
     """Return when the recorded fleet has how many machines: seconds of the replay, and numbers."""
-    where = data_folder()
+    where = datasets.folder()
     if where is None:
         raise click.ClickException(
             "This needs the recorded fleets: set DASK_CODED_DATA to the folder of the data."

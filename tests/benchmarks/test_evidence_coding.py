@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from benchmarks import datasets
 from benchmarks.evidence import coded_reduce, gc_dc, rlnc
 from benchmarks.evidence.command import main, paper_of
 from benchmarks.evidence.kept import Kept
@@ -19,7 +19,7 @@ from dask_coded.codes import Code
 from dask_coded.simulation import TrainingSimulation, additive
 
 needs_traces = pytest.mark.skipif(
-    "DASK_CODED_DATA" not in os.environ, reason="needs the traces of real machines"
+    datasets.folder() is None, reason="needs the traces of real machines"
 )
 
 

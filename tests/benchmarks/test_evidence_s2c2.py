@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from benchmarks import datasets
 from benchmarks.evidence.command import main
 from benchmarks.evidence.page import write_page
 from benchmarks.evidence.s2c2 import PAPER
@@ -21,7 +21,7 @@ from benchmarks.evidence.verdicts import Published
 from benchmarks.report import Report
 
 needs_traces = pytest.mark.skipif(
-    "DASK_CODED_DATA" not in os.environ, reason="needs the traces of real machines"
+    datasets.folder() is None, reason="needs the traces of real machines"
 )
 QUOTAS = np.array([[0.1, 0.1, 0.02]] * 5)
 

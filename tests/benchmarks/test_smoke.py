@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from benchmarks import datasets
+
 needs_traces = pytest.mark.skipif(
-    "DASK_CODED_DATA" not in os.environ, reason="needs the traces of real machines"
+    datasets.folder() is None, reason="needs the traces of real machines"
 )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dask_coded.graph
+from benchmarks import datasets
 from dask_coded.codes import MDS
 from dask_coded.graph import ConvergenceError, pagerank, read_graph
 from dask_coded.graph.pagerank import pagerank_rounds, transition_matrix
@@ -106,8 +106,8 @@ REFERENCE = {
 
 
 def data_file(name: str) -> Path:
-    folder = os.environ.get("DASK_CODED_DATA")
-    if folder is None or not (path := Path(folder, name)).exists():
+    path = datasets.data_file(name)
+    if path is None:
         pytest.skip(f"needs {name} in the folder that DASK_CODED_DATA names")
     return path
 

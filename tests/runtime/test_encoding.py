@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 from dask.utils import format_bytes
-from distributed import Event, Worker
+from distributed import Event, Worker, wait
 from distributed.utils import open_port
 from distributed.utils_test import async_poll_for, gen_cluster
 from hypothesis import given, settings
@@ -151,7 +151,8 @@ def test_the_home_of_a_block_leaves_before_the_round_that_makes_it_has_ended(blo
         await async_poll_for(lambda: held, timeout=60)
         homes = s.extensions["dask-coded"].homes
         (product,) = [ts for ts in s.tasks.values() if isinstance(ts.run_spec, CodedTask)]
-        pinned = sorted(ts.key for ts in product.dependents if homes.home(ts.key))
+        steps = [step for part in product.dependents for step in part.dependents]
+        pinned = sorted(ts.key for ts in steps if homes.home(ts.key))
         assert len(pinned) == 3
         leaving = homes.home(pinned[block])
         for exchange in exchanges:
@@ -223,6 +224,21 @@ async def test_chunks_that_are_in_memory_need_not_wait(c, s, *workers):
         del source  # and with it the futures, unless the blocks have them
         assert [len(keys) for keys in steps] == [5, 5]
         np.testing.assert_array_equal(await c.compute(filled), 2 * A if twice else A)
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+def test_only_the_rows_of_a_block_leave_the_worker_of_a_chunk(transpose):
+    @gen_cluster(client=True, nthreads=SIX)
+    async def test(c, s, *workers):
+        # Blocks of six rows share some chunks; those of the transposed array share all.
+        source = c.persist(da.from_array(A.T if transpose else A, chunks=(5, -1)))
+        await wait(source)
+        C = await coded.encode(source.T if transpose else source, coded.MDS(6, 4), c)
+        moved = [log["keys"].values() for w in workers for log in w.transfer_incoming_log]
+        assert 0 < sum(map(sum, moved)) <= A.nbytes
+        await check(c, C)
+
+    test()
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,9 @@ def _filled(
 
     After a copy a second, empty task follows. The chunk ``ahead`` places later waits for that, and
     gets another key. No chunk of an annotated source waits, as its task would lose its annotations.
+
+    A chunk with rows of several blocks, as all chunks of a transposed array are, is cut where it
+    is, so that only these rows are sent.
     """
     graph: dict[Key, GraphNode] = {}
     if not any(layer.annotations for layer in source.dask.layers.values()):
@@ -159,7 +162,8 @@ def _filled(
         ]
         for begin, end in pairwise(accumulate(rows, initial=0))
     ]
-    users: Counter[Key] = Counter(chunk for found in parts for chunk, *_ in found)
+    blocks_with: Counter[Key] = Counter(chunk for found in parts for chunk, *_ in found)
+    users = blocks_with.copy()
     users.update(key for node in graph.values() for key in node.dependencies)
     tasks: dict[Key, Task] = {}
     steps: list[list[Key]] = []
@@ -176,6 +180,13 @@ def _filled(
                 waited_for.append(TaskRef(copied))
                 chunk = (f"{name}-chunk", block, i)
                 tasks[chunk] = _FillTask(chunk, _second, TaskRef(copied), node)
+            elif blocks_with[chunk] > 1:
+                part = (f"{name}-part", block, i)
+                tasks[part] = _FillTask(
+                    part, _part, TaskRef(chunk), shape, taken, dtype=source.dtype
+                )
+                chunk, taken = part, (slice(None), slice(None))
+                shape = (place[0].stop - place[0].start, place[1].stop - place[1].start)
             so_far = TaskRef(keys[i - 1]) if i else (height, columns)
             # Until the last step. Otherwise a chunk that is lost with its worker would have the
             # whole block made again, because the step that it waited for is released.
@@ -209,6 +220,22 @@ def _own_task(
     return node if leaves and all(need in source.dask for need in needs) else None
 
 
+def _part(
+    chunk: Any, shape: tuple[int, int], taken: tuple[slice, slice], *, dtype: np.dtype[Any]
+) -> Any:
+    """Return a copy of the part of a chunk that a block needs, which does not keep the chunk."""
+    return _declared(chunk, shape, dtype)[taken].copy()
+
+
+def _declared(
+    chunk: Any, shape: tuple[int, int], dtype: np.dtype[Any], sparse: type | None = None
+) -> Any:
+    """Return a chunk of a dask array, which must be as the array declares."""
+    chunk = as_declared("the matrix to encode", chunk, dtype, sparse)
+    check_chunk("the matrix to encode", chunk.shape, shape)
+    return chunk
+
+
 def _second(_: None, chunk: Any) -> Any:
     """Return a chunk that had to wait."""
     return chunk
@@ -227,10 +254,7 @@ def _overlaps(sizes: tuple[int, ...], begin: int, end: int) -> Iterator[tuple[in
 
 
 def _checked(dtype: np.dtype[Any], sparse: type | None, chunk: Any, block_info: Any = None) -> Any:
-    """Return a chunk of a dask array, which must be as the array declares."""
-    chunk = as_declared("the matrix to encode", chunk, dtype, sparse)
-    check_chunk("the matrix to encode", chunk.shape, block_info[None]["chunk-shape"])
-    return chunk
+    return _declared(chunk, block_info[None]["chunk-shape"], dtype, sparse)
 
 
 def _fill(
@@ -243,8 +267,7 @@ def _fill(
     dtype: np.dtype[Any],
 ) -> np.ndarray[Any, Any]:
     """Copy a part of a chunk to its place in a block, or in a new block of a shape."""
-    chunk = as_declared("the matrix to encode", chunk, dtype)
-    check_chunk("the matrix to encode", chunk.shape, shape)
+    chunk = _declared(chunk, shape, dtype)
     if isinstance(so_far, tuple):
         block = zeros(so_far, dtype)
     elif so_far.flags.writeable:

@@ -56,7 +56,7 @@ class Size:
     share: float = 0.18
     code: tuple[int, int] = (8, 6)
     slowed: tuple[int, ...] = (0, 1, 2)
-    repeats: int = 2
+    repeats: int = 3
     warmup: int = 0
     graphs: tuple[str, ...] = ("graph_wiki-Vote.txt.gz", "graph_cnr-2000.npz")
     labelled: tuple[str, ...] = ("clf_a9a.libsvm.gz",)

@@ -1,4 +1,4 @@
-"""What a loop's state in files is of, so that no other call resumes from it.
+"""What a kept state is of, so that no other call resumes from it.
 
 The client says which function and which arguments. What a function's code does, and what its global
 names refer to, is not compared: code may be mended before a loop is resumed. Coded arrays are told
@@ -8,23 +8,32 @@ that runs the loop, see `sketch` in `dask_coded.runtime.coordinator.operators`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from functools import partial
+from functools import WRAPPER_ASSIGNMENTS, cached_property, partial
 from operator import itemgetter
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
+import scipy.sparse
 from dask.tokenize import normalize_token, tokenize
 from distributed import Future
 
+from dask_coded.arguments import unlabelled
 from dask_coded.array import CodedArray
 from dask_coded.loop import Loop
 from dask_coded.pair import CodedPair
 from dask_coded.runtime.client.encoding import Encoded
 from dask_coded.runtime.coordinator.tasks import map_nested
+
+# What is described by what it says of itself.
+_SCALARS = (bool, int, float, complex, str, bytes)
+_CONTAINERS = (dict, list, tuple, set, frozenset, *_SCALARS)
+# What `functools.update_wrapper` adds to an object.
+_OF_WRAPPERS = ("__wrapped__", *WRAPPER_ASSIGNMENTS)
 
 
 def coded_in(values: Any) -> list[CodedArray | CodedPair]:
@@ -32,7 +41,7 @@ def coded_in(values: Any) -> list[CodedArray | CodedPair]:
     coded: list[CodedArray | CodedPair] = []
 
     def look(value: Any) -> Any:
-        if isinstance(value, CodedArray | CodedPair):
+        if isinstance(value := unlabelled(value), CodedArray | CodedPair):
             coded.append(value)
         return value
 
@@ -50,9 +59,6 @@ def owner_of(
     TypeError
         If an argument cannot be told from others of its type.
     """
-    while isinstance(function, partial):
-        args, kwargs = (*function.args, *args), {**function.keywords, **kwargs}
-        function = function.func
     arguments = [*args, *sorted(kwargs.items())]  # keywords have no order
     arrays, ids = [], []
     for array in coded_in(arguments):
@@ -63,20 +69,52 @@ def owner_of(
         arrays.append(f"{shape} {array.dtype} {token}".rstrip())
     # Not the module, which is `__main__` if it is run as a script.
     name = getattr(function, "__qualname__", type(function).__qualname__)
-    described = _Comparison().plain([function, *arguments])
-    return {"function": name, "arrays": arrays, "arguments": tokenize(described)}, ids
+    return {"function": name, "arrays": arrays, "arguments": hash_of([function, *arguments])}, ids
+
+
+def hash_of(value: Any) -> str:
+    """Return a hash that is the same in every process that runs the same program.
+
+    That of `dask.tokenize` is not, for objects whose class or function is defined in a script: it
+    pickles them, and pickles of these have numbers of their own. It also depends on the version of
+    Dask, and on which packages are installed.
+
+    Raises
+    ------
+    TypeError
+        If the value, or one within it, cannot be told from others of its type.
+    """
+    return _Comparison().hash(value)
+
+
+def _add(digest: Any, plain: Any) -> None:
+    """Add lists of numbers, strings and arrays to a hash."""
+    if isinstance(plain, np.ndarray):
+        plain = np.ascontiguousarray(plain)
+        digest.update(f"{plain.dtype.descr} {plain.shape} ".encode())
+        if plain.nbytes:
+            digest.update(plain.reshape(-1).view(np.uint8))
+    elif isinstance(plain, list | tuple):
+        digest.update(f"{len(plain)} parts ".encode())
+        for part in plain:
+            _add(digest, part)
+    else:
+        shown = repr(plain).encode(errors="surrogatepass")
+        digest.update(f"{len(shown)} ".encode() + shown)
 
 
 class _Comparison:
-    """Describes values by what is the same in every process that runs the same program.
-
-    `dask.tokenize` is not, for objects whose class or function is defined in a script: it pickles
-    them, and pickles of these have numbers of their own.
-    """
+    """Describes values by what is the same in every process that runs the same program."""
 
     def __init__(self) -> None:
         # What is being described, by `id`.
         self._within: set[int] = set()
+
+    def hash(self, value: Any) -> str:
+        """Return a hash of what describes a value."""
+        digest = hashlib.blake2b(digest_size=16)
+        _add(digest, self.plain(value))
+        return digest.hexdigest()
 
     def plain(self, value: Any) -> Any:
         """Return lists of numbers, strings and arrays that are equal if two values are.
@@ -86,10 +124,11 @@ class _Comparison:
         TypeError
             If the value cannot be told from others of its type.
         """
-        named = value is None or isinstance(value, bool | int | float | complex | str | bytes)
-        if named and not isinstance(value, Enum):
+        if value is None or type(value) in _SCALARS:
             return value
-        if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
+        if isinstance(value, np.generic):
+            value = np.asarray(value)
+        if type(value) is np.ndarray and not value.dtype.hasobject:
             return value
         if id(value) in self._within:  # it refers to itself
             return type(value).__qualname__
@@ -100,14 +139,7 @@ class _Comparison:
             self._within.discard(id(value))
 
     def _parts(self, value: Any) -> Any:
-        if isinstance(value, dict):
-            items = ((str(key), self.plain(own)) for key, own in value.items())
-            return sorted(items, key=itemgetter(0))
-        if isinstance(value, list | tuple):
-            return list(map(self.plain, value))
-        if isinstance(value, set | frozenset):
-            return sorted(tokenize(self.plain(item)) for item in value)
-        if isinstance(value, CodedArray | CodedPair | Loop):
+        if isinstance(unlabelled(value), CodedArray | CodedPair | Loop):
             return None
         if isinstance(value, Future):
             return value.key
@@ -123,18 +155,64 @@ class _Comparison:
             return self.plain(value.__self__), value.__qualname__
         if isinstance(value, FunctionType):
             return self._function(value)
+        if hasattr(type(value), "compared_by"):
+            return self.plain(value.compared_by())
         if hasattr(value, "__dask_tokenize__"):
             return self.plain(value.__dask_tokenize__())
+        if isinstance(value, np.ndarray) or scipy.sparse.issparse(value):
+            return self._array(value)
+        if isinstance(value, _CONTAINERS):
+            return [self._held(value), self._attributes(value)]  # a subclass may have some
         if is_dataclass(value):
-            return [self.plain(getattr(value, field.name, None)) for field in fields(value)]
-        if (inner := getattr(value, "__wrapped__", getattr(value, "py_func", None))) is not None:
-            return self.plain(inner)  # what was compiled or cached
+            names = [field.name for field in fields(value)]
+            own = [self.plain(getattr(value, name, None)) for name in names]
+            return [own, self._attributes(value, names)]
+        if (compiled := getattr(value, "py_func", None)) is not None:
+            return self.plain(compiled)  # by numba, whose attributes are those of its compiler
+        if (inner := getattr(value, "__wrapped__", None)) is not None:
+            # A function that is cached, say, or an object that stands for one.
+            return [self.plain(inner), self._attributes(value, _OF_WRAPPERS)]
         if hasattr(value, "detach"):  # a tensor of PyTorch; NumPy has no bfloat16
             tensor = value.detach().cpu()
             return np.asarray(tensor.float() if tensor.dtype.itemsize == 2 else tensor)
         if normalize_token.dispatch(type(value)) is not normalize_token.dispatch(object):
             return tokenize(value)
         return self._pickled(value)
+
+    def _held(self, value: Any) -> Any:
+        """Describe what a container holds, or the number or text that a subclass stands for."""
+        if isinstance(value, dict):
+            return self._items(value)
+        if isinstance(value, list | tuple):
+            return list(map(self.plain, value))
+        if isinstance(value, set | frozenset):
+            return sorted(map(self.hash, value))
+        kinds: Any = (kind for kind in _SCALARS if isinstance(value, kind))
+        return next(kinds)(value)
+
+    def _array(self, value: Any) -> Any:
+        if scipy.sparse.issparse(value):
+            value = value.tocsr()
+            return [value.shape, value.indptr, value.indices, value.data]
+        if isinstance(value, np.ma.MaskedArray):
+            return [self.plain(np.ma.getdata(value)), np.ma.getmaskarray(value)]
+        plain = np.asarray(value)
+        return plain if not plain.dtype.hasobject else [plain.shape, self._held(plain.tolist())]
+
+    def _items(self, value: Mapping[Any, Any]) -> Any:
+        return sorted(
+            ([self.hash(key), self.plain(own)] for key, own in value.items()), key=itemgetter(0)
+        )
+
+    def _attributes(self, value: Any, known: Collection[str] = ()) -> Any:
+        """Describe the attributes of a value that are neither known nor cached."""
+        own = getattr(value, "__dict__", {})
+        kept = {
+            name: own[name]
+            for name in own.keys() - set(known)
+            if not isinstance(getattr(type(value), name, None), cached_property)
+        }
+        return self._items(kept)
 
     def _pickled(self, value: Any) -> Any:
         """Describe an object by what its pickle would have of it."""

@@ -24,7 +24,7 @@ from dask_coded.storage.location import StoreError
 logger = logging.getLogger("distributed.dask_coded")
 
 #: How each file begins.
-FIRST = b"dask-coded loop state 2\n"
+FIRST = b"dask-coded loop state 3\n"
 _ANY = b"dask-coded loop state "
 FILES = ("loop-state-0", "loop-state-1")
 # Writing may take at most this fraction of a loop's time, and begins at most once in these seconds.
@@ -262,9 +262,7 @@ def _same(owner: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     theirs, ours = owner.get("sketches", ()), other.get("sketches", ())
     # One of n entries is noticed if it changes by more than sqrt(n) times the rounding.
     return len(theirs) == len(ours) and all(
-        np.allclose(
-            *(a[1:], b[1:]), rtol=0.0, atol=np.nan_to_num(max(a[0], b[0]) * a[1]), equal_nan=True
-        )
+        a[0] == b[0] and np.allclose(a[2:], b[2:], rtol=0.0, atol=max(a[1], b[1]) * a[2])
         for a, b in zip(theirs, ours, strict=True)
     )
 

@@ -8,13 +8,14 @@ import subprocess
 import sys
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial, update_wrapper
 from pathlib import Path
 from threading import Lock
 
 import dask.array as da
 import numpy as np
 import pytest
+import scipy.sparse
 from distributed import Event
 from distributed.utils_test import async_poll_for, captured_logger, gen_cluster, poll_for
 
@@ -161,6 +162,23 @@ def test_functions_and_arguments_are_told_apart():
         def fit(self):
             pass
 
+    class More(Penalty):  # is no dataclass itself
+        def __init__(self, alpha):
+            super().__init__(l2=1.0)
+            object.__setattr__(self, "alpha", alpha)
+
+    class Wrapped:
+        def __init__(self, factor):
+            update_wrapper(self, first)
+            self.factor = factor
+
+        def __call__(self):
+            pass
+
+    class Named(list):
+        def __init__(self, name):
+            self.name = name
+
     X = da.from_array(np.arange(3.0))
     calls = [
         (first, (1,), {}),
@@ -178,6 +196,12 @@ def test_functions_and_arguments_are_told_apart():
         (first, (), {"options": {"l2": 0.1}}),
         *((first, (value,), {}) for value in ({3}, {4}, Path("a"), Path("b"))),
         *((first, (Penalty(l2=size),), {}) for size in (1.0, 100.0)),
+        *((first, (kind(value),), {}) for kind in (More, Wrapped, Named) for value in (1, 2)),
+        *((first, (cache(made(factor)),), {}) for factor in (1, 2)),
+        *((first, (value,), {}) for value in ({1: 2}, {"1": 2}, 7, "7", True, [[], 1], [[1]])),
+        *((first, (np.ma.array([1, 2], mask=[0, i]),), {}) for i in (0, 1)),
+        *((first, (np.array([1, i], dtype=object),), {}) for i in ("a", "b")),
+        *((first, (scipy.sparse.eye_array(3) * i,), {}) for i in (1, 2)),
         *((first, (value,), {}) for value in (X, X + 1, X[::-1], slice(1), range(2), dict, sum)),
         *((first, (made(factor),), {}) for factor in (1, 2)),
         *((made(factor), (), {}) for factor in (1, 2)),
@@ -187,7 +211,7 @@ def test_functions_and_arguments_are_told_apart():
     ]
     owners = [str(owner_of(*call)) for call in calls]
     assert [owners.index(owner) for owner in owners] == [
-        *(0, 1, 0, 3, 4, 4),
+        *(0, 1, 2, 3, 4, 4),
         *range(6, len(calls)),
     ]
     again = [str(owner_of(*call)) for call in calls]
@@ -264,6 +288,19 @@ def test_arguments_of_a_script_are_the_same_when_it_runs_again(tmp_path):
     ]
     assert said[0] == said[1]
     assert len(set(said[0])) == len(said[0])
+
+
+@gen_cluster(client=True, nthreads=[("", 1)] * 3)
+async def test_entries_beside_others_that_are_not_finite_are_told_apart(c, s, *workers):
+    A = np.random.default_rng(1).standard_normal((60, 4))
+    found = []
+    for place, factor in ((0, 1), (0, 1), (1, 1), (0, 2), (0, 1e300)):
+        matrix = A * factor
+        matrix[place] = np.nan
+        array = await coded.encode(matrix, coded.Repetition(3, 2), client=c, check_finite=False)
+        found.append(await coded.submit(sketch, array, client=c))
+    owners = [{"function": "f", "arrays": [], "sketches": [each]} for each in found]
+    assert [_same(owners[0], owner) for owner in owners] == [True, True, False, False, False]
 
 
 @pytest.mark.parametrize("kind", ["f4", "f8", "c16", "i8"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -183,11 +184,12 @@ class PairOperator:
         return result
 
 
-def sketch(operator: Operator | PairOperator) -> list[float]:
-    """Return a few numbers that follow from the entries of a coded array, by one round.
+def sketch(operator: Operator | PairOperator) -> list[Any]:
+    """Return what follows from the entries of a coded array, by one round, as JSON.
 
-    They are those of one fixed random product: how much of them is rounding, its norm, and its sums
-    with random weights, real and imaginary. They depend neither on the code nor on the cluster.
+    Of one fixed random product: a hash of which numbers are finite, how much of the others is
+    rounding, their norm, and their sums with random weights, real and imaginary. These depend
+    neither on the code nor on the cluster.
     """
     rng = np.random.default_rng(0)
     entries = np.empty(0, operator.dtype).real.dtype
@@ -203,11 +205,18 @@ def sketch(operator: Operator | PairOperator) -> list[float]:
     rounding = max(float(np.finfo(dtype).eps) for dtype in digits) ** 0.5
     if operator.last_round is not None:  # what the code may lose
         rounding = max(rounding, operator.last_round.error)
+    finite = np.isfinite(product)
+    # As complex numbers of double precision about 1, whose squares are neither infinite nor zero.
+    product = np.where(finite, product, 0).astype(complex)
+    largest = float(np.abs(product).max(initial=0.0))
+    product /= largest or 1.0
     numbers = [float(np.linalg.norm(product))]
     for _ in range(_SUMS):
         total = rng.standard_normal(len(product)) @ product
         numbers += [float(total.real), float(total.imag)]
-    return [rounding, *numbers]
+    where = hashlib.blake2b(np.packbits(finite).tobytes(), digest_size=8).hexdigest()
+    size = min(largest, 1e300)  # of which the norm is finite, too
+    return [where, rounding, *(size * number for number in numbers)]
 
 
 def refuse_transpose() -> NoReturn:

@@ -35,10 +35,17 @@ from dask_coded.runtime.client.waiting import (
     waiting_client,
     while_connected,
 )
+from dask_coded.sameness import hash_of
 from dask_coded.submission import run
 from dask_coded.training.aggregations import choose_aggregation
 from dask_coded.training.batches import Batches
-from dask_coded.training.checkpoints import Checkpoint, check_same, found_state, without_addresses
+from dask_coded.training.checkpoints import (
+    Checkpoint,
+    check_same,
+    found_state,
+    has_address,
+    without_addresses,
+)
 from dask_coded.training.checks import (
     check_choices,
     check_grid,
@@ -288,6 +295,11 @@ def train(
         "averages": hashlib.blake2b(averages.tobytes(), digest_size=8).hexdigest(),
     }
     constants = getattr(module, "constants", None)
+    if checkpoint is not None:
+        with suppress(TypeError):  # if they cannot be told apart
+            setup["values in functions"] = hash_of(
+                [gradient, augment, *filter(has_address, (optimizer, compression, schedule))]
+            )
     if checkpoint is not None and constants is not None:
         # A module that is made again may have other random numbers in frozen layers.
         setup["frozen parameters and buffers"] = constants()

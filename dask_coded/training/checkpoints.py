@@ -80,8 +80,12 @@ def check_same(
 
 def without_addresses(value: Any) -> str:
     """Return how a value shows itself, or its class if that differs between processes."""
-    shown = repr(value)
-    return type(value).__qualname__ if " at 0x" in shown else shown
+    return type(value).__qualname__ if has_address(value) else repr(value)
+
+
+def has_address(value: Any) -> bool:
+    """Return whether a value shows itself with an address, as functions do."""
+    return " at 0x" in repr(value)
 
 
 def _resumed(path: str | os.PathLike[str], start: Vector, optimizer: Optimizer) -> dict[str, Any]:

@@ -311,6 +311,18 @@ class TorchModule:
                 digest.update(as_array(real(tensor)).tobytes())
         return digest.hexdigest()
 
+    def compared_by(self) -> Any:
+        """Return what tells this from another module, apart from what a training changes."""
+        parts = [
+            (
+                name,
+                type(part).__qualname__,
+                {key: value for key, value in vars(part).items() if not key.startswith("_")},
+            )
+            for name, part in self.module.named_modules()
+        ]
+        return parts, self._loss, self.constants()
+
     def load(self, parameters: Vector) -> torch.nn.Module:
         """Copy a flat array or tensor into the module's parameters and return the module."""
         self._held = None

@@ -18,6 +18,7 @@ import dask_coded as coded
 from dask_coded import training
 from dask_coded.aggregation import Ring, Squeeze
 from dask_coded.compression import Quantization
+from dask_coded.sameness import hash_of
 from dask_coded.training import SGD, GradientEstimator, loaders
 
 torch = pytest.importorskip("torch")
@@ -98,9 +99,14 @@ def test_a_module_with_other_frozen_numbers_is_another_training(client, tmp_path
 
     trained(frozen(1), 2)
     assert trained(frozen(1), 4).steps == 4
-    with pytest.raises(ValueError, match="of a training with frozen parameters and buffers"):
+    with pytest.raises(ValueError, match=r"of a training with .*frozen parameters and buffers"):
         trained(frozen(2), 4)
+    other = frozen(1)
+    other._loss = torch.nn.MultiMarginLoss(reduction="sum")
+    with pytest.raises(ValueError, match="of a training with values in functions"):
+        trained(other, 4)
     # What is trained does not count: it is in the checkpoint.
+    assert hash_of(frozen(1, trained=True)) == hash_of(frozen(2, trained=True))
     assert frozen(1, trained=True).constants() == frozen(2, trained=True).constants()
 
 

@@ -7,6 +7,7 @@ import gc
 import itertools
 import math
 import threading
+from functools import partial
 from types import SimpleNamespace
 
 import dask
@@ -384,6 +385,21 @@ def test_another_call_does_not_go_on_with_a_training(client, tmp_path, monkeypat
     for message, other in others.items():
         with pytest.raises(ValueError, match=message):
             train(squares, np.zeros(5), blocks(), **options | other)
+
+    def scaled(factor):
+        return lambda w, X, y: tuple(factor * part for part in squares(w, X, y))
+
+    for i, (function, optimizer) in enumerate(
+        [(partial(scaled(1)), None), (scaled(1), None), (squares, SGD(0.1, decay=lambda step: 0.1))]
+    ):
+        options["checkpoint"] = Checkpoint(tmp_path / f"of functions {i}")
+        options["optimizer"] = optimizer
+        for _ in range(2):
+            train(function, np.zeros(5), blocks(), **options)
+        other = {"optimizer": SGD(0.1, decay=lambda step: 0.2)} if optimizer else {}
+        with pytest.raises(ValueError, match=r"of a training with .*values in functions"):
+            train(squares if optimizer else scaled(2), np.zeros(5), blocks(), **options | other)
+    options |= {"checkpoint": Checkpoint(path), "optimizer": None}
     # Whoever names the file means it.
     found = train(squares, np.zeros(5), blocks(), **options | {"seed": 1, "resume": path})
     assert found.steps == 4

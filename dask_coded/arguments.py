@@ -221,13 +221,18 @@ def unwrapped(x: Any) -> Any:
     torch: Any = sys.modules.get("torch")
     if torch and isinstance(x, torch.Tensor):
         return _of_tensor(torch, x.cpu())
-    xarray: Any = sys.modules.get("xarray")
-    x = x.data if xarray and isinstance(x, xarray.DataArray | xarray.Variable) else x
+    x = unlabelled(x)
     dtype = getattr(x, "dtype", None)
     if isinstance(dtype, np.dtype) and dtype.type.__module__ == "ml_dtypes":
         fitting = (kind for kind in _WIDER if np.can_cast(dtype, kind, "safe"))
         x = x.astype(next(fitting, np.float64))
     return x
+
+
+def unlabelled(x: Any) -> Any:
+    """Return the array in an xarray object, and anything else unchanged."""
+    xarray: Any = sys.modules.get("xarray")
+    return x.data if xarray and isinstance(x, xarray.DataArray | xarray.Variable) else x
 
 
 # What holds the numbers of small dtypes.

@@ -9,6 +9,7 @@ not sent anywhere, and a client that disconnects does not disturb the algorithm.
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import uuid
 from collections import UserDict
@@ -23,7 +24,7 @@ import numpy as np
 from dask.base import is_dask_collection
 from distributed import Client, Future
 
-from dask_coded.arguments import unwrapped
+from dask_coded.arguments import unlabelled, unwrapped
 from dask_coded.array import CodedArray, encode
 from dask_coded.compat import TaskRef, forget_topic
 from dask_coded.loop import Loop, PiecesMade, Progress
@@ -122,28 +123,36 @@ def submit(
     3.0
     >>> client.close()
     """
-    client = client_for(client, *args, *kwargs.values())
     if not callable(function):
         raise TypeError(f"Argument 'function' must be callable, it is {function!r}.")
     _refuse_options(function, kwargs)
+    while isinstance(function, functools.partial) and all(
+        value is not _PLACEHOLDER for value in function.args
+    ):
+        # Its arguments are arguments like others.
+        args, kwargs = (*function.args, *args), {**function.keywords, **kwargs}
+        function = function.func
+    client = client_for(client, *args, *kwargs.values())
     options, arrays = round_options(), dict[str, CodedArray | CodedPair]()
     if any(isinstance(value, _Own) and value.tolerant for value in kwargs.values()):
         options = replace(options, tolerant=True)
     data: list[Any] = []
-    places: set[str] = set()
+    storages: set[str] = set()
 
     def slot(value: Any) -> Any:
+        if isinstance(found := unlabelled(value), ProductArray):
+            value = found
         if isinstance(value, CodedArray | CodedPair):
             arrays[value.encoded.spec.id] = value
             return OperatorSlot(value.encoded.spec.id, value.labels)
         if isinstance(value, Loop):
             if isinstance(value, _Own):
                 return value.slot
-            if value.storage in places:
+            if value.storage in storages:
                 raise ValueError(f"Two loops have the storage {value.storage!r}: pass one each.")
             if value.storage is None:
                 return LoopSlot()
-            places.add(value.storage)
+            storages.add(value.storage)
             return LoopSlot(None, value.storage, *owner_of(function, args, kwargs))
         if isinstance(value, Future):
             data.append(value)
@@ -196,6 +205,9 @@ def _refuse_hidden(value: Any) -> None:
             f"{type(value).__qualname__}: pass them as arguments of their own."
         )
 
+
+# Of a partial whose arguments are not the first ones, from Python 3.14 on.
+_PLACEHOLDER = getattr(functools, "Placeholder", object())
 
 #: What `Client.submit` takes for itself, and `submit` does not.
 _NOT_OURS = {

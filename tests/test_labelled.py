@@ -74,6 +74,13 @@ def test_products_of_a_labelled_coded_array_are_coded(client):
     np.testing.assert_allclose(product.compute(), A @ x)
 
 
+def test_a_labelled_coded_array_is_an_operator_in_the_cluster(client):
+    C = coded.encode(A, coded.MDS(3, 2))
+    labels = xarray.DataArray(C, dims=("time", "place"))
+    kind = coded.submit(lambda operator: type(operator).__name__, labels).result()
+    assert kind == "Operator"
+
+
 def test_estimators_fit_labelled_data(client, labelled):
     pytest.importorskip("sklearn")
     from dask_coded.linear_model import Ridge

@@ -8,6 +8,7 @@ import weakref
 from collections import UserDict
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -45,6 +46,17 @@ def test_a_coded_array_is_used_in_its_own_cluster(client):
     assert coded.linalg.randomized_svd(C, 1, seed=0)[1] == pytest.approx(4)
     model = coded.linear_model.LinearRegression(fit_intercept=False).fit(C, y)
     np.testing.assert_allclose(model.coef_, y / [1, 2, 3, 4], atol=1e-3)
+
+
+def test_arguments_of_a_partial_are_arguments_like_others(client):
+    def times(operator, factor, x):
+        return type(operator).__name__, factor * (operator @ x)
+
+    C = coded.encode(np.diag([1.0, 2.0, 3.0, 4.0]), coded.MDS(3, 2), client=client)
+    function = partial(partial(times, C), 2)
+    kind, product = coded.submit(function, np.ones(4)).result()  # on the cluster of C
+    assert kind == "Operator"
+    assert product[3] == pytest.approx(8)
 
 
 def test_options_of_dasks_submit_are_not_passed_on_silently(client):

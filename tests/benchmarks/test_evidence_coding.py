@@ -185,7 +185,8 @@ def rlnc_rows() -> Kept:
     for seed in range(5):
         rlnc.counted(kept, seed)
         for code, encoding in (("RLNC", 5e7), ("MDS, as many", 1e8), ("MDS, as safe", 5e7)):
-            about = {"model": "svm", "code": code, "seed": seed, "encoding": encoding}
+            kept.report.add(f"{code} {seed}", "encoded", encoding / 1e6, code=code, seed=seed)
+            about = {"model": "svm", "code": code, "seed": seed}
             about |= {"rounds": 2e7, "churn": 3e7, "left": 3, "during": 2, "pieces": 10}
             kept.report.add(f"{code} {seed}", "churned", 1e-8 * (seed + 1), **about)
     return kept
@@ -223,6 +224,7 @@ def test_all_bytes_of_a_training_are_compared():
         pytest.param("coded-reduce", "processes", "on_processes", marks=pytest.mark.long),
         ("rlnc", "survival", "blocks"),
         ("rlnc", "counted", "counted"),
+        pytest.param("rlnc", "encoding", "encoded", marks=pytest.mark.long),
         pytest.param("rlnc", "churn-logistic", "churned", marks=pytest.mark.long),
         pytest.param("rlnc", "churn-svm", "churned", marks=pytest.mark.long),
     ],
@@ -230,7 +232,7 @@ def test_all_bytes_of_a_training_are_compared():
 def test_tiny_run_of_a_section(paper, section, measure, tmp_path: Path):
     from benchmarks.network import unavailable
 
-    if (section == "processes" or "churn" in section) and (reason := unavailable()):
+    if (section in ("processes", "encoding") or "churn" in section) and (reason := unavailable()):
         pytest.skip(reason)
     of = paper_of(paper)
     kept = Kept(Report(paper), smoke=True)

@@ -89,22 +89,25 @@ def round_options() -> RoundOptions:
     ValueError
         If it names a policy or a predictor that does not exist.
     """
-    config = dask.config.get("coded")
+
+    def get(name: str) -> Any:
+        # By its whole name. Only so does Dask find `report_interval`, as in environment variables.
+        return dask.config.get(f"coded.{name}")
+
     for what, table in (("policy", POLICIES), ("predictor", PREDICTORS)):
-        if config[what] not in table:
+        if get(what) not in table:
             raise ValueError(
                 f"`coded.{what}` in Dask's configuration must be one of {sorted(table)}, "
-                f"it is {config[what]!r}."
+                f"it is {get(what)!r}."
             )
-    timing = config["round"]
     return RoundOptions(
-        policy=config["policy"],
-        predictor=config["predictor"],
-        lead=parse_timedelta(timing["lead"]),
+        policy=get("policy"),
+        predictor=get("predictor"),
+        lead=parse_timedelta(get("round.lead")),
         reporting=Reporting(
-            parse_timedelta(timing["report-interval"]), float(timing["report-growth"])
+            parse_timedelta(get("round.report-interval")), float(get("round.report-growth"))
         ),
-        alone=bool(timing["alone"]),
+        alone=bool(get("round.alone")),
     )
 
 

@@ -175,8 +175,8 @@ def stripes_of(rows: tuple[int, ...], work: float, least: int = 1) -> int:
     least : int
         Rows of a stripe, at least.
     """
-    limits = dask.config.get("coded.round")
-    wanted = min(limits["stripes"], int(work / limits["stripe-work"]), max(rows) // least)
+    most, each = (dask.config.get(f"coded.round.{name}") for name in ("stripes", "stripe-work"))
+    wanted = min(most, int(work / each), max(rows) // least)
     return max(wanted, 1)
 
 

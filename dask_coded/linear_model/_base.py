@@ -137,10 +137,13 @@ class LinearModel(BaseEstimator):
                 stacklevel=3,
             )
         if not found.converged:
+            advice = "raise max_iter or tol, or scale the data"
+            if found.rounds < self.max_iter:
+                advice = "products are not accurate enough for less, so raise tol or scale the data"
             warnings.warn(
-                f"{type(self).__name__} did not reach tol={self.tol:g} within "
+                f"{type(self).__name__} did not reach tol={self.tol:g} in {found.rounds} of "
                 f"max_iter={self.max_iter} iterations, its residual is {found.residual:.3g}: "
-                "raise max_iter or tol, or scale the data.",
+                f"{advice}.",
                 ConvergenceWarning,
                 stacklevel=3,
             )

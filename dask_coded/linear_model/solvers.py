@@ -22,6 +22,10 @@ On a quadratic, L-BFGS with exact line searches takes the same steps as conjugat
 Before the first iteration there are one to three rounds for the means, spreads and sizes of the
 columns. Columns in units that differ by orders of magnitude are scaled inside the solver.
 
+Predictions are the sum of the products of all iterations, and so are their errors. Once the
+gradient is small enough, two more rounds compute both again from the coefficients. If it is not
+small then, the solver starts again from there.
+
 References
 ----------
 .. [1] J. Nocedal, S. Wright, "Numerical optimization", 2006, sections 7.1 and 7.2.
@@ -52,6 +56,9 @@ from dask_coded.summary import Summary
 NO_PENALTY = Penalty()
 FREE_INTERCEPT = Intercept()
 
+# Starts again that do not halve the residual show that the products are not accurate enough.
+_RESTARTS = 3
+
 
 @dataclass(frozen=True, repr=False)
 class Solution(Summary):
@@ -69,7 +76,8 @@ class Solution(Summary):
     objective : float
         Mean loss plus penalty.
     converged : bool
-        Whether the tolerance was reached.
+        Whether the tolerance was reached. If not, and there are fewer rounds than ``max_iter``, the
+        products are not accurate enough for it.
     history : tuple of Progress
         One entry per iteration.
     hidden : int
@@ -186,11 +194,13 @@ def minimize(
             f"{width[1:]}, the shapes are {coefficients.shape} and {shift.shape}."
         )
     history: tuple[Progress, ...] = ()
-    # The scale of the point and of the rule, which another worker may have estimated differently.
-    first, scale, point, rule, family, history, converged = loop.resume(
-        (1, objective.scale, None, rule, family, history, False)
+    missed: tuple[float, ...] = ()
+    # What the point and the rule are relative to, which another worker may estimate differently.
+    columns = {name: getattr(objective, name) for name in ("means", "spread", "scale", "hidden")}
+    first, columns, point, rule, family, history, converged, missed = loop.resume(
+        (1, columns, None, rule, family, history, False, missed)
     )
-    objective = replace(objective, scale=scale, family=family)
+    objective = replace(objective, family=family, **columns)
     if point is None:
         point = objective.point(objective.inside(coefficients, shift - center))
         if not np.isfinite(point.gradient).all():
@@ -199,23 +209,28 @@ def minimize(
             if not np.isfinite(objective.value(point.w, point.z)):
                 raise ValueError("The loss overflows: scale the targets, or the start.")
     for i in range(first, max_iter + 1):
-        if converged:  # a loop that has ended is resumed
+        if converged or _stalls(missed):  # a loop that has ended is resumed
             break
         # A warm start may be at the minimum already.
-        if i > 1 or objective.residual(point) > tol:
+        if moved := i > 1 or objective.residual(point) > tol:
             point, rule = rule.advance(objective, point)
         residual, exact = objective.residual(point), family.exact()
+        if moved and residual <= tol:
+            point = objective.point(point.w)
+            residual = objective.residual(point)
+            if residual > tol:
+                missed, rule = (*missed, residual), type(rule)()
         value = objective.value(point.w, point.z, exact)
         converged = residual <= tol
         if converged and value - objective.value(point.w, point.z) > tol * value:
             # This is the minimum of an approximation that is not close enough yet.
-            converged, family = False, family.sharper()
+            converged, missed, family = False, (), family.sharper()
             objective = replace(objective, family=family)
             point, rule = objective.point(point.w, point.z), type(rule)()
         progress = Progress.of(operator, i, residual, value)
         history = (*history, progress)
-        last = converged or i == max_iter
-        state = (i + 1, scale, point, rule, family, history, converged)
+        last = converged or i == max_iter or _stalls(missed)
+        state = (i + 1, columns, point, rule, family, history, converged, missed)
         loop.report(progress, state=state, last=last)
     coefficients, shift = objective.outside(point.w)
     end = history[-1]
@@ -230,6 +245,12 @@ def minimize(
         history,
         objective.hidden,
     )
+
+
+def _stalls(missed: tuple[float, ...]) -> bool:
+    """Return whether the last residuals from which the solver started again are no smaller."""
+    before, since = missed[:-_RESTARTS], missed[-_RESTARTS:]
+    return bool(before) and min(since) > min(before) / 2
 
 
 def solver_for(family: Family, penalty: Penalty) -> str:

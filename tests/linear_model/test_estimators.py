@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from functools import wraps
 
 import numpy as np
@@ -27,6 +28,7 @@ from dask_coded.linear_model import (  # noqa: E402
     LogisticRegression,
     RBFSampler,
     Ridge,
+    _base,
 )
 
 # Some checks compare fits to seven digits.
@@ -423,6 +425,14 @@ def test_too_few_iterations_warn(rows):
     with pytest.warns(ConvergenceWarning, match=r"LogisticRegression .* max_iter=2 .* raise"):
         model = LogisticRegression(max_iter=2).fit(X, y)
     assert model.n_iter_ == [2]
+
+
+def test_products_that_are_not_accurate_enough_warn(rows, monkeypatch):
+    X, y, _ = rows
+    fit = _base.fit
+    monkeypatch.setattr(_base, "fit", lambda *a, **kw: replace(fit(*a, **kw), converged=False))
+    with pytest.warns(ConvergenceWarning, match=r"in \d+ of max_iter=100 .* not accurate enough"):
+        LogisticRegression().fit(X, y)
 
 
 def test_a_warm_start_continues_the_fit(rows):

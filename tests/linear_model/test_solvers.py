@@ -249,6 +249,52 @@ def test_newton_uses_the_hessian_of_a_pair(intercept):
     np.testing.assert_allclose(H, np.stack(columns), atol=1e-12)
 
 
+# -- products with errors ----------------------------------------------------------------------
+
+
+class Inexact(Counted):
+    """A matrix some of whose products from the left have random relative errors."""
+
+    def __init__(self, matrix, error, products=range(10**6)):
+        super().__init__(matrix)
+        self.error = error
+        self.products = products
+        self.random = np.random.default_rng(0)
+
+    def __matmul__(self, other):
+        found = super().__matmul__(other)
+        if self.counts[0] in self.products:
+            found *= 1 + self.error * self.random.standard_normal(found.shape)
+        return found
+
+
+def true_residual(X, y, found):
+    objective = Objective.of(
+        X, y - y.mean(), np.full(len(y), 1 / len(y)), SquaredError(), Penalty(), Intercept()
+    )
+    inside = objective.inside(found.coefficients, found.intercept - y.mean())
+    return objective.residual(objective.point(inside))
+
+
+@pytest.mark.parametrize("error", [1e-8, 3e-4])
+@pytest.mark.parametrize("solver", RULES)
+def test_a_product_with_errors_does_not_hide_the_gradient(solver, error):
+    X, y = data(SquaredError(), n=300, p=20)
+    operator = Inexact(X, error, products=range(4, 9))
+    found = minimize(operator, y, SquaredError(), solver=solver, tol=1e-10)
+    assert found.converged
+    assert true_residual(X, y, found) == pytest.approx(found.residual, rel=1e-2)
+
+
+@pytest.mark.parametrize("solver", RULES)
+def test_a_fit_ends_if_products_are_not_accurate_enough(solver):
+    X, y = data(SquaredError(), n=300, p=20)
+    found = minimize(Inexact(X, 1e-8), y, SquaredError(), solver=solver, tol=1e-11)
+    assert not found.converged
+    assert found.rounds < 200
+    assert found.residual == pytest.approx(true_residual(X, y, found), rel=1)
+
+
 # -- the loop ----------------------------------------------------------------------------------
 
 

@@ -213,11 +213,11 @@ class Kept(Loop):
 
 
 class Misjudged(Counted):
-    """A matrix whose columns seem to have other sizes: sums of 16 columns are wrong."""
+    """A matrix whose columns seem to have other means and sizes: their random sums are wrong."""
 
     def __matmul__(self, other):
         found = super().__matmul__(other)
-        if found.ndim == 2 and found.shape[1] == 16:
+        if found.ndim == 2:
             found[:, :8] *= np.logspace(-0.5, 0.5, len(found))[:, np.newaxis]
         return found
 
@@ -226,7 +226,7 @@ class Misjudged(Counted):
         return Misjudged(self.matrix.T, self.counts)
 
 
-def test_a_fit_that_resumes_where_rounding_differs_keeps_the_scale_of_its_state():
+def test_a_fit_that_resumes_where_rounding_differs_keeps_what_its_state_is_relative_to():
     X, _, y = data("mixed")
     kept = Kept()
     minimize(X, y, SquaredError(), tol=0, max_iter=4, loop=kept)

@@ -109,6 +109,22 @@ def test_targets_and_weights_are_aligned_with_the_rows_of_a_coded_array(client, 
             model.fit(C, y.assign_coords(time=np.arange(12)))
 
 
+@pytest.mark.filterwarnings("ignore:An array that is derived from:dask_coded.UncodedWarning")
+def test_targets_are_aligned_with_the_rows_of_a_multiple(client):
+    pytest.importorskip("sklearn")
+    from dask_coded.linear_model import Ridge
+
+    frame = pd.DataFrame(A, index=np.arange(100, 112), columns=list("abcd"))
+    targets = pd.Series(A @ x, index=frame.index)[::-1]
+    C = coded.encode(frame, coded.MDS(3, 2))
+    for derived, factor in ((2 * C, 2), (C + 1, 1), (C.rechunk((3, -1)), 1)):
+        model = Ridge(solver="lbfgs", tol=1e-10).fit(derived, targets, client=client)
+        expected = Ridge().fit(factor * A, A @ x)
+        np.testing.assert_allclose(model.coef_, expected.coef_, rtol=1e-6)
+        assert list(model.feature_names_in_) == list("abcd")
+        np.testing.assert_allclose(model.score(derived, targets), expected.score(factor * A, A @ x))
+
+
 def test_a_stored_array_is_read_by_the_workers(client, tmp_path):
     pytest.importorskip("zarr")
     da.from_array(A, chunks=(4, -1)).to_zarr(tmp_path / "array.zarr")

@@ -25,6 +25,7 @@ from dask_coded.linear_model.families import Family
 from dask_coded.linear_model.penalties import Penalty
 from dask_coded.linear_model.solvers import Solution
 from dask_coded.loop import Progress
+from dask_coded.products import ProductArray
 from dask_coded.runtime.client.waiting import result_of, waiting_client
 
 # scikit-learn's solvers whose steps, or at least whose minimum, one of ours has.
@@ -71,7 +72,7 @@ class LinearModel(BaseEstimator):
                 y = check_array(y, ensure_2d=False, dtype=None, input_name="y")
                 check_consistent_length(range(X.shape[0]), y)
                 self.n_features_in_ = X.shape[1]
-                names = X.labels[1].index if isinstance(X, CodedArray) else None
+                names = X.labels[1].index if isinstance(X, ProductArray) else None
                 if names is not None and all(isinstance(name, str) for name in names):
                     self.feature_names_in_ = names.to_numpy(dtype=object)
                 elif hasattr(self, "feature_names_in_"):  # of an earlier fit
@@ -169,15 +170,16 @@ class LinearModel(BaseEstimator):
                 f"X has {X.shape[1]} features, but {type(self).__name__} is expecting "
                 f"{self.n_features_in_} features as input."
             )
-        if isinstance(X, CodedArray):
+        if isinstance(X, ProductArray):
             self._check_names(X)
+        if isinstance(X, CodedArray):
             return X @ self.coef_.T + self.intercept_
         coefficients, shift = self.coef_.T, self.intercept_
         return rowwise(
             X.rechunk({1: -1}), lambda block: block @ coefficients + shift, coefficients.shape[1:]
         )
 
-    def _check_names(self, X: CodedArray) -> None:
+    def _check_names(self, X: ProductArray) -> None:
         """Refuse a labelled array whose columns are not those of the fit, in their order."""
         columns = X.labels[1].index
         if columns is None or not hasattr(self, "feature_names_in_"):
@@ -212,8 +214,12 @@ def rowwise(
 
 
 def of_rows(what: str, values: Any, X: Any) -> Any:
-    """Return values in the order of the rows of X, if that is coded and both have labels."""
-    return aligned(what, values, X.labels[0]) if isinstance(X, CodedArray) else unwrapped(values)
+    """Return values in the order of the rows of X.
+
+    X may be coded, or derived from a coded array. Without labels, values are in that order already.
+    """
+    X = unwrapped(X)
+    return aligned(what, values, X.labels[0]) if isinstance(X, ProductArray) else unwrapped(values)
 
 
 def here(values: Any, client: Client | None = None) -> Any:

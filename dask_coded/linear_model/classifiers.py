@@ -34,6 +34,7 @@ class _Classifier(ClassifierMixin, LinearModel):
         self, X: Any, y: Any, sample_weight: Any, client: Client | None
     ) -> tuple[Any, Any, Any, Client | None]:
         """Return the data, the class index of each row, the weights or None, and the client."""
+        sample_weight = of_rows("sample_weight", sample_weight, X)
         X, y, client = self._data(X, y, client)
         check_classification_targets(y)
         y = column_or_1d(y, warn=True)
@@ -45,7 +46,6 @@ class _Classifier(ClassifierMixin, LinearModel):
             )
         weights = None
         if sample_weight is not None:
-            sample_weight = of_rows("sample_weight", sample_weight, X)
             weights = check_weights("sample_weight", here(sample_weight, client), len(y))
         if self.class_weight is not None:
             factors = compute_class_weight(

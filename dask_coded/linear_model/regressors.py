@@ -54,12 +54,12 @@ class _Regressor(RegressorMixin, LinearModel):
             If the data or a parameter are invalid.
         """
         self._check()
+        sample_weight = of_rows("sample_weight", sample_weight, X)
         X, y, client = self._data(X, y, client, multi_output=True, y_numeric=True)
         if column := y.shape[1:] == (1,):
             y = y[:, 0]
         weights = None
         if sample_weight is not None:
-            sample_weight = of_rows("sample_weight", sample_weight, X)
             weights = check_weights("sample_weight", here(sample_weight, client), len(y))
         found = self._minimize(
             X,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import inspect
 
+import dask.array as da
 import numpy as np
 import pytest
 import scipy.sparse as sp
 
 import dask_coded as coded
+from dask_coded.labels import axes_of
+from dask_coded.products import UncodedArray
 
 sklearn = pytest.importorskip("sklearn")
 from sklearn import linear_model, svm  # noqa: E402
@@ -63,6 +66,32 @@ def test_saga_takes_an_l1_penalty():
     ours = coded.linear_model.LogisticRegression(solver="saga", **options).fit(X, TWO)
     theirs = linear_model.LogisticRegression(solver="saga", tol=1e-8, **options).fit(X, TWO)
     np.testing.assert_allclose(ours.coef_, theirs.coef_, atol=1e-3)
+
+
+@pytest.mark.extras
+def test_targets_and_weights_are_aligned_with_the_rows_of_a_derived_array():
+    pd = pytest.importorskip("pandas")
+    frame = pd.DataFrame(X, index=np.arange(1000, 1300), columns=list("abcdef"))
+
+    def derived(frame):
+        values = da.from_array(frame.to_numpy(), chunks=(100, -1))
+        return UncodedArray(values, "for a test", labels=axes_of(frame))
+
+    weights = pd.Series(np.linspace(1, 2, 300), index=frame.index)
+    for kind, targets in ((coded.linear_model.Ridge, Z), (coded.linear_model.LinearSVC, TWO)):
+        expected = kind().fit(X, targets, weights.to_numpy())
+        shuffled = pd.Series(targets, index=frame.index).sample(frac=1, random_state=1)
+        model = kind().fit(derived(frame), shuffled, weights[::-1])
+        np.testing.assert_allclose(model.coef_, expected.coef_, rtol=1e-6)
+        score = model.score(derived(frame), shuffled, weights[::-1])
+        assert score == pytest.approx(expected.score(X, targets, weights.to_numpy()))
+        with pytest.raises(ValueError, match="Argument 'y' must have the labels"):
+            model.fit(derived(frame), shuffled.reset_index(drop=True))
+        model.fit(frame, targets)
+        predicted = model.predict(derived(frame)).compute()
+        np.testing.assert_allclose(predicted, model.predict(frame))
+        with pytest.raises(ValueError, match=r"feature names should match .* same order"):
+            model.predict(derived(frame[list("bacdef")]))
 
 
 @pytest.mark.parametrize("solver", ["liblinear", "svd", "cholesky"])

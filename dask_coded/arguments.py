@@ -265,6 +265,25 @@ def check_stopping(tol: float, max_iter: int) -> None:
     check_whole("max_iter", max_iter)
 
 
+def reachable(tol: float, operator: Any) -> float:
+    """Return a tolerance for a residual of products, unless it is 0 no less than can be reached.
+
+    Parity is rounded when it is stored, and so are all products that are decoded from it. Other
+    operators multiply the matrix itself.
+
+    Parameters
+    ----------
+    tol : float
+        Relative.
+    operator : anything with ``operator @ x``
+        A coded one has a ``code`` and a ``dtype``.
+    """
+    code = getattr(operator, "code", None)
+    if not tol or code is None or min(code.block_of) >= 0:
+        return tol
+    return max(tol, 10 * float(np.finfo(operator.dtype).eps))
+
+
 def check_workers(workers: Sequence[str] | None) -> list[str] | None:
     """Return the addresses that a user named as a list; None stands for all workers.
 

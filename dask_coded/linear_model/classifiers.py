@@ -140,7 +140,8 @@ class LogisticRegression(_Classifier):
         :math:`\rho`, from 0 (ridge) to 1 (lasso).
     tol : float
         Stop when the largest absolute entry of the gradient of the objective, divided by C and by
-        the sum of the weights, is at most this.
+        the sum of the weights, is at most this. For data in single precision that are coded with
+        parity it is at least 1.2e-6, unless it is 0.
     fit_intercept : bool
     class_weight : dict, "balanced" or None
         Factor of the row weights for each class.
@@ -319,7 +320,8 @@ class LinearSVC(_Classifier):
         within a relative ``tol`` of its minimum. This takes many more rounds.
     tol : float
         Stop when the largest absolute entry of the gradient of the objective, divided by C and by
-        the sum of the weights, is at most this.
+        the sum of the weights, is at most this. For data in single precision that are coded with
+        parity it is at least 1.2e-6, unless it is 0.
     C : float
         Inverse of the penalty's strength, positive.
     fit_intercept : bool

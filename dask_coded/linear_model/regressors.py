@@ -143,7 +143,8 @@ class LinearRegression(_Regressor):
     tol : float
         Stop when the largest absolute entry of the gradient of half the mean square, in units of
         the standard deviation of each target times that of each column (which is estimated), is at
-        most this. Without an intercept they are root mean squares.
+        most this. Without an intercept they are root mean squares. For data in single precision
+        that are coded with parity it is at least 1.2e-6, unless it is 0.
     solver, max_iter, verbose, warm_start, code
         As in :class:`LogisticRegression`.
     positive : bool
@@ -210,7 +211,7 @@ class Ridge(_Regressor):
         Stop when the largest absolute entry of the gradient of half the objective, divided by the
         sum of the weights and in units of the standard deviation of each target times that of each
         column (which is estimated), is at most this. Without an intercept they are root mean
-        squares.
+        squares. It has a lower limit as in :class:`LinearRegression`.
     solver, max_iter, verbose, warm_start, code
         As in :class:`LogisticRegression`.
     positive : bool
@@ -298,7 +299,8 @@ class ElasticNet(_Regressor):
     tol : float
         Stop when the largest absolute entry of the objective's least subgradient, in units of the
         standard deviation of each target times that of each column (which is estimated), is at most
-        this. Without an intercept they are root mean squares.
+        this. Without an intercept they are root mean squares. It has a lower limit as in
+        :class:`LinearRegression`.
     solver : {"auto", "nesterov", "proximal"}
         "auto" is "nesterov". With ``l1_ratio=0`` it is "lbfgs", and the other solvers of
         :class:`LogisticRegression` work as well.

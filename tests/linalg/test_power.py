@@ -12,6 +12,7 @@ import dask_coded as coded
 from dask_coded.linalg import ConvergenceError, power_iteration
 from dask_coded.linalg.power import power_rounds
 from dask_coded.simulation import SimulatedOperator, Simulation, constant
+from tests.decoded import Decoded
 
 
 def matrix(seed, n, kind="real", gap=0.5):
@@ -76,6 +77,14 @@ def test_sparse_and_simulated_operators():
         assert pair.value == pytest.approx(expected.value, rel=1e-12)
         assert pair.rounds == expected.rounds
     assert len(simulated.rounds) == expected.rounds
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_tolerance_that_parity_of_single_precision_cannot_reach_is_raised(dtype):
+    A = matrix(0, 60).astype(dtype)
+    pair = power_rounds(Decoded(A, coded.MDS(12, 10)), seed=0, tol=1e-10)
+    assert abs(pair.value) == pytest.approx(1)
+    assert pair.residual < (2e-6 if dtype == np.float32 else 1e-10)
 
 
 def test_zero_is_an_eigenvalue_like_any_other():

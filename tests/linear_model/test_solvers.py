@@ -9,7 +9,7 @@ import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dask_coded.codes import MDS
+from dask_coded.codes import MDS, Repetition
 from dask_coded.linear_model import (
     Hinge,
     Intercept,
@@ -24,6 +24,7 @@ from dask_coded.linear_model._objective import Objective
 from dask_coded.linear_model.solvers import RULES
 from dask_coded.loop import Loop
 from dask_coded.simulation import SimulatedOperator, Simulation, constant
+from tests.decoded import Decoded
 
 SMOOTH = {"none": Penalty(), "l2": Penalty(l2=0.1)}
 CORNERED = {"l1": Penalty(l1=0.05), "elastic net": Penalty(l1=0.03, l2=0.05)}
@@ -293,6 +294,20 @@ def test_a_fit_ends_if_products_are_not_accurate_enough(solver):
     assert not found.converged
     assert found.rounds < 200
     assert found.residual == pytest.approx(true_residual(X, y, found), rel=1)
+
+
+@pytest.mark.parametrize("code", [MDS(12, 10), MDS(50, 40), Repetition(4, 2)], ids=repr)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_tolerance_that_parity_of_single_precision_cannot_reach_is_raised(dtype, code):
+    X, y = data(SquaredError(), n=400, p=10)
+    X = X.astype(dtype)
+    found = minimize(Decoded(X, code), y, SquaredError(), tol=1e-10)
+    assert found.converged
+    assert found.rounds < 20
+    coarse = dtype == np.float32 and isinstance(code, MDS)
+    assert (found.residual > 1e-10) == coarse
+    exact = np.linalg.lstsq(np.column_stack([X, np.ones(len(X))]), y, rcond=None)[0]
+    np.testing.assert_allclose(found.coefficients, exact[:-1], rtol=1e-4 if coarse else 1e-8)
 
 
 # -- the loop ----------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ def chebyshev_rounds(
     c = np.asarray(coefficients, dtype=np.float64)
     # No term is longer than the signal if the Laplacian is symmetric. With that of a random walk
     # terms may be longer by the square root of the ratio of degrees.
-    most = 1e3 * np.linalg.norm(x)
+    most = 1e3 * _norms(x)
     to_come = np.append(np.cumsum(np.abs(c)[::-1])[::-1], 0.0)
     to_come /= to_come[0] or 1
     first, before, now, y = loop.resume((1, np.zeros_like(x), x, c[0] * x))
@@ -100,7 +100,7 @@ def chebyshev_rounds(
         if k > 1:
             found *= 2
             found -= before
-        if np.linalg.norm(found) > most:
+        if not (_norms(found) <= most).all():  # also if it is NaN
             raise ValueError(
                 "Argument 'lmax' must be at least the largest eigenvalue of the Laplacian: with "
                 f"{lmax:.4g} the expansion diverges. Pass a larger one."
@@ -135,6 +135,11 @@ def polynomial_rounds(
     -------
     ndarray, shape of ``signal``
 
+    Raises
+    ------
+    ValueError
+        If the polynomial overflows.
+
     Examples
     --------
     >>> import numpy as np
@@ -147,8 +152,15 @@ def polynomial_rounds(
     first, y = loop.resume((1, c[degree] * x))
     term = np.empty_like(x)
     for i in range(first, degree + 1):
-        found = product(operator, y)
-        found += np.multiply(x, c[degree - i], out=term)
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = product(operator, y)
+            found += np.multiply(x, c[degree - i], out=term)
+        if not np.isfinite(found).all():
+            raise ValueError(
+                f"The polynomial overflows in product {i} of {degree}: pass one of lower degree or "
+                "with smaller coefficients, or use the normalised Laplacian, whose eigenvalues are "
+                "at most 2."
+            )
         y = found
         loop.report(Progress.of(operator, i, degree - i), state=(i + 1, y), last=i == degree)
     return y
@@ -206,8 +218,8 @@ def filter(
     ------
     ValueError
         If the graph is directed, the signal does not fit the graph, the kernel is not smooth
-        enough for ``tol``, the expansion diverges because ``lmax`` is too small, another argument
-        is out of range, or there is no client.
+        enough for ``tol``, the expansion diverges because ``lmax`` is too small, a polynomial
+        overflows, another argument is out of range, or there is no client.
     TypeError
         If some values of the signal are masked.
 
@@ -254,6 +266,11 @@ def filter(
         coefficients = chebyshev_coefficients(kernel, lmax, tol=tol, order=order)
         y = run(chebyshev_rounds, coded, x, coefficients, lmax, tolerant=False, **on_cluster)
     return named(y, nodes, None) if isinstance(signal, Mapping) else y
+
+
+def _norms(x: Array) -> Any:
+    """Return the Euclidean norm of each signal, without memory for their squares."""
+    return np.sqrt(np.einsum("i...,i...->...", x, x.conj()).real)
 
 
 def _operand(graph: Any, normalized: bool, weight: str | None) -> tuple[Any, Graph]:

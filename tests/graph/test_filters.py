@@ -218,6 +218,34 @@ def test_an_expansion_that_diverges_is_refused():
         chebyshev_rounds(matrix, signal, coefficients, 8.5)
 
 
+@given(undirected(), st.booleans())
+def test_a_heavy_signal_does_not_hide_that_another_diverges(graph, heavy_first):
+    graph.add_edge(0, 1, weight=5.0)  # an eigenvalue is at least 10
+    matrix = laplacian(as_graph(graph))
+    light = np.linalg.eigh(matrix.toarray())[1][:, -1]
+    signals = np.stack([np.full(len(graph), 1e12), light], axis=1)  # the first has eigenvalue 0
+    coefficients = chebyshev_coefficients(Heat(1.0), 2.0, order=6)
+    with pytest.raises(ValueError, match=r"'lmax' must be at least .* with 2 the expansion"):
+        chebyshev_rounds(matrix, signals[:, :: 1 - 2 * heavy_first], coefficients, 2.0)
+
+
+def test_a_product_that_is_not_finite_is_no_result():
+    signal = np.array([1.0, 2.0])
+    with pytest.raises(ValueError, match="the expansion diverges"):
+        chebyshev_rounds(np.diag([1.0, np.nan]), signal, [1.0, 0.5, 0.25], 2.0)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e300])
+def test_a_polynomial_that_overflows_is_refused(here, size):
+    here(filter)
+    star = nx.star_graph(50)  # whose greatest eigenvalue is 51
+    signal = size * np.eye(51)[0]
+    with pytest.raises(ValueError, match=r"polynomial overflows in product \d+ of 400: pass one"):
+        filter(star, signal, Hops(400))
+    found = filter(star, np.eye(51)[0], Hops(400), normalized=True)
+    assert np.isfinite(found).all()
+
+
 # -- the public function -----------------------------------------------------------------------
 
 

@@ -151,7 +151,7 @@ class Objective:
         sums = np.asarray(operator.T @ factors, dtype=np.float64)
         means = sums[:, 0] if free else np.zeros(columns)
         # NaN and infinity in the data are reported when the gradient has them.
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore", over="ignore"):
             if free:
                 sums = sums[:, 1:] - np.outer(means, probes.sum(axis=0))
             spread = root_mean_square(sums.T, np.ones(_PROBES))

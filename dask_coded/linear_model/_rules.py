@@ -75,8 +75,10 @@ class Newton:
         if H is None:
             d, q = self._conjugate_gradients(objective, point)
             return _search(objective, point, d, q), self
-        # Without a penalty the Hessian may be singular.
-        d = scipy.linalg.lstsq(H, -point.gradient)[0]
+        d = np.full_like(point.w, np.nan)  # if the Hessian overflows
+        if np.isfinite(H).all():
+            # Without a penalty it may be singular.
+            d = scipy.linalg.lstsq(H, -point.gradient)[0]
         return _search(objective, point, d), self
 
     def _conjugate_gradients(self, objective: Objective, point: Point) -> tuple[Floats, Floats]:
@@ -163,7 +165,7 @@ class Nesterov:
             square = float(np.vdot(d, d))
             model = here + float(np.vdot(point.gradient, d)) + square / (2 * step)
             excess = objective.smooth(w, z) - model
-            if excess <= _ROUNDING * abs(here) or not square:
+            if excess <= _ROUNDING * abs(here) or not (square and np.isfinite(excess)):
                 break
             # Slightly less than the step that the curvature along d allows.
             step = min(step / 2, 0.9 / (1 / step + 2 * excess / square))

@@ -150,8 +150,8 @@ def minimize(
     Raises
     ------
     ValueError
-        If an argument is out of range, the solver does not support the penalty, or the data
-        contain NaN or infinity.
+        If an argument is out of range, the solver does not support the penalty, the data contain
+        NaN or infinity, or the numbers in a fit become too large.
 
     Examples
     --------
@@ -214,9 +214,15 @@ def minimize(
         if converged or _stalls(missed):  # a loop that has ended is resumed
             break
         # A warm start may be at the minimum already.
-        if moved := i > 1 or objective.residual(point) > tol:
-            point, rule = rule.advance(objective, point)
-        residual, exact = objective.residual(point), family.exact()
+        with np.errstate(over="ignore", invalid="ignore"):
+            if moved := i > 1 or objective.residual(point) > tol:
+                point, rule = rule.advance(objective, point)
+            residual, exact = objective.residual(point), family.exact()
+        if not np.isfinite(residual):
+            raise ValueError(
+                f"The fit overflows in iteration {i}: scale the data, as scikit-learn's "
+                "`MaxAbsScaler` does, and the targets."
+            )
         if moved and residual <= tol:
             point = objective.point(point.w)
             residual = objective.residual(point)

@@ -379,6 +379,16 @@ def test_targets_whose_squares_overflow_are_rejected(rows, model):
         model.fit(X, 1e200 * z)
 
 
+@pytest.mark.parametrize("size", [1e160, 1e307])
+@pytest.mark.parametrize(
+    "model", [LinearRegression(), Ridge(), Lasso(), LogisticRegression(), LinearSVC()], ids=repr
+)
+def test_data_whose_products_overflow_are_rejected(rows, model, size):
+    X, y, _ = rows
+    with pytest.raises(ValueError, match=r"fit overflows in iteration \d+: scale the data"):
+        model.fit(size / 20 * X, y)
+
+
 @pytest.mark.parametrize("fit_intercept", [True, False])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("targets", [1, 2])

@@ -366,6 +366,15 @@ def test_data_without_rows_are_refused():
         minimize(np.zeros((0, 2)), [], SquaredError())
 
 
+@pytest.mark.parametrize("solver", RULES)
+def test_a_fit_that_overflows_ends_at_once(solver):
+    X, y = data(Logistic())
+    operator = Counted(1e160 * X)
+    with pytest.raises(ValueError, match="fit overflows in iteration 1: scale the data"):
+        minimize(operator, y, Logistic(), solver=solver)
+    assert operator.counts[0] < 10
+
+
 def test_history_has_each_iteration():
     X, y = data(Logistic())
     found = minimize(X, y, Logistic(), Penalty(l2=0.01), tol=1e-8)

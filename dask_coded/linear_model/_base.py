@@ -9,6 +9,7 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
+import scipy.sparse
 from distributed import Client
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
@@ -80,7 +81,7 @@ class LinearModel(BaseEstimator):
                 return X, y, client
             X = here(X)
         X, y = validate_data(
-            self, X, here(y, client), accept_sparse="csr", dtype=np.float64, **checks
+            self, _wide(X), here(y, client), accept_sparse="csr", dtype=np.float64, **checks
         )
         return X, y, current_cluster(client, X, bool(self.verbose))
 
@@ -163,7 +164,7 @@ class LinearModel(BaseEstimator):
         check_is_fitted(self)
         X = unwrapped(X)
         if not check_dask(X):
-            X = validate_data(self, X, accept_sparse="csr", dtype=np.float64, reset=False)
+            X = validate_data(self, _wide(X), accept_sparse="csr", dtype=np.float64, reset=False)
             return np.asarray(X @ self.coef_.T) + self.intercept_
         if X.shape[1] != self.n_features_in_:
             raise ValueError(
@@ -194,6 +195,12 @@ class LinearModel(BaseEstimator):
 
 
 # -- helpers -----------------------------------------------------------------------------------
+
+
+def _wide(X: Any) -> Any:
+    """Return sparse data in double precision, so that entries of one cell can be added up."""
+    real = scipy.sparse.issparse(X) and X.dtype.kind in "biuf"
+    return X.astype(np.float64, copy=False) if real else X
 
 
 def rowwise(

@@ -11,6 +11,8 @@ from functools import wraps
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from hypothesis import given
+from hypothesis import strategies as st
 
 sklearn = pytest.importorskip("sklearn")
 
@@ -425,6 +427,20 @@ def test_sparse_and_dense_data_give_the_same_fit(rows):
         sparse = LogisticRegression(tol=1e-9, max_iter=1000).fit(convert(X), y)
         np.testing.assert_allclose(sparse.coef_, dense.coef_, rtol=1e-5, atol=1e-8)
         np.testing.assert_array_equal(sparse.predict(convert(X)), dense.predict(X))
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([np.int8, np.uint8, np.int16, bool]))
+def test_repeated_entries_of_narrow_sparse_data_are_added_up(seed, dtype):
+    rng = np.random.default_rng(seed)
+    cells = rng.integers(0, 8, 60), rng.integers(0, 3, 60)
+    entries = rng.uniform(0, 120, 60).astype(dtype)
+    data = sp.coo_array((entries, cells), shape=(8, 3))
+    dense = np.zeros((8, 3))
+    np.add.at(dense, cells, entries)
+    y = rng.standard_normal(8)
+    model, expected = Ridge(tol=1e-10).fit(data, y), Ridge(tol=1e-10).fit(dense, y)
+    np.testing.assert_allclose(model.coef_, expected.coef_, rtol=1e-4, atol=1e-9)
+    np.testing.assert_allclose(expected.predict(data), expected.predict(dense))
 
 
 # -- iterations and errors ---------------------------------------------------------------------

@@ -19,7 +19,9 @@ References
 
 from __future__ import annotations
 
+import inspect
 import math
+from functools import partial
 from typing import Any
 
 import dask.array as da
@@ -33,7 +35,40 @@ from dask_coded.linear_model._base import rowwise
 from dask_coded.linear_model._fit import check_dask
 
 
-class RBFSampler(kernel_approximation.RBFSampler):
+class _Lazy:
+    """Methods that scikit-learn would wrap in the class below, to make data frames of results."""
+
+    def fit_transform(self: Any, X: Any, y: Any = None) -> Any:
+        """Draw the features and return those of each row, as :meth:`transform` does."""
+        return self.fit(X, y).transform(X)
+
+    def transform(self: Any, X: Any) -> Any:
+        """Return the features of each row, lazily if ``X`` is a dask array.
+
+        Parameters
+        ----------
+        X : dask array, array or sparse matrix, shape (n_samples, n_features)
+
+        Returns
+        -------
+        dask array or ndarray, shape (n_samples, n_components)
+            A data frame only if ``set_output`` asks for one and ``X`` is in memory.
+        """
+        check_is_fitted(self)
+        X = unwrapped(X)
+        if not check_dask(X):
+            return kernel_approximation.RBFSampler.transform(self, X)
+        if X.shape[1] != self.n_features_in_:
+            raise ValueError(
+                f"X has {X.shape[1]} features, but {type(self).__name__} is expecting "
+                f"{self.n_features_in_} features as input."
+            )
+        features = partial(_features, self)
+        dtype = self.random_weights_.dtype
+        return rowwise(X.rechunk({1: -1}), features, self.random_offset_.shape, dtype)
+
+
+class RBFSampler(_Lazy, kernel_approximation.RBFSampler):
     """scikit-learn's random features of a Gaussian kernel, also for dask arrays.
 
     With :class:`Ridge` it makes a kernel ridge regression, and with :class:`LinearSVC` a kernel
@@ -92,35 +127,12 @@ class RBFSampler(kernel_approximation.RBFSampler):
             X = np.outer([spread, -spread], np.ones(X.shape[1])).astype(dtype)
         return super().fit(X, y)
 
-    def transform(self, X: Any) -> Any:
-        """Return the features of each row, lazily if ``X`` is a dask array.
 
-        Parameters
-        ----------
-        X : dask array, array or sparse matrix, shape (n_samples, n_features)
-
-        Returns
-        -------
-        dask array or ndarray, shape (n_samples, n_components)
-        """
-        check_is_fitted(self)
-        X = unwrapped(X)
-        if not check_dask(X):
-            return super().transform(X)
-        if X.shape[1] != self.n_features_in_:
-            raise ValueError(
-                f"X has {X.shape[1]} features, but {type(self).__name__} is expecting "
-                f"{self.n_features_in_} features as input."
-            )
-        dtype = self.random_weights_.dtype
-        whole = X.rechunk({1: -1})
-        shape, transform = self.random_offset_.shape, super().transform
-
-        def features(rows: Any) -> Any:
-            # scikit-learn refuses a block without rows.
-            return transform(rows) if rows.shape[0] else np.empty((0, *shape), dtype)
-
-        return rowwise(whole, features, shape, dtype)
+def _features(sampler: Any, rows: Any) -> Any:
+    """Return the features of a block, as an array even if ``set_output`` asks for a data frame."""
+    if not rows.shape[0]:  # which scikit-learn refuses
+        return np.empty((0, *sampler.random_offset_.shape), sampler.random_weights_.dtype)
+    return inspect.unwrap(kernel_approximation.RBFSampler.transform)(sampler, rows)
 
 
 def _deviation(X: da.Array) -> float:

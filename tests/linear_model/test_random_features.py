@@ -49,6 +49,29 @@ def test_features_of_dask_arrays_are_those_of_scikit_learn(lazy, plain, gamma):
     np.testing.assert_array_equal(RBFSampler(**options).fit_transform(plain), expected)
 
 
+@pytest.mark.extras
+@pytest.mark.parametrize("sparse", [False, True])
+def test_features_of_dask_arrays_stay_lazy_if_data_frames_are_asked_for(sparse):
+    pandas = pytest.importorskip("pandas")
+
+    def fail(block):
+        raise AssertionError("computed")
+
+    sampler = RBFSampler(n_components=5, random_state=0).set_output(transform="pandas")
+    expected = sampler.fit_transform(X)
+    assert isinstance(expected, pandas.DataFrame)
+    assert isinstance(sampler.transform(X), pandas.DataFrame)
+    lazy = da.from_array(X, chunks=(70, 2))
+    lazy = lazy.map_blocks(sp.csr_array) if sparse else lazy
+    unread = lazy.map_blocks(fail, meta=np.empty((0, 0)))
+    for found in (sampler.fit_transform(unread), sampler.transform(unread)):
+        assert isinstance(found, da.Array)
+    for found in (sampler.fit_transform(lazy), sampler.transform(lazy)):
+        values = found.compute(scheduler="sync")
+        assert type(values) is np.ndarray
+        np.testing.assert_allclose(values, expected)
+
+
 def test_a_scale_of_narrow_integers_does_not_overflow():
     plain = np.rint(60 * SPARSE).astype("i1")
     lazy = da.from_array(plain, chunks=(70, 3)).map_blocks(sp.csr_array)

@@ -282,6 +282,9 @@ class LogisticRegression(_Classifier):
             callback=callback,
         )
         self._keep(found)
+        if y.ndim == 2:
+            # A constant that all classes share changes no probability. Scikit-learn has none.
+            self.intercept_ = self.intercept_ - self.intercept_.mean()
         self.n_iter_ = np.array([found.rounds])
         return self
 

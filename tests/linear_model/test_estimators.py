@@ -203,6 +203,17 @@ def test_linear_svc_with_the_hinge(rows):
     assert objective(ours) == pytest.approx(objective(theirs), rel=1e-5)
 
 
+@pytest.mark.parametrize("l1_ratio", [0.0, 0.5, 1.0])
+def test_intercepts_of_several_classes_are_those_of_scikit_learn(rows, l1_ratio):
+    X, y, _ = rows
+    X = X - X.mean(axis=0) + 1
+    options = {"l1_ratio": l1_ratio, "C": 0.1}
+    ours = LogisticRegression(**options, tol=1e-8, max_iter=5000).fit(X, y)
+    options |= {"solver": "saga", "random_state": 0}
+    theirs = reference.LogisticRegression(**options, tol=1e-6, max_iter=20_000)
+    np.testing.assert_allclose(ours.intercept_, theirs.fit(X, y).intercept_, atol=1e-3)
+
+
 @pytest.mark.parametrize("fit_intercept", [True, False])
 @pytest.mark.parametrize("targets", [1, 3])
 def test_least_squares(rows, targets, fit_intercept):

@@ -104,7 +104,7 @@ class LinearModel(BaseEstimator):
             )
         start = None
         if self.warm_start and hasattr(self, "coef_"):
-            start = self._start(np.asarray(y).ndim)
+            start = self._start((X.shape[1], *np.shape(y)[1:]))
         display = Display() if self.verbose else None
 
         def report(progress: Progress) -> None:
@@ -151,11 +151,19 @@ class LinearModel(BaseEstimator):
             )
         return found
 
-    def _start(self, dimensions: int) -> tuple[Any, Any]:
-        """Return coefficients and intercept of the previous fit in the solver's shapes."""
+    def _start(self, shape: tuple[int, ...]) -> tuple[Any, Any]:
+        """Return coefficients of this shape and the intercept of the previous fit."""
         coefficients = np.atleast_2d(self.coef_).T
         shift = np.broadcast_to(self.intercept_, coefficients.shape[1:])
-        return (coefficients, shift) if dimensions == 2 else (coefficients[:, 0], shift[0])
+        columns, sets = (*shape, 1)[:2]
+        if coefficients.shape != (columns, sets):
+            before, sets_before = coefficients.shape
+            raise ValueError(
+                f"With warm_start=True a fit starts from the one before, which had {before} "
+                f"columns and {sets_before} sets of coefficients, this one has {columns} and "
+                f"{sets}: set warm_start=False."
+            )
+        return coefficients.reshape(shape), shift.reshape(shape[1:])
 
     # -- predicting ----------------------------------------------------------------------------
 

@@ -488,6 +488,20 @@ def test_a_warm_start_continues_the_fit(rows):
         np.testing.assert_allclose(model.coef_, coefficients, atol=1e-3)
 
 
+@pytest.mark.parametrize("model", [LogisticRegression(), LinearSVC(), Ridge()], ids=repr)
+def test_a_warm_start_from_other_data_is_refused(rows, model):
+    X, y, z = rows
+    several = np.stack([z, -z], axis=1) if isinstance(model, Ridge) else y
+    one = z if isinstance(model, Ridge) else np.minimum(y, 1)
+    model = clone(model).set_params(warm_start=True).fit(X, several)
+    count = len(model.coef_)
+    with pytest.raises(ValueError, match=f"had 6 columns and {count} sets .* 6 and 1: set warm_st"):
+        model.fit(X, one)
+    with pytest.raises(ValueError, match=f"this one has 5 and {count}: set warm_start=False"):
+        model.fit(X[:, :5], several)
+    model.set_params(warm_start=False).fit(X, one)
+
+
 def test_history_and_callback_get_each_iteration_and_verbose_prints_a_summary(rows, capsys):
     X, y, _ = rows
     heard = []

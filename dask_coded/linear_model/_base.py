@@ -49,6 +49,9 @@ _WITHOUT = {
 class LinearModel(BaseEstimator):
     """Base class of the four estimators: validates data, runs one fit, predicts."""
 
+    # What `max_iter=None` stands for, if an estimator takes it.
+    _iterations: int | None = None
+
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
@@ -105,6 +108,7 @@ class LinearModel(BaseEstimator):
         start = None
         if self.warm_start and hasattr(self, "coef_"):
             start = self._start((X.shape[1], *np.shape(y)[1:]))
+        max_iter: Any = self._iterations if self.max_iter is None else self.max_iter
         display = Display() if self.verbose else None
 
         def report(progress: Progress) -> None:
@@ -124,7 +128,7 @@ class LinearModel(BaseEstimator):
                 start=start,
                 solver=_NAMES.get(self.solver, self.solver),
                 tol=self.tol,
-                max_iter=self.max_iter,
+                max_iter=max_iter,
                 client=client,
                 code=self.code,
                 callback=report if self.verbose or callback else None,
@@ -140,11 +144,11 @@ class LinearModel(BaseEstimator):
             )
         if not found.converged:
             advice = "raise max_iter or tol, or scale the data"
-            if found.rounds < self.max_iter:
+            if found.rounds < max_iter:
                 advice = "products are not accurate enough for less, so raise tol or scale the data"
             warnings.warn(
                 f"{type(self).__name__} did not reach tol={self.tol:g} in {found.rounds} of "
-                f"max_iter={self.max_iter} iterations, its residual is {found.residual:.3g}: "
+                f"max_iter={max_iter} iterations, its residual is {found.residual:.3g}: "
                 f"{advice}.",
                 ConvergenceWarning,
                 stacklevel=3,

@@ -131,13 +131,14 @@ class LogisticRegression(_Classifier):
 
     Parameters
     ----------
-    penalty : {"auto", "l2", "l1", "elasticnet", None}
-        "auto" and "elasticnet" use ``l1_ratio``, as scikit-learn does from version 1.8. The others
-        are the former names: "l2" is ``l1_ratio=0``, "l1" is ``l1_ratio=1``, None is ``C=np.inf``.
+    penalty : {"auto", "deprecated", "l2", "l1", "elasticnet", None}
+        "auto", "elasticnet" and "deprecated" use ``l1_ratio``, as scikit-learn does from version
+        1.8. The others are the former names: "l2" is ``l1_ratio=0``, "l1" is ``l1_ratio=1``, None
+        is ``C=np.inf``.
     C : float
         Inverse of the penalty's strength, positive; ``np.inf`` for no penalty.
-    l1_ratio : float
-        :math:`\rho`, from 0 (ridge) to 1 (lasso).
+    l1_ratio : float or None
+        :math:`\rho`, from 0 (ridge) to 1 (lasso); None is 0.
     tol : float
         Stop when the largest absolute entry of the gradient of the objective, divided by C and by
         the sum of the weights, is at most this. For data in single precision that are coded with
@@ -186,7 +187,7 @@ class LogisticRegression(_Classifier):
         penalty: str | None = "auto",
         *,
         C: float = 1.0,
-        l1_ratio: float = 0.0,
+        l1_ratio: float | None = 0.0,
         tol: float = 3e-5,
         fit_intercept: bool = True,
         class_weight: Any = None,
@@ -251,12 +252,9 @@ class LogisticRegression(_Classifier):
             If the data or a parameter are invalid.
         """
         check_positive("C", self.C, or_infinite=True)
-        ratios: dict[Any, float] = {
-            "l1": 1.0,
-            "l2": 0.0,
-            "auto": self.l1_ratio,
-            "elasticnet": self.l1_ratio,
-        }
+        ratio = 0.0 if self.l1_ratio is None else self.l1_ratio
+        ratios: dict[Any, float] = {"l1": 1.0, "l2": 0.0}
+        ratios |= dict.fromkeys(("auto", "deprecated", "elasticnet"), ratio)
         if self.penalty is not None and self.penalty not in ratios:
             raise ValueError(
                 f"Argument 'penalty' must be None or one of {sorted(ratios)}, "

@@ -212,7 +212,9 @@ class Ridge(_Regressor):
         sum of the weights and in units of the standard deviation of each target times that of each
         column (which is estimated), is at most this. Without an intercept they are root mean
         squares. It has a lower limit as in :class:`LinearRegression`.
-    solver, max_iter, verbose, warm_start, code
+    max_iter : int or None
+        Maximum number of iterations; None is 1,000.
+    solver, verbose, warm_start, code
         As in :class:`LogisticRegression`.
     positive : bool
         Must be False: the signs of coefficients cannot be restricted.
@@ -238,6 +240,8 @@ class Ridge(_Regressor):
     (array([1.]), 2.0)
     """
 
+    _iterations = 1000
+
     def __init__(
         self,
         alpha: Any = 1.0,
@@ -245,7 +249,7 @@ class Ridge(_Regressor):
         fit_intercept: bool = True,
         tol: float = 1e-8,
         solver: str = "auto",
-        max_iter: int = 1000,
+        max_iter: int | None = 1000,
         verbose: int = 0,
         warm_start: bool = False,
         code: Any = None,

@@ -42,6 +42,25 @@ def test_names_without_a_meaning_change_nothing(theirs, ours, y):
         np.testing.assert_array_equal(ours(**{name: 1}).fit(X, y).coef_, expected)
 
 
+@pytest.mark.parametrize(("theirs", "ours", "y"), PAIRS, ids=lambda p: getattr(p, "__name__", ""))
+def test_defaults_of_scikit_learn_are_accepted(theirs, ours, y):
+    model = ours(**theirs().get_params()).fit(X, y)
+    np.testing.assert_allclose(model.coef_, theirs().fit(X, y).coef_, rtol=0.1, atol=0.01)
+
+
+def test_no_ratio_is_no_l1_penalty():
+    models = coded.linear_model
+    expected = models.LogisticRegression().fit(X, TWO).coef_
+    found = models.LogisticRegression(l1_ratio=None, penalty="deprecated").fit(X, TWO).coef_
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("model", ["LogisticRegression", "LinearSVC", "Lasso", "LinearRegression"])
+def test_only_ridge_has_a_default_number_of_iterations(model):
+    with pytest.raises(ValueError, match=r"'max_iter' must be a whole number .* it is None"):
+        getattr(coded.linear_model, model)(max_iter=None).fit(X, TWO)
+
+
 @pytest.mark.parametrize(
     ("model", "y", "solvers"),
     [

@@ -147,7 +147,7 @@ def power_iteration(
     max_iter : int
         Maximum number of rounds.
     start : array_like, shape (n,), optional
-        Initial vector, normalised before use. Default: random.
+        Initial vector, converted to double precision and normalised. Default: random.
     seed : int, Generator, ... , optional
         Seed of the random initial vector, see :func:`numpy.random.default_rng`.
     code : Code or str, optional
@@ -238,4 +238,5 @@ def _start(start: npt.ArrayLike, n: int) -> npt.NDArray[Any]:
             f"Argument 'start' must be {n} finite numbers, not all zero, it has shape {x.shape} "
             f"and dtype {x.dtype}."
         )
-    return x
+    # The smallest number of a narrow integer has no absolute value in its dtype.
+    return x.astype(np.result_type(x, np.float64), copy=False)

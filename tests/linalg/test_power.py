@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 import dask_coded as coded
 from dask_coded.linalg import ConvergenceError, power_iteration
@@ -25,6 +26,12 @@ def matrix(seed, n, kind="real", gap=0.5):
         basis = basis + 1j * rng.standard_normal((n, n))
     q, _ = np.linalg.qr(basis)
     return (q * values) @ q.conj().T
+
+
+def corners(dtype):
+    """Return some numbers of a dtype, among them the smallest integer."""
+    least = [np.iinfo(dtype).min] if np.dtype(dtype).kind in "iu" else []
+    return [*map(int, least), 0, 1]
 
 
 @given(
@@ -51,6 +58,20 @@ def test_squares_of_numbers_may_overflow_or_underflow(exponent, start):
     pair = power_rounds(np.ldexp(A, exponent), start=np.ldexp([1.0, 0.5], start))
     assert np.ldexp(pair.value, -exponent) == pytest.approx(3)
     np.testing.assert_allclose(pair.vector, [0.5**0.5] * 2, rtol=1e-6)
+
+
+@given(
+    start=st.sampled_from([np.int8, np.int16, np.uint8, bool, np.float32, np.complex64]).flatmap(
+        lambda dtype: arrays(dtype, 2, elements=st.sampled_from(corners(dtype)))
+    )
+)
+def test_starts_of_narrow_dtypes_are_starts(start):
+    assume(start.any())
+    A = np.array([[2.0, 1.0], [1.0, 2.0]])
+    pair = power_rounds(A, start=start)
+    expected = power_rounds(A, start=start.astype(np.result_type(start, np.float64)))
+    assert pair.value == expected.value == pytest.approx(3)
+    np.testing.assert_array_equal(pair.vector, expected.vector)
 
 
 @pytest.mark.parametrize("tol", [0, 1e-8])

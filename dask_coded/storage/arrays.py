@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -117,21 +117,22 @@ def open_array(location: Location, path: str) -> Any:
     return imported().open_array(strict_store(location), path=path, mode="r", zarr_format=3)
 
 
-def read_into(
-    array: Any, out: Array | None, read: Callable[[int, int], object] | None = None
-) -> None:
-    """Read a Zarr array into another one, or nowhere; ``read(first, last)`` follows some rows."""
-    step = array.chunks[0]
-    folder = None if out is None else _folder(array, out)
+def chunks_of(array: Any) -> Iterator[Array]:
+    """Read the chunks of a Zarr array one after the other."""
+    for first in range(0, array.shape[0], step := array.chunks[0]):
+        yield array[first : first + step]
+
+
+def read_into(array: Any, out: Array, read: Callable[[int, int], object] | None = None) -> None:
+    """Read a Zarr array into another one; ``read(first, last)`` follows some rows."""
+    step, folder = array.chunks[0], _folder(array, out)
     for first in range(0, array.shape[0], step):
         last = min(first + step, array.shape[0])
-        if folder is not None and out is not None and last - first == step:
+        if folder is not None and last - first == step:
             key = array.metadata.encode_chunk_key((first // step, *(0,) * (array.ndim - 1)))
             _read_file(folder / key, out[first:last])
         else:
-            rows = array[first:last]
-            if out is not None:
-                out[first:last] = rows
+            out[first:last] = array[first:last]
         if read is not None:
             read(first, last)
 
@@ -184,6 +185,17 @@ def read_array(
     out = np.empty(array.shape, array.dtype)
     read_into(array, out, read)
     return out
+
+
+def checksum(data: Array, before: int = 0) -> int:
+    """Return the CRC-32C of a vector, or of what has another one and the vector behind it."""
+    import google_crc32c
+
+    found = np.ascontiguousarray(data, data.dtype.newbyteorder("<")).view(np.uint8)
+    found.flags.writeable = False  # nothing else is taken
+    for first in range(0, len(found), _CACHED):
+        before = google_crc32c.extend(before, found[first : first + _CACHED])
+    return int(before)
 
 
 def digest(content: Mapping[str, Any]) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ import scipy.sparse
 from dask_coded.storage.arrays import (
     Array,
     MissingChunkError,
+    checksum,
+    chunks_of,
     digest,
     open_array,
     read_array,
@@ -43,7 +46,9 @@ def write_piece(
 ) -> None:
     """Write a piece, unless it is there as a whole.
 
-    Two workers may make the same piece if one of them was taken for lost.
+    Two workers may make the same piece if one of them was taken for lost, and their non-zeros may
+    differ. A sparse piece that has parts of both is found by a checksum of all its parts, which is
+    in its mark.
 
     Parameters
     ----------
@@ -78,11 +83,14 @@ def write_piece(
         node = imported().create_group(
             location.store(), path=path, zarr_format=3, overwrite=True, attributes=about
         )
-        for part in _PARTS:
-            write_array(location, f"{path}/{part}", getattr(data, part), written)
+        parts = [getattr(data, part) for part in _PARTS]
+        for name, part in zip(_PARTS, parts, strict=True):
+            write_array(location, f"{path}/{name}", part, written)
+        mark = _signed(storage.token, piece, growth, _joint(parts))
     else:
         node = write_array(location, path, data, written)
-    node.update_attributes({_MARK: _signed(storage.token, piece, growth)})
+        mark = _signed(storage.token, piece, growth)
+    node.update_attributes({_MARK: mark})
 
 
 def read_piece(
@@ -120,18 +128,19 @@ def read_piece(
     try:
         if sparse is None:
             array = open_array(location, path)
-            growth = _growth(storage, piece, array.attrs.asdict())
+            growth, _ = _marks(storage, piece, array.attrs.asdict())
             _expect(shape, tuple(array.shape))
             _expect(dtype.newbyteorder("="), array.dtype)
             out = empty()
             read_into(array, out, read)
             return out, growth
         group = imported().open_group(strict_store(location), path=path, mode="r", zarr_format=3)
-        growth = _growth(storage, piece, group.attrs.asdict())
+        growth, joint = _marks(storage, piece, group.attrs.asdict())
         _expect(list(shape), group.attrs["shape"])
         parts = tuple(read_array(location, f"{path}/{part}", read) for part in _PARTS)
         _expect(dtype.newbyteorder("="), parts[0].dtype)
         _expect(shape[0] + 1, len(parts[2]))
+        _check_parts(parts, parts, joint)
         found = sparse(parts, shape=shape)
         return found.astype(dtype, copy=False), growth
     except Exception as exc:
@@ -143,7 +152,7 @@ def marked(storage: Storage, piece: int) -> bool:
     try:
         store = strict_store(storage.location)
         node = imported().open(store, path=storage.path(piece), mode="r", zarr_format=3)
-        _growth(storage, piece, node.attrs.asdict())
+        _marks(storage, piece, node.attrs.asdict())
     except Exception as exc:
         if isinstance(found := _explained(storage, piece, exc), DamagedError):
             return False
@@ -162,32 +171,48 @@ def size_of(storage: Storage, piece: int) -> int:
     path, location = storage.path(piece), storage.location
     try:
         node = imported().open(strict_store(location), path=path, mode="r", zarr_format=3)
-        _growth(storage, piece, node.attrs.asdict())
-        dense = hasattr(node, "shape")
-        size = 0
-        for name in (path,) if dense else tuple(f"{path}/{part}" for part in _PARTS):
-            array = open_array(location, name)
-            read_into(array, None)
-            size += int(array.nbytes)
-        return size
+        _, joint = _marks(storage, piece, node.attrs.asdict())
+        if hasattr(node, "shape"):
+            return sum(chunk.nbytes for chunk in chunks_of(open_array(location, path)))
+        parts = [open_array(location, f"{path}/{part}") for part in _PARTS]
+        _check_parts(parts, (chunk for part in parts for chunk in chunks_of(part)), joint)
+        return sum(int(part.nbytes) for part in parts)
     except Exception as exc:
         raise _explained(storage, piece, exc) from exc
 
 
-def _signed(token: str, piece: int, growth: float) -> dict[str, Any]:
+def _signed(token: str, piece: int, growth: float, joint: int | None = None) -> dict[str, Any]:
     mark = {"array": token, "piece": piece, "growth": float(growth)}
+    if joint is not None:
+        mark["crc32c"] = joint
     return mark | {"sha256": digest(mark)}
 
 
-def _growth(storage: Storage, piece: int, attributes: Mapping[str, Any]) -> float:
-    """Return what the mark of a piece says of its growth; raise a LookupError without a mark."""
+def _marks(storage: Storage, piece: int, attributes: Mapping[str, Any]) -> tuple[float, int | None]:
+    """Return what the mark of a piece says: its growth, and the checksum of a sparse one.
+
+    Older stores have no such checksum. Without a mark this is a LookupError.
+    """
     mark = attributes.get(_MARK)
     if mark is None:
         raise LookupError("it is half written")
-    growth = float(mark["growth"])
-    if mark != _signed(storage.token, piece, growth):
+    growth, joint = float(mark["growth"]), mark.get("crc32c")
+    if mark != _signed(storage.token, piece, growth, joint):
         raise LookupError("it is of another encoding, or its mark is damaged")
-    return growth
+    return growth, joint
+
+
+def _joint(chunks: Iterable[Array]) -> int:
+    """Return the checksum of all parts of a sparse piece, given one after the other."""
+    return reduce(lambda found, chunk: checksum(chunk, found), chunks, 0)
+
+
+def _check_parts(parts: Sequence[Any], chunks: Iterable[Array], joint: int | None) -> None:
+    """Check that parts of a sparse piece belong together; raise a LookupError if they do not."""
+    data, indices, indptr = parts
+    found = _joint(chunks)
+    if not data.size == indices.size == indptr[-1] or joint not in (None, found):
+        raise LookupError("its data, indices and indptr do not belong together")
 
 
 def _expect(expected: Any, found: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import tempfile
 import threading
@@ -17,6 +18,7 @@ from distributed.utils_test import async_poll_for, captured_logger, poll_for
 import dask_coded as coded
 from dask_coded.runtime.worker import stored
 from dask_coded.runtime.worker.disk import Disk
+from dask_coded.storage import Location, Storage
 
 pytest.importorskip("zarr")
 pytestmark = pytest.mark.extras
@@ -483,6 +485,37 @@ def test_a_store_that_hangs_leaves_threads_to_other_stores(tmp_path, monkeypatch
 
     opened()
     poll_for(lambda: not of_stores(), timeout=60)
+
+
+def test_a_write_ends_that_nothing_waits_for(tmp_path, monkeypatch):
+    """Another worker may have written the piece by now."""
+    begun, gate, ended, errors = threading.Event(), threading.Event(), threading.Event(), []
+
+    def hanging(storage, piece, data, growth, written, replace):
+        written(0, 1)
+        begun.set()
+        gate.wait()
+        try:
+            written(1, 2)
+        except BaseException as exc:
+            errors.append(exc)
+        ended.set()
+
+    monkeypatch.setattr(stored, "write_piece", hanging)
+
+    async def write():
+        storage = Storage(Location(str(tmp_path)), "matrix", "coded-1", 1)
+        stores = stored.Stores(worker=None, disk=None)
+        writing = asyncio.create_task(stores.write(None, storage, 0, DENSE, 0.0, must=True))
+        await asyncio.to_thread(begun.wait)
+        writing.cancel()
+        await asyncio.wait([writing])
+
+    asyncio.run(write())
+    gate.set()
+    ended.wait()
+    [error] = errors
+    assert isinstance(error, TimeoutError)
 
 
 def test_a_worker_that_closes_waits_for_no_store(tmp_path, monkeypatch):

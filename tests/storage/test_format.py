@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -426,6 +427,54 @@ def test_a_half_written_piece_is_found(tmp_path):
     (tmp_path / "matrix-coded-1" / "piece-2").rename(tmp_path / "matrix-coded-1" / "piece-3")
     with pytest.raises(kept.DamagedError, match="of another encoding"):
         read(storage, 3, data)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_parts_of_two_writers_are_found(tmp_path, parts):
+    """One of them hangs after some parts, and goes on when the other one has written the piece."""
+    location = begun(tmp_path)
+    storage = place(tmp_path, pieces=1)
+    one, other = (scipy.sparse.csr_array(np.roll(np.eye(3), k, axis=1)) for k in (0, 1))
+    other.data = np.array([1.0, 2.0, 3.0])
+    written = []
+
+    def overtaken(first, last):
+        written.append(last)
+        if len(written) == parts:
+            kept.write_piece(storage, 0, other, replace=True)
+            assert_same(read(storage, 0, other)[0], other)
+
+    kept.write_piece(storage, 0, one, written=overtaken)
+    with pytest.raises(kept.DamagedError, match="do not belong together"):
+        read(storage, 0, one)
+    kept.write_description(location, replace(description(), code=MDS(1, 1)))
+    [found] = kept.condition_of(location).pieces
+    assert "do not belong together" in found.problem
+
+
+def test_parts_of_different_lengths_are_found(tmp_path):
+    begun(tmp_path)
+    storage, data = place(tmp_path), scipy.sparse.csr_array(np.eye(3))
+    longer = scipy.sparse.csr_array(np.eye(3))
+    longer.data, longer.indices = np.ones(4), np.zeros(4, np.int32)
+    kept.write_piece(storage, 0, longer)  # its mark is right, its indptr is not
+    with pytest.raises(kept.DamagedError, match="do not belong together"):
+        read(storage, 0, data)
+
+
+def test_sparse_pieces_of_older_stores_are_read(tmp_path, monkeypatch):
+    """Their marks have no checksum of all parts."""
+    begun(tmp_path)
+    storage, data = place(tmp_path), scipy.sparse.csr_array(np.eye(3))
+    signed = pieces._signed
+    monkeypatch.setattr(pieces, "_signed", lambda *about: signed(*about[:3]))
+    kept.write_piece(storage, 0, data)
+    monkeypatch.undo()
+    assert_same(read(storage, 0, data)[0], data)
+    assert kept.marked(storage, 0)
+    assert pieces.size_of(storage, 0) == sum(
+        x.nbytes for x in (data.data, data.indices, data.indptr)
+    )
 
 
 def test_conditions(tmp_path):

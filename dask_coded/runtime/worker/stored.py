@@ -60,6 +60,11 @@ class Unread(NamedTuple):
 class _Call:
     """A read or a write in a thread, which says when it gets on.
 
+    Parameters
+    ----------
+    location : Location
+    threads : _Threads
+
     Attributes
     ----------
     moved : float
@@ -68,13 +73,24 @@ class _Call:
         Whether nothing waits for it any more, so that it is to end.
     """
 
-    def __init__(self, threads: _Threads) -> None:
+    def __init__(self, location: Location, threads: _Threads) -> None:
+        self._location = location
         self._threads = threads
         self.over = False
         self.moves()
 
     def moves(self) -> None:
+        """Record that it gets on.
+
+        Raises
+        ------
+        TimeoutError
+            If nothing waits for it. The piece may be made from others by now: in memory of the same
+            key, and written by another worker.
+        """
         self.moved = self._threads.moved = monotonic()
+        if self.over:
+            raise TimeoutError(f"{self._location} has answered too late")
 
 
 class _Threads:
@@ -162,7 +178,7 @@ class Stores:
         try:
             while len((threads := self._of(location)).calls) >= _THREADS:
                 await _ended(location, threads.calls, threads, limit)
-            call = _Call(threads)
+            call = _Call(location, threads)
             running = threads.start(partial(function, call))
             try:
                 await _ended(location, [running], call, limit)
@@ -333,13 +349,8 @@ def _read(
     shape, key = (spec.piece_rows(piece), spec.columns), spec.keys[piece]
     made: list[Any] = []
 
-    def moves() -> None:
-        call.moves()
-        if call.over:  # the piece may be made from others by now, in memory of the same key
-            raise TimeoutError(f"{storage.location} has answered too late")
-
     def empty() -> Any:
-        moves()
+        call.moves()
         try:
             made.append(disk.zeros(key, shape, spec.dtype))
         except OSError as exc:
@@ -347,7 +358,7 @@ def _read(
         return made[0]
 
     def read(first: int, last: int) -> None:
-        moves()
+        call.moves()
         if made:  # it is dense
             if isinstance(made[0], MappedArray):
                 made[0].release(first, last)

@@ -290,15 +290,18 @@ def test_a_store_that_is_away_for_a_while_is_waited_for(tmp_path, monkeypatch):
     assert coded.check(tmp_path).whole
 
 
+@pytest.mark.parametrize(
+    "error", [(errno.EACCES, "mine alone"), ("mine alone",)], ids=["a folder", "an object store"]
+)
 @pytest.mark.parametrize("pieces", [[1], [1, 3]])
-def test_a_store_that_refuses_a_worker_is_not_waited_for(tmp_path, monkeypatch, pieces):
+def test_a_store_that_refuses_a_worker_is_not_waited_for(tmp_path, monkeypatch, pieces, error):
     """It is asked once for each piece, and the reason is said once."""
     kept(tmp_path)
     read = stored.read_piece
 
     def refused(storage, piece, *args):
         if piece in pieces:
-            raise PermissionError(errno.EACCES, "mine alone")
+            raise PermissionError(*error)  # object stores give no number
         return read(storage, piece, *args)
 
     monkeypatch.setattr(stored, "read_piece", refused)

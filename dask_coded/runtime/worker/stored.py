@@ -8,7 +8,6 @@ long.
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import threading
 from collections.abc import Callable, Collection
@@ -33,8 +32,6 @@ logger = logging.getLogger("distributed.dask_coded")
 
 # Pieces of one location that are read or written at once.
 _THREADS = 3
-# Waiting does not help if a worker may not read a store.
-_REFUSED = {errno.EACCES, errno.EPERM}
 
 
 class NoRoomError(Exception):
@@ -224,7 +221,8 @@ class Stores:
                 )
             unread = Unread("unreachable", str(exc))
         except Exception as exc:
-            refused = isinstance(exc, OSError) and exc.errno in _REFUSED
+            # Those of object stores have no number.
+            refused = isinstance(exc, PermissionError)
             if self._is_news(key, exc):
                 if refused:
                     logger.warning(

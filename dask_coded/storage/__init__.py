@@ -20,7 +20,7 @@ States of loops and trainings are files with a checksum. Nothing here knows Dask
 is imported when a store is used.
 """
 
-from dask_coded.storage.background import Background
+from dask_coded.storage.background import Background, Writer
 from dask_coded.storage.checking import PieceCondition, StoreCondition, condition_of
 from dask_coded.storage.description import (
     ArrayDescription,
@@ -49,6 +49,7 @@ __all__ = [
     "StoreCondition",
     "StoreError",
     "Stored",
+    "Writer",
     "begin_store",
     "check_dtype",
     "check_storable",

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from threading import Condition, Thread
 
+# How long a computation that has ended waits for its last state.
+_ENDING = 10.0
+
 
 class Background:
     """A thread that does one thing after the other; of what waits meanwhile, only the latest.
@@ -64,3 +67,42 @@ class Background:
             if work is None:
                 return
             work()
+
+
+class Writer:
+    """Writes states beside a computation, which goes on if one of them cannot be written.
+
+    Parameters
+    ----------
+    name : str
+        Of the thread.
+    failed : callable(exception)
+        Called, in the thread or by :meth:`finish`, if a state is not written.
+    """
+
+    def __init__(self, name: str, failed: Callable[[BaseException], object]) -> None:
+        self._failed = failed
+        self._background = Background(name)
+        #: Ends the thread.
+        self.close = self._background.close
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a state is being written, or waits."""
+        return self._background.is_busy
+
+    def begin(self, write: Callable[[], object]) -> None:
+        """Have a state written, in place of one that waits."""
+
+        def work() -> None:
+            try:
+                write()
+            except BaseException as exc:  # also those of libraries that fsspec uses
+                self._failed(exc)
+
+        self._background.do(work)
+
+    def finish(self, seconds: float = _ENDING) -> None:
+        """Wait until the last state is written; for some seconds, because a store may hang."""
+        if not self._background.wait(seconds):
+            self._failed(TimeoutError(f"the store has not answered for {seconds:g} seconds"))

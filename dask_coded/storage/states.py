@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from dask_coded.storage.background import Background
+from dask_coded.storage.background import Writer
 from dask_coded.storage.files import is_sealed, make_folder, read_file, unsealed, write_file
 from dask_coded.storage.location import StoreError
 
@@ -201,7 +201,7 @@ def _is_state(data: bytes) -> bool:
     return is_sealed(data) and not _is_whole(data)
 
 
-class StateWriter:
+class StateWriter(Writer):
     """Writes states of a loop beside its rounds.
 
     Parameters
@@ -209,7 +209,7 @@ class StateWriter:
     store : StateStore
         It is open.
     failed : callable(exception)
-        Is told in the thread that a state could not be written.
+        As for :class:`~dask_coded.storage.background.Writer`.
     present : callable() -> bool
         Is asked in the thread whether a state may still be written.
     """
@@ -220,18 +220,15 @@ class StateWriter:
         failed: Callable[[BaseException], object],
         present: Callable[[], bool] = lambda: True,
     ) -> None:
+        super().__init__("dask-coded-state", failed)
         self._store = store
-        self._failed = failed
         self._present = present
-        self._background = Background("dask-coded-state")
         self._began = float("-inf")
         self._cost = 0.0
-        #: Ends the thread.
-        self.close = self._background.close
 
     def is_due(self) -> bool:
         """Whether nothing is being written, and the last state was long enough ago."""
-        if self._background.is_busy:
+        if self.is_busy:
             return False
         pause = min(max(_PAUSE, self._cost / _SHARE), _LONGEST)
         return monotonic() >= self._began + pause
@@ -243,16 +240,11 @@ class StateWriter:
             try:
                 if self._present():
                     self._store.write(place, round, state)
-            except BaseException as exc:  # also those of libraries that fsspec uses
-                self._failed(exc)
-            self._cost = monotonic() - began
+            finally:
+                self._cost = monotonic() - began
 
         self._began = began
-        self._background.do(work)
-
-    def finish(self, seconds: float | None = None) -> bool:
-        """Wait for what is being written; return False if that takes longer than some seconds."""
-        return self._background.wait(seconds)
+        self.begin(work)
 
 
 def _same(owner: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

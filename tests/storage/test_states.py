@@ -208,15 +208,17 @@ def test_writing_takes_a_twentieth_of_the_time_and_once_a_second(tmp_path, monke
 
 
 def test_a_store_that_does_not_answer_holds_up_nobody(tmp_path, monkeypatch, start):
-    store, go = opened(str(tmp_path)), Event()
+    store, go, failures = opened(str(tmp_path)), Event(), []
     monkeypatch.setattr(store, "write", lambda *state: go.wait())
-    writer = start(store)
+    writer = start(store, failures.append)
     assert writer.is_due()
     writer.write(0.0, PLACE, 1, b"state")
     assert not writer.is_due()
-    assert not writer.finish(0.0)
+    writer.finish(0.0)
+    assert [str(failure) for failure in failures] == ["the store has not answered for 0 seconds"]
     go.set()
-    assert writer.finish(60.0)
+    writer.finish()
+    assert len(failures) == 1
 
 
 def test_a_store_that_has_stalled_is_asked_again_after_a_minute(tmp_path, monkeypatch, start):

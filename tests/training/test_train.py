@@ -7,6 +7,7 @@ import gc
 import itertools
 import math
 import threading
+import warnings
 from functools import partial
 from types import SimpleNamespace
 
@@ -352,6 +353,27 @@ def test_a_training_resumes_from_its_checkpoint(client, tmp_path):
         train(squares, np.zeros(4), blocks(), resume=path, **options)
     with pytest.raises(ValueError, match="does not hold the state of SGD"):
         train(squares, np.zeros(5), blocks(), resume=path, **options | {"optimizer": SGD(0.1)})
+
+
+def test_a_training_goes_on_without_its_checkpoints(client, tmp_path, monkeypatch):
+    def slow_down(*args):
+        raise OSError("SlowDown")
+
+    monkeypatch.setattr("dask_coded.training.runtime.storage.write_file", slow_down)
+    options = {"batch_size": 30, "aggregation": Ring(), "client": client, "steps": 20}
+    whole = train(squares, np.zeros(5), blocks(), **options)
+    with (
+        warnings.catch_warnings(record=True) as seen,
+        captured_logger("distributed.dask_coded") as log,
+    ):
+        warnings.simplefilter("always")
+        checkpoint = Checkpoint(tmp_path / "state", every=1)
+        found = train(squares, np.zeros(5), blocks(), checkpoint=checkpoint, **options)
+    np.testing.assert_array_equal(found.parameters, whole.parameters)
+    assert f"The checkpoint {tmp_path / 'state'} of a training is not written" in log.getvalue()
+    texts = [str(warning.message) for warning in seen]
+    last = "The last state of a training is not in its checkpoint"
+    assert [text.startswith(last) for text in texts if "of a training" in text] == [False, True]
 
 
 @pytest.mark.parametrize("place", ["file", "memory://checkpoint"])

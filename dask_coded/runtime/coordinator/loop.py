@@ -35,8 +35,6 @@ logger = logging.getLogger("distributed.dask_coded")
 
 # Pickling and sending states may take at most this fraction of the loop's time.
 _SHARE = 0.05
-# How long the result of a loop waits for its last state to be written.
-_ENDING = 10.0
 
 
 class KeptLoop(Loop):
@@ -203,8 +201,8 @@ class KeptLoop(Loop):
 
     def returned(self) -> None:
         """Wait for the last state, from which the same call has the same result at once."""
-        if self._writer is not None and not self._writer.finish(_ENDING):
-            self._failed(TimeoutError(f"the store has not answered for {_ENDING:g} seconds"))
+        if self._writer is not None:
+            self._writer.finish()
 
     def close(self) -> None:
         """End what writes the state."""

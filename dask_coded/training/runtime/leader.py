@@ -19,6 +19,7 @@ import math
 from array import array
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from threading import Lock
 from time import monotonic
 
@@ -197,14 +198,16 @@ class Leader:
                 check_folder(checkpoint[0], self._link.address)
                 if self._training.expects_none:
                     check_not_there(checkpoint[0], self._training.id, self._link.address)
-                self._writer = CheckpointWriter(*checkpoint, self._link.confirm)
+                warn = partial(self._plugin.worker.log_event, "warn")  # clients show what comes
+                self._writer = CheckpointWriter(*checkpoint, self._link.confirm, warn)
                 takers.append(self._writer)
                 stack.callback(self._writer.close)
             stack.enter_context(self._link)
             history = History(self._loop, self._training.steps)
             if scoring := self._training.scoring:
-                takers.append(Scores(self._plugin.worker, scoring, history.scorer))
-                stack.callback(takers[-1].close)
+                scores = Scores(self._plugin.worker, scoring, history.scorer)
+                takers.append(scores)
+                stack.callback(scores.close)
             activity = worker_plugin(self._plugin.worker).activity
 
             def ended(step: Step, norm: float) -> None:
@@ -223,11 +226,14 @@ class Leader:
                 group = self._form(history.steps)
                 history.go_back(group.version)
                 try:
-                    return LiveGroup(
+                    outcome = LiveGroup(
                         self._link, group, asked, ended, history.of, self._speeds, takers
                     ).run()
                 except GroupOverError:
                     continue
+                if self._writer is not None:
+                    self._writer.ended()
+                return outcome
 
     def _form(self, steps: int) -> Group:
         training = self._training

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from distributed.utils import sync
 
+from dask_coded.storage import Background
 from dask_coded.training.runtime.shards import fetch_rows
 from dask_coded.training.runtime.spec import Scoring
-from dask_coded.training.runtime.storage import StateTaker
 
 if TYPE_CHECKING:
     from distributed.worker import Worker
 
 
-class Scores(StateTaker):
+class Scores:
     """Scores the parameters of states.
 
     Parameters
@@ -34,14 +33,44 @@ class Scores(StateTaker):
     def __init__(
         self, worker: Worker, scoring: Scoring, scorer: Callable[[int], Callable[[float], None]]
     ) -> None:
-        super().__init__("dask-coded-scores", scoring.every)
+        self.every = scoring.every
         self._worker = worker
         self._scoring = scoring
         self._scorer = scorer
         self._data: list[Any] = []
+        self._background = Background("dask-coded-scores")
+        self._error: BaseException | None = None
+        #: Ends the thread.
+        self.close = self._background.close
 
-    def _taking(self, version: int) -> Callable[[bytes], None]:
-        return partial(self._score_state, self._scorer(version))
+    def put(self, version: int, state: bytes) -> None:
+        """Score a state, in place of one that waits.
+
+        Raises
+        ------
+        Exception
+            What scoring an earlier one has raised.
+        """
+        scored = self._scorer(version)
+
+        def work() -> None:
+            try:
+                self._score_state(scored, state)
+            except BaseException as exc:  # whatever it is, the training is told
+                self._error = exc
+
+        self._check()
+        self._background.do(work)
+
+    def finish(self) -> None:
+        """Wait until all is done; raise what scoring has raised."""
+        self._background.wait()
+        self._check()
+
+    def _check(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
 
     def _score_state(self, scored: Callable[[float], None], state: bytes) -> None:
         scoring, worker = self._scoring, self._worker

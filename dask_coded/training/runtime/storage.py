@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from contextlib import suppress
+from functools import partial
+from typing import Any, Protocol
 
-from dask_coded.storage import (
-    Background,
-    is_sealed,
-    local_path,
-    read_file,
-    unsealed,
-    write_file,
-)
+from dask_coded.storage import Writer, is_sealed, local_path, read_file, unsealed, write_file
+from dask_coded.transport.attempts import RunOverError
+
+logger = logging.getLogger("distributed.dask_coded")
 
 
 def check_folder(path: str, address: str) -> None:
@@ -88,89 +86,82 @@ def saved(path: str, training: str) -> tuple[int, bytes] | None:
         return None
 
 
-class StateTaker(ABC):
-    """Takes states one after the other, without holding up the training.
+class StateTaker(Protocol):
+    """Takes states of a training one after the other, without holding it up.
 
-    Parameters
+    Attributes
     ----------
-    name : str
-        Of the thread.
     every : int
         Number of updates between states.
     """
 
-    def __init__(self, name: str, every: int) -> None:
-        self.every = every
-        self._background = Background(name)
-        self._error: BaseException | None = None
-        #: Ends the thread.
-        self.close = self._background.close
-
-    @abstractmethod
-    def _taking(self, version: int) -> Callable[[bytes], None]:
-        """Return what takes, in the thread, the pickled state after so many updates.
-
-        The leader's thread calls this when the state comes; it may be taken much later.
-        """
+    every: int
 
     def put(self, version: int, state: bytes) -> None:
-        """Take a state. It replaces one that has not been written yet.
-
-        Raises
-        ------
-        Exception
-            If an earlier one has failed.
-        """
-
-        take = self._taking(version)
-
-        def work() -> None:
-            try:
-                take(state)
-            except BaseException as exc:  # whatever it is, the training is told
-                self._error = exc
-
-        self._check()
-        self._background.do(work)
+        """Take the pickled state after so many updates, in place of one that waits."""
 
     def finish(self) -> None:
-        """Wait until all is done.
-
-        Raises
-        ------
-        Exception
-            If it has failed.
-        """
-        self._background.wait()
-        self._check()
-
-    def _check(self) -> None:
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+        """Wait until all is done."""
 
 
-class CheckpointWriter(StateTaker):
-    """Writes states to a file.
+class CheckpointWriter(Writer):
+    """Writes states to a file. If one cannot be written, the training goes on.
 
     Parameters
     ----------
     path : str
         A path or address.
     every : int
+        Number of updates between states.
     confirm : callable
-        Raises an exception if the training is cancelled, or has another leader.
+        Raises a RunOverError if the training is cancelled, or has another leader.
+    warn : callable(str)
+        Warns the client.
     """
 
-    def __init__(self, path: str, every: int, confirm: Callable[[], None]) -> None:
-        super().__init__("dask-coded-checkpoint", every)
+    def __init__(
+        self,
+        path: str,
+        every: int,
+        confirm: Callable[[], None],
+        warn: Callable[[str], object],
+    ) -> None:
+        super().__init__("dask-coded-checkpoint", self._not_written)
+        self.every = every
         self._path = path
         self._confirm = confirm
+        self._warn = warn
+        # Why the last state is not in the file, and whether the client knows.
+        self._reason = ""
+        self._said = False
 
-    def _taking(self, version: int) -> Callable[[bytes], None]:
-        return self._write
+    def put(self, version: int, state: bytes) -> None:
+        """Have a state written, in place of one that waits."""
+        if self._reason and not self._said:
+            self._said = True
+            self._warn(
+                f"The checkpoint {self._path!r} of a training is not written: {self._reason}. The "
+                "training goes on, and tries again with each state."
+            )
+        self.begin(partial(self._write, state))
 
     def _write(self, state: bytes) -> None:
-        self._confirm()
-        # Again before it takes the place of another one: this process may be stopped for long.
-        write_file(self._path, state, self._confirm)
+        with suppress(RunOverError):
+            self._confirm()
+            # Again before it takes the place of another one: this process may be stopped for long.
+            write_file(self._path, state, self._confirm)
+            self._reason, self._said = "", False
+
+    def _not_written(self, reason: BaseException) -> None:
+        self._reason = str(reason) or repr(reason)
+        logger.warning(
+            "The checkpoint %s of a training is not written: %s", self._path, self._reason
+        )
+
+    def ended(self) -> None:
+        """Warn the client if the last state of the training is not in the file."""
+        if self._reason:
+            self._warn(
+                f"The last state of a training is not in its checkpoint {self._path!r}: "
+                f"{self._reason}. Keep the parameters that `train` returns."
+            )

@@ -7,9 +7,11 @@ import pickle
 from threading import Event
 
 import pytest
+from distributed.utils_test import captured_logger
 
 from dask_coded.storage import read_file, unsealed, write_file
 from dask_coded.training.runtime.storage import CheckpointWriter, opened, saved
+from dask_coded.transport.attempts import RunOverError
 
 
 @pytest.fixture
@@ -20,15 +22,17 @@ def path(tmp_path):
 @pytest.fixture
 def start(path):
     """Return a function that makes writers of one file."""
-    writers = []
+    writers, unexpected = [], []
 
-    def start(confirm=lambda: None) -> CheckpointWriter:
-        writers.append(CheckpointWriter(str(path), 1, confirm))
+    def start(confirm=lambda: None, warn=unexpected.append) -> CheckpointWriter:
+        writers.append(CheckpointWriter(str(path), 1, confirm, warn))
         return writers[-1]
 
     yield start
     for writer in writers:
+        writer.ended()
         writer.close()
+    assert not unexpected
 
 
 def content(path) -> bytes:
@@ -41,19 +45,46 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_previous_one_alone(
     def full(file):
         raise OSError("No space left on device")
 
-    writer = start()
+    said = []
+    writer = start(warn=said.append)
     writer.put(1, b"first")
     writer.finish()
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, captured_logger("distributed.dask_coded") as log:
         patch.setattr(os, "fsync", full)
-        writer.put(2, b"second")
-        with pytest.raises(OSError, match="No space left"):
+        for version in (2, 3, 4):
+            writer.put(version, b"%d" % version)
             writer.finish()
+    assert log.getvalue().count(f"{path} of a training is not written: No space left") == 3
     assert list(path.parent.iterdir()) == [path]
     assert content(path) == b"first"
-    writer.put(3, b"third")
+    [once] = said
+    assert once == (
+        f"The checkpoint {str(path)!r} of a training is not written: No space left on device. The "
+        "training goes on, and tries again with each state."
+    )
+    writer.ended()
+    assert said[1:] == [
+        f"The last state of a training is not in its checkpoint {str(path)!r}: No space left on "
+        "device. Keep the parameters that `train` returns."
+    ]
+    writer.put(5, b"fifth")
     writer.finish()
-    assert content(path) == b"third"
+    writer.ended()
+    assert content(path) == b"fifth"
+    assert len(said) == 2
+
+
+def test_a_training_that_ends_waits_for_no_store_that_hangs(path, start):
+    go, said = Event(), []
+    writer = start(confirm=go.wait, warn=said.append)
+    writer.put(1, b"state")
+    with captured_logger("distributed.dask_coded"):
+        writer.finish(0.0)
+    writer.ended()
+    assert "the store has not answered for 0 seconds" in said[0]
+    go.set()
+    writer.finish()
+    assert content(path) == b"state"
 
 
 def test_a_checkpoint_has_the_permissions_of_any_new_file(tmp_path):
@@ -83,31 +114,29 @@ def test_a_training_does_not_wait_for_its_checkpoints(path, start):
     assert confirmed == [0, 1, 2, 3]
 
 
-def test_a_leader_that_was_replaced_while_it_wrote_leaves_the_newer_file(tmp_path):
-    path, asked = tmp_path / "state", []
+def test_a_leader_that_was_replaced_while_it_wrote_leaves_the_newer_file(path, start):
+    asked = []
 
     def confirm():
         asked.append(None)
         if len(asked) > 1:
             path.write_bytes(b"newer")
-            raise InterruptedError("replaced")
+            raise RunOverError("replaced")
 
-    writer = CheckpointWriter(str(path), 1, confirm)
+    writer = start(confirm)
     writer.put(1, b"older")
-    with pytest.raises(InterruptedError):
-        writer.finish()
+    writer.finish()
     assert path.read_bytes() == b"newer"
-    assert [*tmp_path.iterdir()] == [path]
+    assert [*path.parent.iterdir()] == [path]
 
 
 def test_a_leader_that_was_replaced_writes_nothing(path, start):
     def confirm():
-        raise InterruptedError("replaced")
+        raise RunOverError("replaced")
 
     writer = start(confirm)
     writer.put(1, b"state")
-    with pytest.raises(InterruptedError, match="replaced"):
-        writer.finish()
+    writer.finish()
     assert list(path.parent.iterdir()) == []
 
 

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -55,6 +55,23 @@ class Stored:
     state: bytes
 
 
+class _Writing(NamedTuple):
+    """Which state is in a file: its number, the run that has written it, and that run's task.
+
+    A task whose worker is lost or stopped runs once more, as a later attempt.
+    """
+
+    sequence: int
+    run: str
+    task: str
+    attempt: int
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any]) -> _Writing:
+        # Older files name no task.
+        return cls(said["sequence"], said["run"], said.get("task", ""), said.get("attempt", 0))
+
+
 class StateStore:
     """The two files of one loop.
 
@@ -74,15 +91,24 @@ class StateStore:
         self._files = [f"{storage.rstrip('/')}/{name}" for name in FILES]
         self._next = 0
         self._sequence = 0
-        # This run, and the number and run of the state that it has found in each file.
+        # This run, and the state that it has found in each file.
         self._run = uuid.uuid4().hex
-        self._found: list[tuple[int, str] | None] = [None, None]
+        self._task, self._attempt = "", 0
+        self._found: list[_Writing | None] = [None, None]
 
     def __str__(self) -> str:
         return self._storage
 
-    def open(self) -> Stored | None:
+    def open(self, task: str = "", attempt: int = 0) -> Stored | None:
         """Return the latest state that is whole, None if there is none, and be ready to write.
+
+        Parameters
+        ----------
+        task : str
+            Of which this run is an attempt. States of earlier attempts are overwritten, even if
+            they come later: their worker may have been stopped while it wrote.
+        attempt : int
+            It is higher than those of earlier attempts.
 
         Raises
         ------
@@ -93,6 +119,7 @@ class StateStore:
         OSError
             If the place cannot be read, or made.
         """
+        self._task, self._attempt = task, attempt
         make_folder(self._storage)
         found, damaged = [], []
         for i, file in enumerate(self._files):
@@ -122,7 +149,7 @@ class StateStore:
         self._next, self._sequence = 1 - latest, newest.sequence + 1
         return newest
 
-    def _read(self, file: str) -> tuple[Stored, tuple[int, str]]:
+    def _read(self, file: str) -> tuple[Stored, _Writing]:
         data = read_file(file)
         if data.startswith(_ANY) and not data.startswith(FIRST) and _is_whole(data):
             raise StoreError(
@@ -136,7 +163,7 @@ class StateStore:
             head, state = unsealed(data)[len(FIRST) :].split(b"\n", 1)
             said = json.loads(head)
             stored = Stored(said["sequence"], tuple(said["place"]), said["round"], state)
-            owner, there = said["owner"], (stored.sequence, said["run"])
+            owner, there = said["owner"], _Writing.of(said)
         except (ValueError, LookupError, TypeError) as exc:  # of which StoreError is one
             raise _DamagedError from exc
         if not _same(owner, self._owner):
@@ -156,12 +183,13 @@ class StateStore:
         OSError
             If it cannot be written.
         """
-        there = self._there(self._files[self._next])
-        if there and there != self._found[self._next] and there[1] != self._run:
+        if (there := self._there(self._files[self._next])) and not self._replaces(there):
             raise StoreError("another run of the loop writes to the same place")
         said = {
             "sequence": self._sequence,
             "run": self._run,
+            "task": self._task,
+            "attempt": self._attempt,
             "place": place,
             "round": int(round),
             "owner": self._owner,
@@ -170,12 +198,17 @@ class StateStore:
         write_file(self._files[self._next], content)
         self._next, self._sequence = 1 - self._next, self._sequence + 1
 
-    def _there(self, file: str) -> tuple[int, str] | None:
-        """Return the number and run of the state in a file, also if the rest of it is lacking."""
+    def _replaces(self, there: _Writing) -> bool:
+        """Whether this run may replace a state in the file that is next."""
+        if there.run == self._run or there == self._found[self._next]:
+            return True
+        return self._task != "" and there.task == self._task and there.attempt < self._attempt
+
+    def _there(self, file: str) -> _Writing | None:
+        """Return which state is in a file, also if the rest of it is lacking."""
         try:
             head, _ = read_file(file, _HEAD)[len(FIRST) :].split(b"\n", 1)
-            said = json.loads(head)
-            return said["sequence"], said["run"]
+            return _Writing.of(json.loads(head))
         except (FileNotFoundError, ValueError, LookupError, TypeError):
             return None
 

@@ -113,7 +113,7 @@ async def test_a_loop_moves_to_a_worker_that_cannot_read_its_place(
                 Event("never").wait()
         return first, total
 
-    def refuse(store):
+    def refuse(store, *attempt):
         raise PermissionError("not mounted here")
 
     C = await coded.encode(np.eye(4), coded.MDS(3, 2), client=c)

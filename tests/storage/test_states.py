@@ -35,9 +35,9 @@ def storage(request, tmp_path):
     fsspec.filesystem("memory").store.clear()
 
 
-def opened(storage) -> StateStore:
+def opened(storage, *attempt) -> StateStore:
     store = StateStore(storage, OWNER)
-    store.open()
+    store.open(*attempt)
     return store
 
 
@@ -158,12 +158,19 @@ def test_the_state_of_another_loop_is_refused(owner, named, tmp_path):
 
 
 def test_a_state_says_in_json_what_it_is_of(tmp_path):
-    opened(str(tmp_path)).write(PLACE, 3, b"state")
+    opened(str(tmp_path), "power-1", 7).write(PLACE, 3, b"state")
     first, said, state = unsealed((tmp_path / "loop-state-0").read_bytes()).split(b"\n", 2)
     assert first == b"dask-coded loop state 3"
     said = json.loads(said)
     assert len(said.pop("run")) == 32
-    assert said == {"sequence": 0, "place": [0, 0], "round": 3, "owner": OWNER}
+    assert said == {
+        "sequence": 0,
+        "task": "power-1",
+        "attempt": 7,
+        "place": [0, 0],
+        "round": 3,
+        "owner": OWNER,
+    }
     assert state == b"state"
 
 
@@ -244,6 +251,23 @@ def test_a_second_run_at_one_place_is_noticed(storage):
         first.write(PLACE, 3, b"first")
     third.write(PLACE, 4, b"third")
     assert found(storage) == (4, b"third")
+
+
+def test_a_state_that_comes_after_a_takeover_is_overwritten(storage):
+    """A worker is stopped when it has asked whether it may write."""
+    opened(storage, "power-1", 1).write(PLACE, 1, b"first")
+    stopped = opened(storage, "power-1", 2)
+    taker = opened(storage, "power-1", 3)
+    stopped.write(PLACE, 2, b"late")
+    for round in (2, 3):
+        taker.write(PLACE, round, b"taker")
+    assert found(storage) == (3, b"taker")
+    with pytest.raises(StoreError, match="another run"):
+        stopped.write(PLACE, 3, b"late")
+    other = opened(storage, "power-2", 9)
+    taker.write(PLACE, 4, b"taker")
+    with pytest.raises(StoreError, match="another run"):
+        other.write(PLACE, 5, b"other")
 
 
 def test_damaged_states_are_not_passed_over_in_silence(tmp_path):

@@ -12,6 +12,7 @@ import logging
 import pickle
 from contextlib import suppress
 from functools import partial
+from operator import index
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -92,7 +93,7 @@ class KeptLoop(Loop):
         if store is None:
             return
         try:
-            self._stored = store.open()
+            self._stored = store.open(str(self._key), index(attempt[1]))
         except FileExistsError:
             raise
         except OSError as exc:  # other workers may keep the state, and read the place

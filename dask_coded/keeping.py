@@ -108,6 +108,8 @@ def check(storage: Any) -> StoreCondition:
         If there is no array.
     StoreError
         If the store is half written, or its description is damaged. A ValueError.
+    OSError
+        If no piece can be read, as without the permission.
     ImportError
         If zarr is not installed, which the extra ``storage`` brings.
 

@@ -97,7 +97,7 @@ class StoreCondition:
             lines.append(
                 "The others suffice: open the array, and damaged pieces are made again."
                 if self.usable
-                else "The others do not suffice: encode the array again."
+                else "The others do not suffice: restore these pieces, or encode the array again."
             )
         return "\n".join(lines)
 
@@ -109,8 +109,11 @@ def condition_of(location: Location) -> StoreCondition:
     ------
     FileNotFoundError, StoreError
         As for :func:`~dask_coded.storage.description.read_description`.
+    OSError
+        If no piece can be read.
     """
     description = read_description(location)
+    unread: list[OSError] = []
 
     def look(found: tuple[str, Storage, int]) -> PieceCondition:
         group, storage, piece = found
@@ -118,6 +121,9 @@ def condition_of(location: Location) -> StoreCondition:
             return PieceCondition(group, piece, size_of(storage, piece), "")
         except DamagedError as exc:
             return PieceCondition(group, piece, 0, str(exc))
+        except OSError as exc:
+            unread.append(exc)
+            return PieceCondition(group, piece, 0, f"piece {piece} cannot be read: {exc}")
 
     todo: list[tuple[str, Storage, int]] = [
         (group, description.storage(location, group), piece)
@@ -125,7 +131,9 @@ def condition_of(location: Location) -> StoreCondition:
         for piece in range(description.code.pieces)
     ]
     with ThreadPoolExecutor(_THREADS) as pool:
-        pieces: Any = tuple(pool.map(look, todo))
+        pieces = tuple(pool.map(look, todo))
+    if len(unread) == len(todo):
+        raise unread[0]
     matrix = description.arrays["matrix"]
     return StoreCondition(
         str(location),

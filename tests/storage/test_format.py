@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -494,7 +495,29 @@ def test_conditions(tmp_path):
     (tmp_path / "matrix-coded-1" / "piece-0" / "zarr.json").unlink()
     found = kept.condition_of(location)
     assert not found.usable
-    assert "The others do not suffice: encode the array again." in str(found)
+    assert "The others do not suffice: restore these pieces, or encode the array again." in str(found)
+
+
+def test_a_piece_that_cannot_be_read_hides_no_other(tmp_path, monkeypatch):
+    location = begun(tmp_path)
+    for piece in range(3):
+        kept.write_piece(place(tmp_path, pieces=3), piece, np.ones((3, 4)))
+    kept.write_description(location, description())
+    refused, size_of = {1}, pieces.size_of
+
+    def broken(storage, piece):
+        if piece in refused:
+            raise OSError(errno.EIO, "Input/output error")
+        return size_of(storage, piece)
+
+    monkeypatch.setattr("dask_coded.storage.checking.size_of", broken)
+    found = kept.condition_of(location)
+    assert found.usable and not found.whole
+    assert [bool(piece.problem) for piece in found.pieces] == [False, True, False]
+    assert "matrix: piece 1 cannot be read: [Errno 5] Input/output error" in str(found)
+    refused |= {0, 2}
+    with pytest.raises(OSError, match="Input/output error"):
+        kept.condition_of(location)
 
 
 def test_locations(tmp_path, monkeypatch):

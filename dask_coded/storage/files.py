@@ -68,19 +68,21 @@ def _remote(place: str) -> tuple[Any, str]:
 def write_file(place: str, content: bytes, confirm: Callable[[], None] = lambda: None) -> None:
     """Write a file with its checksum.
 
-    A local reader finds all of it, or the previous content. So does one of an object store. A local
-    file takes the place of the previous one if ``confirm`` raises no exception.
+    A local reader finds all of it, or the previous content. So does one of an object store. The
+    file takes the place of the previous one if ``confirm`` raises no exception. At an address it is
+    sent after that, so that a process which is stopped while it sends replaces a newer file.
 
     Raises
     ------
     OSError
         If it cannot be written. The previous content of a local file is still there.
     """
+    packed = sealed(content)
     if (whole := local_path(place)) is None:
         files, path = _remote(place)
-        files.pipe_file(path, sealed(content))
+        confirm()
+        files.pipe_file(path, packed)
         return
-    packed = sealed(content)
     # Not by `tempfile`, whose files only their owner can read.
     part = whole.with_name(f".{whole.name}.{uuid.uuid4().hex}{_PARTIAL}")
     try:

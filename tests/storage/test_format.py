@@ -495,7 +495,9 @@ def test_conditions(tmp_path):
     (tmp_path / "matrix-coded-1" / "piece-0" / "zarr.json").unlink()
     found = kept.condition_of(location)
     assert not found.usable
-    assert "The others do not suffice: restore these pieces, or encode the array again." in str(found)
+    assert "The others do not suffice: restore these pieces, or encode the array again." in str(
+        found
+    )
 
 
 def test_a_piece_that_cannot_be_read_hides_no_other(tmp_path, monkeypatch):

@@ -130,6 +130,23 @@ def test_a_leader_that_was_replaced_while_it_wrote_leaves_the_newer_file(path, s
     assert [*path.parent.iterdir()] == [path]
 
 
+def test_a_leader_that_was_replaced_leaves_the_newer_object():
+    """It was stopped before it begins to send."""
+    place, asked = "memory://replaced/state", []
+
+    def confirm():
+        asked.append(None)
+        if len(asked) > 1:
+            write_file(place, b"newer")
+            raise RunOverError("replaced")
+
+    writer = CheckpointWriter(place, 1, confirm, warn=pytest.fail)
+    writer.put(1, b"older")
+    writer.finish()
+    writer.close()
+    assert content(place) == b"newer"
+
+
 def test_a_leader_that_was_replaced_writes_nothing(path, start):
     def confirm():
         raise RunOverError("replaced")

@@ -9,6 +9,7 @@ something else.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import scipy.sparse
@@ -60,19 +61,19 @@ __all__ = [
     "convert_legacy_graph",
     "current_key",
     "deserialize_numpy_ndarray",
+    "drop_topics",
     "elemwise",
     "end_fetches",
     "forget_file",
-    "forget_topic",
     "handle_out",
     "heartbeat_interval",
     "in_pool",
     "known_workers",
+    "leave_topic",
     "makes_result",
     "parse_einsum_input",
     "send_to_scheduler",
     "serialize_numpy_ndarray",
-    "truncate_topic",
 ]
 
 # What Dask calls a connection through which it fetches data for tasks.
@@ -175,24 +176,38 @@ def forget_file(buffer: Any, key: Key) -> None:
 # -- on the scheduler, and on the way there ----------------------------------------------------
 
 
-def truncate_topic(scheduler: Scheduler, topic: str) -> None:
-    """Drop all events of a topic; without it, the reports of a thousand rounds of a loop stay."""
-    scheduler._broker.truncate(topic)
+def drop_topics(scheduler: Scheduler, start: str) -> None:
+    """Drop the topics that begin so and that no client listens to.
 
-
-def _ignore(event: Any) -> None:
-    """Take an event that comes after its topic was left."""
-
-
-def forget_topic(client: Client, topic: str) -> None:
-    """Let go of the handler of a topic that a client has left, with all that it refers to.
-
-    `Client.unsubscribe_topic` keeps it for as long as the client lives (seen in 2024.12 to 2026.8).
-    Not removed: an event that is on its way would be an error.
+    Without it, the topic of each loop would stay, with the reports of a thousand rounds.
     """
-    handlers = getattr(client, "_event_handlers", {})
-    if topic in handlers:
-        handlers[topic] = _ignore
+    topics, clients = scheduler._broker._topics, scheduler.clients.keys()
+    for name in [n for n in topics if n.startswith(start) and not topics[n].subscribers & clients]:
+        del topics[name]
+
+
+def leave_topic(client: Client, topic: str) -> None:
+    """Let go of the handler of a topic, and have the scheduler send no more of its events.
+
+    `Client.unsubscribe_topic` keeps the handler, and all that it refers to, for as long as the
+    client lives, and an event that is on its way to no handler is an error. So what takes its place
+    stays until the scheduler says, by an event of None, that no other comes.
+    """
+    handlers = client._event_handlers
+
+    def take(event: tuple[float, Any]) -> None:
+        if event[1] is None:
+            handlers.pop(topic, None)
+
+    async def leave() -> None:
+        scheduler: Any = client.scheduler
+        with suppress(Exception):  # it may be gone, or another one by now
+            await scheduler.coded_left(topic=topic, client=client.id)
+
+    handlers[topic] = take
+    loop: Any = client.loop
+    if client.status == "running":
+        loop.add_callback(leave)
 
 
 def add_page(scheduler: Scheduler, path: str, title: str, draw: Callable[[Any], None]) -> None:

@@ -17,6 +17,9 @@ from dask_coded.summary import Summary
 
 State = TypeVar("State")
 
+#: How the topics begin by which loops report to clients.
+TOPIC = "coded-progress-"
+
 
 class ConvergenceError(RuntimeError):
     """An iteration did not reach its tolerance within the maximum number of rounds."""

@@ -26,8 +26,8 @@ from distributed import Client, Future
 
 from dask_coded.arguments import unlabelled, unwrapped
 from dask_coded.array import CodedArray, encode
-from dask_coded.compat import TaskRef, forget_topic
-from dask_coded.loop import Loop, PiecesMade, Progress
+from dask_coded.compat import TaskRef, leave_topic
+from dask_coded.loop import TOPIC, Loop, PiecesMade, Progress
 from dask_coded.pair import CodedPair
 from dask_coded.products import ProductArray
 from dask_coded.runtime.client.waiting import (
@@ -358,7 +358,7 @@ def _watch(
     if callback is None:
         yield _Own(None, tolerant)
         return
-    topic = f"coded-progress-{uuid.uuid4().hex}"
+    topic = f"{TOPIC}{uuid.uuid4().hex}"
     # Drop the sender, which the scheduler adds to the message.
     names = [field.name for field in fields(Progress)]
     # A notebook finds the cell that output belongs to in the caller's context.
@@ -378,5 +378,4 @@ def _watch(
     try:
         yield loop
     finally:
-        client.unsubscribe_topic(topic)
-        forget_topic(client, topic)
+        leave_topic(client, topic)

@@ -177,7 +177,6 @@ class KeptLoop(Loop):
             worker=self._exchange.address,
             copies=self._copies,
             avoid=self._exchange.silent,
-            topic=self._topic,
         )
         return list(earlier)
 

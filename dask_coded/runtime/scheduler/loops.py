@@ -6,8 +6,10 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 from dask.typing import Key
+from distributed.metrics import time
 
-from dask_coded.compat import truncate_topic
+from dask_coded.compat import drop_topics
+from dask_coded.loop import TOPIC
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
@@ -36,7 +38,6 @@ class LoopDirectory:
         self._best = best
         #: By the key of the loop's task.
         self._keepers: dict[Key, list[str]] = {}
-        self._topics: dict[Key, str] = {}
 
     def keepers(
         self,
@@ -45,13 +46,11 @@ class LoopDirectory:
         worker: str,
         copies: int,
         avoid: Collection[str] = (),
-        topic: str | None = None,
     ) -> tuple[list[str], list[str]]:
         """Handler: choose the workers that keep the state of a loop that runs on ``worker``.
 
-        Workers in ``avoid`` do not answer the loop's worker. ``topic`` is where it reports rounds.
-        The second list that is returned names earlier keepers, which may have the latest state as
-        long as no other has one.
+        Workers in ``avoid`` do not answer the loop's worker. The second list that is returned names
+        earlier keepers, which may have the latest state as long as no other has one.
         """
         ts = self._scheduler.tasks.get(key)
         if ts is None or ts.run_id != run:
@@ -70,8 +69,6 @@ class LoopDirectory:
         # hold an old one, so they hear of the end, too.
         earlier = [a for a in told if a not in chosen and a in self._scheduler.workers]
         self._keepers[key] = chosen + earlier
-        if topic is not None:
-            self._topics[key] = topic
         return chosen, earlier
 
     def keeps(self, key: Key) -> bool:
@@ -83,19 +80,23 @@ class LoopDirectory:
         return {address for keepers in self._keepers.values() for address in keepers}
 
     def forget(self, key: Key) -> None:
-        """Have the keepers drop the state of a loop that has ended; drop its reports, too."""
-        if (topic := self._topics.pop(key, None)) is not None:
-            # Clients have received them. The scheduler would keep a thousand of each loop.
-            truncate_topic(self._scheduler, topic)
+        """Have the keepers drop the state of a loop that has ended."""
         for address in self._keepers.pop(key, ()):
             if address in self._scheduler.stream_comms:
                 run = self._scheduler.tasks[key].run_id
                 self._scheduler.worker_send(address, {"op": "coded-forget", "key": key, "run": run})
 
+    def left(self, topic: str, client: str) -> None:
+        """Handler: a client listens no more to the reports of a loop; it hears when none comes."""
+        self._scheduler.unsubscribe_topic(topic=topic, client=client)
+        # Also those of clients that are gone, and of loops that have gone on for a while.
+        drop_topics(self._scheduler, TOPIC)
+        event = {"op": "event", "topic": topic, "event": (time(), None)}
+        self._scheduler.client_send(client, event)
+
     def clear(self) -> None:
         """Forget all loops."""
         self._keepers.clear()
-        self._topics.clear()
 
 
 def choose_keepers(

@@ -120,6 +120,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
             coded_keepers=self.loops.keepers,
             coded_leads=self.leads,
             coded_learn=self.learn,
+            coded_left=self.loops.left,
             coded_extend=self.extend,
             coded_plan=self.plan,
             coded_register=self.register,

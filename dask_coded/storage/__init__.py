@@ -29,7 +29,14 @@ from dask_coded.storage.description import (
     read_description,
     write_description,
 )
-from dask_coded.storage.files import is_sealed, local_path, read_file, unsealed, write_file
+from dask_coded.storage.files import (
+    is_sealed,
+    local_path,
+    read_file,
+    remove_partials,
+    unsealed,
+    write_file,
+)
 from dask_coded.storage.generators import check_storable
 from dask_coded.storage.location import Location, Storage, StoreError
 from dask_coded.storage.pieces import DamagedError, marked, read_piece, write_piece
@@ -60,6 +67,7 @@ __all__ = [
     "read_description",
     "read_file",
     "read_piece",
+    "remove_partials",
     "unsealed",
     "write_description",
     "write_file",

@@ -7,10 +7,13 @@ before, which readers of pickles do not notice.
 from __future__ import annotations
 
 import os
+import re
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
+from time import time
 from typing import Any
 
 from dask_coded.storage.location import StoreError
@@ -19,6 +22,8 @@ from dask_coded.storage.location import StoreError
 SEAL = b"\ndask-coded sha256 "
 _LENGTH = len(SEAL) + 64
 _PARTIAL = ".partial"
+# Seconds after which nothing writes a partial file any more, even if clocks differ a little.
+_DEAD = 3600.0
 
 
 def sealed(content: bytes) -> bytes:
@@ -95,6 +100,20 @@ def write_file(place: str, content: bytes, confirm: Callable[[], None] = lambda:
     except BaseException:  # the disk may be full, or the user may have pressed Ctrl-C
         part.unlink(missing_ok=True)
         raise
+
+
+def remove_partials(place: str) -> None:
+    """Remove what processes that were killed have left half written of a local file.
+
+    What a process may still write is younger.
+    """
+    if (whole := local_path(place)) is None:
+        return
+    name = re.compile(rf"\.{re.escape(whole.name)}\.[0-9a-f]{{32}}{re.escape(_PARTIAL)}")
+    with suppress(OSError):  # they only take room
+        for path in whole.parent.iterdir():
+            if name.fullmatch(path.name) and path.stat().st_mtime < time() - _DEAD:
+                path.unlink()
 
 
 def read_file(place: str, end: int | None = None) -> bytes:

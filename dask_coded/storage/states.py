@@ -18,7 +18,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dask_coded.storage.background import Writer
-from dask_coded.storage.files import is_sealed, make_folder, read_file, unsealed, write_file
+from dask_coded.storage.files import (
+    is_sealed,
+    make_folder,
+    read_file,
+    remove_partials,
+    unsealed,
+    write_file,
+)
 from dask_coded.storage.location import StoreError
 
 logger = logging.getLogger("distributed.dask_coded")
@@ -123,6 +130,7 @@ class StateStore:
         make_folder(self._storage)
         found, damaged = [], []
         for i, file in enumerate(self._files):
+            remove_partials(file)
             try:
                 stored, self._found[i] = self._read(file)
             except FileNotFoundError:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import time
+import uuid
 from threading import Event
 
 import numpy as np
@@ -123,6 +125,29 @@ def test_files_of_others_are_neither_read_nor_deleted(tmp_path):
     assert sorted(tmp_path.iterdir()) == sorted(
         [tmp_path / "loop-state-0", tmp_path / "notes", *others]
     )
+
+
+def partial(path, age: float):
+    """Leave a file as a process does that is killed while it writes another one."""
+    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
+    part.write_bytes(b"half")
+    then = time.time() - age
+    os.utime(part, (then, then))
+    return part
+
+
+def test_what_a_killed_process_has_left_is_removed(tmp_path):
+    state = tmp_path / "loop-state-1"
+    old, young = partial(state, age=4000.0), partial(state, age=3000.0)
+    other, mine = (
+        partial(tmp_path / "loop-state-10", age=4000.0),
+        tmp_path / ".loop-state-1.partial",
+    )
+    mine.touch()
+    os.utime(mine, (0.0, 0.0))
+    opened(str(tmp_path))
+    assert not old.exists()
+    assert {*tmp_path.iterdir()} == {young, other, mine}
 
 
 def test_sketches_may_differ_by_rounding(tmp_path):

@@ -9,7 +9,15 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
-from dask_coded.storage import Writer, is_sealed, local_path, read_file, unsealed, write_file
+from dask_coded.storage import (
+    Writer,
+    is_sealed,
+    local_path,
+    read_file,
+    remove_partials,
+    unsealed,
+    write_file,
+)
 from dask_coded.transport.attempts import RunOverError
 
 logger = logging.getLogger("distributed.dask_coded")
@@ -127,6 +135,7 @@ class CheckpointWriter(Writer):
         warn: Callable[[str], object],
     ) -> None:
         super().__init__("dask-coded-checkpoint", self._not_written)
+        remove_partials(path)
         self.every = every
         self._path = path
         self._confirm = confirm

@@ -114,6 +114,14 @@ def test_a_training_does_not_wait_for_its_checkpoints(path, start):
     assert confirmed == [0, 1, 2, 3]
 
 
+def test_what_a_killed_leader_has_left_is_removed(path, start):
+    left = path.with_name(f".state.{'0f' * 16}.partial")
+    left.touch()
+    os.utime(left, (0.0, 0.0))
+    start()
+    assert not left.exists()
+
+
 def test_a_leader_that_was_replaced_while_it_wrote_leaves_the_newer_file(path, start):
     asked = []
 

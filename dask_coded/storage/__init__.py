@@ -31,14 +31,13 @@ from dask_coded.storage.description import (
 )
 from dask_coded.storage.files import (
     is_sealed,
-    local_path,
     read_file,
     remove_partials,
     unsealed,
     write_file,
 )
 from dask_coded.storage.generators import check_storable
-from dask_coded.storage.location import Location, Storage, StoreError
+from dask_coded.storage.location import Location, Storage, StoreError, local_path
 from dask_coded.storage.pieces import DamagedError, marked, read_piece, write_piece
 from dask_coded.storage.root import begin_store
 from dask_coded.storage.states import StateStore, StateWriter, Stored

@@ -12,11 +12,10 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from hashlib import sha256
-from pathlib import Path
 from time import time
 from typing import Any
 
-from dask_coded.storage.location import StoreError
+from dask_coded.storage.location import StoreError, local_path
 
 #: Before the checksum, at the end of a file.
 SEAL = b"\ndask-coded sha256 "
@@ -54,12 +53,6 @@ def unsealed(data: bytes) -> bytes:
     if not is_sealed(data) or sealed(content) != data:
         raise StoreError("The file is damaged: its checksum differs.")
     return content
-
-
-def local_path(place: str) -> Path | None:
-    """Return the path of a place; None if it is no local one."""
-    scheme, _, path = place.rpartition("://")
-    return Path(path).absolute() if scheme in ("", "file", "local") else None
 
 
 def _remote(place: str) -> tuple[Any, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -15,6 +16,12 @@ _EXTRA = 'Coded arrays are kept in files by zarr: pip install "dask-coded[storag
 
 class StoreError(ValueError):
     """A store does not hold what it should; the message says why and what to do."""
+
+
+def local_path(place: str) -> Path | None:
+    """Return the path of a place; None if it is no local one."""
+    scheme, _, path = place.rpartition("://")
+    return Path(path).absolute() if scheme in ("", "file", "local") else None
 
 
 def imported() -> ModuleType:
@@ -102,8 +109,7 @@ class Location:
         storage: Any = imported().storage
         if self.stored is not None:
             return pickle.loads(self.stored)
-        scheme, _, path = self.name.rpartition("://")
-        if scheme in ("", "file"):
+        if (path := local_path(self.name)) is not None:
             return storage.LocalStore(path)
         return storage.FsspecStore.from_url(self.name)
 

@@ -522,6 +522,14 @@ def test_a_piece_that_cannot_be_read_hides_no_other(tmp_path, monkeypatch):
         kept.condition_of(location)
 
 
+@pytest.mark.parametrize("scheme", ["file", "local"])
+def test_addresses_of_folders(tmp_path, scheme):
+    from zarr.storage import LocalStore
+
+    store = kept.Location.of(f"{scheme}://{tmp_path}").store()
+    assert isinstance(store, LocalStore) and Path(store.root) == tmp_path
+
+
 def test_locations(tmp_path, monkeypatch):
     from zarr.storage import FsspecStore, LocalStore, MemoryStore
 

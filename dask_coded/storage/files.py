@@ -127,9 +127,14 @@ def read_file(place: str, end: int | None = None) -> bytes:
 
 
 def make_folder(place: str) -> None:
-    """Make a folder, unless it is there; those of object stores need not be made."""
+    """Make a folder, unless it is there.
+
+    Those of object stores need not be made, and some stores refuse to. If an address has a folder
+    that is needed and cannot be made, files cannot be written there.
+    """
     if (path := local_path(place)) is not None:
         path.mkdir(parents=True, exist_ok=True)
-    else:
-        files, name = _remote(place)
+        return
+    files, name = _remote(place)
+    with suppress(OSError):
         files.makedirs(name, exist_ok=True)

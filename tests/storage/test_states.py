@@ -150,6 +150,19 @@ def test_what_a_killed_process_has_left_is_removed(tmp_path):
     assert {*tmp_path.iterdir()} == {young, other, mine}
 
 
+def test_a_bucket_need_not_be_made(monkeypatch):
+    """That of others can be neither listed nor made."""
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    def refused(self, *args, **kwargs):
+        raise PermissionError("Access Denied")
+
+    monkeypatch.setattr(MemoryFileSystem, "makedirs", refused)
+    place = "memory://bucket/state"
+    opened(place).write(PLACE, 1, b"state")
+    assert found(place) == (1, b"state")
+
+
 def test_sketches_may_differ_by_rounding(tmp_path):
     """Another cluster adds up in another order."""
     opened(str(tmp_path)).write(PLACE, 1, b"state")

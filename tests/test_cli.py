@@ -24,6 +24,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 from click.testing import CliRunner
+from distributed.comm import CommClosedError
 
 from dask_coded import cli, demo, display, local
 from dask_coded.bench import Comparison, Way
@@ -205,6 +206,20 @@ def test_a_file_that_may_not_be_written_is_refused_before_anything_is_computed(
     result = run("pagerank", votes, "--output", tmp_path / "ranks.csv")
     assert result.exit_code == 2
     assert "you may not write there" in result.output
+
+
+def test_a_cluster_that_ends_while_it_is_checked_is_exit_code_2(monkeypatch):
+    class Ending(FakeClient):
+        def sync(self, *args, **kwargs):
+            raise CommClosedError("in <TCP (closed)>: Stream is closed")
+
+    monkeypatch.setattr(commands, "connected", lambda *args: contextlib.nullcontext(Ending(2)))
+    result = run("check", "tcp://127.0.0.1:8786")
+    assert result.exit_code == 2
+    assert complaint(result) == (
+        "Error: The cluster at tcp://127.0.0.1:8786 cannot be checked, see whether its scheduler "
+        "still runs: CommClosedError: in <TCP (closed)>: Stream is closed"
+    )
 
 
 @pytest.mark.usefixtures("here")

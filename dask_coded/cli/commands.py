@@ -214,7 +214,13 @@ def check_command(address: str, as_json: bool, timeout: float, peers: int) -> No
     """
     with connected(None, address, lambda text: click.echo(text, err=True)) as client:
         # Asking is all that the client does: nothing is installed on the cluster.
-        cluster = client.sync(collect, client, timeout=timeout, peers=peers)
+        try:
+            cluster = computed(client.sync, collect, client, timeout=timeout, peers=peers)
+        except click.ClickException as error:
+            raise BadInput(
+                f"The cluster at {address} cannot be checked, see whether its scheduler still "
+                f"runs: {error.message}"
+            ) from error
     found = findings(cluster)
     if as_json:
         click.echo(json.dumps(tables.as_json(cluster, found), indent=2))

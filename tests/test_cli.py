@@ -208,6 +208,32 @@ def test_a_file_that_may_not_be_written_is_refused_before_anything_is_computed(
     assert "you may not write there" in result.output
 
 
+def test_scores_that_cannot_be_written_leave_the_earlier_file_alone(tmp_path, monkeypatch):
+    def full(ranking, file):
+        file.write(b"node,")
+        raise OSError(28, "No space left on device")
+
+    output = tmp_path / "ranks.csv"
+    output.write_text("earlier")
+    monkeypatch.setattr(steps, "writer_for", lambda *args: full)
+    with pytest.raises(click.ClickException, match=r"ranks\.csv: No space left on device\."):
+        steps.writer(output)([("a", 1.0)])
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["earlier"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a system without named pipes")
+def test_a_pipe_is_written_to_and_a_link_followed(tmp_path):
+    pipe, link, file = (tmp_path / name for name in ("pipe", "link.csv", "file.csv"))
+    os.mkfifo(pipe)
+    link.symlink_to(file)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    for path in (pipe, link):
+        steps.writer(path)([("a", 1.0)])
+    assert os.read(reader, 100).decode() == file.read_text() == "node,score\na,1.0\n"
+    os.close(reader)
+    assert link.is_symlink() and pipe.is_fifo()
+
+
 def test_a_cluster_that_ends_while_it_is_checked_is_exit_code_2(monkeypatch):
     class Ending(FakeClient):
         def sync(self, *args, **kwargs):

@@ -210,12 +210,20 @@ def output_file(path: Path, ending: str | None = None) -> None:
 
 def saved(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Write a file in one piece, or say in one line why that is not possible."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    # What a link leads to is replaced, and not the link.
+    whole = path.resolve()
+    partial = whole.with_name(f".{whole.name}.{os.getpid()}")
+    # A pipe is not replaced, nor a file whose folder may not be written.
+    special = path == STANDARD or (path.exists() and not path.is_file())
     try:
+        if special or not os.access(whole.parent, os.W_OK):
+            with click.open_file(str(path), "wb") as file:
+                write(file)
+            return
         try:
             with partial.open("wb") as file:
                 write(file)
-            partial.replace(path)
+            partial.replace(whole)
         finally:
             partial.unlink(missing_ok=True)
     except OSError as error:
@@ -233,12 +241,4 @@ def writer(path: Path, form: str | None = None) -> Callable[[Ranking], None]:
         raise BadInput(
             f"--output {path}: this format needs pyarrow: pip install pyarrow, or write a .csv."
         ) from error
-
-    def write(ranking: Ranking) -> None:
-        try:
-            with click.open_file(str(path), "wb") as file:
-                write_to(ranking, file)
-        except OSError as error:
-            raise click.ClickException(f"--output {path}: {error.strerror}.") from error
-
-    return write
+    return lambda ranking: saved(path, lambda file: write_to(ranking, file))

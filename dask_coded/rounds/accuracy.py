@@ -6,9 +6,14 @@ errors are both sums of terms of random signs. Its terms may cancel, but a parit
 when it was stored, and a piece that was made from others has lost more. So the error is at least
 :math:`u \, r_i h` with :math:`h^2 = \sum_j c_j^2 |x_j|^2`. Here :math:`c_j` is the root mean square
 of column ``j`` of the scaled rows, and :math:`r_i` the norm of the piece's row of the generator,
-if it is parity, plus the growth of its errors. So the error of ``y`` is about
+if it is parity, plus the growth of its errors.
 
-.. math:: u \, e , \qquad e^2 = \sum_i w_i^2 \max(|s_i|, r_i h)^2 .
+And no number is smaller than the least one of the dtype, :math:`d`. So products of entries have
+errors of about :math:`d`, the sum of ``n`` of them one of :math:`d \sqrt n`, and the scaled share
+one of :math:`u \, v_i` with :math:`v_i = d \sqrt n \, 2^{-e_i} / u`. Here :math:`e_i` is the
+exponent of the row if the piece is a block, otherwise zero. So the error of ``y`` is about
+
+.. math:: u \, e , \qquad e^2 = \sum_i w_i^2 \max(|s_i|, r_i h, v_i)^2 .
 
 A row of a block that was made from other pieces has an error of :math:`u \, r_i h` even if it comes
 back itself.
@@ -22,7 +27,8 @@ operand. The first is right unless terms cancel, the second unless the operand i
 few columns, or on such in which the row has no entries. So the second is at most
 :math:`\sum_j c_{bj} |x_j|`, where :math:`c_{bj}` is the root mean square of column ``j`` in the
 block of the row. Of two rows of one block, one with entries where the operand is large and one
-without, this does not tell the second from the first.
+without, this does not tell the second from the first. A plain sum has its own error :math:`v`, by
+the exponent of the row.
 """
 
 from __future__ import annotations
@@ -37,7 +43,7 @@ import numpy.typing as npt
 
 from dask_coded.codes import Code
 from dask_coded.rounds.scaling import LARGEST, NO_ENTRY, Exponents, Scales
-from dask_coded.typing import Bools, Floats
+from dask_coded.typing import Bools, Floats, Ints
 
 #: A row is doubtful if its error may be this many times the rounding of a plain sum of the row.
 LIMIT = 100
@@ -47,6 +53,10 @@ _LARGEST_OF_MANY = 5
 _BOUND = (LIMIT / _LARGEST_OF_MANY) ** 2
 # Columns of the operand whose sizes differ by less are bounded together.
 _ALIKE = 8
+# An error as large, where the operand is 1, is beyond all limits, and its square does not overflow.
+_HUGE = 2.0**256
+# What vanishes is left out if so many times its square would not be beyond the limit.
+_MATTERS = 64
 
 
 class AccuracyWarning(UserWarning):
@@ -59,7 +69,7 @@ def lose_half(error: float, eps: float) -> bool:
 
 
 class NotSolvableError(ArithmeticError):
-    """A share is not finite, so that rows of other blocks cannot be recovered."""
+    """Rows cannot be recovered, because shares of other blocks are not finite or too small."""
 
 
 class Accuracy:
@@ -72,13 +82,26 @@ class Accuracy:
         With typical entries.
     coarser : float
         How many times larger the rounding of the stored pieces is than that of the result.
+    dtype : dtype
+        Of the result.
     """
 
-    def __init__(self, operand: npt.NDArray[Any], scales: Scales, coarser: float = 1.0) -> None:
+    def __init__(
+        self,
+        operand: npt.NDArray[Any],
+        scales: Scales,
+        coarser: float = 1.0,
+        dtype: npt.DTypeLike = np.float64,
+    ) -> None:
         self._operand = operand
         self._scales = scales
         self._coarser = coarser
         self._lowest: dict[int, int] = {}
+        # Shares of half precision are computed in single precision.
+        info, kept = np.finfo(dtype), np.finfo(np.result_type(np.dtype(dtype), np.float32))
+        least = float(kept.smallest_normal) * float(kept.eps)
+        # What vanishes from a share that is not scaled, in units of rounding.
+        self._vanishing = math.sqrt(len(operand)) * least / (float(info.eps) / 2)
 
     @cached_property
     def _absolute(self) -> Floats:
@@ -98,6 +121,13 @@ class Accuracy:
         small = np.partition(sizes, kept, axis=0)[:kept] if kept > 0 else sizes[:0]
         # Not zero, so that it can be divided by.
         return unit, np.maximum(small.sum(axis=0) * unit, np.finfo(np.float64).tiny ** 0.25)
+
+    @cached_property
+    def _reached(self) -> Floats:
+        """The unit of each column of the operand; zero where all products are zero, exactly."""
+        known = self._scales.sizes is not None
+        some = self._stored if known else self._absolute.max(axis=0, initial=0.0)
+        return np.where(some > 0, self._sizes[0], 0.0)
 
     @cached_property
     def _stored(self) -> Floats:
@@ -143,6 +173,8 @@ class Accuracy:
         stack: npt.NDArray[Any],
         solved: npt.NDArray[Any],
         growth: Floats,
+        blocks: Ints,
+        spreads: bool = False,
     ) -> tuple[int, float]:
         """Return how many rows have lost digits, and how much larger the largest error is.
 
@@ -161,18 +193,23 @@ class Accuracy:
             ``weights @ stack``.
         growth : ndarray, shape (used,)
             How large the errors of the pieces are, in units of the rounding of a scaled row.
+        blocks : ndarray of int, shape (used,)
+            The blocks that the pieces equal, -1 for parity.
+        spreads : bool
+            Whether rows are also counted that have lost digits because shares are too small.
 
         Raises
         ------
         NotSolvableError
-            If a share is not finite.
+            If a share is not finite, or so small that other rows lose digits, unless these count.
         """
         squares, growth = weights * weights, self._coarser * growth
         # What comes from stored blocks is as accurate as the result, but not parity.
         coarse = np.where(growth > 0, self._coarser, 1.0)
-        least = self._least(missing, squares, stack, growth, coarse)
-        if least is None:
+        found = self._least(missing, squares, stack, growth, coarse, blocks)
+        if found is None:
             return 0, 0.0
+        least, vanishes = found
         typical = self._typical(missing, start, solved.shape[1])
         rows = np.flatnonzero((typical < least[:, None]).any(axis=0))
         if not len(rows):
@@ -187,11 +224,25 @@ class Accuracy:
         if self._most is not None:
             most = self._most[list(missing)][:, None]
             floors = np.where(np.isfinite(floors), np.minimum(floors, most), floors)
+        if vanishes:
+            across = [self._scales.columns[j] for j in missing] if self._scales.columns else []
+            floors = np.maximum(floors, self._vanished(missing, start, rows, solved.shape, across))
         size = np.square(np.maximum(np.abs(solved[:, rows]) * unit, floors))
         growth, coarse = (v.reshape(-1, *(1,) * (stack.ndim - 1)) for v in (growth, coarse))
         shares = np.maximum(np.abs(stack[:, rows]) * unit * coarse, growth * self._stored)
-        error = (squares @ np.square(shares).reshape(len(stack), -1)).reshape(size.shape)
-        return _beyond(error, size, _BOUND)
+
+        def lost(shares: Floats) -> tuple[int, float]:
+            error = (squares @ np.square(shares).reshape(len(stack), -1)).reshape(size.shape)
+            return _beyond(error, size, _BOUND)
+
+        count, worst = lost(shares)
+        if vanishes:
+            vanished = self._vanished(blocks.tolist(), start, rows, stack.shape)
+            all_lost = lost(np.maximum(shares, vanished))
+            if all_lost[0] > count and not spreads:
+                raise NotSolvableError
+            return all_lost
+        return count, worst
 
     def shaken(
         self, block: int, start: int, rows: npt.NDArray[Any], growth: float, eps: float
@@ -243,14 +294,16 @@ class Accuracy:
         stack: npt.NDArray[Any],
         growth: Floats,
         coarse: Floats,
-    ) -> Floats | None:
+        blocks: Ints,
+    ) -> tuple[Floats, bool] | None:
         """Return from which typical entry on rows of each block are right; None if all are.
 
+        Also whether it matters what vanishes from shares.
+
         By one bound for all these rows: it takes two passes over the stack, where an error for each
-        row takes ten. Few rows, if any, have typical entries so small that it matters. The other
-        numbers are few, so that plain Python takes less time than NumPy.
+        row takes ten. Few rows, if any, have typical entries so small that it matters.
         """
-        unit, bound = self._common
+        unit = self._common[0]
         stored = self._stored
         if stack.dtype.kind == "c" or unit == math.inf:
             stack, unit = np.abs(stack) * self._sizes[0], 1.0
@@ -259,24 +312,74 @@ class Accuracy:
         flat = stack.reshape(len(stack), -1)
         largest = np.maximum(flat.max(axis=1, initial=0.0), -flat.min(axis=1, initial=0.0)) * unit
         largest = np.maximum(largest * coarse, growth * float(stored.max(initial=0.0)))
+        # The smallest row of any block stands for all.
+        reach = np.where(blocks < 0, 1.0, 2.0**-self._scales.lowest)
+        top = self._vanishing * float(np.max(self._reached, initial=0.0))
         with np.errstate(over="ignore"):
             errors = (squares @ (largest * largest)).tolist()
+            vanished = (squares @ np.square(np.minimum(reach * top, _HUGE))).tolist()
         if not all(map(math.isfinite, errors)):
             raise NotSolvableError
-        least = []
-        for block, error in zip(missing, errors, strict=True):
-            # An operand may have NaN where no row has entries.
-            ratio = error / bound
-            own = math.log2(ratio) / 2 if ratio > 0 else -math.inf
-            if self._scales.columns:
-                own -= int(self._scales.typical_columns[block].min(initial=0))
-            if self._most is not None:
-                most = float(np.min(self._most[block], initial=math.inf))
-                own = math.inf if error > _BOUND * most**2 else own
-            least.append(own)
+        least = [
+            self._needed(block, error + more)
+            for block, error, more in zip(missing, errors, vanished, strict=True)
+        ]
         if all(own <= self._lowest_of(j) for own, j in zip(least, missing, strict=True)):
             return None
-        return np.asarray(least)
+        vanishes = any(
+            self._needed(block, more * _MATTERS) > self._lowest_of(block)
+            for block, more in zip(missing, vanished, strict=True)
+        )
+        return np.asarray(least), vanishes
+
+    def _needed(self, block: int, error: float) -> float:
+        """Return from which typical entry on rows of a block are right with the square of an error.
+
+        Called for few numbers, so that plain Python takes less time than NumPy.
+        """
+        # An operand may have NaN where no row has entries.
+        ratio = error / self._common[1]
+        own = math.log2(ratio) / 2 if ratio > 0 else -math.inf
+        if self._scales.columns:
+            own -= int(self._scales.typical_columns[block].min(initial=0))
+        if self._most is not None:
+            most = float(np.min(self._most[block], initial=math.inf))
+            own = math.inf if error > _BOUND * most**2 else own
+        return own
+
+    def _vanished(
+        self,
+        blocks: Sequence[int],
+        start: int,
+        rows: Ints,
+        shape: tuple[int, ...],
+        across: Sequence[Exponents] = (),
+    ) -> Floats:
+        """Return what vanishes from scaled shares, in units of rounding and of the operand.
+
+        Parameters
+        ----------
+        blocks : sequence of int
+            -1 for the rows of parity pieces.
+        start : int
+        rows : ndarray of int
+            Counted from row ``start`` on.
+        shape : tuple of int
+            Of the products: ``(blocks, all rows, *columns)``.
+        across : sequence of ndarray of int16
+            The exponents of the columns of each block, if these are scaled.
+        """
+        count = shape[1]
+        parity = np.zeros(count, np.int16)
+        found = [self._scales.rows[j][start : start + count] if j >= 0 else parity for j in blocks]
+        exponents = _padded(found, count)[:, rows].astype(np.int32)
+        exponents = exponents.reshape(*exponents.shape, *(1,) * (len(shape) - 2))
+        if across:
+            exponents = exponents + _padded(across, shape[2])[:, None]
+        with np.errstate(over="ignore"):
+            # Zero for rows that are not finite, which parity does not have.
+            vanished = np.ldexp(self._vanishing, -exponents) * self._reached
+        return np.asarray(np.minimum(vanished, _HUGE))
 
     def _lowest_of(self, block: int) -> int:
         """Return the smallest typical entry of a block."""

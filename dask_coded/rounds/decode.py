@@ -82,8 +82,9 @@ class Assembler:
     worst : float
         The largest error of these, in units of the rounding error of a plain sum.
     spreads : bool
-        Whether rows that are recovered may become infinite or NaN because a share is. By default
-        that is an error, unless the blocks cannot be computed themselves.
+        Whether rows that are recovered may become infinite or NaN because a share is, or lose
+        digits because shares are too small. By default both are errors, unless the blocks cannot be
+        computed themselves.
     """
 
     def __init__(
@@ -143,8 +144,8 @@ class Assembler:
         Raises
         ------
         NotSolvableError
-            If missing blocks cannot be recovered because shares of others are not finite, unless
-            these may spread.
+            If missing blocks cannot be recovered because shares of others are not finite or too
+            small, unless these may spread.
         """
         for part, rows in shares:
             self._store(part, rows)
@@ -227,7 +228,14 @@ class Assembler:
             return
         try:
             found = self._accuracy.doubtful(
-                missing, weights, start, stack, solved, self._growth[used]
+                missing,
+                weights,
+                start,
+                stack,
+                solved,
+                self._growth[used],
+                self._code.block_of[used],
+                self.spreads,
             )
         except NotSolvableError:
             if not self.spreads:

@@ -10,6 +10,11 @@ What is decoded is multiplied by :math:`2^{e_{jr}}`. Both are exact, so that the
 decoded row is relative to the row itself. Pieces that equal a block are stored as they are; their
 shares are scaled only when a missing block is recovered.
 
+The product of a tiny row may be too small a number for the dtype, so that it is rounded to a
+multiple of the smallest number. Scaled up, this error would be as large as the rows of other
+blocks. Therefore exponents have a lower limit, :func:`least_exponent`. A smaller row counts for
+little in the sum. Only its own digits are lost if its block is missing.
+
 A row with NaN or infinity is left out of the sum, so that it does not spread to other blocks. If
 its own block is missing, its result is NaN.
 """
@@ -17,6 +22,7 @@ its own block is missing, its result is NaN.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -43,13 +49,35 @@ _SAMPLE = 32
 _FEW = 4
 
 
-def exponents_of(rows: Any) -> Exponents:
+def least_exponent(dtype: npt.DTypeLike) -> int:
+    """Return the least exponent by which a row of this dtype is scaled before it is combined.
+
+    No number is smaller than the least one of the dtype, so the product of a row of this size with
+    an operand of the size ``eps`` has an error. Once scaled, it is at most ``eps`` of the operand.
+
+    Parameters
+    ----------
+    dtype : dtype
+
+    Examples
+    --------
+    >>> least_exponent(np.float32), least_exponent(np.float64)
+    (-102, -969)
+    """
+    # Products of half precision are computed in single precision.
+    info = np.finfo(np.result_type(np.dtype(dtype), np.float32))
+    return int(info.minexp) + int(info.nmant) + 1
+
+
+def exponents_of(rows: Any, least: int | None = None) -> Exponents:
     """Return for each row the exponent ``e`` with ``2**(e - 1) <= largest entry < 2**e``.
 
     Parameters
     ----------
     rows : ndarray or CSR matrix, shape (rows, columns)
         Floating-point or complex numbers; of the latter the larger part counts.
+    least : int, optional
+        The exponent of smaller rows; by default :func:`least_exponent` of their dtype.
 
     Returns
     -------
@@ -71,7 +99,8 @@ def exponents_of(rows: Any) -> Exponents:
         largest[filled] = np.maximum.reduceat(sizes, rows.indptr[:-1][filled])
     else:
         largest = _sizes(rows, axis=1)
-    exponents: Exponents = np.clip(np.frexp(largest)[1], -LARGEST, LARGEST).astype(np.int16)
+    least = least_exponent(rows.dtype) if least is None else least
+    exponents: Exponents = np.clip(np.frexp(largest)[1], least, LARGEST).astype(np.int16)
     exponents[~np.isfinite(largest)] = NOT_FINITE
     return exponents
 
@@ -278,6 +307,11 @@ class Scales:
     typical: tuple[Exponents, ...] = ()
     typical_columns: tuple[Exponents, ...] = ()
     sizes: npt.NDArray[Any] | None = None
+
+    @cached_property
+    def lowest(self) -> int:
+        """The smallest exponent of any row, at most zero."""
+        return min((int(found.min(initial=0)) for found in self.rows), default=0)
 
     def down(self, block: int, start: int, rows: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
         """Scale known rows of a block, from row ``start`` on, as they are in parity pieces."""

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, Self
 
 import dask
@@ -22,7 +23,7 @@ from dask_coded.rounds import POLICIES, Assembler, Geometry, Reporting, RoundOpt
 from dask_coded.rounds.accuracy import LIMIT, Accuracy, AccuracyWarning
 from dask_coded.rounds.decode import Empty
 from dask_coded.rounds.footprint import Footprints
-from dask_coded.rounds.scaling import Exponents
+from dask_coded.rounds.scaling import LARGEST, Exponents, least_exponent
 from dask_coded.typing import Floats
 
 #: Name of both plugins, and of the event topic.
@@ -228,6 +229,11 @@ class CodedSpec(ABC):
         return self.combines or bool(self.check_keys)
 
     @property
+    def least_exponent(self) -> int:
+        """The least exponent by which rows are scaled."""
+        return least_exponent(self.dtype)
+
+    @property
     def sized(self) -> bool:
         """Whether it is found how large the entries of each column are."""
         return False
@@ -343,6 +349,11 @@ class ArraySpec(CodedSpec):
             if w
         ]
 
+    @cached_property
+    def _scales(self) -> Scales:
+        # Once for all rounds, because it takes a look at the exponents of all rows.
+        return Scales(self.exponents or (), typical=self.typical, sizes=self.sizes)
+
     def assembler(
         self,
         operand: np.ndarray[Any, Any] | None,
@@ -353,9 +364,9 @@ class ArraySpec(CodedSpec):
         dtype = np.result_type(self.dtype, operand.dtype)
         scales = accuracy = None
         if self.exponents is not None:
-            scales = Scales(self.exponents, typical=self.typical, sizes=self.sizes)
+            scales = self._scales
             coarser = _coarser(self.dtype, dtype)
-            accuracy = Accuracy(operand, scales, coarser) if self.typical else None
+            accuracy = Accuracy(operand, scales, coarser, dtype) if self.typical else None
         columns = operand.shape[1:]
         return Assembler(self.code, self.geometry, dtype, columns, scales, empty, accuracy, errors)
 
@@ -393,6 +404,11 @@ class PairSpec(CodedSpec):
     @property
     def shape(self) -> tuple[int, int]:
         return sum(self.left_rows), sum(self.right_rows)
+
+    @property
+    def least_exponent(self) -> int:
+        # No piece is a block, so all shares are products of scaled rows.
+        return -LARGEST
 
     def piece_rows(self, piece: int) -> int:
         return max(self.left_rows) + max(self.right_rows)
@@ -446,7 +462,7 @@ class PairSpec(CodedSpec):
             scales = Scales(rows, across, typical, typical_across)
             if self.typical:
                 of_all = np.ones(self.columns) if operand is None else operand
-                accuracy = Accuracy(of_all, scales, _coarser(self.dtype, dtype))
+                accuracy = Accuracy(of_all, scales, _coarser(self.dtype, dtype), dtype)
         columns = (max(self.right_rows),)
         return Assembler(self.code, self.geometry, dtype, columns, scales, empty, accuracy)
 

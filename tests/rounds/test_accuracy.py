@@ -16,6 +16,7 @@ from dask_coded.rounds.accuracy import LIMIT, Accuracy, NotSolvableError, doubtf
 from dask_coded.rounds.kernels import matvec
 from dask_coded.rounds.rebuilding import RoundingErrors
 from dask_coded.rounds.scaling import (
+    LARGEST,
     NO_ENTRY,
     exponents_of,
     restored,
@@ -28,9 +29,9 @@ from dask_coded.rounds.scaling import (
 class Encoded:
     """Blocks and their pieces, as workers store them."""
 
-    def __init__(self, code: Code, blocks: np.ndarray) -> None:
+    def __init__(self, code: Code, blocks: np.ndarray, least: int | None = None) -> None:
         self.code, self.blocks = code, blocks
-        self.exponents = tuple(map(exponents_of, blocks))
+        self.exponents = tuple(exponents_of(block, least) for block in blocks)
         self.typical = tuple(map(typical_of, blocks, self.exponents))
         self.scaled = [scaled(b, e) for b, e in zip(blocks, self.exponents, strict=True)]
         squares = np.array(list(map(squares_of, blocks, self.exponents)))
@@ -55,7 +56,7 @@ class Encoded:
         total = np.tensordot(list(weights.values()), parts, 1)
         self.pieces[piece] = restored(total, self.exponents[piece]).astype(self.blocks.dtype)
 
-    def product(self, x: np.ndarray, have: list[int]) -> Assembler:
+    def product(self, x: np.ndarray, have: list[int], spreads: bool = False) -> Assembler:
         """Return what is decoded from the shares of some pieces."""
         rows = self.blocks.shape[1]
         geometry = Geometry((rows,) * self.code.k, stripes=1, mixed=True)
@@ -68,9 +69,10 @@ class Encoded:
             dtype,
             x.shape[1:],
             scales,
-            accuracy=Accuracy(x, scales, coarser),
+            accuracy=Accuracy(x, scales, coarser, dtype),
             errors=self.lost,
         )
+        assembler.spreads |= spreads
         computed = np.zeros((self.code.pieces, 1), dtype=bool)
         computed[have] = True
         shares = [
@@ -333,6 +335,84 @@ def test_half_precision_overflows_only_where_its_own_row_does() -> None:
         )
         finite = np.isfinite(expected)
         np.testing.assert_allclose(found[finite], expected[finite], atol=0.1)
+
+
+@given(
+    st.integers(0, 2**32 - 1),
+    st.sampled_from(["f2", "f4", "f8"]),
+    st.floats(0, 1),
+    st.floats(0, 1),
+    st.booleans(),
+    st.sampled_from([None, -LARGEST]),  # which older stores have
+)
+def test_shares_that_vanish_spoil_no_row_without_a_word(
+    seed: int, dtype: str, rows: float, operand: float, one: bool, least: int | None
+) -> None:
+    """Rows of one block, or a single one, may be of any size, and so may columns of the operand."""
+    rng = np.random.default_rng(seed)
+    reach = np.log10(float(np.finfo(dtype).smallest_subnormal))
+    A = rng.standard_normal((2, 20, 30))
+    A[0, : 1 if one else 20] *= 10 ** (rows * reach)
+    x = rng.standard_normal((30, 2)) * [1, 10 ** (operand * reach)]
+    A, x = A.astype(dtype), x.astype(dtype)
+    encoded, whole = Encoded(MDS(3, 2), A, least), A.reshape(40, 30)
+    kept = np.result_type(np.dtype(dtype), np.float32)
+    plain = whole.astype(kept) @ x.astype(kept)
+    for have in ([0, 2], [1, 2]):
+        result = encoded.product(x, have, spreads=True)
+        # Only what its own block has can vanish from a plain sum.
+        usual = np.maximum(errors(plain, whole, x).reshape(2, -1, 2).max(axis=1), 2.0**-52)
+        usual = np.maximum(usual, np.finfo(dtype).eps)
+        wrong = errors(result.rows, whole, x).reshape(2, -1, 2) > LIMIT * usual[:, None]
+        assert np.count_nonzero(wrong.any(axis=2)) <= result.doubtful
+        if result.doubtful == 0:
+            encoded.product(x, have)
+
+
+@pytest.mark.parametrize("size", [1.0, 100.0])
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
+@pytest.mark.parametrize("code", [MDS(3, 2), MDS(12, 10)], ids=repr)
+def test_products_that_are_zero_do_not_vanish(code: Code, dtype: str, size: float) -> None:
+    """A start of zeros, a column of them, and an entry where the matrix has none."""
+    A = (size * np.random.default_rng(16).standard_normal((code.k, 20, 30))).astype(dtype)
+    A[:, :, 7] = 0
+    encoded, ones, zeros, one = Encoded(code, A), np.ones(30), np.zeros(30), np.eye(30)[7]
+    for x in (zeros, one, np.stack([ones, zeros], axis=1), np.stack([ones, one], axis=1)):
+        found = encoded.product(x.astype(dtype), list(range(1, code.k + 1)))
+        assert found.doubtful == 0
+        assert found.rows.any() == (A.reshape(-1, 30) @ x).any()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "small", "size"),
+    [("f4", 1e-43, 1), ("f4", 1e-35, 1e-3), ("f8", 1e-310, 1), ("f8", 1e-290, 1e-15)],
+)
+def test_tiny_rows_lose_only_their_own_digits(dtype: str, small: float, size: float) -> None:
+    rng = np.random.default_rng(14)
+    A = rng.standard_normal((2, 50, 40))
+    A[0] *= small
+    A, x = A.astype(dtype), (size * rng.standard_normal(40)).astype(dtype)
+    result = Encoded(MDS(3, 2), A).product(x, [0, 2])
+    assert errors(result.rows[50:], A[1], x).max() < 10 * np.finfo(dtype).eps
+    assert result.doubtful == 0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "small", "size"), [("f4", 1e-25, 1e-20), ("f8", 1e-200, 1e-125), ("f8", 1, 5e-324)]
+)
+def test_rows_are_not_recovered_from_shares_that_vanish(dtype: str, small, size) -> None:
+    """Then all rows are computed; only if their worker does not answer, they are recovered."""
+    rng = np.random.default_rng(15)
+    A = rng.standard_normal((2, 50, 40))
+    A[0] *= small
+    A[1, 0] *= 1e100 if dtype == "f8" else 1e15
+    A, x = A.astype(dtype), (size * rng.standard_normal(40)).astype(dtype)
+    x = np.stack([np.ones_like(x), x], axis=1)
+    encoded = Encoded(MDS(3, 2), A)
+    with pytest.raises(NotSolvableError):
+        encoded.product(x, [0, 2])
+    assert encoded.product(x, [0, 2], spreads=True).doubtful
+    assert encoded.product(x, [0, 1]).doubtful == 0
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from(["f4", "f8", "c16"]), st.booleans())

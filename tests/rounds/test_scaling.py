@@ -11,7 +11,14 @@ from hypothesis.extra.numpy import arrays
 
 from dask_coded.codes import MDS
 from dask_coded.rounds import Assembler, Geometry, Scales, StripeRange
-from dask_coded.rounds.scaling import NOT_FINITE, exponents_of, restored, scaled
+from dask_coded.rounds.scaling import (
+    LARGEST,
+    NOT_FINITE,
+    exponents_of,
+    least_exponent,
+    restored,
+    scaled,
+)
 
 numbers = st.floats(allow_nan=True, allow_infinity=True, width=64)
 matrices = arrays(np.float64, st.tuples(st.integers(0, 5), st.integers(1, 4)), elements=numbers)
@@ -23,7 +30,7 @@ def test_exponents_bound_the_rows(rows: np.ndarray, sparse: bool) -> None:
     finite = np.isfinite(rows).all(axis=1)
     assert ((exponents == NOT_FINITE) == ~finite).all()
     largest = np.abs(rows[finite]).max(axis=1)
-    inside = (largest > 1e-300) & (largest < 1e300)
+    inside = (largest > 1e-290) & (largest < 1e300)
     size = np.ldexp(largest, -exponents[finite])[inside]
     assert ((size >= 0.5) & (size < 1)).all()
     assert (exponents[finite][largest == 0] == 0).all()
@@ -99,6 +106,19 @@ def test_every_decoded_row_is_right_in_itself(seed: int, dtype: str) -> None:
     error = np.abs(assembler.rows - expected) / size
     assert np.flatnonzero(np.isnan(error)).tolist() == [7]  # the row with NaN, and no other
     assert np.nanmax(error) < (1e-3 if dtype == "f4" else 1e-12)
+
+
+@given(st.sampled_from(["f2", "f4", "f8", "c8", "c16"]), st.booleans())
+def test_tiny_rows_are_scaled_by_the_least_exponent(dtype: str, sparse: bool) -> None:
+    """Scaled by their own one, what vanishes from their products would be as large as others."""
+    rows = np.array([[np.finfo(dtype).smallest_subnormal, 0], [0, 0], [1, 0]]).astype(dtype)
+    found = exponents_of(scipy.sparse.csr_array(rows) if sparse and dtype != "f2" else rows)
+    least = least_exponent(dtype)
+    assert found.tolist() == [max(least, int(np.frexp(rows[0, 0].real)[1])), 0, 1]
+    kept = np.finfo(np.result_type(np.dtype(dtype), np.float32))
+    vanishing = np.ldexp(float(kept.smallest_normal) * float(kept.eps), -least)
+    assert vanishing <= float(kept.eps) ** 2
+    assert exponents_of(rows, -LARGEST)[0] <= found[0]
 
 
 @pytest.mark.parametrize("size", [1e-300, 5e-324, 1.7e308])

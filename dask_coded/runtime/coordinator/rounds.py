@@ -187,8 +187,9 @@ class Coordinator:
             with suppress(NotSolvableError):
                 live = self._drive(partial(self._round, offer))
             if live is None:
-                # The operand or a product is not finite. All rows come from their own blocks then,
-                # so that the result does not depend on which workers are late.
+                # The operand or a product is not finite, or products are too small for the dtype.
+                # All rows come from their own blocks then, so that the result does not depend on
+                # which workers are late.
                 live = self._drive(partial(self._round, offer, parity=False))
         result = live.result()
         live.report.seconds = self._seconds = monotonic() - began

@@ -235,7 +235,7 @@ class _Mixer:
         if spec.exponents is not None:
             exponents = spec.exponents[block][first : first + part.shape[0]]
         else:
-            exponents = exponents_of(part)
+            exponents = exponents_of(part, spec.least_exponent)
             if spec.check_finite and (exponents == NOT_FINITE).any():
                 raise ValueError(_BAD)
             self._found[block][first : first + len(exponents)] = exponents
@@ -285,7 +285,7 @@ class _Mixer:
         """Find the exponents of the rows of a block that this piece equals."""
         parts = list[tuple[Exponents, Exponents]]()
         for rows in self._parts(data):
-            found = exponents_of(rows)
+            found = exponents_of(rows, self.spec.least_exponent)
             # Only rows that are recovered are examined for lost digits.
             typical = np.zeros_like(found)
             if self.spec.combines:

@@ -156,7 +156,9 @@ def typical_of(rows: Any, exponents: Exponents) -> Exponents:
     found = np.take_along_axis(sizes, middle[:, None], axis=1)[:, 0] if width else sizes.sum(axis=1)
     typical = _typical(found, filled, width, exponents)
     if width < columns and len(few := np.flatnonzero(filled < _FEW)):
-        typical[few] = _typical_of_sparse(scipy.sparse.csr_array(rows[few]), exponents[few])
+        # SciPy has no sparse matrices of half precision or of the other byte order.
+        part = rows[few].astype(np.result_type(rows.dtype, np.float32), copy=False)
+        typical[few] = _typical_of_sparse(scipy.sparse.csr_array(part), exponents[few])
     return typical
 
 

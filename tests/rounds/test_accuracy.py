@@ -431,6 +431,17 @@ def test_typical_entries(seed: int, dtype: str, sparse: bool) -> None:
         assert abs(median - exponent) <= (1.01 if sparse else 0.51)
 
 
+@pytest.mark.parametrize("dtype", ["f2", ">f2", ">f4", ">f8", ">c16"])
+def test_rows_with_few_entries_of_dtypes_without_sparse_matrices(dtype: str) -> None:
+    """Half precision, and the other byte order."""
+    rows = np.zeros((3, 200))
+    rows[0, 7], rows[1, ::2] = 3, 1
+    found = rows.astype(dtype)
+    np.testing.assert_array_equal(exponents_of(found), exponents_of(rows))
+    expected = typical_of(rows, exponents_of(rows))
+    np.testing.assert_array_equal(typical_of(found, exponents_of(found)), expected)
+
+
 def test_typical_entries_of_wide_rows_are_sampled() -> None:
     rng = np.random.default_rng(5)
     rows = rng.standard_normal((50, 5000))

@@ -83,8 +83,9 @@ class Code:
     Raises
     ------
     ValueError
-        If ``G`` is not a matrix of finite numbers with at least as many rows as columns, or some
-        ``need`` pieces of one of several groups do not suffice to make its others.
+        If ``G`` is not a matrix of finite numbers with at least as many rows as columns, or
+        ``need`` of a single group is not ``k``. With several groups, if some ``need`` pieces of one
+        do not suffice to make its others, or all pieces do not determine all blocks.
 
     Examples
     --------
@@ -148,16 +149,27 @@ class Code:
     def _examine(self) -> None:
         """Find whether it is enough to count pieces; with several groups it must be."""
         if len(self.need) == 1:
+            if (need := int(self.need[0])) != self.k:
+                raise ValueError(
+                    f"Argument 'need' must be [{self.k}], the number of blocks, for a code of one "
+                    f"group, it is [{need}]: leave it out."
+                )
             self.threshold = self.threshold and _all_span(self.G, self.k, self.k)
             return
         for group, need in enumerate(self.need.tolist()):
             rows = self.G[self.group == group]
             rank = int(np.linalg.matrix_rank(rows))
-            if not (self.threshold and need <= len(rows) and _all_span(rows, need, rank)):
+            enough = 0 < need <= len(rows) and _all_span(rows, need, rank)
+            if not (self.threshold and enough):
                 raise ValueError(
                     f"Any {need} pieces of group {group} must suffice to make its other pieces, "
                     f"which is not so: pass another 'need', or leave out 'group'."
                 )
+        if (rank := int(np.linalg.matrix_rank(self.G))) < self.k:
+            raise ValueError(
+                f"The pieces of all groups must determine all {self.k} blocks, 'G' has rank "
+                f"{rank}: add pieces that combine the others."
+            )
 
     @classmethod
     def with_redundancy(cls, n: int, redundancy: int) -> Code:

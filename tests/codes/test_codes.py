@@ -150,13 +150,29 @@ def test_custom_code() -> None:
         Single.with_redundancy(4, 1)
 
 
-@pytest.mark.parametrize("need", [[1, 2], [2, 1], [2, 4]])
+@pytest.mark.parametrize("need", [[1, 2], [2, 1], [2, 4], [0, 2], [2, -1]])
 def test_a_custom_code_of_groups_of_which_some_sets_do_not_decode_is_refused(need: list) -> None:
     parity = np.array([[1, 1, 0, 0], [0, 0, 1, 1]])
     groups = {"group": [0, 0, 1, 1, 0, 1]}
     assert Code(np.vstack([np.eye(4), parity]), **groups, need=[2, 2]).tolerance == 1
     with pytest.raises(ValueError, match=r"pieces of group \d must suffice to make its other"):
         Code(np.vstack([np.eye(4), parity]), **groups, need=need)
+
+
+def test_a_custom_code_of_groups_that_lack_a_block_is_refused() -> None:
+    with pytest.raises(ValueError, match="must determine all 2 blocks, 'G' has rank 1: add pieces"):
+        Code([[1, 0], [2, 0]], group=[0, 1], need=[1, 1])
+
+
+@given(st.integers(1, 4), st.integers(-1, 6))
+def test_one_group_needs_as_many_pieces_as_there_are_blocks(k: int, need: int) -> None:
+    """With fewer a code would promise to survive losses after which nothing decodes."""
+    G = np.vstack([np.eye(k), np.ones(k)])
+    if need == k:
+        assert Code(G, need=[need]).tolerance == 1
+    else:
+        with pytest.raises(ValueError, match=rf"must be \[{k}\].*, it is \[{need}\]: leave it out"):
+            Code(G, need=[need])
 
 
 @given(st.integers(1, 3), st.data())

@@ -33,7 +33,7 @@ from dask_coded.dispatch import dispatch_products
 from dask_coded.display import Display
 from dask_coded.labels import UNLABELLED, Labels, as_factor, labels_of
 from dask_coded.loop import PiecesMade
-from dask_coded.products import CodedView, ProductArray, UncodedArray, as_plain
+from dask_coded.products import CodedView, ProductArray, UncodedArray
 from dask_coded.runtime.client.encoding import Encoded, encode_source, extend, new_id
 from dask_coded.runtime.client.install import ClusterUnfitError
 from dask_coded.runtime.client.source import (
@@ -58,6 +58,7 @@ from dask_coded.runtime.coordinator.operators import (
 )
 from dask_coded.runtime.coordinator.tasks import run_round
 from dask_coded.runtime.spec import CodedTask, round_options
+from dask_coded.spellings import as_plain
 from dask_coded.storage import Location, begin_store
 from dask_coded.uncoded import TRANSPOSED
 

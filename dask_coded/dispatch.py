@@ -14,7 +14,8 @@ from typing import Any
 import dask.array as da
 from dask.array import einsumfuncs, routines
 
-from dask_coded.products import SPELLINGS, ProductArray, as_plain
+from dask_coded.products import ProductArray
+from dask_coded.spellings import SPELLINGS, as_plain
 
 _ORIGINALS: dict[str, Callable[..., Any]] = {name: getattr(da, name) for name in SPELLINGS}
 

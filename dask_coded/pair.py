@@ -24,13 +24,14 @@ from dask_coded.choice import Choice
 from dask_coded.codes import Polynomial
 from dask_coded.compat import TaskRef
 from dask_coded.labels import UNLABELLED, Axis, Labels, aligned, labels_of
-from dask_coded.products import ProductArray, as_plain
+from dask_coded.products import ProductArray
 from dask_coded.runtime.client.encoding import Encoded, encode_factors
 from dask_coded.runtime.client.source import check_dtype, matrix_source, sparse_type
 from dask_coded.runtime.client.waiting import current_client, outside_pool, while_connected
 from dask_coded.runtime.coordinator.operators import check_weights
 from dask_coded.runtime.coordinator.tasks import run_round
 from dask_coded.runtime.spec import CodedTask, round_options
+from dask_coded.spellings import as_plain
 
 
 def encode_pair(

@@ -1,7 +1,4 @@
-"""Every way to write a product with a coded array, or with an array derived from one.
-
-NumPy and dask.array write a product of two matrices as ``@``, ``dot``, ``matmul``, ``tensordot``,
-``einsum`` and in other ways. This module reduces all of them to ``matrix @ x``.
+"""Arrays that are derived from a coded one, and what products are to them.
 
 A :class:`ProductArray` is a dask array of two dimensions that decides itself how ``@`` is computed:
 
@@ -13,21 +10,18 @@ A :class:`ProductArray` is a dask array of two dimensions that decides itself ho
 from __future__ import annotations
 
 import operator
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from abc import abstractmethod
+from collections.abc import Callable
 from copy import copy
 from functools import wraps
 from typing import Any, Self
 
-import dask.array as da
 import numpy as np
-from dask.array import routines
 from dask.array.core import Array
-from numpy.lib.array_utils import normalize_axis_index
 
-from dask_coded.arguments import meta_of
-from dask_coded.compat import HookedArray, handle_out, parse_einsum_input
-from dask_coded.labels import UNLABELLED, Labels, as_factor, axes_of, lost
+from dask_coded.compat import handle_out
+from dask_coded.labels import UNLABELLED, Labels, as_factor, lost
+from dask_coded.spellings import FUNCTIONS, UFUNCS, Factor, adopted, as_plain, dot, matmul, swapaxes
 from dask_coded.uncoded import (
     COLUMNS,
     ROWS,
@@ -37,28 +31,14 @@ from dask_coded.uncoded import (
     uncoded_product,
 )
 
-# Before :mod:`dask_coded.dispatch` replaces it.
-_einsum_of_dask = da.einsum
 # Smaller factors are rounded to fewer digits.
 _TINY = np.finfo(np.float64).tiny
 
 
-# -- arrays ------------------------------------------------------------------------------------
+class ProductArray(Factor):
+    """A dask array, shape (rows, columns), whose products may be coded, and those of its like."""
 
-
-class ProductArray(HookedArray, ABC):
-    """A dask array, shape (rows, columns), that decides itself how its products are computed."""
-
-    #: Whether ``self @ x`` is computed by coded rounds.
-    is_coded = True
-    #: By which labelled operands are aligned.
-    labels: Labels = UNLABELLED
-
-    # What subclasses implement.
-
-    @abstractmethod
-    def _times(self, x: Any) -> Any:
-        """Return ``self @ x``, or NotImplemented."""
+    # What subclasses implement, with `_times`.
 
     @abstractmethod
     def _scaled(self, plain: Array, factor: Any) -> ProductArray:
@@ -89,7 +69,7 @@ class ProductArray(HookedArray, ABC):
 
     def dot(self, other: Any) -> Any:
         """Return the product, as ``@`` does."""
-        if (found := _dot(self, other)) is NotImplemented:
+        if (found := dot(self, other)) is NotImplemented:
             kind = type(other).__name__
             raise TypeError(f"The operand of a product must be an array, it is of type {kind}.")
         return found
@@ -104,14 +84,14 @@ class ProductArray(HookedArray, ABC):
 
     def swapaxes(self, axis1: int, axis2: int) -> Array:
         """Return the array with two axes exchanged, as ``transpose`` does."""
-        return _swapaxes(self, axis1, axis2)
+        return swapaxes(self, axis1, axis2)
 
     def __array_ufunc__(self, numpy_ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         outs = kwargs.get("out", ())
         if any(isinstance(out, ProductArray) and out.is_coded for out in outs):
             raise TypeError(_FIXED)
-        if method == "__call__" and numpy_ufunc in _UFUNCS and not kwargs:
-            result = _UFUNCS[numpy_ufunc](*inputs)
+        if method == "__call__" and numpy_ufunc in UFUNCS and not kwargs:
+            result = UFUNCS[numpy_ufunc](*inputs)
             if result is not NotImplemented:
                 return result
         if outs:
@@ -123,8 +103,8 @@ class ProductArray(HookedArray, ABC):
         return _derived(numpy_ufunc, inputs, result, kwargs) if method == "__call__" else result
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if func in _FUNCTIONS:
-            result = _FUNCTIONS[func](*args, **kwargs)
+        if func in FUNCTIONS:
+            result = FUNCTIONS[func](*args, **kwargs)
             if result is not NotImplemented:
                 return result
         types = tuple(Array if issubclass(kind, ProductArray) else kind for kind in types)
@@ -210,7 +190,7 @@ class CodedView(ProductArray):
     def __new__(
         cls, plain: Array, base: ProductArray, factor: Any = 1, selections: tuple[Any, ...] = ()
     ) -> Self:
-        self = _adopt(cls, plain)
+        self = adopted(cls, plain)
         self.base, self.factor, self.selections = base, factor, selections
         rows, columns = base.labels
         self.labels = (rows.lost() if selections else rows, columns)
@@ -283,7 +263,7 @@ class UncodedArray(ProductArray):
         transposed: ProductArray | None = None,
         labels: Labels = UNLABELLED,
     ) -> Self:
-        self = _adopt(cls, plain)
+        self = adopted(cls, plain)
         self.reason, self.transposed, self.labels = reason, transposed, labels
         return self
 
@@ -317,16 +297,6 @@ class UncodedArray(ProductArray):
         if self.transposed is not None:
             return self.transposed
         return UncodedArray(plain, self.reason, labels=self.labels[::-1])
-
-
-def _adopt(cls: Any, plain: Array) -> Any:
-    """Return an instance of a subclass of dask's array with the values of a dask array."""
-    return Array.__new__(cls, plain.dask, plain.name, plain.chunks, meta=meta_of(plain))
-
-
-def as_plain(x: Any) -> Any:
-    """Return a plain dask array instead of a ProductArray, and anything else unchanged."""
-    return _adopt(Array, x) if isinstance(x, ProductArray) else x
 
 
 def _derived(op: Any, args: tuple[Any, ...], plain: Any, kwargs: Any = ()) -> Any:
@@ -404,151 +374,3 @@ for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "
 for _name in ("eq", "ne", "lt", "le", "gt", "ge", "divmod", "rdivmod", "lshift", "rlshift",
               "rshift", "rrshift"):  # fmt: skip
     setattr(ProductArray, f"__{_name}__", _operator(f"__{_name}__"))
-
-
-# -- spellings of a product --------------------------------------------------------------------
-
-
-def matmul(a: Any, b: Any) -> Any:
-    """Return ``a @ b``; at least one is a ProductArray."""
-    from_left = isinstance(a, ProductArray)
-    if from_left and not a.is_coded and isinstance(b, ProductArray):
-        from_left = not b.T.is_coded
-    if from_left:
-        return a._times(b)
-    # Its last axis is summed over.
-    a = as_factor(a.T, b.labels[0]).T if axes_of(a) else as_factor(a)
-    if not isinstance(a, np.ndarray | Array):
-        return NotImplemented
-    if a.ndim > 2:
-        say_uncoded(f"A product with an array of {a.ndim} dimensions is not coded: use matrices")
-        return routines.matmul(a, as_plain(b))
-    if b.T.is_coded:
-        return (b.T @ a.T).T
-    say_uncoded(b.T.reason)
-    return uncoded_product(a, as_plain(b))
-
-
-def _dot(a: Any, b: Any) -> Any:
-    if not (np.ndim(a) and np.ndim(b)):
-        return np.multiply(a, b)
-    # Of more than two dimensions, `dot` and `matmul` are different products.
-    return _contract(a, -1, b, -2) if np.ndim(b) > 2 else matmul(a, b)
-
-
-def _tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
-    if isinstance(axes, int | np.integer):
-        axes = range(-axes, 0), range(axes)
-    of_a, of_b = ([int(i) for i in np.atleast_1d(part)] for part in axes)
-    if len(of_a) != 1 or len(of_b) != 1:
-        # A sum over all elements, or no sum: what a reduction is to a coded array.
-        _check_unlabelled("tensordot", (a, b))
-        return NotImplemented
-    return _contract(a, of_a[0], b, of_b[0])
-
-
-def _contract(a: Any, of_a: int, b: Any, of_b: int) -> Any:
-    """Sum over one axis of each factor."""
-    if max(np.ndim(a), np.ndim(b)) > 2 or not (axes_of(a) or axes_of(b)):
-        a, b = as_factor(a), as_factor(b)
-    of_a, of_b = range(a.ndim)[of_a], range(b.ndim)[of_b]
-    if max(a.ndim, b.ndim) > 2:
-        return _plainly("tensordot", routines.tensordot, a, b, axes=((of_a,), (of_b,)))
-    left = a if of_a == a.ndim - 1 else a.T
-    right = b if of_b == 0 else b.T
-    return matmul(left, right)
-
-
-def _inner(a: Any, b: Any) -> Any:
-    return _contract(a, -1, b, -1) if np.ndim(a) and np.ndim(b) else np.multiply(a, b)
-
-
-def _einsum(*operands: Any, **kwargs: Any) -> Any:
-    if kwargs.get("out") is not None:
-        raise TypeError("Argument 'out' must be None: products of coded arrays are new arrays.")
-    terms, output, arrays = parse_einsum_input(operands)
-    # As they were given, because their conversion has lost the labels.
-    given = operands[1:] if isinstance(operands[0], str) else operands[: 2 * len(arrays) : 2]
-    if len(arrays) < 2 or not output:
-        # One matrix, or a sum over all elements: what a reduction is to a coded array.
-        _check_unlabelled("einsum", given)
-        return NotImplemented
-    if len(arrays) == 2 and not kwargs.get("dtype"):
-        a, b = terms.split(",")
-        free_a, free_b = ([i for i in t if i in output] for t in (a, b))
-        summed = set(a + b) - set(output)
-        single = len(summed) == 1 and all(len(set(t)) == len(t) <= 2 for t in (a, b))
-        if single and summed <= set(a) & set(b) and len(output) == len(free_a) + len(free_b):
-            found = _contract(given[0], a.index(*summed), given[1], b.index(*summed))
-            return found if list(output) == free_a + free_b else found.T
-    return _plainly("einsum", _einsum_of_dask, *operands, **kwargs)
-
-
-def _check_unlabelled(name: str, args: Iterable[Any]) -> None:
-    if any(axis.index is not None for arg in args for axis in axes_of(arg)):
-        raise ValueError(
-            f"This form of `{name}` would ignore the labels of its operands: write it as products "
-            "`C @ x`, or pass the operands without labels, as `x.data` or `x.to_numpy()`."
-        )
-
-
-def _plainly(name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    _check_unlabelled(name, args)
-    say_uncoded(f"This form of `{name}` is not coded: write it as products `C @ x`, if it is some")
-    return function(*map(as_plain, args), **kwargs)
-
-
-def _transpose(a: Any, axes: Any = None) -> Any:
-    return a.transpose() if axes is None else a.transpose(axes)
-
-
-def _swapaxes(a: Any, axis1: int, axis2: int) -> Any:
-    first, second = (normalize_axis_index(axis, 2) for axis in (axis1, axis2))
-    return a if first == second else a.transpose()
-
-
-def _matvec(a: Any, b: Any) -> Any:
-    return matmul(a, b) if np.ndim(b) == 1 else NotImplemented
-
-
-def _vecmat(a: Any, b: Any) -> Any:
-    return matmul(np.conj(a), b) if np.ndim(a) == 1 else NotImplemented
-
-
-def _vecdot(a: Any, b: Any) -> Any:
-    if np.ndim(a) == 1:
-        return matmul(b, np.conj(a))
-    return np.conj(matmul(a, np.conj(b))) if np.ndim(b) == 1 else NotImplemented
-
-
-_UFUNCS: dict[Any, Callable[..., Any]] = {
-    getattr(np, name): function
-    for name, function in {
-        "matmul": matmul,
-        "matvec": _matvec,
-        "vecmat": _vecmat,
-        "vecdot": _vecdot,
-    }.items()
-    # NumPy 2.2 has all of them.
-    if hasattr(np, name)
-}
-_FUNCTIONS: dict[Any, Callable[..., Any]] = {
-    np.dot: _dot,
-    np.einsum: _einsum,
-    np.inner: _inner,
-    np.linalg.matmul: matmul,
-    np.linalg.tensordot: _tensordot,
-    np.matrix_transpose: _transpose,
-    np.swapaxes: _swapaxes,
-    np.tensordot: _tensordot,
-    np.transpose: _transpose,
-}
-#: By the names of functions of dask.array.
-SPELLINGS: dict[str, Callable[..., Any]] = {
-    "dot": _dot,
-    "einsum": _einsum,
-    "matmul": matmul,
-    "swapaxes": _swapaxes,
-    "tensordot": _tensordot,
-    "transpose": _transpose,
-}

@@ -1,0 +1,195 @@
+"""Every way to write a product with a coded array, or with an array derived from one.
+
+NumPy and dask.array write a product of two matrices as ``@``, ``dot``, ``matmul``, ``tensordot``,
+``einsum`` and in other ways. This module reduces all of them to ``matrix @ x``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import dask.array as da
+import numpy as np
+from dask.array import routines
+from dask.array.core import Array
+from numpy.lib.array_utils import normalize_axis_index
+
+from dask_coded.arguments import meta_of
+from dask_coded.compat import HookedArray, parse_einsum_input
+from dask_coded.labels import UNLABELLED, Labels, as_factor, axes_of
+from dask_coded.uncoded import say_uncoded, uncoded_product
+
+# Before :mod:`dask_coded.dispatch` replaces it.
+_einsum_of_dask = da.einsum
+
+
+class Factor(HookedArray, ABC):
+    """A dask array, shape (rows, columns), that decides itself how its products are computed."""
+
+    #: Whether ``self @ x`` is computed by coded rounds.
+    is_coded = True
+    #: By which labelled operands are aligned.
+    labels: Labels = UNLABELLED
+
+    @abstractmethod
+    def _times(self, x: Any) -> Any:
+        """Return ``self @ x``, or NotImplemented."""
+
+
+def adopted(cls: Any, plain: Array) -> Any:
+    """Return an instance of a subclass of dask's array with the values of a dask array."""
+    return Array.__new__(cls, plain.dask, plain.name, plain.chunks, meta=meta_of(plain))
+
+
+def as_plain(x: Any) -> Any:
+    """Return a plain dask array instead of a Factor, and anything else unchanged."""
+    return adopted(Array, x) if isinstance(x, Factor) else x
+
+
+def matmul(a: Any, b: Any) -> Any:
+    """Return ``a @ b``; at least one is a Factor."""
+    from_left = isinstance(a, Factor)
+    if from_left and not a.is_coded and isinstance(b, Factor):
+        from_left = not b.T.is_coded
+    if from_left:
+        return a._times(b)
+    # Its last axis is summed over.
+    a = as_factor(a.T, b.labels[0]).T if axes_of(a) else as_factor(a)
+    if not isinstance(a, np.ndarray | Array):
+        return NotImplemented
+    if a.ndim > 2:
+        say_uncoded(f"A product with an array of {a.ndim} dimensions is not coded: use matrices")
+        return routines.matmul(a, as_plain(b))
+    if b.T.is_coded:
+        return (b.T @ a.T).T
+    say_uncoded(b.T.reason)
+    return uncoded_product(a, as_plain(b))
+
+
+def dot(a: Any, b: Any) -> Any:
+    """Return ``np.dot(a, b)``; at least one is a Factor."""
+    if not (np.ndim(a) and np.ndim(b)):
+        return np.multiply(a, b)
+    # Of more than two dimensions, `dot` and `matmul` are different products.
+    return _contract(a, -1, b, -2) if np.ndim(b) > 2 else matmul(a, b)
+
+
+def _tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
+    if isinstance(axes, int | np.integer):
+        axes = range(-axes, 0), range(axes)
+    of_a, of_b = ([int(i) for i in np.atleast_1d(part)] for part in axes)
+    if len(of_a) != 1 or len(of_b) != 1:
+        # A sum over all elements, or no sum: what a reduction is to a coded array.
+        _check_unlabelled("tensordot", (a, b))
+        return NotImplemented
+    return _contract(a, of_a[0], b, of_b[0])
+
+
+def _contract(a: Any, of_a: int, b: Any, of_b: int) -> Any:
+    """Sum over one axis of each factor."""
+    if max(np.ndim(a), np.ndim(b)) > 2 or not (axes_of(a) or axes_of(b)):
+        a, b = as_factor(a), as_factor(b)
+    of_a, of_b = range(a.ndim)[of_a], range(b.ndim)[of_b]
+    if max(a.ndim, b.ndim) > 2:
+        return _plainly("tensordot", routines.tensordot, a, b, axes=((of_a,), (of_b,)))
+    left = a if of_a == a.ndim - 1 else a.T
+    right = b if of_b == 0 else b.T
+    return matmul(left, right)
+
+
+def _inner(a: Any, b: Any) -> Any:
+    return _contract(a, -1, b, -1) if np.ndim(a) and np.ndim(b) else np.multiply(a, b)
+
+
+def _einsum(*operands: Any, **kwargs: Any) -> Any:
+    if kwargs.get("out") is not None:
+        raise TypeError("Argument 'out' must be None: products of coded arrays are new arrays.")
+    terms, output, arrays = parse_einsum_input(operands)
+    # As they were given, because their conversion has lost the labels.
+    given = operands[1:] if isinstance(operands[0], str) else operands[: 2 * len(arrays) : 2]
+    if len(arrays) < 2 or not output:
+        # One matrix, or a sum over all elements: what a reduction is to a coded array.
+        _check_unlabelled("einsum", given)
+        return NotImplemented
+    if len(arrays) == 2 and not kwargs.get("dtype"):
+        a, b = terms.split(",")
+        free_a, free_b = ([i for i in t if i in output] for t in (a, b))
+        summed = set(a + b) - set(output)
+        single = len(summed) == 1 and all(len(set(t)) == len(t) <= 2 for t in (a, b))
+        if single and summed <= set(a) & set(b) and len(output) == len(free_a) + len(free_b):
+            found = _contract(given[0], a.index(*summed), given[1], b.index(*summed))
+            return found if list(output) == free_a + free_b else found.T
+    return _plainly("einsum", _einsum_of_dask, *operands, **kwargs)
+
+
+def _check_unlabelled(name: str, args: Iterable[Any]) -> None:
+    if any(axis.index is not None for arg in args for axis in axes_of(arg)):
+        raise ValueError(
+            f"This form of `{name}` would ignore the labels of its operands: write it as products "
+            "`C @ x`, or pass the operands without labels, as `x.data` or `x.to_numpy()`."
+        )
+
+
+def _plainly(name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    _check_unlabelled(name, args)
+    say_uncoded(f"This form of `{name}` is not coded: write it as products `C @ x`, if it is some")
+    return function(*map(as_plain, args), **kwargs)
+
+
+def _transpose(a: Any, axes: Any = None) -> Any:
+    return a.transpose() if axes is None else a.transpose(axes)
+
+
+def swapaxes(a: Any, axis1: int, axis2: int) -> Any:
+    """Return a Factor with two axes exchanged."""
+    first, second = (normalize_axis_index(axis, 2) for axis in (axis1, axis2))
+    return a if first == second else a.transpose()
+
+
+def _matvec(a: Any, b: Any) -> Any:
+    return matmul(a, b) if np.ndim(b) == 1 else NotImplemented
+
+
+def _vecmat(a: Any, b: Any) -> Any:
+    return matmul(np.conj(a), b) if np.ndim(a) == 1 else NotImplemented
+
+
+def _vecdot(a: Any, b: Any) -> Any:
+    if np.ndim(a) == 1:
+        return matmul(b, np.conj(a))
+    return np.conj(matmul(a, np.conj(b))) if np.ndim(b) == 1 else NotImplemented
+
+
+UFUNCS: dict[Any, Callable[..., Any]] = {
+    getattr(np, name): function
+    for name, function in {
+        "matmul": matmul,
+        "matvec": _matvec,
+        "vecmat": _vecmat,
+        "vecdot": _vecdot,
+    }.items()
+    # NumPy 2.2 has all of them.
+    if hasattr(np, name)
+}
+FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    np.dot: dot,
+    np.einsum: _einsum,
+    np.inner: _inner,
+    np.linalg.matmul: matmul,
+    np.linalg.tensordot: _tensordot,
+    np.matrix_transpose: _transpose,
+    np.swapaxes: swapaxes,
+    np.tensordot: _tensordot,
+    np.transpose: _transpose,
+}
+#: By the names of functions of dask.array.
+SPELLINGS: dict[str, Callable[..., Any]] = {
+    "dot": dot,
+    "einsum": _einsum,
+    "matmul": matmul,
+    "swapaxes": swapaxes,
+    "tensordot": _tensordot,
+    "transpose": _transpose,
+}

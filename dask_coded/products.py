@@ -90,9 +90,10 @@ class ProductArray(Factor):
         outs = kwargs.get("out", ())
         if any(isinstance(out, ProductArray) and out.is_coded for out in outs):
             raise TypeError(_FIXED)
-        if method == "__call__" and numpy_ufunc in UFUNCS and not kwargs:
-            result = UFUNCS[numpy_ufunc](*inputs)
-            if result is not NotImplemented:
+        if method == "__call__" and numpy_ufunc in UFUNCS:
+            if kwargs:
+                say_uncoded(f"`{numpy_ufunc.__name__}` with keywords is not coded: leave them out")
+            elif (result := UFUNCS[numpy_ufunc](*inputs)) is not NotImplemented:
                 return result
         if outs:
             kwargs["out"] = tuple(map(as_plain, outs))

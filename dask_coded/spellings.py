@@ -6,8 +6,11 @@ NumPy and dask.array write a product of two matrices as ``@``, ``dot``, ``matmul
 
 from __future__ import annotations
 
+import math
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from functools import reduce
 from typing import Any
 
 import dask.array as da
@@ -23,6 +26,7 @@ from dask_coded.uncoded import say_uncoded, uncoded_product
 
 # Before :mod:`dask_coded.dispatch` replaces it.
 _einsum_of_dask = da.einsum
+_NO_OUTPUT = "Argument 'out' must be None: products of coded arrays are new arrays."
 
 
 class Factor(HookedArray, ABC):
@@ -105,7 +109,7 @@ def _inner(a: Any, b: Any) -> Any:
 
 def _einsum(*operands: Any, **kwargs: Any) -> Any:
     if kwargs.get("out") is not None:
-        raise TypeError("Argument 'out' must be None: products of coded arrays are new arrays.")
+        raise TypeError(_NO_OUTPUT)
     terms, output, arrays = parse_einsum_input(operands)
     # As they were given, because their conversion has lost the labels.
     given = operands[1:] if isinstance(operands[0], str) else operands[: 2 * len(arrays) : 2]
@@ -133,9 +137,23 @@ def _check_unlabelled(name: str, args: Iterable[Any]) -> None:
 
 
 def _plainly(name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    _say_uncoded(name, args)
+    return function(*map(as_plain, args), **kwargs)
+
+
+def _say_uncoded(name: str, args: Iterable[Any]) -> None:
     _check_unlabelled(name, args)
     say_uncoded(f"This form of `{name}` is not coded: write it as products `C @ x`, if it is some")
-    return function(*map(as_plain, args), **kwargs)
+
+
+def _uncoded(function: Any) -> Callable[..., Any]:
+    """Return what says that a function is not coded, and leaves it to dask.array."""
+
+    def product(*args: Any, **kwargs: Any) -> Any:
+        _say_uncoded(function.__name__, args)
+        return NotImplemented
+
+    return product
 
 
 def _transpose(a: Any, axes: Any = None) -> Any:
@@ -149,17 +167,58 @@ def swapaxes(a: Any, axis1: int, axis2: int) -> Any:
 
 
 def _matvec(a: Any, b: Any) -> Any:
-    return matmul(a, b) if np.ndim(b) == 1 else NotImplemented
+    if np.ndim(b) == 1:
+        return matmul(a, b)
+    # One of its vectors is a row of `b`.
+    return matmul(b, a.T) if np.ndim(a) == 2 else _uncoded(np.matvec)(a, b)
 
 
 def _vecmat(a: Any, b: Any) -> Any:
-    return matmul(np.conj(a), b) if np.ndim(a) == 1 else NotImplemented
+    return matmul(np.conj(a), b) if np.ndim(b) == 2 else _uncoded(np.vecmat)(a, b)
 
 
-def _vecdot(a: Any, b: Any) -> Any:
+def _vecdot(a: Any, b: Any, axis: int = -1) -> Any:
     if np.ndim(a) == 1:
-        return matmul(b, np.conj(a))
-    return np.conj(matmul(a, np.conj(b))) if np.ndim(b) == 1 else NotImplemented
+        return _contract(b, axis, np.conj(a), axis)
+    if np.ndim(b) == 1:
+        return np.conj(_contract(a, axis, np.conj(b), axis))
+    if not np.ndim(a) == np.ndim(b) == 2:
+        return _uncoded(np.linalg.vecdot)(a, b)
+    # Row by row, or column by column: what a reduction is to a coded array.
+    _check_unlabelled("vecdot", (a, b))
+    if np.shape(a)[axis] != np.shape(b)[axis]:
+        raise ValueError(
+            f"Shapes {np.shape(a)} and {np.shape(b)} do not fit together: `vecdot` sums over axis "
+            f"{axis} of both."
+        )
+    terms = np.multiply(np.conj(a), b)
+    return terms.sum(axis=axis, dtype=terms.dtype)
+
+
+def _multi_dot(arrays: Iterable[Any], *, out: Any = None) -> Any:
+    if out is not None:
+        raise TypeError(_NO_OUTPUT)
+    factors = [a if axes_of(a) else as_factor(a) for a in arrays]
+    shapes = list(map(np.shape, factors))
+    if len(shapes) < 2 or any(len(shape) != 2 for shape in shapes[1:-1]):
+        raise ValueError(
+            "Argument 'arrays' of `multi_dot` must hold at least two matrices, of which the first "
+            f"and the last may be vectors, the shapes are {shapes}."
+        )
+
+    def product(a: Any, b: Any) -> Any:
+        return matmul(a, b) if isinstance(a, Factor) or isinstance(b, Factor) else a @ b
+
+    if math.prod(shapes[0][:-1]) < math.prod(shapes[-1][1:]):
+        return reduce(product, factors)
+    # From the right, where products with a coded array do not need its transpose.
+    return reduce(lambda right, left: product(left, right), reversed(factors))
+
+
+def _matrix_power(a: Any, n: int) -> Any:
+    if operator.index(n) < 1:
+        return _uncoded(np.linalg.matrix_power)(a, n)
+    return reduce(lambda power, _: matmul(a, power), range(n - 1), a)
 
 
 UFUNCS: dict[Any, Callable[..., Any]] = {
@@ -178,11 +237,17 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.einsum: _einsum,
     np.inner: _inner,
     np.linalg.matmul: matmul,
+    np.linalg.matrix_power: _matrix_power,
+    np.linalg.matrix_transpose: _transpose,
+    np.linalg.multi_dot: _multi_dot,
     np.linalg.tensordot: _tensordot,
+    np.linalg.vecdot: _vecdot,
     np.matrix_transpose: _transpose,
     np.swapaxes: swapaxes,
     np.tensordot: _tensordot,
     np.transpose: _transpose,
+    # dask.array does not have these, and would bring the whole matrix to this process.
+    **{function: _uncoded(function) for function in (np.cross, np.kron, np.linalg.cross)},
 }
 #: By the names of functions of dask.array.
 SPELLINGS: dict[str, Callable[..., Any]] = {

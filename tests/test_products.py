@@ -115,6 +115,8 @@ NUMPY_FORWARD = {
     "inner from the left": lambda C: np.inner(X.T, C),
     "linalg.matmul": lambda C: np.linalg.matmul(C, X),
     "linalg.tensordot": lambda C: np.linalg.tensordot(C, X, axes=1),
+    "linalg.multi_dot": lambda C: np.linalg.multi_dot([C, X, X[0]]),
+    "linalg.vecdot": lambda C: np.linalg.vecdot(C, x),
     "matvec": lambda C: np.matvec(C, x),
     "vecdot": lambda C: np.vecdot(C, x),
     "vecdot from the left": lambda C: np.vecdot(x, C),
@@ -122,6 +124,7 @@ NUMPY_FORWARD = {
 NUMPY_BACKWARD = {
     "vecmat": lambda C: np.vecmat(y, C),
     "matrix_transpose": lambda C: np.matrix_transpose(C) @ y,
+    "linalg.matrix_transpose": lambda C: np.linalg.matrix_transpose(C) @ y,
 }
 UNCODED = {
     "sum": lambda m, C: (C + B) @ x,

@@ -230,7 +230,9 @@ def test_gram(code, lazy, A, d, client):
 
 def test_pieces_are_released_with_the_last_product(A, client):
     product = coded.gram(A, client=client)
-    keys = set(product.dask.layers[product.name].encoded.spec.keys)
+    (task,) = product.dask.layers[product.name].values()
+    keys = set(task.args[0].encoded[0].spec.keys)
+    del task
 
     def there():
         return keys & set(client.run_on_scheduler(lambda dask_scheduler: [*dask_scheduler.tasks]))

@@ -58,18 +58,38 @@ def matmul(a: Any, b: Any) -> Any:
     if from_left and not a.is_coded and isinstance(b, Factor):
         from_left = not b.T.is_coded
     if from_left:
-        return a._times(b)
+        return _stacked(a, b) if np.ndim(b) > 2 else a._times(b)
     # Its last axis is summed over.
     a = as_factor(a.T, b.labels[0]).T if axes_of(a) else as_factor(a)
     if not isinstance(a, np.ndarray | Array):
         return NotImplemented
     if a.ndim > 2:
-        say_uncoded(f"A product with an array of {a.ndim} dimensions is not coded: use matrices")
-        return routines.matmul(a, as_plain(b))
+        return _stacked(a, b)
     if b.T.is_coded:
         return (b.T @ a.T).T
     say_uncoded(b.T.reason)
     return uncoded_product(a, as_plain(b))
+
+
+def _stacked(a: Any, b: Any) -> Any:
+    """Return ``a @ b``, of which one has more than two dimensions, as a product of matrices."""
+    _check_unlabelled("matmul", (a, b))
+    a, b = as_factor(a), as_factor(b)
+    if not all(isinstance(factor, np.ndarray | Array) for factor in (a, b)):
+        return NotImplemented
+    if a.shape[-1] != b.shape[-2]:
+        raise ValueError(
+            f"Shapes {a.shape} and {b.shape} do not fit together: the product sums over the last "
+            "axis of the first factor and the last but one of the second."
+        )
+    if a.ndim > 2:
+        *rest, summed = a.shape
+        found = matmul(a.reshape(math.prod(rest), summed), b)
+        return found.reshape(*rest, b.shape[1])
+    *rest, summed, columns = b.shape
+    beside = np.moveaxis(b, -2, 0).reshape(summed, math.prod(rest) * columns)
+    found = matmul(a, beside).reshape(a.shape[0], *rest, columns)
+    return np.moveaxis(found, 0, -2)
 
 
 def dot(a: Any, b: Any) -> Any:

@@ -89,6 +89,9 @@ FORWARD = {
     "axis exchanged with itself": lambda m, C: m.swapaxes(C, 0, -2) @ x,
     "transpose of the transpose": lambda m, C: C.T.T @ x,
     "transposed twice": lambda m, C: (x @ C.T).T,
+    "@ of a stack": lambda m, C: C @ m.asarray(CUBE),
+    "matmul of a stack from the left": lambda m, C: m.matmul(CUBE.transpose(2, 0, 1), C.T),
+    "dot of three dimensions from the left": lambda m, C: m.dot(CUBE.transpose(2, 0, 1), C.T),
 }
 BACKWARD = {
     "transpose": lambda m, C: C.T @ y,
@@ -145,7 +148,6 @@ UNCODED = {
     "three factors": lambda m, C: m.einsum("ij,j,i->i", C, x, y),
     "three dimensions": lambda m, C: m.tensordot(C, np.ones((COLUMNS, 2, 2)), axes=1),
     "dot of three dimensions": lambda m, C: m.dot(C, CUBE),
-    "dot of three dimensions from the left": lambda m, C: m.dot(CUBE.transpose(2, 0, 1), C.T),
     "dot of a sum and three dimensions": lambda m, C: (C + 1).dot(CUBE),
 }
 # No product with a matrix: reductions, single rows, shapes.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Callable
 from itertools import pairwise
@@ -11,6 +12,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
+import scipy.sparse
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -93,6 +95,14 @@ def test_products_are_coded(name: str) -> None:
     same(found, FUNCTIONS[name](A))
 
 
+def test_matvec_of_vectors_in_three_dimensions() -> None:
+    if not hasattr(np, "matvec"):
+        pytest.skip("NumPy is older than 2.2")
+    C = counting(A)
+    same(np.matvec(C, CUBE), np.matvec(A, CUBE))
+    assert C.products
+
+
 def test_a_chain_begins_where_the_result_is_narrow() -> None:
     C = counting(A)
     same(np.linalg.multi_dot([X.T, C.T, B]), np.linalg.multi_dot([X.T, A.T, B]))
@@ -164,3 +174,37 @@ def test_sums_over_all_elements_need_no_code() -> None:
         same(np.vdot(counting(A), B), np.vdot(A, B))
         same(np.outer(counting(A), x), np.outer(A, x))
         same(np.linalg.norm(counting(A)), np.linalg.norm(A))
+
+
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=2), st.integers(1, 4), st.booleans())
+def test_stacks_of_matrices(stack: list[int], columns: int, lazy: bool) -> None:
+    C, right = counting(A), rng.standard_normal((*stack, 6, columns))
+    left = rng.standard_normal((*stack, columns, 6))
+    as_array = da.asarray if lazy else np.asarray
+    same(C @ as_array(right), A @ right)
+    same(np.matmul(2 * C, as_array(right)), (2 * A) @ right)
+    same(as_array(left) @ C.T, left @ A.T)
+    assert len(C.products) == 3
+    with pytest.warns(UncodedWarning, match="Not the transpose"):
+        same(as_array(left) @ C, left @ A)
+    with pytest.warns(UncodedWarning, match="add"):
+        same((C + 1) @ as_array(right), (A + 1) @ right)
+
+
+def test_stacks_beside_a_sparse_matrix() -> None:
+    """Which dask.array cannot multiply."""
+    kind = scipy.sparse.csr_array
+    blocks = da.from_array(A, chunks=(2, 6)).map_blocks(
+        kind, chunks=((2, 2, 2), (6,)), dtype=A.dtype, meta=kind((0, 0))
+    )
+    C, right = Counting(blocks), np.moveaxis(CUBE, 1, 2)
+    same(C @ right, A @ right)
+    same(CUBE @ C.T, CUBE @ A.T)
+
+
+@pytest.mark.parametrize("product", [operator.matmul, np.matmul, np.linalg.matmul])
+def test_stacks_that_do_not_fit(product: Callable[..., Any]) -> None:
+    with pytest.raises(ValueError, match=r"\(6, 6\) and \(6, 1, 1\) do not fit together"):
+        product(counting(A), np.ones((6, 1, 1)))
+    with pytest.raises(ValueError, match=r"\(2, 6, 4\) and \(6, 6\) do not fit together"):
+        product(np.moveaxis(CUBE, 1, 2), counting(A))

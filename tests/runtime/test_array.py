@@ -519,6 +519,12 @@ def test_list_operand(C, A, client):
         check(C @ ones, A @ np.asarray(ones), client)
 
 
+def test_operand_that_is_a_stack_of_matrices(C, A, client):
+    stack = numbers(2 * 3 * COLUMNS, 4).reshape(2, 3, COLUMNS, 4)
+    check(C @ stack, A @ stack, client)
+    check(C @ da.from_array(stack, chunks=2), A @ stack, client)
+
+
 def test_operand_that_is_a_product(client):
     A = numbers(12, 12)
     C = coded.encode(A, coded.MDS(5, 3), client)
@@ -535,7 +541,7 @@ def test_operands_that_do_not_fit(C, both):
     for x in (np.ones(COLUMNS + 1), da.ones(COLUMNS + 1), np.ones((ROWS, COLUMNS))):
         with pytest.raises(ValueError, match=r"Shapes \(23, 11\) and"):
             C @ x
-    with pytest.raises(ValueError, match="3 dimensions"):
+    with pytest.raises(ValueError, match=r"Shapes \(23, 11\) and \(11, 1, 1\)"):
         C @ np.ones((COLUMNS, 1, 1))
     with pytest.raises(ValueError, match="0 dimensions"):
         C @ 2.0

@@ -62,8 +62,17 @@ class SpeedHistory:
         """Whether the speed of a worker was measured in any round."""
         return worker in self._rows
 
-    def record(self, measured: Mapping[str, float]) -> None:
-        """Record one round: work per second of each worker that took part, in any common unit."""
+    def record(self, measured: Mapping[str, float], reach: Iterable[str] | None = None) -> None:
+        """Record one round.
+
+        Parameters
+        ----------
+        measured : mapping of str to float
+            Work per second of each worker that took part, in any common unit.
+        reach : iterable of str, optional
+            Workers that could have taken part, besides these. For all others, the round does not
+            count: their speeds become no older. Default: all workers.
+        """
         workers = list(measured)
         speeds = np.fromiter(measured.values(), np.float64, len(workers))
         useful = (speeds >= 0) & np.isfinite(speeds)
@@ -77,7 +86,13 @@ class SpeedHistory:
             rows[i] = self._free.pop() if self._free else len(self._rows)
             self._rows[workers[i]] = int(rows[i])
         self._records.reserve(len(self._rows) + len(self._free))
-        self._records.record(rows, speeds)
+        if reach is None:
+            self._records.record(rows, speeds)
+            return
+        counts = np.zeros(self._records.rows, dtype=np.bool_)
+        others = self._find(reach)
+        counts[others[others >= 0]] = counts[rows] = True
+        self._records.record(rows, speeds, np.flatnonzero(counts))
 
     def forget(self, worker: str) -> None:
         """Drop a worker that has left."""
@@ -135,9 +150,9 @@ class SpeedHistory:
         """Return the speeds to plan a round by: some workers are tried that would get no work.
 
         A worker that is expected to be slow gets no work, so that it would never be measured again.
-        Once it has taken no part in 32 rounds, it counts as at least a sixteenth of the median
-        speed in one round, or as fast as one stripe needs, and again every 32 rounds. Workers with
-        a speed of zero are left alone.
+        Once it has taken no part in 32 rounds that it could have, it counts as at least a sixteenth
+        of the median speed in one round, or as fast as one stripe needs, and again every 32 such
+        rounds. Workers with a speed of zero are left alone.
 
         Parameters
         ----------

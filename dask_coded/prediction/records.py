@@ -20,6 +20,9 @@ root mean square error of the best mean. The recent mean then starts again.
 
 Besides, each worker has a running median of the logarithms of its speeds. It takes a step of a
 fixed size up or down, so bursts and stalls do not move it any further than other speeds do.
+
+Each worker has its own count of rounds: those in which it could have taken part. A round of another
+array on other workers says nothing of how old its speed is.
 """
 
 from __future__ import annotations
@@ -69,12 +72,12 @@ class Records:
     Attributes
     ----------
     rounds : int
-        Rounds recorded so far.
+        Rounds recorded so far, of all workers.
     """
 
     def __init__(self, length: int = 64) -> None:
         self.rounds = 0
-        # Rounds in turn, shape (length, rows): recording one writes one row.
+        # The rounds of each worker in turn, shape (length, rows).
         self._window: Floats = np.empty((length, 0))
         self._means: Floats = np.empty((_MEANS, 0))
         self._errors: Floats = np.empty((_MEANS, 0))
@@ -85,7 +88,9 @@ class Records:
         # Rounds with the worker, and those since its speed has changed.
         self._count: Ints = np.empty(0, dtype=np.intp)
         self._since: Ints = np.empty(0, dtype=np.intp)
-        # The numbers of its last round, and of its last trial, which may be the next round.
+        # Its rounds, with those in which it could have taken part; the numbers of the last one in
+        # which it did, and of its last trial, which may be the next round.
+        self._rounds: Ints = np.empty(0, dtype=np.intp)
         self._last: Ints = np.empty(0, dtype=np.intp)
         self._tried: Ints = np.empty(0, dtype=np.intp)
 
@@ -121,13 +126,25 @@ class Records:
         """Forget what a row holds, so that another worker can have it."""
         self._window[:, row] = self._means[:, row] = self._range[:, row] = np.nan
         self._middle[row] = np.nan
-        self._count[row] = self._tried[row] = 0
+        self._count[row] = self._rounds[row] = self._last[row] = self._tried[row] = 0
 
-    def record(self, rows: Ints, speeds: Floats) -> None:
-        """Record a round: the speeds of the workers that took part, shape (rows,)."""
-        now = self.rounds % len(self._window)
-        self._window[now] = np.nan
-        self._window[now, rows] = speeds
+    def record(self, rows: Ints, speeds: Floats, reach: Ints | None = None) -> None:
+        """Record a round.
+
+        Parameters
+        ----------
+        rows : ndarray of int
+            The workers that took part.
+        speeds : ndarray, shape (rows,)
+            Their speeds.
+        reach : ndarray of int, optional
+            The workers that could have taken part, each once, with those that did; default: all.
+        """
+        reach = np.arange(self.rows) if reach is None else reach
+        now = self._rounds % len(self._window)
+        self._window[now[reach], reach] = np.nan
+        self._window[now[rows], rows] = speeds
+        self._rounds[reach] += 1
         self.rounds += 1
         count = self._count[rows]
         first = count == 0
@@ -151,7 +168,7 @@ class Records:
         self._count[rows] = count + 1
         self._since[rows] = since
         self._latest[rows] = speeds
-        self._last[rows] = self.rounds
+        self._last[rows] = self._rounds[rows]
         self._move_middle(rows[speeds > 0], np.log(speeds[speeds > 0]))
         if not self.rounds % len(self._window):
             self._rescale()
@@ -179,10 +196,18 @@ class Records:
         return np.asarray(self._count[rows])
 
     def window(self, rows: Ints) -> Floats:
-        """Return the last speeds, shape (rows, rounds), oldest first; NaN: took no part."""
-        length = len(self._window)
-        first = max(self.rounds - length, 0)
-        return self._window.take(rows, axis=1)[np.arange(first, self.rounds) % length].T
+        """Return the last speeds, shape (rows, rounds), oldest first; NaN: took no part.
+
+        Workers that could have taken part in fewer rounds begin with NaN.
+        """
+        own, length = self._rounds[rows], len(self._window)
+        back = np.arange(min(own.max(initial=0), length), 0, -1)
+        found = self._window.take(rows, axis=1)
+        if len(own) and (own == own[0]).all():  # as if there is one array; seven times as fast
+            return np.asarray(found[(own[0] - back) % length].T)
+        numbers = own - back[:, None]
+        speeds = np.take_along_axis(found, numbers % length, axis=0)
+        return np.asarray(np.where(numbers < 0, np.nan, speeds).T)
 
     def means(self, rows: Ints) -> Floats:
         """Return the running means, shape (means, rows)."""
@@ -197,19 +222,19 @@ class Records:
         return np.asarray(self._latest[rows])
 
     def idle(self, rows: Ints) -> Ints:
-        """Return the number of rounds since each worker took part, shape (rows,)."""
-        return np.asarray(self.rounds - self._last[rows])
+        """Return in how many of its rounds each worker took no part since, shape (rows,)."""
+        return np.asarray(self._rounds[rows] - self._last[rows])
 
     def due(self, rows: Ints) -> Bools:
-        """Return which workers are due for a trial in the next round, shape (rows,).
+        """Return which workers are due for a trial in their next round, shape (rows,).
 
         They count as tried once a round has been recorded. Until then they stay due, because not
         every plan is used: a single product leaves one for a round that never comes.
         """
-        following = self.rounds + 1
-        due = self.rounds - np.maximum(self._last[rows], self._tried[rows] - 1) >= _TRIED_AFTER
-        due |= self._tried[rows] == following
-        self._tried[rows[due]] = following
+        rounds = self._rounds[rows]
+        due = rounds - np.maximum(self._last[rows], self._tried[rows] - 1) >= _TRIED_AFTER
+        due |= self._tried[rows] == rounds + 1
+        self._tried[rows[due]] = rounds[due] + 1
         return due
 
     def settled(self, speeds: Floats, rows: Ints) -> Floats:

@@ -221,6 +221,46 @@ def test_a_plan_that_is_not_used_costs_no_trial() -> None:
     assert min(plans[:3]) > plans[3] == 0.001
 
 
+@pytest.mark.parametrize("name", LEARNING)
+def test_rounds_of_another_array_on_other_workers_make_no_speed_older(name: str) -> None:
+    alone, shared = SpeedHistory(), SpeedHistory()
+    ours, others = ["a", "b", "c", "d"], ["e", "f", "g"]
+    for number in range(100):
+        slow = 0.1 if number >= 70 else 1.0
+        measured = {"a": slow, "b": 1.0, "c": 1.0 + 0.1 * (number % 2)}
+        for history in alone, shared:
+            history.record(measured, ours)
+        for _ in range(number % 7):
+            shared.record({"e": 2.0, "f": 1.0}, others)
+    for _ in range(200):
+        shared.record({"e": 2.0, "f": 1.0}, others)
+    np.testing.assert_allclose(shared.predict(ours, name), alone.predict(ours, name), rtol=1e-9)
+
+
+def test_a_worker_is_tried_by_the_rounds_that_it_could_have_taken_part_in() -> None:
+    """Another array has rounds in between, on workers that the first one does not use."""
+    history = SpeedHistory()
+    workers = ["a", "b", "c"]
+    history.record({"a": 1.0, "b": 1.0, "c": 0.001}, workers)
+    trials = []
+    for number in range(100):
+        for _ in range(50):
+            history.record({"d": 1.0, "e": 1.0}, ["d", "e"])
+        predicted = history.predict(workers)
+        if history.with_trials(workers, predicted)[2] > predicted[2]:
+            trials.append(number)
+        history.record({"a": 1.0, "b": 1.0}, workers)
+    assert trials == [32, 64, 96]
+
+
+def test_a_plan_reaches_known_workers_only() -> None:
+    history = SpeedHistory()
+    history.record({"a": 1.0}, ["a", "unknown", "a"])
+    history.record({"a": 1.0, "b": 2.0}, [])
+    assert "unknown" not in history
+    assert history.predict(["a", "b"], "last").tolist() == [1.0, 2.0]
+
+
 @pytest.mark.parametrize("stripes", [1, 2, 4, 8, 40])
 @pytest.mark.parametrize("code", [MDS(4, 3), MDS(12, 10), Repetition(6, 2)], ids=repr)
 def test_a_trial_is_worth_a_stripe(code: Code, stripes: int) -> None:

@@ -1236,3 +1236,17 @@ def test_tls():
         await check(c, C)
 
     test()
+
+
+@gen_cluster(client=True, nthreads=FOUR)
+async def test_rounds_of_an_array_on_other_workers_make_no_speed_older(c, s, *workers):
+    addresses = [worker.address for worker in workers]
+    ours, others = addresses[:2], addresses[2:]
+    C = await coded.encode(A, coded.MDS(2, 1), c, workers=ours)
+    D = await coded.encode(A, coded.MDS(2, 1), c, workers=others)
+    await check(c, C, D)  # rounds of both are planned
+    plugin = plugin_of(s)
+    plugin.learn(C.encoded.spec.id, dict.fromkeys(ours, 1.0))
+    for _ in range(100):
+        plugin.learn(D.encoded.spec.id, dict.fromkeys(others, 1.0))
+    assert plugin.speeds._records.idle(plugin.speeds._find(ours)).max() < 32

@@ -229,7 +229,8 @@ class CodedSchedulerPlugin(SchedulerExtension):
         wrong_checks : sequence of (int, str, bool)
             See :class:`dask_coded.runtime.coordinator.checks.WrongCheck`.
         """
-        self.records.measured(measured)
+        state = self.arrays.get(array)
+        self.records.measured(measured, state.planned if state else ())
         self.records.corrupt(array, corrupt)
         for block, address, sound in wrong_checks:
             # Each worker that coordinates rounds finds it out for itself.
@@ -277,6 +278,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
         work = spec.uniform_work if state.work is None else state.work
         held = Held.by(holders, spec.code, work)
         addresses, layout = held.addresses, held.layout
+        state.planned = addresses
         if measured and (total := sum(measured.values())) > 0:
             state.seconds = layout.needed / total
         speeds = self.records.predict(addresses, predictor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,9 +46,10 @@ class WorkerRecords:
 
     # -- learning ------------------------------------------------------------------------------
 
-    def measured(self, speeds: Mapping[str, float]) -> None:
-        """Record the work per second of workers."""
-        self._speeds.record({w: s for w, s in speeds.items() if w in self._scheduler.workers})
+    def measured(self, speeds: Mapping[str, float], planned: Iterable[str]) -> None:
+        """Record the work per second of workers, in a round that was planned over others, too."""
+        here = {w: s for w, s in speeds.items() if w in self._scheduler.workers}
+        self._speeds.record(here, planned)
 
     def corrupt(self, array: str, workers: Sequence[str]) -> None:
         """Record that workers have sent wrong shares in a round."""

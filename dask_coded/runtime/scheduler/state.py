@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -74,6 +74,8 @@ class ArrayState:
     losses: Counter[int] = field(default_factory=Counter)
     #: When it was encoded, or a round was last planned.
     used: float = field(default_factory=time)
+    #: The workers that its last round was planned over.
+    planned: Sequence[str] = ()
     #: How many seconds the last rounds took of which speeds were measured.
     seconds: float = math.nan
     #: Whether it has just been opened, so that blocks are read before parity.

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,9 @@ import numpy as np
 import scipy.sparse as sp
 from dask import core
 from dask.system import CPU_COUNT
-from distributed import Client, wait
+from distributed import Client, Future, wait
 
+from dask_coded.arguments import meta_of
 from dask_coded.array import encode
 from dask_coded.codes import MDS, Repetition
 from dask_coded.display import Display
@@ -269,25 +271,56 @@ def blocks_on(
         Addresses of workers.
     """
     size, columns = shape
-    edges = [i * size // len(owners) for i in range(len(owners) + 1)]
-    rows = list(itertools.pairwise(edges))
+    rows = _even(size, len(owners))
     if matrix is None:
-        meta: Any = np.empty((0, 0))
         blocks = [
             client.submit(_normal, start, stop - start, columns, workers=[owner], pure=False)
             for owner, (start, stop) in zip(owners, rows, strict=True)
         ]
     else:
-        meta = sp.csr_array((0, 0)) if sp.issparse(matrix) else np.empty((0, 0))
         blocks = [
             client.scatter(matrix[start:stop], workers=[owner], hash=False)
             for owner, (start, stop) in zip(owners, rows, strict=True)
         ]
+    return _array_of(blocks, rows, columns, sp.issparse(matrix))
+
+
+def split(client: Client, matrix: da.Array, owners: Sequence[str], parts: int) -> da.Array:
+    """Return an array from :func:`blocks_on` with each chunk split in so many, where it is.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    matrix : dask array
+    owners : sequence of str
+        Addresses of the workers that have the chunks.
+    parts : int
+    """
+    blocks, rows, first = [], [], 0
+    for i, (owner, size) in enumerate(zip(owners, matrix.chunks[0], strict=True)):
+        block = matrix.dask[(matrix.name, i, 0)]
+        for start, stop in _even(size, min(parts, size)):
+            part = slice(start, stop)
+            blocks.append(client.submit(getitem, block, part, workers=[owner], pure=False))
+            rows.append((first + start, first + stop))
+        first += size
+    return _array_of(blocks, rows, matrix.shape[1], sp.issparse(meta_of(matrix)))
+
+
+def _even(size: int, parts: int) -> list[tuple[int, int]]:
+    """Return the first row and the end of each of so many parts, which are equal up to a row."""
+    return list(itertools.pairwise(i * size // parts for i in range(parts + 1)))
+
+
+def _array_of(
+    blocks: Sequence[Future[Any]], rows: Sequence[tuple[int, int]], columns: int, sparse: bool
+) -> da.Array:
     wait(blocks)
     name = f"A-{uuid.uuid4().hex}"
     # To persist a concatenation would let Dask choose the workers again.
     graph: dict[Any, Any] = {(name, i, 0): block for i, block in enumerate(blocks)}
     chunks = (tuple(stop - start for start, stop in rows), (columns,))
+    meta: Any = sp.csr_array((0, 0)) if sparse else np.empty((0, 0))
     return da.Array(graph, name, chunks, meta=meta)
 
 

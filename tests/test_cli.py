@@ -664,7 +664,7 @@ def test_workers_of_a_local_cluster_block_interrupts():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sparse", [pytest.param(False, marks=pytest.mark.long), True])
-def test_the_bench_times_four_ways_and_says_whether_coding_pays(tmp_path, sparse):
+def test_the_bench_times_five_ways_and_says_whether_coding_pays(tmp_path, sparse):
     matrix = np.eye(40, 30)
     if sparse:
         file = tmp_path / "matrix.npz"
@@ -675,31 +675,52 @@ def test_the_bench_times_four_ways_and_says_whether_coding_pays(tmp_path, sparse
     result = run("bench", str(file), "--workers", "2", "--rounds", "2", "--width", "3", "--json")
     found = json.loads(result.stdout)
     assert found["shape"] == [40, 30]
-    assert [len(way["seconds"]) for way in found["ways"]] == [2] * 4
+    assert [len(way["seconds"]) for way in found["ways"]] == [2] * 5
     assert found["verdict"].startswith("Coding does not pay here: one process takes 0.")
 
 
 @pytest.mark.parametrize(
-    ("plain", "loop", "alone", "expected"),
+    ("plain", "small", "lazily", "loop", "alone", "expected"),
     [
-        (0.2, 0.05, True, "This matrix is too small to code: coded, in a loop takes 0.50 of"),
         (
             0.2,
+            0.2,
+            0.3,
+            0.05,
+            True,
+            "This matrix is too small to code: coded, in a loop takes 0.50 of",
+        ),
+        (0.2, 0.2, 0.04, 0.05, True, "Coding pays after .*: coded, lazily takes 0.40 .*dask.array"),
+        (
+            0.2,
+            0.2,
+            0.3,
             0.05,
             False,
             r"Coding pays after 20 rounds, .*: coded, in a loop takes 0.50 .*dask.array",
         ),
         (
             0.2,
+            0.2,
+            0.3,
             0.19,
             False,
             "Coding does not pay here: dask.array takes 0.53 of the time of coded, in a",
         ),
+        (
+            0.2,
+            0.04,
+            0.3,
+            0.05,
+            False,
+            "Coding does not pay here: dask.array, small chunks takes 0.80 of the time of coded",
+        ),
     ],
 )
-def test_the_verdict_of_the_bench(plain, loop, alone, expected):
+def test_the_verdict_of_the_bench(plain, small, lazily, loop, alone, expected):
     dask = 0.1
-    times = {"one process": plain, "dask.array": dask, "coded, lazily": 0.3}
+    times = {"one process": plain, "dask.array": dask, "dask.array, small chunks": small}
+    times["coded, lazily"] = lazily
     times["coded, in a loop"] = loop
     ways = [Way(name, [seconds] * 3) for name, seconds in times.items()]
     verdict = Comparison(4, (9, 9), "MDS(n=4, k=3)", 1.0, ways, alone).verdict

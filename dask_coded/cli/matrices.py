@@ -334,7 +334,8 @@ def bench_command(
     """Say whether coding pays for products of a matrix, on this machine or on a cluster.
 
     FILE holds the matrix: a NumPy array (.npy) or a SciPy sparse matrix (.npz). One process,
-    dask.array, single coded products and a loop of coded products compute it in turn.
+    dask.array with a chunk for each thread and with four, single coded products and a loop of
+    coded products compute it in turn.
     """
     matrix = None if file is None else read_matrix(file)
     rows, columns = shape if matrix is None else matrix.shape

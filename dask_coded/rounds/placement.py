@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -124,7 +124,13 @@ def spare(code: Code, homes: Sequence[str], speeds: Mapping[str, float], piece: 
     return ranked[0] if ranked else ""
 
 
-def relief(code: Code, homes: Sequence[str], newcomer: str, slow: Sequence[str] = ()) -> int | None:
+def relief(
+    code: Code,
+    homes: Sequence[str],
+    newcomer: str,
+    slow: Sequence[str] = (),
+    fixed: Container[int] = (),
+) -> int | None:
     """Choose a piece for a new worker to take over from a worker that holds too much, or is slow.
 
     Too much is more pieces than a place of the code has, or more pieces of one group: two copies of
@@ -138,6 +144,8 @@ def relief(code: Code, homes: Sequence[str], newcomer: str, slow: Sequence[str] 
     newcomer : str
     slow : sequence of str
         Workers for which any piece is too much, the slowest first.
+    fixed : container of int
+        Pieces that the new worker cannot take.
 
     Returns
     -------
@@ -176,6 +184,7 @@ def relief(code: Code, homes: Sequence[str], newcomer: str, slow: Sequence[str] 
         i
         for i, home in enumerate(homes)
         if copies[newcomer, groups[i]] < usual
+        and i not in fixed
         and (excess(i)[0] or pieces[home] > due or home in ranks)
     ]
     return max(given, key=excess, default=None)

@@ -54,6 +54,12 @@ def test_after_a_loss_and_a_join_all_workers_hold_as_much_as_before(code) -> Non
     assert set(Counter(homes).values()) == {code.pieces // 7}
 
 
+def test_a_piece_that_a_new_worker_cannot_take_stays() -> None:
+    homes = ["a", "b", "a", "c"]
+    assert relief(MDS(4, 3), homes, "d", fixed={2}) == 0
+    assert relief(MDS(4, 3), homes, "d", fixed={0, 2}) is None
+
+
 def test_one_of_two_copies_goes_to_a_worker_that_joins() -> None:
     code = Repetition(3, 2)
     homes = ["a", "b", "b", "c", "a", "c"]  # pieces 1 and 2 are copies of one block

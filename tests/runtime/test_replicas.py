@@ -375,3 +375,48 @@ async def test_a_piece_that_comes_back_while_the_others_are_weighed_is_not_lost(
     monkeypatch.setattr(recipes, "offload", offload)
     answer = await found.sources(spec.id, 3)
     assert isinstance(answer["answer"].data, Waiting)
+
+
+SHORT_OF_MEMORY = {
+    "distributed.worker.memory.spill": False,
+    "distributed.worker.memory.pause": False,
+}
+
+
+@pytest.mark.parametrize("limit", [2**36, 10**5])
+def test_a_worker_that_joins_takes_pieces_in_files_only_if_it_has_memory_for_them(
+    limit, monkeypatch
+):
+    """Dask takes them to be small: it would send one as a whole, and the nanny end the worker."""
+
+    @gen_cluster(
+        client=True,
+        nthreads=[("127.0.0.1", 1, {"memory_limit": 2**36})] * 4,
+        config=SHORT_OF_MEMORY,
+    )
+    async def test(c, s, *workers):
+        monkeypatch.setattr("dask_coded.runtime.worker.disk.Disk._fits", lambda *_: False)
+        B = np.random.default_rng(1).standard_normal((1200, 50))
+        C = await coded.encode(B, coded.MDS(4, 2), c)
+        await workers[0].close()
+        await async_poll_for(lambda: all(holders(s, C)), timeout=60)
+        plugin, keys = s.extensions["dask-coded"], C.encoded.spec.keys
+        async with Worker(s.address, nthreads=1, memory_limit=limit) as new:
+            await async_poll_for(lambda: new.address in plugin.versions, timeout=60)
+            homes = [plugin.homes.home(key) for key in keys]
+            assert homes.count(new.address) == (limit == 2**36)
+            await async_poll_for(lambda: holders(s, C) == [{a} for a in homes], timeout=60)
+            np.testing.assert_allclose(await c.compute(C @ np.ones(50)), B @ np.ones(50))
+
+    test()
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 4)
+async def test_a_piece_that_is_too_large_for_its_worker_stays_where_it_is(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    homes, keys = s.extensions["dask-coded"].homes, C.encoded.spec.keys
+    home, other = C.encoded.workers[:2]
+    s.workers[other].memory_limit = 1000
+    homes._pin(keys[0], other)
+    await async_poll_for(lambda: homes.home(keys[0]) == home, timeout=60)
+    assert holders(s, C)[0] == {home}

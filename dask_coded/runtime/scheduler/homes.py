@@ -30,6 +30,10 @@ from dask_coded.typing import Floats
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState, WorkerState
 
+# Of its memory limit, a worker that takes a piece as one message uses at most this fraction. The
+# nanny ends one that uses 0.95.
+_FULL = 0.9
+
 
 class Homes:
     """The homes of all pieces and checks, and of source blocks while an array is encoded.
@@ -221,7 +225,33 @@ class Homes:
             ts = self._scheduler.tasks.get(key)
             home = self._scheduler.workers.get(self._pins.get(key, ""))
             if ts is not None and ts.who_has and home is not None:
+                if home not in ts.who_has and not self._can_come(ts, home):
+                    stays = [ws for ws in ts.who_has if ws in self._scheduler.running]
+                    home = min(stays, key=lambda ws: ws.address, default=home)
+                    self._pins[key] = home.address
+                    self._scheduler.set_restrictions({key: {home.address}})
                 yield ts, home
+
+    def _can_come(self, ts: TaskState, home: WorkerState, coming: int = 0) -> bool:
+        """Whether a worker can take a piece, and ``coming`` bytes of others, from another worker.
+
+        A piece comes as one message, and may have to be copied once to be aligned. On its holder it
+        may lie in a file, so that Dask takes it to be small. If it was too large for the worker,
+        the nanny would end that, which would join again and be sent the piece again.
+        """
+        limit = home.memory_limit
+        if not limit or self._stored(ts.key) is not None or self._homecoming.is_held(ts.key):
+            return True
+        used = home.memory.optimistic + coming
+        return bool(used + 2 * self._size(ts) <= _FULL * limit)
+
+    def _size(self, ts: TaskState) -> int:
+        """Return the bytes of a piece or a check in memory."""
+        spec = self._arrays[ts.key].spec
+        if spec.sparse_type or ts.key not in spec.keys:
+            return int(ts.nbytes)
+        rows = spec.piece_rows(spec.keys.index(ts.key))
+        return max(int(ts.nbytes), rows * spec.columns * spec.dtype.itemsize)
 
     def _stored(self, key: Key) -> tuple[str, int] | None:
         """Return the array and the number of a piece that is in a store, None for other data."""
@@ -343,15 +373,23 @@ class Homes:
         if state.sources is not None or newcomer not in (state.allowed or {newcomer}):
             return 0
         keys, code, pins = state.spec.keys, state.spec.code, self._pins
-        taken = 0
+        taken = coming = 0
+        ws, fixed = self._scheduler.workers.get(newcomer), set[int]()
         while True:
             # Pieces that were released each count as a worker's only one.
             homes = [
                 f"no worker, {key}" if (home := pins.get(key)) is None else home for key in keys
             ]
-            piece = relief(code, homes, newcomer, slow)
+            piece = relief(code, homes, newcomer, slow, fixed)
             if piece is None:
                 return taken
+            # While it has no holder, it is made and not sent.
+            ts = self._scheduler.tasks.get(keys[piece])
+            if ws is not None and ts is not None and ts.who_has:
+                if not self._can_come(ts, ws, coming):
+                    fixed.add(piece)
+                    continue
+                coming += self._size(ts)
             self._pin(keys[piece], newcomer)
             self._log("relieve", array=state.spec.id, piece=piece, workers=[newcomer])
             taken += 1

@@ -155,9 +155,10 @@ def in_pool() -> bool:
 
 
 def end_fetches(pool: Any, address: str) -> None:
-    """End what Dask fetches from a worker for tasks, and what is only connecting to it.
+    """End what Dask fetches from a worker for tasks or clients, and what only connects to it.
 
-    Without it, a task waits for a silent worker as long as Dask does. ``pool`` is ``Worker.rpc``.
+    Without it, these wait for a silent worker as long as Dask does. ``pool`` is ``Worker.rpc``, or
+    that of the scheduler.
     """
     for comm in tuple(pool.occupied.get(address, ())):
         if comm.name == _GATHER:  # others may be the user's, for example calls of actors

@@ -255,6 +255,29 @@ async def test_the_gather_of_another_client_from_a_silent_worker_goes_on(c, s, *
     assert len(asked) == 1
 
 
+async def held(dask_worker):
+    await dask_worker.over.wait()
+    return "over"
+
+
+@gen_cluster(**FOUR)
+async def test_what_a_user_runs_on_a_silent_worker_goes_on(c, s, *workers):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    future = coded.submit(place, C, 0, client=c)
+    address = await started(c, s, future)
+    (worker,) = [w for w in workers if w.address == address]
+    worker.over = asyncio.Event()
+    running = asyncio.create_task(c.run(held, workers=[address]))
+    await async_poll_for(lambda: s.rpc.occupied.get(address), timeout=60)
+    for w in workers:
+        await Event(f"go-{w.address}", client=c).set()
+    await wait(future)
+    fall_silent(s)
+    worker.over.set()
+    assert await running == {address: "over"}
+    assert address != await future
+
+
 @gen_cluster(**FOUR)
 async def test_a_result_that_cannot_be_computed_again_stays_on_a_silent_worker(c, s, *workers):
     C = await coded.encode(A, coded.MDS(4, 3), c)

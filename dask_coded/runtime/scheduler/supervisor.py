@@ -36,7 +36,7 @@ from distributed.core import Status
 from distributed.metrics import time
 from tornado.ioloop import PeriodicCallback
 
-from dask_coded.compat import makes_result
+from dask_coded.compat import end_fetches, makes_result
 from dask_coded.runtime.scheduler import stuck
 from dask_coded.runtime.scheduler.placing import Limits, Placing
 from dask_coded.runtime.scheduler.standings import Standings
@@ -456,7 +456,7 @@ class Supervisor:
         """Have tasks run again on another worker, where there is one, for these reasons."""
         self._placing.changed()
         moved: dict[TaskState, str] = {}
-        stay = []
+        stay, unread = [], set[str]()
         for ts in tasks:
             run, ws = self._runs[ts.key], _place_of(ts)
             assert ws is not None
@@ -465,8 +465,7 @@ class Supervisor:
                 run.takeovers += 1
                 moved[ts] = ws.address
                 if ts.state == "memory" and not stuck.serves_others(ws, [ts]):
-                    # A client may be waiting for a result that it has asked this worker for.
-                    self._scheduler.rpc.remove(ws.address)
+                    unread.add(ws.address)
             else:
                 run.limits.avoid = before
                 stay.append(ts)
@@ -474,6 +473,10 @@ class Supervisor:
         needed = [dts for ts in (*moved, *stay) for dts in ts.dependencies]
         needed = stuck.blocked(needed, self._suspects, self._replaceable, stuck.is_cheap)
         self.run_again([*moved, *needed], ended)
+        # A client may be waiting for a result that the scheduler has asked such a worker for. What
+        # else it has asked for goes on, such as functions that users run on workers.
+        for address in unread:
+            end_fetches(self._scheduler.rpc, address)
         for ts, address in moved.items():
             if coded_task(ts.run_spec) is None:
                 continue

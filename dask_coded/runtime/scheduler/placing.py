@@ -107,8 +107,12 @@ class Placing:
         return self._usable(ts, self._answering(self._valid(ts, limits)))
 
     def _valid(self, ts: TaskState, limits: Limits) -> set[WorkerState]:
+        before = ts.worker_restrictions, ts.host_restrictions
         ts.worker_restrictions, ts.host_restrictions = limits.workers, limits.hosts
-        valid = self._scheduler.valid_workers(ts)
+        try:
+            valid = self._scheduler.valid_workers(ts)
+        finally:  # the task may stay where it is
+            ts.worker_restrictions, ts.host_restrictions = before
         return self._scheduler.running if valid is None else valid
 
     def _usable(self, ts: TaskState, found: set[str]) -> set[str]:

@@ -49,3 +49,17 @@ def test_a_choice_leaves_a_task_as_it_is(coordinates: bool) -> None:
     assert not found
     assert ts.worker_restrictions == {HOSTS[0]}
     assert ts.host_restrictions is None
+
+
+def test_tasks_share_the_set_of_fast_workers() -> None:
+    """A thousand addresses take 33 KB, and a task keeps its own until it is forgotten."""
+    found, tasks = placing(), [task() for _ in range(3)]
+    for ts in tasks:
+        found.place(ts, Limits(None, None))
+        found.measured(HOSTS[0], 0.001)  # as with each heartbeat
+    assert tasks[0].worker_restrictions == set(HOSTS)
+    assert tasks[1].worker_restrictions is tasks[0].worker_restrictions
+    assert tasks[2].worker_restrictions is tasks[0].worker_restrictions
+    found.place(moved := task(), Limits(None, None, avoid=HOSTS[0]))
+    assert moved.worker_restrictions == set(HOSTS[1:])
+    assert tasks[0].worker_restrictions == set(HOSTS)

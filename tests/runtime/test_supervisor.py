@@ -1178,7 +1178,8 @@ async def test_the_only_fast_worker_leaves(c, s, *workers):
     future = coded.submit(place, C, 1, client=c)
     old = await started(c, s, future)
     # The plugin still believes so when the scheduler moves the tasks of the lost worker.
-    plugin_of(s).placing._fast = {old}
+    placing = plugin_of(s).placing
+    placing._fast, placing._known = {old}, True
     (worker,) = [w for w in workers if w.address == old]
     for w in workers:
         await Event(f"go-{w.address}", client=c).set()

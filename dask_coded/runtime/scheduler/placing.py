@@ -66,7 +66,10 @@ class Placing:
         #: By silent worker, which results others wait for, and where: what needs them there waits
         #: as well.
         self.waiting: defaultdict[str, set[tuple[Key, str]]] = defaultdict(set)
-        self._fast: set[str] | None = None
+        # Thousands of tasks keep the set that was theirs, so it is the same one as long as the same
+        # workers are fast.
+        self._fast = set[str]()
+        self._known = False
         self._running = 0  # workers when that was found
         #: How long a small product takes on each worker, in seconds.
         self._products: dict[str, float] = {}
@@ -86,13 +89,18 @@ class Placing:
         ts.host_restrictions = None if chosen else limits.hosts
 
     def choice(self, ts: TaskState, limits: Limits) -> set[str]:
-        """Return the workers that may run a task, without the one that it was taken from."""
+        """Return the workers that may run a task, without the one that it was taken from.
+
+        It is not to be changed: tasks share it.
+        """
         if not limits.coordinates:
             found = self._allowed(ts, limits)
             if not found and ts.loose_restrictions:
                 found = self._usable(ts, self._answering(self._scheduler.running))
             return found - {limits.avoid}
-        fast = self._usable(ts, self._fast_workers()) - {limits.avoid}
+        fast = self._usable(ts, self._fast_workers())
+        if limits.avoid in fast:
+            fast = fast - {limits.avoid}
         if limits.avoid:
             # All of a host may be cut off, and only workers of coordinators are watched.
             host = get_address_host(limits.avoid)
@@ -134,7 +142,7 @@ class Placing:
 
     def _fast_workers(self) -> set[str]:
         # The scheduler moves the tasks of a worker that has left before it tells its plugins.
-        if self._fast is None or len(self._scheduler.running) != self._running:
+        if not self._known or len(self._scheduler.running) != self._running:
             self._running = len(self._scheduler.running)
             addresses = list(self._answering(self._scheduler.running).intersection(self._able))
             running = [self._scheduler.workers[address] for address in addresses]
@@ -143,12 +151,15 @@ class Placing:
                 np.array([ws.metrics.get("event_loop_interval", np.nan) for ws in running]),
                 np.array([self._products.get(address, np.nan) for address in addresses]),
             )
-            self._fast = {address for address, fast in zip(addresses, mask, strict=True) if fast}
+            found = {address for address, fast in zip(addresses, mask, strict=True) if fast}
+            if found != self._fast:
+                self._fast = found
+            self._known = True
         return self._fast
 
     def changed(self) -> None:
         """Forget which workers are fast, because something about a worker has changed."""
-        self._fast = None
+        self._known = False
 
     def measured(self, address: str, seconds: float) -> None:
         """Record how long a small product takes on a worker."""

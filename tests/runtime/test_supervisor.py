@@ -550,7 +550,7 @@ async def test_what_a_client_waits_for_is_computed_elsewhere_if_its_worker_is_si
     await wait(needed)
     s.task_prefixes["sin"].duration_average = 0.01
     block = c.submit(held_up, "block", needed)
-    supervisor.expect([block.key])
+    supervisor.expect([block.key], c.id)
     silent = set()
     for times in (1, 2):  # it is given more time on the next worker
         await Event("begun-block", client=c).wait()
@@ -582,7 +582,7 @@ async def test_what_a_client_waits_for_stays_where_it_must(c, s, *workers):
     await coded.encode(A, coded.MDS(4, 3), c)
     supervisor = plugin_of(s).supervisor
     block = c.submit(held_up, "block", workers=[workers[0].address])
-    supervisor.expect([block.key])
+    supervisor.expect([block.key], c.id)
     await Event("begun-block", client=c).wait()
     ts = s.tasks[block.key]
     there, prefix = ts.processing_on, ts.prefix

@@ -7,6 +7,7 @@
 - ``holding`` keeps pieces while rounds need them, also if their owner releases them.
 - ``replicas`` keeps pieces there while Dask moves and copies data.
 - ``supervisor`` has another worker take over when that of a coordinator is silent.
+- ``awaited`` knows what clients wait for.
 - ``stuck`` finds what tasks fetch from silent workers, and what to compute again.
 - ``placing`` chooses the workers that coordinators may run on.
 - ``standings`` says which workers are there: it asks them, and drives the membership.

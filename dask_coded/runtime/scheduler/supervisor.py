@@ -38,6 +38,7 @@ from tornado.ioloop import PeriodicCallback
 
 from dask_coded.compat import end_fetches, makes_result
 from dask_coded.runtime.scheduler import stuck
+from dask_coded.runtime.scheduler.awaited import Awaited
 from dask_coded.runtime.scheduler.placing import Limits, Placing
 from dask_coded.runtime.scheduler.standings import Standings
 from dask_coded.runtime.spec import NAME, PieceTask, as_key, coded_task
@@ -132,8 +133,7 @@ class Supervisor:
         # When tasks have ended whose results a client is probably fetching. If their worker falls
         # silent meanwhile, they are computed again, after the same patience as with a coordinator.
         self._fresh: dict[Key, float] = {}
-        # What clients wait for before they go on.
-        self._awaited: set[Key] = set()
+        self._awaited = Awaited(scheduler)
         # Since when workers of coordinators have been paused.
         self._paused: dict[str, float] = {}
         timer = PeriodicCallback(self.look, 1000 * self._timeouts.tick)
@@ -272,23 +272,10 @@ class Supervisor:
             run.followed, run.tell = frozenset(workers), tell
             run.silent.clear()
 
-    def expect(self, keys: Collection[Key], client: str = "") -> None:
+    def expect(self, keys: Collection[Key], client: str) -> None:
         """Stream handler: a client, whose name Dask adds, waits for tasks, unless they are many."""
-        if len(keys) <= stuck.MANY:
-            self._awaited.update(map(as_key, keys))
-            self._watch()
-
-    def _waited_for(self) -> list[TaskState]:
-        """Return the tasks that workers compute now because clients wait for them."""
-        tasks = (self._scheduler.tasks.get(key) for key in self._awaited)
-        lacking = [
-            ts for ts in tasks if ts and ts.who_wants and ts.state not in ("memory", "erred")
-        ]
-        if not lacking:
-            # Not one by one: while others are computed, a result may be lost again.
-            self._awaited.clear()
-        # Pieces have homes.
-        return [ts for ts in stuck.under_way(lacking) if not isinstance(ts.run_spec, PieceTask)]
+        self._awaited.add(keys, client)
+        self._watch()
 
     def _watch(self) -> None:
         if not self._timer.is_running():  # tornado would add one more
@@ -302,7 +289,7 @@ class Supervisor:
             for key, end in self._fresh.items()
             if now < end + self._timeouts.lease or owes(self._runs[key].worker)
         }
-        awaited = self._waited_for()
+        awaited = self._awaited.under_way()
         if not self._processing and not self._fresh and not self._awaited:
             self._timer.stop()
         tasks = [self._scheduler.tasks[key] for key in self._processing]

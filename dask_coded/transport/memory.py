@@ -222,6 +222,13 @@ class Mappings:
         except (TypeError, ValueError, OverflowError) as exc:
             raise OSError(errno.EINVAL, f"A peer's segment has no such array: {exc}") from exc
 
+    def keep(self, most: int) -> None:
+        """Keep at least so many mapped from now on.
+
+        If one fewer is kept than are used in turns, each is mapped again whenever it is used.
+        """
+        self._most = max(self._most, most)
+
     def trim(self, most: int) -> None:
         """Keep only the last ones used, and none if memory is short.
 

@@ -56,6 +56,21 @@ def test_a_result_is_shared_as_it_is():
         np.testing.assert_array_equal(mappings.view(place), result[1:])
 
 
+def test_segments_that_are_used_in_turns_are_mapped_once(monkeypatch):
+    shared, mappings, mapped = Memory(), Mappings(most=2), []
+    mapping = memory._mapping
+    monkeypatch.setattr(memory, "_mapping", lambda *key: mapped.append(key) or mapping(*key))
+    segments = [shared.share(np.full(100, float(i))) for i in range(5)]
+    mappings.keep(len(segments))
+    for _ in range(3):
+        for i, (_, place) in enumerate(segments):
+            np.testing.assert_array_equal(mappings.view(place), float(i))
+        mappings.trim(len(segments))
+    assert len(mapped) == len(segments)
+    mappings.keep(1)
+    assert len(mappings._mapped) == len(segments)
+
+
 def test_memory_of_a_result_is_used_again_once_nothing_refers_to_it():
     shared, dtype = Memory(), np.dtype(float)
     result = shared.empty((10_000,), dtype)

@@ -47,6 +47,8 @@ from dask_coded.typing import Bools
 # thread takes time from the event loop, which small rounds cannot spare. In rounds of 1.2 s with a
 # result of 19 MB, decoding ends 4 ms after the last share, and 9 ms after it with 512 KB.
 _DECODE_BYTES = 1 << 16
+# Segments of each participant that stay mapped: those of a matrix and its transpose, in turns.
+_SEGMENTS = 2
 
 #: Schedules a call in the algorithm's thread.
 InThread = Callable[[Callable[[], None]], None]
@@ -119,6 +121,7 @@ class LiveRound:
         self._plan = plan
         self._layout = layout
         self._mappings = plugin.mappings
+        self._mappings.keep(_SEGMENTS * len(plan.addresses))
         self._delivery = delivery
         self._assembler = assembler
         self._in_thread = in_thread
@@ -433,10 +436,9 @@ class LiveRound:
         for pending in (self._timer, self._watch, self._asking):
             if pending is not None:
                 pending.cancel()
-        # For the next rounds, perhaps of a matrix and its transpose in turns: two segments of each
-        # participant, but nothing of a dead one.
+        # For the next rounds, but nothing of a dead participant.
         usual = self.round.finished and self.round.state.available.all()
-        self._mappings.trim(2 * len(self._plan.addresses) if usual else 0)
+        self._mappings.trim(_SEGMENTS * len(self._plan.addresses) if usual else 0)
         self._delivery.end()
         self.report.operand_bytes = self._delivery.size
         large = self._delivery.size >= LEAST_BYTES or self._assembler.rows.nbytes >= LEAST_BYTES

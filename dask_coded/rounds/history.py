@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from dask_coded.prediction import LagHistory
 from dask_coded.rounds.reporting import Pace, Reporting
@@ -83,6 +83,11 @@ class Rest:
         for worker in failed:
             count = self._failures[worker] = self._failures.get(worker, 0) + 1
             self._until[worker] = self._round + (1 << count - 1)
+
+    def keep(self, workers: Collection[str]) -> None:
+        """Forget all workers but these: an address may become that of another process."""
+        for worker in self._failures.keys() - set(workers):
+            del self._failures[worker], self._until[worker]
 
     def __contains__(self, worker: object) -> bool:
         """Whether a worker rests in the next round."""

@@ -22,3 +22,16 @@ def test_a_worker_that_failed_once_returns_for_good() -> None:
     for _ in range(10):
         rest.record([])
         assert "short of memory" not in rest
+
+
+def test_a_worker_that_has_left_is_forgotten() -> None:
+    """Another one may come at its address, which is not to rest for its failures."""
+    rest = Rest()
+    for _ in range(4):
+        rest.record(["left", "stays"])
+    rest.keep(["stays", "new"])
+    assert "stays" in rest
+    assert "left" not in rest
+    rest.record(["left"])
+    rest.record([])
+    assert "left" not in rest

@@ -465,6 +465,7 @@ class Coordinator:
                     raise CodedDataLostError(message)
                 case RoundPlan():
                     self._history.lags.keep(answer.addresses)
+                    self._resting.keep(answer.addresses)
                     if answer.spec is not None:
                         spec = answer.spec
                         if (footprints := spec.footprints) is not None:

@@ -386,6 +386,12 @@ class ArrayDirectory(Mapping[str, ArrayState]):
 
     # -- lost pieces ---------------------------------------------------------------------------
 
+    def left(self, worker: str) -> None:
+        """Forget the wrong checks of a worker: another process may get its address."""
+        for state in self._arrays.values():
+            if state.wrong_checks:
+                state.wrong_checks = {found for found in state.wrong_checks if found[1] != worker}
+
     def remove_worker(self, running: Iterable[TaskState]) -> None:
         """Have losses not count as failures of tasks that read pieces from a store.
 

@@ -430,6 +430,7 @@ class CodedSchedulerPlugin(SchedulerExtension):
         self.homes.remove_worker(worker, stimulus_id)
         running = [ts for key in self._holding if (ts := scheduler.tasks.get(key))]
         self.arrays.remove_worker(running)
+        self.arrays.left(worker)
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         self.arrays.remove_client(client)

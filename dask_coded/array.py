@@ -19,7 +19,7 @@ import dask
 import dask.array as da
 import numpy as np
 from dask.base import tokenize
-from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+from dask.highlevelgraph import HighLevelGraph
 from dask.utils import format_bytes
 from distributed import Client
 from scipy.sparse.linalg import LinearOperator
@@ -320,13 +320,13 @@ class CodedArray(ProductArray):
             parts = [TaskRef(key) for key in dask.core.flatten(x.__dask_keys__())]
             dependencies = [x]
         suffix: list[tuple[int, ...]] = [()] if x.ndim == 1 else [(j,) for j in range(len(parts))]
+        ids = HeldIds(self.encoded)
         tasks: dict[Any, Any] = {
-            (name, 0, *index): CodedTask((name, 0, *index), run_round, (spec.id,), options, part)
+            (name, 0, *index): CodedTask((name, 0, *index), run_round, ids, options, part)
             for index, part in zip(suffix, parts, strict=True)
         }
         dtype = np.result_type(spec.dtype, x.dtype)
         graph = HighLevelGraph.from_collections(name, tasks, dependencies=dependencies)
-        graph.layers[name] = RoundLayer(tasks, self.encoded)  # type: ignore[index]
         meta = np.empty((0,) * x.ndim, dtype=dtype)
         return da.Array(graph, name, ((self.shape[0],), *columns), dtype=dtype, meta=meta)
 
@@ -496,18 +496,23 @@ class _ClientOperator(RoundOperator):
         return _ClientOperator(self._array.T)
 
 
-class RoundLayer(MaterializedLayer):
-    """The tasks of coded products; keeps the pieces alive as long as the lazy result exists."""
+class HeldIds(tuple[str, ...]):
+    """The ids of coded arrays, for the tasks of a lazy product; keeps the pieces alive.
 
-    def __init__(self, mapping: Any, encoded: Encoded | None, annotations: Any = None) -> None:
-        super().__init__(mapping, annotations=annotations)
-        self.encoded = encoded
+    Dask may put tasks into other graphs and other tasks, but leaves their arguments as they are.
 
-    def cull(self, keys: Any, all_hlg_keys: Any) -> Any:
-        layer: Any
-        layer, dependencies = super().cull(keys, all_hlg_keys)
-        return RoundLayer(layer.mapping, self.encoded, self.annotations), dependencies
+    Parameters
+    ----------
+    *arrays : Encoded
+    """
+
+    encoded: tuple[Encoded, ...]
+
+    def __new__(cls, *arrays: Encoded) -> Self:
+        self = super().__new__(cls, (encoded.spec.id for encoded in arrays))
+        self.encoded = arrays
+        return self
 
     def __reduce__(self) -> Any:
-        # A round's task names the pieces that it needs; futures stay with the client.
-        return RoundLayer, (self.mapping, None, self.annotations)
+        # Futures stay with the client. In the cluster, a task names the arrays that it needs.
+        return tuple, (list(self),)

@@ -18,7 +18,7 @@ from dask.highlevelgraph import HighLevelGraph
 from distributed import Client
 
 from dask_coded.arguments import check_dense, check_unmasked, check_workers, unwrapped
-from dask_coded.array import RoundLayer
+from dask_coded.array import HeldIds
 from dask_coded.caller import warner
 from dask_coded.choice import Choice
 from dask_coded.codes import Polynomial
@@ -246,9 +246,9 @@ class CodedPair:
             weights = weights.rechunk(-1)
             operand, dependencies = TaskRef((weights.name, 0)), [weights]
         key = (name, 0, 0)
-        tasks: dict[Any, Any] = {key: CodedTask(key, run_round, (spec.id,), options, operand)}
+        ids = HeldIds(self.encoded)
+        tasks: dict[Any, Any] = {key: CodedTask(key, run_round, ids, options, operand)}
         graph = HighLevelGraph.from_collections(name, tasks, dependencies=dependencies)
-        graph.layers[name] = RoundLayer(tasks, self.encoded)  # type: ignore[index]
         dtype = self.dtype if weights is None else np.result_type(self.dtype, weights.dtype)
         meta = np.empty((0, 0), dtype=dtype)
         return da.Array(graph, name, tuple((m,) for m in self.shape), dtype=dtype, meta=meta)

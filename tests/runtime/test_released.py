@@ -6,9 +6,11 @@ import asyncio
 import gc
 import weakref
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
+from dask import graph_manipulation
 from distributed import Client, scheduler
 from distributed.utils_test import async_poll_for, gen_cluster
 
@@ -63,6 +65,27 @@ async def encoded(c, **options):
 
 async def a_lazy_product(c):
     await c.compute(await encoded(c) @ x)
+
+
+async def a_product_that_is_optimized(c):
+    (lazy,) = dask.optimize(await encoded(c) @ x)
+    np.testing.assert_allclose(await c.compute(lazy), A @ x)
+
+
+async def a_product_within_delayed(c):
+    lazy = dask.delayed(np.negative)(await encoded(c) @ x)
+    np.testing.assert_allclose(await c.compute(lazy), -A @ x)
+
+
+async def a_product_beside_another_array(c):
+    ones = da.ones(24, chunks=24)
+    lazy = ones.map_blocks(lambda one, other: one + other, other=await encoded(c) @ x, dtype=float)
+    np.testing.assert_allclose(await c.compute(lazy), 1 + A @ x)
+
+
+async def a_cloned_product(c):
+    lazy = graph_manipulation.clone(await encoded(c) @ x)
+    np.testing.assert_allclose(await c.compute(lazy), A @ x)
 
 
 async def a_derived_array(c):
@@ -121,6 +144,10 @@ async def an_array_that_is_refused(c):
 USES = [
     encoded,
     a_lazy_product,
+    a_product_that_is_optimized,
+    a_product_within_delayed,
+    a_product_beside_another_array,
+    a_cloned_product,
     a_derived_array,
     a_transposed_array,
     a_loop,

@@ -26,7 +26,7 @@ from dask_coded.typing import Floats
 _WAITING = 16
 RELEASED = (
     "The scheduler has no such coded array any more: it was released, as it is when its client "
-    "closes, or the cluster was restarted. Encode it again."
+    "closes or nothing holds it any more, or the cluster was restarted. Encode it again."
 )
 
 

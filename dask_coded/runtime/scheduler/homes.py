@@ -82,6 +82,7 @@ class Homes:
         """Record the homes of pieces and checks of an array, before there are tasks for them."""
         self._arrays |= dict.fromkeys(homes, state)
         self._pins |= homes
+        state.even = False
 
     def add_sources(self, homes: Mapping[Key, str]) -> None:
         """Record where source blocks, and the steps on the way to them, are to be made."""
@@ -95,7 +96,8 @@ class Homes:
         """Forget the homes of pieces, checks and blocks; the restrictions of before hold again."""
         for key in keys:
             self._pins.pop(key, None)
-            self._arrays.pop(key, None)
+            if state := self._arrays.pop(key, None):
+                state.even = False
             self._homecoming.let_go(key)
             if key in self._limits:
                 limit = self._limits.pop(key)
@@ -228,7 +230,7 @@ class Homes:
                 if home not in ts.who_has and not self._can_come(ts, home):
                     stays = [ws for ws in ts.who_has if ws in self._scheduler.running]
                     home = min(stays, key=lambda ws: ws.address, default=home)
-                    self._pins[key] = home.address
+                    self._pins[key], self._arrays[key].even = home.address, False
                     self._scheduler.set_restrictions({key: {home.address}})
                 yield ts, home
 
@@ -324,7 +326,7 @@ class Homes:
 
     def _pin(self, key: Key, address: str) -> None:
         """Have a piece or a check belong to a worker: it is moved there, or rebuilt there."""
-        self._pins[key] = address
+        self._pins[key], self._arrays[key].even = address, False
         if key in self._scheduler.tasks:  # otherwise its task will come
             self._scheduler.set_restrictions({key: {address} if address else None})
             self.bring_home()
@@ -372,6 +374,8 @@ class Homes:
         """
         if state.sources is not None or newcomer not in (state.allowed or {newcomer}):
             return 0
+        if state.even and not slow:  # hundreds of workers may join, and there may be many arrays
+            return 0
         keys, code, pins = state.spec.keys, state.spec.code, self._pins
         taken = coming = 0
         ws, fixed = self._scheduler.workers.get(newcomer), set[int]()
@@ -382,6 +386,8 @@ class Homes:
             ]
             piece = relief(code, homes, newcomer, slow, fixed)
             if piece is None:
+                # Unless it is only this worker that takes none.
+                state.even = not fixed and newcomer not in homes
                 return taken
             # While it has no holder, it is made and not sent.
             ts = self._scheduler.tasks.get(keys[piece])

@@ -61,6 +61,8 @@ class ArrayState:
     alive: set[Key] = field(default_factory=set)
     #: When clients were told to have pieces of an extension made.
     promised: dict[Key, float] = field(default_factory=dict)
+    #: Whether no worker holds more pieces than it should, as it was found when one joined.
+    even: bool = False
     #: The workers that the user named for it; None for all.
     allowed: set[str] | None = None
 

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from operator import itemgetter
 from typing import Any
 
 import dask.array as da
@@ -350,8 +349,8 @@ def halved(kept: Kept) -> list[Finding]:
         if rows:
             value = mean([row["value"] for row in rows])
             found.append(Finding(f"blocks of ({n},{k})", None, value))
-    ours, theirs = (_encoded(kept, name) for name in NAMES[:2])
-    if len(ours) and len(ours) == len(theirs):
+    ours, theirs = _of_both(*(_encoded(kept, name) for name in NAMES[:2]))
+    if len(ours):
         reason = "also blocks that are moved to their workers, and rows for the transposed matrix"
         found.append(Finding("bytes on processes", ratio(100 * ours, theirs), None, reason))
     return found
@@ -365,8 +364,8 @@ def everything(kept: Kept) -> list[Finding]:
         if len(ours):
             found.append(Finding(f"counted, {what}", None, ratio(100 * ours, theirs)))
         for model in ("logistic", "svm"):
-            ours, theirs = (_bytes(kept, model, each) for each in (NAMES[0], name))
-            if len(ours) and len(ours) == len(theirs):
+            ours, theirs = _of_both(*(_bytes(kept, model, each) for each in (NAMES[0], name)))
+            if len(ours):
                 rows = kept.rows(measure="churned", model=model, code=NAMES[0])
                 most = max(row["pieces"] for row in rows)
                 reason = f"workers that join make new pieces as well: {N} became up to {most}"
@@ -374,15 +373,25 @@ def everything(kept: Kept) -> list[Finding]:
     return found
 
 
-def _encoded(kept: Kept, name: str) -> np.ndarray:
-    rows = sorted(kept.rows(measure="encoded", code=name), key=itemgetter("seed"))
-    return np.array([1e6 * row["value"] for row in rows])
+def _encoded(kept: Kept, name: str) -> dict[int, float]:
+    """Return the bytes of encoding by seed."""
+    return {row["seed"]: 1e6 * row["value"] for row in kept.rows(measure="encoded", code=name)}
 
 
-def _bytes(kept: Kept, model: str, name: str) -> np.ndarray:
-    rows = sorted(kept.rows(measure="churned", model=model, code=name), key=itemgetter("seed"))
-    later, first = [row["rounds"] + row["churn"] for row in rows], _encoded(kept, name)
-    return later + first if len(later) == len(first) else np.array([])
+def _bytes(kept: Kept, model: str, name: str) -> dict[int, float]:
+    """Return all bytes of a training by seed."""
+    encoded = _encoded(kept, name)
+    return {
+        row["seed"]: encoded[row["seed"]] + row["rounds"] + row["churn"]
+        for row in kept.rows(measure="churned", model=model, code=name)
+        if row["seed"] in encoded
+    }
+
+
+def _of_both(ours: dict[int, float], theirs: dict[int, float]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the values of the seeds that both have."""
+    seeds = sorted(ours.keys() & theirs.keys())
+    return np.array([ours[i] for i in seeds]), np.array([theirs[i] for i in seeds])
 
 
 def _counted(kept: Kept, name: str) -> np.ndarray:
@@ -476,7 +485,7 @@ def fits(kept: Kept) -> Iterator[str]:
     lines = []
     for model, name in dict.fromkeys((row["model"], row["code"]) for row in rows):
         some = [row for row in rows if (row["model"], row["code"]) == (model, name)]
-        parts = [_encoded(kept, name)]
+        parts = [np.array(list(_encoded(kept, name).values()))]
         parts += [np.array([row[key] for row in some]) for key in ("rounds", "churn")]
         cells = [f"{np.median(part) / 1e6:.1f}" if part.size else "–" for part in parts]
         error = max(row["value"] for row in some)

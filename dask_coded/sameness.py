@@ -32,6 +32,8 @@ from dask_coded.runtime.coordinator.tasks import map_nested
 # What is described by what it says of itself.
 _SCALARS = (bool, int, float, complex, str, bytes)
 _CONTAINERS = (dict, list, tuple, set, frozenset, *_SCALARS)
+# Buffers of batch normalisation that follow the samples.
+_RUNNING = ("running_mean", "running_var", "num_batches_tracked")
 # What `functools.update_wrapper` adds to an object.
 _OF_WRAPPERS = ("__wrapped__", *WRAPPER_ASSIGNMENTS)
 
@@ -72,8 +74,11 @@ def owner_of(
     return {"function": name, "arrays": arrays, "arguments": hash_of([function, *arguments])}, ids
 
 
-def hash_of(value: Any) -> str:
+def hash_of(value: Any, *, trained: bool = False) -> str:
     """Return a hash that is the same in every process that runs the same program.
+
+    With ``trained``, what a training changes does not count: parameters and modes of PyTorch's
+    modules, and random generators.
 
     That of `dask.tokenize` is not, for objects whose class or function is defined in a script: it
     pickles them, and pickles of these have numbers of their own. It also depends on the version of
@@ -84,7 +89,7 @@ def hash_of(value: Any) -> str:
     TypeError
         If the value, or one within it, cannot be told from others of its type.
     """
-    return _Comparison().hash(value)
+    return _Comparison(trained).hash(value)
 
 
 def _add(digest: Any, plain: Any) -> None:
@@ -106,7 +111,8 @@ def _add(digest: Any, plain: Any) -> None:
 class _Comparison:
     """Describes values by what is the same in every process that runs the same program."""
 
-    def __init__(self) -> None:
+    def __init__(self, trained: bool) -> None:
+        self._trained = trained
         # What is being described, by `id`.
         self._within: set[int] = set()
 
@@ -172,6 +178,10 @@ class _Comparison:
         if (inner := getattr(value, "__wrapped__", None)) is not None:
             # A function that is cached, say, or an object that stands for one.
             return [self.plain(inner), self._attributes(value, _OF_WRAPPERS)]
+        if self._trained and hasattr(value, "named_modules"):
+            return self._module(value)
+        if self._trained and isinstance(value, np.random.Generator | np.random.RandomState):
+            return None
         if hasattr(value, "detach"):  # a tensor of PyTorch; NumPy has no bfloat16
             tensor = value.detach().cpu()
             return np.asarray(tensor.float() if tensor.dtype.itemsize == 2 else tensor)
@@ -189,6 +199,14 @@ class _Comparison:
             return sorted(map(self.hash, value))
         kinds: Any = (kind for kind in _SCALARS if isinstance(value, kind))
         return next(kinds)(value)
+
+    def _module(self, module: Any) -> Any:
+        """Describe a module of PyTorch without what a training changes."""
+        parts = [
+            (name, type(part).__qualname__, *(self._items(own) for own in _constants(part)))
+            for name, part in module.named_modules()
+        ]
+        return parts
 
     def _array(self, value: Any) -> Any:
         if scipy.sparse.issparse(value):
@@ -247,3 +265,10 @@ class _Comparison:
             return cell.cell_contents
         except ValueError:  # not assigned yet
             return None
+
+
+def _constants(module: Any) -> Iterator[dict[str, Any]]:
+    """Yield the options of a module, and what it computes with that is not learned."""
+    yield {k: v for k, v in vars(module).items() if k[0] != "_" and k != "training"}
+    yield {k: v for k, v in module.named_buffers(recurse=False) if k not in _RUNNING}
+    yield {k: v for k, v in module.named_parameters(recurse=False) if not v.requires_grad}

@@ -240,7 +240,7 @@ def train(
     check_whole("seed", seed, least=0)
     if clip_norm is not None:
         check_positive("clip_norm", clip_norm)
-    module = getattr(gradient, "__self__", None)
+    module: Any = getattr(gradient, "__self__", None)
     if not hasattr(module, "hold_parameters"):
         module = None  # not as a `TorchModule` is
     if averages is None:
@@ -296,13 +296,13 @@ def train(
     }
     constants = getattr(module, "constants", None)
     if checkpoint is not None:
-        with suppress(TypeError):  # if they cannot be told apart
-            setup["values in functions"] = hash_of(
-                [gradient, augment, *filter(has_address, (optimizer, compression, schedule))]
-            )
+        functions: list[Any] = [gradient, augment]
+        functions += filter(has_address, (optimizer, compression, schedule))
+        setup["values in functions"] = hash_of(list(map(_values_in, functions)))
     if checkpoint is not None and constants is not None:
         # A module that is made again may have other random numbers in frozen layers.
         setup["frozen parameters and buffers"] = constants()
+        setup["layers in training mode"] = sum(part.training for part in module.module.modules())
     if checkpoint is not None and resume is True and state is not None:
         check_same(checkpoint.path, state, setup, steps)
     model = Model(
@@ -363,6 +363,14 @@ def train(
     if advised and (advice := found.advice):
         logger.warning("A training has waited for a slow worker: %s", advice)
     return found
+
+
+def _values_in(function: Any) -> str:
+    """Return a hash of what a function was made with; nothing if that cannot be told apart."""
+    try:
+        return hash_of(function, trained=True)
+    except TypeError:
+        return ""
 
 
 def _name(function: Any) -> str:

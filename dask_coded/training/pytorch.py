@@ -312,16 +312,8 @@ class TorchModule:
         return digest.hexdigest()
 
     def compared_by(self) -> Any:
-        """Return what tells this from another module, apart from what a training changes."""
-        parts = [
-            (
-                name,
-                type(part).__qualname__,
-                {key: value for key, value in vars(part).items() if not key.startswith("_")},
-            )
-            for name, part in self.module.named_modules()
-        ]
-        return parts, self._loss, self.constants()
+        """Return what tells this from another one; not what is kept for the next call."""
+        return self.module, self._loss, self._find_unused
 
     def load(self, parameters: Vector) -> torch.nn.Module:
         """Copy a flat array or tensor into the module's parameters and return the module."""

@@ -106,8 +106,32 @@ def test_a_module_with_other_frozen_numbers_is_another_training(client, tmp_path
     with pytest.raises(ValueError, match="of a training with values in functions"):
         trained(other, 4)
     # What is trained does not count: it is in the checkpoint.
-    assert hash_of(frozen(1, trained=True)) == hash_of(frozen(2, trained=True))
+    assert hash_of(frozen(1, True), trained=True) == hash_of(frozen(2, True), trained=True)
     assert frozen(1, trained=True).constants() == frozen(2, trained=True).constants()
+    other = frozen(1)
+    other.module.eval()
+    with pytest.raises(ValueError, match=r"with layers in training mode 3, this one has .* 0"):
+        trained(other, 4)
+
+
+def test_what_a_training_changes_tells_no_functions_apart():
+    def gradient_with(value):
+        return lambda w, X, y: value
+
+    def normed(seed):
+        torch.manual_seed(seed)
+        return torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.BatchNorm1d(2))
+
+    moved = normed(1)
+    moved(torch.ones(3, 4))
+    same = [normed(1), normed(2), moved, normed(1).eval()]
+    assert len({hash_of(gradient_with(net), trained=True) for net in same}) == 1
+    assert hash_of(same[0]) != hash_of(same[1])
+    weighted = [torch.nn.CrossEntropyLoss(torch.tensor([1.0, w])) for w in (1.0, 2.0)]
+    others = [torch.nn.Linear(4, 3), *weighted, torch.nn.Linear(4, 2).requires_grad_(False)]
+    assert len({hash_of(net, trained=True) for net in (same[0], *others)}) == 5
+    draws = [gradient_with(np.random.default_rng(i)) for i in (1, 2)]
+    assert hash_of(draws[0], trained=True) == hash_of(draws[1], trained=True)
 
 
 def test_gradients_of_parts_add_up():

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from threading import Condition, Thread
+from time import monotonic
 
-# How long a computation that has ended waits for its last state.
-_ENDING = 10.0
+# How long a computation that has ended waits for its last state: some seconds, or so many times as
+# long as it took to write any other one, because one may be under way before it.
+_ENDING, _TIMES = 10.0, 4
 
 
 class Background:
@@ -78,10 +80,16 @@ class Writer:
         Of the thread.
     failed : callable(exception)
         Called, in the thread or by :meth:`finish`, if a state is not written.
+    ending : float
+        How many seconds to wait for the last state, at least, because a store may hang.
     """
 
-    def __init__(self, name: str, failed: Callable[[BaseException], object]) -> None:
+    def __init__(
+        self, name: str, failed: Callable[[BaseException], object], ending: float = _ENDING
+    ) -> None:
         self._failed = failed
+        self._ending = ending
+        self._longest = 0.0
         self._background = Background(name)
         #: Ends the thread.
         self.close = self._background.close
@@ -95,14 +103,19 @@ class Writer:
         """Have a state written, in place of one that waits."""
 
         def work() -> None:
+            began = monotonic()
             try:
                 write()
             except BaseException as exc:  # also those of libraries that fsspec uses
                 self._failed(exc)
+            else:
+                self._longest = max(self._longest, monotonic() - began)
 
         self._background.do(work)
 
-    def finish(self, seconds: float = _ENDING) -> None:
-        """Wait until the last state is written; for some seconds, because a store may hang."""
+    def finish(self, seconds: float | None = None) -> None:
+        """Wait until the last state is written, for some seconds."""
+        if seconds is None:
+            seconds = max(self._ending, _TIMES * self._longest)
         if not self._background.wait(seconds):
             self._failed(TimeoutError(f"the store has not answered for {seconds:g} seconds"))

@@ -20,6 +20,9 @@ from dask_coded.storage import (
 )
 from dask_coded.transport.attempts import RunOverError
 
+# How long the end of a training waits for its checkpoint, which may have gigabytes.
+_ENDING = 60.0
+
 logger = logging.getLogger("distributed.dask_coded")
 
 
@@ -134,7 +137,7 @@ class CheckpointWriter(Writer):
         confirm: Callable[[], None],
         warn: Callable[[str], object],
     ) -> None:
-        super().__init__("dask-coded-checkpoint", self._not_written)
+        super().__init__("dask-coded-checkpoint", self._not_written, _ENDING)
         remove_partials(path)
         self.every = every
         self._path = path

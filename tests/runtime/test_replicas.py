@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import dask.array as da
 import numpy as np
@@ -420,3 +421,22 @@ async def test_a_piece_that_is_too_large_for_its_worker_stays_where_it_is(c, s, 
     homes._pin(keys[0], other)
     await async_poll_for(lambda: homes.home(keys[0]) == home, timeout=60)
     assert holders(s, C)[0] == {home}
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 4)
+async def test_a_piece_waits_while_its_worker_uses_its_memory(c, s, *workers, monkeypatch):
+    C = await coded.encode(A, coded.MDS(4, 3), c)
+    homes, keys = s.extensions["dask-coded"].homes, C.encoded.spec.keys
+    home, other = C.encoded.workers[:2]
+    full = SimpleNamespace(optimistic=0.9 * s.workers[other].memory_limit)
+    looked = []
+    can_come = homes._homecoming._fits
+    homes._homecoming._fits = lambda *args: looked.append(can_come(*args)) or looked[-1]
+    with monkeypatch.context() as patch:
+        patch.setattr(type(s.workers[other]), "memory", full)
+        homes._pin(keys[0], other)
+        await async_poll_for(lambda: looked, timeout=60)
+        assert not any(looked)
+        assert holders(s, C)[0] == {home}
+    await async_poll_for(lambda: holders(s, C)[0] == {other}, timeout=60)
+    assert homes.home(keys[0]) == other

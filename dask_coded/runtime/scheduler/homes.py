@@ -72,7 +72,9 @@ class Homes:
         self._pins: dict[Key, str] = {}
         # The restrictions that source blocks had before. Some blocks are chunks of the user's.
         self._limits: dict[Key, set[str] | None] = {}
-        self._homecoming = Homecoming(scheduler, self._rescue, self._homes, silent, self._stored)
+        self._homecoming = Homecoming(
+            scheduler, self._rescue, self._homes, silent, self._stored, self._can_come
+        )
         scheduler.stream_handlers["coded-moved"] = logged(self.moved)
         scheduler.stream_handlers["coded-lost"] = logged(self.lost)
 
@@ -227,15 +229,19 @@ class Homes:
             ts = self._scheduler.tasks.get(key)
             home = self._scheduler.workers.get(self._pins.get(key, ""))
             if ts is not None and ts.who_has and home is not None:
-                if home not in ts.who_has and not self._can_come(ts, home):
+                if home not in ts.who_has and not self._can_come(ts, home, used=0):
                     stays = [ws for ws in ts.who_has if ws in self._scheduler.running]
                     home = min(stays, key=lambda ws: ws.address, default=home)
                     self._pins[key], self._arrays[key].even = home.address, False
                     self._scheduler.set_restrictions({key: {home.address}})
                 yield ts, home
 
-    def _can_come(self, ts: TaskState, home: WorkerState, coming: int = 0) -> bool:
+    def _can_come(
+        self, ts: TaskState, home: WorkerState, coming: int = 0, used: int | None = None
+    ) -> bool:
         """Whether a worker can take a piece, and ``coming`` bytes of others, from another worker.
+
+        What it uses just now counts, or ``used``.
 
         A piece comes as one message, and may have to be copied once to be aligned. On its holder it
         may lie in a file, so that Dask takes it to be small. If it was too large for the worker,
@@ -244,8 +250,8 @@ class Homes:
         limit = home.memory_limit
         if not limit or self._stored(ts.key) is not None or self._homecoming.is_held(ts.key):
             return True
-        used = home.memory.optimistic + coming
-        return bool(used + 2 * self._size(ts) <= _FULL * limit)
+        used = home.memory.optimistic if used is None else used
+        return bool(used + coming + 2 * self._size(ts) <= _FULL * limit)
 
     def _size(self, ts: TaskState) -> int:
         """Return the bytes of a piece or a check in memory."""

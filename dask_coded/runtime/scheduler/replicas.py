@@ -52,6 +52,8 @@ class Homecoming:
         Addresses of workers that may have stopped: a copy elsewhere may be the only one soon.
     stored : callable(key) -> (str, int) or None
         The array and the number of a piece that its home can read from a store.
+    fits : callable(TaskState, WorkerState) -> bool
+        Whether its home has room for a piece just now.
     """
 
     def __init__(
@@ -61,8 +63,10 @@ class Homecoming:
         homes: HeldPieces,
         silent: Collection[str],
         stored: Callable[[Key], tuple[str, int] | None],
+        fits: Callable[[TaskState, WorkerState], bool],
     ) -> None:
         self._scheduler = scheduler
+        self._fits = fits
         self._stored = stored
         # Pieces that a home could not read from their store.
         self._unread: set[Key] = set()
@@ -147,7 +151,7 @@ class Homecoming:
             holders, here = ts.who_has or set(), home.address not in self._silent
             if home not in holders:
                 again = True
-                if home in self._scheduler.running and here:
+                if home in self._scheduler.running and here and self._fits(ts, home):
                     stored = None if ts.key in self._unread else self._stored(ts.key)
                     if stored is None:
                         wanted[home.address].append(ts.key)

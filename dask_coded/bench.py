@@ -14,7 +14,7 @@ import numpy.typing as npt
 from distributed import Client
 
 from dask_coded.array import encode
-from dask_coded.demo import blocks_on, split
+from dask_coded.demo import CHUNKS, blocks_on, split
 from dask_coded.submission import submit
 from dask_coded.uncoded import uncoded_product
 
@@ -22,7 +22,6 @@ from dask_coded.uncoded import uncoded_product
 _WORTH = 0.1
 ONE_PROCESS, DASK, LAZILY, LOOP = "one process", "dask.array", "coded, lazily", "coded, in a loop"
 # With many small tasks, Dask balances workers that are not equally fast.
-_PARTS = 4
 SMALL = "dask.array, small chunks"
 
 
@@ -134,7 +133,7 @@ def compare(
     threads = client.nthreads()
     owners = [worker for worker in sorted(threads) for _ in range(threads[worker])]
     plain = blocks_on(client, matrix, shape, owners[: shape[0]])
-    small = split(client, plain, owners[: shape[0]], _PARTS)
+    small = split(client, plain, owners[: shape[0]], CHUNKS)
     here = plain.compute() if matrix is None else matrix
     x = np.random.default_rng(1).standard_normal((shape[1], width) if width > 1 else shape[1])
     say("Encoding")

@@ -49,7 +49,7 @@ from dask_coded.uncoded import uncoded_product
 _SIZE = 6_000  # rows and columns of A, unless it is a graph's
 _COLUMNS = 32  # of x: enough for computing to outweigh messages
 _OPERAND_BYTES = 2 << 20  # at most, which limits the columns of x for a large graph
-_CHUNKS = 4  # per worker, where there are several
+CHUNKS = 4  # per worker, where there are several
 _WARM_UP, _TURNS = 3, 6
 _LOOP = 8  # rounds of a loop
 _LANE = 0.8  # height of a worker's bars in the picture
@@ -159,7 +159,7 @@ class _Bench:
         size = _SIZE if matrix is None else matrix.shape[0]
         self._client = client
         self._whole = blocks_on(client, matrix, (size, size), workers)
-        self._parts = blocks_on(client, matrix, (size, size), np.repeat(workers, _CHUNKS).tolist())
+        self._parts = blocks_on(client, matrix, (size, size), np.repeat(workers, CHUNKS).tolist())
         # Parity would make a sparse matrix dense.
         spare = min(max(slow, 1), n - 1)
         code = MDS(n, n - spare) if matrix is None else Repetition(n, spare + 1)
@@ -168,7 +168,7 @@ class _Bench:
         self._x = np.random.default_rng(1).standard_normal((size, columns))
         self._ways: dict[tuple[str, str], Callable[[], float]] = {
             ("dask.array", "1 chunk/worker"): partial(self._plain, self._whole),
-            ("dask.array", f"{_CHUNKS} chunks/worker"): partial(self._plain, self._parts),
+            ("dask.array", f"{CHUNKS} chunks/worker"): partial(self._plain, self._parts),
             ("coded", "lazily"): self._lazily,
             ("coded", "in a loop"): self._in_a_loop,
         }

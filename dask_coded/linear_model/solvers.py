@@ -56,7 +56,8 @@ from dask_coded.summary import Summary
 NO_PENALTY = Penalty()
 FREE_INTERCEPT = Intercept()
 
-# Starts again that do not halve the residual show that the products are not accurate enough.
+# The products are not accurate enough for the tolerance if so many new starts do not halve the
+# residual. One alone may fail to by chance.
 _RESTARTS = 3
 
 

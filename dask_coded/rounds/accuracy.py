@@ -55,7 +55,8 @@ _BOUND = (LIMIT / _LARGEST_OF_MANY) ** 2
 _ALIKE = 8
 # An error as large, where the operand is 1, is beyond all limits, and its square does not overflow.
 _HUGE = 2.0**256
-# What vanishes is left out if so many times its square would not be beyond the limit.
+# A margin, because one bound stands for all rows: what vanishes is left out only if an error eight
+# times as large would not matter either. Errors are compared by their squares.
 _MATTERS = 64
 
 

@@ -39,7 +39,7 @@ class Background:
         return self._busy
 
     def do(self, work: Callable[[], None]) -> None:
-        """Have something done, which must raise no exception, in place of what waits."""
+        """Have something done, which must raise no exception. What still waits is dropped."""
         with self._changed:
             assert not self._closed
             self._work, self._busy = work, True
@@ -100,7 +100,7 @@ class Writer:
         return self._background.is_busy
 
     def begin(self, write: Callable[[], object]) -> None:
-        """Have a state written, in place of one that waits."""
+        """Write a state. One that still waits to be written is dropped."""
 
         def work() -> None:
             began = monotonic()

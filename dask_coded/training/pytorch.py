@@ -312,7 +312,7 @@ class TorchModule:
         return digest.hexdigest()
 
     def compared_by(self) -> Any:
-        """Return what tells this from another one; not what is kept for the next call."""
+        """Return what two of these are compared by: the module, the loss and the option."""
         return self.module, self._loss, self._find_unused
 
     def load(self, parameters: Vector) -> torch.nn.Module:

@@ -30,8 +30,8 @@ from dask_coded.typing import Floats
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState, WorkerState
 
-# Of its memory limit, a worker that takes a piece as one message uses at most this fraction. The
-# nanny ends one that uses 0.95.
+# A worker may fill at most this fraction of its memory limit when a piece comes, as one message. At
+# 0.95, Dask's default, its nanny kills it.
 _FULL = 0.9
 
 

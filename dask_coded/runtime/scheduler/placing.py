@@ -89,9 +89,9 @@ class Placing:
         ts.host_restrictions = None if chosen else limits.hosts
 
     def choice(self, ts: TaskState, limits: Limits) -> set[str]:
-        """Return the workers that may run a task, without the one that it was taken from.
+        """Return the workers that may run a task, except the worker that it was taken from.
 
-        It is not to be changed: tasks share it.
+        Tasks share this set, so it must not be changed.
         """
         if not limits.coordinates:
             found = self._allowed(ts, limits)

@@ -44,7 +44,7 @@ class Scores:
         self.close = self._background.close
 
     def put(self, version: int, state: bytes) -> None:
-        """Score a state, in place of one that waits.
+        """Score a state. One that still waits to be scored is dropped.
 
         Raises
         ------

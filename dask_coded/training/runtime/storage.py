@@ -109,7 +109,7 @@ class StateTaker(Protocol):
     every: int
 
     def put(self, version: int, state: bytes) -> None:
-        """Take the pickled state after so many updates, in place of one that waits."""
+        """Take the pickled state after ``version`` updates. One that still waits is dropped."""
 
     def finish(self) -> None:
         """Wait until all is done."""
@@ -148,7 +148,7 @@ class CheckpointWriter(Writer):
         self._said = False
 
     def put(self, version: int, state: bytes) -> None:
-        """Have a state written, in place of one that waits."""
+        """Write a state. One that still waits to be written is dropped."""
         if self._reason and not self._said:
             self._said = True
             self._warn(

@@ -220,10 +220,12 @@ def graph_filter(size: Size) -> Algorithm:
 
 
 def dense_graph_filter(size: Size) -> Algorithm:
+    """Filter signals of a dense graph, over half as many hops: it takes 20 minutes then."""
+    hops_away = size.rounds // 2
     signals = np.random.default_rng(0).random((size.square, size.labels))
-    run = partial(hops, signals=signals, rounds=size.rounds)
+    run = partial(hops, signals=signals, rounds=hops_away)
     matrix = partial(_mutual, size.square)
-    return Algorithm("graph filter, dense", matrix, run, size.rounds)
+    return Algorithm("graph filter, dense", matrix, run, hops_away)
 
 
 def web_graph_filter(size: Size) -> Algorithm:

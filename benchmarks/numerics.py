@@ -20,7 +20,7 @@ from dask_coded.codes._subsets import k_subsets, smallest_of_minors
 from dask_coded.rounds import Assembler, Geometry, Scales, StripeRange
 from dask_coded.rounds.scaling import Exponents, exponents_of, scaled
 
-CODES = ((12, 10), (50, 40), (100, 90), (200, 180))
+CODES = ((12, 10), (12, 9), (20, 16), (50, 40), (100, 90), (200, 180))
 ROWS, COLUMNS = 40, 64
 #: Decimal exponents of the sizes of uneven rows.
 REACH = {"float64": 12, "float32": 6}

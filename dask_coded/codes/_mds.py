@@ -1,15 +1,28 @@
-"""Systematic MDS codes over the reals with orthonormal parity: any k of n pieces suffice.
+"""Systematic MDS codes over the reals: any k of n pieces suffice.
 
-With two parity pieces, a loss of two blocks is decoded by inverting two columns of the parity, a
-loss of one by dividing by an entry. The columns are directions in a plane, and an entry is small if
-its column is near an axis. So the best parity has columns that divide the angles between the axes
-evenly. Decoding from the worst pieces of (12, 10) then amplifies errors 12 times, with random rows
-84 times.
+Up to three parity pieces are trigonometric, a DFT code in real form. Each piece belongs to one of
+``n`` angles, evenly spaced on the circle. A vector is a codeword if it is orthogonal, with parity
+negated, to as many waves as there are parity pieces: ``1, cos t, sin t, cos 2t, ...`` if their
+number is odd, otherwise ``cos t/2, sin t/2, cos 3t/2, ...``. No combination of ``s`` such waves is
+zero at ``s`` angles, so any ``k`` of ``n`` pieces suffice. Errors grow most if the lost pieces are
+neighbours on the circle. So parity is spread evenly over it, and pieces with neighbouring numbers,
+which often share a machine, lie far apart.
 
-More parity rows are random and orthonormal. If there are more rows than columns, the columns are
-orthogonal and have the same norm instead. Several draws are compared by the condition of their
-worst subset of k pieces, and the best is kept. Random orthonormal rows are orders of magnitude
-better conditioned than Vandermonde or Cauchy parity, and stay usable at (n, k) = (200, 180).
+With much parity, neighbours are too much alike, and random orthonormal rows are better. (If there
+are more rows than columns, the columns are orthogonal and have the same norm.) Of several draws the
+one with the best worst subset of k pieces is kept, or the waves if they are better. The table shows
+how much decoding amplifies errors, in the half, 99 % and all of 4,000 losses of ``n - k`` pieces:
+
+=========  ===========  ===========  ===========  ============  ============  ============
+(n, k)     waves, half  waves, 99 %  waves, all   random, half  random, 99 %  random, all
+=========  ===========  ===========  ===========  ============  ============  ============
+(20, 17)   9            140          145          13            465           24,000
+(20, 16)   11           252          390          11            476           61,000
+(20, 10)   16           649          1,790        7             312           11,000
+(100, 90)  642          480,000      25,000,000   44            3,400         150,000
+=========  ===========  ===========  ===========  ============  ============  ============
+
+Vandermonde and Cauchy parity are orders of magnitude worse.
 """
 
 from __future__ import annotations
@@ -79,25 +92,31 @@ class MDS(Code):
 def _generator(n: int, k: int) -> npt.NDArray[np.float64]:
     if n == k:
         return np.eye(k)
-    if n == k + 2 and k > 1:
-        return np.vstack([np.eye(k), _even_parity(k)])
-    subsets = [s for s in k_subsets(n, k, limit=_SUBSETS) if s[-1] >= k]
-    candidates = (_parity(n - k, k, seed) for seed in range(_DRAWS if k > 1 else 1))
-    return np.vstack(
-        [np.eye(k), max(candidates, key=lambda p: smallest_of_minors(p, subsets).min())]
-    )
+    parity = _waves(n, k)
+    if n > k + 3 and k > 1:
+        subsets = [s for s in k_subsets(n, k, limit=_SUBSETS) if s[-1] >= k]
+        draws = [_drawn(n - k, k, seed) for seed in range(_DRAWS)]
+        best = max(draws, key=lambda p: smallest_of_minors(p, subsets).min())
+        # Not by the worst subset: the worst of a sample is too good for the best of many draws.
+        parity = max(parity, best, key=lambda p: np.quantile(smallest_of_minors(p, subsets), 0.01))
+    return np.vstack([np.eye(k), parity])
 
 
-def _even_parity(k: int) -> npt.NDArray[np.float64]:
-    """Return two rows of norm one, whose columns are evenly spread directions of a plane."""
-    first = (k + 1) // 2
-    quarters = [np.arange(1, count + 1) / (count + 1) for count in (first, k - first)]
-    angles = np.pi / 2 * np.concatenate([quarters[0], 1 + quarters[1]])
-    rows = np.array([np.cos(angles), np.sin(angles)])
+def _waves(n: int, k: int) -> npt.NDArray[np.float64]:
+    """Return parity rows of norm one; waves are orthogonal to codewords with parity negated."""
+    s = n - k
+    frequencies = np.arange(s % 2 + 1, s + 1, 2) / 2
+    angles = 2 * np.pi / n * np.multiply.outer(frequencies, np.arange(n))
+    waves = np.vstack([np.ones((s % 2, n)), np.cos(angles), np.sin(angles)])
+    parity = (np.arange(s) * 2 + 1) * n // (2 * s)
+    blocks = np.setdiff1d(np.arange(n), parity)
+    # Ranks of multiples of the golden ratio put neighbours far apart, whatever k is.
+    blocks = blocks[np.argsort(np.argsort(np.arange(k) * (np.sqrt(5) - 1) / 2 % 1))]
+    rows = np.linalg.solve(waves[:, parity], waves[:, blocks])
     return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True))
 
 
-def _parity(rows: int, k: int, seed: int) -> npt.NDArray[np.float64]:
+def _drawn(rows: int, k: int, seed: int) -> npt.NDArray[np.float64]:
     gaussian = np.random.default_rng(seed).standard_normal((max(rows, k), min(rows, k)))
     q, r = np.linalg.qr(gaussian)
     q = q * np.sign(np.diag(r))  # QR is unique only up to signs, which differ between LAPACKs

@@ -199,7 +199,7 @@ def test_a_product_of_a_rebuilt_block_that_has_lost_digits(code: Code, dtype: st
     x[0] = size
     result = encoded.product(x, [0, 1])
     wrong = np.count_nonzero(errors(result.rows, whole, x) > np.finfo(dtype).eps ** 0.5)
-    assert wrong > 5
+    assert wrong > 2
     assert result.doubtful >= wrong
     if code.n > 3:  # it also spoils what is recovered from it
         A0 = encoded.product(x, [1, 3])

@@ -255,7 +255,7 @@ def test_the_share_of_a_block_does_not_prove_a_check_made_from_it(stripes: list[
     ]
     evidence = Evidence(code, computed, alike, limits)
     assert 1 in evidence.disputed() and evidence.to_blame() == []
-    assert evidence.to_blame(right=[1, 2]) == [4, 5]
+    assert evidence.to_blame(right=[1, 3]) == [4, 5]
     # Two workers that compute wrongly contradict it by amounts that have nothing in common.
     unlike = [(part, size * (1 + 0.1 * part.piece)) for part, size in alike]
     evidence = Evidence(code, computed, unlike, limits)

@@ -14,10 +14,10 @@ class Batches:
 
     Parts are row ranges whose lengths differ by at most one sample. An *epoch* is the number of
     steps in which batches of ``batch_size`` samples cover all data. In each epoch the samples of a
-    part are permuted and spread evenly over its steps, so every sample is used exactly once. The
-    permutation depends only on the seed, the part and the epoch, so all workers that hold a part
-    draw the same samples. If the number of parts is fixed for a training, what a step uses of a
-    part never depends on the workers.
+    part are permuted and spread over its steps, so every sample is used exactly once. Steps differ
+    by at most one sample, and so do the steps of a part. The permutation depends only on the seed,
+    the part and the epoch, so all workers that hold a part draw the same samples. If the number of
+    parts is fixed for a training, what a step uses of a part never depends on the workers.
 
     Parameters
     ----------
@@ -25,7 +25,7 @@ class Batches:
         Total number of samples.
     parts : int
     batch_size : int or None
-        Maximum number of samples in a step; rounding may add up to one per part. None for all.
+        Maximum number of samples in a step. None for all.
     seed : int
 
     Attributes
@@ -46,6 +46,10 @@ class Batches:
         self._edges = np.arange(parts + 1) * samples // parts
         self._seed = seed
         self.steps = 1 if batch_size is None else -(-samples // min(batch_size, samples))
+        # Of each part so many samples in each step, and one more in so many steps from one on.
+        # Parts take turns, so that each step has as many of these, or one less.
+        self._even, self._more = np.divmod(np.diff(self._edges), self.steps)
+        self._from = (np.cumsum(self._more) - self._more) % self.steps
         # By part and epoch. Every step asks for the same epoch of all parts of a worker.
         self._permutations: dict[int, dict[int, npt.NDArray[Any]]] = {}
         self._keys: dict[int, dict[int, npt.NDArray[Any]]] = {}
@@ -87,9 +91,10 @@ class Batches:
 
     def _cut(self, turn: int) -> npt.NDArray[np.intp]:
         """Return where each part's samples for one step of the epoch start."""
-        # Parts that do not divide evenly have their extra samples in different steps.
-        shift = self._edges[:-1] % self.steps
-        return (np.diff(self._edges) * turn + shift) // self.steps
+        ends = self._from + self._more  # these go on at the first step
+        more = np.clip(turn - self._from, 0, self._more) + np.clip(ends - self.steps, 0, turn)
+        found: npt.NDArray[np.intp] = self._even * turn + more
+        return found
 
     def _permutation(self, part: int, epoch: int) -> npt.NDArray[Any]:
         def drawn() -> npt.NDArray[Any]:

@@ -44,9 +44,11 @@ def test_all_holders_of_a_part_draw_the_same(samples, parts, batch_size, seed, s
 @given(**sizes, step=st.integers(0, 500))
 def test_batches_are_as_large_as_asked_for(samples, parts, batch_size, seed, step):
     batches = Batches(samples, parts, batch_size, seed)
-    assert batches.count(step) <= min(batch_size, samples) + parts
-    if samples % parts == 0:
-        assert batches.count(step) <= batch_size
+    steps = max(-(-samples // batch_size), 1)
+    assert samples // steps <= batches.count(step) <= -(-samples // steps) <= batch_size
+    for part in range(parts):
+        first, end = batches.part(part)
+        assert len(drawn(batches, part, step)) - (end - first) // steps in (0, 1)
 
 
 @given(**sizes, step=st.integers(0, 500))

@@ -50,8 +50,11 @@ def joined(data: Any, steps: int | None, batch_size: int | None) -> tuple[Any, i
     pairs: list[list[NDArray[Any]]] = []
     limit = math.inf if steps is None or _has_end(data) else steps
     largest = samples = nbytes = 0
-    for batch in _in_order(data):
+    in_order = _in_order(data)
+    for batch in in_order:
         pair = _pair(batch)
+        if in_order is data:  # it may yield the same arrays again, with other numbers
+            pair = [array.copy() for array in pair]
         pairs.append(pair)
         nbytes += sum(array.nbytes for array in pair)
         if nbytes > MEMORY_LIMIT / 2:  # the joined arrays need as much again
@@ -195,7 +198,8 @@ def _in_order(batches: Iterable[Any]) -> Iterable[Any]:
     """Return the same ``DataLoader`` without shuffling; return anything else unchanged.
 
     The training shuffles the samples itself, with its seed. When it is resumed, it must find the
-    samples in the same order.
+    samples in the same order. It has no smaller last batch that would have to be dropped, and a
+    loader in this order would always drop the same samples.
     """
     torch: Any = sys.modules.get("torch")
     if torch is None or not isinstance(batches, torch.utils.data.DataLoader):
@@ -209,7 +213,6 @@ def _in_order(batches: Iterable[Any]) -> Iterable[Any]:
         batches.batch_size,
         collate_fn=batches.collate_fn,
         num_workers=batches.num_workers,
-        drop_last=batches.drop_last,
         timeout=batches.timeout,
         worker_init_fn=batches.worker_init_fn,
         multiprocessing_context=batches.multiprocessing_context,

@@ -8,17 +8,23 @@ import math
 import threading
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.utils.parametrize import is_parametrized
 
 from dask_coded.arguments import unwrapped
 from dask_coded.compression import sum_dtype
 from dask_coded.training.optimizers import Decay, Vector, check_decay
 from dask_coded.training.torch_arrays import as_array, as_tensor, flat, joined, real
-from dask_coded.training.torch_optimizer import Scheduled, TorchOptimizer, kept_state
+from dask_coded.training.torch_optimizer import (
+    Scheduled,
+    TorchOptimizer,
+    check_carried,
+    kept_state,
+)
 
 # All threads of a process draw from the same random numbers, also those of workers in one process.
 _RANDOM = threading.Lock()
@@ -56,8 +62,8 @@ class TorchModule:
     Raises
     ------
     ValueError
-        If the loss is a mean, no parameter requires a gradient, a parameter has no numbers yet, or
-        running averages have no momentum.
+        If the loss is a mean, no parameter requires a gradient, a parameter has no numbers yet,
+        the module has parametrizations, or running averages have no momentum.
 
     Notes
     -----
@@ -102,6 +108,12 @@ class TorchModule:
                     f"The module's parameter {name!r} has no numbers yet: call a lazy module with "
                     f"some samples first, or create the module on a device."
                 )
+        parts = [name or "itself" for name, p in module.named_modules() if is_parametrized(p)]
+        if parts:
+            raise ValueError(
+                f"The module has parametrizations, in {', '.join(parts)}, with which PyTorch cannot "
+                f"send it to workers: use layers without `torch.nn.utils.parametrizations`."
+            )
         self.module = module
         self._loss = loss
         self._find_unused = find_unused_parameters
@@ -194,7 +206,16 @@ class TorchModule:
             self._held = None  # as an embedding with `max_norm` does
         if not self._is_sum:
             self._check_sum(predictions, wanted, float(loss.detach()))
-        return float(loss.detach()), found
+        return self._number(loss, predictions, wanted), found
+
+    def _number(self, loss: torch.Tensor, predictions: Any, targets: torch.Tensor) -> float:
+        """Return the loss, of which float16 may not hold the sum."""
+        number = float(loss.detach())
+        if self._half and not math.isfinite(number):
+            # A loss with weights of its own takes no other dtype.
+            with torch.no_grad(), suppress(Exception):
+                number = float(self._loss(predictions.float(), targets))
+        return number
 
     @contextmanager
     def _statistics(self) -> Iterator[Callable[[int], Vector]]:
@@ -356,8 +377,10 @@ class TorchModule:
         Raises
         ------
         TypeError
-            If it is no optimizer of PyTorch, needs a closure, or keeps anything but tensors; or if
-            ``decay`` is neither a function nor a scheduler, or a scheduler that needs a metric.
+            If it is no optimizer of PyTorch, needs a closure, has hooks, or keeps anything but
+            options of groups and tensors of parameters; or if ``decay`` is neither a function nor a
+            scheduler, or a scheduler that needs a metric. An optimizer that changes its groups in
+            a step is refused in the first step.
         ValueError
             If it has a parameter that is not the module's, or the scheduler is of another one.
 
@@ -378,6 +401,7 @@ class TorchModule:
                 f"Argument 'optimizer' must be an optimizer of PyTorch that takes one gradient per "
                 f"step, such as `torch.optim.Adam(module.parameters())`, it is {optimizer!r}."
             )
+        check_carried(optimizer)
         position = {id(p): i for i, p in enumerate(self._wanted)}
         groups = []
         for group in optimizer.param_groups:

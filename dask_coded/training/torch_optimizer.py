@@ -39,7 +39,7 @@ class TorchOptimizer(Optimizer):
         As for :class:`SGD`, or a scheduler.
     """
 
-    kind: Callable[[Any], torch.optim.Optimizer]
+    kind: type[torch.optim.Optimizer]
     shapes: Sequence[tuple[int, ...]]
     groups: Sequence[tuple[dict[str, Any], Sequence[int]]]
     first: dict[str, Vector]
@@ -79,7 +79,14 @@ class TorchOptimizer(Optimizer):
             for name, value in state.items():
                 number, key = name.split(":")
                 optimizer.state[tensors[int(number)]][key] = torch.from_numpy(value)
+        before = [dict(group) for group in optimizer.param_groups]
         optimizer.step()
+        for old, new in zip(before, optimizer.param_groups, strict=True):
+            if changed := [name for name in new if not _same(new[name], old.get(name, _MISSING))]:
+                raise TypeError(
+                    f"{self.kind.__name__} changes the options {changed} of its groups in a step, "
+                    f"which workers do not keep: use an optimizer of `torch.optim`."
+                )
         state.update(kept_state(optimizer, tensors))
 
     def _options(self, step: int) -> list[dict[str, Any]]:
@@ -179,6 +186,53 @@ class Scheduled:
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_start": self._start, "_step": -1}
+
+
+_MISSING = object()
+
+
+def check_carried(optimizer: torch.optim.Optimizer) -> None:
+    """Check that an optimizer is made again from its groups, as workers make it in each step.
+
+    Raises
+    ------
+    TypeError
+        If it has hooks or other attributes, or cannot be made from groups alone.
+    """
+    name = type(optimizer).__name__
+    way_out = "use an optimizer of `torch.optim`, or write a `training.Optimizer`"
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        raise TypeError(
+            f"The {name} has hooks, which workers do not call: remove them; `train` has "
+            f"`clip_norm`."
+        )
+    groups = [{**group, "params": [*group["params"]]} for group in optimizer.param_groups]
+    try:
+        again = type(optimizer)(groups)
+    except Exception as exc:
+        raise TypeError(
+            f"A {name} cannot be made from its groups alone, which workers do in each step "
+            f"({exc}): {way_out}."
+        ) from exc
+    # What has an underscore is PyTorch's own, and a scheduler replaces `step`.
+    known = {"state", "param_groups", "defaults", "step"}
+    own = {key: value for key, value in vars(optimizer).items() if key[0] != "_"}
+    other = [k for k in own if k not in known and not _same(own[k], vars(again).get(k, _MISSING))]
+    if other:
+        raise TypeError(
+            f"The {name} keeps {other} beside the options of its groups, and workers would not "
+            f"have the same: {way_out}."
+        )
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two options are equal, as far as can be told."""
+    if one is other:
+        return True
+    try:
+        return bool(one == other)
+    except Exception:  # arrays
+        return False
 
 
 def kept_state(

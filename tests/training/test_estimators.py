@@ -23,6 +23,7 @@ from dask_coded.training import SGD, GradientEstimator, loaders
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.extras
+parametrizations = pytest.importorskip("torch.nn.utils.parametrizations")
 pytorch = pytest.importorskip("dask_coded.training.pytorch")
 torch_optimizer = pytest.importorskip("dask_coded.training.torch_optimizer")
 
@@ -327,6 +328,14 @@ def test_a_module_of_half_precision_has_sums_beyond_its_range():
     np.testing.assert_allclose(gradient, [400 * 300.0], rtol=1e-3)
 
 
+def test_a_loss_beyond_the_range_of_half_precision_is_a_number():
+    module = torch.nn.Linear(1, 1, bias=False, dtype=torch.float16)
+    flat = training.TorchModule(module, torch.nn.MSELoss(reduction="sum"))
+    samples = np.ones((4000, 1), dtype=np.float16)
+    loss, _ = flat.gradient(np.float16([2.0]), samples, -8 * samples)
+    assert loss == 4000 * 100.0
+
+
 @pytest.mark.parametrize(
     ("module", "message"),
     [
@@ -334,6 +343,10 @@ def test_a_module_of_half_precision_has_sums_beyond_its_range():
         (torch.nn.Linear(4, 2, device="meta"), "parameter 'weight' has no numbers yet"),
         (torch.nn.Linear(4, 2).requires_grad_(False), "must have a parameter that requires a"),
         (torch.nn.Identity(), "must have a parameter that requires a gradient"),
+        (
+            torch.nn.Sequential(parametrizations.weight_norm(torch.nn.Linear(4, 2))),
+            "The module has parametrizations, in 0, with which PyTorch cannot send it to workers",
+        ),
     ],
     ids=str,
 )
@@ -632,6 +645,16 @@ def test_a_loader_that_shuffles_is_read_in_order_as_its_user_wants():
     assert isinstance(found.sampler, torch.utils.data.SequentialSampler)
     for name in options:
         assert getattr(found, name) == getattr(loader, name)
+
+
+def test_a_loader_that_shuffles_and_drops_the_last_samples_drops_none_for_good():
+    dataset = torch.utils.data.TensorDataset(torch.tensor(SAMPLES), torch.tensor(LABELS))
+    loader = torch.utils.data.DataLoader(dataset, 25, shuffle=True, drop_last=True)
+    (samples, _), size = loaders.joined(loader, 10, None)
+    np.testing.assert_array_equal(samples, SAMPLES)
+    assert size == 25
+    in_order = torch.utils.data.DataLoader(dataset, 25, drop_last=True)
+    assert len(loaders.joined(in_order, 10, None)[0][0]) == 50
 
 
 class OneThread(torch.utils.data.Dataset):

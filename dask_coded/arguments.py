@@ -105,7 +105,7 @@ def check_positive(
     above = isinstance(value, Real) and (value >= 0 if or_zero else value > 0)
     if not above or (value == math.inf and not or_infinite):
         wanted = "0 or a positive number" if or_zero else "a positive number"
-        raise ValueError(f"Argument {name!r} must be {wanted}, it is {value}.")
+        raise ValueError(f"Argument {name!r} must be {wanted}, it is {value!r}.")
 
 
 def check_fraction(name: str, value: float) -> None:

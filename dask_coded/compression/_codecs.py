@@ -132,7 +132,7 @@ class Quantization(Codec, Compression):
     lossy: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.bits not in (8, 16):
+        if check_whole("bits", self.bits) not in (8, 16):
             raise ValueError(f"Argument 'bits' must be 8 or 16, it is {self.bits}.")
         check_whole("block", self.block)
 

@@ -73,7 +73,8 @@ class GradiVeQ(Compression):
     residual : bool
         Whether a node keeps what the projection loses of its gradients, and adds it to its gradient
         in the first exact step of the next period. That step is then left out of the fit, and a
-        node that misses it drops its residual. Must be False with codes that subtract.
+        node that misses it drops its residual, as all nodes do when workers leave or join. Must be
+        False with codes that subtract.
     codec : Codec
         Codec for the messages of all steps, for example ``Truncation()`` for 2 bytes per number.
 

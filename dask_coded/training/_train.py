@@ -175,7 +175,8 @@ def train(
         Called in the client's event loop with a :class:`~dask_coded.Progress`, at most ten times a
         second and after the last step. Its objective is the mean loss; its residual is the norm of
         the mean gradient (of the compressed one, if gradients are compressed). If the callback
-        returns True, the training ends a few steps later.
+        returns True, the training ends some steps later, with :class:`Ring` and
+        :class:`Squeeze` a dozen.
     verbose : bool
         Show the progress.
 
@@ -256,6 +257,8 @@ def train(
             f"Argument 'layers' must have as many elements as the parameters, {start.size}; "
             f"it has {size}."
         )
+    if compression is not None:
+        compression.compressor(layers, 1, schedule.width)  # refuses what workers would refuse
     allowed = None if workers is None else named_workers(client, "workers", workers)
     leader = None if leader is None else named_workers(client, "leader", leader)
     state = found_state(resume, checkpoint, start, optimizer)
@@ -265,11 +268,10 @@ def train(
     samples, targets, held = load(client, data)
     scoring = None
     if validation is not None:
-        others, wanted, more = load(client, validation.data)
+        others, wanted, more = load(client, validation.data, "the validation's 'data'")
         scoring = Scoring(dumps(validation.score), others, wanted, validation.every)
         held += more
-    advised = aggregation is None and compression is None and schedule.width == 1
-    advised &= state is None or "units" in state  # `Squeeze`, which is advised, refuses others
+    chosen = aggregation is None
     if aggregation is None:
         there = threads_of(client)
         # If there is none just now, the training waits for one.
@@ -278,7 +280,10 @@ def train(
     total = sum(samples.rows)
     if isinstance(aggregation, Squeeze):
         check_grid(aggregation, start, layers, state)
-        aggregation = with_units(aggregation, min(batch_size or total, total), state)
+        most = samples_of_step = min(batch_size or total, total)
+        if averages.size:  # batch normalisation needs two samples of each unit
+            most = max(total // Batches(total, 1, batch_size, seed).steps // 2, 1)
+        aggregation = with_units(aggregation, samples_of_step, most, state)
     if epochs is not None:
         steps = epochs * Batches(total, 1, batch_size, seed).steps
     assert steps is not None
@@ -359,8 +364,9 @@ def train(
         outcome.history,
         outcome.digests,
         aggregation,
+        compression is None and schedule.width == 1 and (state is None or "units" in state),
     )
-    if advised and (advice := found.advice):
+    if chosen and (advice := found.advice):
         logger.warning("A training has waited for a slow worker: %s", advice)
     return found
 

@@ -100,7 +100,9 @@ def _few(sizes: Sequence[int]) -> str:
     return ", ".join(map(str, sizes[:4])) + ", …" * (len(sizes) > 4)
 
 
-def with_units(aggregation: Squeeze, samples: int, state: dict[str, Any] | None) -> Squeeze:
+def with_units(
+    aggregation: Squeeze, samples: int, most: int, state: dict[str, Any] | None
+) -> Squeeze:
     """Return an aggregation that knows the number of units, which must not depend on the workers.
 
     Parameters
@@ -108,6 +110,8 @@ def with_units(aggregation: Squeeze, samples: int, state: dict[str, Any] | None)
     aggregation : Squeeze
     samples : int
         Of a step.
+    most : int
+        Units that are chosen at most.
     state : dict or None
         State that the training resumes from.
     """
@@ -124,7 +128,7 @@ def with_units(aggregation: Squeeze, samples: int, state: dict[str, Any] | None)
                 f"{units}: resume with as many, because the parameters depend on them."
             )
         units = state["units"]
-    return replace(aggregation, units=units or min(max(samples // _UNIT, _UNITS), samples))
+    return replace(aggregation, units=units or min(max(samples // _UNIT, _UNITS), most))
 
 
 def named_workers(client: Client, name: str, workers: str | Sequence[str]) -> tuple[str, ...]:

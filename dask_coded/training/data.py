@@ -20,7 +20,9 @@ from dask_coded.runtime.client.waiting import naming_loss, outside_pool, threads
 from dask_coded.training.runtime.spec import Blocks
 
 
-def load(client: Client, data: Any) -> tuple[Blocks, Blocks, list[Future]]:
+def load(
+    client: Client, data: Any, name: str = "Argument 'data'"
+) -> tuple[Blocks, Blocks, list[Future]]:
     """Bring samples and targets into the cluster, unless they are already there.
 
     Parameters
@@ -29,6 +31,8 @@ def load(client: Client, data: Any) -> tuple[Blocks, Blocks, list[Future]]:
     data : (samples, targets)
         Each a dask array, a NumPy array, a PyTorch tensor, a SciPy sparse matrix, or a sequence of
         delayed objects or futures of arrays.
+    name : str
+        Of the data, in messages.
 
     Returns
     -------
@@ -42,13 +46,21 @@ def load(client: Client, data: Any) -> tuple[Blocks, Blocks, list[Future]]:
         If the data have another type, or samples and targets differ in length.
     """
     if not isinstance(data, tuple | list) or len(data) != 2:
+        found, way_out = type(data).__name__, ""
+        if isinstance(data, tuple | list):
+            found += f" of {len(data)}"
+        elif not hasattr(data, "shape"):
+            # A data set of PyTorch can be indexed, a loader can only be iterated.
+            is_set = hasattr(data, "__getitem__")
+            way_out = ": pass a `DataLoader` of it" if is_set else ": pass whole arrays"
         raise TypeError(
-            "Argument 'data' must be a pair, samples and targets, or yield such pairs as batches."
+            f"{name[0].upper()}{name[1:]} must be a pair, samples and targets, it is a "
+            f"{found}{way_out}."
         )
     futures: list[Future] = []
     found = []
-    for name, values in zip(("samples", "targets"), _begun(client, data), strict=True):
-        blocks, held = _load(client, name, values)
+    for each, values in zip(("samples", "targets"), _begun(client, data), strict=True):
+        blocks, held = _load(client, each, values)
         found.append(blocks)
         futures += held
     samples, targets = (sum(blocks.rows) for blocks in found)
@@ -57,7 +69,7 @@ def load(client: Client, data: Any) -> tuple[Blocks, Blocks, list[Future]]:
             f"Each sample must have a target, there are {samples} samples and {targets} targets."
         )
     if not samples:
-        raise ValueError("Argument 'data' must hold at least one sample.")
+        raise ValueError(f"{name[0].upper()}{name[1:]} must hold at least one sample.")
     return found[0], found[1], futures
 
 

@@ -177,6 +177,8 @@ class SGD(Optimizer):
             raise ValueError(
                 f"Argument 'momentum' must be from 0 to below 1, it is {self.momentum}."
             )
+        if not isinstance(self.nesterov, bool):
+            raise TypeError(f"Argument 'nesterov' must be True or False, it is {self.nesterov!r}.")
         if self.nesterov and not self.momentum:
             raise ValueError("Argument 'nesterov' needs a positive momentum: pass `momentum=0.9`.")
         check_positive("weight_decay", self.weight_decay, or_zero=True)
@@ -231,8 +233,11 @@ class Adam(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"Argument 'betas' must be from 0 to below 1, they are {self.betas}.")
+        betas: Any = self.betas
+        if np.shape(betas) != (2,) or not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(
+                f"Argument 'betas' must be two numbers from 0 to below 1, it is {betas!r}."
+            )
         check_positive("epsilon", self.epsilon)
         check_positive("weight_decay", self.weight_decay, or_zero=True)
         check_decay(self.decay)

@@ -166,7 +166,12 @@ class Replica:
         if self._model.augment is not None:
             samples = self._augmented(step, part, samples, shared=isinstance(rows, slice))
         result = self._model.gradient(self._held(), samples, targets)
-        if isinstance(result, tuple) and len(result) == 2:
+        # A list of two numbers may be a gradient.
+        if (
+            isinstance(result, tuple | list)
+            and len(result) == 2
+            and (isinstance(result, tuple) or np.ndim(result[1]))  # two numbers are a gradient
+        ):
             loss, vector = result
             if loss is None or np.ndim(loss):
                 raise TypeError(

@@ -60,6 +60,8 @@ class TrainingResult(Summary):
         training ended. All digests are equal.
     aggregation : Aggregation
         The aggregation that was used.
+    can_squeeze : bool
+        Whether :class:`~dask_coded.aggregation.Squeeze` takes the compression and the schedule.
     """
 
     parameters: Vector
@@ -67,6 +69,7 @@ class TrainingResult(Summary):
     history: list[Step]
     digests: dict[str, str] = field(repr=False)
     aggregation: Aggregation
+    can_squeeze: bool = field(default=True, repr=False)
 
     @property
     def scores(self) -> dict[int, float]:
@@ -101,12 +104,14 @@ class TrainingResult(Summary):
         """What would make steps shorter, if all of them waited for one slow worker, or None.
 
         The steps of :class:`~dask_coded.aggregation.Squeeze` take about as long as all workers
-        together need.
+        together need. None as well if it refuses the compression or the schedule, or the checkpoint
+        that the training has gone on from.
         """
         known = sum(1 for step in self.history if step.computing or step.late)
         seconds = {a: r.seconds for a, r in self.workers.items() if 2 * r.steps > known}
         seconds = {a: taken for a, taken in seconds.items() if taken > 0}
-        if len(seconds) < 2 or type(self.aggregation) not in (Ring, Star, Tree):
+        plain = type(self.aggregation) in (Ring, Star, Tree)
+        if len(seconds) < 2 or not plain or not self.can_squeeze:
             return None
         slow = max(seconds, key=lambda address: seconds[address])
         together = len(seconds) / sum(1 / taken for taken in seconds.values())

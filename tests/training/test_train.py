@@ -43,6 +43,7 @@ from dask_coded.training import (
     StepDecay,
     Synchronous,
     TrainingResult,
+    Validation,
     WorkerReport,
     checkpoints,
     loaders,
@@ -295,6 +296,25 @@ def test_batches_that_never_end_do_not_fill_the_memory(client, options, monkeypa
         train(squares, np.zeros(5), itertools.repeat((X, Y)), client=client, **options)
 
 
+def test_batches_may_come_in_the_same_memory(client):
+    def reused():
+        samples, targets = np.empty((20, 5)), np.empty(20)
+        for given, wanted in batches():
+            rows = slice(len(given))
+            samples[rows], targets[rows] = given, wanted
+            yield samples[rows], targets[rows]
+
+    expected = train(squares, np.zeros(5), batches(), steps=3, client=client)
+    found = train(squares, np.zeros(5), reused(), steps=3, client=client)
+    np.testing.assert_allclose(found.parameters, expected.parameters, rtol=1e-12)
+
+
+def test_a_step_has_a_sample_however_small_a_batch_is(client):
+    found = train(squares, np.zeros(5), (X, Y), steps=103, batch_size=1, client=client)
+    losses = [step.loss for step in found.history]
+    assert min(losses) > 0
+
+
 def test_iterators_of_layers_and_leaders_are_read_once(client):
     first = next(iter(client.nthreads()))
     found = train(
@@ -471,6 +491,7 @@ def test_a_callback_ends_the_training(client):
     assert 0 < found.steps < 10**6
     assert len(found.history) == found.steps
     assert heard[0].objective == pytest.approx(squares(np.zeros(5), X, Y)[0] / len(X))
+    assert heard[-1].round == found.steps
     np.testing.assert_allclose(found.parameters, in_one_process(steps=found.steps), rtol=1e-10)
 
 
@@ -660,10 +681,28 @@ class Frame:
         return X
 
 
+class DataSet:
+    """Looks like one of PyTorch."""
+
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, i):
+        return X[i], Y[i]
+
+
 @pytest.mark.parametrize(
     ("data", "options", "error", "message"),
     [
-        (X, {}, TypeError, "'data' must be a pair"),
+        (X, {}, TypeError, "'data' must be a pair, samples and targets, it is a ndarray"),
+        ((X, Y, Y), {}, TypeError, "'data' must be a pair, samples and targets, it is a tuple of 3"),
+        (DataSet(), {}, TypeError, r"it is a DataSet: pass a `DataLoader` of it\."),
+        (
+            (X, Y),
+            {"validation": Validation(squares, zip([X], [Y], strict=True))},
+            TypeError,
+            "The validation's 'data' must be .* it is a zip: pass whole arrays",
+        ),
         ((X, Y[1:]), {}, ValueError, "103 samples and 102 targets"),
         ((X, "y"), {}, TypeError, "The targets must be a dask array"),
         ((Frame(), Y), {}, TypeError, r"not a Frame: pass the result of its `to_numpy\(\)`"),
@@ -735,6 +774,12 @@ class Frame:
         ((X, Y), {"epochs": 2, "steps": 2}, TypeError, "either 'steps' or 'epochs', not both"),
         ((X, Y), {"clip_norm": 0}, ValueError, "'clip_norm' must be"),
         ((X, Y), {"seed": None}, ValueError, "'seed' must be a whole number of at least 0"),
+        (
+            (X, Y),
+            {"compression": GradiVeQ(4, 2, exact_steps=2), "schedule": Pipelined(2)},
+            ValueError,
+            "'exact_steps' must be at least 3 for a schedule of width 2",
+        ),
         ((X, Y), {"steps": 0}, ValueError, "'steps' must be a whole number of at least 1"),
         ((X, Y), {"workers": ["b"]}, ValueError, "'workers' must contain the address of a worker"),
         ((X, Y), {"layers": [5]}, TypeError, r"'layers' must be a sequence of shapes.*is \[5\]"),
@@ -790,6 +835,7 @@ def test_the_result_says_if_steps_waited_for_a_slow_worker(seconds, advised):
     assert TrainingResult(np.zeros(1), 100, long, {}, Ring()).advice == found.advice
     other = TrainingResult(np.zeros(1), 10, steps, {}, GradientCoding(1))
     assert other.advice is None
+    assert TrainingResult(np.zeros(1), 10, steps, {}, Ring(), can_squeeze=False).advice is None
 
 
 def test_a_default_that_waits_for_a_slow_worker_is_followed_by_a_warning(client, monkeypatch):
@@ -799,8 +845,7 @@ def test_a_default_that_waits_for_a_slow_worker_is_followed_by_a_warning(client,
 
     monkeypatch.setattr(TrainingResult, "advice", property(waited))
     with captured_logger("distributed.dask_coded") as log:
-        for chosen in ({"aggregation": Star()}, {"compression": Truncation()}):
-            train(squares, np.zeros(5), (X, Y), steps=3, client=client, **chosen)
+        train(squares, np.zeros(5), (X, Y), steps=3, client=client, aggregation=Star())
         assert not log.getvalue()
         train(squares, np.zeros(5), (X, Y), steps=3, client=client)
     assert "A training has waited for a slow worker: pass another" in log.getvalue()

@@ -83,6 +83,8 @@ class KeptLoop(Loop):
         self._place = number, 0
         self._keepers: list[str] = []
         self._reported = self._kept = float("-inf")
+        # What was not reported, because reports would have come too often.
+        self._held_back: Progress | None = None
         self._cost = 0.0
         # When the last state was sent, until a keeper has confirmed it.
         self._sent: float | None = None
@@ -182,9 +184,9 @@ class KeptLoop(Loop):
 
     def report(self, progress: Progress, state: Any = None, last: bool = False) -> None:
         now = monotonic()
-        if self._topic and (last or now >= self._reported + Timeouts.REPORTS):
-            self._reported = now
-            get_worker().log_event(self._topic, vars(progress))
+        self._held_back = progress
+        if last or now >= self._reported + Timeouts.REPORTS:
+            self._send_report(now)
         # States would pile up for a keeper that has not received the last one.
         due = self._key not in self._keeper.owing and now >= self._kept + self._cost / _SHARE
         write = self._writer is not None and (last or self._writer.is_due())
@@ -199,8 +201,17 @@ class KeptLoop(Loop):
             self._kept = monotonic()
             self._cost = self._kept - now
 
+    def _send_report(self, now: float) -> None:
+        if self._topic and self._held_back is not None:
+            get_worker().log_event(self._topic, vars(self._held_back))
+        self._reported, self._held_back = now, None
+
     def returned(self) -> None:
-        """Wait for the last state, from which the same call has the same result at once."""
+        """Report the last round, if the algorithm did not say that it was the last.
+
+        And wait for the last state, from which the same call has the same result at once.
+        """
+        self._send_report(monotonic())
         if self._writer is not None:
             self._writer.finish()
 

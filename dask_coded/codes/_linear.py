@@ -24,7 +24,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from dask_coded.codes._span import Span, combination, recovery, span
+from dask_coded.arguments import check_whole
+from dask_coded.codes._span import DEPENDENT, Span, combination, recovery, span
 from dask_coded.codes._subsets import EXHAUSTIVE_SUBSETS, DecodeProbability, k_subsets
 from dask_coded.registry import Registry
 from dask_coded.typing import Ints
@@ -112,6 +113,8 @@ class Code:
         group: npt.ArrayLike | None = None,
         need: npt.ArrayLike | None = None,
     ) -> None:
+        if np.iscomplexobj(G):
+            raise TypeError("Argument 'G' must be real, it is complex.")
         generator = np.array(G, dtype=np.float64)
         if generator.ndim != 2 or min(generator.shape) == 0:
             raise ValueError(
@@ -206,13 +209,23 @@ class Code:
 
     @property
     def tolerance(self) -> int:
-        """Number of places that may be lost, whichever they are."""
-        if not self.threshold:
-            # Try all sets of one loss, then of two, … until one does not decode.
-            sizes = range(1, self.n + 1)
-            losses = (itertools.combinations(range(self.n), size) for size in sizes)
-            return next(i for i, sets in enumerate(losses) if not all(map(self.survives, sets)))
-        return most_lost(self.place, self.group, self.need)
+        """Number of places that may be lost, whichever they are; at least, of a large code.
+
+        If it is not enough to count pieces, all sets of one loss are tried, then of two, and so on,
+        as long as there are at most some thousands of one size.
+        """
+        if self.threshold:
+            return most_lost(self.place, self.group, self.need)
+        return self._tried_tolerance
+
+    @cached_property
+    def _tried_tolerance(self) -> int:
+        for size in range(1, self.n + 1):
+            if math.comb(self.n, size) > EXHAUSTIVE_SUBSETS:
+                return size - 1
+            if not all(map(self.survives, itertools.combinations(range(self.n), size))):
+                return size - 1
+        return self.n
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(n={self.n}, k={self.k})"
@@ -224,6 +237,7 @@ class Code:
             and np.array_equal(self.G, other.G)
             and np.array_equal(self.place, other.place)
             and np.array_equal(self.group, other.group)
+            and np.array_equal(self.need, other.need)
         )
 
     def __hash__(self) -> int:
@@ -232,7 +246,8 @@ class Code:
     def __getstate__(self) -> dict[str, Any]:
         # The caches are not pickled, because they may be large and are cheap to rebuild.
         state = {**self.__dict__, "_factors": {}, "_spans": {}}
-        state.pop("systematic_pieces", None)
+        for name in ("systematic_pieces", "_tried_tolerance"):
+            state.pop(name, None)
         return state
 
     # -- encoding ------------------------------------------------------------------------------
@@ -324,8 +339,12 @@ class Code:
             raise ValueError(
                 f"Each piece needs one result, {len(results)} were given for {len(pieces)} pieces."
             )
-        first = np.asarray(results[0])
+        if wrong := [piece for piece in pieces if not 0 <= piece < self.pieces]:
+            raise ValueError(
+                f"Pieces of {self!r} are numbered from 0 to {self.pieces - 1}, not {wrong}."
+            )
         missing, weights = self.recovery(pieces)
+        first = np.asarray(results[0])
         dtype = np.result_type(*results)
         if missing and dtype.kind in "biu":
             dtype = np.result_type(dtype, np.float64)
@@ -396,7 +415,8 @@ class Code:
         if (found := self._spans.get(key)) is None:
             if len(self._spans) >= _FACTORS_KEPT:
                 self._spans.clear()
-            found = self._spans[key] = span(self.G, self.block_of, have)
+            limits = () if self.threshold else (DEPENDENT,)
+            found = self._spans[key] = span(self.G, self.block_of, have, *limits)
         return found
 
     def decodable(self, pieces: Sequence[int]) -> bool:
@@ -439,14 +459,15 @@ class Code:
         Raises
         ------
         ValueError
-            If ``failures`` is not between 0 and ``n``.
+            If ``failures`` is not between 0 and ``n``, or the limit is less than 1.
 
         Examples
         --------
         >>> Code([[1, 0], [0, 1], [1, 1], [0, 1]]).decode_probability(2)
         DecodeProbability(probability=0.8333333333333334, error=0.0)
         """
-        if not 0 <= failures <= self.n:
+        check_whole("limit", limit)
+        if not 0 <= check_whole("failures", failures, None) <= self.n:
             raise ValueError(
                 f"Argument 'failures' must be between 0 and 'n' = {self.n}, it is {failures}."
             )

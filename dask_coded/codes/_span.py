@@ -22,11 +22,14 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]
 Bools = npt.NDArray[np.bool_]
 
-# Singular values below this, relative to the largest, are zero up to rounding.
+# Rows are independent if they are by more than rounding.
 _ROUNDING = 1e-14
-# Components of vectors below this count as zero. This limit is higher because null vectors are less
-# exact than singular values.
-_NEGLIGIBLE = 1e-9
+#: Unless counting pieces is enough, sets with smaller singular values, relative to the largest,
+#: count as dependent: decoding from them would lose half of the digits.
+DEPENDENT = 1e-7
+# Components of vectors below this count as zero. Null vectors are exact to rounding divided by the
+# limit above. And a set that others would make independent always has one that adds to it.
+_NEGLIGIBLE = 1e-8
 
 
 class Span(NamedTuple):
@@ -47,17 +50,20 @@ class Span(NamedTuple):
     spare: Bools
 
 
-def span(G: Floats, block_of: Ints, have: Bools) -> Span:
-    """Return the span of the pieces that are marked in ``have``, shape (pieces,)."""
+def span(G: Floats, block_of: Ints, have: Bools, limit: float = _ROUNDING) -> Span:
+    """Return the span of the pieces that are marked in ``have``, shape (pieces,).
+
+    Singular values below ``limit``, relative to the largest, count as zero.
+    """
     at = np.flatnonzero(have)
     missing, parity = _split(G, block_of, at)
     parity = at[parity]
-    small = G[np.ix_(parity, missing)]
-    left, values, right = _svd(small)
-    rank = int((values > _ROUNDING * values.max(initial=0.0)).sum())
     size = np.linalg.norm(G, axis=1)
+    G = G / np.where(size > 0, size, 1.0)[:, None]  # what the scale of a piece is does not matter
+    left, values, right = _svd(G[np.ix_(parity, missing)])
+    rank = int((values > limit * values.max(initial=0.0)).sum())
     # A row raises the rank if part of it is orthogonal to all rows of the set.
-    adds = np.linalg.norm(G[:, missing] @ right[rank:].T, axis=1) > _NEGLIGIBLE * size
+    adds = np.linalg.norm(G[:, missing] @ right[rank:].T, axis=1) > _NEGLIGIBLE
     # A parity piece can be left out if it is a combination of the others. A block can be left out
     # if the parity pieces of the set determine it, or if the set has another copy of it.
     spare = np.zeros(len(G), dtype=bool)
@@ -107,7 +113,7 @@ def combination(G: Floats, block_of: Ints, row: Floats, pieces: Sequence[int]) -
         used = _independent(small)
         solved = np.linalg.lstsq(small[used].T, row[missing], rcond=None)[0]
         error = np.abs(small[used].T @ solved - row[missing]).max()
-        if not error <= 1e-9 * max(1.0, np.abs(row[missing]).max()):
+        if not error <= 1e-9 * np.abs(row).max():
             return None
         # What rebuilt pieces lose adds up, and solving loses up to 30 times as much as rounding.
         exact = G[at[parity[used]]].astype(np.longdouble)

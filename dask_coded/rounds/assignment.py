@@ -211,19 +211,26 @@ def _decodable(
     pace = np.maximum(speed, 1e-300)
     load = (layout.work * dealt).sum(axis=1)
     for stripe in range(layout.stripes):
-        have = dealt[:, stripe].copy()
-        while code.span(have).rank < code.k:
-            adds = np.flatnonzero(code.span(have).adds & able)
+        have, cost = dealt[:, stripe].copy(), layout.work[:, stripe]
+        found = code.span(have)
+        while found.rank < code.k:
+            adds = np.flatnonzero(found.adds & able & ~have)
             if not len(adds):
                 break
-            cost = layout.work[:, stripe]
             best = adds[np.argmin((load + cost)[adds] / pace[adds] + lags[adds])]
-            have[best] = True
-            load[best] += cost[best]
-            spare = np.flatnonzero(code.span(have).spare)
+            more = have.copy()
+            more[best] = True
+            spare = np.flatnonzero(code.span(more).spare & have)
+            if not len(spare):
+                break
             worst = spare[np.argmax(load[spare] / pace[spare] + lags[spare])]
-            have[worst] = False
+            more[worst] = False
+            exchanged = code.span(more)
+            if exchanged.rank <= found.rank:  # no piece adds more than rounding
+                break
+            load[best] += cost[best]
             load[worst] -= cost[worst]
+            have, found = more, exchanged
         dealt[:, stripe] = have
     return [part for piece, mask in enumerate(dealt) for part in ranges_of(piece, mask)]
 

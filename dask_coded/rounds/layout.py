@@ -192,8 +192,12 @@ class Layout:
         """
         if self.code is None:
             return np.asarray(np.maximum(self.need[:, None] - self.per_group(have), 0))
-        sets = np.ascontiguousarray(have.T)
-        return np.array([[self.code.k - self.code.span(pieces).rank for pieces in sets]])
+        # Only sets that could be large enough are worth a decomposition.
+        lacking: Ints = self.code.k - np.count_nonzero(have, axis=0)
+        for stripe in np.flatnonzero(lacking <= 0):
+            pieces = np.ascontiguousarray(have[:, stripe])
+            lacking[stripe] = self.code.k - self.code.span(pieces).rank
+        return lacking[None]
 
     def adds(self, piece: int, have: Bools) -> Bools:
         """Find the stripes for which a piece is useful in addition to the marked ones.

@@ -160,15 +160,7 @@ class Round:
             return [*state.take(), Finish()]
         if repair:
             if (lacking := self._lacking(state.available)).any():
-                group, stripe = np.argwhere(lacking)[0]
-                pieces = "pieces" if self.layout.code is None else "independent pieces"
-                self.failed = (
-                    f"Stripe {stripe} needs {self.layout.need[group]} {pieces}, too few are within "
-                    f"reach: {int(state.available.sum())} of {self.layout.pieces} are left."
-                )
-                self.erred = not self._lacking(state.available | self._raised).any()
-                self.wake = None
-                return state.take()
+                return self._fail(lacking)
             # Under every policy, a round that can finish has enough copies under way.
             cover(state, state.present)
         self.wake = self.policy.react(state)
@@ -176,6 +168,24 @@ class Round:
         # otherwise the round would wait forever.
         if any(isinstance(command, Withdraw) for command in state.commands):
             cover(state, state.present)
+        # Pieces may depend on each other nearly.
+        if not any(state.queues):
+            missing = cover(state, state.present) > 0
+            if missing.any() and not any(state.queues):
+                return self._fail(missing)
+        return state.take()
+
+    def _fail(self, lacking: Bools) -> list[Command]:
+        """End without a result, because stripes lack pieces, shape (groups, stripes)."""
+        state = self.state
+        group, stripe = np.argwhere(lacking)[0]
+        pieces = "pieces" if self.layout.code is None else "independent pieces"
+        self.failed = (
+            f"Stripe {stripe} needs {self.layout.need[group]} {pieces}, too few are within "
+            f"reach: {int(state.available.sum())} of {self.layout.pieces} are left."
+        )
+        self.erred = not self._lacking(state.available | self._raised).any()
+        self.wake = None
         return state.take()
 
     def _lacking(self, available: Bools) -> Bools:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -202,10 +203,10 @@ class RoundState:
         for worker in np.flatnonzero(~np.isnan(known.began)).tolist():
             if known.busy[worker] > 0 and known.done[worker] > 0:
                 found[worker] = float(known.done[worker] / known.busy[worker])
-            elif known.todo[worker] > 0 and elapsed > 0:
+            elif known.todo[worker] > 0 and (spent := self._spent(worker, elapsed)) > 0:
                 # No share has come: at best the worker was about to send its first stripe.
                 pieces = self.layout.pieces_of[worker]
-                found[worker] = float(self.layout.work[pieces, 0].mean()) / elapsed
+                found[worker] = float(self.layout.work[pieces, 0].mean()) / spent
         return found
 
     def misprediction(self, elapsed: float) -> float:
@@ -224,11 +225,16 @@ class RoundState:
 
     def measured_lags(self, elapsed: float) -> dict[int, float]:
         """Return the lag in seconds of each worker that was assigned any work."""
-        # A worker that has not reported needs longer than the whole round.
-        measured = self.workers.measured_lag
-        lags = np.where(np.isnan(measured), elapsed, measured).tolist()
-        began = ~np.isnan(self.workers.began)
-        return {worker: lags[worker] for worker in np.flatnonzero(began).tolist()}
+        # A worker that has not reported needs longer than it has had.
+        found = {}
+        for worker in np.flatnonzero(~np.isnan(self.workers.began)).tolist():
+            lag = float(self.workers.measured_lag[worker])
+            found[worker] = self._spent(worker, elapsed) if math.isnan(lag) else lag
+        return found
+
+    def _spent(self, worker: int, elapsed: float) -> float:
+        """Return for how long a worker has had work, when the round has lasted for some seconds."""
+        return self.started + elapsed - float(self.workers.began[worker])
 
     # -- events, from the round ----------------------------------------------------------------
 
@@ -398,6 +404,9 @@ def cover(state: RoundState, eligible: Bools, trusted: Bools | None = None) -> I
             dealt.setdefault(piece, np.zeros(layout.stripes, dtype=bool))[stripe] = True
             short[g, stripe] -= 1
             have[piece], free[piece] = True, False
+            if layout.code is not None and not short[g, stripe]:
+                # There were as many pieces as are needed at least.
+                short[g, stripe] = layout.lacking(have[:, None])[g, 0]
     for piece, mask in dealt.items():
         state.assign(int(layout.host[piece]), ranges_of(piece, mask))
     return short

@@ -284,3 +284,46 @@ def test_pieces_of_codes_with_large_entries_can_be_made_again() -> None:
         others = [i for i in range(3, code.n) if i != piece]
         weights = code.combination(piece, others)
         np.testing.assert_allclose(weights @ code.G[others], code.G[piece], rtol=1e-9)
+
+
+def test_the_tolerance_of_a_large_code_is_found_in_bounded_time() -> None:
+    """All losses were tried, of 24 pieces for minutes."""
+    rng = np.random.default_rng(0)
+    parity = rng.standard_normal((12, 12)) * (rng.random((12, 12)) < 0.8)
+    code = Code(np.vstack([np.eye(12), parity]))
+    assert not code.threshold
+    assert code.tolerance == 3  # more than 3,000 losses of 4 pieces would have to be tried
+    assert pickle.loads(pickle.dumps(code)).tolerance == 3
+
+
+def test_a_piece_that_its_sources_do_not_determine_is_not_made_from_them() -> None:
+    code = Code([[1, 0], [0, 1], [1e-10, 1e-10], [1e-10, -1e-10]])
+    for sources in ([1], []):
+        with pytest.raises(DecodeError):
+            code.combination(2, sources)
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
+def test_what_a_set_determines_does_not_depend_on_the_scale_of_a_piece(scale: float) -> None:
+    code = Code([[1, 0], [0, 1], [scale, scale], [scale, 2 * scale], [1, 1]])
+    assert not code.threshold
+    assert code.decodable([2, 3]) and code.decodable([3, 4]) and not code.decodable([2, 4])
+
+
+def test_codes_that_need_other_numbers_of_pieces_differ() -> None:
+    G, group = np.vstack([np.eye(2), np.eye(2)]), [0, 1, 0, 1]
+    assert Code(G, group=group, need=[1, 1]) == Code(G, group=group, need=[1, 1])
+    assert Code(G, group=group, need=[1, 1]) != Code(G, group=group, need=[2, 2])
+
+
+def test_wrong_pieces_and_losses_are_named() -> None:
+    with pytest.raises(DecodeError, match="do not determine blocks"):
+        MDS(3, 2).decode([], [])
+    with pytest.raises(ValueError, match=r"numbered from 0 to 2, not \[-1, 7\]"):
+        MDS(3, 2).decode([np.ones(1)] * 3, [0, -1, 7])
+    with pytest.raises(ValueError, match="'limit' must be a whole number of at least 1"):
+        MDS(3, 2).decode_probability(1, limit=0)
+    with pytest.raises(ValueError, match="'failures' must be a whole number"):
+        MDS(3, 2).decode_probability(1.5)
+    with pytest.raises(TypeError, match="'G' must be real"):
+        Code([[1, 0], [0, 1j]])

@@ -233,3 +233,15 @@ def test_a_ring_of_blocks_that_each_need_two_pieces() -> None:
     )
     layout = Layout.of(code, cyclic.place.tolist(), np.ones((1, 4)))
     assert (covered(layout, deal(layout, np.ones(3))) == 2).all()
+
+
+@pytest.mark.parametrize("gap", [1e-5, 1e-6, 1e-7, 3e-8, 1e-8, 3e-9, 1e-9, 1e-11, 1e-13, 0.0])
+def test_pieces_that_depend_on_each_other_nearly_are_dealt(gap: float) -> None:
+    """One was taken out and put back for ever, on the event loop of the scheduler."""
+    code = Code([[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 1], [1, 1, 1 + gap], [1, 1, 1]])
+    layout = Layout.of(code, list(range(6)), np.ones((6, 4)))
+    dealt = deal(layout, np.array([1.0, 0.2, 0.2, 1.0, 1.0, 1.0]))
+    counts = np.zeros(4, dtype=int)
+    for part in [part for parts in dealt for part in parts]:
+        counts[part.start : part.stop] += 1
+    assert (counts == 3).all()

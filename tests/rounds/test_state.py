@@ -79,3 +79,13 @@ def test_a_round_that_took_no_time_measures_no_speeds() -> None:
     state = started(unit=1.0)
     assert state.measured_speeds(0.0) == {}
     assert state.misprediction(0.0) == 1.0
+
+
+def test_a_worker_that_was_called_in_late_is_measured_from_then_on() -> None:
+    layout = Layout.of(MDS(2, 1), [0, 1], np.ones((1, 8)))
+    state = RoundState(layout, np.full(2, 4.0), 5.0)
+    state.assign(0, [StripeRange(0, 0, 8)])
+    state.now = 6.0
+    state.assign(1, [StripeRange(1, 0, 8)])
+    assert state.measured_lags(elapsed=1.25) == pytest.approx({0: 1.25, 1: 0.25})
+    assert state.measured_speeds(elapsed=1.25) == pytest.approx({0: 0.8, 1: 4.0})

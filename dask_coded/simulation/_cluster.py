@@ -19,6 +19,7 @@ from dask_coded.rounds import (
     Assign,
     Command,
     Finish,
+    InfeasibleError,
     Layout,
     Reporting,
     Round,
@@ -27,6 +28,7 @@ from dask_coded.rounds import (
     stripes_in,
     without,
 )
+from dask_coded.rounds.assignment import all_tried
 from dask_coded.typing import Bools, Floats
 
 
@@ -47,8 +49,8 @@ class Network:
     notice : float
         Seconds until a lost worker is noticed.
     tick : float
-        Seconds for which the coordinator collects messages to act on them together; with 0, it acts
-        on each message by itself.
+        Seconds after it has acted on shares in which the coordinator only collects others, to act
+        on them together; with 0, it acts on each by itself.
     handling : float
         Seconds of computing that a worker of speed 1 loses for each message that it sends or
         receives.
@@ -141,6 +143,9 @@ class VirtualRound:
         self._events: list[tuple[float, int, str, int, Any]] = []
         self._count = itertools.count()
         self._sending = self._receiving = self.now  # when the link is free again
+        # When the coordinator acts on the shares that have come, and when it has last done so.
+        self._acts: float | None = None
+        self._acted = -np.inf
         self._gone = np.zeros(self.layout.workers, dtype=bool)
         self._able = ~self._gone if able is None else able
         self._work = float(self.layout.work.sum(axis=1).mean())
@@ -170,7 +175,14 @@ class VirtualRound:
             self._at(until, "change")
         self._delays = np.zeros(self.layout.workers) if delays is None else delays
         with _uncollected():
-            self._obey(self.round.start(first))
+            try:
+                commands = self.round.start(first)
+            except InfeasibleError:  # as in the cluster
+                expected = all_tried(self.round.state.workers.prior)
+                for number, speed in enumerate(expected.tolist()):
+                    self.round.expect(number, speed)
+                commands = self.round.start()
+            self._obey(commands)
             while not (self.round.finished or self.round.failed):
                 wake = self.round.wake
                 if wake is not None and (not self._events or wake < self._events[0][0]):
@@ -196,7 +208,7 @@ class VirtualRound:
         if able.all():
             return False
         pending = (kind for time, _, kind, _, _ in self._events if time < np.inf)
-        if any(kind in ("report", "share", "lost") for kind in pending):
+        if any(kind in ("report", "share", "act", "lost") for kind in pending):
             return False
         if self.round.wake is None and all(event[2] != "message" for event in self._events):
             return not any(self._workers[number].queue for number in np.flatnonzero(able))
@@ -222,23 +234,18 @@ class VirtualRound:
             self._at(arrival, "message", command.worker, command)
 
     def _share(self, worker: int, what: tuple[list[StripeRange], float]) -> None:
-        """Record shares that arrive; with a tick, act once on all shares of that many seconds."""
-        batch = [(worker, *what)]
-        if self._network.tick:
-            until = self.now + self._network.tick
-            later = []
-            while self._events and self._events[0][0] <= until:
-                event = heapq.heappop(self._events)
-                if event[2] == "share":
-                    batch.append((event[3], *event[4]))
-                    self.now = event[0]
-                else:
-                    later.append(event)
-            for event in later:
-                heapq.heappush(self._events, event)
-        self.messages += len(batch)
-        for sender, ranges, seconds in batch:
-            self.round.record(sender, ranges, seconds, self.now)
+        """Record shares that arrive, and act on them, with a tick not too soon after others."""
+        self.messages += 1
+        self.round.record(worker, *what, self.now)
+        if self._acts is None:
+            self._acts = max(self.now, self._acted + self._network.tick)
+            if self._acts > self.now:
+                self._at(self._acts, "act")
+            else:
+                self._act()
+
+    def _act(self, worker: int = -1, _: None = None) -> None:
+        self._acts, self._acted = None, self.now
         self._obey(self.round.react(self.now))
 
     def _lost(self, worker: int, _: None) -> None:

@@ -13,7 +13,6 @@ from dask_coded.codes import Code
 from dask_coded.prediction import PREDICTORS, SpeedHistory, in_seconds
 from dask_coded.rounds import (
     POLICIES,
-    InfeasibleError,
     Layout,
     LoopHistory,
     Policy,
@@ -183,12 +182,7 @@ class Simulation:
             self.speeds.ever(number),
         )
         first, delays = self._assigner(self.layout, expected) if self._assigner else (None, None)
-        try:
-            virtual.run(first, delays)
-        except InfeasibleError:
-            raise RuntimeError(
-                f"Round {number} cannot start: too few workers are expected to make progress."
-            ) from None
+        virtual.run(first, delays)
         self.history.record(loop.record(round_, self._names, virtual.now - began))
         self.now = virtual.now + self._decode_seconds
         self.rounds += 1

@@ -134,9 +134,11 @@ def changed(speeds: Speeds, workers: list[int], first: int, last: int, factor: f
     """Return the same speeds with some workers ``factor`` as fast in rows ``first … last - 1``.
 
     A factor of 0.2 is a sudden slow-down, 0 a stop, NaN a death. From row ``last`` on, these
-    workers have their old speeds.
+    workers have their old speeds. After the last row the first one follows again, so pass
+    ``speeds`` of as many rows as are needed: ``constant([1.0] * 4)`` has only one.
     """
-    rows = max(last, len(speeds.values))
+    given = len(speeds.values)
+    rows = max(-(-last // given), 1) * given
     values = np.resize(speeds.values, (rows, speeds.workers))
     values[first:last, workers] *= factor
     return Speeds(values, speeds.seconds)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dask_coded.codes import MDS, Code, Repetition
+from dask_coded.codes import MDS, Code, RandomLinear, Repetition
 from dask_coded.rounds import Layout, Reporting, Round, StripeRange, fluid_time
 from dask_coded.rounds.policies import POLICIES
 from dask_coded.simulation import (
@@ -321,3 +321,50 @@ def test_a_simulated_worker_finishes_the_batch_that_it_has_in_hand() -> None:
     assert in_hand == [StripeRange(0, 4, 6)]
     assert rest == [StripeRange(0, 6, 10), StripeRange(0, 0, 2)]
     assert _Worker(queue=deque([StripeRange(0, 4, 10)])).split() == ([], [StripeRange(0, 4, 10)])
+
+
+@pytest.mark.parametrize("policy", ["static", "s2c2", "continuous"])
+@pytest.mark.parametrize("gap", [1e-6, 1e-8, 1e-10, 1e-12, 1e-15])
+def test_pieces_that_nearly_depend_on_each_other_end_a_round(policy: str, gap: float) -> None:
+    """A round that needs both waited for ever: by one limit they sufficed, by another not."""
+    code = Code([[1, 0], [0, 1], [1, 1], [1, 1 + gap], [1, 1]])
+    speeds = Speeds(np.array([[nan, nan, 1.0, 1.0, 1.0]]))
+    simulation = Simulation(code, speeds, policy=policy)
+    if gap > 1e-7:
+        assert simulation.run(1)[0].seconds > 1
+    else:
+        with pytest.raises(RuntimeError, match="can no longer finish"):
+            simulation.run(1)
+
+
+@given(st.integers(0, 2**20), st.integers(2, 8))
+def test_stripes_lack_nothing_exactly_if_they_decode(seed: int, k: int) -> None:
+    code = RandomLinear(2 * k, k, density=0.5)
+    have = np.random.default_rng(seed).random((2 * k, 6)) < 0.6
+    layout = Layout.of(code, list(range(2 * k)), np.ones((1, 6)))
+    lacking = layout.lacking(have)[0]
+    for pieces, count in zip(have.T, lacking.tolist(), strict=True):
+        rank = np.linalg.matrix_rank(code.G[pieces])
+        assert (count == 0) == (rank == k)
+        assert 0 <= count <= k - rank
+
+
+def test_rounds_start_whatever_is_predicted() -> None:
+    """In the cluster, all workers are tried if too few are expected to make progress."""
+    speeds = Speeds(np.array([[1.0, 1.0, 0.0, 0.0], [1.0] * 4]), seconds=0.5)
+    simulation = Simulation(MDS(4, 3), speeds, foresight=lambda actual: actual)
+    assert all(1 < round_.seconds < 2 for round_ in simulation.run(3))
+
+
+def test_a_coordinator_acts_on_shares_that_come_within_a_tick_together() -> None:
+    def over(tick: float) -> float:
+        simulation = Simulation(MDS(10, 7), drifting(10, 20), network=Network(tick=tick))
+        return float(ratios(simulation.run(20)).mean())
+
+    assert over(0.0) < over(0.05) < over(0.5)
+
+
+def test_a_change_of_speeds_ends_where_it_says() -> None:
+    given = Speeds(np.array([[1.0], [2.0], [3.0]]))
+    found = changed(given, [0], first=1, last=5, factor=0.5).values[:, 0]
+    np.testing.assert_array_equal(found, [1, 1, 1.5, 0.5, 1, 3])

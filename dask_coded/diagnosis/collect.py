@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 _OWN = "dask-coded"
 # Beside what Dask says anyway. Old releases import what they are asked for.
 _ASKED = ["dask_coded", "scipy"]
+# Says as text, which needs no package there, which version of it runs; None without the package.
+_RUNNING = (
+    "__import__('importlib.util').util.find_spec('dask_coded')"
+    " and __import__('dask_coded._version')._version.__version__"
+)
 # Connecting to peers takes one timeout, and as much for the round trips; the answer comes after.
 _TOWARDS = 3
 # Workers that are asked at once.
@@ -55,12 +60,13 @@ class _Collector:
     async def facts(self, peers: int) -> ClusterFacts:
         before = await self._workers()
         theirs = _versions(await self._scheduler.versions(packages=_ASKED))
-        known = await self._known_to_scheduler(theirs)
         message = {"op": "versions", "packages": _ASKED}
         versions = await self._each(before, lambda address: self._request(address, message))
         silent = [address for address, answer in versions.items() if answer is None]
         after = await self._workers() if silent else before
         packages = {address: _versions(answer) for address, answer in versions.items() if answer}
+        await self._correct(theirs, packages)
+        known = await self._known_to_scheduler(theirs)
 
         # Others may have no such functions.
         able = [a for a, has in packages.items() if has.get(_OWN) == __version__]
@@ -120,6 +126,20 @@ class _Collector:
         identity = await self._scheduler.identity()
         workers: Mapping[str, Any] = identity["workers"]
         return workers
+
+    async def _correct(self, theirs: dict[str, str], packages: dict[str, dict[str, str]]) -> None:
+        """Name the versions that run, where an installer has noted others, or none."""
+        if theirs.get(_OWN) != __version__:
+            asked: Any = self._client.run_on_scheduler
+            if version := await asked(eval, _RUNNING):
+                theirs[_OWN] = version
+        odd = [address for address, has in packages.items() if has.get(_OWN) != __version__]
+        for address, version in (await self._each(odd, self._running_version)).items():
+            if isinstance(version, str):
+                packages[address][_OWN] = version
+
+    async def _running_version(self, address: str) -> Any:
+        return await self._run(address, eval, _RUNNING)
 
     async def _known_to_scheduler(self, versions: Mapping[str, str]) -> dict[str, Any]:
         if versions.get(_OWN) != __version__:

@@ -16,6 +16,7 @@ import dask
 import numpy as np
 from distributed.comm import connect
 
+from dask_coded.membership import Timeouts
 from dask_coded.runtime.scheduler.plugin import CodedSchedulerPlugin
 from dask_coded.runtime.spec import NAME
 from dask_coded.runtime.worker.probe import Probe
@@ -44,7 +45,10 @@ def on_scheduler(dask_scheduler: Scheduler) -> dict[str, Any]:
     found: dict[str, Any] = {"plugins": plugins(dask_scheduler.extensions)}
     coded = dask_scheduler.extensions.get(NAME)
     if isinstance(coded, CodedSchedulerPlugin):
-        known = [address for address in dask_scheduler.workers if address in coded.speeds]
+        # In short rounds latency counts, and no speed can be told from it.
+        longer = [s for s in coded.arrays.values() if s.seconds >= Timeouts.PLANS]
+        measured = {address for state in longer for address in state.planned}
+        known = [address for address in dask_scheduler.workers if address in measured]
         speeds = coded.speeds.predict(known)
         if len(known) and speeds.max() > 0:
             speeds = speeds / speeds.max()
